@@ -16,8 +16,8 @@ from types import TracebackType
 
 _PACKAGES = ("lachesis", "backends", "tool_call_parsers")
 _ROOT, _LIBRARY = Path(__file__).parents[1], Path(os.__file__).parent
-_ENVIRONMENTS = f"{_ROOT}/lachesis/environments/"  # which authors wrote, but what checks them
-_CHECKING = f"{_ENVIRONMENTS}checking.py"
+_ENVIRONMENTS = f"{_ROOT}/lachesis/environments/"  # which authors wrote
+_AROUND = tuple(f"{_ENVIRONMENTS}{name}.py" for name in ("checking", "atropos_player"))  # which play them
 _BETWEEN = (
     *(f"{_ROOT}/{name}/" for name in _PACKAGES),
     *(f"{_LIBRARY}/{name}" for name in ("asyncio/", "concurrent/", "contextlib.py", "importlib/", "threading.py")),
@@ -65,6 +65,7 @@ def in_one_line(trace: str) -> str:
     """What `explained` gave, shortened: the headline, and the line of the author's code that failed."""
     said, _, rest = trace.partition("\n")
     found = re.findall(r'^  File "([^"]+)", line (\d+)', rest, re.MULTILINE)
+    found = [each for each in found if _is_of_an_author(each[0]) and "-packages/" not in each[0]] or found
     return f"{said} ({Path(found[-1][0]).name}, line {found[-1][1]})" if found else said
 
 
@@ -170,7 +171,7 @@ def _remove_ours(trace: traceback.TracebackException, *, expected: bool) -> None
 
 
 def _leads_there(file: str) -> bool:
-    return file.startswith(_BETWEEN) and (file == _CHECKING or not file.startswith(_ENVIRONMENTS))
+    return file.startswith(_BETWEEN) and (file.startswith(_AROUND) or not file.startswith(_ENVIRONMENTS))
 
 
 def _is_of_an_author(file: str) -> bool:

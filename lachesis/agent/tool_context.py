@@ -150,9 +150,10 @@ class ToolContext:
             problems += [f"{elided} bytes are missing in the middle of {stream}"] if elided else []
         output = (done.stdout + done.stderr).decode(errors="replace")
         if check and done.exit_code != 0:
-            raise RewardError(
-                f"{command!r} ended with exit code {done.exit_code}: {'; '.join(problems)}{output[-500:]}"
-            )
+            # The last line mostly says why, and is the headline; the others follow, without the one that is cut.
+            lines = output[-500:].strip().splitlines()[int(len(output) > 500) :] or [output[-500:]]
+            ended = f"{command!r} ended with exit code {done.exit_code}: {'; '.join([*problems, *lines[-1:]])}"
+            raise RewardError("\n".join([ended, *(lines if len(lines) > 1 else [])]))
         return Reply(output=output, exit_code=done.exit_code, error="; ".join(problems) or None)
 
     @context_method

@@ -95,6 +95,9 @@ class BatchResult:
         yield "groups", self.sink.files.groups
         yield "report", self.sink.files.report
 
+    def advice(self) -> Iterator[str]:
+        yield from ()
+
     def next_steps(self) -> Iterator[str]:
         yield f"lachesis view {self.sink.folder}   (every sample, in the browser)"
 

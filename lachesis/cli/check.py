@@ -27,9 +27,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     Console(stderr=True).print(f"{given.environment}: playing {given.n} items by three policies", style="dim")
     from lachesis.cli.environment_classes import environment_class
     from lachesis.environments.checking import check_environment
+    from lachesis.runs.command_line import report_error
 
     env_cls = environment_class(given.environment)
-    report = asyncio.run(check_environment(env_cls, flags, items=given.n))
+    try:
+        report = asyncio.run(check_environment(env_cls, flags, items=given.n))
+    except Exception as error:
+        return report_error(error, kept=False)
     table = Table("policy", "rollouts", "mean reward", "lowest", "highest", "no score", box=None, pad_edge=False)
     for played in report.played:
         rewards, count = played.scored, sum(map(len, played.rewards.values()))
@@ -37,6 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         shown = [f"{value:.3f}" for value in figures] or ["–"] * 3
         table.add_row(played.policy, str(count), *shown, str(count - len(rewards)))
     console.print(table)
+    for text in report.tracebacks:
+        console.print(f"\n{text}\n", markup=False, highlight=False, soft_wrap=True)
     for text in report.findings:
         console.print(f"suspicious: {text}", style="yellow", markup=False, highlight=False, soft_wrap=True)
     for text in report.notes:

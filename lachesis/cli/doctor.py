@@ -231,6 +231,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         detail = finding.detail if finding.ok or not finding.fix else f"{finding.detail}; {finding.fix}"
         for line in (f"{finding.name:<{width}}  {detail}", *(f"{'':{width + 10}}{line}" for line in finding.more)):
             console.print(line, markup=False, highlight=False, soft_wrap=True)
+    ready = all(finding.ok for finding in findings if finding.needed)
+    last = []
     if missing := together([command for finding in findings for command in finding.install]):
-        console.print(f"to install what is missing: {missing}", markup=False, highlight=False, soft_wrap=True)
-    return ExitCode.DONE if all(finding.ok for finding in findings if finding.needed) else ExitCode.FAILED
+        last.append(f"{'the rest is optional; all of it' if ready else 'to install what is missing'}: {missing}")
+    if ready and not purpose and not arguments.url:
+        last.append("ready: lachesis eval gsm8k -n 2 -m reference plays here, without a model; lachesis demo with one")
+    for line in last:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    return ExitCode.DONE if ready else ExitCode.FAILED

@@ -141,7 +141,10 @@ def _module_of_file(path: Path) -> ModuleType:
     for folder in (root, path.parent):
         sys.path.insert(0, str(folder))
     name = ".".join(path.relative_to(root).with_suffix("").parts)
-    return _import(name, str(path))
+    module = _import(name, str(path))
+    if Path(module.__file__ or "").resolve() != path:
+        raise SettingsError(f"{path} has the name of another module, {module.__file__ or name}: rename the file")
+    return module
 
 
 def _import(name: str, shown: str) -> ModuleType:

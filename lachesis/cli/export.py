@@ -134,7 +134,7 @@ def _load(name: str, options: dict[str, Any]) -> Export:
     except UnknownPlugin as error:
         if name.isidentifier() and find_spec(name) is not None:
             raise UnknownPlugin(f"{error}. There is a module {name}: did you mean {name}:NAME?") from None
-        raise
+        raise UnknownPlugin(f"{error}; {JOB!r} writes a folder for Harbor's viewer") from None
 
 
 def options_of(text: str) -> dict[str, Any]:

@@ -45,13 +45,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         path.write_text(Template(text).substitute(values), encoding="utf-8")
     print(f"wrote {file} and {test}\n\nnext:")
     judge = " --env.judge_server '{base_url: URL, model_name: JUDGE}'" if given.kind == "judge" else ""
-    for command, does in (
-        (f"pytest {test}", "checks it without a model"),
-        (f"lachesis check {file}{judge}", "looks for mistakes in its rewards"),
-        (f"lachesis eval {file} -n 2 -m reference", "plays its reference policy")
-        if given.kind != "judge"
-        else (f"lachesis eval {file} --help", "how to name the model, and the judge by --env.judge_server"),
-        (f"lachesis eval {file} -n 20 -r 3 -m MODEL -b URL", "measures a model"),
-    ):
-        print(f"  {command:<56}  {does}")
+    steps = {
+        f"pytest {test}": "checks it without a model",
+        f"lachesis check {file}{judge}": "looks for mistakes in its rewards",
+        f"lachesis eval {file} -n 2 -m reference{judge}": "plays its reference policy",
+        f"lachesis eval {file} -n 2 -t 64{judge}": "plays the small model that is installed",
+        f"lachesis eval {file} -n 20 -r 3 -m MODEL -b URL{judge}": "measures a model",
+        "lachesis view": "shows every rollout in the browser",
+    }
+    width = max(map(len, steps))
+    for command, does in steps.items():
+        print(f"  {command:<{width}}  {does}" if not judge else f"  {command}\n      {does}")
     return 0

@@ -82,14 +82,14 @@ def _parser(verb: Verb) -> tuple[argparse.ArgumentParser, dict[str, str]]:
     add("openai.model_name", "MODEL", "as its server names it; or embedded, reference, a GGUF file", "-m", "--model")
     add("openai.base_url", "URL", "of the OpenAI-compatible server", "-b", "--base-url")
     add("openai.api_key", "KEY", "of the server", "-k", "--api-key")
-    add(number, "N", counted, "-n")
-    add("env.eval_samples" if evaluates else "env.group_size", "N", "rollouts of each item", "-r")
+    add(number, "N", counted, "-n", read=int)
+    add("env.eval_samples" if evaluates else "env.group_size", "N", "rollouts of each item", "-r", read=int)
     workers = "env.max_eval_workers" if evaluates else "env.max_num_workers"
-    add(workers, "N", f"{'rollouts' if evaluates else 'groups'} at once", "-c", "--concurrency")
+    add(workers, "N", f"{'rollouts' if evaluates else 'groups'} at once", "-c", "--concurrency", read=int)
     temperature = "env.eval_temperature" if evaluates else "env.agent_temperature"
-    add(temperature, "T", "of the sampling", "-T", "--temperature")
-    add("env.max_token_length", "N", "tokens of one answer of the model", "-t", "--max-tokens")
-    add("env.max_agent_turns", "N", "turns of a rollout", "--max-turns")
+    add(temperature, "T", "of the sampling", "-T", "--temperature", read=float)
+    add("env.max_token_length", "N", "tokens of one answer of the model", "-t", "--max-tokens", read=int)
+    add("env.max_agent_turns", "N", "turns of a rollout", "--max-turns", read=int)
     add("env.enabled_toolsets", "A,B", "what the agent can use", "--toolsets", read=lambda text: f"[{text}]")
     add("env.terminal_backend", "NAME", "where sandboxes are: local, docker, ...", "--backend")
     if evaluates:

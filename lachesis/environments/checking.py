@@ -20,6 +20,7 @@ from lachesis.base_env import HermesAgentBaseEnv
 from lachesis.errors import SettingsError
 from lachesis.runs.command_line import read_settings
 from lachesis.runs.failures import RunStopped, UnusableSettings
+from lachesis.runs.results import RunFiles
 from lachesis.runs.server_settings import ServerConfigError
 from lachesis.testing.reference_server import Policy
 from lachesis.tracebacks import in_one_line
@@ -41,8 +42,8 @@ class Played:
     policy: str
     rewards: Mapping[str, Sequence[float | None]]
     """By the title of the item, one for each rollout; None where it has no score."""
-    reasons: Sequence[str] = ()
-    """Why rollouts have no score, each reason once."""
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    """Why rollouts have no score, each reason once, and the traceback where the author's code raised."""
     looks: Sequence[str] = ()
     """What the reward read in the agent's sandbox."""
 
@@ -50,6 +51,10 @@ class Played:
     def by_item(self) -> dict[str, list[float]]:
         """The rewards without those that are None."""
         return {title: [each for each in rewards if each is not None] for title, rewards in self.rewards.items()}
+
+    @property
+    def unscored(self) -> list[None]:
+        return [each for rewards in self.rewards.values() for each in rewards if each is None]
 
     @property
     def scored(self) -> list[float]:
@@ -66,8 +71,14 @@ class CheckReport:
     notes: list[str] = field(default_factory=list)
     """What the author should know, and which is right for many environments."""
 
+    @property
+    def tracebacks(self) -> list[str]:
+        """Those of the author's code, each once."""
+        found = {reason: trace for played in self.played for reason, trace in played.reasons.items() if trace}
+        return [f"exception in the environment: {reason}\n{trace.rstrip()}" for reason, trace in found.items()]
+
     def __str__(self) -> str:
-        return "\n".join([*self.findings, *self.notes]) or "nothing suspicious"
+        return "\n".join([*self.tracebacks, *self.findings, *self.notes]) or "nothing suspicious"
 
 
 async def check_environment(
@@ -106,12 +117,8 @@ async def check_environment(
                 report.played.append(await _play(cls, name, flags, items, rollouts, Path(folder)))
         except NoReferencePolicy:
             report.findings.append("there is no reference_policy(): nothing shows that full marks can be had")
-        except UnusableSettings:
-            raise  # such as a judge that is not named: nothing was checked
-        except RunStopped as stopped:
-            # The rest says how to start the run again, and no other policy would be scored.
-            report.findings.append(f"{name}: {str(stopped).splitlines()[0]}")
-            break
+        if report.played and not report.played[-1].scored:
+            break  # no other policy would be scored
     _judge(report)
     for method, times in spent.items():
         limit = SLOW_SETUP if method == "setup" else SLOW_SANDBOX
@@ -166,32 +173,34 @@ async def _play(
     _, settings = read_settings(env_cls, ["process", *flags, *(f"--{name}={value}" for name, value in chosen.items())])
     env = env_cls(**settings)
     env.console = Console(file=io.StringIO())
+    stopped: RunStopped | None = None
     try:
-        result = await env.process_manager()
+        await env.process_manager()
+    except UnusableSettings:
+        raise  # such as a judge that is not named: nothing was checked
+    except RunStopped as error:  # its message says how to start the run again, and its records why it stopped
+        stopped = error
     except ServerConfigError:
         if env.reference_policy() is None:
             raise NoReferencePolicy(policy) from None
         raise
-    written = [path for path in (result.files.groups, result.files.failures) if path.is_file()]
+    written = [path for path in (groups, RunFiles(groups).failures) if path.is_file()]
     rewards: dict[str, list[float | None]] = {}
-    reasons: dict[str, None] = {}
+    reasons: dict[str, str] = {}
     looks: dict[str, None] = {}
     for group in (line for path in written for line in read_lines(path)):
         title = json.dumps(group["item"], ensure_ascii=False)[:60]
         for rollout in group["rollouts"]:
             rewards.setdefault(title, []).append(rollout["reward"])
             if rollout["reward"] is None:
-                reasons[_reason(rollout)] = None
+                trace = rollout["traceback"] or ""
+                reasons.setdefault(in_one_line(trace) if trace else rollout["reason"], trace.partition("\n")[2])
             calls = rollout["reward_calls"] or []
             if not {"judge_pytest", "seal"} & {each["method"] for each in calls}:
                 looks.update(dict.fromkeys(_look(each) for each in calls if each["method"] in _LOOKS))
-    return Played(policy, rewards, list(reasons), list(looks))
-
-
-def _reason(rollout: Mapping[str, Any]) -> str:
-    if rollout["traceback"]:
-        return in_one_line(rollout["traceback"])
-    return str(rollout["reason"])
+    if stopped is not None and not reasons:
+        reasons[str(stopped).partition("\n")[0]] = ""
+    return Played(policy, rewards, reasons, list(looks))
 
 
 def _look(call: Mapping[str, Any]) -> str:
@@ -204,7 +213,7 @@ def _judge(report: CheckReport) -> None:
     add = report.findings.append
     for played in report.played:
         for reason in played.reasons:
-            add(f"{played.policy}: rollouts have no score: {reason}")
+            add(f"{played.policy}: {len(played.unscored)} rollouts have no score: {reason}")
         for title, scored in played.by_item.items():
             if played.policy == "reference" and len(set(scored)) > 1:
                 listed = " and ".join(f"{reward:g}" for reward in scored)
@@ -221,8 +230,13 @@ def _judge(report: CheckReport) -> None:
                 f"{played.policy}: it earns up to {max(played.scored):g}, in {count} of {len(played.scored)} rollouts: "
                 "the reward pays for what needs no skill"
             )
+    # Without a reference policy, nobody had a chance of more than nothing.
     different = {reward for played in report.played for reward in played.scored}
-    if len(different) == 1 and len(report.played) > 1:
+    if (
+        len(different) == 1
+        and len(report.played) > 1
+        and (different != {0.0} or report.played[0].policy == "reference")
+    ):
         add(f"the reward is always {different.pop():g}: nothing can be learned from it")
     looks = {look for played in report.played for look in played.looks}
     if looks:

@@ -6,6 +6,7 @@ other rejection is a setting.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -51,7 +52,18 @@ class RequestRejected(InferenceError):
         self.body = body
         self.refuses_content = status in (400, 413, 422)
         """Whether it is about what the request says, and not about a key, a name, a quota or a route."""
-        super().__init__(server, f"rejected the request with {status}: {body[:500]}", next_step)
+        super().__init__(server, f"rejected the request with {status}: {_said(body)[:500]}", next_step)
+
+
+def _said(body: str) -> str:
+    """The message of an error of OpenAI's API; any other body as it is."""
+    try:
+        answer = json.loads(body)
+    except ValueError:
+        return body
+    error = answer.get("error", answer) if isinstance(answer, dict) else None
+    message = error.get("message") if isinstance(error, dict) else error
+    return message if isinstance(message, str) and message.strip() else body
 
 
 class Unauthorized(RequestRejected):

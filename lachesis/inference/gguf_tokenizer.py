@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from lachesis.inference.gguf_metadata import GGUFError, read_metadata
+from lachesis.lazy import quiet_imports
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -32,7 +33,8 @@ def tokenizer_from_gguf(path: str | Path, *, template: str | Path | None = None)
     `template` is a chat template or its path. The default is the file's template, if it has one. Raises `GGUFError` if
     the file is not GGUF, or if its tokenizer cannot be rebuilt exactly.
     """
-    from transformers import PreTrainedTokenizerFast
+    with quiet_imports():  # transformers warns that there is no PyTorch, which nothing here needs
+        from transformers import PreTrainedTokenizerFast
 
     path = Path(path)
     metadata = read_metadata(path)

@@ -91,6 +91,13 @@ class TemplateReport:
             lines.append(f"  it looks into messages for: {', '.join(map(repr, self.reacts_to))}")
         return "\n".join(lines)
 
+    def summary(self) -> str:
+        """One line where the template continues every conversation exactly, `describe` otherwise."""
+        exact = all(finding.extension is Extension.PREFIX and not finding.reason for finding in self.findings)
+        if exact and self.shows_tools and not self.reacts_to:
+            return f"chat template {self.template[:12]}: continues every conversation exactly"
+        return self.describe()
+
     def to_record(self) -> dict[str, Any]:
         """Plain JSON."""
         return {

@@ -59,16 +59,20 @@ def announce(name: str, command: str, servers: Sequence[ServerConfig], console: 
         console.print(said, style="dim", markup=False, highlight=False, soft_wrap=True)
 
 
-def report_error(error: Exception, console: Console | None = None) -> int:
-    """Print the error that ends a command; the exit code. An expected one is a message, any other has a traceback."""
+def report_error(error: Exception, console: Console | None = None, *, kept: bool = True) -> int:
+    """Print the error that ends a command; the exit code. An expected one is a message, any other has a traceback.
+
+    Args:
+        kept: whether what the command had finished is still there.
+    """
     console = console or Console(stderr=True)
     said, rest = str(error), ""
     if not isinstance(error, LachesisError):
         said, _, rest = explained(error).partition("\n")
         if where := place(error):
-            imports = where.endswith(".py")  # nothing has begun
-            kept = "" if imports else "; what was finished is kept"
-            said, rest = f"{where}: {said}", f"{rest}correct it and start again{kept}"
+            kept = kept and not where.endswith(".py")  # of an import: nothing has begun
+            again = f"correct it and start again{'; what was finished is kept' if kept else ''}"
+            said, rest = f"{where}: {said}", f"{rest}{again}"
         elif not isinstance(error, OSError):
             rest += "this is a mistake of Lachesis; please report it with the lines above"
     console.print(f"error: {said}", style="red", markup=False, highlight=False, soft_wrap=True)

@@ -12,6 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from lachesis.agent.blocking_calls import with_blocking_calls
 from lachesis.agent.open_runs import open_run
 from lachesis.errors import LachesisError
@@ -28,6 +30,7 @@ from lachesis.runs.file_sink import FileSink
 from lachesis.runs.group_player import PlayedGroup, play_group, play_item
 from lachesis.runs.group_records import group_record
 from lachesis.runs.item_keys import ItemKeys, SampleKeys, item_digest
+from lachesis.runs.ledger import own_path
 from lachesis.runs.model_servers import model_files
 from lachesis.runs.pipeline import NextItem, Pipeline, PlayItem
 from lachesis.runs.results import RunFiles, RunResult, ServeResult
@@ -72,6 +75,7 @@ async def process(env: Environment) -> RunResult:
         return await _into_files(
             env,
             RunFiles(Path(config.data_path_to_save_groups or Path("data") / env.run_name / "groups.jsonl")),
+            named=config.data_path_to_save_groups is not None,
             next_item=env.get_next_item,
             total=env.n_groups_to_process,
             wanted_items=env.n_groups_to_process,
@@ -87,8 +91,7 @@ async def evaluate_alone(env: Environment) -> Any:
     folder = env.config.data_dir_to_save_evals
     if folder is not None and env.evaluates_itself and Path(folder, "metrics.json").exists():
         env.config.data_dir_to_save_evals = str(unused(Path(folder)))
-        line = f"note: {folder} holds another evaluation; this one is in {env.config.data_dir_to_save_evals}"
-        env.console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
+        _note(env.console, f"{folder} holds another evaluation; this one is in {env.config.data_dir_to_save_evals}")
     async with _tracking(env, "evaluate"), env.running():
         return await own_evaluation(env)
 
@@ -132,11 +135,11 @@ async def evaluate(env: Environment) -> RunResult:
         return next(samples, None)
 
     folder = Path(config.data_dir_to_save_evals or Path("data") / env.run_name / "eval")
-    config.data_dir_to_save_evals = str(folder)
     started = time.time()
     result = await _into_files(
         env,
         RunFiles(folder / "samples.jsonl"),
+        named=config.data_dir_to_save_evals is not None,
         next_item=next_item,
         total=len(items) * config.eval_samples,
         workers=config.max_eval_workers,
@@ -145,6 +148,7 @@ async def evaluate(env: Environment) -> RunResult:
         evaluation=EvaluatedItems(digests, config.eval_category),
         wanted_items=config.eval_items if len(items) < config.eval_items else 0,
     )
+    config.data_dir_to_save_evals = str(result.files.groups.parent)
     metrics = evaluation_metrics(result.summary)
     await env.evaluate_log(
         metrics,
@@ -180,6 +184,7 @@ async def _into_files(
     env: Environment,
     files: RunFiles,
     *,
+    named: bool,
     next_item: NextItem,
     total: int,
     workers: int,
@@ -190,12 +195,19 @@ async def _into_files(
     on_group: Callable[[PlayedGroup, Decision], Awaitable[None]] | None = None,
     exclusions: Exclusions | None = None,
 ) -> RunResult:
+    """Play, and write everything beside the groups file.
+
+    Args:
+        named: somebody chose the folder. Otherwise a run with other settings than the one there gets the next free one.
+    """
     config = env.config
     started = time.monotonic()
     evaluates = evaluation is not None
     settings = {**about_content(env, evaluation=evaluates), "evaluation": evaluates, "group_size": group_size}
     if evaluates and (files_of_model := model_files(env.server_configs)):
         settings["model_file"] = await asyncio.to_thread(_content_of, files_of_model)
+    if not named:
+        files = await asyncio.to_thread(_own_files, env, files, settings, evaluation.digests if evaluation else ())
     figures = RunningFigures(window=None) if evaluates else RunningFigures()
     sink = FileSink(
         files,
@@ -424,6 +436,17 @@ async def _draw_eval_items(env: Environment) -> None:
             f"evaluation would take all {found} items (env.eval_items is {wanted}) and leave none to train on: "
             "write get_eval_items, or set --env.eval_items lower or --env.steps_per_eval 0"
         )
+
+
+def _own_files(env: Environment, files: RunFiles, settings: Mapping[str, Any], items: Sequence[str]) -> RunFiles:
+    path, differs = own_path(files.groups, settings, items)
+    if differs:
+        _note(env.console, f"{differs}, so this run has the folder {path.parent}")
+    return RunFiles(path)
+
+
+def _note(console: Console, text: str) -> None:
+    console.print(f"note: {text}", style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
 def _reject_phase_1(env: Environment) -> None:

@@ -51,6 +51,10 @@ def tokens(summary: Summary) -> str:
 def figure_rows(summary: Summary) -> Iterator[Row]:
     """The figures of an evaluation, for the table at its end."""
     without = summary.rollouts - summary.scored
+    if not summary.scored:
+        yield "mean reward", "undefined: no sample has a score"
+        yield "invalid", invalid(summary)
+        return
     for name, (mean, worst, best) in summary.figures().items():
         cases = f"; {worst:.3f} to {best:.3f} if the invalid ones had scores" if without else ""
         yield "mean reward" if name == "avg_reward" else name, f"{mean}{cases}"

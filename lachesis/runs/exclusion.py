@@ -173,7 +173,8 @@ class Exclusion:
         """For the table that a run ends with."""
         if self.unscored:
             yield "left out", _rates(self.unscored, self.rollouts)
-            yield "left out most", "; ".join(str(rates) for rates in self.items[:3] if rates.unscored)
+            if sum(self.unscored.values()) < self.rollouts:  # otherwise no item is special
+                yield "left out most", "; ".join(str(rates) for rates in self.items[:3] if rates.unscored)
         if self.by_rule:
             yield "scored by rule", _rates(self.by_rule, self.rollouts)
 

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from lachesis.errors import ExitCode, LachesisError
 from lachesis.runs.decisions import Decision, LeftOut
-from lachesis.runs.running_figures import Causes
+from lachesis.runs.running_figures import VARYING, Causes
 from lachesis.tracebacks import in_one_line
 
 MAX_TRACEBACKS = 5
@@ -160,8 +160,8 @@ class FailureBrake:
         """Print the exceptions of a group, each of them once."""
         self.exceptions += len(decision.tracebacks)
         for trace in decision.tracebacks:
-            if trace not in self._shown and len(self._shown) < MAX_TRACEBACKS:
-                self._shown.add(trace)
+            if (alike := VARYING.sub("#", trace)) not in self._shown and len(self._shown) < MAX_TRACEBACKS:
+                self._shown.add(alike)
                 headline, _, rest = trace.partition("\n")
                 line = f"exception in the environment, on {key}: {headline}"
                 self._console.print(line, style="red", markup=False, highlight=False, soft_wrap=True)

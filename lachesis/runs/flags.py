@@ -19,6 +19,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from backends import BackendError, backend_options
+from lachesis.errors import ExitCode
 from lachesis.runs.server_settings import ServerConfig
 from lachesis.runs.setting_facts import OTHER_NAMES, SHORT, Facts, description_of, facts_of
 from lachesis.runs.settings import HermesAgentEnvConfig
@@ -46,6 +47,10 @@ class Parser(argparse.ArgumentParser):
         if rest:
             self.reject(rest, vars(parsed).get("parser", self))
         return parsed
+
+    def error(self, message: str) -> NoReturn:
+        """In one line: the usage of three hundred flags would help nobody."""
+        self.exit(ExitCode.SETTINGS, f"{self.prog}: error: {message}\n")
 
     def reject(self, rest: Sequence[str], command: argparse.ArgumentParser) -> NoReturn:
         unknown = next((text.partition("=")[0] for text in rest if text.startswith("-")), rest[0])

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import itertools
 import os
 import shlex
 import uuid
@@ -30,6 +31,23 @@ from lachesis.trajectories.jsonl import sync_folder
 
 _FLAGS = "-o, --env.data_path_to_save_groups, --env.data_dir_to_save_evals or --output"
 """Where a command says which folder is written."""
+
+
+def own_path(path: Path, settings: Mapping[str, Any], items: Sequence[str] = ()) -> tuple[Path, str]:
+    """Where a run with these settings has its file: `path`, or the same name in `FOLDER-2`, `FOLDER-3` and so on, the
+    first that no other run has. And why it is not `path`, or an empty text.
+
+    Raises:
+        RunFolderError: nobody knows what made one of the files.
+    """
+    folder, why = path.parent, ""
+    for number in itertools.count(2):
+        differs = Ledger(path, settings, items).differences()
+        if not differs:
+            break
+        why = why or differs
+        path = folder.with_name(f"{folder.name}-{number}") / path.name
+    return path, why
 
 
 class Ledger:
@@ -110,12 +128,10 @@ class Ledger:
         if manifest.get("groups", self.path.name) != self.path.name:
             raise WrongFolder(f"{self._manifest} belongs to {manifest['groups']}; choose another name")
         if begun:
-            if changed := changes(manifest["settings"], self._settings):
+            if differs := self._differences(manifest):
                 raise OtherSettings(
-                    f"{self.path} was begun with other settings ({changed}); "
-                    f"start with the same ones to continue it, or write elsewhere: {self._elsewhere()}"
+                    f"{differs}; start with the same ones to continue it, or write elsewhere: {self._elsewhere()}"
                 )
-            self._check_items(manifest)
         else:
             fresh = {"created": datetime.now(UTC).isoformat(), "run": uuid.uuid4().hex, "groups": self.path.name}
             kept = {}
@@ -142,15 +158,26 @@ class Ledger:
             self._write_manifest({**manifest, "own_names": own_names})
         self.own_names = own_names
 
-    def _check_items(self, manifest: Mapping[str, Any]) -> None:
-        """An evaluation of some items and of others would be an evaluation of neither."""
+    def differences(self) -> str:
+        """Why the run that the file has is another one; empty where this start begins or continues it.
+
+        Raises:
+            RunFolderError: nobody knows what made the file.
+        """
+        begun = self.path.exists() and self.path.stat().st_size > 0
+        return self._differences(self._read_manifest(required=True)) if begun else ""
+
+    def _differences(self, manifest: Mapping[str, Any]) -> str:
+        if changed := changes(manifest["settings"], self._settings):
+            return f"{self.path} was begun with other settings ({changed})"
+        # An evaluation of some items and of others would be an evaluation of neither.
         before, now = Counter(manifest.get("items", ())), Counter(self.items)
         if (gone := before - now) and now - before:
-            raise OtherSettings(
+            return (
                 f"{self.path} was begun with other items: {gone.total()} of its {before.total()} are not among the "
-                f"{now.total()} that the environment gives now; evaluate the same ones to continue it, or write "
-                f"elsewhere: {self._elsewhere()}"
+                f"{now.total()} that the environment gives now"
             )
+        return ""
 
     def _elsewhere(self) -> str:
         """Flags for a folder that is free."""

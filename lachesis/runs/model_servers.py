@@ -18,6 +18,7 @@ from lachesis.inference.engines import TokenEngine, create_engine
 from lachesis.inference.http_client import HttpClient
 from lachesis.inference.prompts import PromptBuilder
 from lachesis.inference.token_server import SettingsDiffer
+from lachesis.lazy import quiet_imports
 from lachesis.runs.server_settings import (
     EMBEDDED,
     REFERENCE,
@@ -78,8 +79,9 @@ def settings_of(config: ServerConfig, *, base_url: str | None, tool_call_parser:
     url = base_url or config.base_url
     if not url:
         raise ServerConfigError(
-            f"model {config.model_name!r} has no server: set --openai.base_url http://HOST:PORT/v1, "
-            f"or --openai.model_name {EMBEDDED} for the model that is installed with Lachesis"
+            f"model {config.model_name!r} has no server: set --openai.base_url http://HOST:PORT/v1, or "
+            f"--openai.model_name {EMBEDDED} for the model that is installed with Lachesis, or reference for the "
+            "environment's reference policy"
         )
     local = is_local_model(config)
     return ServerSettings(
@@ -285,7 +287,8 @@ def load_tokenizer(
         name, source = settings.tokenizer_name, "env.tokenizer_name"
     else:
         name, source = config.model_name, "openai.model_name"
-    from transformers import AutoTokenizer
+    with quiet_imports():
+        from transformers import AutoTokenizer
 
     from lachesis.training.engine.folders import tokenizer_of
 

@@ -38,21 +38,30 @@ class Standing:
     @property
     def short(self) -> str:
         """Without the rows."""
+        return " ".join(self.counts)
+
+    @property
+    def counts(self) -> tuple[str, str]:
+        """The unit, and how much of it is done."""
         count = f"{self.done}/{self.total}" if self.total >= 0 else f"{self.done}"
-        return f"{self.unit} {count}" + (f"; {self.note}" if self.note else "")
+        return self.unit, count + (f"; {self.note}" if self.note else "")
+
+
+NARROW = 100
+"""Columns below which the counts have a row of their own, since the bar's line would be cut."""
 
 
 class _Table(Bar):
-    """A bar with a table over it."""
+    """A bar with a table over it, whose rows are wrapped."""
 
     rows: Sequence[tuple[str, str]] = ()
 
     def get_renderables(self) -> Iterator[RenderableType]:
         table = Table(show_header=False, box=None, pad_edge=False)
-        table.add_column(no_wrap=True, min_width=10)
-        table.add_column(no_wrap=True, overflow="ellipsis")
-        for name, text in self.rows:
-            table.add_row(f"[bold]{escape(name)}[/bold]", escape(text))
+        table.add_column(style="bold", no_wrap=True, min_width=10)
+        table.add_column(overflow="fold")
+        for row in self.rows:
+            table.add_row(*map(escape, row))
         if self.rows:
             yield table
         yield from super().get_renderables()
@@ -76,7 +85,7 @@ class Progress:
                 TextColumn("{task.description}"),
                 BarColumn(bar_width=20),
                 TimeElapsedColumn(),
-                TextColumn("{task.fields[standing]}"),  # last: a narrow terminal cuts it
+                TextColumn("{task.fields[standing]}"),
                 console=self.console,
                 transient=True,  # the run ends with its result
             )
@@ -93,9 +102,11 @@ class Progress:
         standing = self._with_time_left(standing)
         line = f"{self.title}: {standing}"
         if self._bar is not None:
-            self._bar.rows = standing.rows
+            narrow = self.console.width < NARROW
+            self._bar.rows = [*standing.rows, *([standing.counts] if narrow else [])]
             total, done = standing.total if standing.total >= 0 else None, standing.done + standing.part
-            self._bar.update(self._task, completed=done, total=total, standing=escape(standing.short))
+            shown = "" if narrow else escape(standing.short)
+            self._bar.update(self._task, completed=done, total=total, standing=shown)
         elif line != self._shown and (last or time.monotonic() >= self._next):
             self._next = time.monotonic() + PLAIN_INTERVAL
             self._shown = line

@@ -299,7 +299,7 @@ async def _prove_tokenizer(env: Environment, server: TokenServer) -> None:
 async def _check_template(env: Environment, server: TokenServer) -> None:
     """Print how the chat template continues conversations; a template that hides the tools is an error."""
     report = await asyncio.to_thread(lambda: server.prompts.template_report)
-    env.console.print(report.describe(), markup=False, highlight=False, soft_wrap=True)
+    env.console.print(report.summary(), markup=False, highlight=False, soft_wrap=True)
     if env.tool_definitions() and not report.shows_tools:
         raise ServerConfigError(
             "the model's chat template does not show it the tools; set --env.chat_template to one that does "

@@ -15,6 +15,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
+from lachesis.agent.outcome import Outcome
 from lachesis.errors import ExitCode
 from lachesis.runs.evaluations import figure_rows
 from lachesis.runs.exclusion import Exclusion
@@ -150,7 +151,6 @@ class RunResult:
             return
         yield f"lachesis view {files.groups.parent}   (every rollout, in the browser)"
         best = max(summary.rewards, default=0.0)
-        equal = summary.scored > 1 and len(summary.rewards) == 1
         if best > 0 and not self.evaluation:
             yield f"lachesis export {files.groups} --format trl   (or openai, dpo, parquet, ...)"
             if files.samples.exists() and files.samples.stat().st_size:
@@ -158,16 +158,30 @@ class RunResult:
                     f"lachesis train --sft {files.samples} --sft.min_reward {best:g} --training.base_model MODEL   "
                     "(teach it what went well)"
                 )
-            if equal:
+
+    def advice(self) -> Iterator[str]:
+        summary = self.summary
+        best = max(summary.rewards, default=0.0)
+        if summary.scored > 1 and len(summary.rewards) == 1:
+            if best <= 0:
+                yield f"every reward is {best:.2f}: {self._why_zero()}"
+            elif not self.evaluation:
                 yield (
                     f"every reward is {best:.2f}, and a trainer learns from differences: take harder items, a smaller "
                     "model, or a higher --env.agent_temperature"
                 )
-        elif best <= 0 and equal:
-            yield (
-                f"every reward is {best:.2f}: read some rollouts (does the agent know its task, does the reward see "
-                "its work?), then take easier items or a larger model"
+
+    def _why_zero(self) -> str:
+        outcomes = self.summary.outcomes
+        if (cut := outcomes.get(Outcome.CONTEXT_EXHAUSTED.value, 0)) > self.summary.scored / 2:
+            return (
+                f"{cut} of {self.summary.scored} rollouts were cut off; raise --env.max_token_length (-t), which one "
+                "answer may have, or serve a longer context"
             )
+        return (
+            "read some rollouts (does the agent know its task, does the reward see its work?), then take easier items "
+            "or a larger model"
+        )
 
     def warnings(self) -> Iterator[str]:
         summary = self.summary
@@ -316,6 +330,9 @@ class ServeResult:
     def next_steps(self) -> Iterator[str]:
         yield from ()
 
+    def advice(self) -> Iterator[str]:
+        yield from ()
+
     def warnings(self) -> Iterator[str]:
         if alarm := self.exclusion.alarm:
             yield alarm
@@ -341,7 +358,11 @@ class Shown(Protocol):
     def rows(self) -> Iterator[Row]: ...
     def paths(self) -> Iterator[tuple[str, Path]]: ...
     def next_steps(self) -> Iterator[str]:
-        """What a person may do now."""
+        """Commands that a person may want now."""
+        ...
+
+    def advice(self) -> Iterator[str]:
+        """What the figures suggest."""
         ...
 
     def warnings(self) -> Iterator[str]: ...
@@ -364,5 +385,12 @@ def print_result(console: Console, result: Shown) -> None:
         console.print(Text.assemble((f"{label:<13} ", "bold"), path_link(path)), soft_wrap=True)
     for step, line in enumerate(result.next_steps()):
         console.print(Text.assemble((f"{'' if step else 'next':<14}", "bold"), line), soft_wrap=True)
+    for advice in result.advice():
+        _print_prose(console, advice, style="default")
     for warning in result.warnings():
-        console.print(warning, style="yellow", markup=False, highlight=False, soft_wrap=True)
+        _print_prose(console, warning, style="yellow")
+
+
+def _print_prose(console: Console, text: str, *, style: str) -> None:
+    """Sentences, which a terminal wraps between words; a file gets a line each."""
+    console.print(text, style=style, markup=False, highlight=False, soft_wrap=not console.is_terminal)

@@ -27,7 +27,7 @@ from lachesis.runs.pipeline import Flight, Pipeline, Sink
 from lachesis.runs.progress import Standing
 from lachesis.runs.results import ServeResult
 from lachesis.runs.running_figures import RunningFigures
-from lachesis.runs.settings import HermesAgentEnvConfig
+from lachesis.runs.settings import HermesAgentEnvConfig, is_chosen
 from lachesis.runs.training_decision import SAME_SCORES
 from lachesis.tracebacks import explained
 from lachesis.training.outbox import Outbox, OutboxError
@@ -262,7 +262,7 @@ class RolloutApiSink(Sink[G]):
 
     def _total(self) -> int:
         known = self.outbox.state.known
-        total = self.config.total_steps
+        total = self.config.total_steps if is_chosen(self.config, "total_steps") else -1
         return total if total >= 0 or known is None else known.num_steps
 
     def room(self, busy: int, flights: Collection[Flight]) -> int:

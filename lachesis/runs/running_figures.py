@@ -19,7 +19,7 @@ Row = tuple[str, str]
 
 MOST_CAUSES = 3
 _TITLES = ("title", "name", "instance_id", "task_id", "id", "question", "prompt", "text")
-_VARYING = re.compile(r"0x[0-9a-f]+|[0-9a-f]{8,}|\d+(\.\d+)?")
+VARYING = re.compile(r"0x[0-9a-f]+|[0-9a-f]{8,}|\d+(\.\d+)?")
 """What differs between two failures with the same cause: ids, ports, times."""
 _LABELS = re.compile(r" \(environment=[^)]*\)")
 """Of a sandbox; its name tells as much."""
@@ -50,7 +50,7 @@ class Causes:
 
     def add(self, kind: str, why: str, *, may_pass: bool, of_settings: bool = False) -> None:
         why = _cut(with_settings(_LABELS.sub("", why)), 2_000)
-        key = kind, _VARYING.sub("#", why)[:300]
+        key = kind, VARYING.sub("#", why)[:300]
         self._found.setdefault(key, Cause(kind, why, may_pass, of_settings)).count += 1
 
     @property
@@ -163,7 +163,7 @@ class RunningFigures:
             yield "because", _cut(str(cause), 160)
         if self.rollouts:
             counts, seconds = self._counts, max(now - self._began, 1e-9)
-            rate = f"{counts['tokens'] / seconds:.0f}/s, {counts['tokens']} in all"
+            rate = f"{counts['tokens']} in finished rollouts, {counts['tokens'] / seconds:.0f}/s"
             yield "tokens", "not counted by the server" if counts["uncounted"] else rate
             yield "tool calls", f"{counts['calls']}, {counts['failed']} failed"
             yield "last", self._last

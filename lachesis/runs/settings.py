@@ -72,7 +72,7 @@ class HermesAgentEnvConfig(RemovedSettings):
     total_steps: Annotated[int, HOW] = Field(
         default=1000,
         ge=-1,
-        description="Groups that `process` plays; trainer steps after which `serve` ends (-1: its own).",
+        description="Groups that `process` plays; if set, trainer steps after which `serve` ends (-1: all of them).",
     )
     group_size: Annotated[int, Facts(content="training")] = Field(
         default=4, ge=1, description="Rollouts of an item, which are scored against each other."

@@ -41,7 +41,13 @@ def test_what_was_asked_for_decides_the_exit_code_and_one_line_installs_it_all(
     commands = ["pip install b", f"{bare} c", "apt-get install a", f"{bare} d", "pip install b"]
     assert doctor.together(commands) == f"apt-get install a && pip install b && {bare} c d"
     assert doctor.main(["demo"]) == ExitCode.DONE, "it needs no trainer"
-    capsys.readouterr()
+    assert "optional" not in capsys.readouterr().out
+    monkeypatch.undo()
+    monkeypatch.setattr(doctor, "TRAINING", ("of_nobody",))
+    assert doctor.main([]) == ExitCode.DONE
+    *_, rest, ready = capsys.readouterr().out.splitlines()
+    assert rest.startswith("the rest is optional; all of it: ") and "pip install 'lachesis-rl[train]'" in rest
+    assert ready.startswith("ready: lachesis eval gsm8k -n 2 -m reference plays here")
     for wrong in (["dokcer"], ["train", "--options", "{a: 1}"]):
         with pytest.raises(SystemExit) as ended:
             doctor.main(wrong)

@@ -39,6 +39,8 @@ def test_what_new_writes_passes_its_own_test(capsys: pytest.CaptureFixture[str])
     for kind in KINDS:
         assert main(["new", f"my-{kind}", "--kind", kind]) == 0
     said = capsys.readouterr().out
+    of_judge = [line for line in said.splitlines() if "lachesis" in line and "my_judge.py" in line]
+    assert len(of_judge) == 4 and all("--env.judge_server '{base_url: URL" in line for line in of_judge)
     assert "pytest test_my_swe.py" in said and "lachesis eval my_terminal.py -n 2 -m reference" in said
     ran = subprocess.run([sys.executable, "-m", "pytest", "-q"], capture_output=True, text=True)
     assert f"{len(KINDS)} passed" in ran.stdout, ran.stdout
@@ -46,6 +48,28 @@ def test_what_new_writes_passes_its_own_test(capsys: pytest.CaptureFixture[str])
     assert "my_swe.py exists already" in capsys.readouterr().err
     assert main(["new", "../escape"]) == 2
     assert "no name of an environment" in capsys.readouterr().err
+
+
+def test_one_environment_is_measured_and_played_again_with_other_settings_in_a_folder_of_each(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def folders(pattern: str) -> dict[str, int]:
+        return {str(path.parent): len(lines(path)) for path in Path("data").rglob(pattern)}
+
+    main(["new", "short"])
+    for flags in (["-n", "1"], ["-n", "1", "--max-turns", "5"], ["-n", "2"], ["-n", "2", "--max-turns", "5"]):
+        assert main(["eval", "short.py", "-m", "reference", *flags]) == 0
+    assert folders("samples.jsonl") == {"data/short/eval": 2, "data/short/eval-2": 2}
+    assert {str(path.parent) for path in Path("data").rglob("metrics.json")} == {"data/short/eval", "data/short/eval-2"}
+    said = " ".join(capsys.readouterr().err.split())
+    assert "(max_agent_turns: 8 then, 5 now), so this run has the folder data/short/eval-2" in said
+    assert "continuing data/short/eval-2/samples.jsonl: 1 samples are done" in said
+    for rollouts in ("1", "2"):
+        assert main(["process", "short.py", "-m", "reference", "-n", "1", "-r", rollouts]) == 0
+    assert folders("groups.jsonl") == {"data/short": 1, "data/short-2": 1}
+    capsys.readouterr()
+    assert main(["eval", "short.py", "-m", "reference", "-n", "1", "--max-turns", "4", "-o", "data/short/eval"]) == 2
+    assert "write elsewhere: -o " in " ".join(capsys.readouterr().err.split())
 
 
 def test_the_short_flags_are_the_settings(capsys: pytest.CaptureFixture[str]) -> None:
@@ -80,10 +104,10 @@ def test_a_second_run_with_other_settings_is_answered_with_flags_that_can_be_pas
 ) -> None:
     main(["new", "again"])
     command = [verb, "again.py", "-n", "1", "-m", "reference"]
-    assert main(command) == 0
+    assert main([*command, "-o", "first"]) == 0
     for found in (r"elsewhere: (-o \S+) ", r" or (--env\.\S+ \S+)$"):
         capsys.readouterr()
-        assert main([*command, "--max-turns", "3"]) == 2
+        assert main([*command, "--max-turns", "3", "-o", "first"]) == 2
         said = capsys.readouterr().err
         (flags,) = re.findall(found, said, re.MULTILINE)
         assert "max_agent_turns: " in said and main([*command, "--max-turns", "3", *shlex.split(flags)]) == 0
@@ -145,7 +169,49 @@ def test_an_environment_that_scores_nothing_is_one_finding() -> None:
         check_environment(type("Echo", (Echo,), {"__module__": __name__, "earns": staticmethod(fails)}))
     )
     (finding,) = report.findings
-    assert "the rubric is missing (test_new_environments.py, line" in finding and "\n" not in finding
+    assert "rollouts have no score: ValueError: the rubric is missing (test_new_environments.py, line" in finding
+    (trace,) = report.tracebacks
+    assert 'raise ValueError("the rubric is missing")' in trace and trace in str(report)
+
+
+@pytest.mark.parametrize(
+    ("line", "broken", "said"),
+    [
+        ("self.items = itertools", "self.items = open('items.json')", "Checked.setup: FileNotFoundError"),
+        ("return next(self.items)", "return next(self.items)['id']", "Checked.get_next_item: KeyError"),
+        ("written = await", "written = item['sorted']", "KeyError: 'sorted'; item has the fields words"),
+        ("written = await", "written = json.loads('?')", "column 1 (char 0) (checked.py, line "),
+    ],
+)
+def test_an_exception_of_the_author_is_shown_with_its_traceback_and_no_frame_of_the_check(
+    line: str, broken: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["new", "checked"])
+    path = Path("checked.py")
+    path.write_text("".join(f"        {broken}\n" if line in each else each for each in path.open()))
+    assert main(["check", "checked.py", "-n", "1"]) == 1
+    shown = "".join(capsys.readouterr())
+    assert said in shown and broken in shown and shown.count("Traceback") == 1
+    assert "checking.py" not in shown and "is kept" not in shown
+
+
+def test_an_environment_without_a_reference_policy_has_that_one_finding() -> None:
+    report = asyncio.run(
+        check_environment(type("Echo", (Echo,), {"__module__": __name__, "reference_policy": no_policy}))
+    )
+    assert report.findings == ["there is no reference_policy(): nothing shows that full marks can be had"]
+
+
+def no_policy(_: Any) -> None:
+    """What an environment has that does not write one."""
+
+
+def test_a_file_with_the_name_of_another_module_is_not_taken_for_that(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["new", "short"])
+    Path("json.py").write_text(Path("short.py").read_text())
+    assert main(["check", "json.py"]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "json.py has the name of another module, " in said and "rename the file" in said
 
 
 def test_a_policy_that_is_no_function_is_named() -> None:

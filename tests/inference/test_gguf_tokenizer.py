@@ -6,6 +6,8 @@ import importlib.util
 import random
 import string
 import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import aiohttp
@@ -208,3 +210,9 @@ def with_pre_tokenizer(source: Path, pre: str, target: Path) -> None:
     start = -(-end // 32) * 32
     head = raw[:at] + named + value(8, pre) + raw[at + len(named) + len(value(8, "smollm")) : end]
     target.write_bytes(head + bytes(-len(head) % 32) + raw[start:])
+
+
+def test_reading_a_tokenizer_says_nothing_of_pytorch() -> None:
+    code = "from lachesis.inference.gguf_tokenizer import tokenizer_from_gguf as read; read('/dev/null')"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "GGUFError" in ended.stderr and "PyTorch" not in ended.stderr

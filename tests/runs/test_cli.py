@@ -18,6 +18,7 @@ from rich.console import Console
 
 from backends import BACKENDS, BackendError
 from lachesis import HermesAgentBaseEnv, ServerConfig
+from lachesis.cli import VERBS
 from lachesis.cli import main as lachesis
 from lachesis.environments.gsm8k import GSM8kAgentEnv
 from lachesis.errors import ExitCode
@@ -104,7 +105,10 @@ def test_errors_that_other_arguments_remedy_end_with_2_and_the_others_with_1() -
         ("compress --input nowhere", 2, "no file or folder nowhere"),
         ("api --host 0.0.0.0", 2, "LACHESIS_API_TOKEN"),
         *((f"{server} --port 65536", 2, "65536 is no port") for server in ("api", "fake-server", "view")),
-        ("nope", 2, "invalid choice"),
+        ("nope", 2, "there is no verb 'nope'; choose from doctor, demo"),
+        ("evall gsm8k", 2, "there is no verb 'evall'; did you mean eval?"),
+        ("eval gsm8k -n two", 2, "argument -n: invalid int value: 'two'"),
+        ("export nowhere --format harbo --out x", 2, "'harbor' writes a folder"),
     ],
 )
 def test_every_wrong_setting_ends_with_2(
@@ -263,6 +267,7 @@ def test_a_file_that_is_not_there_or_not_yaml(tmp_path: Path) -> None:
         (["process", "2"], "'2' belongs to no setting"),
         (["process", "--env.enabled_toolsets", "[a"], "is not YAML"),
         (["process", "--env.toolsets", "[a]"], "did you mean --env.enabled_toolsets?"),
+        (["process", "--env.max_truns", "3"], "did you mean --env.max_agent_turns"),
         (["process", "--env.temperature", "1"], "did you mean --env.agent_temperature?"),
         (["process", "--env.max_truns", "3"], "did you mean --env.max_agent_turns?"),
         (["process", "--env.modle_name", "x"], "did you mean --openai.model_name"),
@@ -278,7 +283,8 @@ def test_a_flag_that_cannot_be_used_is_named(
     with pytest.raises(SystemExit) as ended:
         cli.main(Tuned, arguments)
     assert ended.value.code == 2
-    assert message in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert message in said and said.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -453,9 +459,8 @@ def test_help_shows_what_the_code_sets_but_no_key(capsys: pytest.CaptureFixture[
 
     with pytest.raises(SystemExit):
         cli.main(Keyed, ["process", "--help"])
-    shown = capsys.readouterr().out
-    assert "(default: 11)" in shown
-    assert "(default: from-code)" in " ".join(shown.split())
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "(default: 11)" in shown and "(default: from-code)" in shown
     assert "sk-secret" not in shown
 
 
@@ -609,3 +614,10 @@ def test_a_key_of_the_environment_goes_to_its_own_service_only(
     monkeypatch.setenv("OPENROUTER_API_KEY", "openrouter")
     config = ServerConfig(base_url=url, model_name="m")
     assert server_of(config, tool_call_parser=None).settings.api_key == key
+
+
+def test_without_a_verb_the_command_lists_them_by_what_they_are_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert lachesis([]) == 2
+    printed = capsys.readouterr().err
+    assert set(VERBS) <= set(printed.split())
+    assert max(map(len, printed.splitlines())) <= 80

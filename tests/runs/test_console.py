@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from rich.console import Console
+from rich.text import Text
 
 from lachesis.agent.outcome import Outcome
 from lachesis.agent.rollout import Rollout
@@ -23,6 +24,7 @@ from lachesis.inference.sampling import Sampling
 from lachesis.runs import command_line as cli
 from lachesis.runs import model_servers
 from lachesis.runs.failures import REPEATS, RunStopped
+from lachesis.runs.progress import Progress, Standing
 from lachesis.runs.results import Shown, print_result
 from lachesis.runs.running_figures import RunningFigures
 from lachesis.testing.fake_server import FakeServer
@@ -309,3 +311,27 @@ async def test_an_environment_without_any_item_says_so(tmp_path: Path) -> None:
 
     result = await process(Empty, tmp_path, [say("x")], total_steps=3)
     assert "get_next_item gave 0 of the 3" in shown(result)
+
+
+@pytest.mark.parametrize("width", [60, 140])
+def test_no_width_of_a_terminal_cuts_the_counts(width: int) -> None:
+    console = Console(file=(out := io.StringIO()), width=width, force_terminal=True)
+    note = "about 0:02 left, 2 groups sent, 0 waiting, 0 refused; 2 groups playing"
+    cause = "2 x infra_error: " + "the server rejects the request " * 5 + "to the end"
+    with Progress(console, "an-environment") as progress:
+        progress.show(Standing(4, 6, "groups", note, [("because", cause)]))
+    said = " ".join(Text.from_ansi(out.getvalue()).plain.split())
+    assert f"groups 4/6; {note}" in said and cause in said
+
+
+async def test_rewards_that_are_all_nothing_lead_to_the_cause_that_the_outcomes_show(tmp_path: Path) -> None:
+    def cut_off(_: dict[str, Any]) -> web.Response:
+        choice = {"index": 0, "message": {"role": "assistant", "content": "so"}, "finish_reason": "length"}
+        return web.json_response({"object": "chat.completion", "model": "m", "choices": [choice]})
+
+    for name in ("cut", "idle"):
+        (tmp_path / name).mkdir()
+    said = shown(await process(SortWords, tmp_path / "cut", cut_off, total_steps=1))
+    assert "every reward is 0.00: 2 of 2 rollouts were cut off; raise --env.max_token_length (-t)" in said
+    said = shown(await process(SortWords, tmp_path / "idle", does_nothing, total_steps=1))
+    assert "every reward is 0.00: read some rollouts" in said

@@ -276,6 +276,13 @@ async def test_with_20_percent_of_requests_failing_the_mean_is_that_of_the_other
     assert (again.summary.scored, figures_of(tmp_path)["eval/left_out_rollouts"]) == (160, 0)
 
 
+async def test_where_no_sample_has_a_score_the_table_has_one_row_about_it(tmp_path: Path) -> None:
+    rows = dict((await guesses(tmp_path, lambda _: 503, eval_items=2, eval_samples=2)).rows())
+    assert rows["mean reward"] == "undefined: no sample has a score"
+    assert rows["invalid"] == "4 of 4 (100.0 %): model_server 4"
+    assert not {"pass@2", "left out most"} & rows.keys()
+
+
 async def test_a_sample_that_never_became_a_rollout_is_invalid_too(tmp_path: Path) -> None:
     class Odd(Guesses):
         def group_tools(self, item_key: str) -> Any:

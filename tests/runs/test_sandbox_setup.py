@@ -125,6 +125,13 @@ class FailedCommand(SortWords):
         ctx.terminal("echo no such package; exit 3", check=True)
 
 
+class FailedInstall(SortWords):
+    """Its output names another number for each rollout."""
+
+    async def setup_sandbox(self, item: Any, ctx: Any) -> None:
+        await ctx.terminal('yes retrying | head -99; echo "object at 0x$RANDOM"; echo no package; exit 1', check=True)
+
+
 class Hangs(SortWords):
     async def setup_sandbox(self, item: Any, ctx: Any) -> None:
         await ctx.terminal("sleep 300", timeout=300)
@@ -140,7 +147,8 @@ class Hangs(SortWords):
         (NotThere, "No such file or directory: '/nowhere/a.txt'"),
         (Raises, "ZeroDivisionError: broken"),
         (WithoutAwait, "IsADirectoryError"),
-        (FailedCommand, "ended with exit code 3: no such package"),
+        (FailedCommand, "ended with exit code 3: no such package\n"),
+        (FailedInstall, "exit 1' ended with exit code 1: no package\nTraceback"),
         (Hangs, "the set-up of the sandbox took longer than setup_timeout = 2 s"),
     ],
 )
@@ -158,6 +166,13 @@ async def test_a_failed_set_up_is_the_environments_is_not_tried_again_and_shows_
     assert "AgentFault" not in rollout["traceback"]
     assert result.exceptions == 1
     assert sandboxes() == set()
+
+
+async def test_the_same_failure_of_several_rollouts_is_printed_once(tmp_path: Path) -> None:
+    await process(FailedInstall, tmp_path, does_nothing, total_steps=2, group_size=2)
+    said = (tmp_path / "console.txt").read_text()
+    assert said.count("exception in the environment") == 1
+    assert "retrying\nretrying\n" in said, "the end of its output comes with the traceback"
 
 
 async def test_a_set_up_that_asks_a_model_server_in_vain_is_the_infrastructures(tmp_path: Path) -> None:

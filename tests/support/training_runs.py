@@ -40,7 +40,6 @@ def serving(
         "rollout_server_url": api.url,
         "spool_path": str(folder / "spool"),
         "data_dir_to_save_evals": str(folder / "eval"),
-        "total_steps": -1,
         "steps_per_eval": 0,
         **settings,
     }

@@ -67,7 +67,7 @@ async def test_a_policy_may_be_async_and_its_failure_is_no_retry():
     async with ReferenceServer(policy) as reference, OpenAIServer(reference.settings()) as server:
         response = await server.chat([{"role": "user", "content": "abc"}])
         assert (response.message.text, response.message.reasoning) == ("ABC", "why")
-        with pytest.raises(RequestRejected, match="the policy failed: KeyError"):
+        with pytest.raises(RequestRejected, match="with 400: the policy failed: KeyError"):
             await server.chat([{"role": "user", "content": "fail"}])
         with pytest.raises(RequestRejected, match="stream"):
             await server.chat([{"role": "user", "content": "x"}], extra_body={"stream": True})

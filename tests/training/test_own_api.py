@@ -479,11 +479,12 @@ async def test_a_wrong_token_ends_the_run_with_the_setting(tmp_path: Path) -> No
         await outbox.close()
 
 
-async def test_the_trainer_of_the_page_takes_what_serve_plays(tmp_path: Path, own_api: OwnApi) -> None:
+async def test_the_trainer_of_the_page_starts_before_the_api_and_takes_what_serve_plays(tmp_path: Path) -> None:
     (tmp_path / "my_trainer.py").write_text(shown("serving.md")["my_trainer.py"])
-    async with own_api.wiped() as api, FakeServer(RandomWords(), vary=True) as model:
-        command = (sys.executable, str(tmp_path / "my_trainer.py"), api.url, "2")
-        trainer = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    api = OwnApi(tmp_path, "--pack-wait", "0.1")
+    command = (sys.executable, str(tmp_path / "my_trainer.py"), api.url, "2")
+    trainer = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    async with api, FakeServer(RandomWords(), vary=True) as model:
         try:
             env = serving(tmp_path, api, with_tokens(model, tmp_path))
             result, (printed, _) = await asyncio.gather(env.env_manager(), trainer.communicate())
