@@ -70,11 +70,38 @@ class Filter:
             return f"time {way}, run, number {way}, n"
         return f"{column} {way} NULLS LAST, time DESC, run, number DESC, n"
 
+    def where(self) -> tuple[str, list[Any]]:
+        """For `WHERE`, with the values of its marks."""
+        parts, values = ["1"], list[Any]()
+        if self.runs:
+            parts.append(f"run IN ({', '.join('?' * len(self.runs))})")
+            values += self.runs
+        for column in ("outcome", "cause", "item"):
+            if value := getattr(self, column):
+                parts.append(f"{column} = ?")
+                values.append(value)
+        for column in BOUNDED:
+            for end, comparison in (("min", ">="), ("max", "<=")):
+                if (bound := getattr(self, f"{end}_{column}")) is not None:
+                    parts.append(f"{column} {comparison} ?")
+                    values.append(bound)
+        if self.tool_error is not None:
+            parts.append("errors > 0" if self.tool_error else "errors = 0")
+        if self.scored is not None:
+            parts.append("reward IS NOT NULL" if self.scored else "reward IS NULL")
+        if query := self.full_text():
+            parts.append("id IN (SELECT rowid FROM texts WHERE texts MATCH ?)")
+            values.append(query)
+        return " AND ".join(parts), values
+
     def full_text(self) -> str:
-        """The query in FTS5's language: all words, the last one as a beginning; what is in quotes stays together."""
+        """The query in FTS5's language: all words, the last one as a beginning; what is in quotes stays together.
+
+        A single letter begins too many words: it is one by itself.
+        """
         found = [quoted or word for quoted, word in re.findall(r'"([^"]*)"|([^\s"]+)', self.q)]
         words = [f'"{word}"' for word in found if any(map(str.isalnum, word))]
-        return " ".join(words) + ("*" if words and not self.q.endswith('"') else "")
+        return " ".join(words) + ("*" if words and len(words[-1]) > 3 and not self.q.endswith('"') else "")
 
     def to_query(self, **changes: Any) -> str:
         """The query of the address, with some fields changed; the page is the first one unless it is given."""

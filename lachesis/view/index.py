@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import json
 import os
-import re
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -26,40 +23,19 @@ import orjson
 from lachesis.errors import LachesisError, SettingsError
 from lachesis.evaluation.intervals import Mean, mean_of_items
 from lachesis.runs.item_keys import whole_and_part
-from lachesis.training.curves.recorder import ROLLOUTS
 from lachesis.training.curves.rollouts import SCHEMA
-from lachesis.trajectories.advantages import LARGEST_REWARD
-from lachesis.trajectories.exports import stored_messages
-from lachesis.view.filters import BOUNDED, Filter
-from lachesis.view.metrics import mean, metric_name, most_frequent
+from lachesis.view.files import UNFINISHED, has_grown, kind_of, known_state, mark_of, run_name, settings_of, state_of
+from lachesis.view.filters import Filter
+from lachesis.view.metrics import mean, most_frequent
+from lachesis.view.rows import MISSHAPEN, as_count, as_name, as_time, parsed, rollout_row, searched_text, storable
 from lachesis.view.trained import LINES, as_group
 
 VERSION = 5
 """Of the tables."""
 APPLICATION = 0x4C616368
 """In the header of an SQLite file: it is an index of the viewer, and may be made anew."""
-TEXT_LIMIT = 100_000
-"""Characters of a rollout that can be searched for: half from its beginning, half from its end."""
-TITLE_LENGTH = 110
-NAME_LENGTH = 200
-METRICS = 50
-"""Components and metrics of a rollout that are kept."""
 BATCH = 4 << 20
 """Bytes of a file after which what was read of it becomes visible."""
-MARK = 4096
-"""Bytes at the beginning, and before where reading stopped, by which a file is known again."""
-CHECKPOINT = "checkpoint.json"
-"""What holds the settings of a training run, as a manifest does those of others."""
-
-UNFINISHED = -1
-"""Instead of the time of a file's last change, until it is read to its end."""
-HEAD = 1 << 20
-"""Bytes at the beginning of a file in which a line must say what the file holds. The first line may be a broken one."""
-
-_GROUP = re.compile(rb'(?m)^[ \t]*\{\s*"schema":\s*"lachesis\.group/1"')
-_TRAINED = re.compile(rb'(?m)^[ \t]*\{\s*"schema":\s*"lachesis\.trained_group/1"')
-_STEP = re.compile(rb'(?m)^[ \t]*\{\s*"step":\s*\d')
-
 _TABLES = """
 CREATE TABLE IF NOT EXISTS files (id INTEGER PRIMARY KEY AUTOINCREMENT, path TEXT UNIQUE, run TEXT, kind TEXT,
   inode INTEGER, size INTEGER, changed INTEGER, at INTEGER, lines INTEGER, unread INTEGER DEFAULT 0, mark BLOB);
@@ -79,8 +55,6 @@ CREATE TABLE IF NOT EXISTS steps (file INTEGER, run TEXT, step INTEGER, time REA
 CREATE INDEX IF NOT EXISTS steps_of_run ON steps (run, step);
 CREATE VIRTUAL TABLE IF NOT EXISTS texts USING fts5 (body, content='', tokenize="unicode61 tokenchars '_'");
 """
-_MISSHAPEN = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
-"""What reading a line of another shape raises."""
 _COLUMNS = "run, number, n, item, title, reward, outcome, cause, turns, calls, errors, tokens, seconds, metrics, time"
 
 
@@ -260,7 +234,7 @@ class Index:
         sizes = {name: status.st_size for name, _, status in found}
         self.left = sum(size - min(size, known[name]["at"] if name in known else 0) for name, size in sizes.items())
         for name, kind, status in found:
-            if name not in known or _known_state(known[name]) != _state(status):
+            if name not in known or known_state(known[name]) != state_of(status):
                 with suppress(OSError):  # it may be gone by now
                     any_change |= self._follow(name, kind, known, changed)
         return any_change
@@ -276,14 +250,14 @@ class Index:
                 if name.endswith(".jsonl") and not name.startswith(".") and relative.isprintable():
                     with suppress(OSError):
                         status = os.stat(f"{folder}/{name}")  # noqa: PTH116  # pathlib takes twice as long
-                        state = _state(status)
+                        state = state_of(status)
                         if self._others.get(relative) == state:
                             continue
                         row = known.get(relative)
-                        if row is not None and _known_state(row) == state:
+                        if row is not None and known_state(row) == state:
                             kind = row["kind"]
                         else:
-                            kind = _kind(self.root / relative)
+                            kind = kind_of(self.root / relative)
                         if kind:
                             yield relative, kind, status
                         else:
@@ -293,11 +267,11 @@ class Index:
         path, row = self.root / name, known.get(name)
         with path.open("rb") as file:
             status = os.fstat(file.fileno())
-            state = _state(status)
-            if row is not None and not _has_grown(file, status, row):
+            state = state_of(status)
+            if row is not None and not has_grown(file, status, row):
                 self._forget(name, known)
                 row = None
-            run = _run_name(self.root, path)
+            run = run_name(self.root, path)
             self._add_run(run, path)
             if row is None:
                 cursor = self._database.execute(
@@ -319,7 +293,7 @@ class Index:
                             break
                         try:
                             self._add(kind, file_id, run, lines, at, line, status.st_mtime)
-                        except _MISSHAPEN:
+                        except MISSHAPEN:
                             unread += bool(line.strip())
                         at, lines = at + len(line), lines + 1
                         if at - began >= BATCH:
@@ -330,7 +304,7 @@ class Index:
                         "UPDATE files SET inode = ?, size = ?, changed = ?, at = ?, lines = ?, "
                         "unread = unread + ?, mark = ? WHERE id = ?",
                         # Until it is read to its end, it is not known as it is.
-                        (*state[:2], UNFINISHED if more else state[2], at, lines, unread, _mark(file, at), file_id),
+                        (*state[:2], UNFINISHED if more else state[2], at, lines, unread, mark_of(file, at), file_id),
                     )
                     file.seek(at)
                 self.left = max(0, self.left - (at - began))
@@ -366,40 +340,38 @@ class Index:
             self._database.execute("DELETE FROM runs WHERE name NOT IN (SELECT run FROM files)")
 
     def _add_run(self, run: str, path: Path) -> None:
-        settings = "{}"
-        stem = path.name.removesuffix(".jsonl").removesuffix(".failed")
-        folder = path.parent.parent if path.parent.name == ROLLOUTS else path.parent
-        for manifest in (folder / CHECKPOINT, path.with_name(f"{stem}.run.json")):
-            with suppress(OSError, *_MISSHAPEN):
-                settings = json.dumps(dict(_parsed(manifest.read_bytes())["settings"]))
         self._database.execute(
             "INSERT INTO runs (name, settings) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET settings = "
             "CASE WHEN excluded.settings = '{}' THEN settings ELSE excluded.settings END",
-            (run, settings),
+            (run, settings_of(path)),
         )
 
     def _add(self, kind: str, file: int, run: str, line_number: int, start: int, line: bytes, written: float) -> None:
-        content = _parsed(line)
+        content = parsed(line)
         # What is of a wrong type fails here, before anything of the line is in the tables.
         if kind == "steps":
-            time = _time(content.get("timestamp") or 0)
-            step = (file, run, _count(content["step"]), time, _storable(line.decode("utf-8", "replace")))
+            time = as_time(content.get("timestamp") or 0)
+            step = (file, run, as_count(content["step"]), time, storable(line.decode("utf-8", "replace")))
             self._database.execute("INSERT INTO steps VALUES (?, ?, ?, ?, ?)", step)
             return
         # Groups without a score have a file and a count of their own; here they count downwards from -1.
         number = -1 - line_number if kind == "failed" else line_number
         if kind == "trained":
-            number = _count(LINES * _count(content["step"]) + line_number)
+            number = as_count(LINES * as_count(content["step"]) + line_number)
             time, content = written, as_group(content)
         else:
-            time = _time(datetime.fromisoformat(content["timestamp"]).timestamp())
-        key, environment, model = _storable(content["item_key"]), _name(content["environment"]), _name(content["model"])
+            time = as_time(datetime.fromisoformat(content["timestamp"]).timestamp())
+        key, environment, model = (
+            storable(content["item_key"]),
+            as_name(content["environment"]),
+            as_name(content["model"]),
+        )
         item = key if kind == "trained" else whole_and_part(key)[0]
         rollouts: list[dict[str, Any]] = content["rollouts"] + []  # a list, or it fails
         rows = [
-            (file, run, number, n, item, *_rollout_row(content, rollout), time) for n, rollout in enumerate(rollouts)
+            (file, run, number, n, item, *rollout_row(content, rollout), time) for n, rollout in enumerate(rollouts)
         ]
-        texts = [_text(content, rollout) for rollout in rollouts]
+        texts = [searched_text(content, rollout) for rollout in rollouts]
         finished = "SELECT 1 FROM groups WHERE run = ? AND key = ? AND number >= 0"
         if kind == "failed" and self._database.execute(finished, (run, key)).fetchone():
             return  # by a later start
@@ -458,7 +430,7 @@ class Index:
                     "tokens": None,
                     **figures.get(name, {}),
                     **row,
-                    "settings": _parsed(row["settings"]),
+                    "settings": parsed(row["settings"]),
                     "latest": latest,
                     "outcomes": outcomes.get(name, {}),
                     "reward": rewards.get(name),
@@ -486,7 +458,7 @@ class Index:
     def settings(self, run: str) -> dict[str, Any]:
         """The settings of a run; none where it has no manifest."""
         row = self._database.execute("SELECT settings FROM runs WHERE name = ?", (run,)).fetchone()
-        return {} if row is None else _parsed(row[0])
+        return {} if row is None else parsed(row[0])
 
     def group(self, run: str, number: int) -> dict[str, Any]:
         """The line of a group, parsed.
@@ -504,19 +476,19 @@ class Index:
         try:
             with (self.root / row["path"]).open("rb") as file:
                 file.seek(row["start"])
-                content = _parsed(file.read(row["length"]))
+                content = parsed(file.read(row["length"]))
             if content["schema"] == SCHEMA:
                 content = as_group(content)
             content["rollouts"]
-            if _storable(content["item_key"]) != row["key"]:
+            if storable(content["item_key"]) != row["key"]:
                 raise ValueError("another group")
-        except (OSError, *_MISSHAPEN) as error:
+        except (OSError, *MISSHAPEN) as error:
             raise NoSuchGroup(f"{row['path']} has changed since it was indexed; load the page again") from error
         return content
 
     def rollouts(self, filter: Filter, page_size: int = 100) -> Page:
         """One page of the rollouts that a filter lets through, in its order."""
-        where, values = _where(filter)
+        where, values = filter.where()
         total = self._database.execute(f"SELECT count(*) FROM rollouts WHERE {where}", values).fetchone()[0]
         rows = self._database.execute(
             f"SELECT {_COLUMNS}, (SELECT kind FROM files WHERE files.id = file) AS kind "
@@ -528,7 +500,7 @@ class Index:
     def neighbours(self, filter: Filter, place: tuple[str, int, int]) -> tuple[Any, Any]:
         """The rollouts before and after one (run, number, n) in the list of a filter; None at its ends, and for one
         that the filter does not let through."""
-        where, values = _where(filter)
+        where, values = filter.where()
         query = (
             "SELECT before, after FROM "
             "(SELECT run, number, n, lag(id) OVER listed AS before, lead(id) OVER listed AS after "
@@ -574,196 +546,12 @@ class Index:
     def steps(self, run: str) -> list[dict[str, Any]]:
         """The lines of `metrics.jsonl` of a training run."""
         return [
-            _parsed(row[0])
+            parsed(row[0])
             for row in self._database.execute("SELECT line FROM steps WHERE run = ? ORDER BY step", (run,))
         ]
-
-
-def _where(filter: Filter) -> tuple[str, list[Any]]:
-    parts, values = ["1"], list[Any]()
-    equal = {"outcome": filter.outcome, "cause": filter.cause, "item": filter.item}
-    if filter.runs:
-        parts.append(f"run IN ({', '.join('?' * len(filter.runs))})")
-        values += filter.runs
-    for column, value in equal.items():
-        if value:
-            parts.append(f"{column} = ?")
-            values.append(value)
-    for column in BOUNDED:
-        for end, comparison in (("min", ">="), ("max", "<=")):
-            if (bound := getattr(filter, f"{end}_{column}")) is not None:
-                parts.append(f"{column} {comparison} ?")
-                values.append(bound)
-    if filter.tool_error is not None:
-        parts.append("errors > 0" if filter.tool_error else "errors = 0")
-    if filter.scored is not None:
-        parts.append("reward IS NOT NULL" if filter.scored else "reward IS NULL")
-    if query := filter.full_text():
-        parts.append("id IN (SELECT rowid FROM texts WHERE texts MATCH ?)")
-        values.append(query)
-    return " AND ".join(parts), values
-
-
-def _kind(path: Path) -> str:
-    """What a file holds: groups, failed groups, steps of a training run; empty for anything else."""
-    with path.open("rb") as file:
-        head = file.read(256)
-        head += b"" if _GROUP.match(head) else file.read(HEAD)
-    if _GROUP.search(head):
-        return "failed" if path.name.endswith(".failed.jsonl") else "groups"
-    if _TRAINED.search(head):
-        return "trained"
-    return "steps" if path.name == "metrics.jsonl" and _STEP.search(head) else ""
-
-
-def _run_name(root: Path, path: Path) -> str:
-    """The folder of a file from the root; with the name of the file where that is not a usual one."""
-    of_step = path.parent.name == ROLLOUTS and path.name.startswith("step_")
-    folder = (path.parent.parent if of_step and path.parent != root else path.parent).relative_to(root).as_posix()
-    stem = path.name.removesuffix(".jsonl").removesuffix(".failed")
-    usual = (
-        of_step or stem in ("groups", "metrics") or (stem == "samples" and not path.with_name("groups.jsonl").exists())
-    )
-    name = root.name if folder == "." else folder
-    return name if usual or of_step else f"{name}/{stem}"
 
 
 def _is_damage(error: BaseException) -> bool:
     """Whether SQLite says that a file is none of its own, or not any more."""
     name: str = getattr(error, "sqlite_errorname", "")
     return name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB"))
-
-
-def _state(status: os.stat_result) -> tuple[int, int, int]:
-    """Inode, size and the time of the last change, which no program can set."""
-    return status.st_ino, status.st_size, status.st_ctime_ns
-
-
-def _known_state(row: sqlite3.Row) -> tuple[int, int, int]:
-    return row["inode"], row["size"], row["changed"]
-
-
-def _has_grown(file: BinaryIO, status: os.stat_result, row: sqlite3.Row) -> bool:
-    """Whether a file begins with what was read of it. One that changed and has the same size was written over."""
-    if status.st_ino != row["inode"] or status.st_size < row["at"]:
-        return False
-    written_over = status.st_size == row["size"] and row["changed"] != UNFINISHED
-    mark: bytes = row["mark"]
-    return not written_over and _mark(file, row["at"]) == mark
-
-
-def _mark(file: BinaryIO, at: int) -> bytes:
-    """A digest of the beginning of a file, and of what stands before a place in it."""
-    size = min(MARK, at)
-    read = os.pread(file.fileno(), size, 0) + os.pread(file.fileno(), size, at - size)
-    return hashlib.blake2b(read, digest_size=16).digest()
-
-
-def _parsed(line: bytes | str) -> dict[str, Any]:
-    try:
-        content = orjson.loads(line)
-    except orjson.JSONDecodeError:  # halves of surrogate pairs
-        content = json.loads(line)
-    return dict(content)
-
-
-def _rollout_row(group: Mapping[str, Any], rollout: Mapping[str, Any]) -> tuple[Any, ...]:
-    """From `title` to `metrics`."""
-    verifier = rollout.get("verifier") or {}
-    causes = (rollout.get("unscored_kind"), verifier.get("cause"), rollout.get("agent_fault"), rollout.get("skipped"))
-    return (
-        _title(stored_messages(group, rollout)),
-        None if rollout["reward"] is None else _number(rollout["reward"]),
-        _name(rollout["outcome"]),
-        _name(next(filter(None, causes), "")),
-        _count(rollout["turns"]),
-        _count(rollout["tool_calls"]),
-        None if (counts := rollout["tool_stats"]) is None else sum(_count(each["failure"]) for each in counts.values()),
-        _count(rollout.get("completion_tokens", 0)),
-        None if rollout["seconds"] is None else _number(rollout["seconds"]),
-        _metrics(rollout.get("metrics")),
-    )
-
-
-def _metrics(metrics: Any) -> str | None:
-    """JSON of the components and metrics that are numbers a mean can take; None where there is none."""
-    if not metrics or not isinstance(metrics, dict):
-        return None
-    known = {
-        _name(metric_name(name)): float(value)
-        for name, value in islice(metrics.items(), METRICS)
-        if isinstance(value, int | float) and abs(value) <= LARGEST_REWARD
-    }
-    return orjson.dumps(known).decode() if known else None
-
-
-def _title(messages: Sequence[Mapping[str, Any]]) -> str:
-    """The beginning of what the user asked."""
-    said = next((message.get("content") for message in messages if message["role"] in ("user", "context")), "")
-    text = " ".join("".join(_strings(said))[: 8 * TITLE_LENGTH].split())
-    return _storable(text if len(text) <= TITLE_LENGTH else text[: TITLE_LENGTH - 1] + "…")
-
-
-def _text(group: Mapping[str, Any], rollout: Mapping[str, Any]) -> str:
-    chats = _conversations(rollout, stored_messages(group, rollout))
-    parts = [part for messages in chats for message in messages for part in _said(message)]
-    parts += [text for name in ("reason", "traceback") if isinstance(text := rollout.get(name), str)]
-    text = "\n".join(parts)
-    if len(text) > TEXT_LIMIT:
-        text = f"{text[: TEXT_LIMIT // 2]}\n{text[-TEXT_LIMIT // 2 :]}"
-    return _storable(text)
-
-
-def _conversations(record: Mapping[str, Any], messages: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    """A conversation, then what it left behind, and those of its sub-agents."""
-    yield messages
-    yield from (dropped["messages"] for dropped in record.get("discarded") or ())
-    for call in (record.get("calls") or {}).values():
-        if (chat := call.get("subagent")) is not None:
-            yield from _conversations(chat, chat["messages"])
-
-
-def _said(message: Mapping[str, Any]) -> Iterator[str]:
-    """The texts of a message."""
-    yield from _strings(message.get("reasoning"))
-    yield from _strings(message.get("content"))
-    for call in message.get("tool_calls") or ():
-        yield from (call["function"]["name"], call["function"]["arguments"])
-
-
-def _strings(content: Any) -> Iterator[str]:
-    """Content is a text, or a list of parts of which some have one."""
-    if isinstance(content, str):
-        yield content
-    elif isinstance(content, list):
-        yield from (part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str))
-
-
-def _number(value: Any) -> float:
-    """Of a line, which need not hold what a row and the sums over rows take."""
-    if not isinstance(value, int | float) or not abs(value) <= LARGEST_REWARD:
-        raise TypeError(f"{str(value)[:60]} is not a finite number")
-    return float(value)
-
-
-def _count(value: Any) -> int:
-    if not isinstance(value, int) or not 0 <= value < 1 << 53:
-        raise TypeError(f"{str(value)[:60]} is not a count")
-    return value
-
-
-def _time(value: Any) -> float:
-    """Seconds since 1970, in the years 1 to 9999."""
-    if not -62135596800 <= (time := _number(value)) < 253402300800:
-        raise ValueError(f"{value} is not a time")
-    return time
-
-
-def _name(text: str) -> str:
-    """What a list shows in each of its rows, and offers to filter by."""
-    return _storable(text)[:NAME_LENGTH]
-
-
-def _storable(text: str) -> str:
-    """Halves of surrogate pairs have no UTF-8, and SQLite reads a text up to its first NUL."""
-    return text.encode("utf-8", "replace").decode().replace("\0", " ")

@@ -134,6 +134,8 @@ def test_rollouts_are_filtered_and_sorted_by_what_a_row_shows(root: Path) -> Non
         ('"', {-1, 0, 1, 2, 3}),
         ("NEAR(pear fig) OR body:", set()),
         ("unscorabl", {-1}),
+        ("pea", {0, 3}),
+        ("p", set()),
     ],
 )
 def test_a_search_finds_words_in_all_messages_and_is_no_language(root: Path, query: str, numbers: set[int]) -> None:
