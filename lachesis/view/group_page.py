@@ -9,13 +9,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lachesis.html import pretty
-from lachesis.html.rollout import message_view
+from lachesis.html.rollout import rollout_view
 from lachesis.trajectories.exports import stored_messages
 from lachesis.view.metrics import of_siblings
 from lachesis.view.rollout_page import advantages, common_prefix
 from lachesis.view.token_text import Vocabulary
 
 _WIDTH, _LANE = 520, 26
+Shown = tuple[Mapping[str, Any], dict[str, Any]]
+"""A message, and what the page shows of it."""
 
 
 def group_context(
@@ -32,7 +34,7 @@ def group_context(
     worst = min(reversed(scored), key=lambda n: rollouts[n]["reward"], default=None)
     if best is None or worst is None or rollouts[best]["reward"] == rollouts[worst]["reward"]:
         best = worst = None
-    turns = [_turns(stored_messages(group, rollouts[n])) for n in chosen]
+    turns = [_turns(_shown(group, rollouts[n])) for n in chosen]
     prompts = [prompt for prompt, _ in turns]
     rows, parted = _rows([cells for _, cells in turns])
     gains = advantages(group)
@@ -58,7 +60,7 @@ def group_context(
         "signs": ["good" if (gain or 0) > 0 else "bad" if (gain or 0) < 0 else "" for gain in gains],
         "pair": None if best is None else [best, worst],
         "chosen": bool(only),
-        "prompt": [message_view(message) for message in prompts[0]] if prompts else [],
+        "prompt": [view for _, view in prompts[0]] if prompts else [],
         "same_prompt": all(prompt == prompts[0] for prompt in prompts),
         "rows": rows,
         "parted": parted,
@@ -66,18 +68,26 @@ def group_context(
     }
 
 
-def _turns(messages: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], list[list[Mapping[str, Any]]]]:
+def _shown(group: Mapping[str, Any], rollout: Mapping[str, Any]) -> list[Shown]:
+    """The conversation of a rollout, without places and times: a row may be that of several siblings."""
+    views = rollout_view(group, rollout)["branches"][0]["messages"]
+    for view in views:
+        view |= {"anchor": "", "turn": None, "context": False, "of": view["of"] and {**view["of"], "took": ""}}
+    return list(zip(stored_messages(group, rollout), views, strict=True))
+
+
+def _turns(messages: Sequence[Shown]) -> tuple[list[Shown], list[list[Shown]]]:
     """The messages before the first answer; then, for each answer, the answer and what follows it."""
-    prompt: list[Mapping[str, Any]] = []
-    turns: list[list[Mapping[str, Any]]] = []
+    prompt: list[Shown] = []
+    turns: list[list[Shown]] = []
     for message in messages:
-        if message["role"] == "assistant":
+        if message[0]["role"] == "assistant":
             turns.append([])
         (turns[-1] if turns else prompt).append(message)
     return prompt, turns
 
 
-def _rows(columns: Sequence[Sequence[Sequence[Mapping[str, Any]]]]) -> tuple[list[dict[str, Any]], int | None]:
+def _rows(columns: Sequence[Sequence[Sequence[Shown]]]) -> tuple[list[dict[str, Any]], int | None]:
     """The rows, and the first one whose cells differ."""
     rows: list[dict[str, Any]] = []
     parted = None
@@ -88,10 +98,10 @@ def _rows(columns: Sequence[Sequence[Sequence[Mapping[str, Any]]]]) -> tuple[lis
         for number, column in enumerate(columns):
             turn = column[at] if at < len(column) else None
             # Ids of calls are drawn at random and say nothing.
-            said = None if turn is None else [_said(message) for message in turn]
+            said = None if turn is None else [_said(message) for message, _ in turn]
             classes[number] = found.setdefault((classes[number], repr(said)), len(found))
             same = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"[classes[number]] if classes[number] < 26 else str(classes[number])
-            cells.append(None if turn is None else {"messages": [message_view(each) for each in turn], "same": same})
+            cells.append(None if turn is None else {"messages": [view for _, view in turn], "same": same})
         differ = len(found) > 1
         if differ and parted is None:
             parted = at

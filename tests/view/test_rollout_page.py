@@ -174,6 +174,8 @@ def test_siblings_part_at_the_token_where_they_part(group: dict[str, Any], vocab
     assert [(side["members"], side["id"]) for side in fork["sides"]] == [([n], sequences[n][first]) for n in (0, 1)]
     alone = group_context(group, vocabulary, only={honest(group)})
     assert len(alone["columns"]) == 1 and alone["tokens"] is None
+    call, result = alone["rows"][1]["cells"][0]["messages"]
+    assert call["calls"][0]["failed"] and result["of"]["failed"], "a failed call is one here, too"
 
 
 def test_a_group_shows_the_components_of_every_sibling_in_the_same_order(group: dict[str, Any], tmp_path: Path) -> None:
