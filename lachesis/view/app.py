@@ -216,6 +216,7 @@ class Viewer:
             "differences": [row for row in rows if len(set(row[1])) > 1],
             "settings": rows,
             "metrics": await asyncio.to_thread(self.index.metrics, chosen),
+            "unscored": await asyncio.to_thread(self.index.unscored, chosen[0]) if len(chosen) == 1 else [],
             "over": request.query.get("over", ""),
             "curves": "/curves?" + urlencode([("runs", name) for name in chosen]),
         }

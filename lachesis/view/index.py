@@ -535,6 +535,25 @@ class Index:
         names = most_frequent({name: sum(map(len, of_runs)) for name, of_runs in found.items()})
         return [(name, [(mean(values), len(values)) for values in found[name]]) for name in names]
 
+    def unscored(self, run: str) -> list[dict[str, Any]]:
+        """Why rollouts of a run have no score, most frequent first: `cause`, `count`, and of the first such rollout its
+        place (`number`, `n`) and `said`, the line that its error ends with."""
+        query = (
+            "SELECT cause, count(*) AS count, number, n, min(id) FROM rollouts WHERE run = ? AND reward IS NULL "
+            "GROUP BY cause ORDER BY 2 DESC"
+        )
+        found = []
+        for row in self._database.execute(query, (run,)).fetchall():
+            said = ""
+            with suppress(NoSuchGroup, *MISSHAPEN):
+                group = self.group(run, row["number"])
+                rollout = group["rollouts"][row["n"]]
+                traceback = rollout.get("traceback") or group.get("traceback")
+                reason = "" if rollout["outcome"] == "completed" else rollout["reason"]
+                said = traceback.strip().splitlines()[-1] if traceback else reason
+            found.append({**row, "said": str(said)})
+        return found
+
     def history(self, run: str) -> list[sqlite3.Row]:
         """What curves are made of: every rollout of a run, in the order of its groups' ends."""
         query = (

@@ -170,6 +170,19 @@ def test_what_is_appended_is_read_and_a_half_written_line_is_left_for_later(root
         assert database.execute("SELECT max(id) FROM rollouts").fetchone() == (10,), "nothing was read twice"
 
 
+async def test_a_run_says_why_rollouts_have_no_score(tmp_path: Path) -> None:
+    class Raising(Mixed):
+        async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float | None:
+            return {"b a pear": None}[item]
+
+    (tmp_path / "run").mkdir()
+    settings = {"total_steps": 3, "max_num_workers": 1, "enabled_toolsets": ["todo"], "max_failed_groups": 9}
+    await process(Raising, tmp_path / "run", mixed, **settings)
+    with indexed(tmp_path) as index:
+        (why,) = index.unscored("run")
+        assert (why["cause"], why["count"]) == ("environment", 6) and why["said"].startswith("KeyError: ")
+
+
 def test_files_that_have_not_changed_are_not_opened_again(root: Path) -> None:
     (root / "mixed/metrics.jsonl").write_text('{"step": 0}\n')
     (root / "mixed/other.jsonl").write_text("{}\n")
