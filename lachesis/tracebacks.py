@@ -26,13 +26,17 @@ _BETWEEN = (
 """Beginnings of the names of files whose frames lead from the command to the author's code."""
 _CALLED = {
     "setup": "(self)",
+    "teardown": "(self)",
     "get_next_item": "(self)",
     "format_prompt": "(self, item)",
     "compute_reward": "(self, item, result, ctx)",
     "compute_group_reward": "(self, item, results, ctxs)",
     "sandbox_files": "(self, item)",
     "setup_sandbox": "(self, item, ctx)",
+    "sandbox_for": "(self, item, spec)",
     "follow_up": "(self, item, messages)",
+    "reference_policy": "(self)",
+    "get_eval_items": "(self)",
     "rollout_metrics": "(self, item, result, reward)",
 }
 
@@ -114,7 +118,7 @@ def _guess(error: BaseException) -> str:
         return "a coroutine was not awaited: write `await` before the call"
     if isinstance(error, TypeError) and "can't be used in 'await' expression" in said:
         return "this call is no coroutine: leave `await` out"
-    called = re.match(r"(?:\w+\.)*(\w+)\(\) (?:takes|missing|got) ", said)
+    called = re.match(r"(?:[\w<>]+\.)*(\w+)\(\) (?:takes|missing|got) ", said)
     if isinstance(error, TypeError) and called and called[1] in _CALLED:
         return f"it is called as {called[1]}{_CALLED[called[1]]}"
     return ""

@@ -23,7 +23,7 @@ from lachesis.runs.own_process import run_alone
 from lachesis.runs.server_settings import ServerConfig, as_server_configs, describe, is_local_model, needs_start
 from lachesis.runs.setting_facts import facts_of
 from lachesis.runs.settings import HermesAgentEnvConfig, as_env_config, chosen_values
-from lachesis.tracebacks import explained, place
+from lachesis.tracebacks import explained, guess, place
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -69,10 +69,11 @@ def report_error(error: Exception, console: Console | None = None, *, kept: bool
     said, rest = str(error), ""
     if not isinstance(error, LachesisError):
         said, _, rest = explained(error).partition("\n")
-        if where := place(error):
+        where = place(error)
+        if where or (isinstance(error, TypeError) and guess(error)):  # called with arguments that it does not take
             kept = kept and not where.endswith(".py")  # of an import: nothing has begun
             again = f"correct it and start again{'; what was finished is kept' if kept else ''}"
-            said, rest = f"{where}: {said}", f"{rest}{again}"
+            said, rest = f"{where}: {said}".removeprefix(": "), f"{rest}{again}"
         elif not isinstance(error, OSError):
             rest += "this is a mistake of Lachesis; please report it with the lines above"
     console.print(f"error: {said}", style="red", markup=False, highlight=False, soft_wrap=True)

@@ -167,6 +167,20 @@ def test_an_exception_of_the_author_has_one_headline_and_no_frame_of_ours(
         assert "item has the fields words, id" in group["rollouts"][0]["traceback"]
 
 
+def test_a_method_that_takes_other_arguments_is_the_authors_to_correct(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Wrong(Own):
+        def reference_policy(self, item: Any) -> Any:  # type: ignore[override]
+            return does_nothing
+
+    flags = ["--openai.model_name", "reference", "--env.data_path_to_save_groups", str(tmp_path / "groups.jsonl")]
+    assert cli.main(Wrong, ["process", *flags]) == ExitCode.FAILED
+    said = capsys.readouterr().err
+    assert "it is called as reference_policy(self)" in said and "correct it and start again" in said
+    assert "Traceback" not in said and "mistake of Lachesis" not in said
+
+
 def test_what_fails_in_our_code_keeps_its_frames() -> None:
     error = caught(age_quantile, {}, 0.5)
     called = explained(error)
