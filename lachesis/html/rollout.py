@@ -48,6 +48,14 @@ def rollout_view(group: Mapping[str, Any], rollout: Mapping[str, Any], prefix: s
     }
 
 
+def last_words(group: Mapping[str, Any], rollout: Mapping[str, Any]) -> str:
+    """Why a rollout has no score, in a line: what its error ends with, or what ended it early; may be empty."""
+    traceback = rollout.get("traceback") or group.get("traceback")
+    if traceback:
+        return str(traceback.strip().splitlines()[-1])
+    return "" if rollout["outcome"] == "completed" else str(rollout["reason"])
+
+
 def _branch_view(branch: Branch, rollout: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     errors = [(error["tool"], error["arguments"]) for error in rollout.get("tool_errors") or ()]
     messages = []

@@ -24,8 +24,8 @@ from markupsafe import Markup
 from lachesis.evaluation import Difference, Mean, bounds, ks, mean_over_items, pass_at_k, pass_hat_k
 from lachesis.html import pretty, templates, visible, write_page
 from lachesis.html.parts import Parts, pack, to_json
-from lachesis.html.rollout import message_view, rollout_view, tool_views
-from lachesis.runs.exclusion import item_of
+from lachesis.html.rollout import last_words, message_view, rollout_view, tool_views
+from lachesis.runs.exclusion import item_of, of_record
 from lachesis.runs.item_keys import whole_and_part
 from lachesis.runs.summary import Summariser, Summary
 from lachesis.trajectories.exports import stored_messages
@@ -98,6 +98,8 @@ class Run:
     summariser: Summariser = field(default_factory=Summariser)
     items: list[Item] = field(default_factory=list)
     tools: dict[str, list[int]] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+    """By why rollouts have no score: what the error of one of them ends with."""
     tokens: bool = False
     """Whether a group has samples, which the page does not show."""
     _toolsets: dict[bytes, tuple[int, int] | None] = field(default_factory=dict)
@@ -108,6 +110,9 @@ class Run:
             self.summariser.add(group)
             _count_tools(self.tools, group)
             heads = [_head(rollout) for rollout in group["rollouts"]]
+            for rollout in group["rollouts"]:
+                if (kind := of_record(rollout).kind) and not self.left_out.get(kind):
+                    self.left_out[kind] = last_words(group, rollout)
             key, number = whole_and_part(group["item_key"])
             if key not in known:
                 fields = _fields(group["item"])
@@ -163,6 +168,7 @@ def render_report(title: str, groups: Iterable[Mapping[str, Any]]) -> tuple[str,
         runs=[run],
         summary=summary,
         bounds=bounds(scores, lowest=min(0.0, *rewards), highest=max(1.0, *rewards)) if len(rewards) > 1 else None,
+        left_out=run.left_out,
         histogram=reward_histogram(rewards),
         outcomes=_bars(list(summary.outcomes.items())),
         tools=[(name, count, failed) for name, (count, failed) in sorted(run.tools.items())],

@@ -22,6 +22,7 @@ import orjson
 
 from lachesis.errors import LachesisError, SettingsError
 from lachesis.evaluation.intervals import Mean, mean_of_items
+from lachesis.html.rollout import last_words
 from lachesis.runs.item_keys import whole_and_part
 from lachesis.training.curves.rollouts import SCHEMA
 from lachesis.view.files import UNFINISHED, has_grown, kind_of, known_state, mark_of, run_name, settings_of, state_of
@@ -547,11 +548,8 @@ class Index:
             said = ""
             with suppress(NoSuchGroup, *MISSHAPEN):
                 group = self.group(run, row["number"])
-                rollout = group["rollouts"][row["n"]]
-                traceback = rollout.get("traceback") or group.get("traceback")
-                reason = "" if rollout["outcome"] == "completed" else rollout["reason"]
-                said = traceback.strip().splitlines()[-1] if traceback else reason
-            found.append({**row, "said": str(said)})
+                said = last_words(group, group["rollouts"][row["n"]])
+            found.append({**row, "said": said})
         return found
 
     def history(self, run: str) -> list[sqlite3.Row]:
