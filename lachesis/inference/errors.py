@@ -171,7 +171,8 @@ def rejection(
     if codes & _CONTEXT_CODES or _CONTEXT_WORDS.search(message if isinstance(message, str) else body):
         return ContextExhausted(server, status, body)
     if error.get("code") == POLICY_FAILED:
-        return RequestRejected(server, status, body, "correct reference_policy")
+        step = "correct reference_policy, whose policy(messages, tools) returns a Message"
+        return RequestRejected(server, status, body, step)
     # Some gateways answer 400 or 422 for a name that they do not know.
     of_name = asked is not None and not asked.is_listed and asked.model in body and _NO_MODEL.search(body)
     if status == 404 or of_name:
