@@ -130,7 +130,9 @@ def _last_of_each(failed: Path) -> Iterator[dict[str, Any]]:
 def _check_ending(out: Path, ending: str) -> None:
     if not out.name.endswith(ending):
         name = out.parent / f"{out.stem or 'NAME'}{ending}"
-        raise ExportOptionsError(f"--out {out}: readers of this format find only files NAME{ending}; write --out {name}")
+        raise ExportOptionsError(
+            f"--out {out}: readers of this format find only files NAME{ending}; write --out {name}"
+        )
 
 
 def _job_writer(groups: Path, options: dict[str, Any]) -> Callable[[Iterable[GroupRecord], Path], ExportTotals]:
