@@ -31,6 +31,7 @@ from lachesis.trajectories.exports import (
     write_export,
 )
 from lachesis.trajectories.jsonl import has_torn_tail
+from lachesis.wording import counted
 
 JOB = "harbor"
 """The format that is a folder: the trajectories as `atif` writes them, with all that Harbor's viewer shows."""
@@ -94,9 +95,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(explained(cause), end="", file=sys.stderr)
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code if isinstance(error, LachesisError) else 1
-    print(f"{totals.lines} lines from {totals.rollouts} rollouts of {totals.groups} groups: {arguments.out}")
-    print_counts("left out", totals.left_out, " rollouts")
-    print_counts("changed", totals.warnings, " lines")
+    source = f"{counted(totals.rollouts, 'rollout')} of {counted(totals.groups, 'group')}"
+    print(f"{counted(totals.lines, 'line')} from {source}: {arguments.out}")
+    print_counts("left out", totals.left_out, "rollout")
+    print_counts("changed", totals.warnings, "line")
     return 0
 
 
@@ -165,7 +167,7 @@ def options_of(text: str) -> dict[str, Any]:
 
 def print_counts(title: str, counts: Counter[str], unit: str = "") -> None:
     for name, count in counts.most_common():
-        print(f"  {title}: {count}{unit}, {printable(name)}")
+        print(f"  {title}: {counted(count, unit) if unit else count}, {printable(name)}")
 
 
 def printable(text: str) -> str:

@@ -63,7 +63,7 @@ def test_the_totals_name_every_rollout(groups: Path, capsys: pytest.CaptureFixtu
     capsys.readouterr()
     assert export(groups, "--format", "trajectory", "--out", out) == 0
     printed = capsys.readouterr().out
-    assert "changed: 1 lines, arguments_replaced" in printed
+    assert "changed: 1 line, arguments_replaced" in printed
     assert "left out: 2 rollouts, no answer by the model" in printed
     assert len(lines(out)) == 7, "an earlier export is replaced"
 
