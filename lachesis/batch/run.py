@@ -26,6 +26,7 @@ from lachesis.runs.item_keys import item_digest, or_none
 from lachesis.runs.pipeline import Pipeline
 from lachesis.runs.results import Row
 from lachesis.runs.running_figures import RunningFigures
+from lachesis.wording import counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +112,7 @@ class BatchResult:
                 if causes.may_pass or not causes
                 else f"{REPEATS} (with --retry_failed)"
             )
-            yield f"{self.totals.failed} samples failed, see {failures}; {again}"
+            yield f"{counted(self.totals.failed, 'sample')} failed, see {failures}; {again}"
         if self.totals.discarded and not self.totals.kept:
             yield (
                 f"all {self.totals.discarded} finished samples are discarded: the model writes no reasoning; ask for "

@@ -23,6 +23,7 @@ from lachesis.batch.totals import Caps
 from lachesis.run_folder import OtherSettings, RunFolderError, changes
 from lachesis.runs.file_sink import unscored_groups
 from lachesis.trajectories import JsonlWriter, read_lines
+from lachesis.wording import counted
 
 _NAME = re.compile(r"shard_(\d+)_of_(\d+)")
 
@@ -79,9 +80,9 @@ def merge_shards(run: Path, out: Path) -> tuple[list[str], bool]:
             ) from error
     totals, (count,) = sink.totals, counts
     kinds = f"{totals.kept} kept, {totals.discarded} discarded, {totals.failed} failed"
-    said = [f"{len(shards)} shards: {kinds}: {out}"]
+    said = [f"{counted(len(shards), 'shard')}: {kinds}: {out}"]
     if (unplayed := sink.total - totals.done) > 0:
-        said.append(f"{unplayed} samples are not played yet; start their shards again, and merge again")
+        said.append(f"{counted(unplayed, 'sample')} not played yet; start their shards again, and merge again")
     if missing := [shard_folder(run, (i, count)).name for i in range(1, count + 1) if (i, count) not in shards]:
         said.append(f"missing: {', '.join(missing)}; play them and merge again")
     return said, len(said) == 1

@@ -55,7 +55,7 @@ async def _serve(settings: ApiSettings) -> int:
     stopped = stop_event()
     async with RolloutApiServer(settings, report=_report) as server:
         state = server.state
-        held = f"{len(state.waiting)} groups wait, {len(state.batches)} batches are not acknowledged"
+        held = f"groups waiting: {len(state.waiting)}, batches not acknowledged: {len(state.batches)}"
         _report(f"{server.url} (a page for browsers, /metrics); {settings.db}: {held}")
         await stopped.wait()
     return 0

@@ -10,6 +10,8 @@ from statistics import fmean
 from rich.console import Console
 from rich.table import Table
 
+from lachesis.wording import counted
+
 _DESCRIPTION = """\
 Play an environment's reference policy twice for each item, one that does nothing, and one that calls tools at random,
 and say what is suspicious: no full marks for the reference, marks for the others, rewards that differ between equal
@@ -24,7 +26,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("-n", type=int, default=5, metavar="N", help="items to play (default: 5)")
     given, flags = parser.parse_known_args(argv)
     console = Console()
-    Console(stderr=True).print(f"{given.environment}: playing {given.n} items by three policies", style="dim")
+    Console(stderr=True).print(
+        f"{given.environment}: playing {counted(given.n, 'item')} by three policies", style="dim"
+    )
     from lachesis.cli.environment_classes import environment_class
     from lachesis.environments.checking import check_environment
     from lachesis.runs.command_line import report_error

@@ -43,6 +43,7 @@ from lachesis.lazy import quiet_imports
 from lachesis.run_folder import refuse_files_of_runs
 from lachesis.runs.progress import Progress, Standing
 from lachesis.trajectories import JsonlError
+from lachesis.wording import counted
 
 if TYPE_CHECKING:
     from lachesis.inference import OpenAIServer
@@ -114,7 +115,7 @@ def _finish(jobs: Sequence[Job], settings: Settings, totals: Totals, *, folder: 
     """Write the metrics, then remove the progress files."""
     first = jobs[0].output
     path = first.parent / settings.metrics.output_file if folder else first.with_name(f"{first.stem}_metrics.json")
-    outputs = f"{len(jobs)} files in {first.parent}" if folder else str(first)
+    outputs = f"{counted(len(jobs), 'file')} in {first.parent}" if folder else str(first)
     metrics = path if settings.metrics.enabled else "none"
     if settings.metrics.enabled:
         rows = ({"file": job.output.name, **row} for job in jobs for row in read_progress(job))

@@ -19,6 +19,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from lachesis.wording import counted
+
 MAX_TOKENS = 200
 PLAYERS = {"embedded": "SmolLM2-135M (embedded)", "reference": "reference policy (no model)"}
 
@@ -68,7 +70,7 @@ async def _play(console: Console, arguments: argparse.Namespace) -> int:
             agent_temperature=0.4,
             data_path_to_save_groups=str(folder / "groups.jsonl"),
         )
-        plays = f"plays {arguments.items} problems, {arguments.group_size} rollouts each"
+        plays = f"plays {counted(arguments.items, 'problem')}, {counted(arguments.group_size, 'rollout')} each"
         console.print(f"\n[bold]{title}[/bold] {plays}", highlight=False)
         env = GSM8kAgentEnv(config, [ServerConfig(model_name=player)])
         env.console = console

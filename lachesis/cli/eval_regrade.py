@@ -27,6 +27,7 @@ from lachesis.run_folder import settings_of
 from lachesis.runs.flags import accepts
 from lachesis.trajectories.exports import GroupRecord, read_groups
 from lachesis.trajectories.jsonl import JsonlWriter
+from lachesis.wording import counted
 
 _OF_THE_RUN = (
     *("terminal_backend", "sandbox", "sandbox_profile", "terminal_image", "terminal_workdir", "terminal_network"),
@@ -78,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.link(temporary, out)  # it replaces nothing
     finally:
         temporary.unlink(missing_ok=True)
-    print(f"{len(rollouts)} rollouts graded anew: {out}")
+    print(f"{counted(len(rollouts), 'rollout')} graded anew: {out}")
     _show(list(before()), list(read_groups(out)))
     return 0
 
@@ -125,7 +126,7 @@ def _show(before: Sequence[GroupRecord], after: Sequence[GroupRecord]) -> None:
         for rollout in group["rollouts"]
         if "regraded" in rollout and rollout["regraded"]["reward"] != rollout["reward"]
     ]
-    print(f"changed: {len(changes)} rewards")
+    print(f"changed: {counted(len(changes), 'reward')}")
     for group, rollout in changes[:_SHOWN]:
         print(
             f"  {_name(group['item'])} {rollout['rollout_id']}: {rollout['regraded']['reward']} -> {rollout['reward']}"

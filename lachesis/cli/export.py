@@ -31,6 +31,7 @@ from lachesis.trajectories.exports import (
     write_export,
 )
 from lachesis.trajectories.jsonl import has_torn_tail
+from lachesis.wording import counted
 
 JOB = "harbor"
 """The format that is a folder: the trajectories as `atif` writes them, with all that Harbor's viewer shows."""
@@ -80,8 +81,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             write = partial(write_export, export, min_reward=arguments.min_reward)
             read = read_items if getattr(export, "of_items", False) else read_groups
             read = _with_failures if getattr(export, "with_failures", False) else read
+            _check_ending(arguments.out, getattr(export, "ending", ""))
             if hasattr(export, "settings"):
                 export.settings = settings_of(arguments.groups)
+        if arguments.groups.name.endswith(".failed.jsonl"):
+            read = _last_of_each
         if has_torn_tail(arguments.groups):
             print(f"note: {arguments.groups}: its last line is incomplete and left out", file=sys.stderr)
         totals = write(read(arguments.groups), arguments.out)
@@ -91,9 +95,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(explained(cause), end="", file=sys.stderr)
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code if isinstance(error, LachesisError) else 1
-    print(f"{totals.lines} lines from {totals.rollouts} rollouts of {totals.groups} groups: {arguments.out}")
-    print_counts("left out", totals.left_out, " rollouts")
-    print_counts("changed", totals.warnings, " lines")
+    source = f"{counted(totals.rollouts, 'rollout')} of {counted(totals.groups, 'group')}"
+    print(f"{counted(totals.lines, 'line')} from {source}: {arguments.out}")
+    print_counts("left out", totals.left_out, "rollout")
+    print_counts("changed", totals.warnings, "line")
     return 0
 
 
@@ -116,8 +121,20 @@ def _with_failures(groups: Path) -> Iterator[dict[str, Any]]:
         done.add(group["item_key"])
         yield group
     if (failed := groups.with_suffix(".failed.jsonl")).is_file():
-        last = {group["item_key"]: group for group in read_groups(failed) if group["item_key"] not in done}
-        yield from last.values()
+        yield from (group for group in _last_of_each(failed) if group["item_key"] not in done)
+
+
+def _last_of_each(failed: Path) -> Iterator[dict[str, Any]]:
+    """Of each item in a file of groups without a score: what its last start made of it."""
+    yield from {group["item_key"]: group for group in read_groups(failed)}.values()
+
+
+def _check_ending(out: Path, ending: str) -> None:
+    if not out.name.endswith(ending):
+        name = out.parent / f"{out.stem or 'NAME'}{ending}"
+        raise ExportOptionsError(
+            f"--out {out}: readers of this format find only files NAME{ending}; write --out {name}"
+        )
 
 
 def _job_writer(groups: Path, options: dict[str, Any]) -> Callable[[Iterable[GroupRecord], Path], ExportTotals]:
@@ -150,7 +167,7 @@ def options_of(text: str) -> dict[str, Any]:
 
 def print_counts(title: str, counts: Counter[str], unit: str = "") -> None:
     for name, count in counts.most_common():
-        print(f"  {title}: {count}{unit}, {printable(name)}")
+        print(f"  {title}: {counted(count, unit) if unit else count}, {printable(name)}")
 
 
 def printable(text: str) -> str:

@@ -17,6 +17,7 @@ from lachesis.testing.fake_server import FakeServer, Fault, Lengths, Policy, Scr
 from lachesis.testing.fake_server.faults import fault_plan
 from lachesis.testing.fake_server.policies import POLICIES, create_policy
 from lachesis.testing.fake_server.updates import PauseMode
+from lachesis.wording import counted
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -50,7 +51,8 @@ async def _serve(server: FakeServer, arguments: argparse.Namespace) -> int:
         signal.signal(number, signal.SIG_IGN)
     counts = server.stats
     print(
-        f"{counts['requests']} requests, {counts['completions']} completions, {counts['completion_tokens']} tokens, "
+        f"{counted(counts['requests'], 'request')}, {counted(counts['completions'], 'completion')}, "
+        f"{counted(counts['completion_tokens'], 'token')}, "
         f"{counts['cancelled']} cancelled",
         file=sys.stderr,
     )

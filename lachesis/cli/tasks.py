@@ -14,6 +14,7 @@ import yaml
 from lachesis.cli.subcommands import run_subcommand
 from lachesis.errors import SettingsError
 from lachesis.task_folders import Task, TaskError, create_row_task, find_tasks, read_task, row_name, write_task
+from lachesis.wording import counted
 
 SUBCOMMANDS = {
     "build": ("lachesis.cli.tasks_build:main", "write real fixes of Python packages, and mutations, as task folders"),
@@ -54,7 +55,7 @@ def _line(task: Task) -> list[str]:
     environment, step = task.environment, task.steps[0]
     return [
         task.name,
-        f"{len(task.steps)} steps" if task.config.steps else "1 step",
+        counted(len(task.steps) or 1, "step"),
         environment.docker_image or "Dockerfile",
         step.agent.network_mode or "",
         f"{'no limit' if step.agent.timeout_sec is None else f'{step.agent.timeout_sec:g} s'}",
@@ -117,7 +118,7 @@ def convert(argv: Sequence[str]) -> int:
         except TaskError as error:
             print(f"error: {error}", file=sys.stderr)
             failed += 1
-    print(f"{written} tasks written to {arguments.target}, {failed} could not be converted", file=sys.stderr)
+    print(f"{counted(written, 'task')} written to {arguments.target}, {failed} could not be converted", file=sys.stderr)
     return 1 if failed or not written else 0
 
 

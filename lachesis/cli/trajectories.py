@@ -25,6 +25,7 @@ from lachesis.trajectories.file_statistics import SPREADS, FileStatistics
 from lachesis.trajectories.formats import CONVERTIBLE, converter, format_of, read_chat
 from lachesis.trajectories.jsonl import JsonlError, has_torn_tail
 from lachesis.trajectories.validation import VALIDATORS, validate_entry
+from lachesis.wording import counted
 
 
 class TrajectoryFilesError(LachesisError):
@@ -129,10 +130,10 @@ def _validate(arguments: argparse.Namespace) -> int:
             else:
                 valid[arguments.format or format_of(line.entry)] += 1
     if shown > arguments.show:
-        print(f"... {shown - arguments.show} more problems; --show N prints more")
+        print(f"... {counted(shown - arguments.show, 'problem')} more; --show N prints more")
     named = ", ".join(f"{times} {name}" for name, times in valid.most_common())
-    counted = f"{wrong + valid.total()} entries: {wrong} break the rules of their format"
-    print(f"{counted}; valid: {named}" if named else counted)
+    found = f"{wrong + valid.total()} entries: {wrong} break the rules of their format"
+    print(f"{found}; valid: {named}" if named else found)
     return int(bool(wrong))
 
 

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lachesis.trajectories import RecordVerifier, Totals
+from lachesis.wording import counted
 
 ROWS = ("sampled", "delivered", "duplicated", "wrong_prefix", "undelivered", "unchecked", "lost")
 
@@ -75,8 +76,8 @@ def _parse(line: bytes) -> Any:
 def _show(console: Console, found: Mapping[str, Totals]) -> None:
     for path, totals in found.items():
         status = "ok" if totals.ok else "WRONG"
-        of = f"{totals.samples:,} samples of {totals.rollouts:,} rollouts, {totals.rejected:,} rejected"
-        _say(console, f"{status:<6}{path}: {of}", style="green" if totals.ok else "red")
+        of = f"{counted(totals.samples, 'sample')} of {counted(totals.rollouts, 'rollout')}"
+        _say(console, f"{status:<6}{path}: {of}, {totals.rejected:,} rejected", style="green" if totals.ok else "red")
         table = Table(box=SIMPLE_HEAD, pad_edge=False)
         for column in ("", "tokens", "share"):
             table.add_column(column, justify="right" if column else "left", no_wrap=True)
@@ -91,7 +92,7 @@ def _show(console: Console, found: Mapping[str, Totals]) -> None:
             _say(console, f"{path}{line}: {rollout}{problem.reason}")
         hidden = totals.problem_count - len(totals.problems)
         if hidden:
-            _say(console, f"{path}: {hidden} more problems (--problems N shows more)")
+            _say(console, f"{path}: {counted(hidden, 'problem')} more (--problems N shows more)")
 
 
 def _say(console: Console, text: str, style: str | None = None) -> None:

@@ -40,6 +40,7 @@ from lachesis.runs.server_settings import as_server_configs
 from lachesis.runs.setting_facts import NO_FACTS
 from lachesis.runs.settings import HermesAgentEnvConfig
 from lachesis.training.rollout_api import Registration
+from lachesis.wording import counted
 
 _OF_THE_LOOP = (
     *("enabled_toolsets", "disabled_toolsets", "distribution", "max_agent_turns", "max_tool_calls", "eval_items"),
@@ -317,11 +318,11 @@ class AtroposPlayer(HermesAgentBaseEnv):
             self._say(f"{self.run_name}: {self.drift_totals.describe()}")
         elif self.drift_totals.refused:
             refused = self.drift_totals.refused
-            own_groups.tell(self, f"{refused} samples were refused: they train text that the model did not say")
+            own_groups.tell(self, f"{counted(refused, 'sample')} refused, for text that the model did not say")
         if self._outside:
-            own_groups.tell(self, f"{self._outside} tokens were sampled outside of items, and are in no group")
+            own_groups.tell(self, f"{counted(self._outside, 'token')} sampled outside of items, in no group")
         if left := len(self.stock.backlog):
-            own_groups.tell(self, f"{left} items of the backlog were not played")
+            own_groups.tell(self, f"{counted(left, 'item')} of the backlog not played")
 
     def _say(self, line: str) -> None:
         Console().print(line, markup=False, highlight=False, soft_wrap=True)

@@ -25,6 +25,7 @@ from lachesis.runs.server_settings import ServerConfigError
 from lachesis.testing.reference_server import Policy
 from lachesis.tracebacks import in_one_line
 from lachesis.trajectories import Message, ToolCall, read_lines
+from lachesis.wording import counted
 
 SLOW_SETUP = 30.0
 """Seconds of `setup` that are said to be slow."""
@@ -213,7 +214,7 @@ def _judge(report: CheckReport) -> None:
     add = report.findings.append
     for played in report.played:
         for reason in played.reasons:
-            add(f"{played.policy}: {len(played.unscored)} rollouts have no score: {reason}")
+            add(f"{played.policy}: {counted(len(played.unscored), 'rollout')} without a score: {reason}")
         for title, scored in played.by_item.items():
             if played.policy == "reference" and len(set(scored)) > 1:
                 listed = " and ".join(f"{reward:g}" for reward in scored)

@@ -51,6 +51,7 @@ from lachesis.training.outbox import Outbox
 from lachesis.training.rollout_api import EnvDescription, RolloutApi
 from lachesis.trajectories import sampling_problem
 from lachesis.trajectories.sampling_record import HARMLESS_FIELDS
+from lachesis.wording import counted
 
 
 class EvaluationBroken(LachesisError, RuntimeError):
@@ -113,8 +114,8 @@ async def own_evaluation(env: Environment) -> Any:
     # A loop made by hand notes the error of its request again.
     if broken := list({id(error): error for error in (*failed.values(), *of_tasks.values())}.values()):
         raise EvaluationBroken(
-            f"{env.run_name}: the infrastructure failed {len(broken)} times under its evaluation, whose figures may "
-            f"count that as failures of the model; the first: {broken[0]}"
+            f"{env.run_name}: the infrastructure failed {counted(len(broken), 'time')} under its evaluation, whose "
+            f"figures may count that as failures of the model; the first: {broken[0]}"
         )
     return result
 
@@ -433,7 +434,7 @@ async def _draw_eval_items(env: Environment) -> None:
     wanted = env.config.eval_items
     if (found := len(await env.get_eval_items())) < wanted:
         raise UnusableSettings(
-            f"evaluation would take all {found} items (env.eval_items is {wanted}) and leave none to train on: "
+            f"evaluation would take every item ({found}; env.eval_items is {wanted}) and leave none to train on: "
             "write get_eval_items, or set --env.eval_items lower or --env.steps_per_eval 0"
         )
 

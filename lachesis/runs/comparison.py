@@ -21,6 +21,7 @@ from lachesis.runs.report import MAX_CHARACTERS, Run, mean_bars, render_page
 from lachesis.runs.results import RunFiles
 from lachesis.runs.summary import Summariser, Summary
 from lachesis.trajectories import read_lines
+from lachesis.wording import counted
 
 
 class ComparisonError(LachesisError):
@@ -119,7 +120,7 @@ class Comparison:
         yield "B - A", f"{found}"
         yield "by item", f"B is higher at {found.better}, lower at {found.worse}, equal at the others"
         for name, difference in self.categories.items():
-            yield f"B - A of {name}", f"{difference} ({difference.items} items)"
+            yield f"B - A of {name}", f"{difference} ({counted(difference.items, 'item')})"
         if self.settings:
             yield "settings", self.settings
 

@@ -8,6 +8,7 @@ from typing import Any
 from lachesis.evaluation import mean_over_items, samples_needed
 from lachesis.runs.item_keys import plain
 from lachesis.runs.summary import Summary
+from lachesis.wording import counted
 
 MAX_CATEGORIES = 20
 
@@ -60,8 +61,11 @@ def figure_rows(summary: Summary) -> Iterator[Row]:
         yield "mean reward" if name == "avg_reward" else name, f"{mean}{cases}"
     yield "invalid", invalid(summary)
     if (more := samples_needed(list(summary.scores.values()))) is not None:
-        yield "for ±1 point", f"{more} more samples, of further items" if more else "there are enough samples"
+        yield (
+            "for ±1 point",
+            f"{counted(more, 'sample')} more, of further items" if more else "there are enough samples",
+        )
     for name, scores in list(summary.categories.items())[:MAX_CATEGORIES]:
-        yield f"mean of {name}", f"{mean_over_items(scores)} ({len(scores)} items)"
+        yield f"mean of {name}", f"{mean_over_items(scores)} ({counted(len(scores), 'item')})"
     if (hidden := len(summary.categories) - MAX_CATEGORIES) > 0:
         yield "categories", f"{hidden} more; see metrics.json"

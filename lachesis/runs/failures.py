@@ -14,6 +14,7 @@ from lachesis.errors import ExitCode, LachesisError
 from lachesis.runs.decisions import Decision, LeftOut
 from lachesis.runs.running_figures import VARYING, Causes
 from lachesis.tracebacks import in_one_line
+from lachesis.wording import counted
 
 MAX_TRACEBACKS = 5
 """Different exceptions of the environment that are printed in full."""
@@ -180,7 +181,7 @@ class FailureBrake:
         self._in_a_row += 1
         if self._in_a_row >= self._most and isinstance(decision, LeftOut) and useless:
             raise RunStopped(
-                f"{self._in_a_row} groups in a row that are not sent; the last one: {decision.reason}: "
+                f"{counted(self._in_a_row, 'group')} in a row that are not sent; the last one: {decision.reason}: "
                 f"{decision.detail}\n{REPEATS}"
             )
         if self._in_a_row >= self._most:
@@ -192,7 +193,7 @@ class FailureBrake:
             raise stopped(
                 "\n".join(
                     [
-                        f"{self._in_a_row} groups in a row without a scored rollout; the last one: "
+                        f"{counted(self._in_a_row, 'group')} in a row without a scored rollout; the last one: "
                         f"{why or 'no reason is known'}",
                         *(["rollouts without a score:", *self._causes.lines()] if self._causes else []),
                         PASSES if may_pass else REPEATS,

@@ -33,6 +33,7 @@ from lachesis.runs.running_figures import RunningFigures
 from lachesis.runs.summary import Summary
 from lachesis.tasks import finish
 from lachesis.trajectories import JsonlWriter, read_lines
+from lachesis.wording import counted
 
 T = TypeVar("T")
 
@@ -102,7 +103,8 @@ class FileSink(Sink[PlayedGroup]):
             await to_its_end(self._open, stack)
             self._earlier_done = self._earlier()
             if self._earlier_done:
-                line = f"continuing {self.files.groups}: {self._earlier_done} {self.unit} are done"
+                done = counted(self._earlier_done, self.unit.removesuffix("s"))
+                line = f"continuing {self.files.groups}: {done} done"
                 self.console.print(line, markup=False, highlight=False, soft_wrap=True)
             try:
                 yield
@@ -137,7 +139,7 @@ class FileSink(Sink[PlayedGroup]):
         self._complete_trajectories()
 
     def standing(self, pipeline: Pipeline[PlayedGroup]) -> Standing:
-        return self._standing(pipeline, [f"{self.figures.rollouts} rollouts"] if self.size > 1 else [])
+        return self._standing(pipeline, [counted(self.figures.rollouts, "rollout")] if self.size > 1 else [])
 
     def _standing(self, pipeline: Pipeline[PlayedGroup], notes: list[str]) -> Standing:
         ended = self.played + self.failed_groups + self.declined + self.left_to_agents

@@ -27,6 +27,7 @@ from lachesis.runs.item_keys import ItemKeys, or_none, part_key
 from lachesis.runs.progress import Progress, Standing
 from lachesis.tasks import cancel_requests, finish
 from lachesis.tracebacks import explained, headline
+from lachesis.wording import counted
 
 G = TypeVar("G")
 
@@ -370,7 +371,7 @@ class Pipeline(Generic[G]):
                 if self._retries.put_aged(job, decision.tokens):
                     self.tally.replayed[job.key] += 1
                     return None
-                decision = replace(decision, detail=f"{decision.detail}; played {job.too_old} times")
+                decision = replace(decision, detail=f"{decision.detail}; played {counted(job.too_old, 'time')}")
             elif decision.again and self.sink.retry_pause is not None:
                 if not self._retries.put(job, decision, last=self.exhausted and len(self._playing) <= 1):
                     tokens = decision.tokens + job.tokens
@@ -401,7 +402,7 @@ class Pipeline(Generic[G]):
         working: set[asyncio.Task[None]] = {*self._playing, *self.sink.background}
         if self._playing and not self._hurry.is_set():
             self.tell(
-                f"in flight: {_groups(len(self._playing))}, with {self.grace_period:g} s to finish; another "
+                f"in flight: {counted(len(self._playing), 'group')}, with {self.grace_period:g} s to finish; another "
                 "Ctrl-C or SIGTERM ends them at once"
             )
         hurry = asyncio.create_task(self._hurry.wait())
@@ -410,7 +411,7 @@ class Pipeline(Generic[G]):
             working -= done
         hurry.cancel()
         if self.grace_period and (given_up := len(working & self._playing.keys())):
-            self.tell(f"{_groups(given_up)} did not finish; the next start plays their items again")
+            self.tell(f"{counted(given_up, 'group')} did not finish; the next start plays their items again")
         await _cancel(working)
         for task in self._playing:
             if not task.cancelled() and (error := task.exception()) is not None:
@@ -431,10 +432,6 @@ def _is_infrastructure(error: BaseException) -> bool:
     if isinstance(error, BaseExceptionGroup):
         return all(map(_is_infrastructure, error.exceptions))
     return isinstance(error, BackendError | InferenceError | OSError)
-
-
-def _groups(count: int) -> str:
-    return "1 group" if count == 1 else f"{count} groups"
 
 
 async def _cancel(tasks: set[asyncio.Task[None]]) -> None:

@@ -29,6 +29,7 @@ from lachesis.runs.exclusion import item_of, of_record
 from lachesis.runs.item_keys import whole_and_part
 from lachesis.runs.summary import Summariser, Summary
 from lachesis.trajectories.exports import stored_messages
+from lachesis.wording import counted
 
 _TEMPLATES = Path(__file__).parent / "templates"
 HISTOGRAM_BINS = 10
@@ -302,7 +303,9 @@ def _passes(scores: Sequence[Sequence[float | None]]) -> tuple[list[tuple[str, A
         points = []
         for k, mean in means:
             y, low, high = (round(186 - 174 * value, 1) for value in (mean.mean, mean.low, mean.high))
-            points.append((places[k], y, f"{name.replace('k', str(k))}: {mean}, {mean.items} items", low, high))
+            points.append(
+                (places[k], y, f"{name.replace('k', str(k))}: {mean}, {counted(mean.items, 'item')}", low, high)
+            )
         curves.append((name, points))
     return curves, [(place, k) for k, place in places.items()]
 

@@ -23,6 +23,7 @@ from lachesis.runs.failures import REPEATS
 from lachesis.runs.running_figures import RunningFigures
 from lachesis.runs.summary import Summary
 from lachesis.trajectories.entries import COMPLETED_FILE, FAILED_FILE
+from lachesis.wording import counted
 
 Row = tuple[str, str]
 
@@ -119,14 +120,16 @@ class RunResult:
             yield (
                 "weights",
                 f"{summary.versions:.2f} versions a rollout, at most {summary.most_versions}; "
-                f"{summary.interrupts} interrupts",
+                f"{counted(summary.interrupts, 'interrupt')}",
             )
         if summary.compression_metrics():
-            yield "contexts", f"{summary.compressions} compressed, {summary.failed_compressions} times in vain"
+            in_vain = counted(summary.failed_compressions, "time")
+            yield "contexts", f"{summary.compressions} compressed, {in_vain} in vain"
         if summary.discarded:
-            yield "rolled back", f"{summary.discarded} completions"
+            yield "rolled back", counted(summary.discarded, "completion")
         if summary.beside:
-            yield "beside", f"{summary.beside} tokens in no rollout, of judges or of what the environment dropped"
+            beside = counted(summary.beside, "token")
+            yield "beside", f"{beside} in no rollout, of judges or of what the environment dropped"
         for name, value in summary.metrics.items():
             yield name.replace("_", " "), f"{value:.3f}"
         if summary.uncounted_requests:
@@ -201,23 +204,23 @@ class RunResult:
             yield "rollouts that broke their own sandbox, by what they did or because a limit is too low for the task:"
             yield from (f"  {line}" for line in faults.lines())
         if self.failed_groups:
-            what = "samples have no score" if self.evaluation else "groups had no scored rollout"
+            what = "samples had no score" if self.evaluation else "groups had no scored rollout"
             again = "start again to play them" if causes.may_pass else REPEATS
             yield f"{self.failed_groups} of the {what}; {again}"
         if summary.failed_compressions:
             yield (
-                f"{summary.failed_compressions} times a context stayed as it was, the last time because: "
+                f"a context stayed as it was {counted(summary.failed_compressions, 'time')}, the last time because: "
                 f"{summary.uncompressed_because}"
             )
         if self.declined:
-            yield f"{self.declined} items have no group: the environment returned none for them"
+            yield f"{counted(self.declined, 'item')} without a group: the environment returned none"
         if self.left_to_agents:
             yield (
-                f"{self.left_to_agents} groups have no score: score_of_timeout or score_of_agent_fault leaves out what "
-                "their agents did"
+                f"{counted(self.left_to_agents, 'group')} without a score: score_of_timeout or score_of_agent_fault "
+                "leaves out what their agents did"
             )
         if self.exceptions:
-            yield f"{self.exceptions} rollouts ended in an exception of the environment; see the report"
+            yield f"{counted(self.exceptions, 'rollout')} ended in an exception of the environment; see the report"
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,7 +291,7 @@ class ServeResult:
         parts = [f"max_staleness: waiting for {self.held_by}"] if self.held_by else []
         parts += [
             f"groups {self.sent} sent, {self.waiting} waiting, {self._refused()} refused",
-            f"{self.playing} groups playing",
+            f"{counted(self.playing, 'group')} playing",
             f"tokens {self.delivered_tokens} delivered, {self.undelivered_tokens} not",
         ]
         if self.ages:
@@ -305,7 +308,7 @@ class ServeResult:
             yield "posted again", f"{self.requeued}, which a restarted API had lost"
         if self.maybe_doubled:
             yield "maybe doubled", f"{self.maybe_doubled}; group_overrides.group_id identifies them"
-        yield "rollouts", f"{self.rollouts} in {self.groups} groups of this start"
+        yield "rollouts", f"{self.rollouts} in {counted(self.groups, 'group')} of this start"
         yield from self.exclusion.rows()
         yield "tokens", f"{self.delivered_tokens} delivered, {self.undelivered_tokens} undelivered"
         yield "mean reward", "none was scored" if math.isnan(self.reward) else f"{self.reward:.3f}"
@@ -319,8 +322,8 @@ class ServeResult:
                 yield "too old, sent", f"{over}, older than max_staleness = {self.max_staleness}"
         if self.replayed:
             key, times = max(self.replayed.items(), key=itemgetter(1))
-            total = sum(self.replayed.values())
-            yield "replayed for age", f"{total} times, {len(self.replayed)} items; most often {key}: {times}"
+            total = f"{counted(sum(self.replayed.values()), 'time')}, {counted(len(self.replayed), 'item')}"
+            yield "replayed for age", f"{total}; most often {key}: {times}"
         if self.held_seconds >= 1:
             yield "held for age", f"{self.held_seconds:.0f} s in which new groups waited for older ones"
 

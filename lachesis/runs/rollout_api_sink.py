@@ -36,6 +36,7 @@ from lachesis.training.relay import OutboxRelay, Pace, RelayError
 from lachesis.training.rollout_api import EnvDescription, EnvStatus, GroupError, RolloutApi, TrainerInfo, encode_json
 from lachesis.training.staleness import StalenessCap, WhenStale
 from lachesis.trajectories import JsonlError, JsonlWriter
+from lachesis.wording import counted
 
 G = TypeVar("G")
 
@@ -185,7 +186,7 @@ class RolloutApiSink(Sink[G]):
                 self._refused = await self.outbox.run(partial(JsonlWriter, self._refused_path, fsync=True))
                 self._logged_ages = Counter(self.outbox.state.ages)  # earlier starts have logged those
                 if left := self.outbox.state.undelivered:
-                    self.tell(f"continuing {self.outbox.folder}: {left} groups are on their way")
+                    self.tell(f"continuing {self.outbox.folder}: {counted(left, 'group')} on the way")
                 self._delivering = delivering = asyncio.create_task(self.relay.run())
                 delivering.add_done_callback(lambda _: changed())
                 try:
@@ -247,7 +248,7 @@ class RolloutApiSink(Sink[G]):
         if known is None or self.relay.status is None:
             return ""
         total = self._total()
-        return f"the trainer has made {known.step} of {total} steps" if 0 <= total <= known.step else ""
+        return f"the trainer has made {known.step} of {counted(total, 'step')}" if 0 <= total <= known.step else ""
 
     def _nothing_to_learn(self) -> str:
         """Why no group teaches anything any more; empty while one may."""
@@ -255,9 +256,9 @@ class RolloutApiSink(Sink[G]):
         if most is None or len(rewards) < most:
             return ""
         return (
-            f"nothing is left to learn: {len(rewards)} groups in a row had equal rewards, {fmean(rewards):.3f} on "
-            "average, while the trainer made no step. The task is solved, or too hard for this model "
-            "(env.max_equal_groups)"
+            f"nothing is left to learn: {counted(len(rewards), 'group')} in a row had equal rewards, "
+            f"{fmean(rewards):.3f} on average, while the trainer made no step. The task is solved, or too hard for "
+            "this model (env.max_equal_groups)"
         )
 
     def _total(self) -> int:

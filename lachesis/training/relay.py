@@ -40,6 +40,7 @@ from lachesis.training.rollout_api import (
     TrainerInfo,
     UnknownEnv,
 )
+from lachesis.wording import counted
 
 MAX_FAILURES = 5
 """Times that the API may fail (5xx) over one group, while it answers everything else."""
@@ -283,7 +284,7 @@ class OutboxRelay:
         )
         await self.outbox.registered(known, restarted=restarted, taken=taken)
         if restarted and before is not None:
-            self.report(f"{self.api.url} was restarted; {len(state.waiting)} groups wait to be posted")
+            self.report(f"{self.api.url} was restarted; {counted(len(state.waiting), 'group')} to be posted")
         elif info.batch_size % self.env.group_size and identity.stock:
             self.report(
                 f"the trainer's batch_size {info.batch_size} is no multiple of group_size {self.env.group_size}: "

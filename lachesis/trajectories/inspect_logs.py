@@ -61,6 +61,8 @@ class InspectLog:
 
     with_failures = True
     """It takes the groups without a scored rollout too: Inspect shows their errors."""
+    ending = ".eval"
+    """Inspect finds logs by it."""
 
     def __init__(self) -> None:
         self.settings: Mapping[str, Any] = {}

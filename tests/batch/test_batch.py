@@ -373,7 +373,7 @@ def test_shards_joined_are_the_whole_run(tmp_path: Path, capsys: pytest.CaptureF
         capped = flags(source, tmp_path / "capped", server.base_url, "--concurrency", "1", "--max_total_tokens", "15")
         assert batch([*capped, "--shard", "1/2"]) == 0
         assert batch(["merge", str(tmp_path / "capped/run")]) == 1
-        assert "samples are not played yet" in capsys.readouterr().out
+        assert "samples not played yet" in capsys.readouterr().out
     assert batch(["merge", str(tmp_path / "run")]) == 0
     merged, whole = tmp_path / "run" / "merged", tmp_path / "whole" / "run"
     assert "3 shards: 20 kept, 1 discarded, 1 failed" in capsys.readouterr().out

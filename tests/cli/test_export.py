@@ -63,7 +63,7 @@ def test_the_totals_name_every_rollout(groups: Path, capsys: pytest.CaptureFixtu
     capsys.readouterr()
     assert export(groups, "--format", "trajectory", "--out", out) == 0
     printed = capsys.readouterr().out
-    assert "changed: 1 lines, arguments_replaced" in printed
+    assert "changed: 1 line, arguments_replaced" in printed
     assert "left out: 2 rollouts, no answer by the model" in printed
     assert len(lines(out)) == 7, "an earlier export is replaced"
 
@@ -143,6 +143,8 @@ def typed(group, *, margin=0.0, names=("a",), title="pairs"):
         (("--format", "trajectory", "--options", "{system: none_}"), ["option system", "'generated'"], 2),
         (("--format", "dataset", "--out", "groups.jsonl"), ["groups file itself"], 2),
         (("--format", "dataset", "--out", "."), ["not a regular file"], 1),
+        (("--format", "inspect", "--out", "log.json"), ["--out log.json", "write --out log.eval"], 2),
+        (("--format", "inspect", "--out", "."), ["write --out NAME.eval"], 2),
         (("--format", "dataset", "--out", "groups.jsonl/x"), ["groups.jsonl/x"], 1),
         (("--format", "dataset", "--groups", "missing.jsonl"), ["missing.jsonl"], 1),
         (("--format", "dataset", "--groups", "broken.jsonl"), ["broken.jsonl", "line 5"], 1),
@@ -335,7 +337,8 @@ def test_a_rollout_id_is_in_a_group_once(groups: Path, tmp_path: Path, capsys: p
         assert said in capsys.readouterr().err
 
 
-async def test_an_item_that_failed_at_several_starts_is_once_in_a_log_of_inspect(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["groups.jsonl", "groups.failed.jsonl"])
+async def test_an_item_that_failed_at_several_starts_is_once_in_a_log_of_inspect(tmp_path: Path, name: str) -> None:
     class Raises(SortWords):
         async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
             raise ValueError("a mistake")
@@ -344,9 +347,22 @@ async def test_an_item_that_failed_at_several_starts_is_once_in_a_log_of_inspect
         result = await process(Raises, tmp_path, lambda request: say("No."), total_steps=1)
     failed = lines(result.files.failures)
     assert [group["item_key"] for group in failed] == [failed[0]["item_key"]] * 2
-    assert export(result.files.groups, "--format", "inspect", "--out", tmp_path / "log.eval") == 0
+    groups = result.files.groups.with_name(name)
+    assert export(groups, "--format", "inspect", "--out", tmp_path / "log.eval") == 0
     samples = read_samples(tmp_path / "log.eval")
     assert len(samples) == result.summary.rollouts == 2
     assert {sample["metadata"]["rollout_id"] for sample in samples} == {
         rollout["rollout_id"] for rollout in failed[-1]["rollouts"]
     }
+
+
+async def test_a_file_of_failed_groups_has_each_item_once_in_every_format(tmp_path: Path) -> None:
+    failed, out = tmp_path / "groups.failed.jsonl", tmp_path / "out.jsonl"
+    (first, other, *_) = example_groups()
+    with JsonlWriter(failed) as writer:
+        writer.write_all([{**first, "model": "earlier"}, other, {**first, "model": "later"}])
+    assert export(failed, "--format", "hermes", "--out", out) == 0
+    models = [line["model"] for line in lines(out)]
+    assert "later" in models and "earlier" not in models and other["model"] in models
+    assert export(failed, "--format", "harbor", "--out", tmp_path / "job") == 0
+    assert len(list((tmp_path / "job").glob("*/result.json"))) == len(first["rollouts"]) + len(other["rollouts"])

@@ -63,7 +63,7 @@ def test_one_environment_is_measured_and_played_again_with_other_settings_in_a_f
     assert {str(path.parent) for path in Path("data").rglob("metrics.json")} == {"data/short/eval", "data/short/eval-2"}
     said = " ".join(capsys.readouterr().err.split())
     assert "(max_agent_turns: 8 then, 5 now), so this run has the folder data/short/eval-2" in said
-    assert "continuing data/short/eval-2/samples.jsonl: 1 samples are done" in said
+    assert "continuing data/short/eval-2/samples.jsonl: 1 sample done" in said
     for rollouts in ("1", "2"):
         assert main(["process", "short.py", "-m", "reference", "-n", "1", "-r", rollouts]) == 0
     assert folders("groups.jsonl") == {"data/short": 1, "data/short-2": 1}
@@ -150,7 +150,7 @@ DRAWS = itertools.count()
         ({"earns": lambda said, word: float(len(said) > 3)}, "nothing: it earns up to 1, in 2 of 2 rollouts"),
         ({"earns": lambda said, word: next(DRAWS) % 2 * float(said == word)}, "the reward depends on something else"),
         ({"earns": lambda said, word: {}["answer"]}, "no score: KeyError: 'answer' (test_new_environments.py, line"),
-        ({"earns": lambda said, word: None}, "rollouts have no score"),
+        ({"earns": lambda said, word: None}, "rollouts without a score"),
         ({"reference_policy": lambda self: None}, "there is no reference_policy()"),
         ({"plays": lambda messages, tools: "pear"}, "which is no Message"),
     ],
@@ -169,7 +169,7 @@ def test_an_environment_that_scores_nothing_is_one_finding() -> None:
         check_environment(type("Echo", (Echo,), {"__module__": __name__, "earns": staticmethod(fails)}))
     )
     (finding,) = report.findings
-    assert "rollouts have no score: ValueError: the rubric is missing (test_new_environments.py, line" in finding
+    assert "rollouts without a score: ValueError: the rubric is missing (test_new_environments.py, line" in finding
     (trace,) = report.tracebacks
     assert 'raise ValueError("the rubric is missing")' in trace and trace in str(report)
 

@@ -294,7 +294,7 @@ async def test_an_evaluation_whose_own_requests_fail_is_broken(tmp_path: Path) -
         return 500 if request["messages"][-1]["content"] == "One?" else say("Yes.")
 
     async with ScriptedServer(policy) as server:
-        with pytest.raises(EvaluationBroken, match=r"failed 1 times .* status 500"):
+        with pytest.raises(EvaluationBroken, match=r"failed 1 time .* status 500"):
             await evaluate_alone(make(Asks, server, tmp_path))
 
 

@@ -90,6 +90,18 @@ def test_errors_that_other_arguments_remedy_end_with_2_and_the_others_with_1() -
     [
         ("gsm8k process --env.dataset_name nowhere.jsonl", 2, "see --env.dataset_name"),
         ("gsm8k process --env.terminal_image nowhere", 2, "error: env.terminal_image: image 'nowhere'"),
+        ("gsm8k process --env.terminal_backend dokcer", 2, "Did you mean 'docker'?"),
+        (
+            "gsm8k process --env.terminal_backend docker --env.terminal_options {'url':'unix:///no'}",
+            1,
+            "start the engine",
+        ),
+        ("gsm8k process --openai.base_url 127.0.0.1:9/v1 --openai.model_name m", 2, "write http://127.0.0.1:9/v1"),
+        (
+            "gsm8k process --openai.base_url http://127.0.0.1:9/v1 --openai.model_name m",
+            1,
+            "check that the server runs",
+        ),
         ("gsm8k process --env.data_path_to_save_groups x.failed.jsonl", 2, "choose another name"),
         ("gsm8k process --env.data_path_to_save_groups /proc/x/groups.jsonl", 1, "cannot write to /proc/x"),
         ("gsm8k serve", 2, "Phase 1"),
@@ -111,7 +123,7 @@ def test_errors_that_other_arguments_remedy_end_with_2_and_the_others_with_1() -
         ("export nowhere --format harbo --out x", 2, "'harbor' writes a folder"),
     ],
 )
-def test_every_wrong_setting_ends_with_2(
+def test_every_wrong_setting_ends_with_2_and_what_cannot_be_reached_with_1(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -122,9 +134,10 @@ def test_every_wrong_setting_ends_with_2(
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("LACHESIS_API_TOKEN", raising=False)
     verb, *arguments = command.split()
+    usual = ["--openai.model_name=reference", "--env.total_steps=1"]
     try:
         if verb == "gsm8k":
-            ended = cli.main(GSM8kAgentEnv, [*arguments, "--openai.model_name=reference", "--env.total_steps=1"])
+            ended = cli.main(GSM8kAgentEnv, [arguments[0], *usual, *arguments[1:]])
         else:
             ended = lachesis([verb, *arguments])
     except SystemExit as exited:  # argparse's

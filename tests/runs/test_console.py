@@ -28,6 +28,7 @@ from lachesis.runs.progress import Progress, Standing
 from lachesis.runs.results import Shown, print_result
 from lachesis.runs.running_figures import RunningFigures
 from lachesis.testing.fake_server import FakeServer
+from lachesis.wording import counted
 from tests.support.scripted_server import ScriptedServer, call, say
 from tests.support.small_envs import SortWords, does_nothing, make, process, rollouts, served, sorts
 
@@ -311,6 +312,23 @@ async def test_an_environment_without_any_item_says_so(tmp_path: Path) -> None:
 
     result = await process(Empty, tmp_path, [say("x")], total_steps=3)
     assert "get_next_item gave 0 of the 3" in shown(result)
+
+
+async def test_one_of_anything_is_said_in_the_singular(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mistakes = ["a mistake"]
+
+    class Raises(SortWords):
+        async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+            if mistakes:
+                raise ValueError(mistakes.pop())
+            return 1.0
+
+    raised, _, _ = [await process(Raises, tmp_path, sorts, total_steps=1, group_size=1) for _ in range(3)]
+    assert "1 rollout ended in an exception" in shown(raised)
+    assert "groups.jsonl: 1 group done" in (tmp_path / "console.txt").read_text()
+    assert lachesis(["export", str(tmp_path / "groups.jsonl"), "--format", "trl", "--out", str(tmp_path / "trl")]) == 0
+    assert "1 line from 1 rollout of 1 group: " in capsys.readouterr().out
+    assert (counted(0, "group"), counted(1, "group"), counted(2, "group")) == ("0 groups", "1 group", "2 groups")
 
 
 @pytest.mark.parametrize("width", [60, 140])

@@ -480,7 +480,7 @@ def test_nothing_accepted_is_lost_by_kill_9_and_nothing_is_repeated(tmp_path: Pa
         child = start(_arguments(server, tmp_path, total))
         output = child.communicate(timeout=200)[0]
     assert child.returncode == 0, output
-    assert f"continuing {groups}: {len(kept[-1])} groups are done" in output
+    assert f"continuing {groups}: {len(kept[-1])} groups done" in output
     final = groups.read_text().splitlines()
     for lines_then in kept:
         assert final[: len(lines_then)] == lines_then

@@ -932,7 +932,7 @@ class TestCommand:
         saved = AutoTokenizer.from_pretrained(str(folder))
         assert saved.encode("Hello <|im_end|> <tool_call>") == CODEC.encode("Hello <|im_end|> <tool_call>")
         assert (saved.chat_template, saved.eos_token_id) == (TOKENIZER.chat_template, END)
-        assert process.returncode == 0 and b"1 requests, 1 completions" in said
+        assert process.returncode == 0 and b"1 request, 1 completion" in said
         assert b"PyTorch" not in said
 
     @pytest.mark.parametrize(

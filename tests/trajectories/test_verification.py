@@ -562,7 +562,7 @@ def test_the_command_names_file_line_rollout_and_reason(tmp_path: Path, capsys: 
     assert "torn or half written" in printed
     assert f"{missing}: the file cannot be read: No such file or directory" in printed
     assert f"{empty}: holds no samples" in printed
-    assert printed.startswith(f"ok    {good}: 1 samples of 1 rollouts, 0 rejected")
+    assert printed.startswith(f"ok    {good}: 1 sample of 1 rollout, 0 rejected")
     assert printed.count("WRONG") == 3
 
 

@@ -119,6 +119,15 @@ async def test_the_colour_of_tokens_is_in_the_address(folder: Path) -> None:
         await page.open(address)
         await page.until("document.querySelector('.stage.by-advantage .t.selected')?.i === 4")
         assert await page.eval("document.querySelector('input[value=advantage]').checked")
+        here = await page.eval("location.pathname")
+        await page.press("n" if await page.eval("document.querySelector('a[rel=next]') !== null") else "p")
+        await page.until(f"location.pathname !== {here!r} && document.readyState === 'complete'")
+        assert await page.eval("location.search") == "?sort=turns&colour=advantage"
+        assert await page.eval("document.querySelector('input[value=advantage]').checked"), "the next one has it, too"
+        await page.open(address)
+        await page.until("document.querySelector('.t.selected')")
+        await page.open(address)
+        await page.until("document.querySelector('.t.selected')")
         await page.eval("document.querySelector('input[value=logprob]').click()")
         assert await page.eval("location.search + location.hash") == "?sort=turns#token-4"
         await page.open("about:blank")

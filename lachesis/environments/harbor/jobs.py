@@ -23,6 +23,7 @@ from lachesis.environments.harbor.causes import CAUSES
 from lachesis.trajectories.atif import atif
 from lachesis.trajectories.exports import ExportError, ExportLine, ExportTotals, GroupRecord, RolloutRecord
 from lachesis.utf8 import without_lone_surrogates
+from lachesis.wording import counted
 
 _BACKENDS = ("docker", "singularity", "modal")
 """Those that Harbor has under the same name."""
@@ -214,7 +215,7 @@ def _write_trial(
 def _log(rollout: RolloutRecord, verifier: Mapping[str, Any]) -> Iterator[str]:
     yield f"rollout {rollout['rollout_id']}: {rollout['outcome']} ({rollout['reason']}), reward {rollout['reward']}"
     yield from (f"played again after: {reason}" for reason in rollout["retried_after"])
-    yield f"{rollout['turns']} turns, {rollout['tool_calls']} tool calls, {rollout['seconds']} s"
+    yield f"{counted(rollout['turns'], 'turn')}, {counted(rollout['tool_calls'], 'tool call')}, {rollout['seconds']} s"
     yield from (f"turn {error['turn']}: {error['tool']} failed: {error['error']}" for error in rollout["tool_errors"])
     if verifier:
         yield f"graded: {verifier.get('grading')}, cause {verifier.get('cause')}, rewards {verifier.get('rewards')}"

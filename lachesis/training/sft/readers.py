@@ -32,6 +32,7 @@ from lachesis.trajectories import (
 from lachesis.trajectories.images import joined_data
 from lachesis.trajectories.loading import tools_from_sharegpt
 from lachesis.trajectories.messages import as_message
+from lachesis.wording import counted
 
 SHOWN_LINES: Final = 5
 """Refused lines that the summary names; all of them are in `refused.jsonl`."""
@@ -92,7 +93,8 @@ class Dataset:
     def summary(self) -> str:
         """What was read, the reasons of what was refused, and the first such lines."""
         trained = sum(len(each.trained) for each in self.examples)
-        said = [f"{self.lines} lines: {len(self.examples)} examples with {trained:,} tokens of the model"]
+        examples = f"{counted(len(self.examples), 'example')} with {counted(trained, 'token')} of the model"
+        said = [f"{counted(self.lines, 'line')}: {examples}"]
         if self.refused:
             reasons = Counter(each.reason for each in self.refused)
             named = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())

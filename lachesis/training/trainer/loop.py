@@ -26,6 +26,7 @@ from lachesis.training.trainer.checkpoints import REMEMBERED, Checkpoint, first_
 from lachesis.training.trainer.datums import PreparedBatch, penalise_divergence, prepare
 from lachesis.training.trainer.engine_link import EngineLink, begin, pause_after, while_alive
 from lachesis.training.trainer.settings import Settings
+from lachesis.wording import counted
 
 REFUSED_BATCHES: Final = 3
 """Batches in a row of which every group is refused after which the run stops: the next one will not be better."""
@@ -237,7 +238,9 @@ class Trainer:
         self._refused_batches = self._refused_batches + 1 if len(refused) == len(batch.groups) else 0
         if refused:
             name, detail = refused[0]
-            self._say(f"batch {batch.id}: {len(refused)} of {len(batch.groups)} groups refused, {name}: {detail}")
+            self._say(
+                f"batch {batch.id}: {len(refused)} of {counted(len(batch.groups), 'group')} refused, {name}: {detail}"
+            )
         if self._refused_batches >= REFUSED_BATCHES:
             raise TrainingStopped(
                 f"{REFUSED_BATCHES} batches in a row held only groups that must not be trained on, the last "

@@ -66,6 +66,17 @@
   }
   window.addEventListener("hashchange", follow);
 
+  // The next rollout shows its tokens in the same colour.
+  document.addEventListener("click", (event) => {
+    const link = event.target.closest("a[rel], .siblings a");
+    const colour = new URLSearchParams(location.search).get("colour");
+    if (!view || !link) return;
+    const address = new URL(link.href);
+    if (colour) address.searchParams.set("colour", colour);
+    else address.searchParams.delete("colour");
+    link.href = address;
+  });
+
   // Tokens.
   const STEPS = [0.99, 0.9, 0.75, 0.5, 0.25, 0.1, 0.03, 0.01, 0.001];
   const PART = 150;
