@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -20,6 +20,7 @@ _NOT_RECORDED: dict[str, Any] = dict.fromkeys(
     ("anchor", "turn", "context", "of", "exit_code", "span", "text_same", "reasoning_same")
 )
 """What only `rollout_view` and those who call it know of a message."""
+TITLE_LENGTH = 110
 _IMAGES = ("data:image/png;", "data:image/jpeg;", "data:image/gif;", "data:image/webp;")
 
 
@@ -46,6 +47,37 @@ def rollout_view(group: Mapping[str, Any], rollout: Mapping[str, Any], prefix: s
         "graph": drawing(rows),
         "edits": [_timed(edit) for edit in rollout.get("context_edits") or ()],
     }
+
+
+def title_of(item: Any, messages: Iterable[Mapping[str, Any]]) -> str:
+    """The beginning of what the user asked, and short values of the item that are not in it: some environments ask the
+    same of every item."""
+    said = next((message.get("content") for message in messages if message["role"] in ("user", "context")), "")
+    asked = "".join(texts_of(said))
+    own = [_short(value, asked) for value in (item.values() if isinstance(item, Mapping) else [item])]
+    more = _cut(" · ".join(filter(None, own)), TITLE_LENGTH // 2)
+    text = _cut(" ".join(asked[: 8 * TITLE_LENGTH].split()), TITLE_LENGTH - len(more) - 3 * bool(more))
+    return " · ".join(filter(None, (text, more)))
+
+
+def _short(value: Any, asked: str) -> str:
+    parts = (value if isinstance(value, list) else [value])[:8]
+    texts = [each[:TITLE_LENGTH] for each in parts if isinstance(each, str)]
+    texts += [str(each) for each in parts if type(each) is int and abs(each) < 1 << 53]
+    text = " ".join(", ".join(texts).split())
+    return text if len(text) <= TITLE_LENGTH // 2 and not all(each in asked for each in texts) else ""
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else text[: length - 1] + "…"
+
+
+def texts_of(content: Any) -> Iterator[str]:
+    """The texts of a message's content: it is one, or a list of parts of which some have one."""
+    if isinstance(content, str):
+        yield content
+    elif isinstance(content, list):
+        yield from (part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str))
 
 
 def last_words(group: Mapping[str, Any], rollout: Mapping[str, Any]) -> str:

@@ -24,7 +24,7 @@ from markupsafe import Markup
 from lachesis.evaluation import Difference, Mean, bounds, ks, mean_over_items, pass_at_k, pass_hat_k
 from lachesis.html import pretty, templates, visible, write_page
 from lachesis.html.parts import Parts, pack, to_json
-from lachesis.html.rollout import last_words, message_view, rollout_view, tool_views
+from lachesis.html.rollout import last_words, rollout_view, title_of, tool_views
 from lachesis.runs.exclusion import item_of, of_record
 from lachesis.runs.item_keys import whole_and_part
 from lachesis.runs.summary import Summariser, Summary
@@ -33,7 +33,6 @@ from lachesis.wording import counted
 
 _TEMPLATES = Path(__file__).parent / "templates"
 HISTOGRAM_BINS = 10
-TITLE_LENGTH = 110
 MAX_CHARACTERS = 64_000_000
 """Of packed trajectories in a page; those of further groups are only in the JSONL file. The figures are about all."""
 MAX_ITEMS = 100
@@ -119,7 +118,8 @@ class Run:
                 fields = _fields(group["item"])
                 if group.get("category") is not None:
                     fields["category"] = group["category"]
-                known[key] = Item(key, _title(group), fields)
+                said = (each for rollout in group["rollouts"] for each in stored_messages(group, rollout))
+                known[key] = Item(key, title_of(group["item"], said), fields)
                 self.items.append(known[key])
             self.tokens = self.tokens or bool(group.get("samples"))
             known[key].samples[number] = None if parts.full else self._packed(group, key, number, parts), heads
@@ -343,13 +343,3 @@ def _head(rollout: Mapping[str, Any]) -> tuple[Any, ...]:
     cause = rollout.get("unscored_kind") or (rollout.get("verifier") or {}).get("cause") or ""
     tokens = rollout.get("completion_tokens", 0)
     return rollout["reward"], rollout["outcome"], cause, rollout["turns"], tokens, rollout["seconds"]
-
-
-def _title(group: Mapping[str, Any]) -> str:
-    """What the user asked."""
-    for rollout in group["rollouts"]:
-        for message in stored_messages(group, rollout):
-            if message["role"] == "user":
-                text = " ".join(message_view(message)["text"].split())
-                return text if len(text) <= TITLE_LENGTH else text[: TITLE_LENGTH - 1] + "…"
-    return ""

@@ -12,13 +12,13 @@ from typing import Any
 
 import orjson
 
+from lachesis.html.rollout import texts_of, title_of
 from lachesis.trajectories.advantages import LARGEST_REWARD
 from lachesis.trajectories.exports import stored_messages
 from lachesis.view.metrics import metric_name
 
 TEXT_LIMIT = 100_000
 """Characters of a rollout that can be searched for: half from its beginning, half from its end."""
-TITLE_LENGTH = 110
 NAME_LENGTH = 200
 METRICS = 50
 """Components and metrics of a rollout that are kept."""
@@ -39,7 +39,7 @@ def rollout_row(group: Mapping[str, Any], rollout: Mapping[str, Any]) -> tuple[A
     verifier = rollout.get("verifier") or {}
     causes = (rollout.get("unscored_kind"), verifier.get("cause"), rollout.get("agent_fault"), rollout.get("skipped"))
     return (
-        _title(stored_messages(group, rollout)),
+        storable(title_of(group.get("item"), stored_messages(group, rollout))),
         None if rollout["reward"] is None else _number(rollout["reward"]),
         as_name(rollout["outcome"]),
         as_name(next(filter(None, causes), "")),
@@ -66,13 +66,6 @@ def _metrics(metrics: Any) -> str | None:
     return orjson.dumps(known).decode() if known else None
 
 
-def _title(messages: Sequence[Mapping[str, Any]]) -> str:
-    """The beginning of what the user asked."""
-    said = next((message.get("content") for message in messages if message["role"] in ("user", "context")), "")
-    text = " ".join("".join(_strings(said))[: 8 * TITLE_LENGTH].split())
-    return storable(text if len(text) <= TITLE_LENGTH else text[: TITLE_LENGTH - 1] + "…")
-
-
 def searched_text(group: Mapping[str, Any], rollout: Mapping[str, Any]) -> str:
     chats = _conversations(rollout, stored_messages(group, rollout))
     parts = [part for messages in chats for message in messages for part in _said(message)]
@@ -94,18 +87,10 @@ def _conversations(record: Mapping[str, Any], messages: Sequence[Any]) -> Iterat
 
 def _said(message: Mapping[str, Any]) -> Iterator[str]:
     """The texts of a message."""
-    yield from _strings(message.get("reasoning"))
-    yield from _strings(message.get("content"))
+    yield from texts_of(message.get("reasoning"))
+    yield from texts_of(message.get("content"))
     for call in message.get("tool_calls") or ():
         yield from (call["function"]["name"], call["function"]["arguments"])
-
-
-def _strings(content: Any) -> Iterator[str]:
-    """Content is a text, or a list of parts of which some have one."""
-    if isinstance(content, str):
-        yield content
-    elif isinstance(content, list):
-        yield from (part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str))
 
 
 def _number(value: Any) -> float:

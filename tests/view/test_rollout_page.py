@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from lachesis.agent.outcome import Outcome
 from lachesis.agent.result import AgentResult
 from lachesis.agent.rollout import Rollout
-from lachesis.html.rollout import rollout_view
+from lachesis.html.rollout import rollout_view, title_of
 from lachesis.runs.group_player import PlayedGroup
 from lachesis.runs.group_records import group_record
 from lachesis.testing.export_suite import example_groups
@@ -176,6 +176,22 @@ def test_siblings_part_at_the_token_where_they_part(group: dict[str, Any], vocab
     assert len(alone["columns"]) == 1 and alone["tokens"] is None
     call, result = alone["rows"][1]["cells"][0]["messages"]
     assert call["calls"][0]["failed"] and result["of"]["failed"], "a failed call is one here, too"
+
+
+@pytest.mark.parametrize(
+    ("item", "asked", "title"),
+    [
+        ({"words": ["fig", "pear"]}, "Sort the lines.", "Sort the lines. · fig, pear"),
+        ({"words": ["fig", "pear"], "id": 7}, "Sort fig, then pear.", "Sort fig, then pear. · 7"),
+        ("fig pear", [{"type": "text", "text": "Sort\n  fig pear"}], "Sort fig pear"),
+        ({"text": "x" * 200, "flag": True, "huge": 10**5000, "deep": [[1]], "none": None}, "Sort.", "Sort."),
+        (None, None, ""),
+        ({"id": "task-1"}, "y" * 200, "y" * 100 + "… · task-1"),
+    ],
+)
+def test_a_title_tells_items_apart_of_which_the_same_is_asked(item: Any, asked: Any, title: str) -> None:
+    messages = [{"role": "system", "content": "You sort."}, {"role": "user", "content": asked}]
+    assert title_of(item, messages) == title and len(title) <= 110
 
 
 def test_a_group_shows_the_components_of_every_sibling_in_the_same_order(group: dict[str, Any], tmp_path: Path) -> None:
