@@ -47,7 +47,7 @@ def show(argv: Sequence[str]) -> int:
             continue
         good += 1
         print(json.dumps(_described(task), default=str) if arguments.json else "  ".join(_line(task)))
-    print(f"{good} {'task' if good == 1 else 'tasks'}, {bad} that cannot be played", file=sys.stderr)
+    print(f"{counted(good, 'task')}, {bad} that cannot be played", file=sys.stderr)
     return 1 if bad else 0
 
 
@@ -55,7 +55,7 @@ def _line(task: Task) -> list[str]:
     environment, step = task.environment, task.steps[0]
     return [
         task.name,
-        counted(len(task.steps) or 1, "step"),
+        counted(len(task.steps), "step"),
         environment.docker_image or "Dockerfile",
         step.agent.network_mode or "",
         f"{'no limit' if step.agent.timeout_sec is None else f'{step.agent.timeout_sec:g} s'}",

@@ -14,7 +14,6 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from lachesis.errors import ExitCode, LachesisError
-from lachesis.wording import counted
 
 LOGIN = re.compile(r"^(?P<scheme>[a-zA-Z][\w+.-]*://)(?P<login>[^/?#\s]*)@")
 """`https://user:password@` of a URL. No message or record may have a login."""
@@ -40,7 +39,7 @@ class ServerUnavailable(InferenceError):
     def __init__(self, server: str, cause: str, attempts: int) -> None:
         self.cause = cause
         self.attempts = attempts
-        tries = counted(attempts, "attempt")
+        tries = "1 attempt" if attempts == 1 else f"{attempts} attempts"
         step = "check that the server runs and that base_url is right"
         super().__init__(server, f"unavailable after {tries}, last cause: {cause}", step)
 

@@ -434,8 +434,8 @@ async def _draw_eval_items(env: Environment) -> None:
     wanted = env.config.eval_items
     if (found := len(await env.get_eval_items())) < wanted:
         raise UnusableSettings(
-            f"evaluation would take every item ({found}; env.eval_items is {wanted}) and leave none to train on: "
-            "write get_eval_items, or set --env.eval_items lower or --env.steps_per_eval 0"
+            f"evaluation would take all {counted(found, 'item')} (env.eval_items is {wanted}) and leave none to train "
+            "on: write get_eval_items, or set --env.eval_items lower or --env.steps_per_eval 0"
         )
 
 
