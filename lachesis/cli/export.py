@@ -126,7 +126,8 @@ def _with_failures(groups: Path) -> Iterator[dict[str, Any]]:
 
 def _last_of_each(failed: Path) -> Iterator[dict[str, Any]]:
     """Of each item in a file of groups without a score: what its last start made of it."""
-    yield from {group["item_key"]: group for group in read_groups(failed)}.values()
+    last = {group["item_key"]: at for at, group in enumerate(read_groups(failed))}
+    yield from (group for at, group in enumerate(read_groups(failed)) if last[group["item_key"]] == at)
 
 
 def _check_ending(out: Path, ending: str) -> None:

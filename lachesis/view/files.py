@@ -82,7 +82,7 @@ def has_grown(file: BinaryIO, status: os.stat_result, row: sqlite3.Row) -> bool:
 
 
 def mark_of(file: BinaryIO, at: int) -> bytes:
-    """A digest of the beginning of a file, and of what stands before a place in it."""
+    """A digest of the beginning of a file, and of what comes before a place in it."""
     size = min(MARK, at)
     read = os.pread(file.fileno(), size, 0) + os.pread(file.fileno(), size, at - size)
     return hashlib.blake2b(read, digest_size=16).digest()

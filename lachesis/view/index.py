@@ -569,6 +569,6 @@ class Index:
 
 
 def _is_damage(error: BaseException) -> bool:
-    """Whether SQLite says that a file is none of its own, or not any more."""
+    """Whether SQLite says that a file is not one of its databases, or not any more."""
     name: str = getattr(error, "sqlite_errorname", "")
     return name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB"))
