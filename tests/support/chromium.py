@@ -106,6 +106,7 @@ async def open_page(width: int = 1280, height: int = 900) -> AsyncIterator[Page]
             ],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
+            env={**os.environ, "TMPDIR": profile},  # killed, it leaves its folders
             start_new_session=True,
         )
         try:
