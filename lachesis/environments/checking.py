@@ -8,6 +8,7 @@ import io
 import json
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,8 +44,10 @@ class Played:
     policy: str
     rewards: Mapping[str, Sequence[float | None]]
     """By the title of the item, one for each rollout; None where it has no score."""
-    reasons: Mapping[str, str] = field(default_factory=dict)
-    """Why rollouts have no score, each reason once, and the traceback where the author's code raised."""
+    reasons: Mapping[str, int] = field(default_factory=dict)
+    """Why rollouts have no score: of how many each reason is; 0 for what stopped the run before one."""
+    tracebacks: Mapping[str, str] = field(default_factory=dict)
+    """By reason, where the author's code raised."""
     looks: Sequence[str] = ()
     """What the reward read in the agent's sandbox."""
 
@@ -52,10 +55,6 @@ class Played:
     def by_item(self) -> dict[str, list[float]]:
         """The rewards without those that are None."""
         return {title: [each for each in rewards if each is not None] for title, rewards in self.rewards.items()}
-
-    @property
-    def unscored(self) -> list[None]:
-        return [each for rewards in self.rewards.values() for each in rewards if each is None]
 
     @property
     def scored(self) -> list[float]:
@@ -75,7 +74,7 @@ class CheckReport:
     @property
     def tracebacks(self) -> list[str]:
         """Those of the author's code, each once."""
-        found = {reason: trace for played in self.played for reason, trace in played.reasons.items() if trace}
+        found = {reason: trace for played in self.played for reason, trace in played.tracebacks.items()}
         return [f"exception in the environment: {reason}\n{trace.rstrip()}" for reason, trace in found.items()]
 
     def __str__(self) -> str:
@@ -187,21 +186,25 @@ async def _play(
         raise
     written = [path for path in (groups, RunFiles(groups).failures) if path.is_file()]
     rewards: dict[str, list[float | None]] = {}
-    reasons: dict[str, str] = {}
+    reasons: Counter[str] = Counter()
+    tracebacks: dict[str, str] = {}
     looks: dict[str, None] = {}
     for group in (line for path in written for line in read_lines(path)):
         title = json.dumps(group["item"], ensure_ascii=False)[:60]
         for rollout in group["rollouts"]:
             rewards.setdefault(title, []).append(rollout["reward"])
             if rollout["reward"] is None:
-                trace = rollout["traceback"] or ""
-                reasons.setdefault(in_one_line(trace) if trace else rollout["reason"], trace.partition("\n")[2])
+                reason = rollout["reason"]
+                if trace := rollout["traceback"]:
+                    reason = in_one_line(trace)
+                    tracebacks.setdefault(reason, trace.partition("\n")[2])
+                reasons[reason] += 1
             calls = rollout["reward_calls"] or []
             if not {"judge_pytest", "seal"} & {each["method"] for each in calls}:
                 looks.update(dict.fromkeys(_look(each) for each in calls if each["method"] in _LOOKS))
     if stopped is not None and not reasons:
-        reasons[str(stopped).partition("\n")[0]] = ""
-    return Played(policy, rewards, reasons, list(looks))
+        reasons[str(stopped).partition("\n")[0]] = 0
+    return Played(policy, rewards, reasons, tracebacks, list(looks))
 
 
 def _look(call: Mapping[str, Any]) -> str:
@@ -213,8 +216,8 @@ def _judge(report: CheckReport) -> None:
     """Add what the rewards show."""
     add = report.findings.append
     for played in report.played:
-        for reason in played.reasons:
-            add(f"{played.policy}: {counted(len(played.unscored), 'rollout')} without a score: {reason}")
+        for reason, count in played.reasons.items():
+            add(f"{played.policy}: {counted(count, 'rollout')} without a score: {reason}" if count else reason)
         for title, scored in played.by_item.items():
             if played.policy == "reference" and len(set(scored)) > 1:
                 listed = " and ".join(f"{reward:g}" for reward in scored)

@@ -59,7 +59,7 @@ def _said(body: str) -> str:
     """The message of an error of OpenAI's API; any other body as it is."""
     try:
         answer = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return body
     error = answer.get("error", answer) if isinstance(answer, dict) else None
     message = error.get("message") if isinstance(error, dict) else error

@@ -174,6 +174,16 @@ def test_an_environment_that_scores_nothing_is_one_finding() -> None:
     assert 'raise ValueError("the rubric is missing")' in trace and trace in str(report)
 
 
+def test_each_reason_without_a_score_has_its_own_count() -> None:
+    def fails(said: str, word: str) -> float:
+        raise (KeyError if next(fails_so_far) else ValueError)("no rubric")
+
+    fails_so_far = itertools.count()
+    cls = type("Echo", (Echo,), {"__module__": __name__, "earns": staticmethod(fails)})
+    first = asyncio.run(check_environment(cls, items=2)).played[0]
+    assert sorted(first.reasons.values()) == [1, 3] and first.tracebacks.keys() == first.reasons.keys()
+
+
 @pytest.mark.parametrize(
     ("line", "broken", "said"),
     [

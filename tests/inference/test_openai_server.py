@@ -128,6 +128,20 @@ async def test_a_rejection_is_never_retried(serve, status, body, kind):
     assert "sk-secret" not in str(caught.value) + repr(server.settings)
 
 
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ('{"error": {"message": "no such thing"}}', "with 400: no such thing"),
+        ('{"error": "plain"}', "with 400: plain"),
+        ('{"error": {"message": " "}}', '{"error": {"message": " "}}'),
+        ("<html>", "<html>"),
+        ("[" * 100_000, "[[[["),
+    ],
+)
+def test_a_rejection_shows_the_servers_message_and_any_other_body_as_it_is(body, said):
+    assert said in str(RequestRejected("server", 400, body))
+
+
 @pytest.mark.parametrize(("key", "words"), [("sk-x", "was sent"), ("", "no api_key is set")])
 async def test_unauthorized_says_which_key_was_used(serve, key, words):
     script = Script((401, {}))
