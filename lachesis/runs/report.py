@@ -111,7 +111,7 @@ class Run:
             _count_tools(self.tools, group)
             heads = [_head(rollout) for rollout in group["rollouts"]]
             for rollout in group["rollouts"]:
-                if (kind := of_record(rollout).kind) and not self.left_out.get(kind):
+                if rollout["reward"] is None and not self.left_out.get(kind := of_record(rollout).kind):
                     self.left_out[kind] = last_words(group, rollout)
             key, number = whole_and_part(group["item_key"])
             if key not in known:

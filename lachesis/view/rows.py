@@ -77,7 +77,7 @@ def searched_text(group: Mapping[str, Any], rollout: Mapping[str, Any]) -> str:
 
 
 def _conversations(record: Mapping[str, Any], messages: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    """A conversation, then what it left behind, and those of its sub-agents."""
+    """A conversation, then the branches that it left, and the conversations of its sub-agents."""
     yield messages
     yield from (dropped["messages"] for dropped in record.get("discarded") or ())
     for call in (record.get("calls") or {}).values():
