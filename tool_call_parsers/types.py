@@ -17,9 +17,10 @@ class CallStatus(StrEnum):
     """The outcome of one attempt to call a tool."""
 
     OK = "ok"
-    """Well formed, and the tool was offered (or no tools were given to compare with)."""
+    """In the form that the model's chat template writes, and the tool was offered (or no tools were given to compare
+    with)."""
     REPAIRED = "repaired"
-    """The meaning is clear and the form is wrong. `error` names the repair."""
+    """In another form, of which one reading is left. `error` names each repair."""
     INCOMPLETE = "incomplete"
     """The text ended inside the arguments. Not a call: half a command is a different command."""
     INVALID_JSON = "invalid_json"
@@ -29,9 +30,9 @@ class CallStatus(StrEnum):
     MISSING_NAME = "missing_name"
     """The attempt names no tool. Not a call."""
     UNKNOWN_TOOL = "unknown_tool"
-    """Well formed, but no such tool was offered. Still a call: the agent loop answers it with an error."""
+    """A call of a tool that was not offered. Still a call: the agent loop answers it with an error."""
     MALFORMED = "malformed"
-    """The tags of a call around text that is not a call."""
+    """The tags of a call around text that is not a call, or a call in markup that the format does not read."""
     IN_REASONING = "in_reasoning"
     """Drafted inside a closed reasoning block. Not a call."""
 

@@ -50,14 +50,15 @@ class Spelling:
     open_end: bool = False
     """The end tag of a call may be missing at the end of the text."""
 
-    def open_value(self, key: str) -> str:
-        return self.parameter.replace("KEY", key) + self.frame
+    def open_value(self, key: str, text: str = "0") -> str:
+        string = key not in ("count", "raw", "scale") or not is_json(text)
+        return self.parameter.replace("KEY", key).replace("STRING", str(string).lower()) + self.frame
 
     def close_value(self, key: str) -> str:
         return self.frame + self.value_end.replace("KEY", key) + self.gap
 
     def value(self, key: str, text: str) -> str:
-        return self.open_value(key) + text + self.close_value(key)
+        return self.open_value(key, text) + text + self.close_value(key)
 
     def bare(self, name: str, values: Iterable[tuple[str, str]] = ()) -> str:
         return self.call.replace("NAME", name) + "".join(self.value(*pair) for pair in values) + self.end
@@ -74,6 +75,14 @@ class Spelling:
             assert facts(found) == facts(whole)
             assert not event_problems(events, found)
         return whole
+
+
+def is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _function(parser: str, wrap: str = "tool_call", frame: str = "") -> Spelling:
@@ -131,9 +140,9 @@ SPELLINGS = [
     _pairs("k2_horizon", "", "<ifm|tool_calls>", "</ifm|tool_calls>", prefix="ifm|"),
     _invoke("minimax_m2", "minimax:tool_call"),
     _invoke("dots", "dots_function_call"),
-    _invoke("deepseek_v32", "｜DSML｜function_calls", "｜DSML｜"),
-    _invoke("deepseek_v4", "｜DSML｜tool_calls", "｜DSML｜"),
-    _invoke("deepseek_v41", "｜DSML｜ calls", "｜DSML｜ "),
+    _invoke("deepseek_v32", "｜DSML｜function_calls", "｜DSML｜", ' string="STRING"'),
+    _invoke("deepseek_v4", "｜DSML｜tool_calls", "｜DSML｜", ' string="STRING"'),
+    _invoke("deepseek_v41", "｜DSML｜ calls", "｜DSML｜ ", ' string="STRING"'),
     Spelling(
         "step3",
         "<｜tool_calls_begin｜>\n<｜tool_call_begin｜>function<｜tool_sep｜>",
@@ -184,7 +193,7 @@ def statuses(found: ParsedCompletion) -> list[str]:
 
 @EVERY
 def test_a_call_in_content(tags: Spelling) -> None:
-    text = "Well.\n\n" + tags.whole("note", [("title", "a"), ("count", "12345678901234567890"), ("raw", "True")])
+    text = "Well.\n\n" + tags.whole("note", [("title", "a"), ("count", "12345678901234567890"), ("raw", "true")])
     found = tags.parse(text + "\nDone.", strict=True)
     assert calls(found) == [("note", {"title": "a", "count": 12345678901234567890, "raw": True})]
     assert found.content is not None
@@ -192,7 +201,7 @@ def test_a_call_in_content(tags: Spelling) -> None:
     call = found.attempts[0]
     assert (
         call.raw.strip()
-        == tags.whole("note", [("title", "a"), ("count", "12345678901234567890"), ("raw", "True")])[
+        == tags.whole("note", [("title", "a"), ("count", "12345678901234567890"), ("raw", "true")])[
             : len(call.raw)
         ].strip()
     )
@@ -360,7 +369,9 @@ def test_missing_and_doubled_end_tags_of_values(tags: Spelling) -> None:
     assert calls(tags.parse(text + tags.end + tags.unwrap)) == want
     doubled = tags.value("title", "a b") + tags.value_end.replace("KEY", "title") + "\n" + tags.value("count", "3")
     text = tags.wrap + tags.call.replace("NAME", "note") + doubled + tags.value_end.replace("KEY", "count")
-    assert calls(tags.parse(text + tags.end + tags.unwrap, strict=True)) == want
+    found = tags.parse(text + tags.end + tags.unwrap)
+    assert calls(found) == want
+    assert statuses(found) == ["repaired"]
 
 
 @EVERY
@@ -400,11 +411,10 @@ def test_framed_values_that_end_with_an_end_tag(tags: Spelling) -> None:
 @INVOKES
 def test_attributes_as_models_write_them(tags: Spelling) -> None:
     text = tags.whole("note", [("title", "a")])
-    for spelled in (text.replace('"', "'"), text.replace('"', ""), text.replace('name="', 'name = "')):
-        assert calls(tags.parse(spelled, strict=True)) == [("note", {"title": "a"})]
+    assert calls(tags.parse(text.replace('name="', 'name = "'), strict=True)) == [("note", {"title": "a"})]
     glued = text.replace(" name=", "name=")
     unclosed = tags.wrap + tags.call.replace("NAME", "note").replace(">", "") + tags.value("title", "a") + tags.end
-    for spelled in (glued, unclosed):
+    for spelled in (glued, unclosed, text.replace('"', "'"), text.replace('"', "")):
         found = tags.parse(spelled)
         assert calls(found) == [("note", {"title": "a"})]
         assert statuses(found) == ["repaired"]
@@ -545,11 +555,14 @@ def test_dsml_types(parser: str) -> None:
 
     def read(*values: str) -> ParsedCompletion:
         inside = "".join(f"{tag}{value}</｜DSML｜{blank}parameter>\n" for value in values)
-        text = f'<｜DSML｜{blank}invoke name="note">\n{inside}</｜DSML｜{blank}invoke>'
-        return _invoke(parser, "｜DSML｜toolcalls").parse(f"<｜DSML｜toolcalls>\n{text}\n</｜DSML｜toolcalls>")
+        (tags,) = (tags for tags in SPELLINGS if tags.parser == parser)
+        return tags.parse(f'{tags.wrap}<｜DSML｜{blank}invoke name="note">\n{inside}{tags.end}{tags.unwrap}')
 
+    assert statuses(read('"count" string="true">7', '"title" string="false">"a"')) == ["ok"]
     found = read('"count" string="true">7', '"title" string="false">7', '"body" string="false">"a\\n"', '"raw">true')
     assert calls(found) == [("note", {"count": "7", "title": 7, "body": "a\n", "raw": True})]
+    assert statuses(found) == ["repaired"]  # "raw" does not state its type
+    assert statuses(read('"title" string="false">a')) == ["repaired"]  # nor is this JSON
     found = read('"arguments" string="false">{"title": "a", "count": 2}')
     assert calls(found) == [("note", {"title": "a", "count": 2})]
     assert statuses(found) == ["repaired"]
@@ -638,10 +651,10 @@ def test_nested_elements() -> None:
     assert calls(parser.parse(text)) == [("order", untyped)]
 
 
-def test_nested_elements_are_no_deeper_than_literals() -> None:
-    text = f'{M3}<invoke name="f">{M3}<a>' + f"{M3}<b>" * 300 + f"{M3}</b>" * 300 + f"{M3}</a>{M3}</invoke>"
-    (call,) = get_parser("minimax_m3").parse(text).tool_calls
-    assert isinstance(call.arguments["a"], str)
+@pytest.mark.parametrize("inside", [f"{M3}<b>" * 300 + f"{M3}</b>" * 300, f"{M3}<b>1{M3}</c>", f"1{M3}</b>"])
+def test_elements_that_are_not_nested_or_too_deep_are_no_argument(inside: str) -> None:
+    found = get_parser("minimax_m3").parse(f'{M3}<invoke name="f">{M3}<a>{inside}{M3}</a>{M3}</invoke>')
+    assert (found.tool_calls, statuses(found)) == ((), ["malformed"])
 
 
 # -- writing -----------------------------------------------------------------------------------------------------------

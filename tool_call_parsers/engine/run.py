@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from tool_call_parsers.engine.foreign import find_foreign
 from tool_call_parsers.engine.text import SPACE, GrowingText
 from tool_call_parsers.reasoning import ReasoningFormat
 from tool_call_parsers.schema import ToolIndex
@@ -319,6 +320,17 @@ class Run(GrowingText):
         self.taken = len(self.text)
         if not (self._fresh and rest.isspace()):
             self.put(rest)
+        if all(attempt.status is CallStatus.IN_REASONING for attempt in self.attempts):
+            self._foreign_call(self._content.text() or "")
+
+    def _foreign_call(self, content: str) -> None:
+        """Record a call in markup that the format does not read as an attempt from its beginning to the end."""
+        if (found := find_foreign(content, self.tools.names())) is not None:
+            raw = content[found.start :].strip()
+            start = max(self.text.rfind(raw), 0)
+            error = "a call in markup that the format does not read"
+            end = start + len(raw)
+            self.end_call(start, end, CallStatus.MALFORMED, found.name, error=error, ends_block=False)
 
     def result(self) -> ParsedCompletion:
         """The result."""

@@ -62,6 +62,7 @@ class TagBlocks(TagValues):
         if first < start < last:
             return None  # the first of these wrappers has shown that they hold no call
         position = body if wrapped else start
+        wrappers = [opener] if wrapped else []
         while True:
             if wrapped and self.fillers:
                 position = yield from self._after_fillers(run, position)
@@ -69,9 +70,10 @@ class TagBlocks(TagValues):
             if mark.role is not TagRole.WRAP:
                 break
             position, wrapped = mark.end, True
+            wrappers.append(run.text[mark.start : mark.end])
         end = None
         if mark.role is TagRole.CALL:
-            end = yield from self._calls(run, start, mark, wrapped)
+            end = yield from self._calls(run, start, mark, wrappers)
         elif mark.role in (TagRole.DONE, TagRole.CUT):
             end = cut_off(run, start, self.separators)
         elif mark.role is TagRole.TEXT and run.text[mark.start] in "{[":
@@ -80,9 +82,17 @@ class TagBlocks(TagValues):
             run.memo["wrappers"] = start, position
         return end
 
-    def _calls(self, run: Run, start: int, mark: Mark, wrapped: bool) -> Step[int | None]:
+    def _calls(self, run: Run, start: int, mark: Mark, wrappers: list[str]) -> Step[int | None]:
         """Read the calls of a block, of which the first opens at `mark`. Return their end; None if they are text."""
-        done = yield from self._call(run, start, mark, wrapped, first=True)
+        wrapped = bool(wrappers)
+        note = None
+        if self.wraps and not wrapped:
+            note = "the wrapper of the call is missing"
+        elif len(wrappers) > len(set(wrappers)):
+            note = "a repeated wrapper"
+        elif not self._variants.isdisjoint(wrappers):
+            note = "a wrapper of another format"
+        done = yield from self._call(run, start, mark, wrapped, first=True, note=note)
         while done is not None and not done.over:
             mark = yield from self._next(run, done.end)
             if mark.role is not TagRole.CALL:
@@ -112,7 +122,9 @@ class TagBlocks(TagValues):
             return len(run.text) if marker is None else marker.start()
         return done.end
 
-    def _call(self, run: Run, begin: int, mark: Mark, wrapped: bool, first: bool) -> Step[_Done | None]:
+    def _call(
+        self, run: Run, begin: int, mark: Mark, wrapped: bool, first: bool, note: str | None = None
+    ) -> Step[_Done | None]:
         """Read the call whose opening tag is at `mark`, as an attempt from `begin` on; None if it is only text."""
         tag = run.text[mark.start : mark.end]
         if self.heads == "pairs":
@@ -128,9 +140,13 @@ class TagBlocks(TagValues):
             run.begin_block(begin, separators)
             return self._cut(run, OpenCall("", begin, len(run.text), wrapped))
         call = OpenCall(head.name, begin, head.end, wrapped)
-        if head.note:
-            call.notes.append(head.note)
+        call.note(note, head.note, "an attribute of a call" if head.attributes or head.typed else None)
+        if tag in self._variants or head.closed:
+            call.note("another spelling of a tag")
         mark = yield from self._next(run, head.end)
+        while mark.role is TagRole.END_VALUE:
+            call.note("an end tag of a value without a value")
+            mark = yield from self._next(run, mark.end)
         if not head.closed and mark.role not in (TagRole.PARAMETER, TagRole.END_CALL):
             if mark.role in (TagRole.DONE, TagRole.CUT):
                 run.begin_block(begin, separators)
@@ -165,16 +181,21 @@ class TagBlocks(TagValues):
                     return resume
             else:
                 resume = mark.end
+                call.note("an end tag of a value without a value")
             mark = yield from self._next(run, resume)
         if mark.role is TagRole.END_CALL:
+            if run.text[mark.start : mark.end] in self._variants:
+                call.note("another spelling of a tag")
             return (yield from self._closed(run, call, mark.start, mark.end))
         complete = run.tools.required(call.name) <= call.arguments.keys()
         if mark.role in (TagRole.DONE, TagRole.CUT):
             if mark.role is TagRole.DONE and self.open_end and call.arguments and complete:
+                call.note("the end tag of the call is missing")
                 return (yield from self._closed(run, call, mark.start, mark.end))
             return self._cut(run, call)
+        complete = complete or mark.role is TagRole.UNWRAP
         if mark.role is not TagRole.TEXT and complete and (call.arguments or self._needs_nothing(run, call.name, mark)):
-            call.notes.append("the end tag of the call is missing")
+            call.note("the end tag of the call is missing")
             return (yield from self._closed(run, call, mark.start, mark.start))
         return (yield from self._broken(run, call, mark.start))
 
@@ -190,7 +211,11 @@ class TagBlocks(TagValues):
         while match := self._usual.match(run.text, position):
             key, typed, text = match.groups()
             if self.framed:
-                text = text.removesuffix("\n")
+                if not text.endswith("\n"):
+                    break
+                text = text[:-1]
+            if "<" in text[-self._tags.longest :] or key in call.arguments or (self._states_types and not typed):
+                break  # perhaps a damaged end tag
             call.set(key, self._read(run, call, key, TYPES.get(typed), text))
             position = match.end()
         return position
@@ -202,8 +227,7 @@ class TagBlocks(TagValues):
             return self._cut(run, call)
         if head is None or not head.name or (head.open_end and run.tools.declares(call.name, head.name) is False):
             return (yield from self._broken(run, call, mark.start))
-        if head.note:
-            call.notes.append(head.note)
+        call.note(head.note, self._head_note(head, run.text[mark.start : mark.end]))
         if head.dangling:
             tail = run.text[head.end : head.end + HEAD_LIMIT]
             if run.final and any(tag.startswith(tail) for tag in self.pair + self.key_type):
@@ -213,8 +237,8 @@ class TagBlocks(TagValues):
         if head.closed:
             self._store(run, call, head, start, start, None)
             return start
-        if self.framed and not head.open_end and (yield from run.more(start + 1)) and run.text[start] == "\n":
-            start += 1
+        framed = self.framed and not head.open_end and (yield from run.more(start + 1)) and run.text[start] == "\n"
+        start += framed
         stream = yield from self._string_stream(run, call, head, start)
         value = yield from self._value(run, call, head.name, start, stream)
         if value is None:
@@ -222,15 +246,23 @@ class TagBlocks(TagValues):
         end = value.end
         if value.broken:
             return (yield from self._broken(run, call, value.end))
-        # A closed value ends with a newline only if framing adds one; one without its end tag, before the next tag.
-        if (self.framed or value.unclosed or head.open_end) and end > start and run.text[end - 1] == "\n":
+        if (self.framed or head.open_end) and end > start and run.text[end - 1] == "\n":
             end -= 1
-        if value.note:
-            call.notes.append(value.note)
-        elif value.unclosed and self.heads == "pairs":  # elsewhere the models' own parsers accept it
-            call.notes.append("the end tag of a value is missing")
+        elif self.framed:
+            framed = False
+        call.note(value.note)
+        if self.framed and not framed and value.note is None:
+            call.note("a value without newlines around it")
         self._store(run, call, head, start, end, stream)
         return value.resume
+
+    def _head_note(self, head: Head, tag: str) -> str | None:
+        """How the opening tag of a parameter differs from those that the model's template writes."""
+        if self._states_types and head.typed is None:
+            return 'the attribute string="true" or "false" is missing'
+        if head.attributes or (head.typed is not None and self.heads == "attributes" and not self._states_types):
+            return "an attribute of a parameter"
+        return "another spelling of a tag" if head.closed or head.dangling or tag in self._variants else None
 
     def _string_stream(self, run: Run, call: OpenCall, head: Head, start: int) -> Step[StringStream | None]:
         """Begin to stream a parameter that is certainly a string."""
@@ -262,7 +294,11 @@ class TagBlocks(TagValues):
             text = bare[len(CDATA) : -len(CDATA_END)].replace(_CDATA_SPLIT, CDATA_END)
             if typed is not None or CDATA in text:
                 return text
-        return run.tools.coerce(call.name, key, text) if typed is None else _typed(text, typed)
+        if typed is None:
+            return run.tools.coerce(call.name, key, text)
+        if typed != "string" and not _is_json(text):
+            call.note("a value that is not JSON, as its tag says")
+        return _typed(text, typed)
 
     # -- the end of a call --------------------------------------------------------------------------------------------
 
@@ -272,7 +308,13 @@ class TagBlocks(TagValues):
         if call.wrapped:
             mark = yield from self._next(run, end)
             if mark.role is TagRole.UNWRAP:
+                if run.text[mark.start : mark.end] in self._variants:
+                    call.note("a wrapper of another format")
                 end, over = mark.end, True
+            elif mark.role is TagRole.TEXT:
+                call.note("text in the wrapper")
+            elif mark.role is not TagRole.CALL or not self._shares_wrapper:
+                call.note("the end tag of the wrapper is missing")
         raw = run.text[call.body : raw_end].strip()
         if self.unwrapped and list(call.arguments) == [self.unwrapped]:
             self._unwrap(run, call)
@@ -282,6 +324,8 @@ class TagBlocks(TagValues):
             status, error = CallStatus.MISSING_NAME, "the call names no tool"
         elif not _can_name(run, call.name):
             status, error = CallStatus.MALFORMED, "the call's name is invalid"
+        elif call.defect:
+            status, error = CallStatus.MALFORMED, call.defect
         elif call.notes:
             status, error = CallStatus.REPAIRED, "; ".join(dict.fromkeys(call.notes))
         usable = run.end_call(call.start, end, status, call.name, call.arguments, raw, error=error, json_text=json_text)
@@ -293,7 +337,7 @@ class TagBlocks(TagValues):
             inner = read_arguments(value, "")
             if inner.status in (CallStatus.OK, CallStatus.REPAIRED) and inner.value:
                 call.arguments = inner.value
-                call.notes.append("all arguments as one parameter")
+                call.note("all arguments as one parameter")
 
     def _cut(self, run: Run, call: OpenCall) -> _Done:
         """Record a call that the end of the text cuts off."""
@@ -341,7 +385,7 @@ class TagBlocks(TagValues):
         usable = read.status in (CallStatus.OK, CallStatus.REPAIRED) and found.status is not CallStatus.NOT_AN_OBJECT
         if usable and (mark.role is TagRole.END_CALL or (call.wrapped and mark.role in AFTER_CALL)):
             call.arguments = found.value
-            call.notes.append(read.error or "a JSON object instead of tags")
+            call.note(read.error or "a JSON object instead of tags")
             return (
                 yield from self._closed(run, call, read.end, mark.end if mark.role is TagRole.END_CALL else mark.start)
             )
@@ -371,6 +415,14 @@ class TagBlocks(TagValues):
 def _can_name(run: Run, name: str) -> bool:
     """Whether a tool can have the name."""
     return _NAME.fullmatch(name) is not None or name in run.tools.names()
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _typed(text: str, kind: str) -> Any:

@@ -81,11 +81,14 @@ class NestedTags(TagBlocks):
             return False
         return (yield from self._closes(run, key, position)) is not None
 
-    def _begins_parameter(self, run: Run, call: OpenCall, key: str, position: int) -> Step[str]:
+    def _begins_parameter(self, run: Run, call: OpenCall, key: str, position: int, ended: bool) -> Step[str]:
         # Except in a string, an element is more likely part of the value.
         if not (run.tools.declares(call.name, key) and run.tools.is_string(call.name, key)):
             return ""
-        return (yield from super()._begins_parameter(run, call, key, position))
+        return (yield from super()._begins_parameter(run, call, key, position, ended))
+
+    def _end_tags(self, key: str) -> tuple[str, ...]:
+        return (f"{self.marker}</{key}>",)
 
     def _string_stream(self, run: Run, call: OpenCall, head: Head, start: int) -> Step[StringStream | None]:
         if not run.tools.declares(call.name, head.name):
@@ -97,13 +100,20 @@ class NestedTags(TagBlocks):
         if schema is not None and run.tools.is_string(call.name, key):
             return text
         element = self._parse(text)
-        return text if element is None else self._value_of(element, schema, root)
+        if element is None:
+            call.defect = f"the elements in {key!r} are not nested"
+            return text
+        return self._value_of(element, schema, root)
 
     def _parse(self, text: str) -> _Element | None:
-        """The elements of a value; None if its tags do not match."""
+        """The elements of a value; None if its tags do not match, or have text between them."""
         open_elements = [_Element("", 0)]
+        position = 0
         for tag in self._element.finditer(text):
             top = open_elements[-1]
+            between, position = text[position : tag.start()], tag.end()
+            if (not tag[1] or top.children) and between.strip():
+                return None
             if not tag[1]:
                 if len(open_elements) >= MAX_DEPTH:
                     return None
@@ -116,7 +126,7 @@ class NestedTags(TagBlocks):
                 return None
         top = open_elements[-1]
         top.text = text
-        return top if len(open_elements) == 1 else None
+        return top if len(open_elements) == 1 and not (top.children and text[position:].strip()) else None
 
     def _value_of(self, element: _Element, schema: object, root: object) -> Any:
         """The value of an element. `_parse` bounds the depth."""

@@ -111,6 +111,25 @@ class TagSyntax(BlockGrammar):
     _fillers = cached_property(lambda self: Needles(*self.fillers))
 
     @cached_property
+    def _variants(self) -> frozenset[str]:
+        """Spellings that are read and never written."""
+        written = "".join((*self.around, self.call, self.parameter))
+        spellings = (self.wraps, self.unwraps, self.calls, self.ends, self.parameters, self.value_ends)
+        return (
+            frozenset(tag for tags in spellings for tag in tags[1:] if tag not in written) if written else frozenset()
+        )
+
+    _shares_wrapper = cached_property(lambda self: any(tag in self.around[0] for tag in self.wraps))
+    """One wrapper is around all calls, and not one around each."""
+    _states_types = cached_property(lambda self: "{string}" in self.parameter)
+
+    @cached_property
+    def _other_tags(self) -> tuple[str, ...]:
+        """Tags that models write in place of the end tag of a value."""
+        opening = [tag.rstrip("=> <") + ">" for tag in (*self.parameters, *self.calls) if tag.strip("<") != tag]
+        return tuple(filter(None, (*self.ends, *self.unwraps, *self.value_ends, *self.pair, *self.key_type, *opening)))
+
+    @cached_property
     def _wrapping(self) -> re.Pattern[str]:
         return re.compile("|".join((r"\s", *map(re.escape, (*self.wraps, *self.fillers)))).join(("(?>(?:", ")*)")))
 
@@ -119,8 +138,7 @@ class TagSyntax(BlockGrammar):
     @cached_property
     def _call_head(self) -> re.Pattern[str]:
         if self.heads == "pairs":
-            name_end = f"(?>(?:{re.escape(self.name_end)})?)" if self.name_end else ""
-            return re.compile(rf"\s*+([^\s<>{{]*+)\s*+{name_end}\s*+(?=(\S))")
+            return re.compile(rf"\s*+([^\s<>{{]*+)\s*+(?>({re.escape(self.name_end)})?)\s*+(?=(\S))")
         return self._parameter_head
 
     @cached_property
@@ -151,7 +169,7 @@ class TagSyntax(BlockGrammar):
 
         begin = re.escape(next(iter(self._roles))[0])
         value = rf"([^{begin}]*+(?>(?:(?!{one(tuple(self._roles))}){begin}[^{begin}]*+)*))"
-        value = (r"\n?+" if self.framed else rf"(?!\s*+{re.escape(CDATA)})" if self.cdata else "") + value
+        value = (r"\n" if self.framed else rf"(?!\s*+{re.escape(CDATA)})" if self.cdata else "") + value
         after = rf"\s*+(?:{one((*self.unwraps, *self.calls, *self.wraps))}|\Z)" if self.wraps else ""
         follows = rf"(?=\s*+(?:{parameter('(?:')}|{one(self.ends)}{after}))"
         return re.compile(rf"\s*+{parameter('(')}{value}{one(self.value_ends)}{follows}")
@@ -205,7 +223,9 @@ class TagSyntax(BlockGrammar):
         if self.heads == "attributes":
             return attributes_head(match)
         if names_call:
-            return Head(match[1], match.end()) if match[2] in "<{" else None
+            missing = self.name_end in self.call and match[2] is None
+            note = f"{self.name_end} is missing" if missing else None
+            return Head(match[1], match.end(), note=note) if match[3] in "<{" else None
         note = None if match[2] else "the end tag of a key is missing"
         kind = match[3].strip().lower() or None if match[3] else None
         return Head(match[1].strip(), match.end(), kind, note, dangling=match[4] is None)

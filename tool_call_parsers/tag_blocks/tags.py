@@ -19,6 +19,7 @@ ATTRIBUTES = re.compile(
 )
 """The head of `<invoke name="f">`: the name, other attributes, and the same."""
 _STRING_FLAG = re.compile(r"string[ \t]*+=[ \t]*+[\"']?+(true|false)")
+_STRING_ATTRIBUTE = re.compile(r' string="(true|false)"')
 TYPES = {"true": "string", "false": "json"}
 """The meaning of the attribute `string`."""
 
@@ -66,6 +67,8 @@ class Head(NamedTuple):
     """A key without a value."""
     open_end: bool = False
     """Its `>` is missing."""
+    attributes: bool = False
+    """It has other attributes."""
 
 
 CUT_HEAD = Head("", -1)
@@ -92,10 +95,14 @@ def equals_head(match: re.Match[str]) -> Head | None:
 def attributes_head(match: re.Match[str]) -> Head | None:
     """The head in a match of `ATTRIBUTES`; None if it is not a head."""
     name, mark = match[3], match[5]
-    name = (name[1:-1] if name[:1] in ("'", '"') else name).strip()
     note = None if match[1] and match[2] else "a tag run together with its attribute"
-    flag = _STRING_FLAG.search(match[4]) or _STRING_FLAG.search(match.string, match.start(), match.start(3))
-    head = Head(name, match.end(), TYPES[flag[1]] if flag else None, note, closed=mark == "/>")
+    if note is None and name[:1] != '"':
+        note = "a name without double quotes"
+    name = (name[1:-1] if name[:1] in ("'", '"') else name).strip()
+    before = match.string[match.start() : match.start(3)]
+    flag = _STRING_FLAG.search(match[4]) or _STRING_FLAG.search(before)
+    other = bool(match[4] and not (flag and _STRING_ATTRIBUTE.fullmatch(match[4]))) or "string" in before
+    head = Head(name, match.end(), TYPES[flag[1]] if flag else None, note, mark == "/>", attributes=other)
     if mark == "<" or mark is None:
         return _unended(head._replace(end=match.start(5) if mark else match.string.index("\n", match.end(4)) + 1))
     return head

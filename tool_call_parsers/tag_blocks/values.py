@@ -7,7 +7,8 @@ Nothing in these formats is escaped, so the end of a value depends on the text a
     inside a wrapper, a tag must follow as well; otherwise a better end may come, and this one is the fallback.
 * A value without its end tag ends at the opening tag of a parameter that the tool has and the call still lacks, unless
     an end tag without a tag after it shows that both are data; or else at the end of the call. If an end tag and text
-    precede either, the model wrote the text after a parameter, and it is dropped.
+    precede either, the model wrote the text after a parameter, and it is dropped. A damaged end tag there is dropped,
+    too; if the value has another inside, nobody can say where it ends, and there is no call.
 * A whole call inside a value is data if the value ends properly after it. If it does not, and the text ends with the
   end of a call, there are two cases. The inner call is on its own line and fits a tool that was offered: the outer
   call was never closed, and is not a call. Or the value only quotes an opening tag, and ends at its first plausible
@@ -22,8 +23,9 @@ from typing import Any, NamedTuple
 
 from tool_call_parsers.arguments import ArgumentsText
 from tool_call_parsers.engine import Needles, Run, Step
+from tool_call_parsers.tag_blocks.damage import damaged_end, holds_damaged_end, near_end
 from tool_call_parsers.tag_blocks.syntax import CDATA, CDATA_END, TagSyntax
-from tool_call_parsers.tag_blocks.tags import AFTER_CALL, WORD, Beginning, Mark, TagRole
+from tool_call_parsers.tag_blocks.tags import AFTER_CALL, HEAD_LIMIT, WORD, Beginning, Mark, TagRole
 
 _SECTION, _SECTION_END = Needles(CDATA), Needles(CDATA_END)
 _SIBLINGS = 8
@@ -40,12 +42,20 @@ class OpenCall:
     wrapped: bool
     arguments: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    defect: str | None = None
+    """Why nobody can say what its arguments are."""
     streamed: ArgumentsText | None = None
     """The arguments' JSON text as far as it was sent; None if the run does not stream."""
 
+    def note(self, *defects: str | None) -> None:
+        """Keep what is wrong with the form of the call; None is nothing."""
+        self.notes += filter(None, defects)
+
     def set(self, key: str, value: Any) -> None:
         """Set an argument. Of repeated parameters the last counts, in the last place."""
-        self.arguments.pop(key, None)
+        if key in self.arguments:
+            del self.arguments[key]
+            self.note(f"the parameter {key!r} is repeated")
         self.arguments[key] = value
 
 
@@ -75,19 +85,10 @@ class _Value(NamedTuple):
 
     end: int
     resume: int
-    unclosed: bool = False
-    """It has no end tag."""
     broken: bool = False
     """It has no end at all, and ends the call."""
     note: str | None = None
     """The assumption that was made."""
-
-
-def _without_end(at: int, loose: int | None) -> _Value:
-    """A value without an end tag before the tag at `at`; or, with an end tag at `loose`, text after it."""
-    if loose is None:
-        return _Value(at, at, unclosed=True)
-    return _Value(loose, at, note="text after a value")
 
 
 class TagValues(TagSyntax):
@@ -133,8 +134,8 @@ class TagValues(TagSyntax):
                         loose = at
                     continue
                 if opener is not None:
-                    return _without_end(opener, loose)
-                found = _Value(self._last_end(run, start, at, mark.start), mark.start)
+                    return self._without_end(run, key, start, opener, loose)
+                found = self._with_end(run, key, start, at, after or at, mark.start)
                 if depth:
                     quoted = quoted or found
                 elif mark.role in (TagRole.PARAMETER, TagRole.DONE, TagRole.CUT) or (
@@ -145,13 +146,13 @@ class TagValues(TagSyntax):
                 else:
                     fallback = fallback or found
             elif opener is not None and role is not TagRole.TEXT:
-                return _without_end(opener, loose)
+                return self._without_end(run, key, start, opener, loose)
             elif role is TagRole.END_CALL:
                 closed, unwrapped = position, False
                 if depth:
                     depth -= 1
                 elif fallback is None and (yield from self._next(run, position)).role in AFTER_CALL:
-                    fallback = _without_end(at, loose)
+                    fallback = self._without_end(run, key, start, at, loose)
             elif role is TagRole.UNWRAP:
                 after_call = closed > start and not run.text[closed:at].strip()
                 closed, unwrapped = position, True
@@ -162,8 +163,9 @@ class TagValues(TagSyntax):
             elif role is TagRole.PARAMETER:
                 if (yield from self._nests(run, call, key, position)):
                     inner += 1
-                elif not depth and fallback is None and (loose is None or run.text[at - 1] == "\n"):
-                    opened = yield from self._begins_parameter(run, call, key, position)
+                elif not depth and fallback is None and (loose is None or self._ends_line(run, loose, at)):
+                    damaged = damaged_end(run.text, start, at, self._end_tags(key), self._other_tags) is not None
+                    opened = yield from self._begins_parameter(run, call, key, position, damaged)
                     opener = at if opened else None
             elif role is TagRole.CALL and (following := (yield from self._begins_call(run, position))):
                 if fallback is not None:
@@ -180,6 +182,40 @@ class TagValues(TagSyntax):
         if sibling is not None and (mark.end > mark.start or (call.wrapped and not unwrapped)):
             return None  # more likely a text that shows calls, cut in one of them
         return self._undecided(run, sibling, quoted)
+
+    def _ends_line(self, run: Run, loose: int, at: int) -> bool:
+        """Whether a tag at `at` may follow the end tag at `loose`, after text that the model wrote between them."""
+        between = run.text[run.text.find(">", loose) + 1 : at]
+        return between.endswith("\n") or not any(map(str.isalnum, between[:HEAD_LIMIT]))
+
+    def _end_tags(self, key: str) -> tuple[str, ...]:
+        """The end tags of a parameter's value."""
+        return self.value_ends
+
+    def _with_end(self, run: Run, key: str, start: int, at: int, after: int, resume: int) -> _Value:
+        """A value with its end tag at `at:after`, before the tag at `resume`."""
+        end, note = self._last_end(run, start, at, resume), None
+        if end == at and run.text[after:resume].strip():
+            note = "a repeated end tag of a value"
+        elif run.text[at:after] in self._variants:
+            note = "another spelling of a tag"
+        if (damaged := near_end(run.text, start, end, self._end_tags(key))) is not None:
+            end, note = damaged, "a damaged end tag of a value"
+        return _Value(end, resume, note=note)
+
+    def _without_end(self, run: Run, key: str, start: int, at: int, loose: int | None) -> _Value:
+        """A value without an end tag before the tag at `at`; or, with an end tag at `loose`, text after it."""
+        if loose is not None:
+            end, note = loose, "text after a value"
+        elif (damaged := damaged_end(run.text, start, at, self._end_tags(key), self._other_tags)) is not None:
+            end, note = damaged, "a damaged end tag of a value"
+        else:
+            end, note = at, "the end tag of a value is missing"
+            # The newline that the template has between two tags, and in formats with framing, that before the end tag.
+            if end > start and run.text[end - 1] == "\n":
+                end -= 1
+        broken = holds_damaged_end(run.text, start, end, self._end_tags(key))
+        return _Value(at if broken else end, at, broken=broken, note=note)
 
     def _undecided(self, run: Run, sibling: int | None, quoted: _Value | None) -> _Value | None:
         """The end of a value that opens calls and ends with the end tags of one: before the call that follows the outer
@@ -235,13 +271,16 @@ class TagValues(TagSyntax):
                 return Mark(mark.end, TagRole.TEXT, mark.end)
         return mark
 
-    def _begins_parameter(self, run: Run, call: OpenCall, key: str, position: int) -> Step[str]:
-        """The name in the opening tag at `position` if the call still lacks that parameter, else ""."""
+    def _begins_parameter(self, run: Run, call: OpenCall, key: str, position: int, ended: bool) -> Step[str]:
+        """The name in the opening tag at `position` if the call still lacks that parameter, else "".
+
+        ended: a damaged end tag is before it, so that the tool need not have the parameter.
+        """
         head = yield from self._head(run, position, self._parameter_head)
         if head is None or head.dangling or head.name in call.arguments or head.name == key:
             return ""
         declared = run.tools.declares(call.name, head.name)
-        return head.name if declared or (declared is None and WORD.fullmatch(head.name)) else ""
+        return head.name if declared or ((ended or declared is None) and WORD.fullmatch(head.name)) else ""
 
     def _section(self, run: Run, start: int) -> Step[int]:
         """The position after a CDATA section at `start`, or `start`."""
