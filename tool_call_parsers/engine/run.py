@@ -320,7 +320,7 @@ class Run(GrowingText):
         self.taken = len(self.text)
         if not (self._fresh and rest.isspace()):
             self.put(rest)
-        if all(attempt.status is CallStatus.IN_REASONING for attempt in self.attempts):
+        if not self.usable and all(attempt.status is CallStatus.IN_REASONING for attempt in self.attempts):
             self._foreign_call(self._content.text() or "")
 
     def _foreign_call(self, content: str) -> None:

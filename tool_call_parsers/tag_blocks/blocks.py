@@ -86,11 +86,11 @@ class TagBlocks(TagValues):
         """Read the calls of a block, of which the first opens at `mark`. Return their end; None if they are text."""
         wrapped = bool(wrappers)
         note = None
-        if self.wraps and not wrapped:
-            note = "the wrapper of the call is missing"
-        elif len(wrappers) > len(set(wrappers)):
+        if not wrapped:
+            note = "the wrapper of the call is missing" if self.wraps else None
+        elif len(wrappers) > 1 and len(wrappers) > len(set(wrappers)):
             note = "a repeated wrapper"
-        elif not self._variants.isdisjoint(wrappers):
+        elif self._variants and not self._variants.isdisjoint(wrappers):
             note = "a wrapper of another format"
         done = yield from self._call(run, start, mark, wrapped, first=True, note=note)
         while done is not None and not done.over:
@@ -140,8 +140,11 @@ class TagBlocks(TagValues):
             run.begin_block(begin, separators)
             return self._cut(run, OpenCall("", begin, len(run.text), wrapped))
         call = OpenCall(head.name, begin, head.end, wrapped)
-        call.note(note, head.note, "an attribute of a call" if head.attributes or head.typed else None)
-        if tag in self._variants or head.closed:
+        if note or head.note:
+            call.note(note, head.note)
+        if head.attributes or head.typed:
+            call.note("an attribute of a call")
+        if head.closed or tag in self._variants:
             call.note("another spelling of a tag")
         mark = yield from self._next(run, head.end)
         while mark.role is TagRole.END_VALUE:
@@ -208,13 +211,14 @@ class TagBlocks(TagValues):
     def _usual_parameters(self, run: Run, call: OpenCall, position: int) -> int:
         """Read parameters of the usual shape, with the results of `_parameter`. Return the position after them."""
         assert self._usual is not None
-        while match := self._usual.match(run.text, position):
+        usual, framed, untyped, tail = self._usual.match, self.framed, not self._states_types, -self._tags.longest
+        while match := usual(run.text, position):
             key, typed, text = match.groups()
-            if self.framed:
+            if framed:
                 if not text.endswith("\n"):
                     break
                 text = text[:-1]
-            if "<" in text[-self._tags.longest :] or key in call.arguments or (self._states_types and not typed):
+            if text.find("<", tail) >= 0 or not (typed or untyped):
                 break  # perhaps a damaged end tag
             call.set(key, self._read(run, call, key, TYPES.get(typed), text))
             position = match.end()
@@ -296,9 +300,14 @@ class TagBlocks(TagValues):
                 return text
         if typed is None:
             return run.tools.coerce(call.name, key, text)
-        if typed != "string" and not _is_json(text):
+        if typed == "string":
+            return text
+        literal = read_whole_json(text.strip())
+        if literal is not None and typed == "json":
+            return literal.value
+        if literal is None:
             call.note("a value that is not JSON, as its tag says")
-        return _typed(text, typed)
+        return coerce(text, _ANY_JSON if typed == "json" else {"type": typed})
 
     # -- the end of a call --------------------------------------------------------------------------------------------
 
@@ -415,22 +424,3 @@ class TagBlocks(TagValues):
 def _can_name(run: Run, name: str) -> bool:
     """Whether a tool can have the name."""
     return _NAME.fullmatch(name) is not None or name in run.tools.names()
-
-
-def _is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except (ValueError, RecursionError):
-        return False
-    return True
-
-
-def _typed(text: str, kind: str) -> Any:
-    """A value whose type the tags state."""
-    if kind == "string":
-        return text
-    if text.lstrip()[:1] == '"' and kind == "json":
-        literal = read_whole_json(text.strip())
-        if literal is not None:
-            return literal.value
-    return coerce(text, _ANY_JSON if kind == "json" else {"type": kind})

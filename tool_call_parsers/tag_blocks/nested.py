@@ -81,11 +81,11 @@ class NestedTags(TagBlocks):
             return False
         return (yield from self._closes(run, key, position)) is not None
 
-    def _begins_parameter(self, run: Run, call: OpenCall, key: str, position: int, ended: bool) -> Step[str]:
+    def _begins_parameter(self, run: Run, call: OpenCall, key: str, start: int, at: int, position: int) -> Step[str]:
         # Except in a string, an element is more likely part of the value.
         if not (run.tools.declares(call.name, key) and run.tools.is_string(call.name, key)):
             return ""
-        return (yield from super()._begins_parameter(run, call, key, position, ended))
+        return (yield from super()._begins_parameter(run, call, key, start, at, position))
 
     def _end_tags(self, key: str) -> tuple[str, ...]:
         return (f"{self.marker}</{key}>",)

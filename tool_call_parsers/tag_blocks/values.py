@@ -28,6 +28,8 @@ from tool_call_parsers.tag_blocks.syntax import CDATA, CDATA_END, TagSyntax
 from tool_call_parsers.tag_blocks.tags import AFTER_CALL, HEAD_LIMIT, WORD, Beginning, Mark, TagRole
 
 _SECTION, _SECTION_END = Needles(CDATA), Needles(CDATA_END)
+_DAMAGED = 256
+"""How many values without an end tag a completion may have. Bounds the number of comparisons."""
 _SIBLINGS = 8
 """How many calls may turn out unclosed only at the end of the text. Bounds the number of searches."""
 
@@ -164,8 +166,7 @@ class TagValues(TagSyntax):
                 if (yield from self._nests(run, call, key, position)):
                     inner += 1
                 elif not depth and fallback is None and (loose is None or self._ends_line(run, loose, at)):
-                    damaged = damaged_end(run.text, start, at, self._end_tags(key), self._other_tags) is not None
-                    opened = yield from self._begins_parameter(run, call, key, position, damaged)
+                    opened = yield from self._begins_parameter(run, call, key, start, at, position)
                     opener = at if opened else None
             elif role is TagRole.CALL and (following := (yield from self._begins_call(run, position))):
                 if fallback is not None:
@@ -192,6 +193,14 @@ class TagValues(TagSyntax):
         """The end tags of a parameter's value."""
         return self.value_ends
 
+    def _damaged(self, run: Run, key: str, start: int, at: int) -> int | None:
+        """Where a damaged end tag begins before the tag at `at`; None without one, or after too many of them."""
+        count = run.memo.get("damaged", (0, 0))[0]
+        if count >= _DAMAGED:
+            return None
+        run.memo["damaged"] = count + 1, 0
+        return damaged_end(run.text, start, at, self._end_tags(key), self._other_tags)
+
     def _with_end(self, run: Run, key: str, start: int, at: int, after: int, resume: int) -> _Value:
         """A value with its end tag at `at:after`, before the tag at `resume`."""
         end, note = self._last_end(run, start, at, resume), None
@@ -207,14 +216,15 @@ class TagValues(TagSyntax):
         """A value without an end tag before the tag at `at`; or, with an end tag at `loose`, text after it."""
         if loose is not None:
             end, note = loose, "text after a value"
-        elif (damaged := damaged_end(run.text, start, at, self._end_tags(key), self._other_tags)) is not None:
+        elif (damaged := self._damaged(run, key, start, at)) is not None:
             end, note = damaged, "a damaged end tag of a value"
         else:
             end, note = at, "the end tag of a value is missing"
             # The newline that the template has between two tags, and in formats with framing, that before the end tag.
             if end > start and run.text[end - 1] == "\n":
                 end -= 1
-        broken = holds_damaged_end(run.text, start, end, self._end_tags(key))
+        many = run.memo.get("damaged", (0, 0))[0] >= _DAMAGED
+        broken = many or holds_damaged_end(run.text, start, end, self._end_tags(key))
         return _Value(at if broken else end, at, broken=broken, note=note)
 
     def _undecided(self, run: Run, sibling: int | None, quoted: _Value | None) -> _Value | None:
@@ -271,16 +281,20 @@ class TagValues(TagSyntax):
                 return Mark(mark.end, TagRole.TEXT, mark.end)
         return mark
 
-    def _begins_parameter(self, run: Run, call: OpenCall, key: str, position: int, ended: bool) -> Step[str]:
-        """The name in the opening tag at `position` if the call still lacks that parameter, else "".
+    def _begins_parameter(self, run: Run, call: OpenCall, key: str, start: int, at: int, position: int) -> Step[str]:
+        """The name in the opening tag at `at:position` if the call still lacks that parameter, else "".
 
-        ended: a damaged end tag is before it, so that the tool need not have the parameter.
+        The tool need not have the parameter if a damaged end tag of the value, which begins at `start`, is before it.
         """
         head = yield from self._head(run, position, self._parameter_head)
         if head is None or head.dangling or head.name in call.arguments or head.name == key:
             return ""
         declared = run.tools.declares(call.name, head.name)
-        return head.name if declared or ((ended or declared is None) and WORD.fullmatch(head.name)) else ""
+        if declared:
+            return head.name
+        if WORD.fullmatch(head.name) is None or (declared is False and self._damaged(run, key, start, at) is None):
+            return ""
+        return head.name
 
     def _section(self, run: Run, start: int) -> Step[int]:
         """The position after a CDATA section at `start`, or `start`."""
