@@ -1,0 +1,158 @@
+"""Calls without the markers of the format: the text shows a try, so it is recorded as a failed attempt and stays content.
+
+A JSON object counts if it names an offered tool and has arguments, or follows an offered tool's name, and nothing shows
+that it is only quoted: no quotes around it, no sentence that goes on after it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+from tool_call_parsers.arguments import plain_name
+from tool_call_parsers.engine import Marker, Markers, Needles, Run, Step
+from tool_call_parsers.json_blocks.objects import LAX_ARGUMENTS, LAX_NAMES
+from tool_call_parsers.json_scan import JsonValue, read_value
+from tool_call_parsers.types import CALLABLE, CallStatus
+
+STRAY, STRAY_RATIO = 4096, 4
+"""How many characters may be read in vain, in all and per character, before stray objects are ignored."""
+_FIRST_KEYS = Needles(
+    *(f"{quote}{key}{quote}" for key in (*LAX_NAMES, *LAX_ARGUMENTS, "id", "type", "tool_call_id") for quote in "\"'")
+)
+_DEFINITION = frozenset({"description", "properties", "input_schema", "$schema"})
+"""Keys of a tool's definition, which has a name and parameters as well."""
+_QUOTES = frozenset("`'\"“‘«")
+_LINE_WIDTH = 256
+_AFTER = re.compile(r"[ \t\]);.,]*")
+_HEADER = re.compile(
+    r"(?:\A|[\n>|｜\]])[ \t]*(?:function|call)?[ \t:=.]{0,3}"
+    r"(?P<name>(?:functions\.)?[\w.\-]{1,128})(?::\d{1,9})?"
+    r"(?:[ \t]|\[[A-Z_]{1,16}\]\w{0,16}|<[^<>\n]{1,64}>|\n?```(?:json)?\n|json)*\Z"
+)
+_NAMED = re.compile(r"[^\w\s]{0,3}(?:function[=.:]|functions\.|call:)?([\w.\-]{1,128})[\"'>)\]]{0,2}\s{0,8}(\W|\Z)")
+_NAMED_CUT = re.compile(r"[^\w\s]{0,3}(?:[\w.\-=:]{1,128}[\"'>)\]]{0,2}\s{0,8})?\Z")
+_BEHIND_NAME = frozenset("({[<:=>")
+
+
+def with_stray(markers: Markers) -> Markers:
+    """The markers, and the brace of an object without a marker."""
+    kinds = {"{": Marker.OPEN, **markers.kinds}
+    return replace(markers, kinds=kinds, all=Needles(*kinds))
+
+
+def may_stray(run: Run, start: int) -> bool:
+    """Whether the brace at `start` may begin a call that lacks its marker."""
+    if run.in_reasoning or run.strayed > STRAY + STRAY_RATIO * start:
+        return False
+    before = run.text[max(0, start - 8) : start].rstrip("[ \t")
+    return before[-1:] not in _QUOTES or before.endswith("```")
+
+
+def stray_object(run: Run, start: int, closers: Needles) -> Step[int]:
+    """Record the object at `start` as a failed attempt if it is a call. Return the position after it, or after its brace."""
+    header = _HEADER.search(run.text, max(0, start - _LINE_WIDTH), start)
+    name = _offered(run, header["name"]) if header is not None else None
+    key = yield from run.skip_space(start + 1)
+    if name is None:
+        if (yield from run.starts(key, _FIRST_KEYS)) is None:
+            return start + 1
+    elif run.text[key : key + 1] not in tuple("\"'}"):
+        return start + 1
+    read = yield from read_value(run, start, None)
+    begin = start
+    if name is None:
+        name = _named(run, read)
+    elif read.status is not CallStatus.INVALID_JSON:
+        assert header is not None
+        begin = header.start("name")
+    else:
+        name = None
+    end = read.end
+    position = yield from run.skip_space(end)
+    while run.text.startswith("]", position):
+        position = yield from run.skip_space(position + 1)
+    closer = yield from run.starts(position, closers)
+    if closer is not None:
+        end = position + len(closer)
+    elif name is not None and begin == start and not (yield from _stands_alone(run, start, end)):
+        name = None
+    if name is None:
+        if read.status in CALLABLE:
+            return read.end
+        run.strayed += read.end - read.start
+        return start + 1
+    run.begin_block(start)
+    status = CallStatus.MALFORMED if read.status is not CallStatus.INCOMPLETE else read.status
+    error = "a call without the markers of the format"
+    run.end_call(begin, end, status, name, error=error)
+    return end
+
+
+def _offered(run: Run, name: str) -> str | None:
+    """The offered tool that is named."""
+    for spelled in (name, name.removeprefix("functions."), name.removeprefix("function")):
+        if spelled in run.tools.names():
+            return spelled
+    return None
+
+
+def _named(run: Run, read: JsonValue) -> str | None:
+    """The tool that an object calls; None if it is not clearly a call."""
+    members: dict[str, Any] = {}
+    if isinstance(read.value, dict):
+        members = read.value
+    elif read.scan is not None:
+        for key, member in read.scan.members.items():
+            members[key] = run.text[member.start : member.end].strip("\"'")
+    if isinstance(inner := members.get("function"), dict):
+        members = {**members, **inner}
+    name = next((members[key] for key in LAX_NAMES if isinstance(members.get(key), str)), None)
+    given = next((members[key] for key in LAX_ARGUMENTS if key in members), None)
+    if not isinstance(name, str) or given is None or not _DEFINITION.isdisjoint(members):
+        return None
+    if isinstance(given, dict) and not _DEFINITION.isdisjoint(given):
+        return None
+    name = plain_name(name.strip(), run.tools) or name.strip()
+    return name if name and run.tools.offered(name) else None
+
+
+def _stands_alone(run: Run, start: int, end: int) -> Step[bool]:
+    """Whether an object begins its line, or nothing but markup follows it on its line."""
+    before = run.text[max(0, start - _LINE_WIDTH) : start].rstrip(" \t[")
+    if not before or before.endswith("\n"):
+        return True
+    while True:
+        after = _AFTER.match(run.text, end).end()  # type: ignore[union-attr]  # matches anywhere
+        if after < len(run.text) or run.final:
+            return run.text[after : after + 1] in ("", "\n", "\r", "<", "`", "[")
+        yield
+
+
+def named_attempt(run: Run, start: int, position: int, ends: Needles, closers: tuple[str, ...]) -> Step[int | None]:
+    """Record the text after an opening marker as a failed attempt if an offered tool's name begins it: a call in another
+    syntax. None if it is text."""
+    while (match := _NAMED.match(run.text, position)) is None or match.end() == len(run.text):
+        if run.final or not _NAMED_CUT.match(run.text, position):
+            break
+        yield
+    name = plain_name(match[1], run.tools) or match[1] if match is not None else ""
+    if match is None or name not in run.tools.names() or (match[2] and match[2] not in _BEHIND_NAME):
+        return None
+    run.begin_block(start)
+    marker = yield from run.find(ends, position)
+    end = len(run.text) if marker is None else marker.end() if marker.group() in closers else marker.start()
+    run.end_call(start, end, CallStatus.MALFORMED, name, error="a call in the syntax of another format")
+    return end
+
+
+def skip_repeated(run: Run, end: int, closers: Needles) -> Step[tuple[int, bool]]:
+    """The end of closing markers that repeat the one before `end`, and whether there are any."""
+    again = False
+    while True:
+        position = yield from run.skip_space(end)
+        closer = yield from run.starts(position, closers)
+        if closer is None:
+            return end, again
+        end, again = position + len(closer), True
