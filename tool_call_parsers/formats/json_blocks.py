@@ -76,6 +76,8 @@ def read_mistral_header(words: Words, tools: ToolIndex, arguments: Given) -> Cal
 
 def read_typed_header(words: Words, tools: ToolIndex, arguments: Given) -> CallHeader | None:
     """`NAME`, after the word `function` or alone."""
+    if words and (name := words[0].removeprefix("function")) != words[0] and name in tools.names():
+        return CallHeader(name, error=f"the header is {words[0]!r}")
     return None if words == ("function",) else read_name(words, tools, arguments)
 
 

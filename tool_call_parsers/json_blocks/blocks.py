@@ -97,6 +97,7 @@ class JsonBlocks(CallObjects):
     closers = cached_property(lambda self: (*self.closes, *(self.named.closers if self.named is not None else ())))
     _open = cached_property(lambda self: Needles(*self.opens))
     _close = cached_property(lambda self: Needles(*self.closes))
+    _marks = cached_property(lambda self: self.named.marks if self.named is not None else ())
     _named_marks = cached_property(lambda self: Needles(*(self.named.marks if self.named is not None else ())))
 
     # -- reading ------------------------------------------------------------------------------------------------------
@@ -120,7 +121,7 @@ class JsonBlocks(CallObjects):
         if not self.may_open(run, start, opener):
             return None
         if bare and not self._may_be_bare(run, start):
-            return (yield from stray_object(run, start, self._close))
+            return (yield from stray_object(run, start, self._close, self._marks, single_key=self.single_key))
         if bare and run.strayed > STRAY + STRAY_RATIO * start:
             return None
         notes: tuple[str, ...] = ()
@@ -231,7 +232,7 @@ class JsonBlocks(CallObjects):
         """What is wrong with the separator before another object."""
         if in_list:
             return () if separator == "," else (f"{separator!r} between calls",) if separator else ("no comma",)
-        if opener is not None and self.closes:
+        if opener is not None and (self.closes or self.frame[0]):
             return ("several calls in one block",)
         return () if separator == self.between.strip() else (f"{separator!r} between calls",)
 

@@ -87,6 +87,8 @@ class NamedJson(BlockGrammar):
     closers = cached_property(lambda self: (*self.section_closes, *self.closes))
     _open = cached_property(lambda self: Needles(*self.opens))
     _close = cached_property(lambda self: Needles(*self.closes))
+    _inner = cached_property(lambda self: Needles(*self.marks))
+    _sections = cached_property(lambda self: Needles(*self.sections))
     _closers = cached_property(lambda self: Needles(*self.closers))
     _section_close = cached_property(lambda self: Needles(*self.section_closes))
     _written = cached_property(lambda self: tuple(map(self._pattern, (self.call, *self.also))))
@@ -95,7 +97,7 @@ class NamedJson(BlockGrammar):
         """A call's header as the model writes it, and whether a code fence closes its arguments."""
         head, _, tail = call.removeprefix(self.opens[0]).partition("%(arguments)s")
         pieces = re.split(r"(%\((?:name|id)\)s)|\s+", head)
-        parts = [r"[^\s{}]{1,256}?" if piece.startswith("%(") else re.escape(piece) for piece in pieces if piece]
+        parts = [r"[^\s<>{}\[\]]{1,256}?" if piece.startswith("%(") else re.escape(piece) for piece in pieces if piece]
         return re.compile(r"\s*".join(("", *parts, ""))), "```" in tail
 
     _header_end = cached_property(lambda self: Needles("{", *self.openers, *self.closers))
@@ -114,19 +116,24 @@ class NamedJson(BlockGrammar):
 
     def block(self, run: Run, start: int, body: int, opener: str) -> Step[int | None]:
         if opener not in self.openers:
-            return (yield from stray_object(run, start, self._closers))
+            return (yield from stray_object(run, start, self._closers, self.marks))
         position, note = body, "no section" if self.sections else None
         if opener in self.sections:
             note = None if opener == self.sections[0] else f"{opener!r} opens the section"
             position = yield from run.skip_space(body)
+            while (again := (yield from run.starts(position, self._sections))) is not None:
+                position, note = (yield from run.skip_space(position + len(again))), "the section is opened twice"
             following = yield from run.starts(position, self._open)
             if following is None:
                 if position == len(run.text) or self._open.begins(run.text, position):
                     return cut_off(run, start, self.separators)
                 return (yield from named_attempt(run, start, position, self._ends, self.closers))
             position += len(following)
-        begin: int = start
         notes = [note] if note else []
+        while (again := (yield from run.starts((yield from run.skip_space(position)), self._open))) is not None:
+            position = (yield from run.skip_space(position)) + len(again)
+            notes.append("the opening marker twice")
+        begin: int = start
         section = opener in self.sections
         found = yield from self._call(run, begin, position, begun=False)
         if found is None:
@@ -146,10 +153,13 @@ class NamedJson(BlockGrammar):
                     notes.append("the section is not closed")
                 elif closer != self.section_closes[0]:
                     notes.append(f"{closer!r} closes the section")
+            if closer is not None:
+                after, again = yield from skip_repeated(run, position + len(closer), self._section_close)
+                notes += ["the section is closed twice"] if again else []
             ended(notes)
             if closer is not None:
                 if run.follows_markup(position):
-                    end, _ = yield from skip_repeated(run, position + len(closer), self._section_close)
+                    end = after
                     run.skip(end)
                 return end
             if following is None and not unmarked:
@@ -206,6 +216,14 @@ class NamedJson(BlockGrammar):
             if stop is not None and stop.group() not in self.closes:
                 header = None
             end, arguments = header_end, no_arguments("nothing")
+            after = header_end if stop is None else (yield from run.skip_space(stop.end()))
+            if stop is not None and (
+                stop.group() in self.openers
+                or run.text.startswith("{", after)
+                or (yield from run.starts(after, self._inner)) is not None
+            ):
+                # It is not clear whose arguments follow.
+                arguments = FoundArguments(CallStatus.MALFORMED, {}, "", f"{stop.group()} in place of the arguments")
         status, error = arguments.status, arguments.error
         if header is None and status in (CallStatus.OK, CallStatus.REPAIRED):
             header = self._header(words, run.tools, arguments.value)

@@ -27,11 +27,14 @@ _QUOTES = frozenset("`'\"“‘«")
 _LINE_WIDTH = 256
 _AFTER = re.compile(r"[ \t\]);.,]*")
 _HEADER = re.compile(
-    r"(?:\A|[\n>|｜\]])[ \t]*(?:function|call)?[ \t:=.]{0,3}"
+    r"(?:\A|[\n>|｜\]])[ \t]*(?:function(?!s\.)|call)?[ \t:=.]{0,3}"
     r"(?P<name>(?:functions\.)?[\w.\-]{1,128})(?::\d{1,9})?"
-    r"(?:[ \t]|\[[A-Z_]{1,16}\]\w{0,16}|<[^<>\n]{1,64}>|\n?```(?:json)?\n|json)*\Z"
+    r"(?:[ \t]|\[[A-Z_]{1,16}\]\w{0,16}|<[^<>\n]{1,64}>|[>\])]|\n?```(?:json)?\n|json)*\Z"
 )
 _NAMED = re.compile(r"[^\w\s]{0,3}(?:function[=.:]|functions\.|call:)?([\w.\-]{1,128})[\"'>)\]]{0,2}\s{0,8}(\W|\Z)")
+_GLUED = re.compile(r"[^\s{]{0,128}\s{0,2}\{\s{0,8}\"")
+"""An object right behind a marker, whatever is between."""
+_GLUED_CUT = re.compile(r"[^\s{]{0,128}\s{0,2}(?:\{\s{0,8})?\Z")
 _NAMED_CUT = re.compile(r"[^\w\s]{0,3}(?:[\w.\-=:]{1,128}[\"'>)\]]{0,2}\s{0,8})?\Z")
 _BEHIND_NAME = frozenset("({[<:=>")
 
@@ -50,33 +53,39 @@ def may_stray(run: Run, start: int) -> bool:
     return before[-1:] not in _QUOTES or before.endswith("```")
 
 
-def stray_object(run: Run, start: int, closers: Needles) -> Step[int]:
-    """Record the object at `start` as a failed attempt if it is a call. Return the position after it, or after its brace."""
+def stray_object(
+    run: Run, start: int, closers: Needles, marks: tuple[str, ...] = (), *, single_key: bool = False
+) -> Step[int]:
+    """Record the object at `start` as a failed attempt if it is a call. Return the position after it, or after its brace.
+
+    closers: markers that only follow calls. marks: markers that only precede arguments.
+    single_key: the key of the object's only member is the tool's name.
+    """
     header = _HEADER.search(run.text, max(0, start - _LINE_WIDTH), start)
-    name = _offered(run, header["name"]) if header is not None else None
+    before = header["name"] if header is not None else ""
+    named = _offered(run, before)
+    if named is None and run.text.endswith(marks, max(0, start - _LINE_WIDTH), start):
+        named = ""
+    first = _begins_line(run, start)
     key = yield from run.skip_space(start + 1)
-    if name is None:
-        if (yield from run.starts(key, _FIRST_KEYS)) is None:
-            return start + 1
-    elif run.text[key : key + 1] not in tuple("\"'}"):
+    if run.text[key : key + 1] not in tuple("\"'}" if named is not None else "\"'"):
+        return start + 1
+    if named is None and not single_key and not first and (yield from run.starts(key, _FIRST_KEYS)) is None:
         return start + 1
     read = yield from read_value(run, start, None)
-    begin = start
-    if name is None:
-        name = _named(run, read)
-    elif read.status is not CallStatus.INVALID_JSON:
-        assert header is not None
-        begin = header.start("name")
-    else:
-        name = None
+    begin, name = start, None
+    if named is not None and read.status is not CallStatus.INVALID_JSON:
+        begin, name = (header.start("name") if header is not None and named else start), named
+    elif named is None:
+        name = _only_key(run, read) if single_key else _named(run, read)
     end = read.end
     position = yield from run.skip_space(end)
     while run.text.startswith("]", position):
         position = yield from run.skip_space(position + 1)
     closer = yield from run.starts(position, closers)
     if closer is not None:
-        end = position + len(closer)
-    elif name is not None and begin == start and not (yield from _stands_alone(run, start, end)):
+        end, name = position + len(closer), name or ""
+    elif name is not None and named is None and not first and not (yield from _ends_line(run, end)):
         name = None
     if name is None:
         if read.status in CALLABLE:
@@ -118,15 +127,25 @@ def _named(run: Run, read: JsonValue) -> str | None:
     return name if name and run.tools.offered(name) else None
 
 
-def _stands_alone(run: Run, start: int, end: int) -> Step[bool]:
-    """Whether an object begins its line, or nothing but markup follows it on its line."""
+def _only_key(run: Run, read: JsonValue) -> str | None:
+    """The offered tool that is the only key of an object."""
+    if not isinstance(read.value, dict) or len(read.value) != 1:
+        return None
+    ((key, value),) = read.value.items()
+    return _offered(run, key) if isinstance(value, dict) else None
+
+
+def _begins_line(run: Run, start: int) -> bool:
     before = run.text[max(0, start - _LINE_WIDTH) : start].rstrip(" \t[")
-    if not before or before.endswith("\n"):
-        return True
+    return not before or before.endswith("\n")
+
+
+def _ends_line(run: Run, end: int) -> Step[bool]:
+    """Whether nothing but markup, or another object, follows on the line."""
     while True:
         after = _AFTER.match(run.text, end).end()  # type: ignore[union-attr]  # matches anywhere
         if after < len(run.text) or run.final:
-            return run.text[after : after + 1] in ("", "\n", "\r", "<", "`", "[")
+            return run.text[after : after + 1] in ("", "\n", "\r", "<", "`", "[", "{")
         yield
 
 
@@ -139,7 +158,12 @@ def named_attempt(run: Run, start: int, position: int, ends: Needles, closers: t
         yield
     name = plain_name(match[1], run.tools) or match[1] if match is not None else ""
     if match is None or name not in run.tools.names() or (match[2] and match[2] not in _BEHIND_NAME):
-        return None
+        while (glued := _GLUED.match(run.text, position)) is None:
+            if run.final or not _GLUED_CUT.match(run.text, position):
+                return None
+            yield
+        name = ""
+        assert glued is not None
     run.begin_block(start)
     marker = yield from run.find(ends, position)
     end = len(run.text) if marker is None else marker.end() if marker.group() in closers else marker.start()
