@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from tool_call_parsers.arguments import plain_name
 from tool_call_parsers.engine import Marker, Markers, Needles, Run, Step
@@ -53,15 +53,50 @@ def may_stray(run: Run, start: int) -> bool:
     return before[-1:] not in _QUOTES or before.endswith("```")
 
 
+class Stray(NamedTuple):
+    """An attempt without the markers of the format."""
+
+    start: int
+    end: int
+    status: CallStatus
+    name: str
+
+
 def stray_object(
     run: Run, start: int, closers: Needles, marks: tuple[str, ...] = (), *, single_key: bool = False
 ) -> Step[int]:
     """Record the object at `start` as a failed attempt if it is a call. Return the position after it, or after its brace.
+    For the arguments see `find_stray`."""
+    found = yield from find_stray(run, start, closers, marks, single_key=single_key)
+    if isinstance(found, int):
+        return found
+    record_stray(run, start, found)
+    return found.end
+
+
+def record_stray(run: Run, start: int, found: Stray) -> None:
+    """Record an attempt whose object begins at `start`."""
+    run.begin_block(start)
+    error = "a call without the markers of the format"
+    run.end_call(found.start, found.end, found.status, found.name, error=error)
+
+
+def find_stray(
+    run: Run,
+    start: int,
+    closers: Needles,
+    marks: tuple[str, ...] = (),
+    *,
+    single_key: bool = False,
+    headers: re.Pattern[str] = _HEADER,
+) -> Step[Stray | int]:
+    """The object at `start` as a failed attempt if it is a call, else the position where the text goes on.
 
     closers: markers that only follow calls. marks: markers that only precede arguments.
     single_key: the key of the object's only member is the tool's name.
+    headers: what may precede arguments, with the tool's `name`.
     """
-    header = _HEADER.search(run.text, max(0, start - _LINE_WIDTH), start)
+    header = headers.search(run.text, max(0, start - _LINE_WIDTH), start)
     before = header["name"] if header is not None else ""
     named = _offered(run, before)
     if named is None and run.text.endswith(marks, max(0, start - _LINE_WIDTH), start):
@@ -92,11 +127,8 @@ def stray_object(
             return read.end
         run.strayed += read.end - read.start
         return start + 1
-    run.begin_block(start)
     status = CallStatus.MALFORMED if read.status is not CallStatus.INCOMPLETE else read.status
-    error = "a call without the markers of the format"
-    run.end_call(begin, end, status, name, error=error)
-    return end
+    return Stray(begin, end, status, name)
 
 
 def _offered(run: Run, name: str) -> str | None:
