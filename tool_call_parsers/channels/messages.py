@@ -74,6 +74,8 @@ class ChannelGrammar:
     """Markers that begin a header."""
     closers: tuple[str, ...]
     """Markers that end a message of any channel."""
+    one_end = False
+    """Calls and texts end with the same marker."""
     block_closers: tuple[str, ...] = ()
     """Markers that close a block inside a call."""
     lost_header = re.compile(
@@ -195,14 +197,10 @@ class ChannelGrammar:
                 if closing is not None:
                     if channel is Channel.REASONING and header.channel is Channel.CALL:
                         run.drafts(self, header.start, closing.start())
-                    elif header.channel is Channel.CALL and _DAMAGED_MARKER.search(
-                        run.text, max(0, header.start - _LOOK_BACK), header.start
-                    ):
+                    elif header.channel is Channel.CALL and (yield from self._lacks_end(run, header, closing.end())):
                         run.begin_block(header.start)
-                        error = "the end marker of the message before the call is damaged"
-                        run.end_call(
-                            header.start, closing.start(), CallStatus.MALFORMED, header.name, error=error
-                        )
+                        error = "the message before the call has no end"
+                        run.end_call(header.start, closing.start(), CallStatus.MALFORMED, header.name, error=error)
                     position, header = closing.start(), None
                     continue
                 never_closed.add(channel)
@@ -247,6 +245,13 @@ class ChannelGrammar:
             run.strayed += found - start
             return None
         return MessageHeader(start, found.end, Channel.CALL, stray=found)
+
+    def _lacks_end(self, run: Run, header: MessageHeader, end: int) -> Step[bool]:
+        """Whether a call in a message that is closed at `end` is no quotation: the end marker before it is damaged, or
+        the one at `end` is the call's own."""
+        if _DAMAGED_MARKER.search(run.text, max(0, header.start - _LOOK_BACK), header.start):
+            return True
+        return self.one_end and (yield from self._closes(run, end))
 
     def _next(self, run: Run, position: int) -> Step[MessageHeader | None]:
         """The header after the end of a message, if it lacks its opening marker."""
