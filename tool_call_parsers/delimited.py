@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from tool_call_parsers.arguments import ArgumentsText, plain_name
 from tool_call_parsers.engine import BlockGrammar, Marker, Markers, Needles, RenderTurn, Run, Step, cut_off
-from tool_call_parsers.json_blocks import skip_repeated
+from tool_call_parsers.json_blocks import may_stray, skip_repeated, stray, with_stray
 from tool_call_parsers.literals import MAX_DEPTH, REPEATED_KEY, LiteralError, read_tolerant
 from tool_call_parsers.python_scan import follow_string
 from tool_call_parsers.reasoning import ReasoningFormat
@@ -97,12 +97,12 @@ class Delimited(BlockGrammar):
         )
 
     def markers(self, reasoning: ReasoningFormat, ends: tuple[str, ...]) -> Markers:
-        markers = super().markers(reasoning, ends)
+        markers = with_stray(super().markers(reasoning, ends))
         kinds = {_CALL: Marker.OPEN, **markers.kinds}
         return replace(markers, kinds=kinds, all=Needles(*kinds))
 
     def may_open(self, run: Run, start: int, opener: str) -> bool:
-        return opener in self.openers or (not run.in_reasoning and run.text[max(0, start - 1) : start] not in ("`", '"', "'"))
+        return opener in self.openers or may_stray(run, start)
 
     def _stray(self, run: Run, start: int) -> Step[int]:
         """Record a call without its opening marker as a failed attempt. Return its end, or the end of the word."""
@@ -119,7 +119,7 @@ class Delimited(BlockGrammar):
 
     def block(self, run: Run, start: int, body: int, opener: str) -> Step[int | None]:
         if opener not in self.openers:
-            return (yield from self._stray(run, start))
+            return (yield from self._stray(run, start) if opener == _CALL else stray(run, start, self._closers))
         position = yield from run.skip_space(body)
         twice = False
         while (again := (yield from run.starts(position, self._opens))) is not None:

@@ -10,9 +10,9 @@ from typing import Any
 from tool_call_parsers.arguments import ArgumentsText, ArgumentsWatch, FoundArguments, plain_name, read_arguments
 from tool_call_parsers.channels.messages import HEADER_WIDTH, Channel, ChannelGrammar, MessageHeader
 from tool_call_parsers.engine import Needles, RenderTurn, Run, Step, cut_off
-from tool_call_parsers.json_blocks import skip_repeated
+from tool_call_parsers.json_blocks import Stray, skip_repeated
 from tool_call_parsers.json_scan import read_value
-from tool_call_parsers.literals import read_whole_json
+from tool_call_parsers.literals import REPEATED_KEY, read_whole_json
 from tool_call_parsers.schema import coerce
 from tool_call_parsers.types import CALLABLE, CallStatus
 
@@ -53,6 +53,7 @@ _LOOK_BACK = 96
 """Room for a damaged closing tag."""
 _BAR = r"(?:<\|\w{2,6}\|?>?|\|\w{2,6}\|>|</?(?:open|close|sep)>|< \|(?:open|close|sep)\|>)"
 _DAMAGED_END = re.compile(rf"(?:(?:{_BAR}\s*){{1,3}}/?[a-z]{{0,9}}(?:\s*{_BAR}){{0,3}}|(?:argument|call)\s*{_BAR})\s*\Z")
+_LOST_CALL = 'call tool="'
 _BAR_TAIL = re.compile(rf"(?:{_BAR})?\s*\Z")
 _DAMAGED_CALL = re.compile(rf"(?:{_BAR}\s*){{0,2}}call\s+tool\s*=\s*\"?([\w.\-]{{1,64}})")
 _CONTROL_TAIL = re.compile(r"(?:<?\|?(?:open|close)\|>(?:argument|call|tools)?|<\|sep\|>|\s)+\Z")
@@ -91,6 +92,8 @@ class _Arguments:
 
     def end(self, key: str, value: object, rest: str) -> None:
         """End the value. `rest` is the part of its JSON text that was not sent."""
+        if key in self.values:
+            self.fail(CallStatus.REPAIRED, REPEATED_KEY)
         if key:
             self.values[key] = value
         self.streamed.add(rest)
@@ -109,11 +112,23 @@ class Elements(ChannelGrammar):
 
     openers = (_OPEN,)
     closers = tuple(map(_closing, _CHANNELS))
+    lost = ("{", _LOST_CALL)
 
     def closers_of(self, channel: Channel) -> tuple[str, ...]:
         return tuple(_closing(name) for name, own in _CHANNELS.items() if own is channel)
 
     # -- reading ------------------------------------------------------------------------------------------------------
+
+    def _stray(self, run: Run, start: int, marker: str) -> Step[MessageHeader | None]:
+        if marker != _LOST_CALL:
+            return (yield from super()._stray(run, start, marker))
+        yield from run.more(start + _LOOK_BACK)
+        match = _DAMAGED_CALL.match(run.text, start)
+        if match is None or match[1] not in run.tools.names():
+            return None
+        stop = yield from run.find(_CALL_END, match.end())
+        end = len(run.text) if stop is None else stop.start()
+        return MessageHeader(start, end, Channel.CALL, stray=Stray(start, end, CallStatus.MALFORMED, match[1]))
 
     def header(self, run: Run, start: int, body: int, opener: str) -> Step[MessageHeader | None]:
         tag = yield from self._tag(run, start)

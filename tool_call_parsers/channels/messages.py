@@ -15,7 +15,6 @@ from tool_call_parsers.row_checks import check_types
 from tool_call_parsers.types import CallStatus
 
 _BRACE = "{"
-"""Where an attempt at a call without a header may begin."""
 _LOOK_BACK = 48
 _DAMAGED_MARKER = re.compile(r"(?:<\|?\w+\|?|\|\w+\|>|<\w+>)\s*\Z")
 JOINT = "\n"
@@ -78,8 +77,10 @@ class ChannelGrammar:
     """Calls and texts end with the same marker."""
     block_closers: tuple[str, ...] = ()
     """Markers that close a block inside a call."""
+    lost: tuple[str, ...] = (_BRACE,)
+    """Where an attempt at a call without a header may begin."""
     lost_header = re.compile(
-        r"\b(?:to=(?:functions\.)?|functions\.)(?P<name>[\w.\-]{1,128}?)(?=[\s<|]|commentary|analysis|\Z)[^{}\n]{0,80}\Z"
+        r"\b(?:to=(?:functions\.)?|functions\.)(?P<name>[\w.\-]{1,128}?)(?=[\s<|(]|commentary|analysis|\Z)[^{}\n]{0,80}\Z"
     )
     """What is left of a call's header whose markers are lost."""
 
@@ -117,18 +118,18 @@ class ChannelGrammar:
         kinds |= dict.fromkeys(self.openers, Marker.OPEN)
         free = Needles(*kinds)
         kinds |= dict.fromkeys(self.block_closers, Marker.CLOSE)
-        kinds[_BRACE] = Marker.OPEN
+        kinds |= dict.fromkeys(self.lost, Marker.OPEN)
         reasoning_closers = self.closers_of(Channel.REASONING)
         inside: dict[Channel | None, Needles] = {
-            None: Needles(*free.literals, _BRACE),
+            None: Needles(*free.literals, *self.lost),
             Channel.REASONING: Needles(*self.openers, *reasoning_closers, *ends),
-            Channel.PREAMBLE: Needles(*self.openers, *self.closers_of(Channel.PREAMBLE), *ends, _BRACE),
-            Channel.ANSWER: Needles(*self.closers_of(Channel.ANSWER), *ends),
+            Channel.PREAMBLE: Needles(*self.openers, *self.closers_of(Channel.PREAMBLE), *ends, *self.lost),
+            Channel.ANSWER: Needles(*self.closers_of(Channel.ANSWER), *ends, *self.lost),
         }
         closers = Needles(*reasoning_closers)
         return ChannelMarkers(
             kinds,
-            Needles(*(kinds.keys() - {_BRACE})),
+            Needles(*(kinds.keys() - {*self.lost})),
             Needles(),
             closers,
             closers,
@@ -180,8 +181,8 @@ class ChannelGrammar:
                     channel, dangling = None, False
                     header = yield from self._next(run, position)
                     continue
-                if marker == _BRACE:
-                    header = yield from self._stray(run, start)
+                if marker in self.lost:
+                    header = yield from self._stray(run, start, marker)
                 else:
                     header = yield from self.header(run, start, position, marker)
                 if header is None:
@@ -235,7 +236,7 @@ class ChannelGrammar:
         self._cut_opener(run, channel)
         run.finish()
 
-    def _stray(self, run: Run, start: int) -> Step[MessageHeader | None]:
+    def _stray(self, run: Run, start: int, marker: str) -> Step[MessageHeader | None]:
         """An attempt at a call whose object begins at `start`, without a header."""
         if not may_stray(run, start):
             return None

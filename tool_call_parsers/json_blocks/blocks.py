@@ -10,7 +10,7 @@ from typing import NamedTuple
 from tool_call_parsers.engine import Markers, Needles, RenderCall, RenderTurn, Run, Step, cut_off
 from tool_call_parsers.json_blocks.named import FENCES, NamedJson
 from tool_call_parsers.json_blocks.objects import CallObjects
-from tool_call_parsers.json_blocks.stray import STRAY, STRAY_RATIO, may_stray, named_attempt, skip_repeated, stray_object, with_stray
+from tool_call_parsers.json_blocks.stray import STRAYS, may_stray, named_attempt, skip_repeated, stray, too_much, with_stray
 from tool_call_parsers.reasoning import ReasoningFormat
 from tool_call_parsers.row_checks import Syntax, check_template
 from tool_call_parsers.types import CallStatus
@@ -82,6 +82,8 @@ class JsonBlocks(CallObjects):
     """Calls with the name in a header, after the same marker or after other markers."""
     writes_named: bool = False
     """Calls are written as `named` writes them."""
+    instead: str = ""
+    """The defect of every call, if the format does not write JSON."""
     stops: bool = False
     """The closing marker ends the turn, so servers strip it at the end of the text."""
 
@@ -103,12 +105,12 @@ class JsonBlocks(CallObjects):
     # -- reading ------------------------------------------------------------------------------------------------------
 
     def markers(self, reasoning: ReasoningFormat, ends: tuple[str, ...]) -> Markers:
-        return super().markers(reasoning, ends) if self.bare else with_stray(super().markers(reasoning, ends))
+        return with_stray(super().markers(reasoning, ends))
 
     def may_open(self, run: Run, start: int, opener: str) -> bool:
         if opener in self.opens or (self.named is not None and opener in self.named.openers):
             return True
-        return self._may_be_bare(run, start) or (opener == "{" and may_stray(run, start))
+        return self._may_be_bare(run, start) or (opener in STRAYS and may_stray(run, start))
 
     def _may_be_bare(self, run: Run, start: int) -> bool:
         """Whether a call without a marker may begin at `start`."""
@@ -121,14 +123,14 @@ class JsonBlocks(CallObjects):
         if not self.may_open(run, start, opener):
             return None
         if bare and not self._may_be_bare(run, start):
-            return (yield from stray_object(run, start, self._close, self._marks, single_key=self.single_key))
-        if bare and run.strayed > STRAY + STRAY_RATIO * start:
+            return (yield from stray(run, start, self._close, self._marks, single_key=self.single_key))
+        if bare and too_much(run, start):
             return None
-        notes: tuple[str, ...] = ()
+        notes: tuple[str, ...] = (self.instead,) if self.instead else ()
         position = yield from run.skip_space(start if bare else body)
         while not bare and (again := (yield from run.starts(position, self._open))) is not None:
             position = yield from run.skip_space(position + len(again))
-            notes = ("the opening marker twice",)
+            notes = (*notes, "the opening marker twice")
         fence: str | None = yield from run.starts(position, FENCES)
         if fence is not None:
             position = yield from run.skip_space(position + len(fence))
@@ -184,6 +186,7 @@ class JsonBlocks(CallObjects):
         """Read the text after a call: brackets, separators, the closing marker, or the next call."""
         end, separator, listed, closing_fence = position, "", in_list, block.fence is None
         notes: list[str] = []
+        one_call = block.opener is not None and bool(self.closes or self.frame[0])
         while True:
             position = yield from run.skip_space(position)
             character = run.text[position : position + 1]
@@ -191,12 +194,14 @@ class JsonBlocks(CallObjects):
                 loose = not separator and not in_list and not self.closes
                 if loose and (character == "[" or listed):
                     break
-                before = self._between_objects(separator, in_list, block.opener)
+                before = self._between_objects(separator, in_list, one_call)
                 if character == "[":
                     in_list, before = True, (*before, "another list")
                     position = yield from run.skip_space(position + 1)
                     if not run.text.startswith("{", position):
                         break
+                if not in_list and one_call:
+                    notes += before  # the block is wrong, not only the next call
                 return _Gap(end, position, in_list, tuple(notes), before, loose)
             if character and character in ",;" and not separator:
                 separator = character
@@ -228,11 +233,11 @@ class JsonBlocks(CallObjects):
             notes.append("the code fence is open")
         return _Gap(end, None, in_list, tuple(notes))
 
-    def _between_objects(self, separator: str, in_list: bool, opener: str | None) -> tuple[str, ...]:
+    def _between_objects(self, separator: str, in_list: bool, one_call: bool) -> tuple[str, ...]:
         """What is wrong with the separator before another object."""
         if in_list:
             return () if separator == "," else (f"{separator!r} between calls",) if separator else ("no comma",)
-        if opener is not None and (self.closes or self.frame[0]):
+        if one_call:
             return ("several calls in one block",)
         return () if separator == self.between.strip() else (f"{separator!r} between calls",)
 

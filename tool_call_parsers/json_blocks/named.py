@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from tool_call_parsers.arguments import ArgumentsWatch, FoundArguments, no_arguments, plain_name, read_literal
 from tool_call_parsers.engine import SPACE, BlockGrammar, Markers, Needles, RenderCall, RenderTurn, Run, Step, cut_off
-from tool_call_parsers.json_blocks.stray import may_stray, named_attempt, skip_repeated, stray_object, with_stray
+from tool_call_parsers.json_blocks.stray import may_stray, named_attempt, skip_repeated, stray, with_stray
 from tool_call_parsers.json_scan import read_value
 from tool_call_parsers.literals import Literal, LiteralError, read_json
 from tool_call_parsers.reasoning import ReasoningFormat
@@ -116,7 +116,7 @@ class NamedJson(BlockGrammar):
 
     def block(self, run: Run, start: int, body: int, opener: str) -> Step[int | None]:
         if opener not in self.openers:
-            return (yield from stray_object(run, start, self._closers, self.marks))
+            return (yield from stray(run, start, self._closers, self.marks))
         position, note = body, "no section" if self.sections else None
         if opener in self.sections:
             note = None if opener == self.sections[0] else f"{opener!r} opens the section"

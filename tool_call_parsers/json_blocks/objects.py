@@ -119,7 +119,13 @@ class CallObjects(BlockGrammar):
         """Whether an object without a marker is clearly a call, with a name and arguments."""
         keys, name = read.scan.members.keys() if read.scan is not None else (), self._scanned_name(run, read.scan)
         if isinstance(read.value, dict):
-            keys, name = read.value.keys(), name or read.value.get(self.name_key)
+            members = read.value
+            if isinstance(inner := members.get("function"), dict) and self.name_key not in members:
+                members = inner
+            keys, name = members.keys(), name or members.get(self.name_key)
+            given = next((members[key] for key in LAX_ARGUMENTS if key in members), None)
+            if isinstance(given, dict) and "properties" in given and "type" in given:
+                return False  # the definition of a tool
         if not isinstance(name, str):
             return False
         if any(key in keys for key in self.argument_keys):

@@ -13,11 +13,15 @@ from typing import Any, NamedTuple
 from tool_call_parsers.arguments import plain_name
 from tool_call_parsers.engine import Marker, Markers, Needles, Run, Step
 from tool_call_parsers.json_blocks.objects import LAX_ARGUMENTS, LAX_NAMES
+from tool_call_parsers.literals import LiteralError, read_python_call
+from tool_call_parsers.python_scan import follow_call
 from tool_call_parsers.json_scan import JsonValue, read_value
 from tool_call_parsers.types import CALLABLE, CallStatus
 
-STRAY, STRAY_RATIO = 4096, 4
-"""How many characters may be read in vain, in all and per character, before stray objects are ignored."""
+STRAYS = ("{", "(")
+"""Where a call without a marker may be: before the object, or before the arguments in Python."""
+_STRAYED, _STRAYED_RATIO = 4096, 4
+"""How many characters may be read in vain, in all and per character, before such calls are ignored."""
 _FIRST_KEYS = Needles(
     *(f"{quote}{key}{quote}" for key in (*LAX_NAMES, *LAX_ARGUMENTS, "id", "type", "tool_call_id") for quote in "\"'")
 )
@@ -27,10 +31,12 @@ _QUOTES = frozenset("`'\"“‘«")
 _LINE_WIDTH = 256
 _AFTER = re.compile(r"[ \t\]);.,]*")
 _HEADER = re.compile(
-    r"(?:\A|[\n>|｜\]])[ \t]*(?:function(?!s\.)|call)?[ \t:=.]{0,3}"
+    r"(?:\A|[\n<>|｜\]])[ \t]*(?:function(?!s\.)|call)?[ \t:=.]{0,3}"
     r"(?P<name>(?:functions\.)?[\w.\-]{1,128})(?::\d{1,9})?"
-    r"(?:[ \t]|\[[A-Z_]{1,16}\]\w{0,16}|<[^<>\n]{1,64}>|[>\])]|\n?```(?:json)?\n|json)*\Z"
+    r"(?:[ \t]|\[[A-Z_]{1,16}\]\w{0,16}|<[^<>\n]{1,64}>|[>\])]|\n?```(?:json)?\n|json)*\n?\Z"
 )
+_PYTHON_HEAD = re.compile(r"(?:\A|[\n<>| ,]|(?P<bracket>(?<!`)\[\s*))(?P<name>[\w.\-]{1,128})\Z")
+_TOOL_FENCE = re.compile(r"```tool_c(?:ode|all)\s*(?:print\()?\Z")
 _NAMED = re.compile(r"[^\w\s]{0,3}(?:function[=.:]|functions\.|call:)?([\w.\-]{1,128})[\"'>)\]]{0,2}\s{0,8}(\W|\Z)")
 _GLUED = re.compile(r"[^\s{]{0,128}\s{0,2}\{\s{0,8}\"")
 """An object right behind a marker, whatever is between."""
@@ -40,14 +46,19 @@ _BEHIND_NAME = frozenset("({[<:=>")
 
 
 def with_stray(markers: Markers) -> Markers:
-    """The markers, and the brace of an object without a marker."""
-    kinds = {"{": Marker.OPEN, **markers.kinds}
+    """The markers, and the brackets of calls without a marker."""
+    kinds = {**dict.fromkeys(STRAYS, Marker.OPEN), **markers.kinds}
     return replace(markers, kinds=kinds, all=Needles(*kinds))
 
 
+def too_much(run: Run, start: int) -> bool:
+    """Whether too much was read in vain before `start`."""
+    return run.strayed > _STRAYED + _STRAYED_RATIO * start
+
+
 def may_stray(run: Run, start: int) -> bool:
-    """Whether the brace at `start` may begin a call that lacks its marker."""
-    if run.in_reasoning or run.strayed > STRAY + STRAY_RATIO * start:
+    """Whether the bracket at `start` may belong to a call that lacks its marker."""
+    if run.in_reasoning or too_much(run, start):
         return False
     before = run.text[max(0, start - 8) : start].rstrip("[ \t")
     return before[-1:] not in _QUOTES or before.endswith("```")
@@ -62,12 +73,15 @@ class Stray(NamedTuple):
     name: str
 
 
-def stray_object(
+def stray(
     run: Run, start: int, closers: Needles, marks: tuple[str, ...] = (), *, single_key: bool = False
 ) -> Step[int]:
-    """Record the object at `start` as a failed attempt if it is a call. Return the position after it, or after its brace.
-    For the arguments see `find_stray`."""
-    found = yield from find_stray(run, start, closers, marks, single_key=single_key)
+    """Record the call whose bracket is at `start` as a failed attempt if it is one. Return the position where the text
+    goes on. For the arguments see `find_stray`."""
+    if run.text[start] == "(":
+        found = yield from _find_python(run, start, closers)
+    else:
+        found = yield from find_stray(run, start, closers, marks, single_key=single_key)
     if isinstance(found, int):
         return found
     record_stray(run, start, found)
@@ -75,7 +89,7 @@ def stray_object(
 
 
 def record_stray(run: Run, start: int, found: Stray) -> None:
-    """Record an attempt whose object begins at `start`."""
+    """Record an attempt whose bracket is at `start`."""
     run.begin_block(start)
     error = "a call without the markers of the format"
     run.end_call(found.start, found.end, found.status, found.name, error=error)
@@ -112,7 +126,7 @@ def find_stray(
     if named is not None and read.status is not CallStatus.INVALID_JSON:
         begin, name = (header.start("name") if header is not None and named else start), named
     elif named is None:
-        name = _only_key(run, read) if single_key else _named(run, read)
+        name = (_only_key(run, read) if single_key else None) or _named(run, read)
     end = read.end
     position = yield from run.skip_space(end)
     while run.text.startswith("]", position):
@@ -129,6 +143,38 @@ def find_stray(
         return start + 1
     status = CallStatus.MALFORMED if read.status is not CallStatus.INCOMPLETE else read.status
     return Stray(begin, end, status, name)
+
+
+def _find_python(run: Run, start: int, closers: Needles) -> Step[Stray | int]:
+    """The call in Python whose parenthesis is at `start`, if it is alone on its line in a list, is the whole text, or
+    precedes a closing marker; else the position where the text goes on."""
+    head = _PYTHON_HEAD.search(run.text, max(0, start - _LINE_WIDTH), start)
+    name = head["name"] if head is not None else ""
+    names = run.tools.names()
+    glued = next((own for own in names if name.endswith((f"call{own}", f"calls{own}", f"start{own}"))), "")
+    name = name if name in names else glued or name.removeprefix("functions.")
+    if head is None or name not in names:
+        return start + 1
+    stop = yield from follow_call(run, start, closers)
+    begin, end, call = start - len(name), stop.position, None
+    try:
+        call = read_python_call(run.text, begin, end)
+    except LiteralError:
+        pass
+    if not stop.closed or call is None or call.end != end or call.positional:
+        run.strayed += end - start
+        return start + 1
+    position = yield from run.skip_space(end)
+    while run.text[position : position + 1] in ("]", ","):
+        position = yield from run.skip_space(position + 1)
+    closer = yield from run.starts(position, closers)
+    if closer is not None:
+        return Stray(begin, position + len(closer), CallStatus.MALFORMED, name)
+    before = run.text[max(0, begin - _LINE_WIDTH) : begin]
+    listed = head["bracket"] is not None or _TOOL_FENCE.search(before) is not None
+    if not (listed or (begin < _LINE_WIDTH and not before.strip())) or not (yield from _ends_line(run, end)):
+        return start + 1
+    return Stray(begin, end, CallStatus.MALFORMED, name)
 
 
 def _offered(run: Run, name: str) -> str | None:
