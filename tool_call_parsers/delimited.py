@@ -90,11 +90,9 @@ class Delimited(BlockGrammar):
 
     @cached_property
     def _swallowed(self) -> re.Pattern[str]:
-        """Text that no string holds: the next argument with a string, the next call, or in a list the next string."""
-        openers = "|".join(map(re.escape, self.openers))
-        return re.compile(
-            rf"[,{{]\s*[\w$@\-]{{1,64}}\s*:\s*{re.escape(self.delimiter)}|(?:{openers})call:|(,\s*{re.escape(self.delimiter)})"
-        )
+        """Text that no string holds: the next argument with a string, or in a list the next string."""
+        mark = re.escape(self.delimiter)
+        return re.compile(rf"[,{{]\s*[\w$@\-]{{1,64}}\s*:\s*{mark}|(,\s*{mark})")
 
     def markers(self, reasoning: ReasoningFormat, ends: tuple[str, ...]) -> Markers:
         markers = with_stray(super().markers(reasoning, ends))
@@ -391,7 +389,9 @@ class _Reader:
             return None
         damaged = self.grammar._damaged.search(text)
         if damaged is None:
-            raise _Failure(start + swallowed.start(), "a string without its end")
+            opener = self.grammar._opens.pattern.search(text)
+            end = swallowed.start() if opener is None else min(swallowed.start(), opener.start())
+            raise _Failure(start + end, "a string without its end")
         self.notes["a damaged delimiter"] = None
         return start + damaged.start(), start + damaged.end()
 

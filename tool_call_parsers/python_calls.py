@@ -25,7 +25,7 @@ from tool_call_parsers.types import CallStatus
 _HEAD = re.compile(rf"({CALL_NAME})[ \t]*+\(")
 _HEAD_CUT = re.compile(rf"{CALL_NAME}\.?[ \t]*+\Z")
 _MAX_HEAD = 256
-_BARE = ("[", "{")
+_BARE = ("[", "{", "(")
 """Openers that are not markers."""
 _NO_BRACKET = "no closing bracket"
 _BEFORE_BARE = re.compile(r"\n[ \t]*\Z")

@@ -48,7 +48,7 @@ _ATTRIBUTE = re.compile(r"""([\w\-]+)\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s"']+))""
 _ATTRIBUTES = re.compile(r"""(?>(?:\s++[\w\-]++\s*+=\s*+(?:"[^"]*+"|'[^']*+'|[^\s"']++))*)\s*+""")
 _WORD = re.compile(r"\s*([\w\-]*)")
 _ENDS_OF_CALL = (("call", True), ("call", False), ("tools", True), ("message", True))
-_INSIDE_CALL = (("argument", False), ("json", False))
+_AFTER_CALL = (("call", False), ("tools", True), ("message", True))
 _LOOK_BACK = 96
 """Room for a damaged closing tag."""
 _BAR = r"(?:<\|\w{2,6}\|?>?|\|\w{2,6}\|>|</?(?:open|close|sep)>|< \|(?:open|close|sep)\|>)"
@@ -119,9 +119,9 @@ class Elements(ChannelGrammar):
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
-    def _stray(self, run: Run, start: int, marker: str) -> Step[MessageHeader | None]:
+    def _stray(self, run: Run, start: int, marker: str, channel: Channel | None) -> Step[MessageHeader | None]:
         if marker != _LOST_CALL:
-            return (yield from super()._stray(run, start, marker))
+            return (yield from super()._stray(run, start, marker, channel))
         yield from run.more(start + _LOOK_BACK)
         match = _DAMAGED_CALL.match(run.text, start)
         if match is None or match[1] not in run.tools.names():
@@ -362,10 +362,11 @@ class Elements(ChannelGrammar):
         if following is None:
             return None
         if following.closing:
-            # It may be the wrong tag of the argument, and the next argument follows.
+            # It may be the wrong tag of the argument, with the next argument behind it, or part of the value.
             position = yield from run.skip_space(following.end)
             another = yield from self._tag(run, position)
-            if another is not None and (another.name, another.closing) in (*_INSIDE_CALL, ("call", True)):
+            over = position == len(run.text) or (another is not None and (another.name, another.closing) in _AFTER_CALL)
+            if not over and (another is not None or (yield from run.starts(position, run.markers.all)) is None):
                 return None
         elif not following.attributes and following.name != "json":
             return None

@@ -15,6 +15,7 @@ from tool_call_parsers.row_checks import check_types
 from tool_call_parsers.types import CallStatus
 
 _BRACE = "{"
+_NOTHING = re.compile("(?!)(?P<name>)")
 _LOOK_BACK = 48
 _DAMAGED_MARKER = re.compile(r"(?:<\|?\w+\|?|\|\w+\|>|<\w+>)\s*\Z")
 JOINT = "\n"
@@ -182,7 +183,7 @@ class ChannelGrammar:
                     header = yield from self._next(run, position)
                     continue
                 if marker in self.lost:
-                    header = yield from self._stray(run, start, marker)
+                    header = yield from self._stray(run, start, marker, channel)
                 else:
                     header = yield from self.header(run, start, position, marker)
                 if header is None:
@@ -236,12 +237,13 @@ class ChannelGrammar:
         self._cut_opener(run, channel)
         run.finish()
 
-    def _stray(self, run: Run, start: int, marker: str) -> Step[MessageHeader | None]:
+    def _stray(self, run: Run, start: int, marker: str, channel: Channel | None) -> Step[MessageHeader | None]:
         """An attempt at a call whose object begins at `start`, without a header."""
         if not may_stray(run, start):
             return None
         closers = cast(ChannelMarkers, run.markers).ending
-        found = yield from find_stray(run, start, closers, headers=self.lost_header)
+        headers = self.lost_header if channel is not Channel.ANSWER else _NOTHING  # answers quote headers
+        found = yield from find_stray(run, start, closers, headers=headers)
         if isinstance(found, int):
             run.strayed += found - start
             return None

@@ -171,7 +171,8 @@ def _find_python(run: Run, start: int, closers: Needles) -> Step[Stray | int]:
     if closer is not None:
         return Stray(begin, position + len(closer), CallStatus.MALFORMED, name)
     before = run.text[max(0, begin - _LINE_WIDTH) : begin]
-    listed = head["bracket"] is not None or _TOOL_FENCE.search(before) is not None
+    fenced = _TOOL_FENCE.search(before) is not None
+    listed = fenced or (head["bracket"] is not None and bool(call.arguments))  # `[f()]` may be prose
     if not (listed or (begin < _LINE_WIDTH and not before.strip())) or not (yield from _ends_line(run, end)):
         return start + 1
     return Stray(begin, end, CallStatus.MALFORMED, name)
