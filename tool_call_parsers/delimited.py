@@ -170,8 +170,8 @@ class Delimited(BlockGrammar):
             reader.notes["surplus brackets"] = None
         end = position
         if closer is not None:
-            end, again = yield from skip_repeated(run, after + len(closer), self._closers)
-            if again:
+            end, closed_twice = yield from skip_repeated(run, after + len(closer), self._closers)
+            if closed_twice:
                 reader.notes["the closing marker twice"] = None
         else:
             reader.notes["no closing marker"] = None

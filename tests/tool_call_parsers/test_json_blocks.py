@@ -193,7 +193,11 @@ def test_kimi_reads_ids_that_it_learnt_from_other_clients(header, name):
 
 def test_mistral_takes_lists_headers_and_ids():
     for text, native, status in (
-        ('[TOOL_CALLS] [{"name": "python", "arguments": {"code": "1"}, "id": "Aa1Bb2Cc3"}]', "Aa1Bb2Cc3", CallStatus.OK),
+        (
+            '[TOOL_CALLS] [{"name": "python", "arguments": {"code": "1"}, "id": "Aa1Bb2Cc3"}]',
+            "Aa1Bb2Cc3",
+            CallStatus.OK,
+        ),
         ('[TOOL_CALLS]python[CALL_ID]Aa1Bb2Cc3[ARGS]{"code": "1"}', "Aa1Bb2Cc3", CallStatus.OK),
         ('[TOOL_CALLS]python{"code": "1"}', None, CallStatus.REPAIRED),
     ):

@@ -52,7 +52,9 @@ _AFTER_CALL = (("call", False), ("tools", True), ("message", True))
 _LOOK_BACK = 96
 """Room for a damaged closing tag."""
 _BAR = r"(?:<\|\w{2,6}\|?>?|\|\w{2,6}\|>|</?(?:open|close|sep)>|< \|(?:open|close|sep)\|>)"
-_DAMAGED_END = re.compile(rf"(?:(?:{_BAR}\s*){{1,3}}/?[a-z]{{0,9}}(?:\s*{_BAR}){{0,3}}|(?:argument|call)\s*{_BAR})\s*\Z")
+_DAMAGED_END = re.compile(
+    rf"(?:(?:{_BAR}\s*){{1,3}}/?[a-z]{{0,9}}(?:\s*{_BAR}){{0,3}}|(?:argument|call)\s*{_BAR})\s*\Z"
+)
 _LOST_CALL = 'call tool="'
 _BAR_TAIL = re.compile(rf"(?:{_BAR})?\s*\Z")
 _DAMAGED_CALL = re.compile(rf"(?:{_BAR}\s*){{0,2}}call\s+tool\s*=\s*\"?([\w.\-]{{1,64}})")
@@ -86,8 +88,10 @@ class _Arguments:
     """The JSON text of all arguments, if they are one object."""
 
     def fail(self, status: CallStatus, error: str) -> None:
-        """Record a defect. The first counts, except that a later one overrides a repair, and a cut overrides all."""
-        if self.status in CALLABLE or status is CallStatus.INCOMPLETE:
+        """Record a defect. Repairs add up; the first of the others counts, except that a cut overrides all."""
+        if status is CallStatus.REPAIRED and self.status is CallStatus.REPAIRED:
+            self.error = f"{self.error}; {error}" if error not in (self.error or "") else self.error
+        elif self.status in CALLABLE or status is CallStatus.INCOMPLETE:
             self.status, self.error = status, error
 
     def end(self, key: str, value: object, rest: str) -> None:

@@ -59,7 +59,9 @@ class WordHeaders(ChannelGrammar):
         return tuple(end for end in self.ends if end not in self.call_ends)
 
     _stops = cached_property(lambda self: Needles(self.start, self.message, *self.inner, *self.ends, "\n"))
-    _bare = cached_property(lambda self: Needles(self.role, *self.channels, "to=", self.message, *self.inner[1:], self.namespace))
+    _bare = cached_property(
+        lambda self: Needles(self.role, *self.channels, "to=", self.message, *self.inner[1:], self.namespace)
+    )
     _end = cached_property(lambda self: Needles(*self.ends))
     _body_ends = cached_property(lambda self: Needles(*self.ends, *self.openers))
     """Markers that end a call's body if it is not JSON."""

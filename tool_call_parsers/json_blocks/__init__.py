@@ -17,11 +17,11 @@ from tool_call_parsers.json_blocks.stray import (
 )
 
 __all__ = [
+    "STRAYS",
     "CallHeader",
     "Given",
     "JsonBlocks",
     "NamedJson",
-    "STRAYS",
     "Stray",
     "Words",
     "find_stray",

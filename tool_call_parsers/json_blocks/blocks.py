@@ -10,7 +10,15 @@ from typing import NamedTuple
 from tool_call_parsers.engine import Markers, Needles, RenderCall, RenderTurn, Run, Step, cut_off
 from tool_call_parsers.json_blocks.named import FENCES, NamedJson
 from tool_call_parsers.json_blocks.objects import CallObjects
-from tool_call_parsers.json_blocks.stray import STRAYS, may_stray, named_attempt, skip_repeated, stray, too_much, with_stray
+from tool_call_parsers.json_blocks.stray import (
+    STRAYS,
+    may_stray,
+    named_attempt,
+    skip_repeated,
+    stray,
+    too_much,
+    with_stray,
+)
 from tool_call_parsers.reasoning import ReasoningFormat
 from tool_call_parsers.row_checks import Syntax, check_template
 from tool_call_parsers.types import CallStatus
@@ -247,7 +255,9 @@ class JsonBlocks(CallObjects):
             return ()
         if opener is None:
             return ("no opening marker",) if closer is not None else ()
-        wanted = dict(zip(self.opens, self.closes, strict=False)).get(opener) if len(self.closes) > 1 else self.closes[0]
+        wanted = (
+            dict(zip(self.opens, self.closes, strict=False)).get(opener) if len(self.closes) > 1 else self.closes[0]
+        )
         if closer == wanted or wanted is None:
             return ()
         if closer is not None:

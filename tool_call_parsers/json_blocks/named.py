@@ -154,8 +154,8 @@ class NamedJson(BlockGrammar):
                 elif closer != self.section_closes[0]:
                     notes.append(f"{closer!r} closes the section")
             if closer is not None:
-                after, again = yield from skip_repeated(run, position + len(closer), self._section_close)
-                notes += ["the section is closed twice"] if again else []
+                after, twice = yield from skip_repeated(run, position + len(closer), self._section_close)
+                notes += ["the section is closed twice"] if twice else []
             ended(notes)
             if closer is not None:
                 if run.follows_markup(position):
@@ -183,8 +183,8 @@ class NamedJson(BlockGrammar):
         return end > position and (yield from run.starts(end, Needles(self.next_mark))) is not None
 
     def _call(self, run: Run, start: int, position: int, begun: bool) -> Step[tuple[int, _End] | None]:
-        """Read one call, which begins at `start` and whose header begins at `position`. Return its end, and the function
-        that records it with what the text after it shows to be wrong; None if there is no call."""
+        """Read one call, which begins at `start` and whose header begins at `position`. Return its end, and the
+        function that records it with what the text after it shows to be wrong; None if there is no call."""
         stop = yield from run.find(self._header_end, position)
         header_end = stop.start() if stop is not None else len(run.text)
         other = self._other_arguments(run.text, position, header_end)

@@ -1,4 +1,4 @@
-"""Calls without the markers of the format: the text shows a try, so it is recorded as a failed attempt and stays content.
+"""Calls without the markers of the format: they are recorded as failed attempts, and their text stays content.
 
 A JSON object counts if it names an offered tool and has arguments, or follows an offered tool's name, and nothing shows
 that it is only quoted: no quotes around it, no sentence that goes on after it.
@@ -7,15 +7,16 @@ that it is only quoted: no quotes around it, no sentence that goes on after it.
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from tool_call_parsers.arguments import plain_name
 from tool_call_parsers.engine import Marker, Markers, Needles, Run, Step
 from tool_call_parsers.json_blocks.objects import LAX_ARGUMENTS, LAX_NAMES
+from tool_call_parsers.json_scan import JsonValue, read_value
 from tool_call_parsers.literals import LiteralError, read_python_call
 from tool_call_parsers.python_scan import follow_call
-from tool_call_parsers.json_scan import JsonValue, read_value
 from tool_call_parsers.types import CALLABLE, CallStatus
 
 STRAYS = ("{", "(")
@@ -134,8 +135,8 @@ def find_stray(
     closer = yield from run.starts(position, closers)
     if closer is not None:
         end, name = position + len(closer), name or ""
-    elif name is not None and named is None and not first and not (yield from _ends_line(run, end)):
-        name = None
+    elif name is not None and (not first if named is None else read.value == {}):
+        name = name if (yield from _ends_line(run, end)) else None
     if name is None:
         if read.status in CALLABLE:
             return read.end
@@ -157,10 +158,8 @@ def _find_python(run: Run, start: int, closers: Needles) -> Step[Stray | int]:
         return start + 1
     stop = yield from follow_call(run, start, closers)
     begin, end, call = start - len(name), stop.position, None
-    try:
+    with suppress(LiteralError):
         call = read_python_call(run.text, begin, end)
-    except LiteralError:
-        pass
     if not stop.closed or call is None or call.end != end or call.positional:
         run.strayed += end - start
         return start + 1
@@ -229,8 +228,8 @@ def _ends_line(run: Run, end: int) -> Step[bool]:
 
 
 def named_attempt(run: Run, start: int, position: int, ends: Needles, closers: tuple[str, ...]) -> Step[int | None]:
-    """Record the text after an opening marker as a failed attempt if an offered tool's name begins it: a call in another
-    syntax. None if it is text."""
+    """Record the text after an opening marker as a failed attempt if it is a call in another syntax: an offered tool's
+    name, or an object. None if it is text."""
     while (match := _NAMED.match(run.text, position)) is None or match.end() == len(run.text):
         if run.final or not _NAMED_CUT.match(run.text, position):
             break

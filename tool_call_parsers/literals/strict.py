@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 from itertools import accumulate
 from typing import Any, Final, NoReturn
 
@@ -54,9 +55,9 @@ def _unique(members: list[tuple[str, Any]]) -> dict[str, Any]:
     return value
 
 
-_STRICT: Final = {"parse_constant": json_constant, "parse_float": json_float, "parse_int": _json_int}
-_DECODE_UNIQUE: Final = json.JSONDecoder(object_pairs_hook=_unique, **_STRICT).raw_decode
-_DECODE_STRICT: Final = json.JSONDecoder(**_STRICT).raw_decode
+_decoder: Final = partial(json.JSONDecoder, parse_constant=json_constant, parse_float=json_float, parse_int=_json_int)
+_DECODE_UNIQUE: Final = _decoder(object_pairs_hook=_unique).raw_decode
+_DECODE_STRICT: Final = _decoder().raw_decode
 REPEATED_KEY: Final = "a repeated key"
 """The note of an object that has a key twice."""
 

@@ -14,7 +14,7 @@ from tool_call_parsers.literals.strict import read_json
 _SURPLUS: Final = re.compile(r"[\s\]}]*+\Z")
 _COMMENT: Final = re.compile(r"[\s,]*+(?://|/\*|#)")
 _COMMENTS: Final = re.compile(
-    r'''"[^"\\]*+(?>(?:\\.[^"\\]*+)*)"|'[^'\\\n]*+(?>(?:\\.[^'\\\n]*+)*)'|(//[^\n]*+|/\*.*?\*/|\#[^\n]*+)''', re.DOTALL
+    r""""[^"\\]*+(?>(?:\\.[^"\\]*+)*)"|'[^'\\\n]*+(?>(?:\\.[^'\\\n]*+)*)'|(//[^\n]*+|/\*.*?\*/|\#[^\n]*+)""", re.DOTALL
 )
 T = TypeVar("T")
 _ESCAPED_ONCE: Final = re.compile(r'[\[{\s]*+\\"')
