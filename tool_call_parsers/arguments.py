@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from tool_call_parsers.engine import Run
 from tool_call_parsers.json_scan import JsonScan
-from tool_call_parsers.literals import read_whole_json, repair_json
+from tool_call_parsers.literals import Literal, read_whole_json, repair_json
+from tool_call_parsers.schema import ToolIndex
 from tool_call_parsers.types import CallStatus
 
 
@@ -21,27 +23,51 @@ class FoundArguments(NamedTuple):
     error: str | None = None
 
 
+def no_arguments(instead: str) -> FoundArguments:
+    """The arguments of a call that has `instead` in place of an object."""
+    return FoundArguments(CallStatus.REPAIRED, {}, "", f"{instead} in place of the arguments")
+
+
 def read_arguments(value: object, raw: str) -> FoundArguments:
     """Classify a decoded value as arguments: an object, nothing, or a string with the JSON text of an object."""
     if isinstance(value, dict):
         return FoundArguments(CallStatus.OK, value, raw)
     if value is None:
-        return FoundArguments(CallStatus.OK, {}, "")
+        return no_arguments("null")
     if isinstance(value, str):
         inner = value.strip()
         if not inner or inner == "null":
-            return FoundArguments(CallStatus.OK, {}, "")
+            return no_arguments("a string")
         literal = read_whole_json(inner)
+        if literal is None or not isinstance(literal.value, dict):
+            literal = repair_json(inner)
         if literal is not None and isinstance(literal.value, dict):
-            return FoundArguments(CallStatus.OK, literal.value, inner)
-        repaired = repair_json(inner)
-        if repaired is not None and isinstance(repaired.value, dict):
-            return FoundArguments(CallStatus.REPAIRED, repaired.value, inner, ", ".join(repaired.notes))
+            notes = ("the arguments are a JSON string", *literal.notes)
+            return FoundArguments(CallStatus.REPAIRED, literal.value, inner, ", ".join(notes))
     elif value == []:
         return FoundArguments(CallStatus.REPAIRED, {}, raw, "an empty list instead of an object")
     return FoundArguments(
         CallStatus.NOT_AN_OBJECT, {}, raw, f"the arguments are not an object but a {type(value).__name__}"
     )
+
+
+def plain_name(name: str, tools: ToolIndex, separators: str = "") -> str | None:
+    """The offered tool that a name with a namespace means: `functions.f`, or a path before one of the `separators`;
+    None if the name is offered itself, or means none."""
+    if name in tools.names():
+        return None
+    plain = name.removeprefix("functions.")
+    if plain not in tools.names():
+        plain = re.split(f"[{re.escape(separators)}]", name)[-1] if separators else name
+    return plain if plain != name and plain in tools.names() else None
+
+
+def read_literal(literal: Literal, raw: str) -> FoundArguments:
+    """Classify JSON as arguments."""
+    found = read_arguments(literal.value, raw)
+    if found.status is CallStatus.OK and literal.notes:
+        return found._replace(status=CallStatus.REPAIRED, error=", ".join(literal.notes))
+    return found
 
 
 class ArgumentsWatch:

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from tool_call_parsers.arguments import ArgumentsText
-from tool_call_parsers.engine import BlockGrammar, Needles, RenderTurn, Run, Step, cut_off
-from tool_call_parsers.literals import MAX_DEPTH, LiteralError, read_tolerant
+from tool_call_parsers.arguments import ArgumentsText, plain_name
+from tool_call_parsers.engine import BlockGrammar, Marker, Markers, Needles, RenderTurn, Run, Step, cut_off
+from tool_call_parsers.json_blocks import may_stray, skip_repeated, stray, with_stray
+from tool_call_parsers.literals import MAX_DEPTH, REPEATED_KEY, LiteralError, read_tolerant
 from tool_call_parsers.python_scan import follow_string
+from tool_call_parsers.reasoning import ReasoningFormat
 from tool_call_parsers.schema import coerce
 from tool_call_parsers.types import CallStatus
 
@@ -29,6 +31,12 @@ _KEY_CUT = re.compile(r"""[^:=,{}\[\]()<>"'\r\n]{0,128}\s{0,8}\Z""")
 _PLAIN_KEY = re.compile(r"""[\w$@-](?:[^:=,{}\[\]()<>"'\r\n]{0,126}[^:=,{}\[\]()<>"'\s])?""")
 _SCALAR_END = re.compile(r"[,}\])<]")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,17})")
+_MEMBER = re.compile(r"([\w$@-]{1,64})\s{0,8}:\s{0,8}[^\s]")
+_SCALAR_MEMBER = re.compile(r"(-?(?:0|[1-9][0-9]{0,17})(?:\.[0-9]{1,17})?|true|false|null)\s+([\w$@-]{1,64})\s{0,8}:")
+_CALL = "call:"
+_SEPARATORS = ":./"
+"""Characters between the namespaces before a name."""
+_CONTROL = frozenset("<|>")
 _WORDS = {"true": True, "false": False, "null": None, "True": True, "False": False, "None": None}
 _NO_CLOSING = "no closing bracket"
 _CLOSING = {"{": "}", "[": "]", "(": ")"}
@@ -64,13 +72,56 @@ class Delimited(BlockGrammar):
     calls_first: bool = False
     """The model's template writes the calls before the content."""
 
+    _opens = cached_property(lambda self: Needles(*self.openers))
     _tags = cached_property(lambda self: Needles(*self.openers, *self.closers))
     _closers = cached_property(lambda self: Needles(*self.closers))
     _marks = cached_property(lambda self: Needles(self.delimiter, *self.closers))
     _delimiter = cached_property(lambda self: Needles(self.delimiter))
 
+    @cached_property
+    def _damaged(self) -> re.Pattern[str]:
+        """A delimiter without one of its characters, or another marker in its place, where a string may end."""
+        mark = self.delimiter
+        spelled = {mark[:index] + mark[index + 1 :] for index in range(len(mark))}
+        spelled |= {mark.replace("<", "</"), mark.replace("|", ""), *self.openers, *self.closers} - {mark}
+        either = "|".join(map(re.escape, sorted(spelled, key=len, reverse=True)))
+        following = rf",\s{{0,8}}(?:[\w$@\-]{{1,64}}\s{{0,8}}:|{re.escape(mark)})|[}}\])]"
+        return re.compile(rf"(?:<\s)?(?:{either})\s{{0,8}}(?={following})")
+
+    @cached_property
+    def _swallowed(self) -> re.Pattern[str]:
+        """Text that no string holds: the next argument with a string, or in a list the next string."""
+        mark = re.escape(self.delimiter)
+        return re.compile(rf"[,{{]\s*[\w$@\-]{{1,64}}\s*:\s*{mark}|(,\s*{mark})")
+
+    def markers(self, reasoning: ReasoningFormat, ends: tuple[str, ...]) -> Markers:
+        markers = with_stray(super().markers(reasoning, ends))
+        kinds = {_CALL: Marker.OPEN, **markers.kinds}
+        return replace(markers, kinds=kinds, all=Needles(*kinds))
+
+    def may_open(self, run: Run, start: int, opener: str) -> bool:
+        return opener in self.openers or may_stray(run, start)
+
+    def _stray(self, run: Run, start: int) -> Step[int]:
+        """Record a call without its opening marker as a failed attempt. Return its end, or the end of the word."""
+        yield from run.more(start + _MAX_HEAD)
+        head = _HEAD.match(run.text, start, start + _MAX_HEAD)
+        name = (plain_name(head[2], run.tools, _SEPARATORS) or head[2]) if head is not None else ""
+        if name not in run.tools.names():
+            return start + len(_CALL)
+        run.begin_block(start)
+        tag = yield from run.find(self._tags, start)
+        end = len(run.text) if tag is None else tag.end() if tag.group() in self.closers else tag.start()
+        run.end_call(start, end, CallStatus.MALFORMED, name, error=f"no {self.openers[0]} before the call")
+        return end
+
     def block(self, run: Run, start: int, body: int, opener: str) -> Step[int | None]:
+        if opener not in self.openers:
+            return (yield from self._stray(run, start) if opener == _CALL else stray(run, start, self._closers))
         position = yield from run.skip_space(body)
+        twice = False
+        while (again := (yield from run.starts(position, self._opens))) is not None:
+            position, twice = (yield from run.skip_space(position + len(again))), True
         if position == len(run.text):
             return cut_off(run, start, self.separators)
         while (head := _HEAD.match(run.text, position)) is None:
@@ -84,10 +135,18 @@ class Delimited(BlockGrammar):
             return None
         run.begin_block(start, self.separators)
         name, bracket = head[2], head[3]
-        run.start_call(name)
+        plain = plain_name(name, run.tools, _SEPARATORS)
+        if plain is None and (glued := name.removeprefix("call")) in run.tools.names():
+            plain = glued if name not in run.tools.names() else None
+        run.start_call(plain or name)
         reader = _Reader(self, run, name, ArgumentsText(run, run.streams))
         if head[1] != "call:" or bracket != "{":
             reader.notes["not written as call:name{...}"] = None
+        if plain is not None:
+            reader.notes[f"the name is written {name!r}"] = None
+            name = reader.name = plain
+        if twice:
+            reader.notes["the opening marker twice"] = None
         try:
             position = yield from reader.read(head.end(), _CLOSING[bracket])
         except _Failure as failure:
@@ -109,7 +168,13 @@ class Delimited(BlockGrammar):
         closer = yield from run.starts(after, self._closers)
         if surplus and closer is not None:
             reader.notes["surplus brackets"] = None
-        end = after + len(closer) if closer is not None else position
+        end = position
+        if closer is not None:
+            end, closed_twice = yield from skip_repeated(run, after + len(closer), self._closers)
+            if closed_twice:
+                reader.notes["the closing marker twice"] = None
+        else:
+            reader.notes["no closing marker"] = None
         status = CallStatus.REPAIRED if reader.notes else CallStatus.OK
         error = "; ".join(reader.notes) or None
         run.end_call(start, end, status, name, reader.arguments, raw, error=error, json_text=reader.streamed.whole())
@@ -214,7 +279,7 @@ class _Reader:
                     position, comma = position + 1, False
                     continue
                 if char == delimiter[0] and (yield from run.starts(position, self.grammar._delimiter)):
-                    value, position = yield from self._string(position, _AFTER_VALUE, not stack)
+                    value, position = yield from self._string(position, _AFTER_VALUE, not stack, closing == "]")
                 else:
                     value, position = yield from self._plain(position, None if stack else key)
                     if not stack:
@@ -222,6 +287,8 @@ class _Reader:
             if closing == "]":
                 container.append(value)
             else:
+                if key in container:
+                    self.notes[REPEATED_KEY] = None
                 container[key] = value
             position = yield from run.skip_space(position)
             comma = run.text.startswith(",", position)
@@ -231,7 +298,17 @@ class _Reader:
                 if not stack and (yield from run.starts(position, self.grammar._closers)) is not None:
                     self.notes[_NO_CLOSING] = None
                     return position
+                if closing != "]" and (yield from self._lacks_comma(position, None if stack else self.name)):
+                    self.notes["no comma"] = None
+                    continue
                 raise (yield from self._failure(position, f"neither ',' nor {closing!r}"))
+
+    def _lacks_comma(self, position: int, tool: str | None) -> Step[bool]:
+        """Whether the next member is at `position`. The first argument of another is told from data by the schema of
+        the `tool`."""
+        yield from self.run.more(position + _MAX_HEAD)
+        match = _MEMBER.match(self.run.text, position, position + _MAX_HEAD)
+        return match is not None and (tool is None or self.run.tools.declares(tool, match[1]) is True)
 
     def _key(self, position: int) -> Step[tuple[str, int]]:
         """The key at `position`, and the position after its separator."""
@@ -239,6 +316,8 @@ class _Reader:
         char = run.text[position : position + 1]
         if char == self.grammar.delimiter[0] and (yield from run.starts(position, self.grammar._delimiter)):
             key, position = yield from self._string(position, _AFTER_KEY, False)
+            if _PLAIN_KEY.fullmatch(key):
+                self.notes["a key between delimiters"] = None
         elif char and char in "\"'":
             key, position = yield from self._quoted(position, _AFTER_KEY)
         else:
@@ -258,7 +337,7 @@ class _Reader:
             raise (yield from self._failure(position, "no ':' follows a key"))
         return key, position + 1
 
-    def _string(self, position: int, followers: str, stream: bool) -> Step[tuple[str, int]]:
+    def _string(self, position: int, followers: str, stream: bool, in_list: bool = False) -> Step[tuple[str, int]]:
         """The string whose opening delimiter is at `position`, and its end."""
         run, needles = self.run, self.grammar._delimiter
         streamed = self.streamed if stream and self.streamed.active else None
@@ -269,7 +348,11 @@ class _Reader:
             match = needles.pattern.search(run.text, position)
             if match is None:
                 if run.final:
-                    raise _Failure(len(run.text))
+                    damaged = self.grammar._damaged.search(run.text, start)
+                    if damaged is None or followers != _AFTER_VALUE:
+                        raise _Failure(len(run.text))
+                    self.notes["a damaged delimiter"] = None
+                    return self._stripped(run.text[start : damaged.start()]), damaged.end()
                 position = needles.unsettled(run.text, position)
                 if streamed is not None and position > sent:
                     streamed.characters(run.text[sent:position])
@@ -281,11 +364,45 @@ class _Reader:
             if (
                 after == len(run.text)
                 or run.text[after] in followers
-                or (followers == _AFTER_VALUE and (yield from run.starts(after, self.grammar._closers)) is not None)
+                or (followers == _AFTER_VALUE and (yield from self._ends_string(after, stream)))
             ):
+                text = run.text[start : match.start()]
+                if not _CONTROL.isdisjoint(text) and (end := self._lost_end(text, start, in_list)) is not None:
+                    return self._stripped(run.text[start : end[0]]), end[1]
+                if (stripped := self._stripped(text)) != text:
+                    return stripped, position
                 if streamed is not None:
                     streamed.add(json.dumps(run.text[sent : match.start()], ensure_ascii=False)[1:])
                 return run.text[start : match.start()], position
+
+    def _ends_string(self, after: int, outermost: bool) -> Step[bool]:
+        """Whether the text after a delimiter shows that a string ended, without a comma or a bracket."""
+        if (yield from self.run.starts(after, self.grammar._closers)) is not None:
+            return True
+        return outermost and (yield from self._lacks_comma(after, self.name))
+
+    def _lost_end(self, text: str, start: int, in_list: bool) -> tuple[int, int] | None:
+        """Where a string really ends whose end was lost, so that it swallowed an argument or a call, and the position
+        after its damaged delimiter. None if nothing was lost."""
+        found = (match for match in self.grammar._swallowed.finditer(text) if in_list or match[1] is None)
+        if (swallowed := next(found, None)) is None:
+            return None
+        damaged = self.grammar._damaged.search(text)
+        if damaged is None:
+            opener = self.grammar._opens.pattern.search(text)
+            end = swallowed.start() if opener is None else min(swallowed.start(), opener.start())
+            raise _Failure(start + end, "a string without its end")
+        self.notes["a damaged delimiter"] = None
+        return start + damaged.start(), start + damaged.end()
+
+    def _stripped(self, text: str) -> str:
+        """A string without delimiters at its beginning and end, which are doubled ones."""
+        delimiter, stripped = self.grammar.delimiter, text
+        while (bare := stripped.strip()).startswith(delimiter) or bare.endswith(delimiter):
+            stripped = bare.removeprefix(delimiter).removesuffix(delimiter)
+        if stripped is not text:
+            self.notes["a delimiter twice"] = None
+        return stripped
 
     def _quoted(self, position: int, followers: str) -> Step[tuple[str, int]]:
         """A string in quotes, as in JSON or Python."""
@@ -311,9 +428,17 @@ class _Reader:
         end = match.start()
         word = self.run.text[position:end].strip()
         if word in _WORDS:
+            if word[0] in "TFN":
+                self.notes[f"Python literal {word}"] = None
             return _WORDS[word], end
         if _NUMBER.fullmatch(word):
             return int(word), end
+        member = _SCALAR_MEMBER.match(word)
+        if member is not None and key is not None and self.run.tools.declares(self.name, member[2]):
+            self.notes["no comma"] = None
+            return json.loads(member[1]), position + len(self.run.text[position:end]) - len(
+                self.run.text[position:end].lstrip()
+            ) + member.start(2)
         if not word:
             raise (yield from self._failure(position, "no value"))
         try:

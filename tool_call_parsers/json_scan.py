@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tool_call_parsers.engine import Needles, Run, Step
-from tool_call_parsers.literals import MAX_DEPTH, LiteralError, read_json, read_tolerant
+from tool_call_parsers.literals import MAX_DEPTH, Literal, LiteralError, read_json, read_tolerant
 from tool_call_parsers.types import CallStatus
 
 # What may occur outside strings and brackets. A backslash, a quote or an angle bracket means that it is not JSON.
@@ -171,7 +171,7 @@ def read_value(
     if not run.streams and run.rejections < MANY_REJECTIONS:
         try:
             literal = read_json(run.text, start)
-            return JsonValue(CallStatus.OK, start, literal.end, literal.value)
+            return _whole(literal, start, literal.end)
         except LiteralError:
             run.rejections += 1
     scan = JsonScan(start, ends.literals if ends is not None else ())
@@ -187,7 +187,7 @@ def read_value(
         try:
             literal = read_json(run.text[start : scan.position])
             if start + literal.end == scan.position:
-                return JsonValue(CallStatus.OK, start, scan.position, literal.value, scan=scan)
+                return _whole(literal, start, scan.position, scan)
         except LiteralError as error:
             reason = f"{error.reason} at {start + error.position}"
     if ends is None:
@@ -210,6 +210,12 @@ def read_value(
     elif scan.closed and scan.position < stop:
         stop = scan.position
     return JsonValue(CallStatus.INVALID_JSON, start, stop, error=reason, scan=scan)
+
+
+def _whole(literal: Literal, start: int, end: int, scan: JsonScan | None = None) -> JsonValue:
+    """JSON without a defect, except that keys may be repeated."""
+    status = CallStatus.REPAIRED if literal.notes else CallStatus.OK
+    return JsonValue(status, start, end, literal.value, ", ".join(literal.notes) or None, scan)
 
 
 def _without_ends(run: Run, scan: JsonScan, reason: str) -> JsonValue:

@@ -14,16 +14,18 @@ from enum import Enum
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from tool_call_parsers.engine import BlockGrammar, Needles, RenderCall, RenderTurn, Run, Step, cut_off
-from tool_call_parsers.json_blocks import JsonBlocks
+from tool_call_parsers.arguments import plain_name
+from tool_call_parsers.engine import BlockGrammar, Markers, Needles, RenderCall, RenderTurn, Run, Step, cut_off
+from tool_call_parsers.json_blocks import STRAYS, JsonBlocks, may_stray, named_attempt, skip_repeated, stray, with_stray
 from tool_call_parsers.literals import CALL_NAME, LiteralError, read_python_call
 from tool_call_parsers.python_scan import follow_call
+from tool_call_parsers.reasoning import ReasoningFormat
 from tool_call_parsers.types import CallStatus
 
 _HEAD = re.compile(rf"({CALL_NAME})[ \t]*+\(")
 _HEAD_CUT = re.compile(rf"{CALL_NAME}\.?[ \t]*+\Z")
 _MAX_HEAD = 256
-_BARE = ("[", "{")
+_BARE = ("[", "{", "(")
 """Openers that are not markers."""
 _NO_BRACKET = "no closing bracket"
 _BEFORE_BARE = re.compile(r"\n[ \t]*\Z")
@@ -86,10 +88,13 @@ class PythonCalls(BlockGrammar):
     """Arguments are written as JSON."""
     json_containers: tuple[type, ...] = ()
     """The containers that are written as JSON. If only objects are, arrays are Python's throughout."""
+    json_calls: bool = False
+    """Models write lists of JSON objects as well, if they are asked to."""
     frame: tuple[str, str] = ("[", "]")
     """The text around the calls."""
 
     _marked = cached_property(lambda self: tuple(opener for opener in self.openers if opener not in _BARE))
+    _opens = cached_property(lambda self: Needles(*self._marked))
     _tags = cached_property(lambda self: Needles(*self._marked, *self.closers))
     _ends = cached_property(lambda self: Needles(*self.closers))
     _junk_ends = cached_property(lambda self: Needles(*self._tags.literals, *("\n" if self.lines else ",]")))
@@ -98,7 +103,16 @@ class PythonCalls(BlockGrammar):
     def _json(self) -> JsonBlocks:
         """The same block around a list of JSON objects, which some models write."""
         keys = ("arguments", "parameters")
-        return JsonBlocks(self._marked, self.closers, self.separators, argument_keys=keys, bare=True, bare_offered=True)
+        return JsonBlocks(
+            self._marked,
+            self.closers,
+            self.separators,
+            argument_keys=keys,
+            in_list=True,
+            bare=True,
+            bare_offered=True,
+            instead="" if self.json_calls else "JSON in place of Python",
+        )
 
     @cached_property
     def _bounds(self) -> re.Pattern[str]:
@@ -116,16 +130,30 @@ class PythonCalls(BlockGrammar):
 
     # -- blocks -------------------------------------------------------------------------------------------------------
 
+    def markers(self, reasoning: ReasoningFormat, ends: tuple[str, ...]) -> Markers:
+        return with_stray(super().markers(reasoning, ends))
+
     def may_open(self, run: Run, start: int, opener: str) -> bool:
+        if opener in STRAYS and not (opener in self.openers and self._may_be_bare(run, start)):
+            return may_stray(run, start)
+        return opener not in _BARE or self._may_be_bare(run, start)
+
+    def _may_be_bare(self, run: Run, start: int) -> bool:
+        """Whether calls without a marker may begin at `start`."""
         before = run.text[max(0, start - _MAX_INDENT) : start]
-        return opener not in _BARE or run.begins_answer(start) or _BEFORE_BARE.search(before) is not None
+        return run.begins_answer(start) or _BEFORE_BARE.search(before) is not None
 
     def block(self, run: Run, start: int, body: int, opener: str) -> Step[int | None]:
         bare = opener in _BARE
         first = run.begins_answer(start)
         if not self.may_open(run, start, opener):
             return None
+        if opener in STRAYS and not (first and opener in self.openers):
+            return (yield from stray(run, start, self._ends))
         position = yield from run.skip_space(start if bare else body)
+        notes: list[str] = []
+        while not bare and (again := (yield from run.starts(position, self._opens))) is not None:
+            position, notes = (yield from run.skip_space(position + len(again))), ["the opening marker twice"]
         listed = run.text.startswith("[", position)
         if listed:
             position = yield from run.skip_space(position + 1)
@@ -141,20 +169,34 @@ class PythonCalls(BlockGrammar):
                 return None
             return (yield from self._bare(run, start, position, head, first))
         if head is None and not (listed or self.lines):
-            return None
+            return (yield from named_attempt(run, start, position, self._tags, self.closers))
         if head is None and not _is_cut(run, position):
             closer = yield from run.find(self._tags, position)
             if closer is None or closer.group() not in self.closers:
-                return None
+                return (yield from named_attempt(run, start, position, self._tags, self.closers))
         run.begin_block(start, self.separators)
         begin = start
-        missing = None if listed or self.lines else "no opening bracket"
+        if listed is self.lines:
+            notes.append("a list" if listed else "no opening bracket")
         while True:
             element = yield from self._element(run, position, head, listed, tagged=True, first=True)
-            self._record(run, begin, element, missing)
             kind, position, _ = element.gap
+            more, end = list(notes), position
             if kind is not _Kind.NEXT:
-                return (yield from self._echo(run, run.text[body:position].lstrip(), position)) if listed else position
+                closed = run.text.endswith(self.closers, element.end, position)
+                more += [] if closed or not self.closers else ["no closing marker"]
+                if closed:
+                    end, twice = yield from skip_repeated(run, position, self._ends)
+                    more += ["the closing marker twice"] if twice else []
+                if listed and end == position:
+                    end = yield from self._echo(run, run.text[body:position].lstrip(), position)
+                    more += ["the block is repeated"] if end > position else []
+            self._record(run, begin, element, more)
+            if kind is not _Kind.NEXT:
+                if end > position and run.follows_markup(position):
+                    run.skip(end)
+                    return end
+                return position
             if position == len(run.text):
                 run.open_at_end = True
                 return position
@@ -188,24 +230,25 @@ class PythonCalls(BlockGrammar):
             inside = run.markers.all.pattern.finditer(run.text, start + 1, position)
             return next((marker.start() for marker in inside if marker.group() not in _BARE), max(position, start + 1))
         run.begin_block(start, self.separators or ("\n",))
+        half = ["no opening marker"] if run.text.endswith(self.closers, start, position) else []
         for element in elements:
-            self._record(run, start if element is elements[0] else element.start, element, None)
+            self._record(run, start if element is elements[0] else element.start, element, half)
         run.open_at_end |= kind is _Kind.NEXT
         return position
 
-    def _record(self, run: Run, begin: int, element: _Element, missing: str | None) -> None:
+    def _record(self, run: Run, begin: int, element: _Element, notes: list[str]) -> None:
         last = element.gap.kind is not _Kind.NEXT
         status, error = element.status, element.error
-        missing = missing or element.gap.missing
-        if missing and status in (CallStatus.OK, CallStatus.REPAIRED):
-            status, error = CallStatus.REPAIRED, f"{missing}; {error}" if error else missing
+        notes = [*notes, element.gap.missing] if element.gap.missing else notes
+        if notes and status in (CallStatus.OK, CallStatus.REPAIRED):
+            status, error = CallStatus.REPAIRED, "; ".join(filter(None, (*notes, error)))
         end = element.gap.end if last else element.end
         if run.end_call(begin, end, status, element.name, element.arguments, element.raw, error=error):
             run.skip(element.gap.end)
 
     def _echo(self, run: Run, block: str, end: int) -> Step[int]:
         """The position after repetitions of the block without its opening marker, which are ignored."""
-        if not (block.endswith(self.closers) and run.follows_markup(end)):
+        if not block.endswith(self.closers):
             return end
         while True:
             same = 0
@@ -217,7 +260,6 @@ class PythonCalls(BlockGrammar):
                     return end
                 same += len(piece)
             end += same
-            run.skip(end)
 
     # -- elements -----------------------------------------------------------------------------------------------------
 
@@ -239,7 +281,7 @@ class PythonCalls(BlockGrammar):
         """The call at `position`, or the text in place of one."""
         if head is None:
             return (yield from self._no_call(run, position, listed))
-        name = head.name
+        name = plain_name(head.name, run.tools) or head.name
         if run.streams and tagged:
             run.start_call(name)
         stop = yield from follow_call(run, head.bracket, self._tags)
@@ -358,6 +400,7 @@ def _is_cut(run: Run, position: int) -> bool:
 def _read(run: Run, start: int, end: int, gap: _Gap, head: _Head) -> _Element:
     """The call that spans `start:end`."""
     raw = run.text[head.bracket + 1 : end].removesuffix(")")
+    plain = plain_name(head.name, run.tools)
     try:
         call = read_python_call(run.text, start, end)
     except LiteralError as error:
@@ -366,6 +409,8 @@ def _read(run: Run, start: int, end: int, gap: _Gap, head: _Head) -> _Element:
     if call.end != end:
         return failed._replace(error="something else follows the call")
     notes, arguments = call.notes, call.arguments
+    if plain is not None:
+        notes, head = (*notes, f"the name is written {head.name!r}"), head._replace(name=plain)
     if call.positional:
         notes = (*notes, "positional arguments")
         order = run.tools.order(head.name)

@@ -85,9 +85,10 @@ class Case:
 
 
 def case_problems(case: Case, tools: ToolSchemas, *, strict: bool = False) -> list[str]:
-    """Where a parser's result differs from the case; empty if nowhere."""
+    """Where a parser's result differs from the case; empty if nowhere. `strict` rejects the calls that are repaired."""
     found = get_parser(case.parser, reasoning="auto").parse(case.text, tools, strict=strict)
-    problems = [f"{name} {got!r}, want {want!r}" for name, got, want in _differences(case, found) if got != want]
+    differences = _differences(case, found, strict)
+    problems = [f"{name} {got!r}, want {want!r}" for name, got, want in differences if got != want]
     statuses, expected = [str(call.status) for call in found.attempts], case.expected_statuses
     if len(statuses) != len(expected) or any(
         got not in want.split("|") for got, want in zip(statuses, expected, strict=True)
@@ -108,13 +109,16 @@ def _written(case: Case, tools: ToolSchemas) -> str:
     return get_parser(case.parser, reasoning="auto").render(case.content, case.reasoning, calls, tools)
 
 
-def _differences(case: Case, found: ParsedCompletion) -> Iterator[tuple[str, Any, Any]]:
+def _differences(case: Case, found: ParsedCompletion, strict: bool) -> Iterator[tuple[str, Any, Any]]:
+    usable = CALLABLE - {CallStatus.REPAIRED} if strict else CALLABLE
+    handed_out = [status in usable for status in case.expected_statuses if status in CALLABLE]
+    calls = case.calls if not strict else list(itertools.compress(case.calls, handed_out))
     yield (
         "calls",
         [(call.name, typed(call.arguments)) for call in found.tool_calls],
-        [(name, typed(arguments)) for name, arguments in case.calls],
+        [(name, typed(arguments)) for name, arguments in calls],
     )
-    if all(status in CALLABLE or status == CallStatus.IN_REASONING for status in case.expected_statuses):
+    if all(status in usable or status == CallStatus.IN_REASONING for status in case.expected_statuses):
         yield "content", words(found.content), words(case.content)
     yield "reasoning", words(found.reasoning), words(case.reasoning)
     for call, native in zip(found.tool_calls, case.ids, strict=False):

@@ -59,7 +59,7 @@ def seen(completion: ParsedCompletion) -> tuple[object, ...]:
 
 
 A = {"path": "a"}
-ok = [("ok", "read", A)]
+ok, repaired = [("ok", "read", A)], [("repaired", "read", A)]
 
 CASES = [
     # The header decides the kind of a message.
@@ -68,14 +68,14 @@ CASES = [
         '<|channel|>analysis to=functions.read <|constrain|>json<|message|>{"path":"a"}<|call|>',
         None,
         None,
-        ok,
+        repaired,
     ),
     ("openai", f'{READ}{{"path":"a"}}', None, None, ok),
-    ("openai", f'{READ}{{"path":"a"}}<|end|>', None, None, ok),
+    ("openai", f'{READ}{{"path":"a"}}<|end|>', None, None, repaired),
     ("openai", ' to=functions.read<|channel|>commentary json<|message|>{"path":"a"}<|call|>', None, None, ok),
-    ("openai", 'commentary to=functions.read<|message|>{"path":"a"}<|call|>', None, None, ok),
-    ("openai", '<|start|>commentary to=functions.read<|message|>{"path":"a"}<|call|>', None, None, ok),
-    ("openai", f"{READ}null<|call|>", None, None, [("ok", "read", {})]),
+    ("openai", 'commentary to=functions.read<|message|>{"path":"a"}<|call|>', None, None, repaired),
+    ("openai", '<|start|>commentary to=functions.read<|message|>{"path":"a"}<|call|>', None, None, repaired),
+    ("openai", f"{READ}null<|call|>", None, None, [("repaired", "read", {})]),
     ("openai", "<|message|>Hi<|return|>", "Hi", None, []),
     ("openai", "Hi", "Hi", None, []),
     (
@@ -98,7 +98,7 @@ CASES = [
     ("muse", f" to=read.read<|message|>{atem('read.read')}", None, None, ok),
     ("muse", ' to=read<|message|>{"path": "a"}<|eom|>', None, None, [("repaired", "read", A)]),
     ("inkling", f'read{INVOKE}{{"name":"read","args":{{"path":"a"}}}}<|end_message|>', None, None, ok),
-    ("inkling", f'C.<|message_model|>read{INVOKE}{{"name":"read","args":{{"path":"a"}}}}', "C.", None, ok),
+    ("inkling", f'C.<|message_model|>read{INVOKE}{{"name":"read","args":{{"path":"a"}}}}', "C.", None, repaired),
     (
         "inkling",
         f"<|message_model|><|content_text|>C<|end_message|><|message_model|><|content_thinking|>R<|end_message|>"
@@ -108,8 +108,8 @@ CASES = [
         [("ok", "ping", {})],
     ),
     ("kimi_k3", tools(call(argument("path", "string", "a"))), None, None, ok),
-    ("kimi_k3", "<|open|>tools<|sep|>" + call(argument("path", "string", "a")), None, None, ok),
-    ("kimi_k3", call(argument("path", "string", "a")), None, None, ok),
+    ("kimi_k3", "<|open|>tools<|sep|>" + call(argument("path", "string", "a")), None, None, repaired),
+    ("kimi_k3", call(argument("path", "string", "a")), None, None, repaired),
     ("kimi_k3", tools(call('<|open|>json type="object"<|sep|>{"path":"a"}<|close|>json<|sep|>')), None, None, ok),
     ("kimi_k3", tools(call(argument("lines", "number", "1e2"))), None, None, [("ok", "read", {"lines": 100.0})]),
     (

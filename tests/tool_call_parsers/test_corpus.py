@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from lachesis.testing.parser_checks import event_problems, facts, pieces_of, shape_problems, streamed
-from tool_call_parsers import CALLABLE, ParsedCompletion, ToolCallParser, get_parser
+from tool_call_parsers import CALLABLE, CallStatus, ParsedCompletion, ToolCallParser, get_parser
 
 CORPUS = Path(os.environ.get("LACHESIS_PARSER_CORPUS") or Path(__file__).parents[3] / "shared" / "parsers")
 """A folder with corpus_public.jsonl, tools.json and compare.py."""
@@ -58,6 +58,13 @@ def _parser(row: dict[str, Any]) -> ToolCallParser:
     return get_parser(row["parser"], reasoning=row.get("reasoning_parser"))
 
 
+def _is_repaired(row: dict[str, Any], toolsets: Any) -> bool:
+    """Whether a call of a row has a form that the model's template does not write. None of the plain rows has."""
+    opened = bool(row.get("prompt_opened_reasoning"))
+    found = _parser(row).parse(row["text"], toolsets[row["tools"]], prompt_opened_reasoning=opened)
+    return row["difficulty"] != "plain" and any(call.status is CallStatus.REPAIRED for call in found.attempts)
+
+
 def _as_compared(found: ParsedCompletion) -> dict[str, Any]:
     """The result in the shape that the corpus compares."""
     calls = [
@@ -74,8 +81,8 @@ def test_a_row_is_read_as_expected(row: dict[str, Any], strict: bool, corpus_rul
     opened = bool(row.get("prompt_opened_reasoning"))
     found = _parser(row).parse(row["text"], toolsets[row["tools"]], prompt_opened_reasoning=opened, strict=strict)
     assert shape_problems(found, row["text"], strict=strict) == []
-    if strict:  # fewer calls than expected, perhaps, but not different ones
-        expected = iter(row["expect"]["tool_calls"])
+    if strict and (row.get("policy") == "lenient" or _is_repaired(row, toolsets)):
+        expected = iter(row["expect"]["tool_calls"])  # strict mode may find fewer calls, but not different ones
         assert all(
             any(
                 want["name"] == call.name

@@ -56,10 +56,10 @@ def parse(name: str, text: str, **options: Any) -> ParsedCompletion:
         ("title:~x~", {"title": "x"}),
         ("title:~~,body:~ a\n~", {"title": "", "body": " a\n"}),
         ("title:~007~,count:7,on:true,scale:-1.5e-7", {"title": "007", "count": 7, "on": True, "scale": -1.5e-7}),
-        ("title:None,on:False,count:9007199254740993", {"title": None, "on": False, "count": 9007199254740993}),
+        ("title:null,on:false,count:9007199254740993", {"title": None, "on": False, "count": 9007199254740993}),
         ("title:null,tags:[~a]~,[1,{k:~}~,l:[]}],{}]", {"title": None, "tags": ["a]", [1, {"k": "}", "l": []}], {}]}),
         (" title : ~x~ ,\n count : 3 ", {"title": "x", "count": 3}),
-        ("~title~:~x~,from:~y~,a-b:1,two words:2", {"title": "x", "from": "y", "a-b": 1, "two words": 2}),
+        ("title:~x~,from:~y~,a-b:1,two words:2,~k:~:3", {"title": "x", "from": "y", "a-b": 1, "two words": 2, "k:": 3}),
         (r"body:~\n \" 'q' {[(~", {"body": r"\n \" 'q' {[("}),
         ("body:~a)>b<(call:ping{})>c~", None),
         ("body:~say ~hi~ now~", None),
@@ -94,6 +94,14 @@ def test_text_of_the_format_is_well_formed(name: str, body: str, arguments: dict
         ("call:note{title:~x~}}", {"title": "x"}),
         ("call:note{title:~x~", {"title": "x"}),
         ("call:note", {}),
+        ("call:note{title:None,on:False}", {"title": None, "on": False}),
+        ("call:note{~title~:~x~}", {"title": "x"}),
+        ("call:note{title:~x~ count:3}", {"title": "x", "count": 3}),
+        ("call:note{count:3 title:~x~}", {"title": "x", "count": 3}),
+        ("call:note{tags:[~x~]count:3}", {"tags": ["x"], "count": 3}),
+        ("call:note{title:~x~,title:~y~}", {"title": "y"}),
+        ("call:note{title:~~x~,body:~y~~}", {"title": "x", "body": "y"}),
+        ("call:shop:mcp:notes:note{title:~x~}", {"title": "x"}),
         ("call:note{scale:1e999}", {"scale": "1e999"}),
     ],
 )
@@ -143,8 +151,8 @@ def test_markers_in_prose_are_prose(name: str, text: str):
 
 @every_format
 def test_the_end_marker_may_be_missing(name: str):
-    found = parse(name, "Hi.<(call:ping{}<(call:note{title:~x~}<|im_end|>", strict=True)
-    assert attempts_of(found) == [("ok", "ping", {}), ("ok", "note", {"title": "x"})]
+    found = parse(name, "Hi.<(call:ping{}<(call:note{title:~x~}<|im_end|>")
+    assert attempts_of(found) == [("repaired", "ping", {}), ("repaired", "note", {"title": "x"})]
     assert found.content == "Hi."
 
 

@@ -7,11 +7,12 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from tool_call_parsers.arguments import ArgumentsText, ArgumentsWatch, FoundArguments, read_arguments
+from tool_call_parsers.arguments import ArgumentsText, ArgumentsWatch, FoundArguments, plain_name, read_arguments
 from tool_call_parsers.channels.messages import HEADER_WIDTH, Channel, ChannelGrammar, MessageHeader
 from tool_call_parsers.engine import Needles, RenderTurn, Run, Step, cut_off
+from tool_call_parsers.json_blocks import Stray, skip_repeated
 from tool_call_parsers.json_scan import read_value
-from tool_call_parsers.literals import read_whole_json
+from tool_call_parsers.literals import REPEATED_KEY, read_whole_json
 from tool_call_parsers.schema import coerce
 from tool_call_parsers.types import CALLABLE, CallStatus
 
@@ -32,8 +33,13 @@ def _closing(name: str) -> str:
 _TAGS = Needles(_OPEN, _CLOSE)
 _CONTROL = Needles(_OPEN, _CLOSE, _SEP)
 _ARGUMENT_END = Needles(_closing("argument"))
+_CLOSE_CALL = Needles(_closing("call"))
+_TOOLS_END = Needles(_closing("tools"))
 _JSON_END = Needles(_closing("json"), _closing("call"))
+_LOST_ARGUMENT = 'argument key="'
+"""Without its control token, the beginning of an argument."""
 _AFTER_ARGUMENT = Needles(
+    _LOST_ARGUMENT,
     *(f"{_OPEN}{name}" for name in ("argument", "json", "call")),
     *(f"{_CLOSE}{name}" for name in ("call", "tools", "message")),
 )
@@ -42,6 +48,18 @@ _ATTRIBUTE = re.compile(r"""([\w\-]+)\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s"']+))""
 _ATTRIBUTES = re.compile(r"""(?>(?:\s++[\w\-]++\s*+=\s*+(?:"[^"]*+"|'[^']*+'|[^\s"']++))*)\s*+""")
 _WORD = re.compile(r"\s*([\w\-]*)")
 _ENDS_OF_CALL = (("call", True), ("call", False), ("tools", True), ("message", True))
+_AFTER_CALL = (("call", False), ("tools", True), ("message", True))
+_LOOK_BACK = 96
+"""Room for a damaged closing tag."""
+_BAR = r"(?:<\|\w{2,6}\|?>?|\|\w{2,6}\|>|</?(?:open|close|sep)>|< \|(?:open|close|sep)\|>)"
+_DAMAGED_END = re.compile(
+    rf"(?:(?:{_BAR}\s*){{1,3}}/?[a-z]{{0,9}}(?:\s*{_BAR}){{0,3}}|(?:argument|call)\s*{_BAR})\s*\Z"
+)
+_LOST_CALL = 'call tool="'
+_BAR_TAIL = re.compile(rf"(?:{_BAR})?\s*\Z")
+_DAMAGED_CALL = re.compile(rf"(?:{_BAR}\s*){{0,2}}call\s+tool\s*=\s*\"?([\w.\-]{{1,64}})")
+_CONTROL_TAIL = re.compile(r"(?:<?\|?(?:open|close)\|>(?:argument|call|tools)?|<\|sep\|>|\s)+\Z")
+_CONTROL_HEAD = re.compile(r"(?:\s*<\|sep\|>)+")
 _CUT_TAG = re.compile(r"""([\w\-]*)((?:\s+[\w\-]+(?:=(?:"[^"]*(?:"|$))?)?)*\s*)""")
 
 
@@ -70,12 +88,16 @@ class _Arguments:
     """The JSON text of all arguments, if they are one object."""
 
     def fail(self, status: CallStatus, error: str) -> None:
-        """Record a defect. The first counts, except that a later one overrides a repair, and a cut overrides all."""
-        if self.status in CALLABLE or status is CallStatus.INCOMPLETE:
+        """Record a defect. Repairs add up; the first of the others counts, except that a cut overrides all."""
+        if status is CallStatus.REPAIRED and self.status is CallStatus.REPAIRED:
+            self.error = f"{self.error}; {error}" if error not in (self.error or "") else self.error
+        elif self.status in CALLABLE or status is CallStatus.INCOMPLETE:
             self.status, self.error = status, error
 
     def end(self, key: str, value: object, rest: str) -> None:
         """End the value. `rest` is the part of its JSON text that was not sent."""
+        if key in self.values:
+            self.fail(CallStatus.REPAIRED, REPEATED_KEY)
         if key:
             self.values[key] = value
         self.streamed.add(rest)
@@ -94,11 +116,23 @@ class Elements(ChannelGrammar):
 
     openers = (_OPEN,)
     closers = tuple(map(_closing, _CHANNELS))
+    lost = ("{", _LOST_CALL)
 
     def closers_of(self, channel: Channel) -> tuple[str, ...]:
         return tuple(_closing(name) for name, own in _CHANNELS.items() if own is channel)
 
     # -- reading ------------------------------------------------------------------------------------------------------
+
+    def _stray(self, run: Run, start: int, marker: str, channel: Channel | None) -> Step[MessageHeader | None]:
+        if marker != _LOST_CALL:
+            return (yield from super()._stray(run, start, marker, channel))
+        yield from run.more(start + _LOOK_BACK)
+        match = _DAMAGED_CALL.match(run.text, start)
+        if match is None or match[1] not in run.tools.names():
+            return None
+        stop = yield from run.find(_CALL_END, match.end())
+        end = len(run.text) if stop is None else stop.start()
+        return MessageHeader(start, end, Channel.CALL, stray=Stray(start, end, CallStatus.MALFORMED, match[1]))
 
     def header(self, run: Run, start: int, body: int, opener: str) -> Step[MessageHeader | None]:
         tag = yield from self._tag(run, start)
@@ -150,10 +184,15 @@ class Elements(ChannelGrammar):
         assert tag is not None  # a header is a tag
         position, begun = tag.end, tag.name == "call"
         if begun:
-            begin = position = yield from self._call(run, begin, tag)
+            begin = position = yield from self._call(run, begin, tag, "no tools element")
+        note = None
         while True:
             position = yield from run.skip_space(position)
             tag = yield from self._tag(run, position)
+            lost = tag is None or (tag.closing and bool(tag.attributes))
+            if lost and begun and (end := (yield from self._damaged_call(run, position))) is not None:
+                begin = position = end
+                continue
             if tag is None:
                 if not begun and (
                     position == len(run.text)
@@ -163,24 +202,36 @@ class Elements(ChannelGrammar):
                     return cut_off(run, begin, ())
                 return begin if begun else None
             if tag.name == "call" and not tag.closing:
-                begin = position = yield from self._call(run, begin, tag)
-                begun = True
+                begin = position = yield from self._call(run, begin, tag, note)
+                begun, note = True, None
+            elif tag.name == "tools" and not tag.closing and not begun:
+                position, note = tag.end, "the tools element is opened twice"
             elif begun and tag.name == "tools" and tag.closing:
                 if run.follows_markup(position):
-                    run.skip(tag.end)
-                    return tag.end
+                    end, _ = yield from skip_repeated(run, tag.end, _TOOLS_END)
+                    run.skip(end)
+                    return end
                 return begin
             else:
                 return begin if begun else None
 
-    def _call(self, run: Run, begin: int, tag: Tag) -> Step[int]:
-        """Read a call that begins at `begin`, after its opening tag. Return its end."""
+    def _call(self, run: Run, begin: int, tag: Tag, note: str | None) -> Step[int]:
+        """Read a call that begins at `begin`, after its opening tag. Return its end. `note`: a defect before it."""
         run.begin_block(begin)
         run.to_content()
-        name = tag.attributes.get("tool", "").strip()
+        written = tag.attributes.get("tool", "").strip()
+        name = plain_name(written, run.tools) or written
         if name:
             run.start_call(name)
         read = _Arguments(run, name, ArgumentsText(run, run.started))
+        if note is not None:
+            read.fail(CallStatus.REPAIRED, note)
+        if run.text[max(0, begin - _LOOK_BACK) : begin].rstrip().endswith((_OPEN, _CLOSE)):
+            read.fail(CallStatus.REPAIRED, "a control token twice")
+        if name != written:
+            read.fail(CallStatus.REPAIRED, f"the name is written {written!r}")
+        if "index" not in tag.attributes:
+            read.fail(CallStatus.REPAIRED, "the call has no index")
         body = position = tag.end
         while True:
             end = position = yield from run.skip_space(position)
@@ -205,11 +256,37 @@ class Elements(ChannelGrammar):
                 end = len(run.text) if stop is None else stop.start()
                 following = (yield from self._tag(run, end)) if stop is not None else None
         if following is not None and following.name == "call" and following.closing:
-            end = following.end
+            end, again = yield from skip_repeated(run, following.end, _CLOSE_CALL)
+            if again:
+                read.fail(CallStatus.REPAIRED, "the call is closed twice")
+        elif following is not None:
+            read.fail(CallStatus.REPAIRED, "the call is not closed")
+        yield from self._after_call(run, end, read)
         if not name and read.status in CALLABLE:
             read.fail(CallStatus.MISSING_NAME, "the call names no tool")
         run.end_call(begin, end, read.status, name, read.values, raw, error=read.error, json_text=read.json_text())
         return end
+
+    def _damaged_call(self, run: Run, position: int) -> Step[int | None]:
+        """The end of a call at `position` whose opening tag is damaged."""
+        yield from run.more(position + _LOOK_BACK)
+        match = _DAMAGED_CALL.match(run.text, position)
+        if match is None:
+            return None
+        stop = yield from run.find(_CALL_END, match.end())
+        end = len(run.text) if stop is None else stop.end() if stop.group() == _closing("call") else stop.start()
+        run.begin_block(position)
+        run.end_call(position, end, CallStatus.MALFORMED, match[1], error="the tag of the call is damaged")
+        return end
+
+    def _after_call(self, run: Run, end: int, read: _Arguments) -> Step[None]:
+        """Note what is wrong with the end of the tools element, if a call is the last one."""
+        position = yield from run.skip_space(end)
+        following = yield from self._tag(run, position)
+        if following is None or (following.name, following.closing) not in (("call", False), ("tools", True)):
+            read.fail(CallStatus.REPAIRED, "the tools element is not closed")
+        elif following.closing and (yield from skip_repeated(run, following.end, _TOOLS_END))[1]:
+            read.fail(CallStatus.REPAIRED, "the tools element is closed twice")
 
     def _ends_in_tag(self, run: Run, position: int) -> bool:
         """Whether the text ends at `position`, or in a tag that begins there."""
@@ -219,7 +296,11 @@ class Elements(ChannelGrammar):
         return run.final and token is not None and _CONTROL.pattern.search(run.text, token.end()) is None
 
     def _argument(self, run: Run, tag: Tag, read: _Arguments) -> Step[int]:
-        """Read an argument after its opening tag. Return its end."""
+        """Read an argument after its opening tag. Return its end.
+
+        A closing tag ends the value before another tag, damaged or not, and so does the tag of the next argument. The
+        value neither begins nor ends in markup.
+        """
         key, kind = tag.attributes.get("key", ""), tag.attributes.get("type")
         is_string = kind == "string" or (kind is None and run.tools.is_string(read.name, key))
         if read.whole is not None:
@@ -227,30 +308,74 @@ class Elements(ChannelGrammar):
         read.streamed.member(key, '"' if is_string else "")
         sent = position = tag.end
         while True:
-            stop = _ARGUMENT_END.pattern.search(run.text, position)
-            if stop is None:
-                position = _ARGUMENT_END.unsettled(run.text, position)
+            after = _AFTER_ARGUMENT.pattern.search(run.text, position)
+            if after is None:
+                position = _AFTER_ARGUMENT.unsettled(run.text, position)
                 if is_string:
-                    read.streamed.characters(run.text[sent:position])
-                    sent = position
-                if run.final:
+                    closing = _ARGUMENT_END.pattern.search(run.text, max(sent, position - _LOOK_BACK))
+                    certain = closing.start() if closing is not None else _ARGUMENT_END.unsettled(run.text, sent)
+                    if (certain := min(certain, position)) > sent:
+                        read.streamed.characters(run.text[sent:certain])
+                        sent = certain
+                if not run.final:
+                    yield
+                    continue
+                if not run.text.rstrip().endswith(_closing("argument"), tag.end):
                     read.fail(CallStatus.INCOMPLETE, f"the text ends inside the argument {key!r}")
                     return len(run.text)
-                yield
-                continue
-            position = yield from run.skip_space(stop.end())
-            if position == len(run.text) or (yield from run.starts(position, _AFTER_ARGUMENT)) is not None:
+                end = len(run.text)
+            else:
+                end = after.start()
+                closed = run.text.endswith(_closing("argument"), tag.end, end)
+                if after.group() == _LOST_ARGUMENT and not closed:
+                    end = _BAR_TAIL.search(run.text, max(tag.end, end - _LOOK_BACK), end).start()  # type: ignore[union-attr]
+            lost = after is None or after.group() == _LOST_ARGUMENT
+            stop = yield from self._end_of_value(run, tag.end, end, only_closed=lost)
+            if stop is not None:
                 break
-            position = stop.end()
-        text = run.text[tag.end : stop.start()]
+            assert after is not None
+            position = after.end()
+        begin = _CONTROL_HEAD.match(run.text, tag.end, stop)
+        tail = _CONTROL_TAIL.search(run.text, max(tag.end, stop - _LOOK_BACK), stop)
+        text = run.text[tag.end if begin is None else begin.end() : stop]
+        if tail is not None and not tail.group().isspace():
+            text = text[: len(text) - len(tail.group())]
+        if begin is not None or (tail is not None and not tail.group().isspace()) or not _closes(run.text, stop, end):
+            read.fail(CallStatus.REPAIRED, f"the tags of the argument {key!r} are damaged")
+        if kind is None:
+            read.fail(CallStatus.REPAIRED, f"the argument {key!r} has no type")
         if is_string:
-            read.streamed.characters(run.text[sent : stop.start()])
+            read.streamed.characters(run.text[sent:stop])
             read.end(key, text, '"')
         else:
             self._typed(read, key, kind, text)
         if not key:
             read.fail(CallStatus.MALFORMED, "an argument without a key")
-        return stop.end()
+        return end
+
+    def _end_of_value(self, run: Run, start: int, end: int, *, only_closed: bool) -> Step[int | None]:
+        """Where the value ends whose tags end before the tag at `end`; None if that tag is part of the value."""
+        low = max(start, end - HEADER_WIDTH)
+        stop = low + len(run.text[low:end].rstrip())
+        closing = _closing("argument")
+        if run.text.endswith(closing, start, stop):
+            return stop - len(closing)
+        if only_closed:
+            return None
+        following = yield from self._tag(run, end)
+        if following is None:
+            return None
+        if following.closing:
+            # It may be the wrong tag of the argument, with the next argument behind it, or part of the value.
+            position = yield from run.skip_space(following.end)
+            another = yield from self._tag(run, position)
+            over = position == len(run.text) or (another is not None and (another.name, another.closing) in _AFTER_CALL)
+            if not over and (another is not None or (yield from run.starts(position, run.markers.all)) is None):
+                return None
+        elif not following.attributes and following.name != "json":
+            return None
+        damaged = _DAMAGED_END.search(run.text, max(start, stop - _LOOK_BACK), stop)
+        return damaged.start() if damaged is not None else end
 
     def _typed(self, read: _Arguments, key: str, kind: str | None, text: str) -> None:
         """Read an argument that is not a string."""
@@ -318,6 +443,11 @@ class Elements(ChannelGrammar):
                 calls.append(self._element(f'call tool="{escape(call.name)}" index="{index}"', "".join(arguments)))
             parts.append(self._element("tools", "".join(calls)))
         return "".join(parts)
+
+
+def _closes(text: str, stop: int, end: int) -> bool:
+    """Whether `text[stop:end]` is the closing tag of an argument."""
+    return text[stop:end].strip() == _closing("argument")
 
 
 def escape(text: str) -> str:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 from typing import cast
 
 from tool_call_parsers.engine import SPACE, Marker, Markers, Needles, RenderTurn, Run, Step
+from tool_call_parsers.json_blocks import Stray, find_stray, may_stray, record_stray
 from tool_call_parsers.reasoning import ReasoningFormat
 from tool_call_parsers.row_checks import check_types
 from tool_call_parsers.types import CallStatus
 
+_BRACE = "{"
+_NOTHING = re.compile("(?!)(?P<name>)")
+_LOOK_BACK = 48
+_DAMAGED_MARKER = re.compile(r"(?:<\|?\w+\|?|\|\w+\|>|<\w+>)\s*\Z")
 JOINT = "\n"
 """Between the texts of two messages of one kind."""
 HEADER_WIDTH = 512
@@ -44,6 +50,8 @@ class MessageHeader:
     """What was repaired in it."""
     cut: bool = False
     """The text ends inside it."""
+    stray: Stray | None = None
+    """There is no header, but an attempt at a call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +63,8 @@ class ChannelMarkers(Markers):
     """The end markers of messages, without those of the turn."""
     ending: Needles
     """All end markers."""
+    free: Needles
+    """The markers between messages."""
 
 
 class ChannelGrammar:
@@ -64,8 +74,16 @@ class ChannelGrammar:
     """Markers that begin a header."""
     closers: tuple[str, ...]
     """Markers that end a message of any channel."""
+    one_end = False
+    """Calls and texts end with the same marker."""
     block_closers: tuple[str, ...] = ()
     """Markers that close a block inside a call."""
+    lost: tuple[str, ...] = (_BRACE,)
+    """Where an attempt at a call without a header may begin."""
+    lost_header = re.compile(
+        r"\b(?:to=(?:functions\.)?|functions\.)(?P<name>[\w.\-]{1,128}?)(?=[\s<|(]|commentary|analysis|\Z)[^{}\n]{0,80}\Z"
+    )
+    """What is left of a call's header whose markers are lost."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -101,23 +119,25 @@ class ChannelGrammar:
         kinds |= dict.fromkeys(self.openers, Marker.OPEN)
         free = Needles(*kinds)
         kinds |= dict.fromkeys(self.block_closers, Marker.CLOSE)
+        kinds |= dict.fromkeys(self.lost, Marker.OPEN)
         reasoning_closers = self.closers_of(Channel.REASONING)
         inside: dict[Channel | None, Needles] = {
-            None: free,
+            None: Needles(*free.literals, *self.lost),
             Channel.REASONING: Needles(*self.openers, *reasoning_closers, *ends),
-            Channel.PREAMBLE: Needles(*self.openers, *self.closers_of(Channel.PREAMBLE), *ends),
-            Channel.ANSWER: Needles(*self.closers_of(Channel.ANSWER), *ends),
+            Channel.PREAMBLE: Needles(*self.openers, *self.closers_of(Channel.PREAMBLE), *ends, *self.lost),
+            Channel.ANSWER: Needles(*self.closers_of(Channel.ANSWER), *ends, *self.lost),
         }
         closers = Needles(*reasoning_closers)
         return ChannelMarkers(
             kinds,
-            Needles(*kinds),
+            Needles(*(kinds.keys() - {*self.lost})),
             Needles(),
             closers,
             closers,
             inside,
             frozenset(self.closers),
             Needles(*ends, *self.closers),
+            free,
         )
 
     @cached_property
@@ -162,7 +182,10 @@ class ChannelGrammar:
                     channel, dangling = None, False
                     header = yield from self._next(run, position)
                     continue
-                header = yield from self.header(run, start, position, marker)
+                if marker in self.lost:
+                    header = yield from self._stray(run, start, marker, channel)
+                else:
+                    header = yield from self.header(run, start, position, marker)
                 if header is None:
                     continue
             if header.cut:
@@ -176,9 +199,18 @@ class ChannelGrammar:
                 if closing is not None:
                     if channel is Channel.REASONING and header.channel is Channel.CALL:
                         run.drafts(self, header.start, closing.start())
+                    elif header.channel is Channel.CALL and (yield from self._lacks_end(run, header, closing.end())):
+                        run.begin_block(header.start)
+                        error = "the message before the call has no end"
+                        run.end_call(header.start, closing.start(), CallStatus.MALFORMED, header.name, error=error)
                     position, header = closing.start(), None
                     continue
                 never_closed.add(channel)
+            if header.stray is not None:
+                record_stray(run, header.start, header.stray)
+                position, channel, dangling = header.end, None, False
+                header = yield from self._next(run, position)
+                continue
             if header.channel is Channel.CALL:
                 begin = header.start
                 after = yield from self.call(run, header)
@@ -205,6 +237,25 @@ class ChannelGrammar:
         self._cut_opener(run, channel)
         run.finish()
 
+    def _stray(self, run: Run, start: int, marker: str, channel: Channel | None) -> Step[MessageHeader | None]:
+        """An attempt at a call whose object begins at `start`, without a header."""
+        if not may_stray(run, start):
+            return None
+        closers = cast(ChannelMarkers, run.markers).ending
+        headers = self.lost_header if channel is not Channel.ANSWER else _NOTHING  # answers quote headers
+        found = yield from find_stray(run, start, closers, headers=headers)
+        if isinstance(found, int):
+            run.strayed += found - start
+            return None
+        return MessageHeader(start, found.end, Channel.CALL, stray=found)
+
+    def _lacks_end(self, run: Run, header: MessageHeader, end: int) -> Step[bool]:
+        """Whether a call in a message that is closed at `end` is no quotation: the end marker before it is damaged, or
+        the one at `end` is the call's own."""
+        if _DAMAGED_MARKER.search(run.text, max(0, header.start - _LOOK_BACK), header.start):
+            return True
+        return self.one_end and (yield from self._closes(run, end))
+
     def _next(self, run: Run, position: int) -> Step[MessageHeader | None]:
         """The header after the end of a message, if it lacks its opening marker."""
         position = yield from run.skip_space(position)
@@ -221,7 +272,7 @@ class ChannelGrammar:
         """Whether a marker that ends at `position` ends a message: a header follows, or nothing. In prose about the
         format, text follows."""
         position = yield from run.skip_space(position)
-        markers = cast(ChannelMarkers, run.markers).inside[None]
+        markers = cast(ChannelMarkers, run.markers).free
         if position == len(run.text) or (yield from run.starts(position, markers)) is not None:
             return True
         return (yield from self.bare_header(run, position)) is not None

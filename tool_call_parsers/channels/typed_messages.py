@@ -27,6 +27,7 @@ class TypedMessages(ChannelGrammar):
     calls: BlockGrammar
     """The grammar of a call. Its opener is the marker for the kind."""
 
+    one_end = True
     openers = cached_property(lambda self: (self.role, *self.kinds))
     closers = cached_property(lambda self: (self.end,))
     _kind = cached_property(lambda self: Needles(*self.kinds))

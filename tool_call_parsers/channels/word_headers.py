@@ -6,9 +6,10 @@ import re
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from tool_call_parsers.arguments import ArgumentsWatch, FoundArguments, read_arguments
+from tool_call_parsers.arguments import ArgumentsWatch, FoundArguments, no_arguments, read_arguments, read_literal
 from tool_call_parsers.channels.messages import HEADER_WIDTH, Channel, ChannelGrammar, MessageHeader
 from tool_call_parsers.engine import SPACE, Needles, RenderTurn, Run, Step
+from tool_call_parsers.json_blocks import skip_repeated
 from tool_call_parsers.json_scan import read_value
 from tool_call_parsers.literals import LiteralError, read_json
 from tool_call_parsers.tag_blocks import Head as TagHead
@@ -19,7 +20,7 @@ SECTION_LIMIT = 6
 """The maximum number of markers in a header."""
 JUNK_LIMIT = 2
 """How many unknown words a header may have."""
-_RECIPIENT = re.compile(r"to=([^\s<]*)")
+_RECIPIENT = re.compile(r"to=([^\s<|>]*)")
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +59,9 @@ class WordHeaders(ChannelGrammar):
         return tuple(end for end in self.ends if end not in self.call_ends)
 
     _stops = cached_property(lambda self: Needles(self.start, self.message, *self.inner, *self.ends, "\n"))
-    _bare = cached_property(lambda self: Needles(self.role, *self.channels, "to=", self.message, *self.inner[1:]))
+    _bare = cached_property(
+        lambda self: Needles(self.role, *self.channels, "to=", self.message, *self.inner[1:], self.namespace)
+    )
     _end = cached_property(lambda self: Needles(*self.ends))
     _body_ends = cached_property(lambda self: Needles(*self.ends, *self.openers))
     """Markers that end a call's body if it is not JSON."""
@@ -98,6 +101,7 @@ class WordHeaders(ChannelGrammar):
     ) -> MessageHeader | None:
         """The header that the words make; None if they are not a header."""
         channel, recipient, typed, junk = None, None, False, []
+        errors: list[str] = []
         for index, word in enumerate(words):
             if recipient is None and (match := _RECIPIENT.fullmatch(word)) is not None:
                 recipient = match[1]
@@ -105,6 +109,9 @@ class WordHeaders(ChannelGrammar):
                 channel = word
             elif word in self.types:
                 typed = True
+            elif recipient is None and self.namespace and self._names_tool(run, word):
+                recipient = word
+                errors.append(f"{word!r} is no channel but the recipient")
             elif not ((index == 0 and word == self.role) or (cut and index == len(words) - 1 and self._begins(word))):
                 junk.append(word)
         kind = self.channels.get(channel or "", Channel.ANSWER)
@@ -115,11 +122,20 @@ class WordHeaders(ChannelGrammar):
         # Prose may also begin with such a word or contain a marker. Only the header of a call can report an error.
         if len(junk) > (JUNK_LIMIT if kind is Channel.CALL and recipient is not None and not (bare or cut) else 0):
             return None
-        errors = [f"unexpected words in the header: {' '.join(junk)}"] if junk else []
+        errors += [f"unexpected words in the header: {' '.join(junk)}"] if junk else []
         if not run.text.startswith(self.start, start) and SPACE.match(run.text).end() < start:  # type: ignore[union-attr]
             errors.append(f"{self.start} is missing")
         name = (recipient or "").removeprefix(self.namespace) if kind is Channel.CALL else ""
+        if name and not run.tools.offered(name):
+            glued = (name.removesuffix(word) for word in self.channels)
+            if (plain := next((own for own in glued if own in run.tools.names()), None)) is not None:
+                errors.append(f"the recipient is written {recipient!r}")
+                name = plain
         return MessageHeader(start, end, kind, name, "; ".join(errors) or None, cut)
+
+    def _names_tool(self, run: Run, word: str) -> bool:
+        name = word.removeprefix(self.namespace)
+        return name in run.tools.names() or (name != word and bool(name))
 
     def _begins(self, word: str) -> bool:
         """Whether a word of a header may begin like this."""
@@ -151,10 +167,9 @@ class WordHeaders(ChannelGrammar):
         notes += [found.error] if found.error else []
         status = found.status
         if status is not CallStatus.INCOMPLETE:
-            end, surplus, followed = yield from self._after(run, end)
+            end, after = yield from self._after(run, end)
             if status in CALLABLE:
-                notes += [f"one {surplus!r} too many"] if surplus else []
-                notes += [] if followed else ["text after the arguments"]
+                notes += after
                 status = CallStatus.REPAIRED if notes else status
                 if not header.name:
                     status, notes = CallStatus.MISSING_NAME, ["the header names no recipient"]
@@ -165,37 +180,55 @@ class WordHeaders(ChannelGrammar):
     def _other(self, raw: str, cut: bool) -> FoundArguments:
         """Arguments that are neither an object nor a list."""
         if not raw:
-            return FoundArguments(CallStatus.REPAIRED, {}, "", "there are no arguments")
+            return no_arguments("nothing")
         try:
             literal = read_json(raw)
             if literal.end == len(raw):
-                return read_arguments(literal.value, raw)
+                return read_literal(literal, raw)
         except LiteralError as error:
             if cut and error.incomplete:
                 return FoundArguments(CallStatus.INCOMPLETE, {}, raw, "the text ends inside the arguments")
         return FoundArguments(CallStatus.INVALID_JSON, {}, raw, "the arguments are not JSON")
 
-    def _after(self, run: Run, end: int) -> Step[tuple[int, str, bool]]:
-        """The end of the message whose arguments end at `end`, a surplus bracket, and whether the message is over."""
-        surplus = ""
+    def _after(self, run: Run, end: int) -> Step[tuple[int, list[str]]]:
+        """The end of the message whose arguments end at `end`, and what is wrong with it. The marker that ends a call
+        ends the turn, so it may be missing at the end of the text."""
+        notes: list[str] = []
         while True:
             position = yield from run.skip_space(end)
             closer = yield from run.starts(position, self._end)
             if closer is not None:
-                return position + len(closer), surplus, True
+                end, again = yield from skip_repeated(run, position + len(closer), self._end)
+                notes += [f"{closer} ends the call"] if closer not in self.call_ends[:1] else []
+                return end, [*notes, "the end marker twice"] if again else notes
             if not run.text.startswith(("}", "]"), position):
                 break
-            surplus, end = run.text[position], position + 1
+            notes, end = [f"one {run.text[position]!r} too many"], position + 1
+        if position == len(run.text):
+            return end, notes
         opener = yield from run.starts(position, self._body_ends)
         if opener is None and self._end.begins(run.text, position):
-            return len(run.text), surplus, True
-        return end, surplus, position == len(run.text) or opener is not None
+            return len(run.text), notes
+        return end, [*notes, "text after the arguments" if opener is None else "no end marker"]
 
 
 class Harmony(WordHeaders):
     """Headers of words, with arguments as a JSON object: gpt-oss."""
 
+    _written = cached_property(
+        lambda self: re.compile(
+            rf"(?:{re.escape(self.start)}{self.role})?\s*"
+            rf"(?:to={re.escape(self.namespace)}[\w.\-]+\s*{re.escape(self.inner[0])}\s*commentary"
+            rf"|{re.escape(self.inner[0])}\s*commentary\s+to={re.escape(self.namespace)}[\w.\-]+)"
+            rf"\s*(?:{re.escape(self.inner[1])}\s*)?json\s*{re.escape(self.message)}"
+        )
+    )
+    """The header of a call as the models write it."""
+
     def call(self, run: Run, header: MessageHeader) -> Step[int | None]:
+        if self._written.fullmatch(run.text, header.start, header.end) is None:
+            errors = (header.error, "a header that the model does not write")
+            header = replace(header, error="; ".join(filter(None, errors)))
         return (yield from self.json_call(run, header))
 
     def render(self, turn: RenderTurn) -> str:

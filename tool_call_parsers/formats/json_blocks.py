@@ -76,6 +76,8 @@ def read_mistral_header(words: Words, tools: ToolIndex, arguments: Given) -> Cal
 
 def read_typed_header(words: Words, tools: ToolIndex, arguments: Given) -> CallHeader | None:
     """`NAME`, after the word `function` or alone."""
+    if words and (name := words[0].removeprefix("function")) != words[0] and name in tools.names():
+        return CallHeader(name, error=f"the header is {words[0]!r}")
     return None if words == ("function",) else read_name(words, tools, arguments)
 
 
@@ -88,6 +90,7 @@ def read_plamo_header(words: Words, tools: ToolIndex, arguments: Given) -> CallH
 
 _MISTRAL = JsonBlocks(
     opens=("[TOOL_CALLS]",),
+    in_list=True,
     id_key="id",
     named=NamedJson(
         opens=("[TOOL_CALLS]",),
@@ -96,6 +99,7 @@ _MISTRAL = JsonBlocks(
         reading=read_mistral_header,
         next_mark="[ARGS]",
         call="[TOOL_CALLS]%(name)s[ARGS]%(arguments)s",
+        also=("[TOOL_CALLS]%(name)s[CALL_ID]%(id)s[ARGS]%(arguments)s",),
     ),
     writes_named=True,
 )
@@ -143,7 +147,12 @@ FORMATS: tuple[Format, ...] = (
             written=_PARAMETERS,
             argument_keys=("parameters", "arguments"),
             bare=True,
-            named=NamedJson(opens=("<function=",), closes=("</function>",), marks=(">",)),
+            named=NamedJson(
+                opens=("<function=",),
+                closes=("</function>",),
+                marks=(">",),
+                call="<function=%(name)s>%(arguments)s</function>",
+            ),
         ),
         "Llama 3.1, 3.2, 3.3, 4",
         ("llama4_json", "llama3", "llama", "llama3.1", "llama3.3"),
@@ -230,6 +239,7 @@ FORMATS: tuple[Format, ...] = (
             in_list=True,
             written="{%(name)s: %(arguments)s}",
             single_key=True,
+            stops=True,
         ),
         "Apertus",
         ("apertus2509",),
@@ -287,7 +297,7 @@ FORMATS: tuple[Format, ...] = (
     ),
     Format(
         "mistral_v3",
-        replace(_MISTRAL, frame=("[TOOL_CALLS] [", "]"), between=", ", in_list=True, writes_named=False),
+        replace(_MISTRAL, frame=("[TOOL_CALLS] [", "]"), between=", ", writes_named=False),
         "Mistral 7B v0.3, Mixtral, Nemo, Ministral 8B 2410",
         ("mistral_pre_v11", "mixtral", "mistral_nemo"),
         reasoning="mistral",

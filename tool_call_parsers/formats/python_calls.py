@@ -13,6 +13,7 @@ _LFM2 = PythonCalls(
     openers=("<|tool_call_start|>",),
     closers=("<|tool_call_end|>",),
     json_containers=(dict, list, tuple),
+    json_calls=True,
     frame=("<|tool_call_start|>[", "]<|tool_call_end|>"),
 )
 

@@ -4,5 +4,32 @@ the name in a header before the object of arguments.
 
 from tool_call_parsers.json_blocks.blocks import JsonBlocks
 from tool_call_parsers.json_blocks.named import CallHeader, Given, NamedJson, Words, read_name
+from tool_call_parsers.json_blocks.stray import (
+    STRAYS,
+    Stray,
+    find_stray,
+    may_stray,
+    named_attempt,
+    record_stray,
+    skip_repeated,
+    stray,
+    with_stray,
+)
 
-__all__ = ["CallHeader", "Given", "JsonBlocks", "NamedJson", "Words", "read_name"]
+__all__ = [
+    "STRAYS",
+    "CallHeader",
+    "Given",
+    "JsonBlocks",
+    "NamedJson",
+    "Stray",
+    "Words",
+    "find_stray",
+    "may_stray",
+    "named_attempt",
+    "read_name",
+    "record_stray",
+    "skip_repeated",
+    "stray",
+    "with_stray",
+]

@@ -7,14 +7,21 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from tool_call_parsers.engine import Needles, RenderCall, RenderTurn, Run, Step, cut_off
+from tool_call_parsers.engine import Markers, Needles, RenderCall, RenderTurn, Run, Step, cut_off
 from tool_call_parsers.json_blocks.named import FENCES, NamedJson
 from tool_call_parsers.json_blocks.objects import CallObjects
+from tool_call_parsers.json_blocks.stray import (
+    STRAYS,
+    may_stray,
+    named_attempt,
+    skip_repeated,
+    stray,
+    too_much,
+    with_stray,
+)
+from tool_call_parsers.reasoning import ReasoningFormat
 from tool_call_parsers.row_checks import Syntax, check_template
 from tool_call_parsers.types import CallStatus
-
-_STRAY, _STRAY_RATIO = 4096, 4
-"""How many characters may be read in vain, in all and per character, before bare objects are ignored."""
 
 
 class _Gap(NamedTuple):
@@ -25,10 +32,24 @@ class _Gap(NamedTuple):
     next: int | None
     """The start of the next object in the block; None at the end of the block."""
     in_list: bool
-    surplus: str | None
-    """The surplus bracket, in words."""
+    notes: tuple[str, ...] = ()
+    """What is wrong with it."""
+    before_next: tuple[str, ...] = ()
+    """What is wrong with the text before the next object."""
     loose: bool = False
     """Only its place makes the next object part of the block. It may be data."""
+
+
+class _Block(NamedTuple):
+    """The text before the first object of a block."""
+
+    start: int
+    opener: str | None
+    """The opening marker; None if there is none."""
+    in_list: bool
+    fence: str | None
+    notes: tuple[str, ...]
+    """What is wrong with it."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +66,7 @@ class JsonBlocks(CallObjects):
     between: str = "\n"
     """The text between two blocks, or two objects of a list."""
     in_list: bool = False
-    """All calls of a turn are in one list in one block. `frame` includes its brackets."""
+    """All calls of a turn are in one list in one block. `frame` includes its brackets. With `named`, both are right."""
     written: str = '{"name": %(name)s, "arguments": %(arguments)s}'
     """The text of a call: `%(name)s`, `%(arguments)s`, `%(id)s`, `%(index)d`."""
     name_key: str = "name"
@@ -69,6 +90,10 @@ class JsonBlocks(CallObjects):
     """Calls with the name in a header, after the same marker or after other markers."""
     writes_named: bool = False
     """Calls are written as `named` writes them."""
+    instead: str = ""
+    """The defect of every call, if the format does not write JSON."""
+    stops: bool = False
+    """The closing marker ends the turn, so servers strip it at the end of the text."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -80,15 +105,24 @@ class JsonBlocks(CallObjects):
         return (*self.opens, *named, *(("{", "[", "```") if self.bare else ()))
 
     closers = cached_property(lambda self: (*self.closes, *(self.named.closers if self.named is not None else ())))
+    _open = cached_property(lambda self: Needles(*self.opens))
     _close = cached_property(lambda self: Needles(*self.closes))
+    _marks = cached_property(lambda self: self.named.marks if self.named is not None else ())
     _named_marks = cached_property(lambda self: Needles(*(self.named.marks if self.named is not None else ())))
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
+    def markers(self, reasoning: ReasoningFormat, ends: tuple[str, ...]) -> Markers:
+        return with_stray(super().markers(reasoning, ends))
+
     def may_open(self, run: Run, start: int, opener: str) -> bool:
         if opener in self.opens or (self.named is not None and opener in self.named.openers):
             return True
-        return run.begins_answer(start) or (self.bare_offered and run.text[start - 1] == "\n")
+        return self._may_be_bare(run, start) or (opener in STRAYS and may_stray(run, start))
+
+    def _may_be_bare(self, run: Run, start: int) -> bool:
+        """Whether a call without a marker may begin at `start`."""
+        return self.bare and (run.begins_answer(start) or (self.bare_offered and run.text[start - 1] == "\n"))
 
     def block(self, run: Run, start: int, body: int, opener: str) -> Step[int | None]:
         bare = opener not in self.opens
@@ -96,17 +130,27 @@ class JsonBlocks(CallObjects):
             return (yield from self.named.block(run, start, body, opener))
         if not self.may_open(run, start, opener):
             return None
-        if bare and run.strayed > _STRAY + _STRAY_RATIO * start:
+        if bare and not self._may_be_bare(run, start):
+            return (yield from stray(run, start, self._close, self._marks, single_key=self.single_key))
+        if bare and too_much(run, start):
             return None
+        notes: tuple[str, ...] = (self.instead,) if self.instead else ()
         position = yield from run.skip_space(start if bare else body)
+        while not bare and (again := (yield from run.starts(position, self._open))) is not None:
+            position = yield from run.skip_space(position + len(again))
+            notes = (*notes, "the opening marker twice")
         fence: str | None = yield from run.starts(position, FENCES)
         if fence is not None:
             position = yield from run.skip_space(position + len(fence))
+            notes = (*notes, "a code fence")
         if position == len(run.text):
             return None if bare else cut_off(run, start, self.separators)
         in_list = run.text[position] == "["
         if in_list:
             position = yield from run.skip_space(position + 1)
+        if in_list is not self.in_list:
+            notes = (*notes, "no list" if self.in_list else "a list")
+        block = _Block(start, None if bare else opener, in_list, fence, notes)
         if not run.text.startswith("{", position):
             if in_list and not bare:
                 if self.named is not None and (yield from run.starts(position - 1, self._named_marks)) is not None:
@@ -115,45 +159,42 @@ class JsonBlocks(CallObjects):
                     return cut_off(run, start, self.separators)
                 if run.text[position] == "]":
                     run.begin_block(start, self.separators)
-                    gap = yield from self._gap(run, position, in_list, fence)
+                    gap = yield from self._gap(run, position, in_list, block)
                     run.skip(gap.end)
                     return gap.end
             elif not in_list and not bare and self.named is not None and opener in self.named.openers:
                 return (yield from self.named.block(run, start, body, opener))
-            return None
-        return (yield from self._calls(run, start, position, in_list, bare, fence))
+            return None if bare else (yield from named_attempt(run, start, position, self._ends, self.closes))
+        return (yield from self._calls(run, position, block))
 
-    def _calls(
-        self, run: Run, start: int, position: int | None, in_list: bool, bare: bool, fence: str | None
-    ) -> Step[int | None]:
-        begin, begun, end = start, False, start
+    def _calls(self, run: Run, position: int | None, block: _Block) -> Step[int | None]:
+        begin = end = block.start
+        begun, in_list, bare, before = False, block.in_list, block.opener is None, block.notes
         while position is not None:
             # Another call, or an attempt at one, follows a call of the same list.
             call = yield from self._object(run, position, bare and not (begun and in_list), None if begun else begin)
             if call is None:
                 return end if begun else None
             if not begun:
-                run.begin_block(start, self.separators)
+                run.begin_block(block.start, self.separators)
                 begun = True
-            gap = yield from self._gap(run, call.end, in_list, fence)
+            gap = yield from self._gap(run, call.end, in_list, block)
+            status, error = call.status, call.error
+            if status in (CallStatus.OK, CallStatus.REPAIRED) and (notes := (*before, *gap.notes)):
+                status, error = CallStatus.REPAIRED, "; ".join(filter(None, (error, *dict.fromkeys(notes))))
             run.end_call(
-                begin,
-                gap.end,
-                CallStatus.REPAIRED if gap.surplus and call.status is CallStatus.OK else call.status,
-                call.name,
-                call.arguments,
-                call.raw,
-                error="; ".join(filter(None, (call.error, gap.surplus))) or None,
-                native_id=call.native_id,
+                begin, gap.end, status, call.name, call.arguments, call.raw, error=error, native_id=call.native_id
             )
             begin = end = gap.end
             position, in_list, bare = gap.next, gap.in_list, bare or gap.loose
+            before = (*block.notes, *gap.before_next)
         return end
 
-    def _gap(self, run: Run, position: int, in_list: bool, fence: str | None) -> Step[_Gap]:
+    def _gap(self, run: Run, position: int, in_list: bool, block: _Block) -> Step[_Gap]:
         """Read the text after a call: brackets, separators, the closing marker, or the next call."""
-        end, separator, listed = position, False, in_list
-        surplus: str | None = None
+        end, separator, listed, closing_fence = position, "", in_list, block.fence is None
+        notes: list[str] = []
+        one_call = block.opener is not None and bool(self.closes or self.frame[0])
         while True:
             position = yield from run.skip_space(position)
             character = run.text[position : position + 1]
@@ -161,30 +202,67 @@ class JsonBlocks(CallObjects):
                 loose = not separator and not in_list and not self.closes
                 if loose and (character == "[" or listed):
                     break
+                before = self._between_objects(separator, in_list, one_call)
                 if character == "[":
-                    in_list = True
+                    in_list, before = True, (*before, "another list")
                     position = yield from run.skip_space(position + 1)
                     if not run.text.startswith("{", position):
                         break
-                return _Gap(end, position, in_list, surplus, loose)
+                if not in_list and one_call:
+                    notes += before  # the block is wrong, not only the next call
+                return _Gap(end, position, in_list, tuple(notes), before, loose)
             if character and character in ",;" and not separator:
-                separator = True
+                separator = character
                 position += 1
                 continue
             if character == "]" and in_list:
                 in_list = False
+                if separator:
+                    notes.append("trailing comma")
             elif character and character in "}]" and not separator:
-                surplus = f"one {character!r} too many"
-            elif character == "`" and fence is not None and (yield from run.starts(position, FENCES)) == "```":
+                notes.append(f"one {character!r} too many")
+            elif character == "`" and block.fence is not None and (yield from run.starts(position, FENCES)) == "```":
                 position += 2
+                closing_fence = True
             else:
                 closer = yield from run.starts(position, self._close)
+                if in_list:
+                    notes.append("no closing bracket")
                 if closer is not None:
                     end = position + len(closer)
+                    end, again = yield from skip_repeated(run, end, self._close)
+                    if again:
+                        notes.append("the closing marker twice")
+                notes += self._closing_notes(run, block.opener, closer, position)
                 break
             position += 1
-            end, separator = position, False
-        return _Gap(end, None, in_list, surplus)
+            end, separator = position, ""
+        if not closing_fence:
+            notes.append("the code fence is open")
+        return _Gap(end, None, in_list, tuple(notes))
+
+    def _between_objects(self, separator: str, in_list: bool, one_call: bool) -> tuple[str, ...]:
+        """What is wrong with the separator before another object."""
+        if in_list:
+            return () if separator == "," else (f"{separator!r} between calls",) if separator else ("no comma",)
+        if one_call:
+            return ("several calls in one block",)
+        return () if separator == self.between.strip() else (f"{separator!r} between calls",)
+
+    def _closing_notes(self, run: Run, opener: str | None, closer: str | None, position: int) -> tuple[str, ...]:
+        """What is wrong with the closing marker at `position`, or with its absence."""
+        if not self.closes:
+            return ()
+        if opener is None:
+            return ("no opening marker",) if closer is not None else ()
+        wanted = (
+            dict(zip(self.opens, self.closes, strict=False)).get(opener) if len(self.closes) > 1 else self.closes[0]
+        )
+        if closer == wanted or wanted is None:
+            return ()
+        if closer is not None:
+            return (f"{opener} is closed by {closer}",)
+        return () if self.stops and position == len(run.text) else ("no closing marker",)
 
     # -- writing ------------------------------------------------------------------------------------------------------
 

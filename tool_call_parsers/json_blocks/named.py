@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
-from tool_call_parsers.arguments import ArgumentsWatch, FoundArguments, read_arguments
-from tool_call_parsers.engine import SPACE, BlockGrammar, Needles, RenderCall, RenderTurn, Run, Step, cut_off
+from tool_call_parsers.arguments import ArgumentsWatch, FoundArguments, no_arguments, plain_name, read_literal
+from tool_call_parsers.engine import SPACE, BlockGrammar, Markers, Needles, RenderCall, RenderTurn, Run, Step, cut_off
+from tool_call_parsers.json_blocks.stray import may_stray, named_attempt, skip_repeated, stray, with_stray
 from tool_call_parsers.json_scan import read_value
-from tool_call_parsers.literals import LiteralError, read_json
+from tool_call_parsers.literals import Literal, LiteralError, read_json
+from tool_call_parsers.reasoning import ReasoningFormat
 from tool_call_parsers.row_checks import Syntax, check_template
 from tool_call_parsers.schema import ToolIndex
 from tool_call_parsers.types import CallStatus
@@ -33,6 +35,7 @@ class CallHeader(NamedTuple):
 
 
 Words: TypeAlias = tuple[str, ...]
+_End: TypeAlias = Callable[[list[str]], object]
 Given: TypeAlias = Mapping[str, Any] | None
 """The arguments; None while they are not read."""
 
@@ -73,6 +76,8 @@ class NamedJson(BlockGrammar):
     """The text between two calls."""
     writing: Callable[[RenderCall], str] | None = None
     """Makes the id to write."""
+    also: tuple[str, ...] = ()
+    """Other texts of a call that the row's models write, as `call`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -82,7 +87,19 @@ class NamedJson(BlockGrammar):
     closers = cached_property(lambda self: (*self.section_closes, *self.closes))
     _open = cached_property(lambda self: Needles(*self.opens))
     _close = cached_property(lambda self: Needles(*self.closes))
+    _inner = cached_property(lambda self: Needles(*self.marks))
+    _sections = cached_property(lambda self: Needles(*self.sections))
+    _closers = cached_property(lambda self: Needles(*self.closers))
     _section_close = cached_property(lambda self: Needles(*self.section_closes))
+    _written = cached_property(lambda self: tuple(map(self._pattern, (self.call, *self.also))))
+
+    def _pattern(self, call: str) -> tuple[re.Pattern[str], bool]:
+        """A call's header as the model writes it, and whether a code fence closes its arguments."""
+        head, _, tail = call.removeprefix(self.opens[0]).partition("%(arguments)s")
+        pieces = re.split(r"(%\((?:name|id)\)s)|\s+", head)
+        parts = [r"[^\s<>{}\[\]]{1,256}?" if piece.startswith("%(") else re.escape(piece) for piece in pieces if piece]
+        return re.compile(r"\s*".join(("", *parts, ""))), "```" in tail
+
     _header_end = cached_property(lambda self: Needles("{", *self.openers, *self.closers))
     _ends = cached_property(lambda self: Needles(*self.openers, *self.closers))
 
@@ -91,43 +108,72 @@ class NamedJson(BlockGrammar):
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
+    def markers(self, reasoning: ReasoningFormat, ends: tuple[str, ...]) -> Markers:
+        return with_stray(super().markers(reasoning, ends))
+
+    def may_open(self, run: Run, start: int, opener: str) -> bool:
+        return opener in self.openers or may_stray(run, start)
+
     def block(self, run: Run, start: int, body: int, opener: str) -> Step[int | None]:
-        position = body
+        if opener not in self.openers:
+            return (yield from stray(run, start, self._closers, self.marks))
+        position, note = body, "no section" if self.sections else None
         if opener in self.sections:
+            note = None if opener == self.sections[0] else f"{opener!r} opens the section"
             position = yield from run.skip_space(body)
+            while (again := (yield from run.starts(position, self._sections))) is not None:
+                position, note = (yield from run.skip_space(position + len(again))), "the section is opened twice"
             following = yield from run.starts(position, self._open)
             if following is None:
                 if position == len(run.text) or self._open.begins(run.text, position):
                     return cut_off(run, start, self.separators)
-                return None
+                return (yield from named_attempt(run, start, position, self._ends, self.closers))
             position += len(following)
+        notes = [note] if note else []
+        while (again := (yield from run.starts((yield from run.skip_space(position)), self._open))) is not None:
+            position = (yield from run.skip_space(position)) + len(again)
+            notes.append("the opening marker twice")
         begin: int = start
-        begun = False
-        while True:
-            end = yield from self._call(run, begin, position, begun)
-            if end is None:
-                return begin if begun else None
-            begun = True
-            begin = end
+        section = opener in self.sections
+        found = yield from self._call(run, begin, position, begun=False)
+        if found is None:
+            return (yield from named_attempt(run, start, position, self._ends, self.closers))
+        while found is not None:
+            end, ended = found
+            between: list[str] = []
             position = yield from run.skip_space(end)
             while position < len(run.text) and run.text[position] in ",;":
+                between = [f"{run.text[position]!r} between calls"]
                 position = yield from run.skip_space(position + 1)
             following = yield from run.starts(position, self._open)
-            if following is not None:
-                position += len(following)
-                continue
-            closer = yield from run.starts(position, self._section_close)
+            closer = None if following is not None else (yield from run.starts(position, self._section_close))
+            unmarked = following is None and closer is None and (yield from self._unmarked(run, position))
+            if section and following is None and not unmarked:
+                if closer is None:
+                    notes.append("the section is not closed")
+                elif closer != self.section_closes[0]:
+                    notes.append(f"{closer!r} closes the section")
+            if closer is not None:
+                after, twice = yield from skip_repeated(run, position + len(closer), self._section_close)
+                notes += ["the section is closed twice"] if twice else []
+            ended(notes)
             if closer is not None:
                 if run.follows_markup(position):
-                    run.skip(position + len(closer))
-                    return position + len(closer)
+                    end = after
+                    run.skip(end)
                 return end
-            if self.next_mark is None or not (yield from self._unmarked(run, position)):
+            if following is None and not unmarked:
                 return end
+            begin, notes = end, between if section or not self.sections else ["no section", *between]
+            notes += ["no opening marker"] if unmarked else []
+            position += len(following) if following is not None else 0
+            found = yield from self._call(run, begin, position, begun=True)
+        return begin
 
     def _unmarked(self, run: Run, position: int) -> Step[bool]:
         """Whether a word and `next_mark` are at `position`."""
-        assert self.next_mark is not None
+        if self.next_mark is None:
+            return False
         while True:
             word = _WORD.match(run.text, position)
             end = word.end() if word is not None else position
@@ -136,8 +182,9 @@ class NamedJson(BlockGrammar):
             yield
         return end > position and (yield from run.starts(end, Needles(self.next_mark))) is not None
 
-    def _call(self, run: Run, start: int, position: int, begun: bool) -> Step[int | None]:
-        """Read one call, which begins at `start` and whose header begins at `position`."""
+    def _call(self, run: Run, start: int, position: int, begun: bool) -> Step[tuple[int, _End] | None]:
+        """Read one call, which begins at `start` and whose header begins at `position`. Return its end, and the
+        function that records it with what the text after it shows to be wrong; None if there is no call."""
         stop = yield from run.find(self._header_end, position)
         header_end = stop.start() if stop is not None else len(run.text)
         other = self._other_arguments(run.text, position, header_end)
@@ -150,9 +197,11 @@ class NamedJson(BlockGrammar):
                 return None
             run.begin_block(start, self.separators)
             cut = "the text ends before the arguments"
-            run.end_call(start, len(run.text), CallStatus.INCOMPLETE, header.name if header else "", error=cut)
-            return len(run.text)
+            name = header.name if header else ""
+            end = len(run.text)
+            return end, lambda _: run.end_call(start, end, CallStatus.INCOMPLETE, name, error=cut)
         run.begin_block(start, self.separators)
+        begin = header_end if other is None else other
         if other is not None:
             end, arguments = yield from self._read_other(run, other)
         elif stop is not None and stop.group() == "{":
@@ -166,7 +215,15 @@ class NamedJson(BlockGrammar):
         else:
             if stop is not None and stop.group() not in self.closes:
                 header = None
-            end, arguments = header_end, FoundArguments(CallStatus.OK, {}, "")
+            end, arguments = header_end, no_arguments("nothing")
+            after = header_end if stop is None else (yield from run.skip_space(stop.end()))
+            if stop is not None and (
+                stop.group() in self.openers
+                or run.text.startswith("{", after)
+                or (yield from run.starts(after, self._inner)) is not None
+            ):
+                # It is not clear whose arguments follow.
+                arguments = FoundArguments(CallStatus.MALFORMED, {}, "", f"{stop.group()} in place of the arguments")
         status, error = arguments.status, arguments.error
         if header is None and status in (CallStatus.OK, CallStatus.REPAIRED):
             header = self._header(words, run.tools, arguments.value)
@@ -178,13 +235,27 @@ class NamedJson(BlockGrammar):
             error = "; ".join(filter(None, (header.error, error)))
             status = CallStatus.REPAIRED if status is CallStatus.OK else status
             arguments = arguments._replace(value=_without_name(arguments.value, header.name, run.tools))
-        end, surplus = yield from self._end_of_call(run, end)
-        if surplus is not None and status is CallStatus.OK:
-            status, error = CallStatus.REPAIRED, surplus
-        run.end_call(
-            start, end, status, header.name, arguments.value, arguments.raw, error=error, native_id=header.native_id
-        )
-        return end
+        written = next((form for form in self._written if form[0].fullmatch(run.text, position, begin)), None)
+        fenced = written[1] if written is not None else "```" in run.text[position:begin]
+        end, notes = yield from self._end_of_call(run, end, fenced)
+        if written is None:
+            notes.insert(0, "a header that the model does not write")
+        given, name, named = arguments, header.name, header.native_id
+
+        def ended(more: list[str]) -> object:
+            repaired = status in (CallStatus.OK, CallStatus.REPAIRED) and (notes or more)
+            return run.end_call(
+                start,
+                end,
+                CallStatus.REPAIRED if repaired else status,
+                name,
+                given.value,
+                given.raw,
+                error="; ".join(filter(None, (error, *notes, *more))) if repaired else error,
+                native_id=named,
+            )
+
+        return end, ended
 
     def _other_arguments(self, text: str, position: int, header_end: int) -> int | None:
         """Where arguments that are not an object begin; None if there are none before `header_end`."""
@@ -211,9 +282,9 @@ class NamedJson(BlockGrammar):
             if run.final or len(run.text) >= tried:
                 tried = start + 2 * (len(run.text) - start)
                 try:
-                    value, end = _read_ahead(run.text, start)
+                    literal, end = _read_ahead(run.text, start)
                     if run.final or end < len(run.text):
-                        return end, read_arguments(value, run.text[start:end])
+                        return end, read_literal(literal, run.text[start:end])
                 except LiteralError as error:
                     if run.final or not error.incomplete:
                         break
@@ -228,20 +299,33 @@ class NamedJson(BlockGrammar):
     def _header(self, words: Words, tools: ToolIndex, arguments: Given) -> CallHeader | None:
         if len(words) > 1 and words[0] in self.fillers:
             words = words[1:]
-        return self.reading(words, tools, arguments)
+        header = self.reading(words, tools, arguments)
+        if header is not None and (plain := plain_name(header.name, tools)) is not None:
+            error = "; ".join(filter(None, (header.error, f"the name is written {header.name!r}")))
+            return CallHeader(plain, header.native_id, error)
+        return header
 
-    def _end_of_call(self, run: Run, end: int) -> Step[tuple[int, str | None]]:
-        """The end of a call whose JSON ends at `end`, and the surplus bracket in words."""
-        surplus: str | None = None
+    def _end_of_call(self, run: Run, end: int, fenced: bool) -> Step[tuple[int, list[str]]]:
+        """The end of a call whose JSON ends at `end`, and what is wrong with the text up to there."""
+        notes: list[str] = []
+        fences = 0
         while True:
             position = yield from run.skip_space(end)
             if run.text.startswith("}", position):
-                surplus, end = "one '}' too many", position + 1
+                notes, end = [*notes, "one '}' too many"], position + 1
             elif run.text.startswith("`", position) and (yield from run.starts(position, FENCES)) == "```":
-                end = position + 3
+                fences, end = fences + 1, position + 3
             else:
-                closer = yield from run.starts(position, self._close)
-                return (position + len(closer) if closer is not None else end), surplus
+                break
+        if fences != fenced:
+            notes.append("the code fence is not closed" if fenced else "a code fence too many")
+        closer = yield from run.starts(position, self._close)
+        if closer is None:
+            return end, [*notes, "no closing marker"] if self.closes else notes
+        if closer != self.closes[0]:
+            notes.append(f"{closer!r} closes the call")
+        end, again = yield from skip_repeated(run, position + len(closer), self._close)
+        return end, [*notes, "the closing marker twice"] if again else notes
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
@@ -254,7 +338,7 @@ class NamedJson(BlockGrammar):
         return before + self.between.join(calls) + after
 
 
-def _read_ahead(text: str, start: int) -> tuple[Any, int]:
+def _read_ahead(text: str, start: int) -> tuple[Literal, int]:
     """The JSON value at `start`, and its end. Reads no further than needed: an error costs the text before it.
 
     Raises `LiteralError`.
@@ -265,7 +349,7 @@ def _read_ahead(text: str, start: int) -> tuple[Any, int]:
         try:
             literal = read_json(piece)
             if literal.end < len(piece) or start + width >= len(text):
-                return literal.value, start + literal.end
+                return literal, start + literal.end
         except LiteralError as error:
             if not error.incomplete or start + width >= len(text):
                 raise

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from tool_call_parsers.arguments import FoundArguments, read_arguments
+from tool_call_parsers.arguments import FoundArguments, no_arguments, plain_name, read_arguments
 from tool_call_parsers.engine import SPACE, BlockGrammar, Needles, Run, Step
 from tool_call_parsers.json_scan import MANY_REJECTIONS, JsonScan, JsonValue, Member, read_value
 from tool_call_parsers.literals import MAX_DEPTH, LiteralError, read_json, read_tolerant
@@ -22,8 +22,11 @@ from tool_call_parsers.types import CallStatus
 _CLOSING_BRACE = re.compile(r"[ \t\r\n]*\}")
 _BESIDES = frozenset({"id", "type", "tool_call_id", "index"})
 """Members of a call object besides its name and arguments."""
-_LAX_NAMES = ("name", "tool_name", "function", "tool", "function_name")
-_LAX_ARGUMENTS = ("arguments", "parameters", "args", "input", "params")
+LAX_NAMES = ("name", "tool_name", "function", "tool", "function_name", "action")
+LAX_ARGUMENTS = (
+    *("arguments", "parameters", "args", "input", "params", "kwargs"),
+    *("tool_args", "tool_input", "tool_arguments", "tool_parameters", "function_args", "action_input"),
+)
 
 
 class ReadCall(NamedTuple):
@@ -50,6 +53,7 @@ class CallObjects(BlockGrammar):
     id_key: str | None
     single_key: bool
     bare_offered: bool
+    written: str
 
     _ends = cached_property(lambda self: Needles(*self.opens, *self.closes))
 
@@ -64,12 +68,16 @@ class CallObjects(BlockGrammar):
         blank, word = r"[ \t\r\n]*", r'[^"\\\s\x00-\x1f]+'
         if self.single_key:
             return re.compile(rf'\{{{blank}"(?P<name>{word})"(?P<id>){blank}:{blank}(?=\{{)')
-        keys = "|".join(map(re.escape, self.argument_keys))
         native = "(?P<id>)"
         if self.id_key:
-            native = rf'(?:"{re.escape(self.id_key)}"{blank}:{blank}"(?P<id>{word})"{blank},{blank})?'
+            native = rf'(?:"{re.escape(self.id_key)}"{blank}:{blank}"(?P<id>{word})"{blank},{blank})'
+            native += "" if self._writes_id else "?"
         name = rf'"{re.escape(self.name_key)}"{blank}:{blank}"(?P<name>{word})"'
-        return re.compile(rf'\{{{blank}{native}{name}{blank},{blank}"(?:{keys})"{blank}:{blank}(?=\{{)')
+        key = re.escape(self.argument_keys[0])
+        return re.compile(rf'\{{{blank}{native}{name}{blank},{blank}"{key}"{blank}:{blank}(?=\{{)')
+
+    _writes_id = cached_property(lambda self: bool(self.id_key) and f'"{self.id_key}"' in self.written)
+    """Whether the model writes an id in every call."""
 
     def _object(self, run: Run, position: int, bare: bool, begin: int | None) -> Step[ReadCall | None]:
         """The call object at `position`; None if a bare one is not a call. `begin`: of a block that has not begun."""
@@ -84,7 +92,8 @@ class CallObjects(BlockGrammar):
                 unoffered = bare and self.bare_offered and match["name"] not in run.tools.names()
                 # The enclosing object adds a level, which may be one too many.
                 brackets = run.text.count("{", match.end(), literal.end) + run.text.count("[", match.end(), literal.end)
-                if closing is not None and not unoffered and brackets < MAX_DEPTH:
+                flawless = not literal.notes and plain_name(match["name"], run.tools) is None
+                if closing is not None and not unoffered and flawless and brackets < MAX_DEPTH:
                     raw = run.text[match.end() : literal.end]
                     name, native = match["name"], match["id"] or None
                     return ReadCall(CallStatus.OK, position, closing.end(), name, literal.value, raw, native_id=native)
@@ -110,12 +119,18 @@ class CallObjects(BlockGrammar):
         """Whether an object without a marker is clearly a call, with a name and arguments."""
         keys, name = read.scan.members.keys() if read.scan is not None else (), self._scanned_name(run, read.scan)
         if isinstance(read.value, dict):
-            keys, name = read.value.keys(), name or read.value.get(self.name_key)
+            members = read.value
+            if isinstance(inner := members.get("function"), dict) and self.name_key not in members:
+                members = inner
+            keys, name = members.keys(), name or members.get(self.name_key)
+            given = next((members[key] for key in LAX_ARGUMENTS if key in members), None)
+            if isinstance(given, dict) and "properties" in given and "type" in given:
+                return False  # the definition of a tool
         if not isinstance(name, str):
             return False
         if any(key in keys for key in self.argument_keys):
             return name in run.tools.names() if self.bare_offered else True
-        return name in run.tools.names() and any(key in keys for key in _LAX_ARGUMENTS)
+        return name in run.tools.names() and any(key in keys for key in LAX_ARGUMENTS)
 
     def _classify(self, run: Run, read: JsonValue) -> ReadCall:
         """The object as a call with a status."""
@@ -143,11 +158,23 @@ class CallObjects(BlockGrammar):
             native = self._scanned_id(run, read.scan)
             error = "the call names no tool"
             return ReadCall(CallStatus.MISSING_NAME, read.start, read.end, error=error, native_id=native)
+        name = self._plain(run, named, notes)
         if key is None:
             flat = {k: v for k, v in value.items() if k not in _BESIDES and k not in (name_key, self.name_key)}
+            if flat and not any(run.tools.declares(name, k) for k in flat):
+                key = self._misspelt(run, name, flat)
+                if key is None and any(isinstance(member, dict) for member in flat.values()):
+                    error = f"no arguments under {self.argument_keys[0]!r}"
+                    return ReadCall(CallStatus.MALFORMED, read.start, read.end, name, error=error)
+                if key is not None:
+                    notes.append(f"{key!r} instead of {self.argument_keys[0]!r}")
+        if key is None:
+            arguments = no_arguments("nothing")
             if flat:
                 notes.append("arguments beside the name")
-            arguments = FoundArguments(CallStatus.OK, flat, json.dumps(flat, ensure_ascii=False) if flat else "")
+                arguments = FoundArguments(CallStatus.OK, flat, json.dumps(flat, ensure_ascii=False))
+            else:
+                notes.append(arguments.error or "")
         else:
             member = scan.members.get(key)
             raw = run.text[member.start : member.end] if member is not None and member.end is not None else ""
@@ -156,18 +183,41 @@ class CallObjects(BlockGrammar):
             arguments = read_arguments(value[key], raw)
             if arguments.error:
                 notes.append(arguments.error)
+            others = (own for own in value if own not in (name_key, key, self.id_key) and own != "function")
+            if (other := next(others, None)) is not None:
+                notes.append(f"a member {other!r} besides")
         native = value.get(self.id_key) if self.id_key else None
+        if native is None and self._writes_id:
+            notes.append(f"no {self.id_key!r}")
         status = CallStatus.REPAIRED if arguments.status is CallStatus.OK and notes else arguments.status
         return ReadCall(
             status,
             read.start,
             read.end,
-            named.strip(),
+            name,
             arguments.value,
             arguments.raw,
             "; ".join(notes) or None,
             str(native) if type(native) in (str, int) else None,
         )
+
+    def _plain(self, run: Run, named: str, notes: list[str]) -> str:
+        """The tool that is named."""
+        name = named.strip()
+        if name != named:
+            notes.append("blanks around the name")
+        if (plain := plain_name(name, run.tools)) is not None:
+            notes.append(f"the name is written {name!r}")
+            return plain
+        return name
+
+    def _misspelt(self, run: Run, name: str, members: Mapping[str, Any]) -> str | None:
+        """The only member that holds parameters of the tool, whatever its key."""
+        if len(members) != 1:
+            return None
+        ((key, inner),) = members.items()
+        fits = isinstance(inner, dict) and inner and all(run.tools.declares(name, own) for own in inner)
+        return key if fits else None
 
     def _repair(self, run: Run, read: JsonValue, scan: JsonScan) -> ReadCall | None:
         """A call whose complete arguments are repeated after themselves, or whose last brace is missing in a list; None
@@ -203,16 +253,16 @@ class CallObjects(BlockGrammar):
             return only, only
         name_key: str = self.name_key
         if name_key not in value:
-            name_key = next((lax for lax in _LAX_NAMES if isinstance(value.get(lax), str)), name_key)
+            name_key = next((lax for lax in LAX_NAMES if isinstance(value.get(lax), str)), name_key)
         if name_key != self.name_key and name_key in value:
             notes.append(f"{name_key!r} instead of {self.name_key!r}")
         elif self.single_key:
             notes.append("name and arguments as members")
         key = next((own for own in value if own in self.argument_keys), None)
         if key is None:
-            key = next((lax for lax in _LAX_ARGUMENTS if lax in value and lax != name_key), None)
-            if key is not None:
-                notes.append(f"{key!r} instead of {self.argument_keys[0]!r}")
+            key = next((lax for lax in LAX_ARGUMENTS if lax in value and lax != name_key), None)
+        if key not in (None, self.argument_keys[0]):
+            notes.append(f"{key!r} instead of {self.argument_keys[0]!r}")
         return name_key, key
 
     def _first_members(self, run: Run, value: Mapping[str, Any], scan: JsonScan) -> tuple[dict[str, Any], list[str]]:
@@ -232,9 +282,10 @@ class CallObjects(BlockGrammar):
     def _scanned_name(self, run: Run, scan: JsonScan | None) -> str | None:
         """The name, if the scan has read it completely."""
         if scan is not None and self.single_key:
-            return next(iter(scan.members), "").strip() or None
-        name = _scanned_text(run, scan, self.name_key)
-        return name.strip() if name else None
+            name = next(iter(scan.members), "").strip()
+        else:
+            name = (_scanned_text(run, scan, self.name_key) or "").strip()
+        return (plain_name(name, run.tools) or name) if name else None
 
     def _scanned_id(self, run: Run, scan: JsonScan | None) -> str | None:
         """The call's native id, if the scan has read it completely."""

@@ -16,12 +16,13 @@ quote ends its string only before text that may follow a string there. It fails 
 from tool_call_parsers.literals.literal import MAX_DEPTH, Literal, LiteralError
 from tool_call_parsers.literals.python_call import PythonCall, read_python_call
 from tool_call_parsers.literals.reader import CALL_NAME
-from tool_call_parsers.literals.strict import read_json, read_whole_json
+from tool_call_parsers.literals.strict import REPEATED_KEY, read_json, read_whole_json
 from tool_call_parsers.literals.tolerant import read_tolerant, repair_json
 
 __all__ = [
     "CALL_NAME",
     "MAX_DEPTH",
+    "REPEATED_KEY",
     "Literal",
     "LiteralError",
     "PythonCall",

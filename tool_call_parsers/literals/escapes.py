@@ -25,9 +25,7 @@ class BadEscape(ValueError):
 def _json_escape(match: re.Match[str]) -> str:
     if match[1]:
         return chr(int(match[1], 16))
-    if match[2]:
-        return _JSON_ESCAPES[match[2]]
-    raise BadEscape
+    return _JSON_ESCAPES[match[2]] if match[2] else "\\"
 
 
 def _python_escape(match: re.Match[str]) -> str:
@@ -50,9 +48,13 @@ def _python_escape(match: re.Match[str]) -> str:
     return chr(code)
 
 
-def replace_json_escapes(body: str) -> str:
-    """A string's body with JSON's escapes, and `\\'`, decoded. Raises `BadEscape` for others."""
-    return _JSON_ESCAPE.sub(_json_escape, body)
+def replace_json_escapes(body: str) -> tuple[str, bool]:
+    """A string's body with JSON's escapes, and `\\'`, decoded, and whether it has others.
+
+    The backslash of another escape stays: a regular expression or a path (`\\d`, `C:\\p`) was not escaped.
+    """
+    value = _JSON_ESCAPE.sub(_json_escape, body)
+    return value, any(not match[1] and not match[2] for match in _JSON_ESCAPE.finditer(body))
 
 
 def unescape_python(body: str) -> str:

@@ -15,6 +15,7 @@ from tool_call_parsers.literals.escapes import (
     unescape_python,
 )
 from tool_call_parsers.literals.literal import INFINITE, MAX_DEPTH, MAX_DIGITS, SPACE, SURROGATE, UNCLOSED, LiteralError
+from tool_call_parsers.literals.strict import REPEATED_KEY
 
 _INT_BOUND: Final = 10**MAX_DIGITS
 _MAX_INNER_QUOTES: Final = 64  # in one string: bounds the cost of a second reading for callers that try many places
@@ -91,7 +92,9 @@ class Reader:
                 return str(DECODE_STRING(self.text, quote_at)[0])
             except ValueError:
                 pass
-        value = replace_json_escapes(body)
+        value, unknown = replace_json_escapes(body)
+        if unknown:
+            self.notes["an invalid escape"] = None
         if "\\'" in body.replace("\\\\", ""):
             self.notes["escaped apostrophe"] = None
         return value
@@ -259,6 +262,8 @@ class Reader:
                     position = colon.end()
                     break
                 if bracket == "{":
+                    if key in container:
+                        self.notes[REPEATED_KEY] = None
                     container[key] = value
                     key = None
                 else:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 from itertools import accumulate
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from tool_call_parsers.literals.literal import INFINITE, MAX_DEPTH, MAX_DIGITS, SPACE, SURROGATE, Literal, LiteralError
 
@@ -43,23 +44,41 @@ def _json_int(text: str) -> int:
     return int(text)
 
 
-_DECODE_STRICT: Final = json.JSONDecoder(
-    parse_constant=json_constant, parse_float=json_float, parse_int=_json_int
-).raw_decode
+class _RepeatedKey(Exception):
+    """An object has a key twice."""
+
+
+def _unique(members: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(members)
+    if len(value) != len(members):
+        raise _RepeatedKey
+    return value
+
+
+_decoder: Final = partial(json.JSONDecoder, parse_constant=json_constant, parse_float=json_float, parse_int=_json_int)
+_DECODE_UNIQUE: Final = _decoder(object_pairs_hook=_unique).raw_decode
+_DECODE_STRICT: Final = _decoder().raw_decode
+REPEATED_KEY: Final = "a repeated key"
+"""The note of an object that has a key twice."""
 
 
 def read_json(text: str, start: int = 0) -> Literal:
     """The JSON value at `start`, blanks before it allowed, according to RFC 8259.
 
     Also rejects NaN and infinities, numbers out of range, integers of more than 4300 digits, nesting beyond
-    `MAX_DEPTH`, and lone surrogates. Of equal keys the last counts.
+    `MAX_DEPTH`, and lone surrogates. Of equal keys the last counts, with a note.
 
     Raises `LiteralError`.
     """
     if text[start : start + 1] not in _OPENING:
         start = SPACE.match(text, start).end()  # type: ignore[union-attr]  # it matches everywhere
+    notes: tuple[str, ...] = ()
     try:
-        value, end = _DECODE_STRICT(text, start)
+        try:
+            value, end = _DECODE_UNIQUE(text, start)
+        except _RepeatedKey:
+            value, end = _DECODE_STRICT(text, start)
+            notes = (REPEATED_KEY,)
     except json.JSONDecodeError as error:
         cut = _json_is_cut(text, error)
         if cut and _is_deep(text, start, len(text)):
@@ -77,7 +96,7 @@ def read_json(text: str, start: int = 0) -> Literal:
         raise LiteralError("a lone surrogate", raw.start())
     if text.find("\\u", start, end) >= 0 and (lone := _lone_surrogate(text, start, end)) is not None:
         raise LiteralError("a lone surrogate", lone)
-    return Literal(value, end)
+    return Literal(value, end, notes)
 
 
 def read_whole_json(text: str) -> Literal | None:

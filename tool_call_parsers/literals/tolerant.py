@@ -12,6 +12,10 @@ from tool_call_parsers.literals.reader import Reader
 from tool_call_parsers.literals.strict import read_json
 
 _SURPLUS: Final = re.compile(r"[\s\]}]*+\Z")
+_COMMENT: Final = re.compile(r"[\s,]*+(?://|/\*|#)")
+_COMMENTS: Final = re.compile(
+    r""""[^"\\]*+(?>(?:\\.[^"\\]*+)*)"|'[^'\\\n]*+(?>(?:\\.[^'\\\n]*+)*)'|(//[^\n]*+|/\*.*?\*/|\#[^\n]*+)""", re.DOTALL
+)
 T = TypeVar("T")
 _ESCAPED_ONCE: Final = re.compile(r'[\[{\s]*+\\"')
 
@@ -42,12 +46,13 @@ def read_tolerant(text: str, start: int = 0, end: int | None = None) -> Literal:
     * Python's strings, numbers, words, tuples; trailing commas; raw control characters in strings; `\\'` in "..".
     * NaN, infinities, numbers out of range and integers of more than 4300 digits become their own text, lone
       surrogates U+FFFD, keys that are numbers or words their JSON text.
+    * A backslash that begins no escape of JSON (`\\d`, `C:\\p`) stays. Comments are ignored.
+    * Of equal keys the last counts.
     * Brackets missing at `end` are closed, if the text ends after a whole value: `text[start:end]` must be a text
       that was closed, not cut. A string, a key, a comma or half a number at the end is never completed.
     * Unescaped quotes inside strings, if one reading remains and only closing brackets follow it.
 
-    Bare words, expressions, comments, mismatched brackets and escapes unknown to JSON are errors. The text after the
-    literal is left to the caller.
+    Bare words, expressions and mismatched brackets are errors. The text after the literal is left to the caller.
 
     Raises `LiteralError`.
     """
@@ -60,7 +65,18 @@ def read_tolerant(text: str, start: int = 0, end: int | None = None) -> Literal:
             raise LiteralError("more text", after)
         return Literal(value, after, tuple(reader.notes))
 
-    return read_twice(read, text, start)
+    try:
+        return read_twice(read, text, start)
+    except LiteralError as error:
+        if _COMMENT.match(text, error.position, stop) is None:
+            raise
+    text = text[:start] + _COMMENTS.sub(_blank, text[start:stop])
+    literal = read_twice(read, text, start)
+    return literal._replace(notes=(*literal.notes, "comments"))
+
+
+def _blank(match: re.Match[str]) -> str:
+    return " " * len(match[0]) if match[1] else match[0]
 
 
 def repair_json(text: str) -> Literal | None:
