@@ -100,7 +100,7 @@ REASONING: Final[tuple[ReasoningFormat, ...]] = (
     ReasoningFormat("glm47", *_THINK, aliases=("glm5",)),
     *(
         ReasoningFormat(name, *_THINK)
-        for name in ("deepseek_v4", "deepseek_v41", "ling3", "kimi_k2", "mimo", "olmo3", "lfm2", "dots", "beam")
+        for name in ("deepseek_v4", "deepseek_v41", "ling3", "kimi_k2", "mimo", "olmo3", "lfm2", "dots")
     ),
     # These two take their markers from the tokenizer's response template. Most templates have <think>.
     ReasoningFormat("hf", *_THINK, aliases=("response_template",)),
@@ -148,6 +148,8 @@ REASONING: Final[tuple[ReasoningFormat, ...]] = (
         aliases=("gpt-oss", "openai", "harmony"),
         channels=True,
     ),
+    ReasoningFormat("beam", ("<|channel|>analysis<|message|>",), ("<|end|>",), channels=True),
+    ReasoningFormat("solar_open", ("<|think|>",), ("<|end|>",), aliases=("solar",), channels=True),
     ReasoningFormat("inkling", ("<|content_thinking|>",), ("<|end_message|>",), channels=True),
     ReasoningFormat(
         "kimi_k3",

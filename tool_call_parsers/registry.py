@@ -91,7 +91,7 @@ class _Registry:
 
 
 _BY_CHECKPOINT = "reads a template that comes with the checkpoint, and is not a format; name the model's format"
-_NO_FORMAT = dict.fromkeys(("hf", "beam", "responsetemplate"), _BY_CHECKPOINT)
+_NO_FORMAT = dict.fromkeys(("hf", "responsetemplate"), _BY_CHECKPOINT)
 """Names in vLLM and SGLang that are not wire formats."""
 
 

@@ -2,7 +2,8 @@
 the name in a header before the object of arguments.
 """
 
+from tool_call_parsers.json_blocks.after_text import JsonAfterText
 from tool_call_parsers.json_blocks.blocks import JsonBlocks
 from tool_call_parsers.json_blocks.named import CallHeader, Given, NamedJson, Words, read_name
 
-__all__ = ["CallHeader", "Given", "JsonBlocks", "NamedJson", "Words", "read_name"]
+__all__ = ["CallHeader", "Given", "JsonAfterText", "JsonBlocks", "NamedJson", "Words", "read_name"]
