@@ -28,8 +28,10 @@ class Detection:
     """The format of the reasoning. None if the template shows no reasoning."""
     why: str
     """The reason for the choice, in words."""
+    calls: TemplateCalls | None = None
+    """The calls that the template writes. None if it was not rendered, or writes none."""
     unread: tuple[Unread, ...] = ()
-    """What `tool_parser` does not read of the calls that the template writes, if they were rendered."""
+    """What `tool_parser` does not read of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,15 +263,14 @@ def _by_round_trip(calls: TemplateCalls, template: str, proposed: Iterator[tuple
     if best is None:
         sample = calls.samples[0].text.strip()
         shown = sample if len(sample) <= 160 else f"{sample[:160]}..."
-        return Detection(
-            None, _reasoning_alone(template), f"no format reads the calls that the template writes: {shown!r}"
-        )
+        why = f"no format reads the calls that the template writes: {shown!r}"
+        return Detection(None, _reasoning_alone(template), why, calls)
     name, unread = best
     why = reasons.get(name, "the template writes calls that it reads")
     if unread:
         why = f"{why}; of the calls that the template writes it reads all but: {'; '.join(map(str, unread))}"
     found = _detection(rules[name], template, why)
-    return replace(found, unread=tuple(unread))
+    return replace(found, calls=calls, unread=tuple(unread))
 
 
 def _without_comments(template: str) -> str:
