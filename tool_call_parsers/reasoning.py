@@ -47,6 +47,8 @@ class ReasoningFormat:
     """Opening and closing markers around the answer, which are removed as well."""
     answer_inside: tuple[str, str] = ("", "")
     """As `inside`, for the wrapper around the answer."""
+    closes_alone: bool = False
+    """Models that do not reason write the closing marker alone, before the answer."""
     channels: bool = False
     """Reasoning is one of several channels, which the format of the calls reads. The markers are documentation."""
 
@@ -111,7 +113,7 @@ REASONING: Final[tuple[ReasoningFormat, ...]] = (
     ReasoningFormat("hy_v4", ("<think>", "<think:opensource>"), ("</think>", "</think:opensource>")),
     # Other markers.
     ReasoningFormat("seed_oss", ("<seed:think>",), ("</seed:think>",), after="\n"),
-    ReasoningFormat("minimax_m3", ("<mm:think>",), ("</mm:think>",)),
+    ReasoningFormat("minimax_m3", ("<mm:think>",), ("</mm:think>",), closes_alone=True),
     ReasoningFormat("longcat", ("<longcat_think>",), ("</longcat_think>",), _LINES, "\n"),
     ReasoningFormat(
         "k2_horizon",
