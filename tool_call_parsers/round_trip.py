@@ -16,7 +16,8 @@ from itertools import product
 from typing import Any, Final, Protocol, TypeAlias
 
 from tool_call_parsers.parser import ToolCallParser
-from tool_call_parsers.types import CallStatus, ParsedCompletion, ToolSchemas
+from tool_call_parsers.registry import MinimalParser
+from tool_call_parsers.types import CallStatus, ToolSchemas
 
 Message: TypeAlias = dict[str, Any]
 Call: TypeAlias = tuple[str, dict[str, Any]]
@@ -26,12 +27,6 @@ class Render(Protocol):
     """Renders OpenAI messages with a chat template. Raises any exception for what the template rejects."""
 
     def __call__(self, messages: list[Message], tools: ToolSchemas | None, add_generation_prompt: bool) -> str: ...
-
-
-class MinimalParser(Protocol):
-    """A parser of one text."""
-
-    def parse(self, text: str, tools: ToolSchemas | None = None) -> ParsedCompletion: ...
 
 
 def _tool(name: str, **properties: object) -> dict[str, Any]:
@@ -246,6 +241,9 @@ def _difference(parser: ToolCallParser | MinimalParser, sample: Sample) -> str |
     for (_, given), (_, expected) in zip(called, wanted, strict=True):
         if _canonical(given) != _canonical(expected):
             return f"the arguments are {json.dumps(given, ensure_ascii=False)}"
+    beside = f"{found.content or ''}{found.reasoning or ''}"
+    if sample.probe.content in sample.text and sample.probe.content not in beside:
+        return "the text beside the call is lost"
     return None
 
 
