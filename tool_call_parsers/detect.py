@@ -1,12 +1,21 @@
-"""Detects the parsers that a model needs from its chat template."""
+"""Detects the parsers that a model needs from its chat template.
+
+Strings in the template's source propose formats. Where the template can be rendered, a format is chosen only if it
+reads back the calls that the template writes; see `tool_call_parsers.round_trip`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from typing import Final
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
 
 from tool_call_parsers.reasoning import get_reasoning
+
+if TYPE_CHECKING:
+    from tool_call_parsers.parser import ToolCallParser
+    from tool_call_parsers.round_trip import Render, TemplateCalls, Unread
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +28,10 @@ class Detection:
     """The format of the reasoning. None if the template shows no reasoning."""
     why: str
     """The reason for the choice, in words."""
+    calls: TemplateCalls | None = None
+    """The calls that the template writes. None if it was not rendered, or writes none."""
+    unread: tuple[Unread, ...] = ()
+    """What `tool_parser` does not read of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +57,11 @@ _CODER: Final = ("<function=", "<parameter=")
 
 RULES: Final[tuple[DetectionRule, ...]] = (
     # Tags of a single format.
+    DetectionRule("beam", "beam", any_of=("<rfl:parameter",), thinks=("analysis",)),
+    DetectionRule("iquest_q1", "qwen3", any_of=("<iquest_tool_call>",), vocabulary=("<iquest_tool_call>",)),
+    DetectionRule("solar_open", "solar_open", any_of=("<|tool_call:begin|>",), vocabulary=("<|tool_call:begin|>",)),
+    DetectionRule("gigachat35", "deepseek_r1", any_of=("｜GCML｜",)),
+    DetectionRule("nemotron_json", "deepseek_r1", any_of=("<TOOLCALL>",)),
     DetectionRule("plamo3", "plamo3", any_of=("plamo:begin_tool_request", "plamo:begin_tool_name")),
     DetectionRule("muse_glimmer", "muse_glimmer", any_of=("<atem:function_calls>",), thinks=("to=self", "'self'")),
     DetectionRule(
@@ -92,9 +110,10 @@ RULES: Final[tuple[DetectionRule, ...]] = (
     DetectionRule("deepseek_v3", "deepseek_r1", all_of=("<｜tool▁calls▁begin｜>", "```json")),
     DetectionRule("deepseek_v31", "deepseek_v3", all_of=("<｜tool▁calls▁begin｜>",)),
     # <arg_key>.
+    DetectionRule("hy_v3", "hy_v3", all_of=("<tool_sep{}>",), thinks=("<think",)),
     DetectionRule("hy_v4", "hy_v4", all_of=("tool_sep",), any_of=("<tool_sep:", "<tool_calls:"), thinks=("<think",)),
     DetectionRule("hy_v4", "hy_v4", all_of=("tool_sep",), prefix="<tool_sep:", thinks=("<think",)),
-    DetectionRule("hy_v3", "hy_v3", any_of=("<tool_sep>",), vocabulary=("<tool_sep>",)),
+    DetectionRule("hy_v3", "hy_v3", any_of=("<tool_sep",), vocabulary=("<tool_sep>",)),
     DetectionRule("poolside_v1", "poolside_v1", _GLM, ("unescaped XML-like object", "<tool_call>function-name")),
     DetectionRule("ling3", "ling3", _GLM, ("<role>",)),
     DetectionRule("glm47", "glm47", _GLM, ("</arg_key><arg_value>", "{function-name}<arg_key>")),
@@ -128,14 +147,18 @@ RULES: Final[tuple[DetectionRule, ...]] = (
         thinks=("thought process:",),
         vocabulary=("<|tool_call|>",),
     ),
+    DetectionRule("jamba", None, ("<tool_calls>",), ("<|bom|>", "<|eom|>", "<tool_definitions>")),
+    DetectionRule("hunyuan_a13b", "hunyuan_a13b", ("<tool_calls>[",)),
     DetectionRule("ernie45", "ernie45", ("<tool_call>", "<response>")),
     DetectionRule("qwen3_json", "qwen3", ("<tool_call>", "<think>")),
     DetectionRule("hermes", "qwen3", ("<tool_call>",), vocabulary=("<tool_call>", "</tool_call>")),
-    DetectionRule("jamba", None, ("<tool_calls>",), ("<|bom|>", "<|eom|>", "<tool_definitions>")),
     DetectionRule("hunyuan_a13b", "hunyuan_a13b", ("<tool_calls>",)),
     DetectionRule("olmo3", "olmo3", ("<function_calls>",)),
     # Without tags.
     DetectionRule("functionary", None, (">>>",), (">>>all", "'>>>'", '">>>"', ">>>${recipient}", ">>>' +")),
+    DetectionRule(
+        "llama4_json", None, ("<|python_start|>",), ('"parameters"', '\\"parameters\\"'), ("[func_name1(", "[func1(")
+    ),
     DetectionRule("llama4_pythonic", None, any_of=("<|python_start|>",)),
     DetectionRule("llama4_pythonic", None, ("<|header_start|>",), ("func_name1(",)),
     DetectionRule("pythonic", None, any_of=("[func_name1(", "[func1(")),
@@ -168,32 +191,86 @@ _REASONING_ALONE: Final[tuple[tuple[tuple[str, ...], str], ...]] = (
 )
 
 
-def detect_parser(chat_template: str, vocabulary: Collection[str] | Mapping[str, int] | None = None) -> Detection:
+def detect_parser(
+    chat_template: str,
+    vocabulary: Collection[str] | Mapping[str, int] | None = None,
+    *,
+    render: Render | None = None,
+) -> Detection:
     """The parsers for a model, from its chat template (Jinja source) and, where given, its vocabulary.
 
     The template decides; the vocabulary matters only if the template leaves the choice open. The names are those of the
     parsers and of `reasoning.REASONING`. Raises TypeError if `chat_template` is not a str (of a mapping of named
     templates, pass the one in use).
+
+    render: renders messages with the template. If the template then writes calls of its own, the parser is the first
+        that reads all of them back, or else most of them; None if none reads a plain one.
     """
     if not isinstance(chat_template, str):
         raise TypeError(f"chat_template must be a str, not {type(chat_template).__name__}")
     if isinstance(vocabulary, str) or not isinstance(vocabulary, Collection | None):
         raise TypeError(f"vocabulary must be a collection of tokens, not {type(vocabulary).__name__}")
     template = _without_comments(chat_template)
-    tokens: Collection[str] = () if vocabulary is None else vocabulary
-    for rule in RULES:
-        if _matches(rule, template, tokens):
-            shown = [needle for needle in (*rule.all_of, *rule.any_of) if needle in template]
-            why = f"the template has {', '.join(shown)}" + (f", the vocabulary {rule.prefix}" if rule.prefix else "")
-            return _detection(rule, template, why)
-    if "tool" in template and tokens:
-        for rule in RULES:
-            if rule.vocabulary and all(token in tokens for token in rule.vocabulary):
-                why = f"the template knows tools, and the vocabulary has {', '.join(rule.vocabulary)}"
-                return _detection(rule, template, why)
+    proposed = _proposals(template, () if vocabulary is None else vocabulary)
+    if render is not None:
+        from tool_call_parsers.round_trip import TemplateCalls
+
+        if (calls := TemplateCalls.of(render)).samples:
+            return _by_round_trip(calls, template, proposed)
+    for rule, why in proposed:
+        return _detection(rule, template, why)
     reasoning = _reasoning_alone(template)
     why = "the template renders tools in no known format" if "tool" in template else "the template knows no tools"
     return Detection(None, reasoning, why)
+
+
+def _proposals(template: str, tokens: Collection[str]) -> Iterator[tuple[DetectionRule, str]]:
+    """The rules that match, and why, the most likely first."""
+    written = _without_sought(template)
+    for rule in RULES:
+        if _matches(rule, written, tokens):
+            shown = [needle for needle in (*rule.all_of, *rule.any_of) if needle in written]
+            yield (
+                rule,
+                f"the template has {', '.join(shown)}" + (f", the vocabulary {rule.prefix}" if rule.prefix else ""),
+            )
+    if "tool" in template and tokens:
+        for rule in RULES:
+            if rule.vocabulary and all(token in tokens for token in rule.vocabulary):
+                yield rule, f"the template knows tools, and the vocabulary has {', '.join(rule.vocabulary)}"
+
+
+def _by_round_trip(calls: TemplateCalls, template: str, proposed: Iterator[tuple[DetectionRule, str]]) -> Detection:
+    """The first format, those proposed before all others, that reads most of the calls that the template writes."""
+    from tool_call_parsers.registry import list_formats
+
+    reasons: dict[str, str] = {}
+    rules: dict[str, DetectionRule] = {}
+
+    def parsers() -> Iterator[tuple[str, ToolCallParser]]:
+        from tool_call_parsers.registry import get_parser
+
+        for rule, why in proposed:
+            if rule.tool_parser not in rules:
+                rules[rule.tool_parser], reasons[rule.tool_parser] = rule, why
+                yield rule.tool_parser, get_parser(rule.tool_parser, reasoning="auto")
+        for row in list_formats():
+            if row.name not in rules:
+                rules[row.name] = DetectionRule(row.name, row.reasoning)
+                yield row.name, get_parser(row.name, reasoning="auto")
+
+    best = calls.best(parsers())
+    if best is None:
+        sample = calls.samples[0].text.strip()
+        shown = sample if len(sample) <= 160 else f"{sample[:160]}..."
+        why = f"no format reads the calls that the template writes: {shown!r}"
+        return Detection(None, _reasoning_alone(template), why, calls)
+    name, unread = best
+    why = reasons.get(name, "the template writes calls that it reads")
+    if unread:
+        why = f"{why}; of the calls that the template writes it reads all but: {'; '.join(map(str, unread))}"
+    found = _detection(rules[name], template, why)
+    return replace(found, calls=calls, unread=tuple(unread))
 
 
 def _without_comments(template: str) -> str:
@@ -205,6 +282,17 @@ def _without_comments(template: str) -> str:
         at = end + 2
     out.append(template[at:])
     return "".join(out)
+
+
+_SOUGHT: Final = re.compile(
+    r"""(\.(?:r?split|r?partition|replace|startswith|endswith|count|r?find|r?index|removeprefix|removesuffix)\(\s*)"""
+    r"""(?:'[^']*'|"[^"]*")|(?:'[^']*'|"[^"]*")(\s+(?:not\s+)?in\b)"""
+)
+
+
+def _without_sought(template: str) -> str:
+    """A template without the strings that it looks for in messages: it may cut other formats' tags out of them."""
+    return _SOUGHT.sub(r"\1\2", template)
 
 
 def _matches(rule: DetectionRule, template: str, tokens: Collection[str]) -> bool:

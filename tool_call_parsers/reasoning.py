@@ -47,6 +47,8 @@ class ReasoningFormat:
     """Opening and closing markers around the answer, which are removed as well."""
     answer_inside: tuple[str, str] = ("", "")
     """As `inside`, for the wrapper around the answer."""
+    closes_alone: bool = False
+    """Models that do not reason write the closing marker alone, before the answer."""
     channels: bool = False
     """Reasoning is one of several channels, which the format of the calls reads. The markers are documentation."""
 
@@ -100,7 +102,7 @@ REASONING: Final[tuple[ReasoningFormat, ...]] = (
     ReasoningFormat("glm47", *_THINK, aliases=("glm5",)),
     *(
         ReasoningFormat(name, *_THINK)
-        for name in ("deepseek_v4", "deepseek_v41", "ling3", "kimi_k2", "mimo", "olmo3", "lfm2", "dots", "beam")
+        for name in ("deepseek_v4", "deepseek_v41", "ling3", "kimi_k2", "mimo", "olmo3", "lfm2", "dots")
     ),
     # These two take their markers from the tokenizer's response template. Most templates have <think>.
     ReasoningFormat("hf", *_THINK, aliases=("response_template",)),
@@ -111,7 +113,7 @@ REASONING: Final[tuple[ReasoningFormat, ...]] = (
     ReasoningFormat("hy_v4", ("<think>", "<think:opensource>"), ("</think>", "</think:opensource>")),
     # Other markers.
     ReasoningFormat("seed_oss", ("<seed:think>",), ("</seed:think>",), after="\n"),
-    ReasoningFormat("minimax_m3", ("<mm:think>",), ("</mm:think>",)),
+    ReasoningFormat("minimax_m3", ("<mm:think>",), ("</mm:think>",), closes_alone=True),
     ReasoningFormat("longcat", ("<longcat_think>",), ("</longcat_think>",), _LINES, "\n"),
     ReasoningFormat(
         "k2_horizon",
@@ -148,6 +150,8 @@ REASONING: Final[tuple[ReasoningFormat, ...]] = (
         aliases=("gpt-oss", "openai", "harmony"),
         channels=True,
     ),
+    ReasoningFormat("beam", ("<|channel|>analysis<|message|>",), ("<|end|>",), channels=True),
+    ReasoningFormat("solar_open", ("<|think|>",), ("<|end|>",), aliases=("solar",), channels=True),
     ReasoningFormat("inkling", ("<|content_thinking|>",), ("<|end_message|>",), channels=True),
     ReasoningFormat(
         "kimi_k3",

@@ -63,12 +63,21 @@ class _Registry:
             raise TypeError(f"name must be a str, not {type(name).__name__}")
         if (canonical := self._names.get(fold(name))) is not None:
             return canonical
+        from tool_call_parsers.model_names import EXACT, MODELS, shortened
+
+        models = {fold(model): format for format, names in MODELS.items() for model in names.split()}
+        for folded in shortened(name):
+            if folded in EXACT and folded != fold(name):
+                continue
+            if (canonical := self._names.get(folded) or models.get(folded)) is not None:
+                return canonical
         if (why := _NO_FORMAT.get(fold(name))) is not None:
             raise UnknownParser(f"tool-call parser {name!r} {why}")
         import difflib  # imported here because only errors need it
 
-        near = difflib.get_close_matches(fold(name), self._names, n=5, cutoff=0.5)
-        hint = f"similar names: {', '.join(dict.fromkeys(self._names[folded] for folded in near))}; " if near else ""
+        known = {**models, **self._names}
+        near = difflib.get_close_matches(fold(name.rpartition("/")[2]), known, n=5, cutoff=0.5)
+        hint = f"similar names: {', '.join(dict.fromkeys(known[folded] for folded in near))}; " if near else ""
         raise UnknownParser(f"tool-call parser {name!r} is unknown; {hint}known: {', '.join(sorted(self.entries))}")
 
     def parser(self, name: str, reasoning: str | None, tokenizer: Any) -> ToolCallParser:
@@ -91,7 +100,7 @@ class _Registry:
 
 
 _BY_CHECKPOINT = "reads a template that comes with the checkpoint, and is not a format; name the model's format"
-_NO_FORMAT = dict.fromkeys(("hf", "beam", "responsetemplate"), _BY_CHECKPOINT)
+_NO_FORMAT = dict.fromkeys(("hf", "responsetemplate"), _BY_CHECKPOINT)
 """Names in vLLM and SGLang that are not wire formats."""
 
 
@@ -118,7 +127,7 @@ def get_parser(name: str, *, reasoning: str | None = None, tokenizer: Any = None
     """A parser by name.
 
     name: vLLM's spelling, or an alias (SGLang's, hermes-agent's and the models' names); case and `-_.` are ignored.
-        "auto" detects the format from `tokenizer.chat_template`.
+        "auto" detects the format from `tokenizer.chat_template`: the one that reads the template's own calls back.
     reasoning: vLLM's name of a reasoning format, "auto" for the format's own, None to leave reasoning in the content
         (formats with channels always read theirs).
     tokenizer: `parse(..., token_ids=...)` then takes special tokens for markers only if they are tokens.
@@ -143,7 +152,23 @@ def _detect(tokenizer: Any) -> Detection:
     if not isinstance(template, str):
         raise ValueError("tokenizer: 'auto' needs a tokenizer with a chat template; name a parser instead")
     vocabulary = tokenizer.get_vocab() if hasattr(tokenizer, "get_vocab") else None
-    return detect_parser(template, vocabulary)
+    apply = getattr(tokenizer, "apply_chat_template", None)
+    if apply is None:
+        return detect_parser(template, vocabulary)
+
+    def render(messages: list[dict[str, Any]], tools: ToolSchemas | None, add_generation_prompt: bool) -> str:
+        offered = None if tools is None else list(tools)
+        return str(
+            apply(
+                messages,
+                tools=offered,
+                chat_template=template,
+                add_generation_prompt=add_generation_prompt,
+                tokenize=False,
+            )
+        )
+
+    return detect_parser(template, vocabulary, render=render)
 
 
 def register_parser(first: Format | str, *aliases: str) -> Any:
@@ -167,6 +192,13 @@ def register_parser(first: Format | str, *aliases: str) -> Any:
         return factory
 
     return register
+
+
+def list_formats() -> list[Format]:
+    """The formats, without parsers that are registered as classes, in the order of their registration."""
+    from tool_call_parsers.parser import Format
+
+    return [entry for entry in _registry().entries.values() if isinstance(entry, Format)]
 
 
 def list_parsers() -> list[str]:

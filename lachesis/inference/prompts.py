@@ -28,6 +28,7 @@ from lachesis.inference.chat_template import (
     TurnRejected,
 )
 from lachesis.inference.content_dependence import ContentDependence
+from lachesis.inference.parser_match import detect_for
 from lachesis.inference.prompt_images import ImagePlaces
 from lachesis.inference.special_tokens import RenderedText, SpecialTokens, SpecialTokensInText
 from lachesis.inference.suffix_template import calls_of, generation_prompt_of, render_suffix
@@ -38,6 +39,7 @@ from lachesis.inference.text_encoder import TextEncoder
 from lachesis.once import once_property
 from lachesis.trajectories import ChatResponse, Node, SampledTokens, TokenPrefix
 from lachesis.trajectories.images import PlacedImage
+from tool_call_parsers import Detection
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -126,6 +128,11 @@ class PromptBuilder:
         findings = tuple(self._validator.find(pattern) for pattern in USUAL)
         shows_tools, reacts_to = self._validator.shows_tools(), self._contents.reacts_to
         return TemplateReport(source, findings, shows_tools, self.when_unextendable, reacts_to)
+
+    @once_property
+    def detection(self) -> Detection:
+        """The parsers for the template, by the calls that it writes; detected on first use, in milliseconds."""
+        return detect_for(self._template, self.tokenizer)
 
     @once_property
     def end_of_turn(self) -> tuple[int, ...]:

@@ -19,6 +19,7 @@ from lachesis.inference.engines.replay_fields import REPLAY, cut_replay
 from lachesis.inference.errors import BadResponse, ContextExhausted
 from lachesis.inference.interrupts import Interrupted, Patience, joined
 from lachesis.inference.managed_server import ManagedServer
+from lachesis.inference.parser_match import parser_for
 from lachesis.inference.prompt_images import expanded, require_images
 from lachesis.inference.prompts import PromptBuilder
 from lachesis.inference.replays import ReplayGuard
@@ -75,7 +76,7 @@ class TokenServer(Balancer[TokenEngine]):
         """Sampling parameters of the engines' settings. The arguments of a call override them."""
         self.prompts = prompts
         if isinstance(parser, str):
-            parser = get_parser(parser, reasoning="auto", tokenizer=prompts.tokenizer)
+            parser = parser_for(prompts, parser)
         self.parser = parser
         self.reader = CompletionReader(prompts.tokenizer, parser)
         self.max_tokens = max_tokens

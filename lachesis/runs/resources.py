@@ -18,6 +18,7 @@ from lachesis.agent.open_runs import OpenRun, opened
 from lachesis.agent.rollout import RolloutPlayer
 from lachesis.errors import ExitCode
 from lachesis.inference import Router, ServerUnavailable, TokenServer
+from lachesis.inference.parser_match import match_parser
 from lachesis.runs import own_process
 from lachesis.runs.class_settings import source_of, without_effect
 from lachesis.runs.context_summaries import context_compression
@@ -27,7 +28,7 @@ from lachesis.runs.judge import Judge, start_judge
 from lachesis.runs.model_servers import SilenceWatch, start_servers
 from lachesis.runs.server_settings import ServerConfigError, needs_start, token_engine
 from lachesis.runs.setting_facts import LIMITS, with_settings
-from lachesis.runs.settings import HermesAgentEnvConfig
+from lachesis.runs.settings import HermesAgentEnvConfig, is_chosen
 from lachesis.tools import ToolSessions
 from lachesis.tools.toolsets import ToolsetError, resolve_tools
 
@@ -113,6 +114,7 @@ async def run_resources(
             if not env.testing:
                 await _prove_tokenizer(env, server)
             await _check_template(env, server)
+            await _check_parser(env, server, tools)
         compression = await context_compression(config, stack, watch)
         judge = await start_judge(env, stack, watch, training=training)
         player = RolloutPlayer(
@@ -306,6 +308,27 @@ async def _check_template(env: Environment, server: TokenServer) -> None:
             "(lachesis/inference/templates/hermes.jinja fits models that speak ChatML), or "
             "--env.enabled_toolsets '[]'"
         )
+
+
+async def _check_parser(env: Environment, server: TokenServer, tools: Sequence[dict[str, Any]]) -> None:
+    """Compare the tool-call parser with the chat template. One that loses the template's own calls is an error."""
+    if not tools:
+        return
+    setting = env.config.tool_call_parser
+    match = await asyncio.to_thread(match_parser, server.prompts, server.parser, setting)
+    if match.lost is not None:
+        where = source_of(env, "tool_call_parser") if is_chosen(env.config, "tool_call_parser") else "the default"
+        detected = match.detection.tool_parser
+        raise ServerConfigError(
+            f"tool_call_parser {setting!r} ({where}): {match.lost}; "
+            + (
+                f"set --env.tool_call_parser {detected}, which reads them"
+                if detected is not None
+                else "no known format reads them: set --env.chat_template to another template, or register a parser"
+            )
+        )
+    if match.note is not None:
+        env.console.print(match.note, markup=False, highlight=False, soft_wrap=True)
 
 
 async def _check_backend(backend: Backend, spec: SandboxSpec) -> None:

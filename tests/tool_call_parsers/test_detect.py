@@ -167,6 +167,29 @@ SYNTHETIC: dict[str, tuple[str, tuple[str | None, str | None]]] = {
     "inkling": ("{{ tools }}<|content_invoke_tool_json|><|content_thinking|>", ("inkling", "inkling")),
     "olmo 3": (CHATML + "<function_calls>\nf(a='x')\n</function_calls>", ("olmo3", None)),
     "plamo 3": ("{{ tools }}<|plamo:begin_tool_requests:plamo|><|plamo:begin_think:plamo|>", ("plamo3", "plamo3")),
+    "beam": (
+        "<|start|>assistant<|channel|>analysis{{ tools }} to=f<|channel|>analysis <|constrain|>xml<rfl:parameter name=",
+        ("beam", "beam"),
+    ),
+    "iquest q1": (
+        "{{ tools }}<iquest_tool_call>f\n<arg_key>k</arg_key>\n<arg_value>v</arg_value><think>",
+        ("iquest_q1", "qwen3"),
+    ),
+    "solar open": (
+        "{{ tools }}<|tool_calls|><|tool_call:begin|><|tool_call:name|><|think|>",
+        ("solar_open", "solar_open"),
+    ),
+    "gigachat 3.5": ("{{ tools }}<｜GCML｜tool_calls>\n<｜GCML｜invoke name=<think>", ("gigachat35", "deepseek_r1")),
+    "nemotron nano v2": ("{{ tools }}<TOOLCALL>[{}]</TOOLCALL><think>\n", ("nemotron_json", "deepseek_r1")),
+    "llama 4 with its marks": (
+        HEADER + '<|python_start|>..<|python_end|>{"name": f, "parameters": ..}',
+        ("llama4_json", None),
+    ),
+    "apriel 1.5": (CHATML + "in <tool_call></tool_call> tags: <tool_calls>[{}]</tool_calls>", ("hunyuan_a13b", None)),
+    "hunyuan 3, formatted": (
+        "{% set sep = '<tool_sep{}>'.format(sfx) %}{% set key = '<arg_key{}>'.format(sfx) %}{{ tools }}",
+        ("hy_v3", None),
+    ),
     "json in words": (
         '{% for c in message.tool_calls %}{"name": "{{ c.name }}", "arguments": {}}',
         ("bare_json", None),
@@ -218,6 +241,19 @@ def test_the_vocabulary_decides_what_the_template_leaves_open(
     template: str, vocabulary: Any, expected: str | None
 ) -> None:
     assert detect_parser(template, vocabulary).tool_parser == expected
+
+
+@pytest.mark.parametrize(
+    "sought",
+    [
+        "{% set parts = m.content.split('<tool_sep>') %}",
+        '{{ m.content.replace("<minimax:tool_call>", "") }}',
+        "{% if '[TOOL_CALLS]' in m.content %}{% endif %}",
+        "{% if '<seed:tool_call>' not in m.content and not m.content.startswith('<|tool_call>') %}{% endif %}",
+    ],
+)
+def test_tags_that_a_template_looks_for_in_messages_are_not_its_own(sought: str) -> None:
+    assert detect_parser("{{ tools }}" + sought + '<function name="f"><param name="k">').tool_parser == "minicpm5"
 
 
 def test_arguments_of_other_types_are_rejected() -> None:

@@ -16,7 +16,7 @@ LIMITS: dict[str, Limits] = {
     "minimax_m3": Limits(untyped=False),  # elements: the text shows only their names and nesting
     # An unclosed call whose last argument is whole may lack its end tag, or be cut between two arguments.
     **dict.fromkeys(
-        ("glm45", "glm47", "ling3", "minicpm5", "poolside_v1", "step3"),
+        ("beam", "glm45", "glm47", "iquest_q1", "ling3", "minicpm5", "poolside_v1", "step3"),
         Limits(shorter_when_cut=True),
     ),
 }
@@ -60,5 +60,5 @@ globals().update(
 
 
 def test_every_format_has_cases():
-    assert len(NAMES) >= 57
+    assert len(NAMES) >= 64
     assert min(sum(get_parser(case.parser).name == name for case in CASES) for name in NAMES) >= 4

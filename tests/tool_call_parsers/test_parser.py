@@ -22,7 +22,10 @@ from tool_call_parsers import (
     list_parsers,
     register_parser,
 )
+from tool_call_parsers.formats import FORMATS
 from tool_call_parsers.json_blocks import JsonBlocks
+from tool_call_parsers.model_names import EXACT, MODELS
+from tool_call_parsers.registry import fold
 
 TOOLS = [{"type": "function", "function": {"name": "bash", "parameters": {"type": "object", "properties": {}}}}]
 CALL = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>'
@@ -41,7 +44,7 @@ CALL = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_ca
         ("qwen", "qwen3_json"),
         ("qwen3_xml", "qwen3_coder"),
         ("Kimi-K2", "kimi_k2"),
-        ("llama4_json", "llama3_json"),
+        ("llama3", "llama3_json"),
         ("gpt-oss", "openai"),
         ("minimax-m2", "minimax_m2"),
         ("apertus2509", "apertus"),
@@ -55,9 +58,72 @@ def test_names_are_found_however_they_are_spelled(spelling, name):
     assert get_parser(spelling).name == name
 
 
+@pytest.mark.parametrize(
+    ("typed", "name"),
+    [
+        ("qwen3_coder_next", "qwen3_coder"),
+        ("Qwen/Qwen3-Coder-480B-A35B-Instruct-FP8", "qwen3_coder"),
+        ("Qwen3-4B-Instruct-2507-Q4_K_M", "qwen3_json"),
+        ("Qwen3.5-397B-A17B", "qwen3_coder"),
+        ("qwen3:8b", "qwen3_json"),
+        ("zai-org/GLM-4.5-Air-FP8", "glm45"),
+        ("glm5.2", "glm47"),
+        ("kimi_k2.5", "kimi_k2"),
+        ("moonshotai/Kimi-K2-Instruct-0905", "kimi_k2"),
+        ("minimax_m2.5", "minimax_m2"),
+        ("step3.5", "step3p5"),
+        ("devstral2", "mistral"),
+        ("Mistral-7B-Instruct-v0.3", "mistral_v3"),
+        ("granite_4.1", "granite4"),
+        ("command_a", "cohere_command3"),
+        ("c4ai-command-a-03-2025", "cohere_command3"),
+        ("command-a-reasoning-08-2025", "cohere_command4"),
+        ("exaone4", "hermes"),
+        ("smollm3", "hermes"),
+        ("ling", "ling3"),
+        ("Ring-2.5-1T", "ling3"),
+        ("hermes4", "hermes"),
+        ("Hermes-3-Llama-3.1-8B", "hermes"),
+        ("DeepSeek-V3.2-Exp", "deepseek_v31"),
+        ("DeepSeek-V3.2", "deepseek_v32"),
+        ("Hunyuan-A13B-Instruct-FP8", "hunyuan_a13b"),
+        ("NVIDIA-Nemotron-Nano-9B-v2", "nemotron_json"),
+        ("NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "nemotron_v3"),
+        ("Llama-4-Scout-17B-16E-Instruct", "llama4_json"),
+        ("meta-llama/Meta-Llama-3.1-8B-Instruct", "llama3_json"),
+        ("upstage/Solar-Open-100B", "solar_open"),
+        ("functionary-medium-v3.2", "functionary"),
+    ],
+)
+def test_names_of_models_find_their_format(typed, name):
+    assert get_parser(typed).name == name
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "deepseek", "DeepSeek-R1-Distill-Qwen-7B", "DeepSeek-V3.2-Speciale", "kimi_k2.9", "qwen-7b-chat", "qwen4",
+        "Meta-Llama-3-8B-Instruct", "llama-7b", "GLM-4-9B-0414", "gemma-3-27b-it", "granite-4.5", "Hunyuan-7B-Instruct",
+        "solar-10.7b-instruct", "phi-4-reasoning", "command-r-plus", "MiniMax-Text-01", "gpt-4o", "instruct", "8b", "/",
+    ],
+)  # fmt: skip
+def test_a_name_of_another_generation_or_of_no_format_is_an_error(typed):
+    with pytest.raises(UnknownParser, match=r"is unknown; .*known: "):
+        get_parser(typed)
+
+
+def test_names_of_models_are_no_aliases_and_belong_to_formats():
+    named = [(fold(model), name) for name, models in MODELS.items() for model in models.split()]
+    taken = {fold(name) for row in FORMATS for name in (row.name, *row.aliases)}
+    assert {name for _, name in named} <= {row.name for row in FORMATS}
+    assert len(dict(named)) == len(named)
+    assert not taken & dict(named).keys()
+    assert EXACT - {"step"} <= taken
+
+
 def test_every_name_of_the_engines_is_known():
     vllm = """
-        apertus cohere_command3 cohere_command4 deepseek_v3 deepseek_v31 deepseek_v32 deepseek_v4
+        apertus beam cohere_command3 cohere_command4 deepseek_v3 deepseek_v31 deepseek_v32 deepseek_v4
         deepseek_v41 dots ernie45 functiongemma gemma4 gigachat3 glm45 glm47 granite granite4 granite-20b-fc
         hermes hunyuan_a13b hy_v3 hy_v4 inkling internlm jamba k2_horizon kimi_k2 kimi_k3 lfm2 ling3
         llama3_json llama4_json llama4_pythonic longcat mimo minicpm5 minimax_m2 minimax_m3 mistral muse
@@ -65,8 +131,8 @@ def test_every_name_of_the_engines_is_known():
         qwen3_json qwen3_xml seed_oss step3 step3p5 step5 xlam
     """
     sglang = """
-        apertus2509 cohere_command4 deepseekv3 deepseekv31 deepseekv32 deepseekv4 deepseekv41 dots gemma4
-        gigachat3 gigachat35 glm glm45 glm47 gpt-oss hermes hunyuan inkling interns1 k2_horizon kimi_k2
+        apertus2509 beam cohere_command4 deepseekv3 deepseekv31 deepseekv32 deepseekv4 deepseekv41 dots gemma4
+        gigachat3 gigachat35 glm glm45 glm47 gpt-oss hermes hunyuan inkling interns1 iquest_q1 k2_horizon kimi_k2
         kimi_k3 lfm2 ling3 llama3 mimo minicpm5 minimax-m2 minimax-m3 mistral muse nanbeige poolside_v1
         pythonic qwen qwen25 qwen3_coder spark25 step3 step3p5 trinity
     """

@@ -100,7 +100,7 @@ def test_the_markers_and_framing_of_what_templates_render(name: str, text: str, 
 def test_features_of_some_formats() -> None:
     assert {row.name for row in REASONING if row.keeps_markers} == {"minimax_m2_append_think"}
     assert {row.name for row in REASONING if row.channels} == {
-        "inkling", "kimi_k3", "muse", "muse_glimmer", "musespark1x", "openai_gptoss",
+        "beam", "inkling", "kimi_k3", "muse", "muse_glimmer", "musespark1x", "openai_gptoss", "solar_open",
     }  # fmt: skip
     assert {row.name for row in REASONING if row.answer} == {
         "cohere_command3", "cohere_command4", "ernie45", "hunyuan_a13b", "kimi_k3",

@@ -9,7 +9,9 @@ between messages is content.
 
 from tool_call_parsers.channels.elements import Elements
 from tool_call_parsers.channels.messages import Channel, ChannelGrammar, MessageHeader
-from tool_call_parsers.channels.typed_messages import TypedMessages
+from tool_call_parsers.channels.parameter_messages import ParameterMessages
+from tool_call_parsers.channels.recipients import Recipients
+from tool_call_parsers.channels.typed_messages import ListedCalls, TypedMessages
 from tool_call_parsers.channels.word_headers import Harmony, NamespacedTags, TaggedMessages, WordHeaders
 
 __all__ = [
@@ -17,8 +19,11 @@ __all__ = [
     "ChannelGrammar",
     "Elements",
     "Harmony",
+    "ListedCalls",
     "MessageHeader",
     "NamespacedTags",
+    "ParameterMessages",
+    "Recipients",
     "TaggedMessages",
     "TypedMessages",
     "WordHeaders",

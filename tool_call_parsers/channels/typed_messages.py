@@ -1,4 +1,4 @@
-"""Markers that name the kind of content: Inkling."""
+"""Markers that name the kind of content: Inkling, Solar."""
 
 from __future__ import annotations
 
@@ -73,3 +73,14 @@ class TypedMessages(ChannelGrammar):
             messages.append(f"{kinds[Channel.PREAMBLE]}{turn.content}{self.end}")
         messages += (call.name + self.calls.render_calls(replace(turn, calls=(call,))) for call in turn.calls)
         return self.role.join(messages)
+
+
+class ListedCalls(TypedMessages):
+    """All calls of a turn in one message, each with its name inside: Solar."""
+
+    def render(self, turn: RenderTurn) -> str:
+        before = super().render(replace(turn, calls=()))
+        if not turn.calls:
+            return before.removesuffix(self.end) if turn.content else before
+        calls = self.calls.render_calls(turn)
+        return f"{before}{self.role}{calls}" if before else calls

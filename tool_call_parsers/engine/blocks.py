@@ -89,6 +89,8 @@ class BlockGrammar:
         position = 0
         if run.opened and run.reasoning_format is not None:
             position = yield from self._opened(run)
+        elif run.reasoning_format is not None and run.reasoning_format.closes_alone:
+            position = yield from self._closed_alone(run, run.reasoning_format)
         while (match := (yield from run.find(markers.all, position, run.flow))) is not None:
             start, position = match.span()
             kind = markers.kinds[match.group()]
@@ -121,6 +123,16 @@ class BlockGrammar:
         start = yield from run.skip_space(0)
         opener = yield from run.starts(start, run.markers.think_open)
         return (yield from self._reasoning(run, 0, start + len(opener) if opener else 0))
+
+    def _closed_alone(self, run: Run, shape: ReasoningFormat) -> Step[int]:
+        """Drop a closing marker at the beginning of the text, with no reasoning before it."""
+        start = yield from run.skip_space(0)
+        if (yield from run.starts(start, run.markers.think_close)) != shape.closes[0]:
+            return 0
+        run.begin_block(start)
+        end = yield from self._framing(run, start + len(shape.closes[0]), shape.after)
+        run.skip(end)
+        return end
 
     def _reasoning(self, run: Run, start: int, body: int) -> Step[int]:
         """Read reasoning from `body` on, with its opener at `start:body`. Return the position after it.

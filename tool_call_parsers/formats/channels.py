@@ -2,9 +2,27 @@
 
 from __future__ import annotations
 
-from tool_call_parsers.channels import Channel, Elements, Harmony, NamespacedTags, TaggedMessages, TypedMessages
-from tool_call_parsers.json_blocks import JsonBlocks
+from tool_call_parsers.channels import (
+    Channel,
+    Elements,
+    Harmony,
+    ListedCalls,
+    NamespacedTags,
+    ParameterMessages,
+    Recipients,
+    TaggedMessages,
+    TypedMessages,
+)
+from tool_call_parsers.json_blocks import CallHeader, Given, JsonBlocks, NamedJson, Words
 from tool_call_parsers.parser import Format
+from tool_call_parsers.schema import ToolIndex
+from tool_call_parsers.tag_blocks import Parameters
+
+
+def read_solar_header(words: Words, tools: ToolIndex, arguments: Given) -> CallHeader | None:
+    """The call's id and `NAME`."""
+    return CallHeader(words[1], words[0]) if len(words) == 2 else None
+
 
 FORMATS: tuple[Format, ...] = (
     Format(
@@ -53,6 +71,79 @@ FORMATS: tuple[Format, ...] = (
         aliases=("musespark1x", "muse_spark", "muse_glimmer"),
         reasoning="muse",
         channels=True,
+    ),
+    Format(
+        "beam",
+        ParameterMessages(
+            start="<|start|>",
+            message="<|message|>",
+            ends=("<|end|>", "<|return|>", "<|call|>"),
+            call_ends=("<|call|>", "<|return|>"),
+            inner=("<|channel|>", "<|constrain|>"),
+            channels={"analysis": Channel.REASONING, "commentary": Channel.PREAMBLE, "final": Channel.ANSWER},
+            recipients={"user": Channel.ANSWER, "assistant": Channel.PREAMBLE, "all": Channel.PREAMBLE},
+            types=frozenset({"xml"}),
+            parameters=Parameters(
+                heads="attributes",
+                calls=("<rfl:call",),
+                ends=("<|end|>", "<|call|>", "<|return|>"),
+                parameters=("<rfl:parameter",),
+                value_ends=("</rfl:parameter>",),
+                framed=True,
+                open_end=True,
+                call="{name}{parameters}",
+                parameter='<rfl:parameter name="{key}">\n{value}\n</rfl:parameter>',
+            ),
+        ),
+        models="Beam",
+        reasoning="beam",
+        channels=True,
+        lossy="strings that hold the format's own tags may end early; the types of values are the schema's",
+    ),
+    Format(
+        "functionary",
+        Recipients(
+            start=">>>",
+            message="\n",
+            ends=(),
+            call_ends=(),
+            inner=(),
+            channels={},
+            recipients={"all": Channel.PREAMBLE},
+            types=frozenset(),
+        ),
+        models="Functionary v3.2",
+        aliases=("functionary_v3", "functionary_v3.2"),
+        lossy="content that holds a header",
+    ),
+    Format(
+        "solar_open",
+        ListedCalls(
+            role="<|begin|>assistant",
+            end="<|end|>",
+            kinds={
+                "<|content|>": Channel.PREAMBLE,
+                "<|think|>": Channel.REASONING,
+                "<|tool_calls|>": Channel.CALL,
+            },
+            calls=NamedJson(
+                opens=("<|tool_call:begin|>",),
+                closes=("<|tool_call:end|>",),
+                sections=("<|tool_calls|>",),
+                section_closes=("<|calls|>",),
+                marks=("<|tool_call:name|>", "<|tool_call:args|>"),
+                argument_marks=("<|tool_call:args|>",),
+                reading=read_solar_header,
+                frame=("<|tool_calls|>", ""),
+                call="<|tool_call:begin|>%(id)s<|tool_call:name|>%(name)s<|tool_call:args|>%(arguments)s"
+                "<|tool_call:end|>",
+            ),
+        ),
+        models="Solar Open",
+        aliases=("solar",),
+        reasoning="solar_open",
+        channels=True,
+        ends=("<|calls|>", "<|flush|>"),
     ),
     Format(
         "inkling",

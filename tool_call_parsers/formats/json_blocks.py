@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 from tool_call_parsers.engine import RenderCall
-from tool_call_parsers.json_blocks import CallHeader, Given, JsonBlocks, NamedJson, Words, read_name
+from tool_call_parsers.json_blocks import CallHeader, Given, JsonAfterText, JsonBlocks, NamedJson, Words, read_name
 from tool_call_parsers.parser import Format
 from tool_call_parsers.schema import ToolIndex
 
@@ -154,9 +154,23 @@ FORMATS: tuple[Format, ...] = (
                 call="<function=%(name)s>%(arguments)s</function>",
             ),
         ),
-        "Llama 3.1, 3.2, 3.3, 4",
-        ("llama4_json", "llama3", "llama", "llama3.1", "llama3.3"),
+        "Llama 3.1, 3.2, 3.3",
+        ("llama3", "llama", "llama3.1", "llama3.2", "llama3.3"),
         lossy="a call after content needs the marker, which these models seldom write",
+    ),
+    Format(
+        "llama4_json",
+        JsonAfterText(
+            opens=("<|python_start|>", "<|python_tag|>"),
+            closes=("<|python_end|>",),
+            between="",
+            written=_PARAMETERS,
+            argument_keys=("parameters", "arguments"),
+            bare=True,
+            named=NamedJson(opens=("<function=",), closes=("</function>",), marks=(">",)),
+        ),
+        "Llama 4",
+        ("llama4",),
     ),
     Format(
         "llama3_custom",
@@ -195,6 +209,20 @@ FORMATS: tuple[Format, ...] = (
         "Hunyuan-A13B",
         reasoning="hunyuan_a13b",
         ends=("<|eos|>",),
+    ),
+    Format(
+        "nemotron_json",
+        replace(
+            _TOOL_CALLS,
+            opens=("<TOOLCALL>",),
+            closes=("</TOOLCALL>",),
+            separators=("\n",),
+            frame=("<TOOLCALL>[", "]</TOOLCALL>"),
+        ),
+        "Nemotron Nano v2, Llama Nemotron Super v1.5",
+        ("nemotron_nano_v2", "nemotron_nano_2", "nemotron_v2", "llama_nemotron_json", "llama_3.3_nemotron_super_v1.5"),
+        reasoning="deepseek_r1",
+        ends=("<SPECIAL_12>",),
     ),
     Format(
         "jamba",
@@ -284,8 +312,8 @@ FORMATS: tuple[Format, ...] = (
             frame=("<|function_call|>", ""),
             between="",
         ),
-        "GigaChat 3",
-        ("gigachat", "gigachat35"),
+        "GigaChat 3, 3.1",
+        ("gigachat", "gigachat3.1"),
         ends=("<|message_sep|>",),
     ),
     Format(

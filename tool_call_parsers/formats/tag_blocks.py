@@ -46,6 +46,17 @@ _GLM47 = replace(
     call="<tool_call>{name}{parameters}</tool_call>",
     parameter="<arg_key>{key}</arg_key><arg_value>{value}</arg_value>",
 )
+_IQUEST_Q1 = replace(
+    _GLM45,
+    calls=("<iquest_tool_call>",),
+    ends=("</iquest_tool_call>",),
+    call="<iquest_tool_call>{name}\n{parameters}</iquest_tool_call>",
+)
+_LING3 = replace(
+    _GLM47,
+    # Ling and Ring 2 write the calls of Hermes.
+    json=JsonBlocks(opens=("<tool_call>",), closes=("</tool_call>",), separators=("\n",)),
+)
 _HY_V3 = replace(
     _GLM45,
     open_end=False,
@@ -164,25 +175,25 @@ _MINICPM5 = TagBlocks(
 )
 
 
-def _dsml(wrapper: str, blank: str = "") -> TagBlocks:
+def _dsml(wrapper: str, blank: str = "", *, word: str = "DSML") -> TagBlocks:
     """DeepSeek's tags. Models confuse the name of the wrapper, and the blank after the bar."""
+    tag = f"｜{word}｜"
     blanks = (blank, "" if blank else " ")
     names = dict.fromkeys((wrapper, "function_calls", "tool_calls", "toolcalls", "tool", "calls"))
     return TagBlocks(
         heads="attributes",
-        wraps=tuple(f"<｜DSML｜{space}{name}>" for name in names for space in blanks),
-        unwraps=tuple(f"</｜DSML｜{space}{name}>" for name in names for space in blanks),
-        calls=tuple(f"<｜DSML｜{space}invoke" for space in blanks),
-        ends=tuple(f"</｜DSML｜{space}invoke>" for space in blanks),
-        parameters=tuple(f"<｜DSML｜{space}parameter" for space in blanks),
-        value_ends=tuple(f"</｜DSML｜{space}parameter>" for space in blanks),
+        wraps=tuple(f"<{tag}{space}{name}>" for name in names for space in blanks),
+        unwraps=tuple(f"</{tag}{space}{name}>" for name in names for space in blanks),
+        calls=tuple(f"<{tag}{space}invoke" for space in blanks),
+        ends=tuple(f"</{tag}{space}invoke>" for space in blanks),
+        parameters=tuple(f"<{tag}{space}parameter" for space in blanks),
+        value_ends=tuple(f"</{tag}{space}parameter>" for space in blanks),
         unwrapped="arguments",
         separators=("\n\n",),
         separates=True,
-        around=(f"<｜DSML｜{blank}{wrapper}>\n", f"\n</｜DSML｜{blank}{wrapper}>"),
-        call=f'<｜DSML｜{blank}invoke name="{{name}}">\n{{parameters}}</｜DSML｜{blank}invoke>',
-        parameter=f'<｜DSML｜{blank}parameter name="{{key}}" string="{{string}}">{{value}}'
-        f"</｜DSML｜{blank}parameter>\n",
+        around=(f"<{tag}{blank}{wrapper}>\n", f"\n</{tag}{blank}{wrapper}>"),
+        call=f'<{tag}{blank}invoke name="{{name}}">\n{{parameters}}</{tag}{blank}invoke>',
+        parameter=f'<{tag}{blank}parameter name="{{key}}" string="{{string}}">{{value}}</{tag}{blank}parameter>\n',
         empty="\n",
     )
 
@@ -245,7 +256,24 @@ FORMATS: tuple[Format, ...] = (
         ends=("<|observation|>", "<|user|>"),
         lossy=_LOSSY,
     ),
-    Format("ling3", _GLM47, "Ling 3", reasoning="ling3", ends=("<|role_end|>",), lossy=_LOSSY),
+    Format(
+        "iquest_q1",
+        _IQUEST_Q1,
+        "IQuest-Q1",
+        aliases=("iquest",),
+        reasoning="iquest_q1",
+        ends=("<|iquest_end|>",),
+        lossy=_LOSSY,
+    ),
+    Format(
+        "ling3",
+        _LING3,
+        "Ling and Ring 3; reads those of 2 too",
+        aliases=("ling", "ring", "ring3"),
+        reasoning="ling3",
+        ends=("<|role_end|>",),
+        lossy=_LOSSY,
+    ),
     Format("poolside_v1", _GLM45, "Laguna", aliases=("laguna",), reasoning="poolside_v1", lossy=_LOSSY),
     Format(
         "hy_v3", SuffixedTags(_HY_V3), "Hunyuan 3", aliases=("hunyuan", "hunyuan_v3"), reasoning="hy_v3", lossy=_LOSSY
@@ -275,5 +303,13 @@ FORMATS: tuple[Format, ...] = (
             ("deepseek_v4", _dsml("tool_calls"), "DeepSeek V4", "deepseek_v4"),
             ("deepseek_v41", _dsml("calls", " "), "DeepSeek V4.1", "deepseek_v41"),
         )
+    ),
+    Format(
+        "gigachat35",
+        _dsml("tool_calls", word="GCML"),
+        "GigaChat 3.5",
+        reasoning="gigachat35",
+        ends=("<|message_sep|>",),
+        lossy=_LOSSY,
     ),
 )

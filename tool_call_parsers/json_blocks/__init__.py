@@ -2,6 +2,7 @@
 the name in a header before the object of arguments.
 """
 
+from tool_call_parsers.json_blocks.after_text import JsonAfterText
 from tool_call_parsers.json_blocks.blocks import JsonBlocks
 from tool_call_parsers.json_blocks.named import CallHeader, Given, NamedJson, Words, read_name
 from tool_call_parsers.json_blocks.stray import (
@@ -20,6 +21,7 @@ __all__ = [
     "STRAYS",
     "CallHeader",
     "Given",
+    "JsonAfterText",
     "JsonBlocks",
     "NamedJson",
     "Stray",

@@ -6,7 +6,8 @@ Grammars with channels use `TagBlocks.block` to read one block from its opening 
 
 from tool_call_parsers.tag_blocks.blocks import TagBlocks
 from tool_call_parsers.tag_blocks.nested import NestedTags
+from tool_call_parsers.tag_blocks.parameters import Parameters
 from tool_call_parsers.tag_blocks.suffixed import SuffixedTags
 from tool_call_parsers.tag_blocks.tags import Head
 
-__all__ = ["Head", "NestedTags", "SuffixedTags", "TagBlocks"]
+__all__ = ["Head", "NestedTags", "Parameters", "SuffixedTags", "TagBlocks"]

@@ -16,6 +16,7 @@ from lachesis.inference.completion_reader import CompletionReader
 from lachesis.inference.errors import ContextExhausted, RequestRejected
 from lachesis.inference.forced_calls import ToolChoiceError
 from lachesis.inference.http_client import ServerSettings
+from lachesis.inference.parser_match import parser_for
 from lachesis.inference.prompts import PromptBuilder
 from lachesis.inference.token_server import TokenServer
 from lachesis.inference.wire.openai_chat import error
@@ -26,7 +27,7 @@ from lachesis.training.policy import Policy
 from lachesis.training.policy_server.engine import EngineFailed, PolicyEngine
 from lachesis.training.policy_server.routes import Routes
 from lachesis.trajectories import MessageError
-from tool_call_parsers import ToolCallParser, get_parser
+from tool_call_parsers import ToolCallParser
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -92,7 +93,7 @@ class PolicyServer(WebService):
         prompts = prompts or PromptBuilder(tokenizer)
         parser = tool_call_parser
         if isinstance(parser, str):
-            parser = get_parser(parser, reasoning="auto", tokenizer=tokenizer)
+            parser = parser_for(prompts, parser)
         engine = PolicyEngine(
             policy,
             ServerSettings(PolicyEngine.base_url, model_name, max_concurrency=max_concurrency),
