@@ -15,6 +15,7 @@ _SIGNS = re.compile(r"[<{(\[]|to=")
 """One of these is in every call."""
 _CODE = re.compile(r"```(?!json|tool|xml).*?(?:```|\Z)|`[^`\n]++`", re.DOTALL)
 """Code, in which calls are quoted. A fence around JSON alone is one that models put around calls."""
+_CLOSES = "}]>`"
 _NAMES = 256
 """How many offered names are looked for."""
 _KEYS = r"""["'](?:name|tool|tool_name|function|function_name|action|recipient_name)["']\s*+:\s*+"""
@@ -37,9 +38,15 @@ def find_foreign(text: str, offered: Collection[str]) -> ForeignCall | None:
         return None
     code = [match.span() for match in _CODE.finditer(text) if match.group() != text.strip()]
     for match in _pattern(tuple(offered)[:_NAMES]).finditer(text):
+        if match.group().startswith("{") and not (_begins_line(text, match.start()) or text.rstrip()[-1] in _CLOSES):
+            continue  # JSON in a sentence
         if not any(start <= match.start() < end for start, end in code):
             return ForeignCall(match.start(), next(filter(None, match.groups())))
     return None
+
+
+def _begins_line(text: str, position: int) -> bool:
+    return not text[text.rfind("\n", 0, position) + 1 : position].strip(" \t`[")
 
 
 @lru_cache(maxsize=64)

@@ -71,6 +71,7 @@ class TagBlocks(TagValues):
                 break
             position, wrapped = mark.end, True
             wrappers.append(run.text[mark.start : mark.end])
+        mark = yield from self._bare_call(run, mark)
         end = None
         if mark.role is TagRole.CALL:
             end = yield from self._calls(run, start, mark, wrappers)
@@ -102,6 +103,11 @@ class TagBlocks(TagValues):
                 break
             done = following
         return None if done is None else done.end
+
+    def _bare_call(self, run: Run, mark: Mark) -> Step[Mark]:
+        """The mark after a wrapper, or the call of which the tag lacks what is before every tag."""
+        yield from ()
+        return mark
 
     def _after_fillers(self, run: Run, position: int) -> Step[int]:
         while True:
@@ -144,7 +150,7 @@ class TagBlocks(TagValues):
             call.note(note, head.note)
         if head.attributes or head.typed:
             call.note("an attribute of a call")
-        if head.closed or tag in self._variants:
+        if head.closed or tag in self._variants or tag not in self.calls:
             call.note("another spelling of a tag")
         mark = yield from self._next(run, head.end)
         while mark.role is TagRole.END_VALUE:
@@ -211,14 +217,14 @@ class TagBlocks(TagValues):
     def _usual_parameters(self, run: Run, call: OpenCall, position: int) -> int:
         """Read parameters of the usual shape, with the results of `_parameter`. Return the position after them."""
         assert self._usual is not None
-        usual, framed, untyped, tail = self._usual.match, self.framed, not self._states_types, -self._tags.longest
+        usual, framed, typing, tail = self._usual.match, self.framed, self._states_types, -self._tags.longest
         while match := usual(run.text, position):
             key, typed, text = match.groups()
             if framed:
                 if not text.endswith("\n"):
                     break
                 text = text[:-1]
-            if text.find("<", tail) >= 0 or not (typed or untyped):
+            if text.find("<", tail) >= 0 or bool(typed) != typing:
                 break  # perhaps a damaged end tag
             call.set(key, self._read(run, call, key, TYPES.get(typed), text))
             position = match.end()

@@ -91,7 +91,14 @@ def _distance(tail: str, tag: str, limit: int) -> int | None:
         for index, got in enumerate(reversed(tail), 1):
             before, row[index] = row[index], min(row[index] + 1, row[index - 1] + 1, before + (got != wanted))
     nearest = min(row)
-    return row.index(nearest) if nearest <= limit else None
+    length = row.index(nearest)
+    return length if nearest <= limit and _ends_alike(tail[len(tail) - length :], tag) else None
+
+
+def _ends_alike(found: str, tag: str) -> bool:
+    """Whether `found` is no tag with a word after it."""
+    last, wanted = (found.split() or [""])[-1], tag.split()[-1]
+    return len(last) > len(wanted) // 2 or not any(map(str.isalnum, last))
 
 
 def _opened(text: str, start: int, tag: int, end: int) -> bool:

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from tool_call_parsers.engine import RenderCall, Run, Step
+from tool_call_parsers.engine import Needles, RenderCall, Run, Step
 from tool_call_parsers.schema import MAX_DEPTH, coerce, member
 from tool_call_parsers.tag_blocks.blocks import TagBlocks
-from tool_call_parsers.tag_blocks.tags import ATTRIBUTES, CUT_HEAD, HEAD_LIMIT, Head
+from tool_call_parsers.tag_blocks.tags import ATTRIBUTES, CUT_HEAD, HEAD_LIMIT, Head, Mark, TagRole
 from tool_call_parsers.tag_blocks.values import OpenCall, StringStream
 
 _ELEMENT_BEGIN = re.compile(r"[^\s<>/]?+[^\s<>]*+")
@@ -71,6 +71,13 @@ class NestedTags(TagBlocks):
             return Head(match[1], match.end())
         cut = run.final and _ELEMENT_BEGIN.fullmatch(run.text[start : start + HEAD_LIMIT]) is not None
         return CUT_HEAD if cut else None
+
+    _bare = cached_property(lambda self: Needles(*(tag.removeprefix(self.marker) for tag in self.calls)))
+
+    def _bare_call(self, run: Run, mark: Mark) -> Step[Mark]:
+        if mark.role is not TagRole.TEXT or (tag := (yield from run.starts(mark.start, self._bare))) is None:
+            return mark
+        return Mark(mark.start, TagRole.CALL, mark.start + len(tag))
 
     def _closes(self, run: Run, key: str, position: int) -> Step[int | None]:
         end = position + len(key) + 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass
 from functools import cached_property
@@ -115,9 +116,8 @@ class TagSyntax(BlockGrammar):
         """Spellings that are read and never written."""
         written = "".join((*self.around, self.call, self.parameter))
         spellings = (self.wraps, self.unwraps, self.calls, self.ends, self.parameters, self.value_ends)
-        return (
-            frozenset(tag for tags in spellings for tag in tags[1:] if tag not in written) if written else frozenset()
-        )
+        found = set(Needles(*itertools.chain(*spellings)).pattern.findall(written))
+        return frozenset(tag for tags in spellings for tag in tags[1:] if written and tag not in found)
 
     _shares_wrapper = cached_property(lambda self: any(tag in self.around[0] for tag in self.wraps))
     """One wrapper is around all calls, and not one around each."""
