@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from tool_call_parsers.arguments import ArgumentsText, plain_name
 from tool_call_parsers.engine import BlockGrammar, Marker, Markers, Needles, RenderTurn, Run, Step, cut_off
-from tool_call_parsers.json_blocks import may_stray, skip_repeated, stray, with_stray
+from tool_call_parsers.json_blocks import StrayNeedles, may_stray, skip_repeated, stray, with_stray
 from tool_call_parsers.literals import MAX_DEPTH, REPEATED_KEY, LiteralError, read_tolerant
 from tool_call_parsers.python_scan import follow_string
 from tool_call_parsers.reasoning import ReasoningFormat
@@ -36,7 +36,6 @@ _SCALAR_MEMBER = re.compile(r"(-?(?:0|[1-9][0-9]{0,17})(?:\.[0-9]{1,17})?|true|f
 _CALL = "call:"
 _SEPARATORS = ":./"
 """Characters between the namespaces before a name."""
-_CONTROL = frozenset("<|>")
 _WORDS = {"true": True, "false": False, "null": None, "True": True, "False": False, "None": None}
 _NO_CLOSING = "no closing bracket"
 _CLOSING = {"{": "}", "[": "]", "(": ")"}
@@ -97,7 +96,7 @@ class Delimited(BlockGrammar):
     def markers(self, reasoning: ReasoningFormat, ends: tuple[str, ...]) -> Markers:
         markers = with_stray(super().markers(reasoning, ends))
         kinds = {_CALL: Marker.OPEN, **markers.kinds}
-        return replace(markers, kinds=kinds, all=Needles(*kinds))
+        return replace(markers, kinds=kinds, all=StrayNeedles(*kinds))
 
     def may_open(self, run: Run, start: int, opener: str) -> bool:
         return opener in self.openers or may_stray(run, start)
@@ -120,8 +119,9 @@ class Delimited(BlockGrammar):
             return (yield from self._stray(run, start) if opener == _CALL else stray(run, start, self._closers))
         position = yield from run.skip_space(body)
         twice = False
-        while (again := (yield from run.starts(position, self._opens))) is not None:
-            position, twice = (yield from run.skip_space(position + len(again))), True
+        if run.text.startswith("<", position):
+            position, twice = yield from skip_repeated(run, position, self._opens)
+            position = yield from run.skip_space(position)
         if position == len(run.text):
             return cut_off(run, start, self.separators)
         while (head := _HEAD.match(run.text, position)) is None:
@@ -367,10 +367,11 @@ class _Reader:
                 or (followers == _AFTER_VALUE and (yield from self._ends_string(after, stream)))
             ):
                 text = run.text[start : match.start()]
-                if not _CONTROL.isdisjoint(text) and (end := self._lost_end(text, start, in_list)) is not None:
-                    return self._stripped(run.text[start : end[0]]), end[1]
-                if (stripped := self._stripped(text)) != text:
-                    return stripped, position
+                if self.grammar.delimiter in text:
+                    if (lost := self._lost_end(text, start, in_list)) is not None:
+                        return self._stripped(run.text[start : lost[0]]), lost[1]
+                    if (stripped := self._stripped(text)) != text:
+                        return stripped, position
                 if streamed is not None:
                     streamed.add(json.dumps(run.text[sent : match.start()], ensure_ascii=False)[1:])
                 return run.text[start : match.start()], position

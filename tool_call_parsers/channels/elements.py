@@ -30,16 +30,15 @@ def _closing(name: str) -> str:
     return f"{_CLOSE}{name}{_SEP}"
 
 
+_ARGUMENT_CLOSE = _closing("argument")
 _TAGS = Needles(_OPEN, _CLOSE)
 _CONTROL = Needles(_OPEN, _CLOSE, _SEP)
 _ARGUMENT_END = Needles(_closing("argument"))
 _CLOSE_CALL = Needles(_closing("call"))
 _TOOLS_END = Needles(_closing("tools"))
 _JSON_END = Needles(_closing("json"), _closing("call"))
-_LOST_ARGUMENT = 'argument key="'
-"""Without its control token, the beginning of an argument."""
 _AFTER_ARGUMENT = Needles(
-    _LOST_ARGUMENT,
+    _closing("argument"),
     *(f"{_OPEN}{name}" for name in ("argument", "json", "call")),
     *(f"{_CLOSE}{name}" for name in ("call", "tools", "message")),
 )
@@ -56,7 +55,8 @@ _DAMAGED_END = re.compile(
     rf"(?:(?:{_BAR}\s*){{1,3}}/?[a-z]{{0,9}}(?:\s*{_BAR}){{0,3}}|(?:argument|call)\s*{_BAR})\s*\Z"
 )
 _LOST_CALL = 'call tool="'
-_BAR_TAIL = re.compile(rf"(?:{_BAR})?\s*\Z")
+_LOST_ARGUMENT = re.compile(rf"\s*(?:{_BAR}\s*){{0,2}}argument key=\"")
+"""The tag of an argument whose control token is damaged or lost."""
 _DAMAGED_CALL = re.compile(rf"(?:{_BAR}\s*){{0,2}}call\s+tool\s*=\s*\"?([\w.\-]{{1,64}})")
 _CONTROL_TAIL = re.compile(r"(?:<?\|?(?:open|close)\|>(?:argument|call|tools)?|<\|sep\|>|\s)+\Z")
 _CONTROL_HEAD = re.compile(r"(?:\s*<\|sep\|>)+")
@@ -320,27 +320,37 @@ class Elements(ChannelGrammar):
                 if not run.final:
                     yield
                     continue
-                if not run.text.rstrip().endswith(_closing("argument"), tag.end):
+                if not run.text[tag.end :].rstrip().endswith(_ARGUMENT_CLOSE):
                     read.fail(CallStatus.INCOMPLETE, f"the text ends inside the argument {key!r}")
                     return len(run.text)
                 end = len(run.text)
             else:
                 end = after.start()
-                closed = run.text.endswith(_closing("argument"), tag.end, end)
-                if after.group() == _LOST_ARGUMENT and not closed:
-                    end = _BAR_TAIL.search(run.text, max(tag.end, end - _LOOK_BACK), end).start()  # type: ignore[union-attr]
-            lost = after is None or after.group() == _LOST_ARGUMENT
-            stop = yield from self._end_of_value(run, tag.end, end, only_closed=lost)
-            if stop is not None:
+                if after.group() == _ARGUMENT_CLOSE:
+                    position = after.end()
+                    following = yield from run.skip_space(position)
+                    if following == len(run.text) or (yield from run.starts(following, _AFTER_ARGUMENT)) is not None:
+                        continue
+                    yield from run.more(following + _LOOK_BACK)
+                    if _LOST_ARGUMENT.match(run.text, position) is None:
+                        continue
+                    stop, end = end, position
+                    break
+            found = yield from self._end_of_value(run, tag.end, end, only_closed=after is None)
+            if found is not None:
+                stop = found
                 break
             assert after is not None
             position = after.end()
-        begin = _CONTROL_HEAD.match(run.text, tag.end, stop)
-        tail = _CONTROL_TAIL.search(run.text, max(tag.end, stop - _LOOK_BACK), stop)
-        text = run.text[tag.end if begin is None else begin.end() : stop]
-        if tail is not None and not tail.group().isspace():
-            text = text[: len(text) - len(tail.group())]
-        if begin is not None or (tail is not None and not tail.group().isspace()) or not _closes(run.text, stop, end):
+        text = run.text[tag.end : stop]
+        whole = text
+        if "<|" in text or text.rstrip().endswith("|>"):
+            tail = _CONTROL_TAIL.search(text, max(0, len(text) - _LOOK_BACK))
+            if tail is not None and not tail.group().isspace():
+                text = text[: tail.start()]
+            if (begin := _CONTROL_HEAD.match(text)) is not None:
+                text = text[begin.end() :]
+        if text != whole or run.text[stop:end].strip() != _ARGUMENT_CLOSE:
             read.fail(CallStatus.REPAIRED, f"the tags of the argument {key!r} are damaged")
         if kind is None:
             read.fail(CallStatus.REPAIRED, f"the argument {key!r} has no type")
@@ -355,11 +365,12 @@ class Elements(ChannelGrammar):
 
     def _end_of_value(self, run: Run, start: int, end: int, *, only_closed: bool) -> Step[int | None]:
         """Where the value ends whose tags end before the tag at `end`; None if that tag is part of the value."""
+        if run.text.endswith(_ARGUMENT_CLOSE, start, end):
+            return end - len(_ARGUMENT_CLOSE)
         low = max(start, end - HEADER_WIDTH)
         stop = low + len(run.text[low:end].rstrip())
-        closing = _closing("argument")
-        if run.text.endswith(closing, start, stop):
-            return stop - len(closing)
+        if run.text.endswith(_ARGUMENT_CLOSE, start, stop):
+            return stop - len(_ARGUMENT_CLOSE)
         if only_closed:
             return None
         following = yield from self._tag(run, end)
@@ -443,11 +454,6 @@ class Elements(ChannelGrammar):
                 calls.append(self._element(f'call tool="{escape(call.name)}" index="{index}"', "".join(arguments)))
             parts.append(self._element("tools", "".join(calls)))
         return "".join(parts)
-
-
-def _closes(text: str, stop: int, end: int) -> bool:
-    """Whether `text[stop:end]` is the closing tag of an argument."""
-    return text[stop:end].strip() == _closing("argument")
 
 
 def escape(text: str) -> str:

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import cast
 
 from tool_call_parsers.engine import SPACE, Marker, Markers, Needles, RenderTurn, Run, Step
-from tool_call_parsers.json_blocks import Stray, find_stray, may_stray, record_stray
+from tool_call_parsers.json_blocks import Stray, StrayNeedles, find_stray, may_stray, record_stray
 from tool_call_parsers.reasoning import ReasoningFormat
 from tool_call_parsers.row_checks import check_types
 from tool_call_parsers.types import CallStatus
@@ -122,10 +122,10 @@ class ChannelGrammar:
         kinds |= dict.fromkeys(self.lost, Marker.OPEN)
         reasoning_closers = self.closers_of(Channel.REASONING)
         inside: dict[Channel | None, Needles] = {
-            None: Needles(*free.literals, *self.lost),
+            None: StrayNeedles(*free.literals, *self.lost),
             Channel.REASONING: Needles(*self.openers, *reasoning_closers, *ends),
-            Channel.PREAMBLE: Needles(*self.openers, *self.closers_of(Channel.PREAMBLE), *ends, *self.lost),
-            Channel.ANSWER: Needles(*self.closers_of(Channel.ANSWER), *ends, *self.lost),
+            Channel.PREAMBLE: StrayNeedles(*self.openers, *self.closers_of(Channel.PREAMBLE), *ends, *self.lost),
+            Channel.ANSWER: StrayNeedles(*self.closers_of(Channel.ANSWER), *ends, *self.lost),
         }
         closers = Needles(*reasoning_closers)
         return ChannelMarkers(

@@ -8,6 +8,7 @@ from tool_call_parsers.json_blocks.named import CallHeader, Given, NamedJson, Wo
 from tool_call_parsers.json_blocks.stray import (
     STRAYS,
     Stray,
+    StrayNeedles,
     find_stray,
     may_stray,
     named_attempt,
@@ -25,6 +26,7 @@ __all__ = [
     "JsonBlocks",
     "NamedJson",
     "Stray",
+    "StrayNeedles",
     "Words",
     "find_stray",
     "may_stray",

@@ -105,6 +105,7 @@ class JsonBlocks(CallObjects):
         return (*self.opens, *named, *(("{", "[", "```") if self.bare else ()))
 
     closers = cached_property(lambda self: (*self.closes, *(self.named.closers if self.named is not None else ())))
+    _bracketed = cached_property(lambda self: any(opener.startswith("[") for opener in self.opens))
     _open = cached_property(lambda self: Needles(*self.opens))
     _close = cached_property(lambda self: Needles(*self.closes))
     _marks = cached_property(lambda self: self.named.marks if self.named is not None else ())
@@ -136,13 +137,15 @@ class JsonBlocks(CallObjects):
             return None
         notes: tuple[str, ...] = (self.instead,) if self.instead else ()
         position = yield from run.skip_space(start if bare else body)
-        while not bare and (again := (yield from run.starts(position, self._open))) is not None:
-            position = yield from run.skip_space(position + len(again))
-            notes = (*notes, "the opening marker twice")
-        fence: str | None = yield from run.starts(position, FENCES)
-        if fence is not None:
-            position = yield from run.skip_space(position + len(fence))
-            notes = (*notes, "a code fence")
+        fence: str | None = None
+        if not run.text.startswith(("{", "["), position) or self._bracketed:
+            while not bare and (again := (yield from run.starts(position, self._open))) is not None:
+                position = yield from run.skip_space(position + len(again))
+                notes = (*notes, "the opening marker twice")
+            fence = yield from run.starts(position, FENCES)
+            if fence is not None:
+                position = yield from run.skip_space(position + len(fence))
+                notes = (*notes, "a code fence")
         if position == len(run.text):
             return None if bare else cut_off(run, start, self.separators)
         in_list = run.text[position] == "["
@@ -230,9 +233,10 @@ class JsonBlocks(CallObjects):
                     notes.append("no closing bracket")
                 if closer is not None:
                     end = position + len(closer)
-                    end, again = yield from skip_repeated(run, end, self._close)
-                    if again:
-                        notes.append("the closing marker twice")
+                    if not run.final or end < len(run.text):
+                        end, again = yield from skip_repeated(run, end, self._close)
+                        if again:
+                            notes.append("the closing marker twice")
                 notes += self._closing_notes(run, block.opener, closer, position)
                 break
             position += 1

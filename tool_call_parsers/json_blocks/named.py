@@ -121,7 +121,10 @@ class NamedJson(BlockGrammar):
         if opener in self.sections:
             note = None if opener == self.sections[0] else f"{opener!r} opens the section"
             position = yield from run.skip_space(body)
-            while (again := (yield from run.starts(position, self._sections))) is not None:
+            while (
+                not run.text.startswith(self.opens, position)
+                and (again := (yield from run.starts(position, self._sections))) is not None
+            ):
                 position, note = (yield from run.skip_space(position + len(again))), "the section is opened twice"
             following = yield from run.starts(position, self._open)
             if following is None:
@@ -130,9 +133,9 @@ class NamedJson(BlockGrammar):
                 return (yield from named_attempt(run, start, position, self._ends, self.closers))
             position += len(following)
         notes = [note] if note else []
-        while (again := (yield from run.starts((yield from run.skip_space(position)), self._open))) is not None:
-            position = (yield from run.skip_space(position)) + len(again)
-            notes.append("the opening marker twice")
+        if not run.final or run.text[position : position + 1].isspace() or run.text.startswith(self.opens, position):
+            position, twice = yield from skip_repeated(run, position, self._open)
+            notes += ["the opening marker twice"] if twice else []
         begin: int = start
         section = opener in self.sections
         found = yield from self._call(run, begin, position, begun=False)

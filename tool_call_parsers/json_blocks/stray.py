@@ -23,6 +23,10 @@ STRAYS = ("{", "(")
 """Where a call without a marker may be: before the object, or before the arguments in Python."""
 _STRAYED, _STRAYED_RATIO = 4096, 4
 """How many characters may be read in vain, in all and per character, before such calls are ignored."""
+_BRACKETS = {
+    "{": r"\{(?=\s*(?:[\"'}]|\Z))",
+    "(": r"\((?<=\w\()(?=\s*(?:\)|[^\W\d]\w*\s*(?:=|\Z)|\Z))",
+}
 _FIRST_KEYS = Needles(
     *(f"{quote}{key}{quote}" for key in (*LAX_NAMES, *LAX_ARGUMENTS, "id", "type", "tool_call_id") for quote in "\"'")
 )
@@ -46,10 +50,21 @@ _NAMED_CUT = re.compile(r"[^\w\s]{0,3}(?:[\w.\-=:]{1,128}[\"'>)\]]{0,2}\s{0,8})?
 _BEHIND_NAME = frozenset("({[<:=>")
 
 
+class StrayNeedles(Needles):
+    """Markers and the brackets of calls without a marker. A bracket counts if an argument follows it, or the end of the
+    text so far, because code is full of brackets."""
+
+    __slots__ = ()
+
+    def __init__(self, *literals: str) -> None:
+        super().__init__(*literals)
+        self.pattern = re.compile("|".join(_BRACKETS.get(literal) or re.escape(literal) for literal in self.literals))
+
+
 def with_stray(markers: Markers) -> Markers:
     """The markers, and the brackets of calls without a marker."""
     kinds = {**dict.fromkeys(STRAYS, Marker.OPEN), **markers.kinds}
-    return replace(markers, kinds=kinds, all=Needles(*kinds))
+    return replace(markers, kinds=kinds, all=StrayNeedles(*kinds))
 
 
 def too_much(run: Run, start: int) -> bool:
@@ -251,6 +266,8 @@ def named_attempt(run: Run, start: int, position: int, ends: Needles, closers: t
 
 def skip_repeated(run: Run, end: int, closers: Needles) -> Step[tuple[int, bool]]:
     """The end of closing markers that repeat the one before `end`, and whether there are any."""
+    if end == len(run.text) and run.final:
+        return end, False
     again = False
     while True:
         position = yield from run.skip_space(end)
