@@ -57,8 +57,11 @@ TOOLS = [
     {"type": "function", "function": {"name": "list_files", "parameters": {"type": "object", "properties": {}}}},
 ]
 CALLS = [
-    {"function": {"name": "grep", "arguments": {"pattern": "def main", "limit": 3, "paths": ["src", "docs"]}}},
-    {"function": {"name": "list_files", "arguments": {}}},
+    {
+        "id": "a1b2c3d4e5",
+        "function": {"name": "grep", "arguments": {"pattern": "def main", "limit": 3, "paths": ["src", "docs"]}},
+    },
+    {"id": "f6g7h8i9j0", "function": {"name": "list_files", "arguments": {}}},
 ]
 CONTENT, REASONING = "I look for it.", "Where could it be?"
 

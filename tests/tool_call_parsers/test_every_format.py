@@ -12,7 +12,7 @@ from tool_call_parsers import ToolCallParser, get_parser, list_parsers
 OWN_CASES = Path(__file__).with_name("own_cases.jsonl")
 LIMITS: dict[str, Limits] = {
     "gigachat3": Limits(calls=1),  # a message holds one call
-    **dict.fromkeys(("bare_json", "llama3_json", "pythonic", "xlam"), Limits(text_beside_calls=False)),
+    **dict.fromkeys(("bare_json", "llama3_json", "llama4_json", "pythonic", "xlam"), Limits(text_beside_calls=False)),
     "minimax_m3": Limits(untyped=False),  # elements: the text shows only their names and nesting
     # An unclosed call whose last argument is whole may lack its end tag, or be cut between two arguments.
     **dict.fromkeys(

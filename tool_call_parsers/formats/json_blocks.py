@@ -171,6 +171,7 @@ FORMATS: tuple[Format, ...] = (
         ),
         "Llama 4",
         ("llama4",),
+        lossy="content beside calls that begins like a JSON object",
     ),
     Format(
         "llama3_custom",
