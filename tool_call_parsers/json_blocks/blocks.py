@@ -29,6 +29,7 @@ class _Gap(NamedTuple):
     """The surplus bracket, in words."""
     loose: bool = False
     """Only its place makes the next object part of the block. It may be data."""
+    closed: bool = False
 
 
 @dataclass(frozen=True)
@@ -136,6 +137,8 @@ class JsonBlocks(CallObjects):
                 run.begin_block(start, self.separators)
                 begun = True
             gap = yield from self._gap(run, call.end, in_list, fence)
+            if gap.next is None and not (gap.closed or gap.surplus or bare) and "</tool_call>" in self.closes:
+                gap = gap._replace(surplus="no </tool_call> follows")
             run.end_call(
                 begin,
                 gap.end,
@@ -180,7 +183,7 @@ class JsonBlocks(CallObjects):
             else:
                 closer = yield from run.starts(position, self._close)
                 if closer is not None:
-                    end = position + len(closer)
+                    return _Gap(position + len(closer), None, in_list, surplus, closed=True)
                 break
             position += 1
             end, separator = position, False
