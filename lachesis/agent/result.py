@@ -9,7 +9,7 @@ from typing import Any
 from lachesis.agent.context_compression import ContextEdit
 from lachesis.agent.outcome import Outcome
 from lachesis.agent.reward import Reward
-from lachesis.trajectories import MessageHistory, TokenSample, Usage, samples
+from lachesis.trajectories import MessageHistory, TokenSample, ToolCall, Usage, samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +148,15 @@ class AgentResult:
         """Text of the model's last message; empty when it never answered, whatever examples the prompt holds."""
         responses = list(self.history.responses())
         return responses[-1].message.text if responses else ""
+
+    @property
+    def ok_calls(self) -> list[ToolCall]:
+        """The well-formed calls of the conversation, in order, for a reward that looks at calls themselves.
+
+        The loop also runs calls whose form the parser had to repair; a reward that counts those teaches the model a
+        form that other readers reject. Calls of a server's own parser (Phase 1) are all here: see `ToolCall.ok`.
+        """
+        return [call for response in self.history.responses() for call in response.message.tool_calls if call.ok]
 
     def samples(self, rollout_id: str = "") -> list[TokenSample]:
         """The exact tokens of everything that was sampled, ready for a trainer; empty in Phase 1."""
