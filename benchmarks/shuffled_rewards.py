@@ -14,7 +14,7 @@ from typing import Any
 from lachesis import AgentResult
 from lachesis.environments.tool_call import ToolCallEnv
 
-LONGEST_WAIT = 120.0
+LONGEST_WAIT = 30.0
 """Seconds that a group waits for the others of its batch; what is there then is a batch."""
 
 

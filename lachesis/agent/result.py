@@ -158,6 +158,18 @@ class AgentResult:
         """
         return [call for response in self.history.responses() for call in response.message.tool_calls if call.ok]
 
+    @property
+    def repaired_calls(self) -> tuple[int, int]:
+        """How many calls the parser repaired, and how many it read, in all completions: discarded ones and those of
+        sub-agents included. Calls of a server's own parser are in neither."""
+        statuses = [
+            call.status
+            for response in self.history.completions()
+            for call in response.message.tool_calls
+            if call.status is not None
+        ]
+        return statuses.count("repaired"), len(statuses)
+
     def samples(self, rollout_id: str = "") -> list[TokenSample]:
         """The exact tokens of everything that was sampled, ready for a trainer; empty in Phase 1."""
         if not self.tracked:

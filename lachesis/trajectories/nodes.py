@@ -8,7 +8,7 @@ from hashlib import blake2b
 from typing import Final, TypeAlias
 
 from lachesis.trajectories.frozen import FrozenDict, freeze, freeze_dict
-from lachesis.trajectories.messages import ChatResponse, Message, ToolCall, ToolResponse
+from lachesis.trajectories.messages import ChatResponse, Message, ToolResponse
 from lachesis.trajectories.tokens import TokenPrefix
 
 Origin: TypeAlias = ChatResponse | ToolResponse | None
