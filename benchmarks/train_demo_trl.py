@@ -60,7 +60,7 @@ class Observed:
         self.steps: list[list[list[float]]] = []
         """The rewards of each group of each training batch."""
         self.answers: list[Answer] = []
-        """Of evaluations, in order."""
+        """To held-out items, in order."""
         self._trains = False
 
     def play(self, prompts: Sequence[Any], trainer: Any) -> dict[str, list[Any]]:
@@ -113,7 +113,6 @@ def train(name: str, folder: Path, settings: Mapping[str, Any], threads: int) ->
         seed=settings["seed"],
         per_device_train_batch_size=MICRO,
         gradient_accumulation_steps=batch // MICRO,
-        per_device_eval_batch_size=env["eval_items"],
         num_generations=group,
         num_generations_eval=1,
         max_completion_length=env["max_token_length"],
@@ -139,19 +138,22 @@ def train(name: str, folder: Path, settings: Mapping[str, Any], threads: int) ->
     seed = settings["seed"]
     with LachesisRollouts(ToolCallEnv, tokenizer=tokenizer, settings={**env, "dataset_seed": seed}) as rollouts:
         observed = Observed(rollouts, tokenizer, random.Random(seed) if name == CONTROL else None)
+        held_out = list(rollouts.eval_dataset()["prompt"])
         trainer = GRPOTrainer(
             model,
             [observed.lachesis_reward],
             args,
-            eval_dataset=rollouts.eval_dataset(),
             train_dataset=rollouts.dataset(steps * batch // group),
             processing_class=tokenizer,
             rollout_func=observed.play,
             peft_config=lora,
         )
-        trainer.evaluate()
+        # trainer.evaluate() would compute a loss too, which takes longer than the answers.
+        trainer.model.eval()
+        observed.play(held_out, trainer)
         trainer.train()
-        trainer.evaluate()
+        trainer.model.eval()
+        observed.play(held_out, trainer)
     before, after = observed.answers[: settings["items"]], observed.answers[settings["items"] :]
     if len(after) != settings["items"]:
         raise RuntimeError(f"{len(observed.answers)} answers to twice {settings['items']} held-out items")

@@ -140,7 +140,8 @@ class ToolCallEnv(DrawnItems):
     """One well-formed call with the right arguments: 1.0 for exactly that, partial credit on the way.
 
     0.1 for a call that the parser had to repair, for example one that is not closed, or of a tool that was not offered,
-    whatever it says. A well-formed one earns 0.2, 0.1 if it is the whole answer, 0.2 for the tool, and 0.25 for each argument.
+    whatever it says. A well-formed one earns 0.2, 0.1 if it is the whole answer, 0.2 for the tool, and 0.25 for each
+    argument.
     """
 
     name = "tool-call"
