@@ -92,15 +92,13 @@ def kept(folder: Path, settings: Mapping[str, Any]) -> Curve | None:
 
 def conclude(curves: Sequence[Curve], picture: Path) -> int:
     """Print the rates, draw the curves; 1 if a trained model has not learned, or a control has."""
-    table = Table(
-        "run", "seed", "steps", "whole calls before", "after", "read by the parser before", "after", "minutes"
-    )
+    rates = ("whole calls before", "after", "read by the parser before", "after")
+    table = Table("run", "seed", "steps", *rates, "minutes", box=None)
     for curve in curves:
-        shown = map(_shown, (*curve.whole, *curve.read))
-        table.add_row(
-            curve.name, str(curve.settings["seed"]), str(len(curve.rewards)), *shown, f"{curve.seconds / 60:.1f}"
-        )
-    Console(width=130).print(table)
+        found = (_shown(rate) for rate in (*curve.whole, *curve.read))
+        minutes = f"{curve.seconds / 60:.1f}"
+        table.add_row(curve.name, str(curve.settings["seed"]), str(len(curve.rewards)), *found, minutes)
+    Console(width=150).print(table)
     picture.write_text(svg(curves), encoding="utf-8")
     print(f"plot: {picture}")
     return int(any(curve.learned == (curve.name == CONTROL) for curve in curves))
