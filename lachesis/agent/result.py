@@ -119,6 +119,7 @@ class AgentResult:
     """What the grading of a task folder left for its record: see docs/harbor.md."""
     _messages: list[dict[str, Any]] | None = field(default=None, init=False, repr=False, compare=False)
     _record: list[dict[str, Any]] | None = field(default=None, init=False, repr=False, compare=False)
+    _repaired_calls: tuple[int, int] | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
     def messages(self) -> list[dict[str, Any]]:
@@ -162,13 +163,11 @@ class AgentResult:
     def repaired_calls(self) -> tuple[int, int]:
         """How many calls the parser repaired, and how many it read, in all completions: discarded ones and those of
         sub-agents included. Calls of a server's own parser are in neither."""
-        statuses = [
-            call.status
-            for response in self.history.completions()
-            for call in response.message.tool_calls
-            if call.status is not None
-        ]
-        return statuses.count("repaired"), len(statuses)
+        if self._repaired_calls is None:
+            calls = [call for response in self.history.completions() for call in response.message.tool_calls]
+            statuses = [call.status for call in calls if call.status is not None]
+            self._repaired_calls = statuses.count("repaired"), len(statuses)
+        return self._repaired_calls
 
     def samples(self, rollout_id: str = "") -> list[TokenSample]:
         """The exact tokens of everything that was sampled, ready for a trainer; empty in Phase 1."""
