@@ -113,7 +113,7 @@ def _shown(rate: Mean) -> str:
 
 
 def svg(curves: Sequence[Curve]) -> str:
-    """Reward by step with its interval, and what was measured on held-out items."""
+    """Reward by step, and what was measured on held-out items."""
     most = max(max(len(curve.rewards) for curve in curves), 2)
 
     def x(step: int) -> float:
@@ -139,11 +139,14 @@ def svg(curves: Sequence[Curve]) -> str:
         for step in range(1, most + 1, every)
     ]
     parts.append(f'<text x="{WIDTH / 2}" y="{HEIGHT - 6}" text-anchor="middle">step</text>')
-    parts.append(f'<text x="{LEFT}" y="16">mean reward of a step, with its 95 % interval</text>')
+    banded = len(curves) <= len(COLOURS)  # more bands hide each other
+    interval = ", with its 95 % interval" if banded else ", a line a seed"
+    parts.append(f'<text x="{LEFT}" y="16">mean reward of a step{interval}</text>')
     for curve in curves:
         colour = COLOURS[curve.name]
         band = f"{points(curve.lows)} {points(curve.highs, backwards=True)}"
-        parts.append(f'<polygon points="{band}" fill="{colour}" opacity="0.1"/>')
+        if banded:
+            parts.append(f'<polygon points="{band}" fill="{colour}" opacity="0.18"/>')
         parts.append(f'<polyline points="{points(curve.rewards)}" fill="none" stroke="{colour}" stroke-width="2"/>')
     for place, name in enumerate(reversed(COLOURS)):
         if named := [curve for curve in curves if curve.name == name]:
