@@ -52,9 +52,10 @@ def main() -> int:
 class Observed:
     """The `rollout_func` and the reward function of `LachesisRollouts`, with what they return written down."""
 
-    def __init__(self, rollouts: Any, tokenizer: Any, shuffled: random.Random | None) -> None:
+    def __init__(self, rollouts: Any, tokenizer: Any, group_size: int, shuffled: random.Random | None) -> None:
         self.rollouts = rollouts
         self.tokenizer = tokenizer
+        self.group_size = group_size
         self.shuffled = shuffled
         """Permutes the rewards of a training batch; None leaves them."""
         self.steps: list[list[list[float]]] = []
@@ -76,7 +77,7 @@ class Observed:
     def lachesis_reward(self, **given: Any) -> list[float | None]:
         rewards: list[float | None] = self.rollouts.lachesis_reward(**given)
         if self._trains:
-            size = self.rollouts._trainer.num_generations
+            size = self.group_size
             scored = [
                 [reward for reward in rewards[at : at + size] if reward is not None]
                 for at in range(0, len(rewards), size)
@@ -137,7 +138,7 @@ def train(name: str, folder: Path, settings: Mapping[str, Any], threads: int) ->
     began = time.monotonic()
     seed = settings["seed"]
     with LachesisRollouts(ToolCallEnv, tokenizer=tokenizer, settings={**env, "dataset_seed": seed}) as rollouts:
-        observed = Observed(rollouts, tokenizer, random.Random(seed) if name == CONTROL else None)
+        observed = Observed(rollouts, tokenizer, group, random.Random(seed) if name == CONTROL else None)
         held_out = list(rollouts.eval_dataset()["prompt"])
         trainer = GRPOTrainer(
             model,
