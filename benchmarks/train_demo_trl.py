@@ -1,23 +1,26 @@
-"""SmolLM2-135M learns to call tools under TRL's GRPOTrainer: task and settings are those of `lachesis train`.
+"""`make train-demo-trl`: SmolLM2-135M learns to call tools under TRL's GRPOTrainer; with shuffled rewards it does not.
 
-    make train-demo-trl
-    .venv-train/bin/python -m benchmarks.train_demo_trl [--steps N] [--batch N] [--eval-items N] [--seed N]
+    python -m benchmarks.train_demo_trl [--steps N] [--control-steps N] [--seed N ...] [--folder DIR]
 
-It writes `curve.jsonl`, a line each step, and `curve.svg` into the folder, and prints the rate of exact calls on the
-held-out items before and after, with intervals of 95 %.
+Task and settings are those of `lachesis train` (configs/train_tool_call.yaml). In the control run the rewards of a
+batch are permuted among its rollouts, and all else is the same. Prints both rates of right calls, of those that are
+whole and of those that the parser reads, and writes curve.svg. A run that has finished in its folder with the same
+arguments is not repeated.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import math
+import random
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
+
+from benchmarks.learning_curves import CONTROL, TRAINED, Answer, Curve, conclude, kept
+from lachesis.evaluation.intervals import mean_over_items
 
 CONFIG = Path("configs/train_tool_call.yaml")
 LAYERS = 30
@@ -26,56 +29,91 @@ MICRO = 4
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--steps", type=int, help="default: num_steps of the settings")
-    parser.add_argument("--batch", type=int, help="rollouts of a step; default: batch_size of the settings")
-    parser.add_argument("--eval-items", type=int, help="default: eval_items of the settings")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--folder", type=Path, default=Path("data/train/tool-call-trl"))
-    parser.add_argument("--threads", type=int, default=1)
+    """Run all; 1 if a model has not learned or a control has."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--steps", type=int, default=18, help="(default: %(default)s)")
+    add("--control-steps", type=int, default=18, help="of the control run; 0 leaves it out (default: %(default)s)")
+    add("--items", type=int, default=64, help="held-out items (default: %(default)s)")
+    add("--seed", type=int, nargs="+", default=[0], help="of the items and of the trainer; two runs each (default: 0)")
+    add("--folder", type=Path, default=Path("data/train/tool-call-trl"), help="a folder in it for each run")
+    add("--threads", type=int, default=1)
     given = parser.parse_args()
-    settings = yaml.safe_load(CONFIG.read_text(encoding="utf-8"))
-    env = settings["env"]
-    env["batch_size"] = given.batch or env["batch_size"]
-    env["eval_items"] = given.eval_items or env["eval_items"]
-    given.folder.mkdir(parents=True, exist_ok=True)
-    before, after, lines = train(env, settings["training"], given)
-    rises = after["eval_lachesis/exact"] > before["eval_lachesis/exact"]
-    (given.folder / "curve.svg").write_text(drawn(lines), encoding="utf-8")
-    items = env["eval_items"]
-    for name, metrics in (("before", before), ("after", after)):
-        low, high = interval(rate := metrics["eval_lachesis/exact"], items)
-        print(f"exact calls on {items} held-out items {name}: {rate:.2f} ({low:.2f} to {high:.2f})")
-    print(f"{lines[-1]['seconds']:.0f} s of CPU, {given.folder / 'curve.svg'}")
-    return int(not rises)
+    curves = []
+    for seed in given.seed:
+        for name, steps in ((TRAINED, given.steps), (CONTROL, given.control_steps)):
+            folder = given.folder / f"seed-{seed}{'-control' if name == CONTROL else ''}"
+            settings = {"seed": seed, "steps": steps, "items": given.items}
+            if steps:
+                curves.append(kept(folder, settings) or train(name, folder, settings, given.threads))
+    return conclude(curves, given.folder / "curve.svg")
 
 
-def train(
-    env: Mapping[str, Any], training: Mapping[str, Any], given: argparse.Namespace
-) -> tuple[dict[str, float], dict[str, float], list[dict[str, Any]]]:
-    """Evaluate, train, evaluate again: both metrics, and the lines of the curve."""
+class Observed:
+    """The `rollout_func` and the reward function of `LachesisRollouts`, with what they return written down."""
+
+    def __init__(self, rollouts: Any, tokenizer: Any, group_size: int, shuffled: random.Random | None) -> None:
+        self.rollouts = rollouts
+        self.tokenizer = tokenizer
+        self.group_size = group_size
+        self.shuffled = shuffled
+        """Permutes the rewards of a training batch; None leaves them."""
+        self.steps: list[list[list[float]]] = []
+        """The rewards of each group of each training batch."""
+        self.answers: list[Answer] = []
+        """To held-out items, in order."""
+        self._trains = False
+
+    def play(self, prompts: Sequence[Any], trainer: Any) -> dict[str, list[Any]]:
+        rows: dict[str, list[Any]] = self.rollouts(prompts, trainer)
+        self._trains = trainer.model.training
+        if not self._trains:
+            columns = ("completion_ids", "env_mask", "lachesis_figures")
+            for prompt, ids, mask, figures in zip(prompts, *(rows[name] for name in columns), strict=True):
+                text = self.tokenizer.decode([token for token, sampled in zip(ids, mask, strict=True) if sampled])
+                self.answers.append(Answer(prompt[-1]["content"], text, figures["right_as_read"] == 1.0))
+        return rows
+
+    def lachesis_reward(self, **given: Any) -> list[float | None]:
+        rewards: list[float | None] = self.rollouts.lachesis_reward(**given)
+        if self._trains:
+            size = self.group_size
+            scored = [
+                [reward for reward in rewards[at : at + size] if reward is not None]
+                for at in range(0, len(rewards), size)
+            ]
+            self.steps.append(scored)
+            if self.shuffled is not None:
+                self.shuffled.shuffle(rewards)
+        return rewards
+
+
+def train(name: str, folder: Path, settings: Mapping[str, Any], threads: int) -> Curve:
+    """Evaluate, train, evaluate again."""
     import torch
     from peft import LoraConfig
-    from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+    from transformers import AutoModelForCausalLM, AutoTokenizer
     from trl import GRPOConfig, GRPOTrainer
 
     from lachesis.environments.tool_call import ToolCallEnv
     from lachesis.training.engine.folders import model_folder
     from lachesis.training.trl import LachesisRollouts
 
-    torch.set_num_threads(given.threads)
-    folder = model_folder(training["base_model"])
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    config = yaml.safe_load(CONFIG.read_text(encoding="utf-8"))
+    env, training = {**config["env"], "eval_items": settings["items"]}, config["training"]
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(threads)
+    base = model_folder(training["base_model"])
+    tokenizer = AutoTokenizer.from_pretrained(base)
     # The adapter stays float32. The frozen weights in bfloat16 halve the time of a forward pass on a CPU.
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
-    steps, batch, group = given.steps or training["num_steps"], env["batch_size"], env["group_size"]
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16)
+    steps, batch, group = settings["steps"], env["batch_size"], env["group_size"]
     args = GRPOConfig(
-        output_dir=str(given.folder),
+        output_dir=str(folder),
         max_steps=steps,
-        seed=given.seed,
+        seed=settings["seed"],
         per_device_train_batch_size=MICRO,
         gradient_accumulation_steps=batch // MICRO,
-        per_device_eval_batch_size=env["eval_items"],
         num_generations=group,
         num_generations_eval=1,
         max_completion_length=env["max_token_length"],
@@ -97,68 +135,33 @@ def train(
         target_modules=["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
         layers_to_transform=list(range(LAYERS - training["engine_lora_layers"], LAYERS)),
     )
-    lines: list[dict[str, Any]] = []
-    began = time.process_time()
-
-    class Curve(TrainerCallback):  # type: ignore[misc]
-        """Writes a line for each step."""
-
-        def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any], **_: Any) -> None:
-            if "reward" not in logs:
-                return
-            names = ("reward", "reward_std", "entropy", "completions/mean_length", "lachesis/exact")
-            line = {"step": state.global_step, **{name: logs.get(name) for name in names}}
-            lines.append({**line, "seconds": round(time.process_time() - began, 1)})
-            with (given.folder / "curve.jsonl").open("w", encoding="utf-8") as file:
-                file.writelines(json.dumps(each) + "\n" for each in lines)
-
-    with LachesisRollouts(ToolCallEnv, tokenizer=tokenizer, settings={**env, "dataset_seed": given.seed}) as rollouts:
+    began = time.monotonic()
+    seed = settings["seed"]
+    with LachesisRollouts(ToolCallEnv, tokenizer=tokenizer, settings={**env, "dataset_seed": seed}) as rollouts:
+        observed = Observed(rollouts, tokenizer, group, random.Random(seed) if name == CONTROL else None)
+        held_out = list(rollouts.eval_dataset()["prompt"])
         trainer = GRPOTrainer(
             model,
-            rollouts.reward_funcs,
+            [observed.lachesis_reward],
             args,
-            eval_dataset=rollouts.eval_dataset(),
             train_dataset=rollouts.dataset(steps * batch // group),
             processing_class=tokenizer,
-            rollout_func=rollouts,
+            rollout_func=observed.play,
             peft_config=lora,
-            callbacks=[Curve()],
         )
-        before = trainer.evaluate()
+        # trainer.evaluate() would compute a loss too, which takes longer than the answers.
+        trainer.model.eval()
+        observed.play(held_out, trainer)
         trainer.train()
-        return before, trainer.evaluate(), lines
-
-
-def interval(rate: float, count: int) -> tuple[float, float]:
-    """Wilson's, of 95 %."""
-    z = 1.96
-    middle = (rate + z * z / (2 * count)) / (1 + z * z / count)
-    reach = z / (1 + z * z / count) * math.sqrt(rate * (1 - rate) / count + z * z / (4 * count * count))
-    return middle - reach, middle + reach
-
-
-def drawn(lines: Sequence[Mapping[str, Any]]) -> str:
-    """The curve as SVG: mean reward and rate of exact calls over steps."""
-    width, height, edge = 520, 240, 40
-    last = max(lines[-1]["step"], 2)
-
-    def at(step: int, value: float) -> str:
-        x, y = edge + (step - 1) / (last - 1) * (width - 2 * edge), height - edge - value * (height - 2 * edge)
-        return f"{x:.1f},{y:.1f}"
-
-    font = 'font-family="sans-serif" font-size="11"'
-    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" {font}>']
-    parts.append(f'<rect width="{width}" height="{height}" fill="white"/>')
-    for value in (0.0, 0.25, 0.5, 0.75, 1.0):
-        (x1, y), (x2, _) = (at(step, value).split(",") for step in (1, last))
-        parts.append(f'<path d="M{x1},{y}L{x2},{y}" stroke="#ddd"/><text x="8" y="{float(y) + 4}">{value:g}</text>')
-    for name, colour, label_at in (("reward", "#1f77b4", 0), ("lachesis/exact", "#d62728", 1)):
-        path = "L".join(at(line["step"], line[name]) for line in lines if line[name] is not None)
-        parts.append(f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        label = {"reward": "mean reward", "lachesis/exact": "exact calls"}[name]
-        parts.append(f'<text x="{edge + 110 * label_at}" y="20" fill="{colour}">{label}</text>')
-    parts.append(f'<text x="{width - 2 * edge}" y="{height - 12}">step {last}</text></svg>')
-    return "\n".join(parts) + "\n"
+        trainer.model.eval()
+        observed.play(held_out, trainer)
+    before, after = observed.answers[: settings["items"]], observed.answers[settings["items"] :]
+    if len(after) != settings["items"]:
+        raise RuntimeError(f"{len(observed.answers)} answers to twice {settings['items']} held-out items")
+    means = [mean_over_items(groups) for groups in observed.steps]
+    rewards, lows, highs = ([getattr(mean, field) for mean in means] for field in ("mean", "low", "high"))
+    seconds = time.monotonic() - began
+    return Curve(name, settings, rewards, lows, highs, before, after, seconds).write(folder)
 
 
 if __name__ == "__main__":

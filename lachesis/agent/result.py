@@ -9,7 +9,7 @@ from typing import Any
 from lachesis.agent.context_compression import ContextEdit
 from lachesis.agent.outcome import Outcome
 from lachesis.agent.reward import Reward
-from lachesis.trajectories import MessageHistory, TokenSample, Usage, samples
+from lachesis.trajectories import MessageHistory, TokenSample, ToolCall, Usage, samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +119,7 @@ class AgentResult:
     """What the grading of a task folder left for its record: see docs/harbor.md."""
     _messages: list[dict[str, Any]] | None = field(default=None, init=False, repr=False, compare=False)
     _record: list[dict[str, Any]] | None = field(default=None, init=False, repr=False, compare=False)
+    _repaired_calls: tuple[int, int] | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
     def messages(self) -> list[dict[str, Any]]:
@@ -148,6 +149,25 @@ class AgentResult:
         """Text of the model's last message; empty when it never answered, whatever examples the prompt holds."""
         responses = list(self.history.responses())
         return responses[-1].message.text if responses else ""
+
+    @property
+    def ok_calls(self) -> list[ToolCall]:
+        """The well-formed calls of the conversation, in order, for a reward that looks at calls themselves.
+
+        The loop also runs calls whose form the parser had to repair; a reward that counts those teaches the model a
+        form that other readers reject. Calls of a server's own parser (Phase 1) are all here: see `ToolCall.ok`.
+        """
+        return [call for response in self.history.responses() for call in response.message.tool_calls if call.ok]
+
+    @property
+    def repaired_calls(self) -> tuple[int, int]:
+        """How many calls the parser repaired, and how many it read, in all completions: discarded ones and those of
+        sub-agents included. Calls of a server's own parser are in neither."""
+        if self._repaired_calls is None:
+            calls = [call for response in self.history.completions() for call in response.message.tool_calls]
+            statuses = [call.status for call in calls if call.status is not None]
+            self._repaired_calls = statuses.count("repaired"), len(statuses)
+        return self._repaired_calls
 
     def samples(self, rollout_id: str = "") -> list[TokenSample]:
         """The exact tokens of everything that was sampled, ready for a trainer; empty in Phase 1."""

@@ -19,6 +19,7 @@ from lachesis.batch.rows import Rows, in_shard
 from lachesis.batch.sink import BatchSink, Work
 from lachesis.batch.totals import Caps, Totals
 from lachesis.errors import SettingsError
+from lachesis.evaluation.repaired_calls import NAME as REPAIRED_CALLS
 from lachesis.runs.commands import about_content
 from lachesis.runs.failures import REPEATS, FailureBrake
 from lachesis.runs.group_player import play_item
@@ -81,6 +82,8 @@ class BatchResult:
         if totals.rewards:
             yield "mean reward", f"{fmean(totals.rewards):.3f}"
         yield "tool calls", f"{totals.calls['count']}, {totals.calls['failure']} failed"
+        if totals.parsed_calls:
+            yield "repaired calls", f"{totals.repaired_calls} of {totals.parsed_calls}: {REPAIRED_CALLS}"
         yield "reasoning", f"in {totals.reasoning['turns_with_reasoning']} of {totals.reasoning['turns']} turns"
         if totals.uncounted:
             yield "tokens", "the server does not count them"

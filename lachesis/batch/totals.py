@@ -56,6 +56,9 @@ class Totals:
     """Attempts that were lost included, as far as they are known."""
     uncounted: int = 0
     """Requests of which the server counted no tokens."""
+    repaired_calls: int = 0
+    """Calls that the parser repaired, of `parsed_calls` that it read."""
+    parsed_calls: int = 0
     tools: dict[str, Counter[str]] = field(default_factory=dict)
     reasoning: Counter[str] = field(default_factory=Counter)
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -76,6 +79,9 @@ class Totals:
             if kind == "failed":
                 self.outcomes["bad_input" if record.get("bad_input") else rollout["outcome"]] += 1
                 continue
+            repaired, parsed = rollout.get("repaired_calls", (0, 0))
+            self.repaired_calls += repaired
+            self.parsed_calls += parsed
             for name, stats in rollout["tool_stats"].items():
                 self.tools.setdefault(name, Counter()).update(stats)
             if kind == "kept":
@@ -108,6 +114,7 @@ class Totals:
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "mean_reward": fmean(self.rewards) if self.rewards else None,
+            "repaired_call_rate": self.repaired_calls / self.parsed_calls if self.parsed_calls else None,
             "tool_statistics": tools,
             "reasoning_statistics": {
                 "total_assistant_turns": turns,

@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         ) from None
     except OSError as error:
         raise LachesisError(f"{output}: cannot be written ({error.strerror}); choose another --output") from error
-    if alarm := summary.exclusion.alarm:
+    for alarm in filter(None, (summary.exclusion.alarm, summary.unlearns_calls)):
         print(f"alarm: {alarm}", file=sys.stderr)
     print(output)
     return 0

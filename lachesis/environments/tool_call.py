@@ -123,7 +123,8 @@ class DrawnItems(HermesAgentBaseEnv):
         return question
 
     def rollout_metrics(self, item: Any, result: AgentResult, reward: float | None) -> Mapping[str, float]:
-        return {} if reward is None else {"exact": float(reward == 1.0)}
+        """`exact`: the share of rollouts that earn 1.0 by their own reward, whatever a group reward makes of it."""
+        return {} if result.reward is None else {"exact": float(result.reward.value == 1.0)}
 
 
 def arguments(call: ToolCall) -> dict[str, Any]:
@@ -136,9 +137,11 @@ def arguments(call: ToolCall) -> dict[str, Any]:
 
 
 class ToolCallEnv(DrawnItems):
-    """One call with the right arguments: 1.0 for exactly that, partial credit on the way.
+    """One well-formed call with the right arguments: 1.0 for exactly that, partial credit on the way.
 
-    0.1 for a call that can be read, 0.1 if it is the whole answer, 0.3 for the tool, 0.25 for each argument.
+    0.1 for a call that the parser had to repair, for example one that is not closed, or of a tool that was not offered,
+    whatever it says. A well-formed one earns 0.2, 0.1 if it is the whole answer, 0.2 for the tool, and 0.25 for each
+    argument.
     """
 
     name = "tool-call"
@@ -153,6 +156,14 @@ class ToolCallEnv(DrawnItems):
     async def compute_reward(self, item: Mapping[str, Any], result: AgentResult, ctx: Any) -> Reward:
         answers = [answer.message for answer in result.history.responses()]
         return graded(answers[0], item) if answers else NOTHING
+
+    def rollout_metrics(self, item: Any, result: AgentResult, reward: float | None) -> Mapping[str, float]:
+        """With `right_as_read`: the share of answers that are the right call as the parser reads them, repaired or
+        not."""
+        answer = next((answer.message for answer in result.history.responses()), None)
+        calls = answer.tool_calls if answer is not None else ()
+        right = len(calls) == 1 and calls[0].name == item["tool"] and right_arguments(calls[0], item) == 1.0
+        return {**super().rollout_metrics(item, result, reward), "right_as_read": float(right)}
 
     def reference_policy(self) -> Policy:
         """Makes the call."""
@@ -173,18 +184,28 @@ def graded(answer: Message, item: Mapping[str, Any]) -> Reward:
     if len(answer.tool_calls) != 1:
         return NOTHING
     (call,) = answer.tool_calls
-    given, wanted = arguments(call), item["arguments"]
-    right = sum(type(given.get(name)) is int and given[name] == value for name, value in wanted.items())
+    if not call.ok:
+        return Reward(0.1, {"call": 0.1, "tool": 0.0, "arguments": 0.0})
     parts = {
-        "call": 0.1 + 0.1 * (not answer.text.strip()),
-        "tool": 0.3 * (call.name == item["tool"]),
-        "arguments": 0.25 * right * (len(given) == len(wanted)),
+        "call": 0.2 + 0.1 * (not answer.text.strip()),
+        "tool": 0.2 * (call.name == item["tool"]),
+        "arguments": 0.5 * right_arguments(call, item),
     }
     return Reward(round(sum(parts.values()), 6), parts)
 
 
+def right_arguments(call: ToolCall, item: Mapping[str, Any]) -> float:
+    """The share of the arguments that are right; 0 where there is one too many."""
+    given, wanted = arguments(call), item["arguments"]
+    right = sum(type(given.get(name)) is int and given[name] == value for name, value in wanted.items())
+    return right / len(wanted) if len(given) == len(wanted) else 0.0
+
+
 class ToolResultEnv(DrawnItems):
-    """A question that only a tool can answer: 1.0 for the number that it says, 0.25 for the right call alone."""
+    """A question that only a tool can answer: 1.0 for the number that it says, 0.25 for the right call alone.
+
+    A call that the parser had to repair is run, so that the model may go on, and earns nothing.
+    """
 
     name = "tool-result"
     toolsets = ("stock",)
@@ -196,7 +217,7 @@ class ToolResultEnv(DrawnItems):
         return {"question": f"How many pieces of {part} are in stock?", "part": part, "answer": in_stock(part)}
 
     async def compute_reward(self, item: Mapping[str, Any], result: AgentResult, ctx: Any) -> Reward:
-        calls = [call for answer in result.history.responses() for call in answer.message.tool_calls]
+        calls = result.ok_calls
         asked = any(call.name == "look_up" and arguments(call) == {"part": item["part"]} for call in calls)
         said = bool(calls) and result.finished_naturally and last_number(result.final_response) == str(item["answer"])
         parts = {"call": 0.25 * asked, "answer": 0.75 * (asked and said)}

@@ -101,7 +101,8 @@ def _branch_view(branch: Branch, rollout: Mapping[str, Any], prefix: str) -> dic
             known = branch.calls.get(call["id"])
             # Records of older versions name failed calls by what was called.
             failed = bool(known.get("failed")) if known else (call["name"], call["arguments"]) in errors
-            call |= {"took": _took(known or {}), "failed": failed, "anchor": anchor}
+            repaired = (known or {}).get("repaired")
+            call |= {"took": _took(known or {}), "failed": failed, "repaired": repaired, "anchor": anchor}
             calls[call["id"]] = call
         if view["role"] == "assistant":
             view["context"] = turn is None
@@ -159,6 +160,7 @@ def _call_view(call: Any) -> dict[str, Any]:
         "shown": pretty(arguments),
         "took": "",
         "failed": False,
+        "repaired": None,
     }
 
 

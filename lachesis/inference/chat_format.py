@@ -114,7 +114,10 @@ def parse_text(parser: Any, text: str, tools: Tools, **options: Any) -> ParsedCo
 
 def parsed_calls(parsed: ParsedCompletion) -> tuple[ToolCall, ...]:
     """The calls that a parser found."""
-    return tuple(ToolCall(call.id, call.name, call.arguments_json) for call in parsed.tool_calls)
+    return tuple(
+        ToolCall(call.id, call.name, call.arguments_json, status=str(call.status), error=call.error)
+        for call in parsed.tool_calls
+    )
 
 
 def malformed_calls(parsed: ParsedCompletion) -> tuple[str, ...]:

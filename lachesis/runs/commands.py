@@ -282,8 +282,16 @@ async def serve(env: Environment, *, hold_out: bool) -> ServeResult:
         async def on_group(group: PlayedGroup, decision: Decision) -> None:
             if isinstance(decision, Kept):
                 await env.after_group(group)
+            note_calls(group)
             if env.tracker.on:  # conversations of thousands of turns are copied: not on the loop
                 env.tracker.add(await asyncio.to_thread(_record, env, group, with_samples=False))
+
+        def note_calls(group: PlayedGroup) -> None:
+            repaired, alarmed = env.tracker.repaired, bool(env.tracker.repaired.alarm)
+            calls = [rollout.result.repaired_calls for rollout in group.rollouts if rollout.result is not None]
+            repaired.add(sum(count for count, _ in calls), sum(parsed for _, parsed in calls))
+            if repaired.alarm and not alarmed:
+                sink.tell(f"alarm: {repaired.alarm}")
 
         figures = RunningFigures(window=1_000)  # the policy changes
         sink = _rollout_api_sink(env, figures)
@@ -309,7 +317,7 @@ async def serve(env: Environment, *, hold_out: bool) -> ServeResult:
         )
         await pipeline.run(signals=True)
         exclusion = await asyncio.to_thread(env.tracker.exclusions.result)
-        return replace(sink.result(pipeline), exclusion=exclusion)
+        return replace(sink.result(pipeline), exclusion=exclusion, repaired=env.tracker.repaired)
 
 
 def _noting(play: PlayItem[PlayedGroup], exclusions: Exclusions | None) -> PlayItem[PlayedGroup]:

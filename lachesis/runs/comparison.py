@@ -110,6 +110,8 @@ class Comparison:
             yield ("mean reward" if name == "avg_reward" else name, *(_figure(each, name) for each in figures))
         if any(run.summary.in_place for run in both):
             yield ("graded in place", *(f"{run.summary.in_place}" for run in both))
+        if any(run.summary.repaired.parsed for run in both):
+            yield ("repaired calls", *(f"{run.summary.repaired}" for run in both))
         yield ("turns", *(f"{run.summary.turns:.2f}" for run in both))
         yield ("tokens", *(tokens(run.summary) for run in both))
 

@@ -163,19 +163,26 @@ def _agent_record(result: AgentResult | None) -> dict[str, Any]:
             {"turn": error.turn, "tool": error.tool_name, "arguments": error.arguments, "error": error.error}
             for error in result.tool_errors
         ],
+        "repaired_calls": list(result.repaired_calls),
         "calls": _calls(result.history, sampled, {id(result.history)}),
         "discarded": _discarded(result.history, sampled),
     }
 
 
 def _calls(history: MessageHistory, sampled: Mapping[int, int], seen: set[int]) -> dict[str, dict[str, Any]]:
-    """What is known of each tool call beside its result, by its id, with the conversation of a sub-agent."""
+    """What is known of each tool call beside its result, by its id: with what the parser repaired in it, and the
+    conversation of a sub-agent."""
     calls: dict[str, dict[str, Any]] = {}
     for node in history.all_nodes():
         result = node.origin
+        if isinstance(result, ChatResponse):
+            for asked in result.message.tool_calls:
+                if asked.status == "repaired":
+                    calls.setdefault(asked.id, {})["repaired"] = asked.error or ""
         if not isinstance(result, ToolResponse) or result.message.tool_call_id is None:
             continue
-        call = calls[result.message.tool_call_id] = {"seconds": round(result.duration, 3)}
+        call = calls.setdefault(result.message.tool_call_id, {})
+        call["seconds"] = round(result.duration, 3)
         if result.error is not None:
             call["failed"] = True
         if (chat := result.chat) is not None and id(chat) not in seen:

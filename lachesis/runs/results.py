@@ -17,6 +17,7 @@ from rich.text import Text
 
 from lachesis.agent.outcome import Outcome
 from lachesis.errors import ExitCode
+from lachesis.evaluation.repaired_calls import NAME, RepairedCalls
 from lachesis.runs.evaluations import figure_rows
 from lachesis.runs.exclusion import Exclusion
 from lachesis.runs.failures import REPEATS
@@ -114,6 +115,8 @@ class RunResult:
             yield "mean reward", str(summary.reward) if summary.scored else "none was scored"
         yield "turns", f"{summary.turns:.2f} a rollout"
         yield "tool calls", f"{summary.tool_calls:.2f} a rollout, {summary.tool_errors:.2f} failed"
+        if summary.repaired.parsed:
+            yield "repaired calls", f"{summary.repaired}: {NAME}"
         yield "outcomes", ", ".join(f"{name} {count}" for name, count in summary.outcomes.items()) or "none"
         yield "time", f"{summary.seconds_own:.1f} s a rollout, and {summary.seconds_waiting:.1f} s of waiting"
         if summary.most_versions > 1 or summary.interrupts:
@@ -190,6 +193,8 @@ class RunResult:
         summary = self.summary
         if alarm := summary.exclusion.alarm:
             yield alarm
+        if summary.unlearns_calls:
+            yield summary.unlearns_calls
         if self.short_of:
             asked = "get_eval_items" if self.evaluation else "get_next_item"
             setting = "eval_items" if self.evaluation else "total_steps"
@@ -267,6 +272,8 @@ class ServeResult:
     """Why the run ended; empty while it goes on."""
     exclusion: Exclusion = field(default_factory=Exclusion)
     """Of this start. Empty while it goes on."""
+    repaired: RepairedCalls = field(default_factory=RepairedCalls)
+    """Of this start."""
 
     exit_code = ExitCode.DONE
 
@@ -310,6 +317,8 @@ class ServeResult:
             yield "maybe doubled", f"{self.maybe_doubled}; group_overrides.group_id identifies them"
         yield "rollouts", f"{self.rollouts} in {counted(self.groups, 'group')} of this start"
         yield from self.exclusion.rows()
+        if self.repaired.parsed:
+            yield "repaired calls", f"{self.repaired}: {NAME}"
         yield "tokens", f"{self.delivered_tokens} delivered, {self.undelivered_tokens} undelivered"
         yield "mean reward", "none was scored" if math.isnan(self.reward) else f"{self.reward:.3f}"
         yield from self._age_rows()
@@ -338,6 +347,8 @@ class ServeResult:
 
     def warnings(self) -> Iterator[str]:
         if alarm := self.exclusion.alarm:
+            yield alarm
+        if alarm := self.repaired.alarm:
             yield alarm
 
     def _refused(self) -> str:

@@ -115,6 +115,7 @@ class RunningFigures:
                 uncounted=result.tokens.uncounted_requests,
                 calls=result.tool_calls,
                 failed=len(result.tool_errors),
+                repaired=result.repaired_calls[0],
             )
         score = "no score, " if rollout.reward is None else f"reward {rollout.reward:.2f}, "
         end = f"{score if self.scores else ''}{rollout.outcome.value}, {rollout.seconds:.1f} s"
@@ -165,7 +166,8 @@ class RunningFigures:
             counts, seconds = self._counts, max(now - self._began, 1e-9)
             rate = f"{counts['tokens']} in finished rollouts, {counts['tokens'] / seconds:.0f}/s"
             yield "tokens", "not counted by the server" if counts["uncounted"] else rate
-            yield "tool calls", f"{counts['calls']}, {counts['failed']} failed"
+            repaired = f", {counts['repaired']} repaired by the parser" if counts["repaired"] else ""
+            yield "tool calls", f"{counts['calls']}, {counts['failed']} failed{repaired}"
             yield "last", self._last
 
 

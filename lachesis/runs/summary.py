@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from lachesis.evaluation import Mean, Scores, bounds, ks, mean_over_items, pass_at_k, pass_hat_k
+from lachesis.evaluation.repaired_calls import RepairedCalls
 from lachesis.runs.exclusion import Exclusion, Exclusions, of_record
 from lachesis.runs.item_keys import whole_and_part
 
@@ -20,7 +21,7 @@ BUILTIN_FIGURES = frozenset(
         *("avg_turns", "avg_tool_calls", "tool_use_rate", "avg_tool_errors"),
         *("total_rollouts", "items_rejected", "tool_errors_count", "discarded_completions"),
         *("agent_faults", "avg_seconds_own", "avg_seconds_waiting", "compressions", "failed_compressions"),
-        *("unscored_alarm", "unscored_items"),
+        *("unscored_alarm", "unscored_items", "repaired_call_rate", "repaired_calls_alarm"),
     }
 )
 """Names that metrics of an environment cannot have: they are keys of W&B and of metrics.json."""
@@ -68,6 +69,9 @@ class Summary:
     versions: float = 0.0
     """Mean versions of the weights in a rollout of which they are known; 0 where there is none."""
     most_versions: int = 0
+    repaired: RepairedCalls = field(default_factory=RepairedCalls)
+    unlearns_calls: str = ""
+    """The alarm about `repaired`, of a run in which the weights changed."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Means of reward components and of the environment's metrics, over the rollouts that have them."""
     exclusion: Exclusion = field(default_factory=Exclusion)
@@ -76,6 +80,10 @@ class Summary:
     """Key of an item -> the scores of its rollouts; None for one that has none."""
     category_of: Mapping[str, str] = field(default_factory=dict)
     """Key of an item -> its category, where it has one."""
+
+    def call_metrics(self) -> dict[str, float]:
+        """The share of calls that the parser repaired; empty where it read none."""
+        return {} if self.repaired.share is None else {"repaired_call_rate": self.repaired.share}
 
     def compression_metrics(self) -> dict[str, int]:
         """The figures of compressions; empty where there was none."""
@@ -119,6 +127,10 @@ class Summariser:
         self._totals: Counter[str] = Counter()
         self._seconds = [0.0, 0.0]
         self._most_versions = 0
+        self._first_version: str | None = None
+        self._trains = False
+        """Whether other weights than the first ones sampled something."""
+        self._repaired = RepairedCalls()
         self._metrics: dict[str, list[float]] = {}
         self._exclusions = Exclusions()
         self._uncompressed_because = ""
@@ -131,6 +143,8 @@ class Summariser:
         if (category := group.get("category")) is not None:
             self._categories[item] = category
         self._exclusions.add(group["item_key"], map(of_record, rollouts))
+        calls = [rollout.get("repaired_calls", (0, 0)) for rollout in rollouts]
+        self._repaired.add(sum(repaired for repaired, _ in calls), sum(parsed for _, parsed in calls))
         self._totals.update(beside=(group.get("beside") or {}).get("completion_tokens", 0))
         for rollout in rollouts:
             self._outcomes[rollout["outcome"]] += 1
@@ -151,6 +165,9 @@ class Summariser:
                 versioned=versions > 0,
             )
             self._most_versions = max(self._most_versions, versions)
+            for version in rollout.get("policy_versions", ()):
+                self._first_version = self._first_version or version
+                self._trains = self._trains or version != self._first_version
             for edit in rollout.get("context_edits", ()):
                 self._totals.update(["compressions" if edit["error"] is None else "failed_compressions"])
                 self._uncompressed_because = edit["error"] or self._uncompressed_because
@@ -203,6 +220,8 @@ class Summariser:
             uncompressed_because=self._uncompressed_because,
             versions=totals["versions"] / (totals["versioned"] or 1),
             most_versions=self._most_versions,
+            repaired=self._repaired,
+            unlearns_calls=self._repaired.alarm if self._trains else "",
             metrics={name: math.fsum(values) / len(values) for name, values in sorted(self._metrics.items())},
             exclusion=self._exclusions.result() if tests else self._exclusions.rates(),
             scores=dict(sorted(self._scores.items())),
@@ -231,6 +250,7 @@ def evaluation_metrics(summary: Summary) -> dict[str, float | int]:
         "eval/avg_seconds_waiting": summary.seconds_waiting,
     }
     metrics.update({f"eval/outcome/{name}": count for name, count in summary.outcomes.items()})
+    metrics.update({f"eval/{name}": value for name, value in summary.call_metrics().items()})
     metrics.update({f"eval/{name}": count for name, count in summary.compression_metrics().items()})
     exclusion = summary.exclusion
     metrics.update({f"eval/{name}": value for name, value in (exclusion.shares() | exclusion.test_metrics()).items()})
@@ -258,6 +278,7 @@ def training_metrics(finished: Summariser) -> dict[str, Any]:
     if summary.scored:
         metrics["train/avg_reward"] = summary.reward.mean
     metrics.update({f"train/outcome/{name}": count for name, count in summary.outcomes.items()})
+    metrics.update({f"train/{name}": value for name, value in summary.call_metrics().items()})
     metrics.update({f"train/{name}": count for name, count in summary.compression_metrics().items()})
     metrics.update({f"train/{name}": share for name, share in summary.exclusion.shares().items()})
     metrics.update({f"train/{name}": value for name, value in summary.metrics.items()})

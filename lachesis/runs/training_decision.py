@@ -34,6 +34,7 @@ def decide_for_training(group: PlayedGroup, config: HermesAgentEnvConfig, traine
             rollout.samples,
             rollout.result.recorded_messages if config.include_messages and rollout.result else None,
             rollout.turn_rewards,
+            rollout.result.repaired_calls if rollout.result else (0, 0),
         )
         for rollout in group.scored
     ]

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from lachesis.errors import LachesisError
+from lachesis.evaluation.repaired_calls import NAME, RepairedCalls
 from lachesis.runs.exclusion import WINDOW, Exclusion, Exclusions
 from lachesis.runs.settings import HermesAgentEnvConfig
 from lachesis.runs.summary import Summariser
@@ -32,8 +33,10 @@ class Tracker:
     def __init__(self) -> None:
         self.exclusions = Exclusions(WINDOW)
         """All rollouts that the run played; with W&B also those of earlier starts that are in its file of groups."""
+        self.repaired = RepairedCalls()
+        """Of the groups that `serve` has finished."""
         self._shown: Exclusion | None = None
-        self._alarmed = False
+        self._alarmed: set[str] = set()
         self._finished = Summariser()
         self._run: Any = None
         self._rollouts: list[tuple[str, float | None]] = []
@@ -98,11 +101,17 @@ class Tracker:
                 for each in seen.items[:ITEM_LIMIT]
             ]
             metrics["train/unscored_items"] = wandb.Table(columns=["item", "rollouts", "left out", *kinds], data=rows)
-        if seen.alarm and not self._alarmed:
-            self._alarmed = True
-            self._run.alert(title="a biased selection of rollouts", text=seen.alarm)
+        self._alert("a biased selection of rollouts", seen.alarm)
+        if self.repaired.parsed:
+            metrics["train/repaired_calls_alarm"] = int(bool(self.repaired.alarm))
+            self._alert(NAME, self.repaired.alarm)
         self._shown = seen
         return metrics
+
+    def _alert(self, title: str, alarm: str) -> None:
+        if alarm and title not in self._alarmed:
+            self._alarmed.add(title)
+            self._run.alert(title=title, text=alarm)
 
     def log(self, metrics: Mapping[str, Any], step: int, *, prefix: str | None = None) -> None:
         """Send the figures, if W&B is on."""

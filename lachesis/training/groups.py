@@ -27,7 +27,7 @@ CERTIFICATE: Final = "lachesis"
 """Key of `overrides[i]` under which the certificate of sample `i` travels; Atropos passes on what it does not know."""
 
 OVERRIDES: Final = frozenset(
-    {CERTIFICATE, "temperature", "turn_rewards", "policy_versions", "experts", "sampling_mask"}
+    {CERTIFICATE, "temperature", "turn_rewards", "repaired_calls", "policy_versions", "experts", "sampling_mask"}
 )
 """The keys of `overrides[i]` that describe sample `i` and no other sample of its rollout."""
 
@@ -110,6 +110,8 @@ class RolloutSamples:
     """The conversation as OpenAI messages; None: send none."""
     turn_rewards: Sequence[float] | None = None
     """One for each turn; travels in the `overrides` of the rollout's samples."""
+    repaired_calls: tuple[int, int] = (0, 0)
+    """`AgentResult.repaired_calls`; travels there too, for the trainer's figures."""
 
     @property
     def sampled(self) -> int:
@@ -181,8 +183,8 @@ class TrainingGroup:
 
         `images[i]` has the data URLs, by digest, of the images of sample `i` that no earlier sample has; null if no
         sample has any. `overrides[i]` holds the temperature, the sample's certificate (see `samples_from_atropos`),
-        `turn_rewards` where the rollout has them, and what the server reported: `policy_versions` ([version, start,
-        end] over the sample's tokens), `experts` and `sampling_mask`.
+        `turn_rewards` where the rollout has them, `repaired_calls` where a parser read calls in it, and what the server
+        reported: `policy_versions` ([version, start, end] over the sample's tokens), `experts` and `sampling_mask`.
         """
         temperatures = [next(iter(_temperatures(sample))) for sample in self.samples]
         return {
@@ -199,6 +201,7 @@ class TrainingGroup:
             "overrides": [
                 {"temperature": temperature, CERTIFICATE: sample.certificate(), **sample.replay_record()}
                 | ({} if rollout.turn_rewards is None else {"turn_rewards": list(rollout.turn_rewards)})
+                | ({"repaired_calls": list(rollout.repaired_calls)} if rollout.repaired_calls[1] else {})
                 | ({"policy_versions": versions} if (versions := list(map(list, sample.policy_versions))) else {})
                 for sample, temperature, rollout in zip(self.samples, temperatures, self.rollouts, strict=True)
             ],

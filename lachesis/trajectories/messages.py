@@ -59,6 +59,17 @@ class ToolCall:
     arguments: str
     extra: Mapping[str, Any] = field(default_factory=lambda: _NOTHING, hash=False)
     """Further fields of the call, for example a signature that the provider expects back."""
+    status: str | None = field(default=None, compare=False)
+    """What the parser says of its form: "ok", "repaired" or "unknown_tool"; None where no parser of ours read it. It is
+    no part of the message: requests and `to_openai` do not have it."""
+    error: str | None = field(default=None, compare=False)
+    """What the parser repaired."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether the model wrote it as its format demands. A call of a server's own parser counts as such: what that
+        parser has read over is not known here."""
+        return self.status in (None, "ok")
 
     @classmethod
     def from_openai(cls, call: Any, *, at: str = "tool_calls[0]", index: int | None = None) -> ToolCall:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Final, TypeAlias
 
 from lachesis.trajectories.frozen import FrozenDict, freeze, freeze_dict
-from lachesis.trajectories.messages import ChatResponse, Message, ToolCall, ToolResponse
+from lachesis.trajectories.messages import ChatResponse, Message, ToolResponse
 from lachesis.trajectories.tokens import TokenPrefix
 
 Origin: TypeAlias = ChatResponse | ToolResponse | None
@@ -144,7 +144,13 @@ def _settled(message: Message) -> Message:
         message.role,
         tuple(map(freeze, content)) if isinstance(content, tuple) else freeze(content),
         tuple(
-            ToolCall(freeze(call.id), freeze(call.name), freeze(call.arguments), freeze_dict(call.extra))
+            replace(
+                call,
+                id=freeze(call.id),
+                name=freeze(call.name),
+                arguments=freeze(call.arguments),
+                extra=freeze_dict(call.extra),
+            )
             for call in message.tool_calls
         ),
         freeze(message.tool_call_id),

@@ -12,6 +12,7 @@ from typing import Any
 
 import orjson
 
+from lachesis.evaluation.repaired_calls import NAME as REPAIRED_CALLS
 from lachesis.html.rollout import texts_of, title_of
 from lachesis.trajectories.advantages import LARGEST_REWARD
 from lachesis.trajectories.exports import stored_messages
@@ -50,13 +51,20 @@ def rollout_row(group: Mapping[str, Any], rollout: Mapping[str, Any]) -> tuple[A
         else sum(as_count(each["failure"]) for each in counts.values()),
         as_count(rollout.get("completion_tokens", 0)),
         None if rollout["seconds"] is None else _number(rollout["seconds"]),
-        _metrics(rollout.get("metrics")),
+        _metrics(rollout),
     )
 
 
-def _metrics(metrics: Any) -> str | None:
-    """JSON of the components and metrics that are numbers a mean can take; None where there is none."""
-    if not metrics or not isinstance(metrics, dict):
+def _metrics(rollout: Mapping[str, Any]) -> str | None:
+    """JSON of the components and metrics that are numbers a mean can take, and the share of calls that the parser
+    repaired; None where there is none."""
+    metrics = rollout.get("metrics") or {}
+    if not isinstance(metrics, dict):
+        return None
+    repaired, parsed = rollout.get("repaired_calls") or (0, 0)
+    if as_count(parsed):
+        metrics = {REPAIRED_CALLS: as_count(repaired) / parsed, **metrics}
+    if not metrics:
         return None
     known = {
         as_name(metric_name(name)): float(value)

@@ -81,6 +81,7 @@ def _rollout(
         "messages": messages,
         "message_turns": _turns(messages, samples),
         "turns": sum(message["role"] == "assistant" for message in messages),
+        "repaired_calls": training.get("repaired_calls") or (0, 0),
         "tool_calls": sum(len(message.get("tool_calls") or ()) for message in messages),
         "tool_stats": None,
         "completion_tokens": samples[0]["sampled"] if samples else (line.get("undelivered") or {}).get(rollout_id, 0),

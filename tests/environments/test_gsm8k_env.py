@@ -49,7 +49,7 @@ async def test_the_reference_policy_earns_everything_on_made_up_problems(tmp_pat
     result = await reference(tmp_path).process_manager()
     assert (result.summary.reward.mean, result.summary.scored) == (1.0, 8)
     assert result.summary.tool_use_rate == 1.0
-    assert result.summary.metrics == {"boxed_answer_rate": 1.0, "percent_correct": 1.0}
+    assert result.summary.metrics == {"boxed_answer_rate": 1.0, "percent_correct": 1.0, "plain_answer_rate": 1.0}
 
 
 async def test_the_reference_policy_earns_everything_on_a_file(tmp_path: Path) -> None:

@@ -71,6 +71,7 @@ def test_a_box_with_balanced_braces_is_found_whole(text: str) -> None:
         ("€1,000.5", Fraction(2001, 2)),
         ("1,2", None),
         ("1 2", None),
+        (r"42\text{ or 43}", None),
         ("2 1/2", None),
         ("1/0", None),
         ("x", None),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,16 @@ def play(env_cls: Any, server: ScriptedServer, folder: Path, **settings: Any) ->
     ).process_manager()
 
 
+def writing(text: str) -> Any:
+    """A model that writes the wanted call as text, which our parser reads: `{}` is where its JSON goes."""
+
+    def play(request: dict[str, Any]) -> Any:
+        name, a, _, b = request["messages"][-1]["content"].split()
+        return say(text.replace("{}", json.dumps({"name": name, "arguments": {"a": int(a), "b": int(b)}})))
+
+    return play
+
+
 async def earned(tmp_path: Path, answers: Any, **settings: Any) -> tuple[float, dict[str, Any]]:
     async with ScriptedServer(answers) as server:
         result = await play(ToolCallEnv, server, tmp_path, **settings)
@@ -53,12 +64,17 @@ async def earned(tmp_path: Path, answers: Any, **settings: Any) -> tuple[float, 
     [
         (answering(), 1.0),
         (answering(text="Here it is."), 0.9),
-        (answering(name="multiply"), 0.7),
+        (answering(name="multiply"), 0.8),
         (answering(arguments={"a": -1}), 0.75),
         (answering(arguments={"a": "12"}), 0.75),
         (answering(arguments={"c": 1}), 0.5),
-        (answering(name="divide", arguments={"a": -1, "b": -1}), 0.2),
+        (answering(name="divide", arguments={"a": -1, "b": -1}), 0.3),
         ([say("It is 46.")], 0.0),
+        (writing("<tool_call>\n{}\n</tool_call>"), 1.0),
+        (writing("<tool_call>\n{}"), 0.1),
+        (writing("<tool_call>\n{}}\n</tool_call>"), 0.1),
+        (writing('<tool_call>\n{"name": "divide", "arguments": {}}\n</tool_call>'), 0.1),
+        (writing("<tool_call>\n{}\n</tool_call>\n<tool_call>\n{}\n</tool_call>"), 0.0),
     ],
     ids=[
         "exact",
@@ -69,10 +85,42 @@ async def earned(tmp_path: Path, answers: Any, **settings: Any) -> tuple[float, 
         "one too many",
         "all wrong",
         "none",
+        "written",
+        "not closed",
+        "one bracket too many",
+        "no such tool",
+        "twice",
     ],
 )
 async def test_what_a_call_earns(tmp_path: Path, answers: Any, reward: float) -> None:
     assert (await earned(tmp_path, answers))[0] == pytest.approx(reward)
+
+
+async def test_a_call_that_is_not_closed_is_run_and_earns_less_than_any_closed_one(tmp_path: Path) -> None:
+    _, rollout = await earned(tmp_path, writing("<tool_call>\n{}"))
+    (other := tmp_path / "worst").mkdir()
+    worst, _ = await earned(other, answering(name="multiply", arguments={"a": -1, "b": -1}, text="so"))
+    assert (rollout["tool_calls"], rollout["tool_errors"]) == (1, [])
+    assert rollout["metrics"]["right_as_read"] == 1.0
+    assert rollout["metrics"]["exact"] == 0.0
+    assert rollout["reward"] < worst
+    assert rollout["repaired_calls"] == [1, 1]
+    (repair,) = (call["repaired"] for call in rollout["calls"].values())
+    assert "</tool_call>" in repair
+
+
+async def test_a_result_that_was_looked_up_by_a_repaired_call_earns_nothing(tmp_path: Path) -> None:
+    def play_part(request: dict[str, Any]) -> Any:
+        if request["messages"][-1]["role"] == "tool":
+            return say(request["messages"][-1]["content"])
+        part = request["messages"][-1]["content"].split()[4]
+        return say("<tool_call>\n" + json.dumps({"name": "look_up", "arguments": {"part": part}}))
+
+    async with ScriptedServer(play_part) as server:
+        result = await play(ToolResultEnv, server, tmp_path)
+    (rollout,) = rollouts(result.files.groups)
+    assert rollout["turns"] == 2  # the call was run, and its result read
+    assert rollout["reward"] == 0.0
 
 
 @pytest.mark.parametrize("env_cls", ENVIRONMENTS)

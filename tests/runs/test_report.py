@@ -5,10 +5,11 @@ from __future__ import annotations
 import base64
 import gc
 import hashlib
+import io
 import json
 import math
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,14 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
 from lachesis.html import parts, pretty
 from lachesis.runs import report
 from lachesis.runs.comparison import compare, write_comparison
 from lachesis.runs.report import render_report, reward_histogram, write_report
+from lachesis.runs.results import print_result
+from lachesis.runs.summary import Summariser, training_metrics
 from lachesis.testing.fake_server import Lengths, RandomWords
 from tests.support.chromium import Page, needs_chromium, open_page
 from tests.support.hostile_groups import HOSTILE, MARKS, SHOWN, hostile_group
@@ -114,6 +118,49 @@ async def test_interrupts_and_versions_of_the_weights_are_counted(tmp_path: Path
     assert summary.interrupts == sum(rollout["interrupts"] for rollout in rollouts)
     assert f"{summary.interrupts} interrupts" in read(page).text
     assert f"at most {summary.most_versions}" in read(page).text
+
+
+async def test_repaired_calls_are_in_the_table_the_figures_and_beside_each_call(tmp_path: Path) -> None:
+    def open_call(request: dict[str, Any]) -> Any:
+        if request["messages"][-1]["role"] == "tool":
+            return say("Done.")
+        return say('<tool_call>\n{"name": "todo", "arguments": {}}')
+
+    result = await process(SortWords, tmp_path, open_call, total_steps=2, enabled_toolsets=["todo"])
+    rollouts_played = result.summary.rollouts
+    shown = io.StringIO()
+    print_result(Console(file=shown, width=200), result)
+    assert f"{rollouts_played} of {rollouts_played}, 100.0%: calls repaired by the parser" in shown.getvalue()
+    page = result.files.report.read_text(encoding="utf-8")
+    assert f"calls repaired by the parser, {rollouts_played} of {rollouts_played}" in read(page).text
+    assert "repaired by the parser" in rollouts(page)[0]
+    assert training_metrics_of(result.files.groups)["train/repaired_call_rate"] == 1.0
+
+
+def training_metrics_of(groups_file: Path) -> dict[str, Any]:
+    finished = Summariser()
+    for line in groups_file.read_text().splitlines():
+        finished.add(json.loads(line))
+    return training_metrics(finished)
+
+
+def test_the_report_of_a_training_has_the_alarm_and_that_of_unchanged_weights_has_none() -> None:
+    def records(versions: Sequence[str]) -> list[dict[str, Any]]:
+        groups = [hostile_group() for _ in range(18)]
+        for number, group in enumerate(groups):
+            for rollout in group["rollouts"]:
+                rollout |= {
+                    "repaired_calls": [4 * (number >= 12), 4],
+                    "policy_versions": [versions[number * len(versions) // 18]],
+                }
+        return groups
+
+    page, summary = render_report("t", records(["run:0", "run:1"]))
+    assert summary.unlearns_calls.startswith("calls repaired by the parser: from 0.0%")
+    assert f"Alarm: {summary.unlearns_calls}" in " ".join(read(page).text.split())
+    page, summary = render_report("t", records(["run:0"]))
+    assert summary.repaired.alarm and not summary.unlearns_calls, "items may differ, the weights do not"
+    assert "Alarm:" not in read(page).text
 
 
 async def test_a_report_without_a_rollout(tmp_path: Path) -> None:

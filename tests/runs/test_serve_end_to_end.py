@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lachesis.runs.server_settings import Phase1CannotTrain, ServerConfig, ServerConfigError
-from lachesis.testing.fake_server import FakeServer, ToolUser
+from lachesis.testing.fake_server import Ask, FakeServer, ToolUser
 from lachesis.testing.fake_server.replay import experts_of
 from tests.support.ports import free_port
 from tests.support.stock_run_api import StockRunApi, Trainer, run_api
@@ -53,6 +54,25 @@ async def test_serve_sends_what_a_server_recorded(tmp_path: Path, run_api: Stock
             spans += 1
             assert (tuple(sample.tokens[: span.start]), tuple(sample.tokens[span.start : span.end])) in sampled
     assert spans > len(samples), "rollouts of several turns"
+
+
+async def test_serve_says_when_the_model_unlearns_the_form_of_its_calls(tmp_path: Path, run_api: StockRunApi) -> None:
+    """The calls run as they always did; that ever more of them had to be repaired is told once, and sent along."""
+    asked = itertools.count()
+
+    def unlearning(ask: Ask) -> str:
+        whole = next(asked) < 24
+        return '<tool_call>\n{"name": "todo", "arguments": {}}' + whole * "\n</tool_call>"
+
+    async with run_api.wiped() as api, FakeServer(unlearning) as model:
+        env = serving(tmp_path, api, with_tokens(model, tmp_path), max_agent_turns=1, enabled_toolsets=["todo"])
+        trainer = await trained(env, api, groups=24, steps=12)
+    told = (tmp_path / "console.txt").read_text()
+    assert told.count("alarm: calls repaired by the parser: from 0.0%") == 1
+    overrides = [each for group in trainer.groups for each in group["overrides"]]
+    counts = [tuple(each["repaired_calls"]) for each in overrides]
+    assert set(counts) == {(0, 1), (1, 1)}
+    assert env.tracker.repaired.alarm
 
 
 @pytest.mark.parametrize(

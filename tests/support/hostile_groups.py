@@ -13,7 +13,21 @@ HOSTILE = (
 SHOWN = HOSTILE.replace("\u202e", "\\u{202e}")
 MARKS = (
     *("ROLE", "SYSTEM", "PROMPT", "ANSWER", "THOUGHT", "TOOL", "ARGUMENT", "RESULT", "INNER", "REASON", "DROPPED"),
-    *("METHOD", "GIVEN", "OUTPUT", "RAISED", "JUDGE", "FAULT", "PART", "METRIC", "EDIT", "PROGRAM", "STDOUT", "+DIFF"),
+    *(
+        "REPAIR",
+        "METHOD",
+        "GIVEN",
+        "OUTPUT",
+        "RAISED",
+        "JUDGE",
+        "FAULT",
+        "PART",
+        "METRIC",
+        "EDIT",
+        "PROGRAM",
+        "STDOUT",
+        "+DIFF",
+    ),
 )
 """What comes before `HOSTILE` in the texts of a rollout, one for each place."""
 
@@ -55,7 +69,7 @@ def hostile_group(key: str = "k-1") -> dict[str, Any]:
         "place": None,
         "messages": messages,
         "message_turns": [None, None, 1, None, 2],
-        "calls": {"c1": {"seconds": 1.5, "failed": True, "subagent": chat}},
+        "calls": {"c1": {"seconds": 1.5, "failed": True, "repaired": f"REPAIR {HOSTILE}", "subagent": chat}},
         "outcome": "completed",
         "reason": HOSTILE,
         "agent_fault": f"FAULT {HOSTILE}",

@@ -35,8 +35,12 @@ def group_body(
     *,
     version: str = "run:0",
     p: float = -0.5,
+    repaired_calls: Sequence[tuple[int, int]] = (),
 ) -> dict[str, Any]:
-    """The body of a group with one completion a rollout, every token of which has logprob `p`."""
+    """The body of a group with one completion a rollout, every token of which has logprob `p`.
+
+    `repaired_calls`: of each rollout how many calls the parser repaired and how many it read; empty for none.
+    """
     rollouts = []
     for at, (answer, score) in enumerate(zip(answers, scores, strict=True)):
         history = MessageHistory([{"role": "user", "content": question}])
@@ -62,7 +66,8 @@ def group_body(
         history.append(ChatResponse(message, reason, sampling=SAMPLING, tokens=tokens))
         said = [{"role": "user", "content": question}, message.to_openai("reasoning")]
         found = samples(history, rollout_id=f"{name}-{at}", outcome="completed")
-        rollouts.append(RolloutSamples(f"{name}-{at}", score, found, said))
+        calls = repaired_calls[at] if repaired_calls else (0, 0)
+        rollouts.append(RolloutSamples(f"{name}-{at}", score, found, said, repaired_calls=calls))
     group = build_group(rollouts, GroupSettings(len(rollouts), ensure_scores_are_not_same=False))
     assert isinstance(group, TrainingGroup), group
     return json.loads(json.dumps(group.to_atropos(env_id=0)))  # type: ignore[no-any-return]

@@ -23,7 +23,7 @@ from lachesis.training.curves import report as report_module
 from lachesis.training.curves.charts import Line, bar_chart, line_chart, number
 from lachesis.training.curves.estimators import LARGEST_LOG_RATIO, token_estimates
 from lachesis.training.curves.metrics import rollout_rewards, step_metrics
-from lachesis.training.curves.recorder import GroupRecord, SampleRecord, TrainingRecorder, WandbSettings
+from lachesis.training.curves.recorder import GroupRecord, SampleRecord, StepRecord, TrainingRecorder, WandbSettings
 from tests.runs.test_wandb import logged
 from tests.support.trained_groups import decode, group_body, step, trained
 
@@ -258,6 +258,60 @@ def test_groups_of_stock_environments_and_refused_ones_are_recorded(tmp_path: Pa
         found = recorder.step(step(0, [*groups, broken]))
     assert (found["train/samples"], found["train/skipped/malformed"]) == (2, 1)
     assert "<mark>hi</mark>" in (tmp_path / "report.html").read_text()
+
+
+# Calls that the parser repaired.
+
+
+def unlearning(at: int) -> StepRecord:
+    """A step of four groups, in which most calls are repaired from the eighth step on."""
+    calls = [(int(at >= 8), 1), (0, 1)]
+    bodies = [group_body(f"{at}-{n}", "add", [CALL, CALL], [1.0, 0.0], repaired_calls=calls) for n in range(4)]
+    return step(at, list(map(trained, bodies)))
+
+
+def test_the_share_of_repaired_calls_is_that_of_all_rollouts_of_the_step() -> None:
+    groups = [
+        trained(group_body("g0", "add", [CALL, CALL], [1.0, 0.0], repaired_calls=[(1, 1), (0, 3)])),
+        trained(group_body("g1", "add", [CALL, CALL], [1.0, 1.0], repaired_calls=[(2, 2), (0, 0)])),
+        trained(group_body("g2", "add", ["no", "idea"], [1.0, 0.0])),
+        GroupRecord(body={"scores": [0.5], "overrides": [{"repaired_calls": "3 of 2"}], "tokens": [[1]]}, skipped="x"),
+    ]
+    found = step_metrics(step(0, groups))
+    assert found["train/repaired_call_rate"] == 3 / 6
+    assert found["repaired_calls"] == [[1, 4], [2, 2], [0, 0], [0, 0]]
+    assert "train/repaired_call_rate" not in step_metrics(step(0, groups[2:])), "no parser of ours read a call"
+
+
+def test_a_rollout_of_several_samples_counts_its_calls_once() -> None:
+    body = group_body("g", "add", [CALL, CALL], [1.0, 0.0], repaired_calls=[(1, 2), (0, 2)])
+    twice = {name: [value[0], *value] for name, value in body.items() if isinstance(value, list)}
+    assert step_metrics(step(0, [trained({**body, **twice})]))["repaired_calls"] == [[1, 4]]
+
+
+def test_a_rising_share_of_repaired_calls_is_an_alarm_once_in_the_console_and_in_the_report(tmp_path: Path) -> None:
+    told = io.StringIO()
+    with TrainingRecorder(tmp_path, console=Console(file=told, width=200)) as recorder:
+        for at in range(16):
+            recorder.step(unlearning(at))
+    (alarm,) = (line for line in told.getvalue().splitlines() if line.startswith("alarm: "))
+    assert "calls repaired by the parser: from 0.0%" in alarm
+    alarms = [line["train/repaired_calls_alarm"] for line in lines(tmp_path)]
+    assert alarms == sorted(alarms) and (alarms[8], alarms[-1]) == (0, 1)
+    page = Page((tmp_path / "report.html").read_text())
+    assert "Alarm: calls repaired by the parser: from 0.0%" in page.text
+    assert "repaired calls 50.0%" in told.getvalue()
+
+
+def test_a_resumed_run_still_knows_how_many_calls_were_repaired_before(tmp_path: Path) -> None:
+    with TrainingRecorder(tmp_path) as recorder:
+        for at in range(10):
+            recorder.step(unlearning(at))
+    with TrainingRecorder(tmp_path, first_step=8) as recorder:
+        for at in range(8, 16):
+            recorder.step(unlearning(at))
+    assert [line["train/repaired_calls_alarm"] for line in lines(tmp_path)][-1] == 1
+    assert "Alarm:" in (tmp_path / "report.html").read_text()
 
 
 # Progress.

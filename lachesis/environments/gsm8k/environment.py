@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from lachesis import HermesAgentBaseEnv, HermesAgentEnvConfig, Message, ServerConfig, load_rows
-from lachesis.environments.gsm8k.math_answer import MathVerifier, boxed, last_number
+from lachesis.environments.gsm8k.math_answer import MathVerifier, as_number, boxed, last_number
 from lachesis.environments.gsm8k.symbolic import gsm_symbolic
 from lachesis.runs.dataset_rows import is_local
 from lachesis.testing.worked_solutions import WorkedSolution, WorkedSolutionPolicy, arithmetic_steps, gsm8k_steps
@@ -122,9 +122,11 @@ class GSM8kAgentEnv(HermesAgentBaseEnv):
     def rollout_metrics(self, item: Any, result: AgentResult, reward: float | None) -> Mapping[str, float]:
         if reward is None:
             return {}
+        answer = boxed(result.final_response)
         return {
             "percent_correct": float(reward == 1.0),
-            "boxed_answer_rate": float(boxed(result.final_response) is not None),
+            "boxed_answer_rate": float(answer is not None),
+            "plain_answer_rate": float(answer is not None and as_number(answer) is not None),
         }
 
     def reference_policy(self) -> Policy:

@@ -14,7 +14,7 @@ from typing import Any
 from lachesis.evaluation.intervals import mean_over_items
 from lachesis.training.curves.estimators import token_estimates
 from lachesis.training.curves.records import GroupRecord, SampleRecord, StepRecord
-from lachesis.training.curves.rollouts import certificate_of, samples_of
+from lachesis.training.curves.rollouts import certificate_of, repaired_calls, samples_of
 
 
 def step_metrics(record: StepRecord) -> dict[str, Any]:
@@ -45,6 +45,7 @@ def _of_batch(record: StepRecord, trained: Sequence[SampleRecord]) -> dict[str, 
         **_rewards(record.groups),
         **_estimates(trained, record.ratio_bounds),
         **_completions(record.groups),
+        **_repaired_calls(record.groups),
         **_staleness(record.groups),
         **_skipped(record.groups),
     }
@@ -133,6 +134,19 @@ def _completions(groups: Sequence[GroupRecord]) -> dict[str, Any]:
         "train/completions/clipped_ratio": cut / len(lengths),
         **{f"train/outcome/{name}": count for name, count in sorted(Counter(outcomes.values()).items())},
     }
+
+
+def _repaired_calls(groups: Sequence[GroupRecord]) -> dict[str, Any]:
+    """The share of calls that the parser repaired, over all rollouts, and under `repaired_calls` how many it repaired
+    and read in each group. W&B gets names with a slash only."""
+    counts = []
+    for group in groups:
+        of_rollouts = {}
+        for at in range(len(samples_of(group))):
+            of_rollouts[certificate_of(group.body, at).get("rollout_id", at)] = repaired_calls(group.body, at)
+        counts.append([sum(each) for each in zip((0, 0), *of_rollouts.values(), strict=True)])
+    repaired, parsed = (sum(each) for each in zip((0, 0), *counts, strict=True))
+    return {"train/repaired_call_rate": repaired / parsed, "repaired_calls": counts} if parsed else {}
 
 
 def _staleness(groups: Sequence[GroupRecord]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ FIGURES = (
     ("validation loss", "eval/loss", "{:.4g}"),
     ("KL", "train/sampling/kl_k3", "{:.2g}"),
     ("entropy", "train/entropy", "{:.3f}"),
+    ("repaired calls", "train/repaired_call_rate", "{:.1%}"),
     ("clipped", "train/clip_ratio/region_mean", "{:.1%}"),
     ("staleness", "train/staleness/mean", "{:.1f}"),
     ("tokens/s", "train/tokens_per_second", "{:.0f}"),
@@ -61,6 +62,10 @@ class TrainingProgress:
         self._bar.update(self._task, completed=line["step"])
         self._lines = [*self._lines, line][-SHOWN_STEPS:]
         self._live.update(self._shown())
+
+    def tell(self, line: str) -> None:
+        """Say something between the steps."""
+        self._console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
 
     def _shown(self) -> Group:
         table = Table(box=None, pad_edge=False, header_style="dim")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
 
+from lachesis.evaluation.repaired_calls import RepairedCalls
 from lachesis.training.curves.metrics import step_metrics
 from lachesis.training.curves.progress import TrainingProgress
 from lachesis.training.curves.records import GroupRecord, SampleRecord, StepRecord
@@ -75,6 +76,9 @@ class TrainingRecorder:
             self._metrics.close()
             log.info("%s: %d steps after the checkpoint are trained again", path, self.rewound)
         self._rollouts.rewind(first_step)
+        self._repaired = RepairedCalls()
+        for line in read_lines(path):
+            self._count_calls(line)
         self._run = None if wandb is None else start_run(wandb, self.run_dir)
         self._progress = None if console is None else TrainingProgress(console, title, total_steps).__enter__()
 
@@ -87,6 +91,11 @@ class TrainingRecorder:
         if record.step < self._next:
             raise ValueError(f"step {record.step} has been recorded; the next one is {self._next}")
         line = {"step": record.step, "timestamp": time.time(), **step_metrics(record)}
+        alarmed = bool(self._repaired.alarm)
+        self._count_calls(line)
+        alarm = self._repaired.alarm
+        if self._repaired.parsed:
+            line["train/repaired_calls_alarm"] = int(bool(alarm))
         self._rollouts.write(record)
         self._metrics.write(line)
         self._next = record.step + 1
@@ -95,9 +104,15 @@ class TrainingRecorder:
             self._run.log({name: value for name, value in line.items() if "/" in name}, step=record.step)
         if self._progress is not None:
             self._progress.show(line)
+            if alarm and not alarmed:
+                self._progress.tell(f"alarm: {alarm}")
         if time.monotonic() >= self._next_report:
             self.report()
         return line
+
+    def _count_calls(self, line: Mapping[str, Any]) -> None:
+        for repaired, parsed in line.get("repaired_calls", ()):
+            self._repaired.add(repaired, parsed)
 
     def report(self) -> Path:
         """Write `report.html` as of now."""

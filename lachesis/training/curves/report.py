@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lachesis.errors import LachesisError
+from lachesis.evaluation.repaired_calls import NAME, RepairedCalls
 from lachesis.html import templates, write_page
 from lachesis.html.rollout import message_view
 from lachesis.training.curves.charts import Chart, Line, bar_chart, line_chart, number
@@ -59,6 +60,7 @@ def render_report(title: str, lines: Sequence[Mapping[str, Any]], files: Mapping
         title=title,
         written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
         figures=_figures(lines),
+        alarm=_repaired(lines).alarm,
         charts=[chart for chart in _charts(lines) if chart is not None],
         steps=[_step_view(step, by_step.get(step, {}), files[step], budget) for step in reversed(shown)],
         recorded=len(lines),
@@ -74,6 +76,8 @@ def _figures(lines: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     found = [(str(lines[-1]["step"]), "last step"), *_change(lines, "train/reward", "reward")]
     found += _change(lines, "train/loss", "loss") if found[1:] == [] else []
     found += _change(lines, "eval/loss", "loss on validation data")
+    if (calls := _repaired(lines)).share is not None:
+        found += [(f"{calls.share:.1%}", f"{NAME}, {calls.repaired} of {calls.parsed}")]
     tokens = sum(line.get("train/tokens", 0) for line in lines)
     skipped = sum(value for line in lines for name, value in line.items() if name.startswith("train/skipped/"))
     found += [(number(tokens), "tokens trained")] if tokens else []
@@ -81,6 +85,14 @@ def _figures(lines: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
         (number(sum(line.get("train/samples", 0) for line in lines)), f"samples trained, {number(skipped)} skipped")
     ]
     found += [(_duration(sum(line.get("train/step_time", 0) for line in lines)), "time of the steps")]
+    return found
+
+
+def _repaired(lines: Sequence[Mapping[str, Any]]) -> RepairedCalls:
+    found = RepairedCalls()
+    for line in lines:
+        for repaired, parsed in line.get("repaired_calls", ()):
+            found.add(repaired, parsed)
     return found
 
 
@@ -141,6 +153,8 @@ def _charts(lines: Sequence[Mapping[str, Any]]) -> Iterator[Chart | None]:
     yield line_chart("Length of the samples", steps, ranges, note="sampled tokens; shortest to longest", floor=0.0)
     stale = [Line("mean", values("train/staleness/mean")), Line("largest", values("train/staleness/max"))]
     yield line_chart("Staleness", steps, stale, note="versions of the weights", floor=0.0)
+    repaired = [Line("share of the calls", values("train/repaired_call_rate"))]
+    yield line_chart(NAME.capitalize(), steps, repaired, note="in the groups that the trainer got", floor=0.0)
     yield bar_chart("Outcomes", steps, parts("train/outcome/"), note="rollouts")
     yield bar_chart("Skipped and refused", steps, parts("train/skipped/"), note="samples, by reason")
     yield bar_chart("Time", steps, parts("time/"), note="seconds by phase", unit=" s")

@@ -145,6 +145,7 @@ def _training(body: Mapping[str, Any], at: int, sample: SampleRecord, decode: De
         "detail": sample.detail,
         "advantage": sample.advantage,
         "staleness": sample.staleness,
+        "repaired_calls": repaired_calls(body, at),
         "trainer_logprobs": list(sample.trainer_logprobs),
         "text": _text(body, at, decode),
     }
@@ -164,6 +165,17 @@ def certificate_of(body: Mapping[str, Any], at: int) -> Mapping[str, Any]:
     given = overrides[at] if at < len(overrides) else None
     found = given.get(CERTIFICATE) if isinstance(given, Mapping) else None
     return found if isinstance(found, Mapping) else {}
+
+
+def repaired_calls(body: Mapping[str, Any], at: int) -> tuple[int, int]:
+    """How many calls the parser repaired in the rollout of one sequence, and how many it read; (0, 0) if unknown."""
+    overrides = body.get("overrides") or ()
+    given = overrides[at] if at < len(overrides) else None
+    found = given.get("repaired_calls") if isinstance(given, Mapping) else None
+    if not isinstance(found, list) or len(found) != 2 or not all(type(count) is int for count in found):
+        return 0, 0
+    repaired, parsed = found
+    return (repaired, parsed) if 0 <= repaired <= parsed else (0, 0)
 
 
 def segments(body: Mapping[str, Any], at: int) -> Iterator[tuple[bool, list[int]]]:

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from lachesis.errors import LachesisError
+from lachesis.evaluation.repaired_calls import RepairedCalls
 from lachesis.inference.chat_template import read_template
 from lachesis.inference.prompts import PromptBuilder
 from lachesis.inference.token_server import TokenServer
@@ -78,6 +79,8 @@ class LachesisRollouts:
         )
         self.totals: Counter[str] = Counter()
         """Rollouts, and how many of them were not scored or had several samples; tokens sampled and trained."""
+        self.repaired = RepairedCalls()
+        """The calls of training rollouts that the parser read, and those that it repaired."""
         self._items = DrawnItems(self.env)
         self._thread: EnvThread | None = None
         self._trainer: Any = None
@@ -182,6 +185,8 @@ class LachesisRollouts:
             for rollout in rollouts
         ]
         self._check_lengths(rows)
+        if not evaluation:
+            self._count_calls(rollouts, size)
         figures = [self._figures(rollout, row) for rollout, row in zip(rollouts, rows, strict=True)]
         return {
             "prompt_ids": [list(row.prompt_ids) for row in rows],
@@ -266,6 +271,15 @@ class LachesisRollouts:
                 f"(env.max_failed_groups); the last one: {_why(left_out[-1])}"
             )
 
+    def _count_calls(self, rollouts: Sequence[Any], size: int) -> None:
+        alarmed = bool(self.repaired.alarm)
+        calls = [(0, 0) if rollout.result is None else rollout.result.repaired_calls for rollout in rollouts]
+        for at in range(0, len(calls), size):
+            repaired, parsed = (sum(counts) for counts in zip(*calls[at : at + size], strict=True))
+            self.repaired.add(repaired, parsed)
+        if (alarm := self.repaired.alarm) and not alarmed:
+            log.warning("%s: alarm: %s", self.env.run_name, alarm)
+
     def _figures(self, rollout: Any, row: Row) -> dict[str, float]:
         """What is logged of a rollout, and counted in the totals. TRL shows the means of a step."""
         unscored, branched = row.reward is None, row.branches > 1
@@ -282,6 +296,9 @@ class LachesisRollouts:
         if rollout.result is not None:
             figures["turns"] = float(rollout.result.turns_used)
             figures["tool_errors"] = float(len(rollout.result.tool_errors))
+            repaired, parsed = rollout.result.repaired_calls
+            if parsed:
+                figures["repaired_call_rate"] = repaired / parsed
         return figures
 
 

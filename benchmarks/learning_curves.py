@@ -1,0 +1,159 @@
+"""What a demonstration of training measures, keeps in `curve.json`, and shows.
+
+Each held-out answer is read twice: by the parser that the rewards come from, and by `benchmarks.whole_calls`, which
+shares nothing with it. What a demonstration claims rests on the second.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.whole_calls import is_whole_call
+from lachesis.evaluation.intervals import Mean, mean_over_items
+
+FILE = "curve.json"
+WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 640, 320, 56, 40, 28
+TRAINED, CONTROL = "trained", "shuffled rewards"
+COLOURS = {TRAINED: "#1f6feb", CONTROL: "#8b949e"}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One held-out item, as it was answered."""
+
+    question: str
+    text: str
+    """All sampled tokens, decoded; special ones are spelled out."""
+    read: bool
+    """The parser reads it as the right call, whatever it had to repair."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What one run did."""
+
+    name: str
+    settings: Mapping[str, Any]
+    """What the run was started with; a run with others is another run."""
+    rewards: Sequence[float]
+    """Mean of each step's batch, with the ends of its 95 % interval."""
+    lows: Sequence[float]
+    highs: Sequence[float]
+    before: Sequence[Answer]
+    after: Sequence[Answer]
+    seconds: float
+
+    @property
+    def whole(self) -> tuple[Mean, Mean]:
+        """The share of answers that are the right call, whole and closed: before and after."""
+        before, after = ([is_whole_call(answer.text, answer.question) for answer in each] for each in self._answers)
+        return _rate(before), _rate(after)
+
+    @property
+    def read(self) -> tuple[Mean, Mean]:
+        """The share of answers that the parser reads as the right call: before and after."""
+        before, after = ([answer.read for answer in each] for each in self._answers)
+        return _rate(before), _rate(after)
+
+    @property
+    def learned(self) -> bool:
+        """Whether the rate of whole calls rose: its interval is above the one before."""
+        before, after = self.whole
+        return after.low > before.high
+
+    @property
+    def _answers(self) -> tuple[Sequence[Answer], Sequence[Answer]]:
+        return self.before, self.after
+
+    def write(self, folder: Path) -> Curve:
+        """Keep it in the folder of its run."""
+        (folder / FILE).write_text(json.dumps(asdict(self), indent=1), encoding="utf-8")
+        return self
+
+
+def kept(folder: Path, settings: Mapping[str, Any]) -> Curve | None:
+    """The curve of the run that finished in this folder, if it was started with these settings."""
+    path = folder / FILE
+    if not path.exists():
+        return None
+    plain = json.loads(path.read_text(encoding="utf-8"))
+    if plain["settings"] != settings:
+        return None
+    answers = {name: [Answer(**answer) for answer in plain[name]] for name in ("before", "after")}
+    return Curve(**{**plain, **answers})
+
+
+def conclude(curves: Sequence[Curve], picture: Path) -> int:
+    """Print the rates, draw the curves; 1 if a trained model has not learned, or a control has."""
+    rates = ("whole calls before", "after", "read by the parser before", "after")
+    table = Table("run", "seed", "steps", *rates, "minutes", box=None)
+    for curve in curves:
+        found = (_shown(rate) for rate in (*curve.whole, *curve.read))
+        minutes = f"{curve.seconds / 60:.1f}"
+        table.add_row(curve.name, str(curve.settings["seed"]), str(len(curve.rewards)), *found, minutes)
+    Console(width=150).print(table)
+    picture.write_text(svg(curves), encoding="utf-8")
+    print(f"plot: {picture}")
+    return int(any(curve.learned == (curve.name == CONTROL) for curve in curves))
+
+
+def _rate(found: Sequence[bool]) -> Mean:
+    return mean_over_items([[float(each)] for each in found])
+
+
+def _shown(rate: Mean) -> str:
+    return f"{rate.mean:.2f} ({rate.low:.2f} to {rate.high:.2f})"
+
+
+def svg(curves: Sequence[Curve]) -> str:
+    """Reward by step, and what was measured on held-out items."""
+    most = max(max(len(curve.rewards) for curve in curves), 2)
+
+    def x(step: int) -> float:
+        return LEFT + (WIDTH - LEFT - 16) * (step - 1) / (most - 1)
+
+    def y(value: float) -> float:
+        return HEIGHT - BOTTOM - (HEIGHT - BOTTOM - TOP) * value
+
+    def points(values: Sequence[float], *, backwards: bool = False) -> str:
+        places = [f"{x(step):.1f},{y(value):.1f}" for step, value in enumerate(values, 1)]
+        return " ".join(reversed(places) if backwards else places)
+
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" '
+        f'font-size="12"><rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>'
+    ]
+    for value in (0.0, 0.25, 0.5, 0.75, 1.0):
+        parts.append(f'<path d="M{LEFT} {y(value):.1f}H{WIDTH - 16}" stroke="#ddd"/>')
+        parts.append(f'<text x="{LEFT - 8}" y="{y(value) + 4:.1f}" text-anchor="end">{value:g}</text>')
+    every = max(1, most // 10)
+    parts += [
+        f'<text x="{x(step):.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{step}</text>'
+        for step in range(1, most + 1, every)
+    ]
+    parts.append(f'<text x="{WIDTH / 2}" y="{HEIGHT - 6}" text-anchor="middle">step</text>')
+    banded = len(curves) <= len(COLOURS)  # more bands hide each other
+    interval = ", with its 95 % interval" if banded else ", a line a seed"
+    parts.append(f'<text x="{LEFT}" y="16">mean reward of a step{interval}</text>')
+    for curve in curves:
+        colour = COLOURS[curve.name]
+        band = f"{points(curve.lows)} {points(curve.highs, backwards=True)}"
+        if banded:
+            parts.append(f'<polygon points="{band}" fill="{colour}" opacity="0.18"/>')
+        parts.append(f'<polyline points="{points(curve.rewards)}" fill="none" stroke="{colour}" stroke-width="2"/>')
+    for place, name in enumerate(reversed(COLOURS)):
+        if named := [curve for curve in curves if curve.name == name]:
+            before, after = (", ".join(f"{curve.whole[at].mean:.2f}" for curve in named) for at in (0, 1))
+            text = f"{name}: whole calls {before} before; {after} after"
+            parts.append(
+                f'<text x="{WIDTH - 24}" y="{y(0.03) - 16 * place:.1f}" text-anchor="end" '
+                f'fill="{COLOURS[name]}">{text}</text>'
+            )
+    return "\n".join([*parts, "</svg>\n"])

@@ -1,0 +1,48 @@
+"""The control of `benchmarks.train_demo`: the rewards of a batch, dealt out to its rollouts at random.
+
+What a training with such rewards gains does not come from the rewards. It is here, and no setting of the project, so
+that nobody trains with it by accident.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from lachesis import AgentResult
+from lachesis.environments.tool_call import ToolCallEnv
+
+LONGEST_WAIT = 30.0
+"""Seconds that a group waits for the others of its batch; what is there then is a batch."""
+
+
+class ShuffledToolCallEnv(ToolCallEnv):
+    """`ToolCallEnv` whose rollouts earn the rewards of others: those of a batch are permuted, by `dataset_seed`."""
+
+    async def setup(self) -> None:
+        await super().setup()
+        config: Any = self.config
+        self._random = random.Random(config.dataset_seed)
+        self._batch: list[tuple[list[float], asyncio.Future[list[float]]]] = []
+
+    async def compute_group_reward(self, item: Any, results: Sequence[AgentResult], ctxs: Any) -> list[float]:
+        """The group's share of the permuted rewards, once the groups of a batch are there."""
+        earned = [result.reward.value for result in results if result.reward is not None]
+        own: asyncio.Future[list[float]] = asyncio.get_running_loop().create_future()
+        self._batch.append((earned, own))
+        if sum(len(rewards) for rewards, _ in self._batch) >= self.config.batch_size:
+            self._deal()
+        try:
+            return await asyncio.wait_for(asyncio.shield(own), LONGEST_WAIT)
+        except TimeoutError:
+            self._deal()
+            return await own
+
+    def _deal(self) -> None:
+        batch, self._batch = self._batch, []
+        dealt = [reward for rewards, _ in batch for reward in rewards]
+        self._random.shuffle(dealt)
+        for rewards, own in batch:
+            own.set_result([dealt.pop() for _ in rewards])

@@ -1,0 +1,33 @@
+"""Reads the raw text of an answer to an item of `tool_call`, strictly, and with none of the project's own code.
+
+The rewards and the parser that are measured must not also be what measures them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+
+
+def is_whole_call(text: str, question: str) -> bool:
+    """Whether `text` has exactly one call, opened and closed, which is the one that `add 12 and 34` asks for."""
+    found = _CALL.findall(text)
+    if len(found) != 1 or text.count("<tool_call>") != 1 or text.count("</tool_call>") != 1:
+        return False
+    name, a, _, b = question.split()
+    wanted = {"name": name, "arguments": {"a": int(a), "b": int(b)}}
+    try:
+        call = json.loads(found[0], object_pairs_hook=_without_repeats)
+    except ValueError:
+        return False
+    # As text: Python holds 1, 1.0 and True for equal.
+    return json.dumps(call, sort_keys=True) == json.dumps(wanted, sort_keys=True)
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(dict(pairs)) != len(pairs):
+        raise ValueError("a key twice")
+    return dict(pairs)
