@@ -19,7 +19,10 @@ _CLOSES = "}]>`"
 _NAMES = 256
 """How many offered names are looked for."""
 _KEYS = r"""["'](?:name|tool|tool_name|function|function_name|action|recipient_name)["']\s*+:\s*+"""
-_ARGUMENTS = r"""["'](?:arguments|parameters|params|args|input|tool_args|tool_input|action_input|kwargs)["']\s*+:"""
+_ARGUMENTS = (
+    r"""["'](?:arguments|parameters|params|args|input|tool_args|tool_input|action_input|kwargs)["']\s*+:"""
+    r"""(?!\s*+\{\s*+["'](?:type|properties|\$\w+)["'])"""  # as in the definition of a tool
+)
 _LITERAL = r"\s*+(?:[\"'\[{\d\-]|True|False|None|true|false|null)"
 _WORD = r"(?:tool|call|function|invoke|action)"
 _LINE = r"(?:^|(?<=[\n>\]|}]))[ \t]*+"
@@ -36,13 +39,18 @@ def find_foreign(text: str, offered: Collection[str]) -> ForeignCall | None:
     """The first call in foreign markup in `text`, of a tool that was offered, or in tags that can be nothing else."""
     if not offered or _SIGNS.search(text) is None:
         return None
-    code = [match.span() for match in _CODE.finditer(text) if match.group() != text.strip()]
+    code = [match.span() for match in _CODE.finditer(text) if not _is_plain_fence(match.group(), text)]
     for match in _pattern(tuple(offered)[:_NAMES]).finditer(text):
         if match.group().startswith("{") and not (_begins_line(text, match.start()) or text.rstrip()[-1] in _CLOSES):
             continue  # JSON in a sentence
         if not any(start <= match.start() < end for start, end in code):
             return ForeignCall(match.start(), next(filter(None, match.groups())))
     return None
+
+
+def _is_plain_fence(code: str, text: str) -> bool:
+    """Whether the code is the whole text, in no language: models put such fences around calls."""
+    return code.startswith("```\n") and code == text.strip()
 
 
 def _begins_line(text: str, position: int) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tool_call_parsers.engine import RenderTurn, Run, Step
-from tool_call_parsers.json_blocks.blocks import JsonBlocks
+from tool_call_parsers.json_blocks.blocks import Block, JsonBlocks
 
 
 class JsonAfterText(JsonBlocks):
@@ -28,7 +28,7 @@ class JsonAfterText(JsonBlocks):
         run.skip(body)
         run.take(closer.start())
         run.skip(position)
-        return (yield from self._calls(run, position, position, False, False, None))
+        return (yield from self._calls(run, position, Block(position, None, in_list=False, fence=None, notes=())))
 
     def render(self, turn: RenderTurn) -> str:
         if not turn.calls:

@@ -40,7 +40,7 @@ class _Gap(NamedTuple):
     """Only its place makes the next object part of the block. It may be data."""
 
 
-class _Block(NamedTuple):
+class Block(NamedTuple):
     """The text before the first object of a block."""
 
     start: int
@@ -153,7 +153,7 @@ class JsonBlocks(CallObjects):
             position = yield from run.skip_space(position + 1)
         if in_list is not self.in_list:
             notes = (*notes, "no list" if self.in_list else "a list")
-        block = _Block(start, None if bare else opener, in_list, fence, notes)
+        block = Block(start, None if bare else opener, in_list, fence, notes)
         if not run.text.startswith("{", position):
             if in_list and not bare:
                 if self.named is not None and (yield from run.starts(position - 1, self._named_marks)) is not None:
@@ -170,7 +170,7 @@ class JsonBlocks(CallObjects):
             return None if bare else (yield from named_attempt(run, start, position, self._ends, self.closes))
         return (yield from self._calls(run, position, block))
 
-    def _calls(self, run: Run, position: int | None, block: _Block) -> Step[int | None]:
+    def _calls(self, run: Run, position: int | None, block: Block) -> Step[int | None]:
         begin = end = block.start
         begun, in_list, bare, before = False, block.in_list, block.opener is None, block.notes
         while position is not None:
@@ -193,7 +193,7 @@ class JsonBlocks(CallObjects):
             before = (*block.notes, *gap.before_next)
         return end
 
-    def _gap(self, run: Run, position: int, in_list: bool, block: _Block) -> Step[_Gap]:
+    def _gap(self, run: Run, position: int, in_list: bool, block: Block) -> Step[_Gap]:
         """Read the text after a call: brackets, separators, the closing marker, or the next call."""
         end, separator, listed, closing_fence = position, "", in_list, block.fence is None
         notes: list[str] = []

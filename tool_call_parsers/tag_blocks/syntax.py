@@ -239,7 +239,7 @@ class TagSyntax(BlockGrammar):
             begins = "name".startswith(tail[:4]) or "string".startswith(tail[:6]) or tail.startswith("=")
             named = "<" in tail or ">" in tail or not begins
         else:
-            named = named and " " in tail
+            named = (named and " " in tail) or (bool(tail) and not any(map(str.isalnum, tail)))
         return None if named else CUT_HEAD
 
     def _begins_call(self, run: Run, start: int) -> Step[Beginning | None]:
