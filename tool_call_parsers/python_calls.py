@@ -15,7 +15,16 @@ from typing import Any
 
 from tool_call_parsers.arguments import plain_name
 from tool_call_parsers.engine import BlockGrammar, Markers, Needles, RenderCall, RenderTurn, Run, Step, cut_off
-from tool_call_parsers.json_blocks import STRAYS, JsonBlocks, may_stray, named_attempt, skip_repeated, stray, with_stray
+from tool_call_parsers.json_blocks import (
+    MANY_OPENERS,
+    STRAYS,
+    JsonBlocks,
+    may_stray,
+    named_attempt,
+    skip_repeated,
+    stray,
+    with_stray,
+)
 from tool_call_parsers.literals import CALL_NAME
 from tool_call_parsers.python_elements import Element, Gap, Head, Kind, read_element
 from tool_call_parsers.python_scan import follow_call
@@ -111,8 +120,10 @@ class PythonCalls(BlockGrammar):
             return (yield from stray(run, start, self._ends))
         position = yield from run.skip_space(start if bare else body)
         notes: list[str] = []
-        while not bare and (again := (yield from run.starts(position, self._opens))) is not None:
-            position, notes = (yield from run.skip_space(position + len(again))), ["the opening marker twice"]
+        if not bare:
+            position, again = yield from skip_repeated(run, position, self._opens, MANY_OPENERS)
+            position = yield from run.skip_space(position)
+            notes += ["the opening marker twice"] if again else []
         listed = run.text.startswith("[", position)
         if listed:
             position = yield from run.skip_space(position + 1)

@@ -11,7 +11,7 @@ from typing import Any
 from tool_call_parsers.arguments import ArgumentsText, plain_name
 from tool_call_parsers.delimited.reader import CLOSING, MAX_HEAD, NO_CLOSING, PLAIN_KEY, Failure, Marks, Reader
 from tool_call_parsers.engine import BlockGrammar, Marker, Markers, RenderTurn, Run, Step, cut_off
-from tool_call_parsers.json_blocks import StrayNeedles, may_stray, skip_repeated, stray, with_stray
+from tool_call_parsers.json_blocks import MANY_OPENERS, StrayNeedles, may_stray, skip_repeated, stray, with_stray
 from tool_call_parsers.reasoning import ReasoningFormat
 from tool_call_parsers.types import CallStatus
 
@@ -69,7 +69,7 @@ class Delimited(BlockGrammar):
         position = yield from run.skip_space(body)
         twice = False
         if run.text.startswith("<", position):
-            position, twice = yield from skip_repeated(run, position, self._opens)
+            position, twice = yield from skip_repeated(run, position, self._opens, MANY_OPENERS)
             position = yield from run.skip_space(position)
         if position == len(run.text):
             return cut_off(run, start, self.separators)

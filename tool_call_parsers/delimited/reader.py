@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from tool_call_parsers.arguments import ArgumentsText
 from tool_call_parsers.engine import Needles, Run, Step
+from tool_call_parsers.json_blocks import too_much
 from tool_call_parsers.literals import MAX_DEPTH, REPEATED_KEY, LiteralError, read_tolerant
 from tool_call_parsers.python_scan import follow_string
 from tool_call_parsers.schema import coerce
@@ -241,6 +242,9 @@ class Reader:
         if damaged is None:
             opener = self.marks.opens.pattern.search(text)
             end = swallowed.start() if opener is None else min(swallowed.start(), opener.start())
+            if too_much(self.run, start):
+                end = len(text)
+            self.run.strayed += len(text)
             raise Failure(start + end, "a string without its end")
         self.notes["a damaged delimiter"] = None
         return start + damaged.start(), start + damaged.end()

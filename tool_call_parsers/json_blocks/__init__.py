@@ -5,6 +5,7 @@ the name in a header before the object of arguments.
 from tool_call_parsers.json_blocks.blocks import JsonBlocks
 from tool_call_parsers.json_blocks.named import CallHeader, Given, NamedJson, Words, read_name
 from tool_call_parsers.json_blocks.stray import (
+    MANY_OPENERS,
     STRAYS,
     Stray,
     StrayNeedles,
@@ -14,10 +15,12 @@ from tool_call_parsers.json_blocks.stray import (
     record_stray,
     skip_repeated,
     stray,
+    too_much,
     with_stray,
 )
 
 __all__ = [
+    "MANY_OPENERS",
     "STRAYS",
     "CallHeader",
     "Given",
@@ -33,5 +36,6 @@ __all__ = [
     "record_stray",
     "skip_repeated",
     "stray",
+    "too_much",
     "with_stray",
 ]
