@@ -10,14 +10,23 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from enum import Enum
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 from tool_call_parsers.arguments import plain_name
 from tool_call_parsers.engine import BlockGrammar, Markers, Needles, RenderCall, RenderTurn, Run, Step, cut_off
-from tool_call_parsers.json_blocks import STRAYS, JsonBlocks, may_stray, named_attempt, skip_repeated, stray, with_stray
-from tool_call_parsers.literals import CALL_NAME, LiteralError, read_python_call
+from tool_call_parsers.json_blocks import (
+    MANY_OPENERS,
+    STRAYS,
+    JsonBlocks,
+    may_stray,
+    named_attempt,
+    skip_repeated,
+    stray,
+    with_stray,
+)
+from tool_call_parsers.literals import CALL_NAME
+from tool_call_parsers.python_elements import Element, Gap, Head, Kind, read_element
 from tool_call_parsers.python_scan import follow_call
 from tool_call_parsers.reasoning import ReasoningFormat
 from tool_call_parsers.types import CallStatus
@@ -30,47 +39,6 @@ _BARE = ("[", "{", "(")
 _NO_BRACKET = "no closing bracket"
 _BEFORE_BARE = re.compile(r"\n[ \t]*\Z")
 _MAX_INDENT = 16
-
-
-class _Kind(Enum):
-    """The kind of text after an element of a block."""
-
-    NEXT = 1
-    """Another element, or the end of the text in place of one."""
-    OVER = 2
-    """The end of the block."""
-    ODD = 3
-    """Text that cannot follow a call."""
-
-
-class _Gap(NamedTuple):
-    """The text after an element, and its end."""
-
-    kind: _Kind
-    end: int
-    missing: str | None = None
-    """The missing character."""
-
-
-class _Head(NamedTuple):
-    """The beginning of a call."""
-
-    name: str
-    bracket: int
-    """The position of its parenthesis."""
-
-
-class _Element(NamedTuple):
-    """An element of a block, as read."""
-
-    start: int
-    end: int
-    gap: _Gap
-    status: CallStatus
-    name: str = ""
-    arguments: dict[str, Any] | None = None
-    raw: str = ""
-    error: str | None = None
 
 
 @dataclass(frozen=True)
@@ -152,8 +120,10 @@ class PythonCalls(BlockGrammar):
             return (yield from stray(run, start, self._ends))
         position = yield from run.skip_space(start if bare else body)
         notes: list[str] = []
-        while not bare and (again := (yield from run.starts(position, self._opens))) is not None:
-            position, notes = (yield from run.skip_space(position + len(again))), ["the opening marker twice"]
+        if not bare:
+            position, again = yield from skip_repeated(run, position, self._opens, MANY_OPENERS)
+            position = yield from run.skip_space(position)
+            notes += ["the opening marker twice"] if again else []
         listed = run.text.startswith("[", position)
         if listed:
             position = yield from run.skip_space(position + 1)
@@ -182,7 +152,7 @@ class PythonCalls(BlockGrammar):
             element = yield from self._element(run, position, head, listed, tagged=True, first=True)
             kind, position, _ = element.gap
             more, end = list(notes), position
-            if kind is not _Kind.NEXT:
+            if kind is not Kind.NEXT:
                 closed = run.text.endswith(self.closers, element.end, position)
                 more += [] if closed or not self.closers else ["no closing marker"]
                 if closed:
@@ -192,7 +162,7 @@ class PythonCalls(BlockGrammar):
                     end = yield from self._echo(run, run.text[body:position].lstrip(), position)
                     more += ["the block is repeated"] if end > position else []
             self._record(run, begin, element, more)
-            if kind is not _Kind.NEXT:
+            if kind is not Kind.NEXT:
                 if end > position and run.follows_markup(position):
                     run.skip(end)
                     return end
@@ -203,24 +173,24 @@ class PythonCalls(BlockGrammar):
             begin = position
             head = yield from self._head(run, position)
 
-    def _bare(self, run: Run, start: int, position: int, head: _Head | None, first: bool) -> Step[int | None]:
+    def _bare(self, run: Run, start: int, position: int, head: Head | None, first: bool) -> Step[int | None]:
         """A list without markers. It counts if nothing else is on its last line, and after content only if it is
         flawless and nothing follows at all, because prose has brackets too."""
-        elements: list[_Element] = []
+        elements: list[Element] = []
         while True:
             element = yield from self._element(run, position, head, True, tagged=False, first=first)
             elements.append(element)
             kind, position, missing = element.gap
-            if kind is not _Kind.NEXT or position == len(run.text):
+            if kind is not Kind.NEXT or position == len(run.text):
                 break
             if (head := (yield from self._head(run, position))) is None and not _is_cut(run, position):
-                kind = _Kind.ODD
+                kind = Kind.ODD
                 break
-        is_list = kind is not _Kind.ODD
+        is_list = kind is not Kind.ODD
         if is_list and not first:
-            whole = kind is _Kind.OVER and not missing
+            whole = kind is Kind.OVER and not missing
             is_list = whole and all(element.status is CallStatus.OK for element in elements)
-        if is_list and kind is _Kind.OVER:
+        if is_list and kind is Kind.OVER:
             following = yield from run.skip_space(position)
             if following < len(run.text) and not (first and "\n" in run.text[position:following]):
                 marker = yield from run.starts(following, run.markers.all)
@@ -233,11 +203,11 @@ class PythonCalls(BlockGrammar):
         half = ["no opening marker"] if run.text.endswith(self.closers, start, position) else []
         for element in elements:
             self._record(run, start if element is elements[0] else element.start, element, half)
-        run.open_at_end |= kind is _Kind.NEXT
+        run.open_at_end |= kind is Kind.NEXT
         return position
 
-    def _record(self, run: Run, begin: int, element: _Element, notes: list[str]) -> None:
-        last = element.gap.kind is not _Kind.NEXT
+    def _record(self, run: Run, begin: int, element: Element, notes: list[str]) -> None:
+        last = element.gap.kind is not Kind.NEXT
         status, error = element.status, element.error
         notes = [*notes, element.gap.missing] if element.gap.missing else notes
         if notes and status in (CallStatus.OK, CallStatus.REPAIRED):
@@ -263,12 +233,12 @@ class PythonCalls(BlockGrammar):
 
     # -- elements -----------------------------------------------------------------------------------------------------
 
-    def _head(self, run: Run, position: int) -> Step[_Head | None]:
+    def _head(self, run: Run, position: int) -> Step[Head | None]:
         """The beginning of a call at `position`."""
         while True:
             match = _HEAD.match(run.text, position)
             if match is not None:
-                return _Head(match[1], match.end() - 1) if match.end() - position <= _MAX_HEAD else None
+                return Head(match[1], match.end() - 1) if match.end() - position <= _MAX_HEAD else None
             if run.final or len(run.text) - position > _MAX_HEAD:
                 return None
             if position < len(run.text) and not _HEAD_CUT.match(run.text, position):
@@ -276,8 +246,8 @@ class PythonCalls(BlockGrammar):
             yield
 
     def _element(
-        self, run: Run, position: int, head: _Head | None, listed: bool, *, tagged: bool, first: bool
-    ) -> Step[_Element]:
+        self, run: Run, position: int, head: Head | None, listed: bool, *, tagged: bool, first: bool
+    ) -> Step[Element]:
         """The call at `position`, or the text in place of one."""
         if head is None:
             return (yield from self._no_call(run, position, listed))
@@ -285,18 +255,18 @@ class PythonCalls(BlockGrammar):
         if run.streams and tagged:
             run.start_call(name)
         stop = yield from follow_call(run, head.bracket, self._tags)
-        gap = _Gap(_Kind.ODD, stop.position)
+        gap = Gap(Kind.ODD, stop.position)
         if stop.closed or stop.at_marker:
             gap = yield from self._gap(run, stop.position, listed)
         raw, error = run.text[head.bracket + 1 : stop.position], "brackets that do not match"
-        failed = _Element(position, stop.position, gap, CallStatus.INVALID_JSON, name, None, raw, error)
+        failed = Element(position, stop.position, gap, CallStatus.INVALID_JSON, name, None, raw, error)
         if stop.closed:
-            found = _read(run, position, stop.position, gap, head)
-            if gap.kind is not _Kind.ODD and found.status is not CallStatus.INVALID_JSON:
+            found = read_element(run, position, stop.position, gap, head)
+            if gap.kind is not Kind.ODD and found.status is not CallStatus.INVALID_JSON:
                 return found
             failed = found
         cut = not stop.closed and stop.position == len(run.text) and run.final
-        if gap.kind is not _Kind.ODD:
+        if gap.kind is not Kind.ODD:
             inside = self._bounds.finditer(run.text, position, stop.position)
             bound = next(filter(None, (self._bound(run, match) for match in inside)), None)
         elif first:
@@ -305,50 +275,50 @@ class PythonCalls(BlockGrammar):
             bound = None
         if bound is not None and bound != stop.position:
             gap = yield from self._gap(run, bound, listed)
-            second = _read(run, position, bound, gap, head)
-            if second.status is not CallStatus.INVALID_JSON and gap.kind is not _Kind.ODD:
+            second = read_element(run, position, bound, gap, head)
+            if second.status is not CallStatus.INVALID_JSON and gap.kind is not Kind.ODD:
                 return second
             if tagged and not cut:
                 return second._replace(status=CallStatus.INVALID_JSON, error=second.error or "more than one call")
         if cut:
             # The rest may be the contents of an open string, so it holds no further calls.
-            over, error = _Gap(_Kind.OVER, stop.position), "the text ends inside the arguments"
+            over, error = Gap(Kind.OVER, stop.position), "the text ends inside the arguments"
             return failed._replace(gap=over if first else failed.gap, status=CallStatus.INCOMPLETE, error=error)
         return failed._replace(status=CallStatus.INVALID_JSON, error=failed.error or "something else follows the call")
 
-    def _no_call(self, run: Run, position: int, listed: bool) -> Step[_Element]:
+    def _no_call(self, run: Run, position: int, listed: bool) -> Step[Element]:
         """Text that is not a call, up to where one may begin."""
         if _is_cut(run, position):
             end, error = len(run.text), "the text ends where a call begins"
-            return _Element(position, end, _Gap(_Kind.OVER, end), CallStatus.INCOMPLETE, error=error)
+            return Element(position, end, Gap(Kind.OVER, end), CallStatus.INCOMPLETE, error=error)
         match = yield from run.find(self._junk_ends, position)
         end = match.start() if match is not None else len(run.text)
         gap = yield from self._gap(run, end, listed)
-        return _Element(position, end, gap, CallStatus.MALFORMED, error="no call")
+        return Element(position, end, gap, CallStatus.MALFORMED, error="no call")
 
-    def _gap(self, run: Run, end: int, listed: bool) -> Step[_Gap]:
+    def _gap(self, run: Run, end: int, listed: bool) -> Step[Gap]:
         """The text after an element that ends at `end`."""
         missing = _NO_BRACKET if listed else None
         position, comma = (yield from run.skip_space(end)), False
         while run.text.startswith(",", position):
             position, comma = (yield from run.skip_space(position + 1)), True
         if position == len(run.text):
-            return _Gap(_Kind.NEXT, position) if comma else _Gap(_Kind.OVER, end, missing)
+            return Gap(Kind.NEXT, position) if comma else Gap(Kind.OVER, end, missing)
         if listed and run.text[position] == "]":
             end, missing = position + 1, None
             position = yield from run.skip_space(end)
         marker = yield from run.starts(position, run.markers.all)
         if marker in self.closers:
-            return _Gap(_Kind.OVER, position + len(marker), missing)
+            return Gap(Kind.OVER, position + len(marker), missing)
         if run.final and self._ends.begins(run.text, position):
-            return _Gap(_Kind.OVER, len(run.text), missing)
+            return Gap(Kind.OVER, len(run.text), missing)
         if (listed and missing is None) or marker not in (None, *_BARE):
-            return _Gap(_Kind.OVER, end, missing)
+            return Gap(Kind.OVER, end, missing)
         if comma or (self.lines and "\n" in run.text[end:position]):
-            return _Gap(_Kind.NEXT, position)
+            return Gap(Kind.NEXT, position)
         if position > end and (yield from self._head(run, position)) is not None:
-            return _Gap(_Kind.NEXT, position, "no comma")
-        return _Gap(_Kind.ODD, end)
+            return Gap(Kind.NEXT, position, "no comma")
+        return Gap(Kind.ODD, end)
 
     def _next_bound(self, run: Run, start: int) -> Step[int | None]:
         """The first place from `start` on where a call must have ended."""
@@ -395,33 +365,3 @@ def _is_cut(run: Run, position: int) -> bool:
     if not run.final or len(run.text) - position > _MAX_HEAD:
         return False
     return position == len(run.text) or _HEAD_CUT.match(run.text, position) is not None
-
-
-def _read(run: Run, start: int, end: int, gap: _Gap, head: _Head) -> _Element:
-    """The call that spans `start:end`."""
-    raw = run.text[head.bracket + 1 : end].removesuffix(")")
-    plain = plain_name(head.name, run.tools)
-    try:
-        call = read_python_call(run.text, start, end)
-    except LiteralError as error:
-        return _Element(start, end, gap, CallStatus.INVALID_JSON, head.name, raw=raw, error=error.reason)
-    failed = _Element(start, end, gap, CallStatus.INVALID_JSON, head.name, raw=raw)
-    if call.end != end:
-        return failed._replace(error="something else follows the call")
-    notes, arguments = call.notes, call.arguments
-    if plain is not None:
-        notes, head = (*notes, f"the name is written {head.name!r}"), head._replace(name=plain)
-    if call.positional:
-        notes = (*notes, "positional arguments")
-        order = run.tools.order(head.name)
-        only = call.positional[0]
-        if len(call.positional) == 1 and not arguments and order and isinstance(only, dict) and only.keys() <= {*order}:
-            as_first = not run.tools.is_string(head.name, order[0])  # an object can be the first argument itself
-            arguments = {order[0]: only} if as_first else only
-        else:
-            places = dict(zip(order, call.positional, strict=False))
-            if len(places) < len(call.positional) or places.keys() & arguments.keys():
-                return failed._replace(error="positional arguments without a parameter of their own")
-            arguments = places | arguments
-    status = CallStatus.REPAIRED if notes else CallStatus.OK
-    return _Element(start, end, gap, status, head.name, arguments, raw, "; ".join(notes) or None)

@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, field
-from typing import Any
 
 from tool_call_parsers.arguments import ArgumentsText, ArgumentsWatch, FoundArguments, plain_name, read_arguments
+from tool_call_parsers.channels.element_arguments import ElementArguments
+from tool_call_parsers.channels.element_tags import (
+    CLOSE,
+    CONTROL,
+    OPEN,
+    SEP,
+    TAGS,
+    Tag,
+    closing,
+    escape,
+    read_tag,
+    type_of,
+    written,
+)
 from tool_call_parsers.channels.messages import HEADER_WIDTH, Channel, ChannelGrammar, MessageHeader
 from tool_call_parsers.engine import Needles, RenderTurn, Run, Step, cut_off
 from tool_call_parsers.json_blocks import Stray, skip_repeated
 from tool_call_parsers.json_scan import read_value
-from tool_call_parsers.literals import REPEATED_KEY, read_whole_json
+from tool_call_parsers.literals import read_whole_json
 from tool_call_parsers.schema import coerce
 from tool_call_parsers.types import CALLABLE, CallStatus
 
-_OPEN, _CLOSE, _SEP = "<|open|>", "<|close|>", "<|sep|>"
 _CHANNELS = {
     "think": Channel.REASONING,
     "response": Channel.PREAMBLE,
@@ -26,26 +37,17 @@ _CHANNELS = {
 }
 
 
-def _closing(name: str) -> str:
-    return f"{_CLOSE}{name}{_SEP}"
-
-
-_ARGUMENT_CLOSE = _closing("argument")
-_TAGS = Needles(_OPEN, _CLOSE)
-_CONTROL = Needles(_OPEN, _CLOSE, _SEP)
-_ARGUMENT_END = Needles(_closing("argument"))
-_CLOSE_CALL = Needles(_closing("call"))
-_TOOLS_END = Needles(_closing("tools"))
-_JSON_END = Needles(_closing("json"), _closing("call"))
+_ARGUMENT_CLOSE = closing("argument")
+_ARGUMENT_END = Needles(closing("argument"))
+_CLOSE_CALL = Needles(closing("call"))
+_TOOLS_END = Needles(closing("tools"))
+_JSON_END = Needles(closing("json"), closing("call"))
 _AFTER_ARGUMENT = Needles(
-    _closing("argument"),
-    *(f"{_OPEN}{name}" for name in ("argument", "json", "call")),
-    *(f"{_CLOSE}{name}" for name in ("call", "tools", "message")),
+    closing("argument"),
+    *(f"{OPEN}{name}" for name in ("argument", "json", "call")),
+    *(f"{CLOSE}{name}" for name in ("call", "tools", "message")),
 )
-_CALL_END = Needles(*map(_closing, ("call", "tools", "message")), f"{_OPEN}call ")
-_ATTRIBUTE = re.compile(r"""([\w\-]+)\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s"']+))""")
-_ATTRIBUTES = re.compile(r"""(?>(?:\s++[\w\-]++\s*+=\s*+(?:"[^"]*+"|'[^']*+'|[^\s"']++))*)\s*+""")
-_WORD = re.compile(r"\s*([\w\-]*)")
+_CALL_END = Needles(*map(closing, ("call", "tools", "message")), f"{OPEN}call ")
 _ENDS_OF_CALL = (("call", True), ("call", False), ("tools", True), ("message", True))
 _AFTER_CALL = (("call", False), ("tools", True), ("message", True))
 _LOOK_BACK = 96
@@ -63,50 +65,6 @@ _CONTROL_HEAD = re.compile(r"(?:\s*<\|sep\|>)+")
 _CUT_TAG = re.compile(r"""([\w\-]*)((?:\s+[\w\-]+(?:=(?:"[^"]*(?:"|$))?)?)*\s*)""")
 
 
-@dataclass(frozen=True, slots=True)
-class Tag:
-    """An opening or closing tag: `text[start:end]`."""
-
-    start: int
-    end: int
-    name: str
-    closing: bool
-    attributes: dict[str, str]
-
-
-@dataclass(slots=True)
-class _Arguments:
-    """The arguments of a call while they are read."""
-
-    run: Run
-    name: str
-    streamed: ArgumentsText
-    values: dict[str, Any] = field(default_factory=dict)
-    status: CallStatus = CallStatus.OK
-    error: str | None = None
-    whole: str | None = None
-    """The JSON text of all arguments, if they are one object."""
-
-    def fail(self, status: CallStatus, error: str) -> None:
-        """Record a defect. Repairs add up; the first of the others counts, except that a cut overrides all."""
-        if status is CallStatus.REPAIRED and self.status is CallStatus.REPAIRED:
-            self.error = f"{self.error}; {error}" if error not in (self.error or "") else self.error
-        elif self.status in CALLABLE or status is CallStatus.INCOMPLETE:
-            self.status, self.error = status, error
-
-    def end(self, key: str, value: object, rest: str) -> None:
-        """End the value. `rest` is the part of its JSON text that was not sent."""
-        if key in self.values:
-            self.fail(CallStatus.REPAIRED, REPEATED_KEY)
-        if key:
-            self.values[key] = value
-        self.streamed.add(rest)
-
-    def json_text(self) -> str | None:
-        """All of the JSON text that was sent; None if it was not sent in pieces."""
-        return self.streamed.whole() if self.whole is None and self.status in CALLABLE else None
-
-
 class Elements(ChannelGrammar):
     """Elements in control tokens, `<|open|>NAME key="value"<|sep|>..<|close|>NAME<|sep|>`: Kimi K3.
 
@@ -114,12 +72,12 @@ class Elements(ChannelGrammar):
     argument if a tag follows it; elsewhere it is part of the value.
     """
 
-    openers = (_OPEN,)
-    closers = tuple(map(_closing, _CHANNELS))
+    openers = (OPEN,)
+    closers = tuple(map(closing, _CHANNELS))
     lost = ("{", _LOST_CALL)
 
     def closers_of(self, channel: Channel) -> tuple[str, ...]:
-        return tuple(_closing(name) for name, own in _CHANNELS.items() if own is channel)
+        return tuple(closing(name) for name, own in _CHANNELS.items() if own is channel)
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
@@ -135,7 +93,7 @@ class Elements(ChannelGrammar):
         return MessageHeader(start, end, Channel.CALL, stray=Stray(start, end, CallStatus.MALFORMED, match[1]))
 
     def header(self, run: Run, start: int, body: int, opener: str) -> Step[MessageHeader | None]:
-        tag = yield from self._tag(run, start)
+        tag = yield from read_tag(run, start)
         if tag is not None:
             channel = None if tag.closing else _CHANNELS.get(tag.name)
             return MessageHeader(start, tag.end, channel) if channel is not None else None
@@ -146,41 +104,19 @@ class Elements(ChannelGrammar):
 
     def _cut_name(self, run: Run, start: int) -> str | None:
         """The name of an opening tag, or the beginning of one, if the text ends inside the tag."""
-        body = start + len(_OPEN)
-        if not run.final or not run.text.startswith(_OPEN, start) or len(run.text) - body >= HEADER_WIDTH:
+        body = start + len(OPEN)
+        if not run.final or not run.text.startswith(OPEN, start) or len(run.text) - body >= HEADER_WIDTH:
             return None
-        cut = _CUT_TAG.fullmatch(run.text, body, _CONTROL.unsettled(run.text, body))
-        if cut is None or _CONTROL.pattern.search(run.text, body) is not None:
+        cut = _CUT_TAG.fullmatch(run.text, body, CONTROL.unsettled(run.text, body))
+        if cut is None or CONTROL.pattern.search(run.text, body) is not None:
             return None
         whole = bool(cut[2])  # otherwise the name itself may be cut
         names = (name for name in _CHANNELS if name == cut[1] or (not whole and name.startswith(cut[1])))
         return cut[1] if next(names, None) is not None else None
 
-    def _tag(self, run: Run, start: int) -> Step[Tag | None]:
-        """The tag that begins at `start`."""
-        token = yield from run.starts(start, _TAGS)
-        if token is None:
-            return None
-        body = start + len(token)
-        while (stop := _CONTROL.pattern.search(run.text, body, body + HEADER_WIDTH)) is None:
-            if run.final or len(run.text) >= body + HEADER_WIDTH:
-                return None
-            yield
-        if stop.group() != _SEP:
-            return None
-        word = _WORD.match(run.text, body, stop.start())
-        assert word is not None
-        if _ATTRIBUTES.fullmatch(run.text, word.end(), stop.start()) is None:
-            return None
-        attributes = {
-            match[1]: unescape(match[2] or match[3] or match[4] or "")
-            for match in _ATTRIBUTE.finditer(run.text, word.end(), stop.start())
-        }
-        return Tag(start, stop.end(), word[1], token == _CLOSE, attributes)
-
     def call(self, run: Run, header: MessageHeader) -> Step[int | None]:
         begin = header.start
-        tag = yield from self._tag(run, begin)
+        tag = yield from read_tag(run, begin)
         assert tag is not None  # a header is a tag
         position, begun = tag.end, tag.name == "call"
         if begun:
@@ -188,7 +124,7 @@ class Elements(ChannelGrammar):
         note = None
         while True:
             position = yield from run.skip_space(position)
-            tag = yield from self._tag(run, position)
+            tag = yield from read_tag(run, position)
             lost = tag is None or (tag.closing and bool(tag.attributes))
             if lost and begun and (end := (yield from self._damaged_call(run, position))) is not None:
                 begin = position = end
@@ -196,7 +132,7 @@ class Elements(ChannelGrammar):
             if tag is None:
                 if not begun and (
                     position == len(run.text)
-                    or _TAGS.begins(run.text, position)
+                    or TAGS.begins(run.text, position)
                     or self._cut_name(run, position) is not None
                 ):
                     return cut_off(run, begin, ())
@@ -223,10 +159,10 @@ class Elements(ChannelGrammar):
         name = plain_name(written, run.tools) or written
         if name:
             run.start_call(name)
-        read = _Arguments(run, name, ArgumentsText(run, run.started))
+        read = ElementArguments(run, name, ArgumentsText(run, run.started))
         if note is not None:
             read.fail(CallStatus.REPAIRED, note)
-        if run.text[max(0, begin - _LOOK_BACK) : begin].rstrip().endswith((_OPEN, _CLOSE)):
+        if run.text[max(0, begin - _LOOK_BACK) : begin].rstrip().endswith((OPEN, CLOSE)):
             read.fail(CallStatus.REPAIRED, "a control token twice")
         if name != written:
             read.fail(CallStatus.REPAIRED, f"the name is written {written!r}")
@@ -235,7 +171,7 @@ class Elements(ChannelGrammar):
         body = position = tag.end
         while True:
             end = position = yield from run.skip_space(position)
-            following = yield from self._tag(run, position)
+            following = yield from read_tag(run, position)
             if following is None or following.name not in ("argument", "json") or following.closing:
                 break
             element = self._argument if following.name == "argument" else self._json
@@ -254,7 +190,7 @@ class Elements(ChannelGrammar):
                 read.fail(CallStatus.MALFORMED, "text between the arguments")
                 stop = yield from run.find(_CALL_END, end)
                 end = len(run.text) if stop is None else stop.start()
-                following = (yield from self._tag(run, end)) if stop is not None else None
+                following = (yield from read_tag(run, end)) if stop is not None else None
         if following is not None and following.name == "call" and following.closing:
             end, again = yield from skip_repeated(run, following.end, _CLOSE_CALL)
             if again:
@@ -274,15 +210,15 @@ class Elements(ChannelGrammar):
         if match is None:
             return None
         stop = yield from run.find(_CALL_END, match.end())
-        end = len(run.text) if stop is None else stop.end() if stop.group() == _closing("call") else stop.start()
+        end = len(run.text) if stop is None else stop.end() if stop.group() == closing("call") else stop.start()
         run.begin_block(position)
         run.end_call(position, end, CallStatus.MALFORMED, match[1], error="the tag of the call is damaged")
         return end
 
-    def _after_call(self, run: Run, end: int, read: _Arguments) -> Step[None]:
+    def _after_call(self, run: Run, end: int, read: ElementArguments) -> Step[None]:
         """Note what is wrong with the end of the tools element, if a call is the last one."""
         position = yield from run.skip_space(end)
-        following = yield from self._tag(run, position)
+        following = yield from read_tag(run, position)
         if following is None or (following.name, following.closing) not in (("call", False), ("tools", True)):
             read.fail(CallStatus.REPAIRED, "the tools element is not closed")
         elif following.closing and (yield from skip_repeated(run, following.end, _TOOLS_END))[1]:
@@ -290,12 +226,12 @@ class Elements(ChannelGrammar):
 
     def _ends_in_tag(self, run: Run, position: int) -> bool:
         """Whether the text ends at `position`, or in a tag that begins there."""
-        if position == len(run.text) or _TAGS.begins(run.text, position):
+        if position == len(run.text) or TAGS.begins(run.text, position):
             return True
-        token = _TAGS.pattern.match(run.text, position)
-        return run.final and token is not None and _CONTROL.pattern.search(run.text, token.end()) is None
+        token = TAGS.pattern.match(run.text, position)
+        return run.final and token is not None and CONTROL.pattern.search(run.text, token.end()) is None
 
-    def _argument(self, run: Run, tag: Tag, read: _Arguments) -> Step[int]:
+    def _argument(self, run: Run, tag: Tag, read: ElementArguments) -> Step[int]:
         """Read an argument after its opening tag. Return its end.
 
         A closing tag ends the value before another tag, damaged or not, and so does the tag of the next argument. The
@@ -373,13 +309,13 @@ class Elements(ChannelGrammar):
             return stop - len(_ARGUMENT_CLOSE)
         if only_closed:
             return None
-        following = yield from self._tag(run, end)
+        following = yield from read_tag(run, end)
         if following is None:
             return None
         if following.closing:
             # It may be the wrong tag of the argument, with the next argument behind it, or part of the value.
             position = yield from run.skip_space(following.end)
-            another = yield from self._tag(run, position)
+            another = yield from read_tag(run, position)
             over = position == len(run.text) or (another is not None and (another.name, another.closing) in _AFTER_CALL)
             if not over and (another is not None or (yield from run.starts(position, run.markers.all)) is None):
                 return None
@@ -388,7 +324,7 @@ class Elements(ChannelGrammar):
         damaged = _DAMAGED_END.search(run.text, max(start, stop - _LOOK_BACK), stop)
         return damaged.start() if damaged is not None else end
 
-    def _typed(self, read: _Arguments, key: str, kind: str | None, text: str) -> None:
+    def _typed(self, read: ElementArguments, key: str, kind: str | None, text: str) -> None:
         """Read an argument that is not a string."""
         tools, bare = read.run.tools, text.strip()
         if kind is None:
@@ -404,7 +340,7 @@ class Elements(ChannelGrammar):
             read.fail(CallStatus.REPAIRED, f"the argument {key!r} is not written as {kind}")
         read.end(key, value, json.dumps(value, ensure_ascii=False) if read.run.started else "")
 
-    def _json(self, run: Run, tag: Tag, read: _Arguments) -> Step[int]:
+    def _json(self, run: Run, tag: Tag, read: ElementArguments) -> Step[int]:
         """Read all arguments as one JSON object after its opening tag. Return its end."""
         position = yield from run.skip_space(tag.end)
         if read.values or read.whole is not None:
@@ -431,12 +367,12 @@ class Elements(ChannelGrammar):
                 )
         end = yield from run.skip_space(end)
         closer = yield from run.starts(end, _JSON_END)
-        return end + len(closer) if closer == _closing("json") else end
+        return end + len(closer) if closer == closing("json") else end
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
     def _element(self, head: str, body: str) -> str:
-        return f"{_OPEN}{head}{_SEP}{body}{_CLOSE}{head.split(' ', 1)[0]}{_SEP}"
+        return f"{OPEN}{head}{SEP}{body}{CLOSE}{head.split(' ', 1)[0]}{SEP}"
 
     def render(self, turn: RenderTurn) -> str:
         parts = []
@@ -454,29 +390,3 @@ class Elements(ChannelGrammar):
                 calls.append(self._element(f'call tool="{escape(call.name)}" index="{index}"', "".join(arguments)))
             parts.append(self._element("tools", "".join(calls)))
         return "".join(parts)
-
-
-def escape(text: str) -> str:
-    """Text for an attribute."""
-    return text.replace("&", "&amp;").replace('"', "&quot;")
-
-
-def unescape(text: str) -> str:
-    """The text of an attribute."""
-    return text.replace("&quot;", '"').replace("&amp;", "&")
-
-
-def type_of(value: object) -> str:
-    """The `type` of a value."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "boolean"
-    if isinstance(value, int | float):
-        return "number"
-    return "string" if isinstance(value, str) else "array" if isinstance(value, list | tuple) else "object"
-
-
-def written(value: object) -> str:
-    """A value as the format writes it: strings verbatim, other values as JSON."""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

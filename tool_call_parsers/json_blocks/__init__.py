@@ -6,6 +6,7 @@ from tool_call_parsers.json_blocks.after_text import JsonAfterText
 from tool_call_parsers.json_blocks.blocks import JsonBlocks
 from tool_call_parsers.json_blocks.named import CallHeader, Given, NamedJson, Words, read_name
 from tool_call_parsers.json_blocks.stray import (
+    MANY_OPENERS,
     STRAYS,
     Stray,
     StrayNeedles,
@@ -15,10 +16,12 @@ from tool_call_parsers.json_blocks.stray import (
     record_stray,
     skip_repeated,
     stray,
+    too_much,
     with_stray,
 )
 
 __all__ = [
+    "MANY_OPENERS",
     "STRAYS",
     "CallHeader",
     "Given",
@@ -35,5 +38,6 @@ __all__ = [
     "record_stray",
     "skip_repeated",
     "stray",
+    "too_much",
     "with_stray",
 ]

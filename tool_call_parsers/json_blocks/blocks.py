@@ -11,6 +11,7 @@ from tool_call_parsers.engine import Markers, Needles, RenderCall, RenderTurn, R
 from tool_call_parsers.json_blocks.named import FENCES, NamedJson
 from tool_call_parsers.json_blocks.objects import CallObjects
 from tool_call_parsers.json_blocks.stray import (
+    MANY_OPENERS,
     STRAYS,
     may_stray,
     named_attempt,
@@ -139,9 +140,10 @@ class JsonBlocks(CallObjects):
         position = yield from run.skip_space(start if bare else body)
         fence: str | None = None
         if not run.text.startswith(("{", "["), position) or self._bracketed:
-            while not bare and (again := (yield from run.starts(position, self._open))) is not None:
-                position = yield from run.skip_space(position + len(again))
-                notes = (*notes, "the opening marker twice")
+            if not bare:
+                position, again = yield from skip_repeated(run, position, self._open, MANY_OPENERS)
+                position = yield from run.skip_space(position)
+                notes = (*notes, "the opening marker twice") if again else notes
             fence = yield from run.starts(position, FENCES)
             if fence is not None:
                 position = yield from run.skip_space(position + len(fence))

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from tool_call_parsers.arguments import ArgumentsWatch, FoundArguments, no_arguments, plain_name, read_literal
 from tool_call_parsers.engine import SPACE, BlockGrammar, Markers, Needles, RenderCall, RenderTurn, Run, Step, cut_off
-from tool_call_parsers.json_blocks.stray import may_stray, named_attempt, skip_repeated, stray, with_stray
+from tool_call_parsers.json_blocks.stray import MANY_OPENERS, may_stray, named_attempt, skip_repeated, stray, with_stray
 from tool_call_parsers.json_scan import read_value
 from tool_call_parsers.literals import Literal, LiteralError, read_json
 from tool_call_parsers.reasoning import ReasoningFormat
@@ -121,11 +121,10 @@ class NamedJson(BlockGrammar):
         if opener in self.sections:
             note = None if opener == self.sections[0] else f"{opener!r} opens the section"
             position = yield from run.skip_space(body)
-            while (
-                not run.text.startswith(self.opens, position)
-                and (again := (yield from run.starts(position, self._sections))) is not None
-            ):
-                position, note = (yield from run.skip_space(position + len(again))), "the section is opened twice"
+            if not run.text.startswith(self.opens, position):
+                position, again = yield from skip_repeated(run, position, self._sections, MANY_OPENERS)
+                position = yield from run.skip_space(position)
+                note = "the section is opened twice" if again else note
             following = yield from run.starts(position, self._open)
             if following is None:
                 if position == len(run.text) or self._open.begins(run.text, position):
@@ -134,7 +133,7 @@ class NamedJson(BlockGrammar):
             position += len(following)
         notes = [note] if note else []
         if not run.final or run.text[position : position + 1].isspace() or run.text.startswith(self.opens, position):
-            position, twice = yield from skip_repeated(run, position, self._open)
+            position, twice = yield from skip_repeated(run, position, self._open, MANY_OPENERS)
             notes += ["the opening marker twice"] if twice else []
         begin: int = start
         section = opener in self.sections

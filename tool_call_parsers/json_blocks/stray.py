@@ -19,6 +19,8 @@ from tool_call_parsers.literals import LiteralError, read_python_call
 from tool_call_parsers.python_scan import follow_call
 from tool_call_parsers.types import CALLABLE, CallStatus
 
+MANY_OPENERS = 4
+"""After so many openers in a row, the rest is read as text."""
 STRAYS = ("{", "(")
 """Where a call without a marker may be: before the object, or before the arguments in Python."""
 _STRAYED, _STRAYED_RATIO = 4096, 4
@@ -34,6 +36,8 @@ _DEFINITION = frozenset({"description", "properties", "input_schema", "$schema"}
 """Keys of a tool's definition, which has a name and parameters as well."""
 _QUOTES = frozenset("`'\"“‘«")
 _LINE_WIDTH = 256
+_NO_HEADER = frozenset(("", ":", ",", "[", "{", "(", "=", "."))
+"""Characters before an object that no header ends with."""
 _AFTER = re.compile(r"[ \t\]);.,]*")
 _HEADER = re.compile(
     r"(?:\A|[\n<>|｜\]])[ \t]*(?:function(?!s\.)|call)?[ \t:=.]{0,3}"
@@ -126,7 +130,9 @@ def find_stray(
     single_key: the key of the object's only member is the tool's name.
     headers: what may precede arguments, with the tool's `name`.
     """
-    header = headers.search(run.text, max(0, start - _LINE_WIDTH), start)
+    header = None
+    if run.text[max(0, start - 1) : start] not in _NO_HEADER:
+        header = headers.search(run.text, max(0, start - _LINE_WIDTH), start)
     before = header["name"] if header is not None else ""
     named = _offered(run, before)
     if named is None and run.text.endswith(marks, max(0, start - _LINE_WIDTH), start):
@@ -264,14 +270,16 @@ def named_attempt(run: Run, start: int, position: int, ends: Needles, closers: t
     return end
 
 
-def skip_repeated(run: Run, end: int, closers: Needles) -> Step[tuple[int, bool]]:
-    """The end of closing markers that repeat the one before `end`, and whether there are any."""
+def skip_repeated(run: Run, end: int, markers: Needles, limit: int | None = None) -> Step[tuple[int, bool]]:
+    """The end of markers that repeat the one before `end`, and whether there are any. `limit`: how many at most, where
+    the text may be read again from the second one."""
     if end == len(run.text) and run.final:
         return end, False
-    again = False
-    while True:
+    count = 0
+    while limit is None or count < limit:
         position = yield from run.skip_space(end)
-        closer = yield from run.starts(position, closers)
-        if closer is None:
-            return end, again
-        end, again = position + len(closer), True
+        marker = yield from run.starts(position, markers)
+        if marker is None:
+            break
+        end, count = position + len(marker), count + 1
+    return end, count > 0

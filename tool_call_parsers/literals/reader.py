@@ -93,8 +93,7 @@ class Reader:
             except ValueError:
                 pass
         value, unknown = replace_json_escapes(body)
-        if unknown:
-            self.notes["an invalid escape"] = None
+        self.notes |= {"an invalid escape": None} if unknown else {}
         if "\\'" in body.replace("\\\\", ""):
             self.notes["escaped apostrophe"] = None
         return value
