@@ -147,7 +147,7 @@ CASES = [
         f'<|channel|>final<|message|>So: {START}{READ}{{"path":"a"}}<|call|> it is.<|return|>',
         f'So: {START}{READ}{{"path":"a"}}<|call|> it is.',
         None,
-        [],
+        [("malformed", "read", {})],
     ),
     (
         "openai",
@@ -183,7 +183,7 @@ CASES = [
         f"<|open|>response<|sep|>So: {tools(call())}<|close|>response<|sep|>",
         f"So: {tools(call())}",
         None,
-        [],
+        [("malformed", "read", {})],
     ),
     ("inkling", f"It writes {INVOKE} and then JSON.", f"It writes {INVOKE} and then JSON.", None, []),
     # Closed reasoning makes no calls. Reasoning that is not closed ends at the next message.
