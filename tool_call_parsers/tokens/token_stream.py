@@ -145,7 +145,7 @@ class TokenStream:
             self._pending.clear()
         tail, base = self._tail, self._tail_at
         special, piece_of, starts, ends = self._map._special, self._map._piece, self._starts, self._ends
-        strays = self._map._stray
+        strays, turn_ends = self._map._stray, self._map._ends
         try:
             while self._next < count:
                 token_id = ids[self._next]
@@ -179,7 +179,7 @@ class TokenStream:
                     offset = tail.find(name, at, at + length)
                     if offset >= 0:
                         self._genuine.append((base + offset, base + offset + len(name)))
-                if token_id in self._map._ends:
+                if token_id in turn_ends:
                     self._last.append((self._pos, self._pos + length, token_id))
                 elif token_id in strays:
                     self._end_inside()
