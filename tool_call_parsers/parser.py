@@ -129,14 +129,16 @@ class ToolCallParser:
                 )
             aligned = self._tokens.align(text, token_ids)
         run = self._run(tools, prompt_opened_reasoning, strict, streaming=False)
-        run.tokens = aligned
+        strays = aligned if aligned is not None and aligned.strays else None
+        run.tokens = strays
         run.append(aligned.masked if aligned is not None else text or "")
         run.final = True
         for _ in self.format.grammar.read(run):
             raise AssertionError("a lexer waits for text after the end of the text")
         if aligned is None:
             return run.result()
-        run.note_hidden(self.format.grammar, aligned)
+        if strays is not None:
+            run.note_hidden(self.format.grammar, strays)
         return _with_tokens(run.result(), aligned)
 
     def stream(
@@ -254,7 +256,7 @@ class StreamingParser:
 
     def _advance(self, aligned: Aligned | None = None) -> list[Event]:
         next(self._lexer, None)
-        if aligned is not None:
+        if aligned is not None and aligned.strays:
             self._run.note_hidden(self._grammar, aligned)
         events, self._run.events = self._run.events or [], []
         if self._tokens is not None:

@@ -38,8 +38,6 @@ class TokenRun(Run):
 
     def note_hidden(self, grammar: Grammar, aligned: Aligned) -> None:
         """Record calls that only stray tokens keep from being found: those in the text without them."""
-        if not aligned.strays:
-            return
         text, place = aligned.without_strays()
         other = Run(
             tools=self.tools,

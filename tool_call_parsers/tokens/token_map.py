@@ -114,9 +114,7 @@ class TokenMap:
                 text = joined
             else:
                 text = self.marked(ids)
-        if pieces is not None and joined == text and not self._ends_inside(ids):
-            stream.take_whole(text, ids, pieces)
-        else:
+        if pieces is None or joined != text or not stream.take_whole(text, ids, pieces):
             stream.feed(text, ids)
         return stream.finish()
 
@@ -146,15 +144,6 @@ class TokenMap:
     def is_silent(self, token_id: int) -> bool:
         """Whether the id has no text: it is beyond the vocabulary, or unused in it."""
         return not self._piece(token_id)[0] and token_id in self._stray
-
-    def _ends_inside(self, ids: list[int]) -> bool:
-        """Whether a token that ends a turn is before the end."""
-        if self._ends.isdisjoint(ids):
-            return False
-        count = len(ids)
-        while count and ids[count - 1] in self._ends:
-            count -= 1
-        return not self._ends.isdisjoint(ids[:count])
 
     def _decode(self, ids: list[int]) -> str:
         try:

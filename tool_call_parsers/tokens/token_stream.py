@@ -86,17 +86,28 @@ class TokenStream:
             self._place()
         return "" if self._failed else self._scan()
 
-    def take_whole(self, text: str, ids: list[int], texts: list[str]) -> None:
-        """Add a whole completion at once: tokens that are whole characters, and whose `texts` make up `text`."""
+    def take_whole(self, text: str, ids: list[int], texts: list[str]) -> bool:
+        """Add a whole completion at once: tokens that are whole characters, and whose `texts` make up `text`.
+
+        Returns False, and adds nothing, if an end of the turn is before the end.
+        """
+        special, turn_ends = self._map._special, self._map._ends
+        places = [place for place, token_id in enumerate(ids) if token_id in special]
+        last = len(ids)
+        for place in reversed(places):
+            if ids[place] in turn_ends:
+                if place != last - 1:
+                    return False
+                last = place
         self._ends = list(accumulate(map(len, texts)))
         self._starts = [0, *self._ends[:-1]] if ids else []
-        special = self._map._special
-        for place in [place for place, token_id in enumerate(ids) if token_id in special]:
+        for place in places:
             name, start = special[ids[place]], self._starts[place]
             if name and (offset := texts[place].find(name)) >= 0:
                 self._genuine.append((start + offset, start + offset + len(name)))
         self._parts, self._ids, self._next = [text], ids, len(ids)
         self._tail, self._pos = text, len(text)
+        return True
 
     def finish(self) -> Aligned:
         """The whole completion. Raises ValueError that names `token_ids` if they do not decode to the text."""
