@@ -7,10 +7,11 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
-from tool_call_parsers.engine import Grammar, Marker, RenderCall, RenderTurn, Run
+from tool_call_parsers.engine import Grammar, Marker, RenderCall, RenderTurn
 from tool_call_parsers.reasoning import ReasoningFormat, get_reasoning
 from tool_call_parsers.row_checks import check_types
 from tool_call_parsers.schema import ToolIndex
+from tool_call_parsers.token_run import TokenRun
 from tool_call_parsers.tokens import Aligned, TokenMap, TokenStream, unmask_json, unmask_repr
 from tool_call_parsers.types import (
     ArgumentsDelta,
@@ -69,10 +70,10 @@ class ToolCallParser:
         """How the model marks reasoning, whether or not the parser reads it."""
         separate = own is None or not own.keeps_markers
         self.reads_reasoning = (reasoning is not None and separate) or format.channels
-        self._tokens = TokenMap(tokenizer) if tokenizer is not None else None
         self._hides = own if own is not None and self.reads_reasoning else _hiding(own)
         self._markers = format.grammar.markers(self._hides, (*ENDS, *format.ends))
         self._markup: str | None = None
+        self._tokens = self.token_map(tokenizer) if tokenizer is not None else None
 
     def __repr__(self) -> str:
         return f"<ToolCallParser {self.format.name}>"
@@ -83,49 +84,69 @@ class ToolCallParser:
         return self.format.name
 
     @property
+    def tokens(self) -> TokenMap | None:
+        """How text aligns with the tokens of `tokenizer`."""
+        return self._tokens
+
+    @property
     def tokenizer(self) -> Any:
         """The tokenizer whose ids the parser reads; None if it was made without one."""
         return self._tokens.tokenizer if self._tokens is not None else None
+
+    def token_map(self, tokenizer: Any) -> TokenMap:
+        """How completions of this format align with the tokens of a tokenizer."""
+        ends = [name for name, kind in self._markers.kinds.items() if kind is Marker.END and not self.is_markup(name)]
+        return TokenMap(tokenizer, belongs=self.is_markup, ends=ends)
 
     def parse(
         self,
         text: str | None,
         tools: ToolSchemas | None = None,
         *,
-        token_ids: Sequence[int] | None = None,
+        token_ids: Sequence[int] | Aligned | None = None,
         prompt_opened_reasoning: bool = False,
         strict: bool = False,
     ) -> ParsedCompletion:
         """Parse a whole completion. Never raises on any text; raises `TypeError` or `ValueError` for misuse.
 
         tools: the schemas that the model was offered, for names and for the types of untyped values.
-        token_ids: the tokens of `text`, special ones included (`text` may then be None); needs a parser made with
-            `tokenizer=`. Markers that are special tokens then count only as tokens.
+        token_ids: the tokens of `text`, special ones included (`text` may then be None), or what `tokens.align` made
+            of them; needs a parser made with
+            `tokenizer=`. Markers that are special tokens then count only as tokens, and a call with another special
+            token in it, or with an id without text, is malformed.
         prompt_opened_reasoning: the generation prompt ended inside reasoning (`...<think>\\n`).
         strict: calls that need a repair are rejected.
         """
         aligned = None
         if not isinstance(text, str) and (text is not None or token_ids is None):
             raise TypeError(f"text must be a str, not {type(text).__name__}")
-        if token_ids is not None:
+        if isinstance(token_ids, Aligned):
+            aligned = token_ids
+        elif token_ids is not None:
             if self._tokens is None:
                 raise ValueError(
                     "token_ids: the parser was made without a tokenizer; use get_parser(name, tokenizer=...)"
                 )
             aligned = self._tokens.align(text, token_ids)
         run = self._run(tools, prompt_opened_reasoning, strict, streaming=False)
+        strays = aligned if aligned is not None and aligned.strays else None
+        run.tokens = strays
         run.append(aligned.masked if aligned is not None else text or "")
         run.final = True
         for _ in self.format.grammar.read(run):
             raise AssertionError("a lexer waits for text after the end of the text")
-        return run.result() if aligned is None else _with_tokens(run.result(), aligned)
+        if aligned is None:
+            return run.result()
+        if strays is not None:
+            run.note_hidden(self.format.grammar, strays)
+        return _with_tokens(run.result(), aligned)
 
     def stream(
         self, tools: ToolSchemas | None = None, *, prompt_opened_reasoning: bool = False, strict: bool = False
     ) -> StreamingParser:
         """Start a parser for one completion that arrives in pieces. Takes the arguments of `parse`."""
         run = self._run(tools, prompt_opened_reasoning, strict, streaming=True)
-        return StreamingParser(run, self.format.grammar.read(run), self._tokens)
+        return StreamingParser(run, self.format.grammar, self._tokens)
 
     def render(
         self,
@@ -164,8 +185,8 @@ class ToolCallParser:
             self._markup = "\n".join([written, *(set(self._markers.all.literals) - ends)])
         return token in self._markup
 
-    def _run(self, tools: ToolSchemas | None, opened: bool, strict: bool, *, streaming: bool) -> Run:
-        return Run(
+    def _run(self, tools: ToolSchemas | None, opened: bool, strict: bool, *, streaming: bool) -> TokenRun:
+        return TokenRun(
             tools=ToolIndex(tools),
             markers=self._markers,
             reasoning_format=self._hides,
@@ -188,13 +209,17 @@ def _hiding(own: ReasoningFormat | None) -> ReasoningFormat:
 class StreamingParser:
     """One completion, fed in pieces. However the text is cut, the result is that of `parse` for the whole."""
 
-    _run: Run
-    _lexer: Generator[None, None, None]
+    _run: TokenRun
+    _grammar: Grammar
     _token_map: TokenMap | None
     _tokens: TokenStream | None = None
+    _lexer: Generator[None, None, None] = field(init=False)
     _finished: ParsedCompletion | None = None
     last_events: list[Event] = field(default_factory=list)
     """The events of the last `feed` or `finish`."""
+
+    def __post_init__(self) -> None:
+        self._lexer = self._grammar.read(self._run)
 
     def feed(self, text: str, token_ids: Sequence[int] | None = None) -> list[Event]:
         """Add text and return the events that it makes certain. Pass ids with every piece or with none."""
@@ -211,7 +236,7 @@ class StreamingParser:
                     raise ValueError("token_ids: the parser was made without a tokenizer")
                 if self._run.text:
                     raise ValueError("token_ids: given for this piece, missing for the first")
-                self._tokens = TokenStream(self._token_map)
+                self._tokens = self._run.tokens = TokenStream(self._token_map)
             text = self._tokens.feed(text, token_ids)
         self._run.append(text)
         return self._advance()
@@ -224,13 +249,15 @@ class StreamingParser:
                 aligned = self._tokens.finish()
                 self._run.append(aligned.masked[len(self._run.text) :])
             self._run.final = True
-            self._advance()
+            self._advance(aligned)
             result = self._run.result()
             self._finished = result if aligned is None else _with_tokens(result, aligned)
         return self._finished
 
-    def _advance(self) -> list[Event]:
+    def _advance(self, aligned: Aligned | None = None) -> list[Event]:
         next(self._lexer, None)
+        if aligned is not None and aligned.strays:
+            self._run.note_hidden(self._grammar, aligned)
         events, self._run.events = self._run.events or [], []
         if self._tokens is not None:
             events = [_event_with_tokens(event, self._tokens) for event in events]

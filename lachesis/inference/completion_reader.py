@@ -2,39 +2,53 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 from lachesis.inference.chat_format import Tools, malformed_calls, parse_text, parsed_calls
+from lachesis.inference.stop_texts import completed_stop
 from lachesis.trajectories.messages import Message
 from tool_call_parsers import ParsedCompletion, ToolCallParser
+from tool_call_parsers.tokens import Aligned, TokenMap, mark
 
 
 class CompletionReader:
     """Reads completions of one model.
 
     A `parser` that was made with the same tokenizer recognises special tokens only where they were sampled as tokens.
-    With `reasoning_in_text`, reasoning stays in the content.
+    With `reasoning_in_text`, reasoning stays in the content. A token that has no place in a message (an id without
+    text, a special token of another purpose) is a mark in it, and a call with one is malformed; see
+    `tool_call_parsers.tokens`.
     """
 
     def __init__(self, tokenizer: Any, parser: ToolCallParser, *, reasoning_in_text: bool = False) -> None:
         self.tokenizer = tokenizer
         self.parser = parser
         self.reasoning_in_text = reasoning_in_text
+        self.strays: Counter[int] = Counter()
+        """How often each id was sampled where it has no meaning."""
         self._decode = _decoder(tokenizer)
-        is_markup = getattr(parser, "is_markup", None)  # third-party parsers may need any special token
-        special = zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True)
-        self._silent = frozenset(id for id, text in special if is_markup is not None and not is_markup(text))
-        """Special tokens that are not part of a message: roles, padding, ends of text."""
-        self._reads_ids = isinstance(parser, ToolCallParser) and parser.tokenizer is tokenizer
+        self._ids = len(tokenizer)
+        own = parser.tokens if isinstance(parser, ToolCallParser) and parser.tokenizer is tokenizer else None
+        self._reads_ids = own is not None
         """The parser reads ids directly."""
+        if own is None and isinstance(parser, ToolCallParser):
+            own = parser.token_map(tokenizer)
+        self._tokens = own or TokenMap(tokenizer)  # third-party parsers may need any special token
         self._has_channels = isinstance(parser, ToolCallParser) and parser.format.channels
         """The format wraps answers in channels, which only the parser reads."""
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of all ids, special tokens included."""
-        return self._decode(list(ids))
+        """The text of all ids, special tokens included, with a mark for each id beyond the vocabulary."""
+        listed = list(ids)
+        return self._decode(listed) if max(listed, default=0) < self._ids else self._tokens.marked(listed)
+
+    def text(self, ids: Sequence[int], *, stop: Sequence[str] = ()) -> str:
+        """The text of a completion without its end-of-turn token, up to the stop text that its last token completes."""
+        whole = None if stop else self._tokens.whole_text(ids)
+        return self._align(ids, stop).visible if whole is None else whole
 
     def read(
         self,
@@ -47,28 +61,45 @@ class CompletionReader:
     ) -> tuple[Message, tuple[str, ...]]:
         """The message of a completion without its end-of-turn token, and the raw text of its malformed calls.
 
-        Without `tools`, calls stay text. The first `forced` ids were not sampled: no stop text ends the message there.
+        It ends before the stop text that the last id completes. Without `tools`, calls stay text. The first `forced`
+        ids were not sampled: no stop text begins there.
         """
-        kept = list(ids) if self._silent.isdisjoint(ids) else [id for id in ids if id not in self._silent]
-        if tools and self._reads_ids and not stop:
-            return _read(self.parser.parse(None, tools, token_ids=kept, prompt_opened_reasoning=reasoning_is_open))
-        text = self.decode(kept)
-        cut = cut_at_stop(text, stop, len(self.decode(ids[:forced])) if forced else 0)
-        if tools or self._has_channels:
-            parsed = self._parse(cut, kept if self._reads_ids and cut == text else None, tools or (), reasoning_is_open)
-            if tools or not parsed.attempts:
-                return _read(parsed)
-        reasoning, content = self.split_reasoning(cut, reasoning_is_open)
+        whole = None if stop or tools or self._has_channels else self._tokens.whole_text(ids)
+        if whole is None:
+            aligned = self._align(ids, stop, forced)
+            if tools or self._has_channels:
+                parsed = self._parse(aligned, tools or (), reasoning_is_open)
+                if tools or not parsed.attempts:
+                    return self._message(parsed, aligned)
+            whole = aligned.visible
+        reasoning, content = self.split_reasoning(whole, reasoning_is_open)
         return Message("assistant", content, reasoning=reasoning), ()
 
-    def _parse(self, text: str, ids: list[int] | None, tools: Tools, opened: bool) -> ParsedCompletion:
-        read = partial(parse_text, self.parser, text, tools, prompt_opened_reasoning=opened)
-        try:
-            return read(token_ids=ids)
-        except ValueError:
-            if ids is None:
-                raise
-            return read()  # the tokenizer decodes the ids to another text when they are taken one by one
+    def _align(self, ids: Sequence[int], stop: Sequence[str], forced: int = 0) -> Aligned:
+        aligned = self._tokens.align(None, ids)
+        if stop and ids:
+            at = completed_stop(aligned.text, stop, aligned.starts[-2], aligned.starts[forced])
+            aligned = aligned.first(at)
+        if aligned.strays:
+            self.strays.update(aligned.strays)
+        return aligned
+
+    def _parse(self, aligned: Aligned, tools: Tools, opened: bool) -> ParsedCompletion:
+        if self._reads_ids:
+            return self.parser.parse(None, tools, token_ids=aligned, prompt_opened_reasoning=opened)
+        return parse_text(self.parser, aligned.visible, tools, prompt_opened_reasoning=opened)
+
+    def _message(self, parsed: ParsedCompletion, aligned: Aligned) -> tuple[Message, tuple[str, ...]]:
+        content, calls, malformed = parsed.content, parsed_calls(parsed), malformed_calls(parsed)
+        if aligned.strays and not self._reads_ids:
+            # The parser saw a mark as any other text.
+            marks = {mark(each)[1:] for each in aligned.strays}
+            bad = [any(each in text for each in marks for text in (call.name, call.arguments)) for call in calls]
+            if any(bad):
+                malformed = (*malformed, aligned.visible)
+                calls = tuple(call for call, is_bad in zip(calls, bad, strict=True) if not is_bad)
+                content = aligned.visible
+        return Message("assistant", content, calls, reasoning=parsed.reasoning), malformed
 
     def split_reasoning(self, text: str, reasoning_is_open: bool) -> tuple[str | None, str]:
         """(reasoning, content) of a completion whose calls stay text."""
@@ -97,11 +128,6 @@ class CompletionReader:
         return opened >= 0 and opened > closed
 
 
-def _read(parsed: ParsedCompletion) -> tuple[Message, tuple[str, ...]]:
-    message = Message("assistant", parsed.content, parsed_calls(parsed), reasoning=parsed.reasoning)
-    return message, malformed_calls(parsed)
-
-
 def _decoder(tokenizer: Any) -> Callable[[list[int]], str]:
     """`tokenizer.decode` with every token spelled out.
 
@@ -113,9 +139,3 @@ def _decoder(tokenizer: Any) -> Callable[[list[int]], str]:
     if fast is not None and getattr(own, "__module__", "").startswith("transformers.tokenization_utils"):
         return partial(fast.decode, skip_special_tokens=False)
     return partial(tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-
-
-def cut_at_stop(text: str, stop: Sequence[str], start: int = 0) -> str:
-    """The text before the first stop text from `start` on."""
-    ends = [at for marker in stop if marker and (at := text.find(marker, start)) >= 0]
-    return text[: min(ends)] if ends else text

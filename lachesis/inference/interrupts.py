@@ -20,6 +20,7 @@ from lachesis.inference.engines.replay_fields import joined_replay
 from lachesis.inference.errors import ServerUnavailable
 from lachesis.inference.http_client import retry_delay
 from lachesis.inference.sampling import Sampling
+from lachesis.inference.stop_texts import StopTexts
 from lachesis.trajectories.messages import FinishReason
 from lachesis.trajectories.sampling_record import sampling_problem
 from lachesis.trajectories.tokens import PromptChecked, Versions
@@ -61,8 +62,8 @@ class Interrupted:
         extra = {**extra_body, **sampling.extra}
         self._sampling = sampling
         self._least = {name: int(extra[name]) for name in _LEAST if extra.get(name)}
+        self._stops = StopTexts.of(sampling, extra_body, decode)
         self._ends = frozenset(() if extra.get("ignore_eos") else ends) | frozenset(extra.get("stop_token_ids") or ())
-        self._decode = decode
         self._begins_again = any(extra.get(name) for name in _NEEDS_ALL) or (
             sampling.presence_penalty != 0 or sampling.frequency_penalty != 0 or sampling.repetition_penalty != 1
         )
@@ -74,8 +75,8 @@ class Interrupted:
         looks whether that token ends it.
         """
         if begun.finish_reason is not FinishReason.ABORT:
-            return self._cut(begun) if begun.interrupts else begun
-        ended = self._cut(begun)
+            return self._stops.cut(begun) if begun.interrupts else begun
+        ended = self._stops.cut(begun)
         if ended.finish_reason is not FinishReason.ABORT:
             return ended
         if begun.ids and begun.ids[-1] in self._ends:
@@ -95,32 +96,6 @@ class Interrupted:
             # With the seed itself, the random numbers of the first tokens would decide about these tokens again.
             seed = int.from_bytes(blake2b(f"{seed}/{index}/{count}".encode(), digest_size=4).digest()) >> 1
         return replace(sampling, max_tokens=sampling.max_tokens - count, seed=seed, extra={**sampling.extra, **least})
-
-    def _cut(self, begun: Generation) -> Generation:
-        """Without the tokens after the one that completes the first stop text."""
-        stop, ids = self._sampling.stop, begun.ids
-        if not stop:
-            return begun
-        # vLLM ends a completion at a stop text that ends after `min_tokens`; SGLang at any.
-        least = len(self._decode(ids[:count])) if (count := self._least.get("min_tokens", 0)) else 0
-
-        def stopped(count: int) -> bool:
-            text = self._decode(ids[:count])
-            return any(text.find(marker, max(0, least - len(marker) + 1)) >= 0 for marker in stop)
-
-        if not stopped(len(ids)):
-            return begun
-        low, high = 0, len(ids)
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (low, middle) if stopped(middle) else (middle, high)
-        return replace(
-            begun,
-            ids=ids[:high],
-            logprobs=begun.logprobs[:high],
-            versions=tuple((version, first, min(end, high)) for version, first, end in begun.versions if first < high),
-            finish_reason=FinishReason.STOP,
-        )
 
 
 def joined(begun: Generation, rest: Generation) -> Generation:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Final, Unpack
 from lachesis.inference.affinity import Affinity
 from lachesis.inference.balancer import Split
 from lachesis.inference.chat_format import ChatOptions, Tools, check_arguments
-from lachesis.inference.completion_reader import cut_at_stop
 from lachesis.inference.conversation_index import ConversationIndex
 from lachesis.inference.engines.base import Generation
 from lachesis.inference.forced_calls import forced_opening
@@ -145,8 +144,9 @@ class ManagedServer:
         for generation in generations:
             if (seen := as_seen.get(generation.image_tokens)) is None:
                 seen = as_seen[generation.image_tokens] = expanded(prefix, generation.image_tokens)
-            ids = [*forced, *self._without_end(generation.ids)]
-            read = partial(reader.read, ids, offered, stop=sampling.stop, forced=len(forced), reasoning_is_open=opened)
+            said, stop = self._said(generation, sampling)
+            ids = [*forced, *said]
+            read = partial(reader.read, ids, offered, stop=stop, forced=len(forced), reasoning_is_open=opened)
             message, malformed = await parse(len(ids) > LONG_IDS, read)
             responses.append(self._response(message, malformed, seen, generation, prompt.context))
         self._responses += responses
@@ -194,7 +194,8 @@ class ManagedServer:
         prefix = self._text_prefix(prompt)
         responses = []
         for generation in await self._generate(prefix, sampling, n, split):
-            text = cut_at_stop(self.server.reader.decode(self._without_end(generation.ids)), sampling.stop)
+            ids, stop = self._said(generation, sampling)
+            text = self.server.reader.text(ids, stop=stop)
             responses.append(self._response(Message("assistant", text), (), prefix, generation, _TEXT))
         self._responses += responses
         return responses
@@ -250,8 +251,13 @@ class ManagedServer:
                 self._routed[response.tokens.after] = response.tokens.experts
         return next((known for piece in prefix.lineage() if (known := self._routed.get(piece)) is not None), None)
 
-    def _without_end(self, ids: Sequence[int]) -> Sequence[int]:
-        return ids[:-1] if ids and ids[-1] in self.server.prompts.end_of_turn else ids
+    def _said(self, generation: Generation, sampling: Sampling) -> tuple[Sequence[int], Sequence[str]]:
+        """The ids before the end of the turn, and the stop texts of which one may have ended it instead."""
+        ids, ends = generation.ids, self.server.prompts.end_of_turn
+        count = len(ids)
+        while count and ids[count - 1] in ends:
+            count -= 1
+        return (ids, sampling.stop) if count == len(ids) else (ids[:count], ())
 
     def _response(
         self,

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from copy import copy
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack
 
 from lachesis.errors import LachesisError
@@ -19,12 +20,15 @@ from lachesis.inference.engines.replay_fields import REPLAY, cut_replay
 from lachesis.inference.errors import BadResponse, ContextExhausted
 from lachesis.inference.interrupts import Interrupted, Patience, joined
 from lachesis.inference.managed_server import ManagedServer
+from lachesis.inference.parse_thread import LONG_IDS, parse
 from lachesis.inference.parser_match import parser_for
 from lachesis.inference.prompt_images import expanded, require_images
 from lachesis.inference.prompts import PromptBuilder
 from lachesis.inference.replays import ReplayGuard
 from lachesis.inference.sampling import LogprobsKind, Sampling, recorded_fields, sampling_fields
+from lachesis.inference.stop_texts import StopTexts
 from lachesis.inference.tokenizer_proof import TokenizerProof
+from lachesis.inference.vocabulary import Vocabulary
 from lachesis.tasks import run_all
 from lachesis.trajectories import ChatResponse, FinishReason, TokenPrefix
 from lachesis.trajectories.replay import RoutedExperts
@@ -56,6 +60,7 @@ class TokenServer(Balancer[TokenEngine]):
         parser: reads tool calls and reasoning from a completion. A name gets a parser with the same tokenizer.
         max_tokens: completion tokens of a call that sets none.
         tokenizer: the name of the tokenizer, and the setting that named it, for messages.
+        rows: see `Vocabulary`.
 
     Raises:
         SettingsDiffer: the engines' `extra_body` set different sampling parameters.
@@ -69,6 +74,7 @@ class TokenServer(Balancer[TokenEngine]):
         *,
         max_tokens: int = DEFAULT_MAX_TOKENS,
         tokenizer: tuple[str, str] = ("", ""),
+        rows: int | None = None,
         **balancing: float,
     ) -> None:
         super().__init__(engines, **balancing)
@@ -82,6 +88,8 @@ class TokenServer(Balancer[TokenEngine]):
         self.max_tokens = max_tokens
         self.replays = ReplayGuard()
         self.tokenizer_proof = TokenizerProof(prompts.tokenizer, *tokenizer)
+        self.vocabulary = Vocabulary(prompts.tokenizer, self.tokenizer_proof.described, rows)
+        self._behind_stops = 0
 
     @property
     def routed_experts(self) -> bool:
@@ -99,6 +107,7 @@ class TokenServer(Balancer[TokenEngine]):
         if isinstance(self.parser, ToolCallParser) and self.parser.reads_reasoning:
             other.parser = get_parser(self.parser.name, reasoning=None, tokenizer=self.parser.tokenizer)
             other.reader = CompletionReader(self.prompts.tokenizer, other.parser, reasoning_in_text=True)
+            other.reader.strays = self.reader.strays
         return other
 
     async def generate(
@@ -182,12 +191,41 @@ class TokenServer(Balancer[TokenEngine]):
                 raise BadResponse(engine.base_url, f"{n} completions were requested and {len(answers)} came")
             if prompt_ids.has_new_images and not all(answer.image_tokens or not answer.ids for answer in answers):
                 raise BadResponse(engine.base_url, "the engine does not say how many tokens each image has")
-            return [answer if answer.server else replace(answer, server=engine.base_url) for answer in answers]
+            named = [answer if answer.server else replace(answer, server=engine.base_url) for answer in answers]
+            stops = StopTexts.of(sampling, engine.settings.extra_body, self.reader.decode)
+            return [await self._sampled(prompt, stops, answer) for answer in named]
 
         demand = Demand(len(prompt_ids), self._expected.of(sampling.max_tokens, n), affinity)
         return await self._run(
             send, split, asked=lambda: prompt_ids.ids, demand=demand, sampled=lambda answer: len(answer.ids)
         )
+
+    async def _sampled(self, prompt: TokenPrefix, stops: StopTexts, answer: Generation) -> Generation:
+        """The answer up to the token that completes a stop. Raises `BadResponse` for ids that no model can sample."""
+        self.vocabulary.check(answer.server, answer.ids)
+        if not stops:
+            return answer
+        cut = await parse(len(answer.ids) > LONG_IDS, partial(stops.cut, answer))
+        if cut is answer or len(cut.ids) == len(answer.ids):
+            return cut
+        self._behind_stops += len(answer.ids) - len(cut.ids)
+        return cut_replay(cut, expanded(prompt, cut.image_tokens).length)
+
+    def wandb_metrics(self, metrics: Mapping[str, float] | None = None) -> dict[str, float]:
+        """Those of `Balancer`, and how many tokens came that have no place in a message.
+
+        `server/tokens_after_stop` came after a stop text and belong to no completion. The others were sampled and stay:
+        `server/padding_tokens` are ids beyond the tokenizer, `server/stray_special_tokens` special tokens of another
+        purpose than their place, and ids that the tokenizer does not use.
+        """
+        strays = self.reader.strays.copy()
+        padding = self.vocabulary.count_padding(strays.elements())
+        counts = {
+            "server/tokens_after_stop": self._behind_stops,
+            "server/padding_tokens": padding,
+            "server/stray_special_tokens": strays.total() - padding,
+        }
+        return super().wandb_metrics({**(metrics or {}), **{name: float(n) for name, n in counts.items() if n}})
 
     def for_rollout(self, *, group: str | None = None, session: str | None = None) -> ManagedServer:
         """The token tracking of one rollout.

@@ -14,6 +14,7 @@ from typing import Any, Final
 from lachesis.errors import LachesisError
 from lachesis.inference.embedded import EmbeddedServer, EmbeddedServerError
 from lachesis.inference.gguf_metadata import GGUFError, read_metadata
+from tool_call_parsers.tokens import mark
 
 _CONTROL, _USER_DEFINED = 3, 4
 """Token types of GGUF: their texts stand for themselves."""
@@ -39,8 +40,8 @@ class Vocabulary:
         return self.pieces[number] if 0 <= number < len(self.pieces) else None
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of ids. Invalid UTF-8 becomes U+FFFD."""
-        return b"".join(self.piece(number) or b"" for number in ids).decode("utf-8", "replace")
+        """The text of ids, with a mark for each without text. Invalid UTF-8 becomes U+FFFD."""
+        return b"".join(self.piece(number) or mark(number).encode() for number in ids).decode("utf-8", "replace")
 
     def texts(self, ids: Sequence[int]) -> tuple[list[str | None], list[tuple[int, int, str]]]:
         """The text of each id, None where its bytes alone are none, and the runs of these that make a text.

@@ -472,4 +472,5 @@ def test_settings_that_would_hide_tokens_are_rejected():
 
 def test_every_fault_of_a_server_is_tried_here():
     of_proof = {"truncated_prompt", "no_echo", "no_usage", "replayed", "replayed_prompt"}  # test_server_proof.py
-    assert {each.value for each in Fault} - TOKENS == {*PASSES, *LIES, *of_proof, "hang"}
+    elsewhere = {*of_proof, "behind_stop"}  # test_stop_texts.py
+    assert {each.value for each in Fault} - TOKENS == {*PASSES, *LIES, *elsewhere, "hang"}

@@ -335,7 +335,7 @@ def test_a_gguf_file_and_a_sentencepiece_tokenizer_give_the_same_pieces(tmp_path
     (tmp_path / "tokenizer.json").write_text(json.dumps(state))
     for path in (tmp_path / "model.gguf", tmp_path):
         found = read_vocabulary(path)
-        assert found.decode([0, 1, 2, 3, 4, 99]) == "<s> the€" and found.special == {0}
+        assert found.decode([0, 1, 2, 3, 4, 99]) == "<s> the€\ufffd[token:99]" and found.special == {0}
         assert found.texts([1, 2, 3, 4, 99]) == ([" the", None, None, None, None], [(1, 3, "€")])
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(NoVocabulary, match=r"tokenizer.json: no vocabulary .*; give a tokenizer.json"):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from itertools import groupby
 from typing import Any, Final, TypeAlias
 
-from tool_call_parsers.tokens.token_stream import Aligned, TokenStream
+from tool_call_parsers.tokens.aligned import Aligned
+from tool_call_parsers.tokens.token_stream import TokenStream
 from tool_call_parsers.tokens.tokenizer import (
     DECODE_OPTIONS,
     MASK_BASE,
@@ -15,6 +17,8 @@ from tool_call_parsers.tokens.tokenizer import (
     as_ids,
     concatenates,
     is_markup,
+    mark,
+    never_text,
     plain_decoder,
     special_tokens,
 )
@@ -31,10 +35,20 @@ class TokenMap:
     Treats special tokens and other added tokens alike, because models write `<tool_call>` as either.
     Added tokens of only blanks, or only letters and digits, are never masked: they are words and not markers.
     Immutable, except for a cache of decoded tokens; safe to share between threads.
+
+    A *stray* token has no meaning inside a completion: an id without text, and, where `belongs` is given, a token that
+    the tokenizer flags as special and whose text does not belong to the format. The ends of a turn are stray before
+    the end of the completion.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        """Read the special tokens. Raises TypeError if `tokenizer` cannot decode or lists none."""
+    def __init__(
+        self, tokenizer: Tokenizer, *, belongs: Callable[[str], bool] | None = None, ends: Collection[str] = ()
+    ) -> None:
+        """Read the special tokens. Raises TypeError if `tokenizer` cannot decode or lists none.
+
+        belongs: whether the text of a special token is a marker of the format.
+        ends: the texts of tokens that end a turn.
+        """
         if not callable(getattr(tokenizer, "decode", None)):
             raise TypeError(f"tokenizer: {type(tokenizer).__name__} has no decode()")
         self._special = special_tokens(tokenizer)
@@ -58,6 +72,12 @@ class TokenMap:
         self._concatenates = concatenates(decoder)
         self._pieces: dict[int, tuple[str, bool]] = {}
         self._whole: dict[int, str] = {}
+        self._ends = frozenset(token_id for token_id, name in self._special.items() if name in ends)
+        self._stray: dict[int, None] = {}
+        if belongs is not None:
+            foreign = {number for number in never_text(tokenizer) if not belongs(self._special.get(number, ""))}
+            self._stray = dict.fromkeys(foreign - self._ends)
+        """Stray tokens, without the ends of a turn."""
         self._anchor, self._anchor_text = self._find_anchor()
         markers = {name for name in self._special.values() if is_markup(name)}
         self._trie: _Trie = {}
@@ -79,7 +99,8 @@ class TokenMap:
         return token_id in self._special
 
     def align(self, text: str | None, token_ids: Sequence[int]) -> Aligned:
-        """Find the position of every token in the completion's text. `text` None means the decoded ids.
+        """Find the position of every token in the completion's text. `text` None means the decoded ids, with a mark for
+        each id without text (`mark`); a given text stays as it is.
 
         A last character cut off within its bytes may be U+FFFD in `text` or missing from it. Raises ValueError
         that names `token_ids` if they do not decode to `text`.
@@ -87,16 +108,42 @@ class TokenMap:
         ids = as_ids(token_ids)
         pieces = self._whole_texts(ids)
         joined = "".join(pieces) if pieces is not None else None
+        stream = TokenStream(self, own_text=text is None)
         if text is None:
-            text = (
-                joined if joined is not None and self._concatenates and REPLACEMENT not in joined else self._decode(ids)
-            )
-        stream = TokenStream(self)
-        if pieces is not None and joined == text:
-            stream.take_whole(text, ids, pieces)
-        else:
+            if joined is not None and self._concatenates and REPLACEMENT not in joined:
+                text = joined
+            else:
+                text = self.marked(ids)
+        if pieces is None or joined != text or not stream.take_whole(text, ids, pieces):
             stream.feed(text, ids)
         return stream.finish()
+
+    def whole_text(self, token_ids: Sequence[int]) -> str | None:
+        """The text of a completion, if each of its tokens is text of its own and none is stray; else see `align`."""
+        ids = as_ids(token_ids)
+        pieces = self._whole_texts(ids)
+        if pieces is None or not self._concatenates or not self._ends.isdisjoint(ids):
+            return None
+        joined = "".join(pieces)
+        return None if REPLACEMENT in joined else joined
+
+    def marked(self, ids: list[int]) -> str:
+        """The decoded ids, special tokens included, with a mark for each id without text."""
+        self._whole_texts(ids)
+        if self._stray.keys().isdisjoint(ids):
+            return self._decode(ids)
+        parts: list[str] = []
+        for silent, group in groupby(ids, self.is_silent):
+            run = list(group)
+            if silent:
+                parts += map(mark, run)
+            else:
+                parts.append(self._decode_within(run) if parts else self._decode(run))
+        return "".join(parts)
+
+    def is_silent(self, token_id: int) -> bool:
+        """Whether the id has no text: it is beyond the vocabulary, or unused in it."""
+        return not self._piece(token_id)[0] and token_id in self._stray
 
     def _decode(self, ids: list[int]) -> str:
         try:
@@ -114,8 +161,10 @@ class TokenMap:
         """A token's text, and whether it depends on neighbouring tokens because the token holds parts of characters."""
         piece = self._pieces.get(token_id)
         if piece is None:
-            text = self._decode_within([token_id])
+            text = self._decode_within([token_id]) if self._has_entry(token_id) else ""
             special = token_id in self._special
+            if not text and (self._anchor is not None or not self._has_entry(token_id)):
+                self._stray[token_id] = None
             # A byte token depends on its neighbours even if its byte is a character: such decoders reject
             # a whole run of byte tokens if one of its bytes is wrong.
             partial = not special and (REPLACEMENT in text or _BYTE_TOKEN.fullmatch(self._name(token_id)) is not None)
@@ -127,8 +176,10 @@ class TokenMap:
         try:
             return list(map(self._whole.__getitem__, ids))
         except KeyError:  # new, or a part of a character
-            pieces = zip(ids, map(self._piece, ids), strict=True)
-            self._whole |= {token_id: piece for token_id, (piece, partial) in pieces if not partial}
+            pieces = list(zip(ids, map(self._piece, ids), strict=True))
+            self._whole |= {
+                token_id: piece for token_id, (piece, partial) in pieces if not partial and token_id not in self._stray
+            }
         return [self._whole[token_id] for token_id in ids] if self._whole.keys() >= set(ids) else None
 
     def _name(self, token_id: int) -> str:
@@ -138,6 +189,17 @@ class TokenMap:
             return str(self._names(token_id))
         except (TypeError, ValueError, OverflowError, LookupError):
             return ""
+
+    def _has_entry(self, token_id: int) -> bool:
+        """Whether the tokenizer has a token of this id. True where it does not say."""
+        if self._names is None:
+            return True
+        try:
+            return self._names(token_id) is not None
+        except (IndexError, KeyError):
+            return False
+        except (OverflowError, TypeError, ValueError):
+            return True  # `decode` says what is wrong
 
     def _find_anchor(self) -> tuple[int | None, str]:
         """An ordinary token with the same text at the start of a text and after another token."""

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
-from tool_call_parsers.tokens.tokenizer import ESCAPE_BASE, ESCAPE_COUNT, PRIVATE, REPLACEMENT, as_ids, unmask_text
+from tool_call_parsers.tokens.aligned import Aligned, Strays, token_span
+from tool_call_parsers.tokens.tokenizer import (
+    ESCAPE_BASE,
+    ESCAPE_COUNT,
+    PRIVATE,
+    REPLACEMENT,
+    as_ids,
+    mark,
+    unmask_text,
+)
 
 if TYPE_CHECKING:
     from tool_call_parsers.tokens.token_map import TokenMap
@@ -18,37 +26,6 @@ _WAIT: Final = -1
 """The text agrees so far, and more of it must arrive."""
 _MISFIT: Final = -2
 """The text does not agree, or the tokens are not whole characters yet."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Aligned:
-    """A completion as text and as tokens. Offsets count characters and are the same in `text` and `masked`."""
-
-    text: str
-    """The completion as it decodes."""
-    masked: str
-    """`text` with every marker masked that is not a special token. It has the same length."""
-    starts: list[int]
-    """The offset of every token, and `len(text)`. A token that begins within a character has its offset."""
-    _ends: list[int] = field(repr=False)
-    _originals: Mapping[str, str] = field(repr=False)
-
-    def unmask(self, s: str) -> str:
-        """A part of `masked`, of any length, as it is in `text`."""
-        return unmask_text(s, self._originals)
-
-    def token_span(self, start: int, end: int) -> tuple[int, int]:
-        """The smallest half-open range of tokens that covers the characters `start:end`.
-
-        Tokens without text at the edges stay outside; an empty range of characters gives an empty range of tokens.
-        """
-        return token_span(self.starts, self._ends, start, end)
-
-
-def token_span(starts: list[int], ends: list[int], start: int, end: int) -> tuple[int, int]:
-    """`Aligned.token_span` of tokens at `starts` to `ends`."""
-    first = bisect_right(ends, start)
-    return first, max(first, bisect_left(starts, end, 0, len(ends))) if end > start else first
 
 
 @dataclass(slots=True, eq=False)
@@ -61,6 +38,8 @@ class TokenStream:
     """
 
     _map: TokenMap
+    own_text: bool = False
+    """The text has a mark for each id without text."""
     _parts: list[str] = field(default_factory=list)
     _ids: list[int] = field(default_factory=list)
     _starts: list[int] = field(default_factory=list)
@@ -83,6 +62,9 @@ class TokenStream:
     """Texts of special tokens that the scan has not passed."""
     _hits: list[tuple[int, int]] = field(default_factory=list)
     """Texts of markers, special tokens or not, likewise."""
+    _strays: Strays = field(default_factory=Strays)
+    _last: list[tuple[int, int, int]] = field(default_factory=list)
+    """Ends of the turn, with only blanks after them so far. With more text they are stray."""
     _masked: list[str] = field(default_factory=list)
     _escapes: dict[str, str] = field(default_factory=dict)
     _complete: bool = False
@@ -104,17 +86,28 @@ class TokenStream:
             self._place()
         return "" if self._failed else self._scan()
 
-    def take_whole(self, text: str, ids: list[int], texts: list[str]) -> None:
-        """Add a whole completion at once: tokens that are whole characters, and whose `texts` make up `text`."""
+    def take_whole(self, text: str, ids: list[int], texts: list[str]) -> bool:
+        """Add a whole completion at once: tokens that are whole characters, and whose `texts` make up `text`.
+
+        Returns False, and adds nothing, if an end of the turn is before the end.
+        """
+        special, turn_ends = self._map._special, self._map._ends
+        places = [place for place, token_id in enumerate(ids) if token_id in special]
+        last = len(ids)
+        for place in reversed(places):
+            if ids[place] in turn_ends:
+                if place != last - 1:
+                    return False
+                last = place
         self._ends = list(accumulate(map(len, texts)))
         self._starts = [0, *self._ends[:-1]] if ids else []
-        special = self._map._special
-        for place in [place for place, token_id in enumerate(ids) if token_id in special]:
+        for place in places:
             name, start = special[ids[place]], self._starts[place]
             if name and (offset := texts[place].find(name)) >= 0:
                 self._genuine.append((start + offset, start + offset + len(name)))
         self._parts, self._ids, self._next = [text], ids, len(ids)
         self._tail, self._pos = text, len(text)
+        return True
 
     def finish(self) -> Aligned:
         """The whole completion. Raises ValueError that names `token_ids` if they do not decode to the text."""
@@ -131,6 +124,7 @@ class TokenStream:
             [*self._starts, len(text)],
             self._ends,
             self._originals(),
+            self._strays,
         )
 
     def unmask(self, s: str) -> str:
@@ -143,7 +137,13 @@ class TokenStream:
 
     def _originals(self) -> Mapping[str, str]:
         masks = self._map._originals
-        return masks | {code: original for original, code in self._escapes.items()} if self._escapes else masks
+        if self._escapes:
+            masks = masks | {code: original for original, code in self._escapes.items()}
+        return masks | self._strays.originals() if self._strays.codes else masks
+
+    def stray(self, start: int, end: int) -> int | None:
+        """`Aligned.stray` for characters that `feed` has returned."""
+        return self._strays.find(start, end)
 
     def _place(self) -> None:
         """Find the position of every token whose text has arrived."""
@@ -156,10 +156,13 @@ class TokenStream:
             self._pending.clear()
         tail, base = self._tail, self._tail_at
         special, piece_of, starts, ends = self._map._special, self._map._piece, self._starts, self._ends
+        strays, turn_ends = self._map._stray, self._map._ends
         try:
             while self._next < count:
                 token_id = ids[self._next]
                 piece, partial = piece_of(token_id)
+                if not piece and self.own_text and token_id in strays:
+                    piece = mark(token_id)
                 at = self._pos - base
                 if at == len(tail) and piece and not self._complete:
                     return
@@ -187,12 +190,25 @@ class TokenStream:
                     offset = tail.find(name, at, at + length)
                     if offset >= 0:
                         self._genuine.append((base + offset, base + offset + len(name)))
+                if token_id in turn_ends:
+                    self._last.append((self._pos, self._pos + length, token_id))
+                elif token_id in strays:
+                    self._end_inside()
+                    self._strays.add(self._pos, self._pos + length, token_id)
+                elif self._last and piece.strip():
+                    self._end_inside()
                 self._pos += length
                 self._next += 1
             if self._complete and self._open:
                 self._close(ended=True, last=True)
         except ValueError:
             self._failed = True
+
+    def _end_inside(self) -> None:
+        """More text follows the tokens that could have ended the turn."""
+        for start, end, token_id in self._last:
+            self._strays.add(start, end, token_id)
+        self._last.clear()
 
     def _fit(self, piece: str, *, last: bool = False) -> int:
         """How many characters of the text match `piece`, else `_WAIT` or `_MISFIT`."""
@@ -230,6 +246,8 @@ class TokenStream:
             return length
         begin, end = self._pos, self._pos + length
         skipped = 0 if last else len(text) - length
+        if self._last and text.strip():
+            self._end_inside()
         at = edge = begin
         for k in range(1, count):
             self._starts.append(at)
@@ -250,7 +268,7 @@ class TokenStream:
     def _place_coarsely(self, text: str) -> None:
         """Place the special tokens by their text, and the others between them, for decoders that join tokens freely."""
         tokens, ids = self._map, self._ids
-        decoded = tokens._decode(ids)
+        decoded = tokens.marked(ids) if self.own_text else tokens._decode(ids)
         if decoded != text:
             where = next(
                 (k for k, (a, b) in enumerate(zip(decoded, text, strict=False)) if a != b), min(len(decoded), len(text))
@@ -261,28 +279,48 @@ class TokenStream:
                 f"the ids {excerpts[1]}"
             )
         self._starts, self._ends, genuine = [], [], []
+        self._strays = Strays(codes=self._strays.codes)
+        self._last.clear()
         at = group = 0
+        silent: list[int] = []
         for token_id in [*ids, None]:
             name = tokens._special.get(token_id) if token_id is not None else None
+            if token_id is not None and tokens.is_silent(token_id):
+                name = mark(token_id) if self.own_text else None
+                silent += [] if self.own_text else [token_id]
             found = text.find(name, at) if name else (len(text) if token_id is None else -1)
             if found < 0:
                 group += 1
                 continue
             self._starts += [at] * group
             self._ends += [found] * group
+            if text[at:found].strip():
+                self._end_inside()
+            for each in silent:  # somewhere in these characters
+                self._end_inside()
+                self._strays.add(at, found, each)
+            silent.clear()
             group = 0
             if token_id is not None and name:
                 self._starts.append(found)
                 at = found + len(name)
                 self._ends.append(at)
                 genuine.append((found, at))
+                if token_id in tokens._ends:
+                    self._last.append((found, at, token_id))
+                elif token_id in tokens._stray:
+                    self._end_inside()
+                    self._strays.add(found, at, token_id)
+                else:
+                    self._end_inside()
         self._genuine = [span for span in genuine if span[1] > self._scanned]
         self._tail, self._tail_at, self._pos = text[self._scanned :], self._scanned, len(text)
         self._pending.clear()
 
     def _scan(self) -> str:
         """Mask the text up to the last placed token, or up to a possible marker. Return the added text."""
-        begin, limit = self._scanned - self._tail_at, self._pos - self._tail_at
+        certain = self._pos if self._complete or not self._last else self._last[0][0]
+        begin, limit = self._scanned - self._tail_at, certain - self._tail_at
         if limit <= begin:
             return ""
         pattern, trie, base = self._map._candidate, self._map._trie, self._tail_at
@@ -307,6 +345,8 @@ class TokenStream:
             piece = self._mask(piece)
         if not piece.isascii() and PRIVATE.search(window, begin, stop):
             piece = self._escape(piece, window[begin:stop])
+        if self._strays.covered < len(self._strays.ids):
+            piece = self._strays.cover(piece, self._scanned)
         self._scanned = base + stop
         for spans in (self._hits, self._genuine):
             if spans and spans[0][1] <= self._scanned:

@@ -13,6 +13,10 @@ from typing import Any, Final, Protocol
 MASK_BASE: Final = 0xF0000
 ESCAPE_BASE: Final = 0x100000
 ESCAPE_COUNT: Final = 0xFFFE
+MARK_BASE: Final = 0xF8000
+MARK_COUNT: Final = 0x7FF0
+MARKED: Final = "\U000ffffd"
+"""Stands for the characters of a marked token after the first."""
 PRIVATE: Final = re.compile("[\U000f0000-\U0010ffff]")
 _PRIVATE_ESCAPE: Final = re.compile(r"\\U(000f[0-9a-f]{4}|0010[0-9a-f]{4})")
 REPLACEMENT: Final = "\ufffd"
@@ -60,6 +64,22 @@ def special_tokens(tokenizer: Tokenizer) -> dict[int, str]:
             "(get_added_vocab, added_tokens_decoder, or all_special_ids with all_special_tokens)"
         )
     return special
+
+
+def never_text(tokenizer: Tokenizer) -> frozenset[int]:
+    """The ids of the tokens that the tokenizer flags as special: roles, ends of turns, padding, reserved ones."""
+    flagged = {int(token_id) for token_id in getattr(tokenizer, "all_special_ids", None) or ()}
+    for source in ("added_tokens_decoder", "get_added_tokens_decoder"):
+        table = getattr(tokenizer, source, None)
+        table = table() if callable(table) else table
+        if isinstance(table, Mapping):
+            flagged |= {int(token_id) for token_id, token in table.items() if getattr(token, "special", False)}
+    return frozenset(flagged)
+
+
+def mark(token_id: int) -> str:
+    """What a text shows in the place of a token without meaning there: U+FFFD and its id. It has no blanks."""
+    return f"{REPLACEMENT}[token:{token_id}]"
 
 
 def concatenates(tokenizer: Any) -> bool:

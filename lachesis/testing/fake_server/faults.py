@@ -88,6 +88,8 @@ class Fault(StrEnum):
     """One logprob less than ids."""
     SHORT_IDS = "short_ids"
     """One id less than logprobs."""
+    BEHIND_STOP = "behind_stop"
+    """After the token that completes a stop text come the further ones of a speculative step. The text is right."""
 
 
 TOKENS: Final = frozenset(list(Fault)[: list(Fault).index(Fault.RATE_LIMITED)])
@@ -148,6 +150,17 @@ def tamper(
         elif name is Fault.SHORT_IDS and ids:
             ids = ids[:-1]
     return prompt_ids, ids, logprobs
+
+
+def behind_stop(made: Completion, prompt_ids: Sequence[int], call: Call, rng: Random) -> Completion:
+    """What is reported of a completion that a stop text ended."""
+    if not isinstance(made.stop_reason, str) or not made.weights:
+        return made
+    model, version, start, end = made.weights[-1]
+    more = [rng.randrange(model.vocabulary_size) for _ in range(rng.randint(1, 4))]
+    scores = model.score([*prompt_ids, *made.ids], more, call.sampling)
+    weights = [*made.weights[:-1], (model, version, start, end + len(more))]
+    return replace(made, ids=[*made.ids, *more], logprobs=[*made.logprobs, *scores], weights=weights)
 
 
 def truncated(call: Call) -> Call:

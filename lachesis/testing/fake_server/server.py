@@ -27,6 +27,7 @@ from lachesis.testing.fake_server.faults import (
     WIRE,
     Fault,
     Occasion,
+    behind_stop,
     drawn,
     fault_plan,
     tamper,
@@ -384,6 +385,8 @@ class FakeServer(WebService):
         shown = []
         for made in seen.completions:
             prompt_ids: Sequence[int] = call.prompts[made.prompt]
+            if rng is not None and Fault.BEHIND_STOP in faults:
+                made = behind_stop(made, prompt_ids, call, rng)
             ids: Sequence[int] | None = made.ids
             logprobs: Sequence[float | None] | None = made.logprobs
             if rng is not None and faults:

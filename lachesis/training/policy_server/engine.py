@@ -15,6 +15,7 @@ from lachesis.inference.errors import ContextExhausted, RequestRejected, rejecti
 from lachesis.inference.http_client import ServerSettings
 from lachesis.inference.parse_thread import LONG_IDS, parse
 from lachesis.inference.sampling import LogprobsKind, Sampling
+from lachesis.inference.stop_texts import StopTexts
 from lachesis.training.policy import Policy, PolicyVersion, Sampled
 from lachesis.trajectories.messages import FinishReason
 
@@ -150,7 +151,7 @@ class PolicyEngine:
             raise self._failed(f"version {version.name} answered logprobs that are no finite numbers")
         if not all(isinstance(token, int) for token in ids) or min(ids) < 0 or max(ids) >= _MOST_IDS:
             raise self._failed(f"version {version.name} answered tokens that are no token ids")
-        count = self._end(ids, ends, sampling.stop)
+        count = StopTexts(sampling.stop, self._decode, stop_ids=frozenset(ends)).end(ids)
         stopped = count is not None or answer.stop_reason == "stop"
         ids, logprobs = ids[:count], logprobs[:count]
         reason = FinishReason.STOP if stopped else FinishReason.LENGTH
@@ -167,21 +168,6 @@ class PolicyEngine:
             prompt_checked="ids",
             versions=((version.name, 0, len(ids)),),
         )
-
-    def _end(self, ids: Sequence[int], ends: Collection[int], stop: Sequence[str]) -> int | None:
-        """How many ids there are up to the first end of a turn, stop id or stop text; None without one."""
-        end = next((place for place, token in enumerate(ids, 1) if token in ends), None)
-        if not stop or not self._has(ids[:end], stop):
-            return end
-        low, high = 0, len(ids) if end is None else end
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (low, middle) if self._has(ids[:middle], stop) else (middle, high)
-        return high
-
-    def _has(self, ids: Sequence[int], stop: Sequence[str]) -> bool:
-        text = self._decode(ids)
-        return any(marker in text for marker in stop)
 
     def _failed(self, reason: str) -> EngineFailed:
         _log.warning("%s", reason)

@@ -11,10 +11,11 @@ from functools import lru_cache
 from itertools import chain
 from typing import Any, Final
 
-from lachesis.inference.completion_reader import cut_at_stop
 from lachesis.inference.conversation_index import ConversationIndex
 from lachesis.inference.parse_thread import LONG_IDS, parse
+from lachesis.inference.stop_texts import first_stop
 from lachesis.inference.token_server import DEFAULT_MAX_TOKENS, TokenServer
+from lachesis.inference.vocabulary import Vocabulary
 from lachesis.inference.wire import openai_chat, openai_text, sglang
 from lachesis.inference.wire.request import JSON, Refused, TextRequest, take
 from lachesis.inference.wire.writing import NamesOf, dump, listed_versions
@@ -43,7 +44,7 @@ class Routes:
         self.server = server
         self.model_name = model_name
         self.context_length = context_length
-        self._vocabulary = len(server.prompts.tokenizer)
+        self._vocabulary = Vocabulary(server.prompts.tokenizer, "").rows
         self._special = frozenset(server.prompts.tokenizer.all_special_ids)
         self._token_text = lru_cache(maxsize=1 << 17)(lambda token: server.reader.decode([token]))
 
@@ -198,7 +199,7 @@ class Routes:
             ids = [token for token in ids if token not in self._special]
         text = self.server.reader.decode(ids)
         if not asked.keep_stop or response.finish_reason is FinishReason.LENGTH:
-            return cut_at_stop(text, stop)
+            return text[: first_stop(text, stop)]
         ends = [at + len(marker) for marker in stop if (at := text.find(marker)) >= 0]
         return text[: min(ends)] if ends else text
 

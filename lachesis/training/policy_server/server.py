@@ -19,6 +19,7 @@ from lachesis.inference.http_client import ServerSettings
 from lachesis.inference.parser_match import parser_for
 from lachesis.inference.prompts import PromptBuilder
 from lachesis.inference.token_server import TokenServer
+from lachesis.inference.vocabulary import ANY_ROW
 from lachesis.inference.wire.openai_chat import error
 from lachesis.inference.wire.request import JSON, Refused
 from lachesis.inference.wire.service import WebService, is_loopback
@@ -101,7 +102,7 @@ class PolicyServer(WebService):
             decode=CompletionReader(tokenizer, parser).decode,
             context_length=context_length,
         )
-        self._routes = Routes(TokenServer([engine], prompts, parser), model_name, context_length)
+        self._routes = Routes(TokenServer([engine], prompts, parser, rows=ANY_ROW), model_name, context_length)
 
     async def start(self) -> None:
         """Bind the port and start to answer. Raises `SettingsError` if the port is not free."""

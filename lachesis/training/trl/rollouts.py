@@ -17,6 +17,7 @@ from lachesis.evaluation.repaired_calls import RepairedCalls
 from lachesis.inference.chat_template import read_template
 from lachesis.inference.prompts import PromptBuilder
 from lachesis.inference.token_server import TokenServer
+from lachesis.inference.vocabulary import ANY_ROW
 from lachesis.tasks import run_all
 from lachesis.training.trl.env_thread import EnvThread
 from lachesis.training.trl.items import DrawnItems, environment_of
@@ -76,6 +77,7 @@ class LachesisRollouts:
             self.env.config.tool_call_parser,
             max_tokens=self.env.config.max_token_length,
             tokenizer=(getattr(tokenizer, "name_or_path", ""), "tokenizer of LachesisRollouts"),
+            rows=ANY_ROW,
         )
         self.totals: Counter[str] = Counter()
         """Rollouts, and how many of them were not scored or had several samples; tokens sampled and trained."""
