@@ -14,27 +14,17 @@ from functools import cached_property
 from typing import Any
 
 from tool_call_parsers.arguments import plain_name
-from tool_call_parsers.engine import BlockGrammar, Markers, Needles, RenderCall, RenderTurn, Run, Step, cut_off
-from tool_call_parsers.json_blocks import (
-    MANY_OPENERS,
-    STRAYS,
-    JsonBlocks,
-    may_stray,
-    named_attempt,
-    skip_repeated,
-    stray,
-    with_stray,
-)
+from tool_call_parsers.engine import BlockGrammar, Needles, RenderCall, RenderTurn, Run, Step, cut_off
+from tool_call_parsers.json_blocks import MANY_OPENERS, JsonBlocks, named_attempt, skip_repeated
 from tool_call_parsers.literals import CALL_NAME
 from tool_call_parsers.python_elements import Element, Gap, Head, Kind, read_element
 from tool_call_parsers.python_scan import follow_call
-from tool_call_parsers.reasoning import ReasoningFormat
 from tool_call_parsers.types import CallStatus
 
 _HEAD = re.compile(rf"({CALL_NAME})[ \t]*+\(")
 _HEAD_CUT = re.compile(rf"{CALL_NAME}\.?[ \t]*+\Z")
 _MAX_HEAD = 256
-_BARE = ("[", "{", "(")
+_BARE = ("[", "{")
 """Openers that are not markers."""
 _NO_BRACKET = "no closing bracket"
 _BEFORE_BARE = re.compile(r"\n[ \t]*\Z")
@@ -98,26 +88,15 @@ class PythonCalls(BlockGrammar):
 
     # -- blocks -------------------------------------------------------------------------------------------------------
 
-    def markers(self, reasoning: ReasoningFormat, ends: tuple[str, ...]) -> Markers:
-        return with_stray(super().markers(reasoning, ends))
-
     def may_open(self, run: Run, start: int, opener: str) -> bool:
-        if opener in STRAYS and not (opener in self.openers and self._may_be_bare(run, start)):
-            return may_stray(run, start)
-        return opener not in _BARE or self._may_be_bare(run, start)
-
-    def _may_be_bare(self, run: Run, start: int) -> bool:
-        """Whether calls without a marker may begin at `start`."""
         before = run.text[max(0, start - _MAX_INDENT) : start]
-        return run.begins_answer(start) or _BEFORE_BARE.search(before) is not None
+        return opener not in _BARE or run.begins_answer(start) or _BEFORE_BARE.search(before) is not None
 
     def block(self, run: Run, start: int, body: int, opener: str) -> Step[int | None]:
         bare = opener in _BARE
         first = run.begins_answer(start)
         if not self.may_open(run, start, opener):
             return None
-        if opener in STRAYS and not (first and opener in self.openers):
-            return (yield from stray(run, start, self._ends))
         position = yield from run.skip_space(start if bare else body)
         notes: list[str] = []
         if not bare:

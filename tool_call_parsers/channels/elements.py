@@ -22,7 +22,7 @@ from tool_call_parsers.channels.element_tags import (
 )
 from tool_call_parsers.channels.messages import HEADER_WIDTH, Channel, ChannelGrammar, MessageHeader
 from tool_call_parsers.engine import Needles, RenderTurn, Run, Step, cut_off
-from tool_call_parsers.json_blocks import Stray, skip_repeated
+from tool_call_parsers.json_blocks import skip_repeated
 from tool_call_parsers.json_scan import read_value
 from tool_call_parsers.literals import read_whole_json
 from tool_call_parsers.schema import coerce
@@ -56,7 +56,6 @@ _BAR = r"(?:<\|\w{2,6}\|?>?|\|\w{2,6}\|>|</?(?:open|close|sep)>|< \|(?:open|clos
 _DAMAGED_END = re.compile(
     rf"(?:(?:{_BAR}\s*){{1,3}}/?[a-z]{{0,9}}(?:\s*{_BAR}){{0,3}}|(?:argument|call)\s*{_BAR})\s*\Z"
 )
-_LOST_CALL = 'call tool="'
 _LOST_ARGUMENT = re.compile(rf"\s*(?:{_BAR}\s*){{0,2}}argument key=\"")
 """The tag of an argument whose control token is damaged or lost."""
 _DAMAGED_CALL = re.compile(rf"(?:{_BAR}\s*){{0,2}}call\s+tool\s*=\s*\"?([\w.\-]{{1,64}})")
@@ -74,23 +73,11 @@ class Elements(ChannelGrammar):
 
     openers = (OPEN,)
     closers = tuple(map(closing, _CHANNELS))
-    lost = ("{", _LOST_CALL)
 
     def closers_of(self, channel: Channel) -> tuple[str, ...]:
         return tuple(closing(name) for name, own in _CHANNELS.items() if own is channel)
 
     # -- reading ------------------------------------------------------------------------------------------------------
-
-    def _stray(self, run: Run, start: int, marker: str, channel: Channel | None) -> Step[MessageHeader | None]:
-        if marker != _LOST_CALL:
-            return (yield from super()._stray(run, start, marker, channel))
-        yield from run.more(start + _LOOK_BACK)
-        match = _DAMAGED_CALL.match(run.text, start)
-        if match is None or match[1] not in run.tools.names():
-            return None
-        stop = yield from run.find(_CALL_END, match.end())
-        end = len(run.text) if stop is None else stop.start()
-        return MessageHeader(start, end, Channel.CALL, stray=Stray(start, end, CallStatus.MALFORMED, match[1]))
 
     def header(self, run: Run, start: int, body: int, opener: str) -> Step[MessageHeader | None]:
         tag = yield from read_tag(run, start)

@@ -9,13 +9,10 @@ from functools import cached_property
 from typing import cast
 
 from tool_call_parsers.engine import SPACE, Marker, Markers, Needles, RenderTurn, Run, Step
-from tool_call_parsers.json_blocks import Stray, StrayNeedles, find_stray, may_stray, record_stray
 from tool_call_parsers.reasoning import ReasoningFormat
 from tool_call_parsers.row_checks import check_types
 from tool_call_parsers.types import CallStatus
 
-_BRACE = "{"
-_NOTHING = re.compile("(?!)(?P<name>)")
 _LOOK_BACK = 48
 _DAMAGED_MARKER = re.compile(r"(?:<\|?\w+\|?|\|\w+\|>|<\w+>)\s*\Z")
 JOINT = "\n"
@@ -50,8 +47,6 @@ class MessageHeader:
     """What was repaired in it."""
     cut: bool = False
     """The text ends inside it."""
-    stray: Stray | None = None
-    """There is no header, but an attempt at a call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +73,6 @@ class ChannelGrammar:
     """Calls and texts end with the same marker."""
     block_closers: tuple[str, ...] = ()
     """Markers that close a block inside a call."""
-    lost: tuple[str, ...] = (_BRACE,)
-    """Where an attempt at a call without a header may begin."""
-    lost_header = re.compile(
-        r"\b(?:to=(?:functions\.)?|functions\.)(?P<name>[\w.\-]{1,128}?)(?=[\s<|(]|commentary|analysis|\Z)[^{}\n]{0,80}\Z"
-    )
-    """What is left of a call's header whose markers are lost."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -119,18 +108,17 @@ class ChannelGrammar:
         kinds |= dict.fromkeys(self.openers, Marker.OPEN)
         free = Needles(*kinds)
         kinds |= dict.fromkeys(self.block_closers, Marker.CLOSE)
-        kinds |= dict.fromkeys(self.lost, Marker.OPEN)
         reasoning_closers = self.closers_of(Channel.REASONING)
         inside: dict[Channel | None, Needles] = {
-            None: StrayNeedles(*free.literals, *self.lost),
+            None: free,
             Channel.REASONING: Needles(*self.openers, *reasoning_closers, *ends),
-            Channel.PREAMBLE: StrayNeedles(*self.openers, *self.closers_of(Channel.PREAMBLE), *ends, *self.lost),
-            Channel.ANSWER: StrayNeedles(*self.closers_of(Channel.ANSWER), *ends, *self.lost),
+            Channel.PREAMBLE: Needles(*self.openers, *self.closers_of(Channel.PREAMBLE), *ends),
+            Channel.ANSWER: Needles(*self.closers_of(Channel.ANSWER), *ends),
         }
         closers = Needles(*reasoning_closers)
         return ChannelMarkers(
             kinds,
-            Needles(*(kinds.keys() - {*self.lost})),
+            Needles(*kinds),
             Needles(),
             closers,
             closers,
@@ -182,10 +170,7 @@ class ChannelGrammar:
                     channel, dangling = None, False
                     header = yield from self._next(run, position)
                     continue
-                if marker in self.lost:
-                    header = yield from self._stray(run, start, marker, channel)
-                else:
-                    header = yield from self.header(run, start, position, marker)
+                header = yield from self.header(run, start, position, marker)
                 if header is None:
                     continue
             if header.cut:
@@ -206,11 +191,6 @@ class ChannelGrammar:
                     position, header = closing.start(), None
                     continue
                 never_closed.add(channel)
-            if header.stray is not None:
-                record_stray(run, header.start, header.stray)
-                position, channel, dangling = header.end, None, False
-                header = yield from self._next(run, position)
-                continue
             if header.channel is Channel.CALL:
                 begin = header.start
                 after = yield from self.call(run, header)
@@ -236,18 +216,6 @@ class ChannelGrammar:
             yield from self._join(run, position, channel)
         self._cut_opener(run, channel)
         run.finish()
-
-    def _stray(self, run: Run, start: int, marker: str, channel: Channel | None) -> Step[MessageHeader | None]:
-        """An attempt at a call whose object begins at `start`, without a header."""
-        if not may_stray(run, start):
-            return None
-        closers = cast(ChannelMarkers, run.markers).ending
-        headers = self.lost_header if channel is not Channel.ANSWER else _NOTHING  # answers quote headers
-        found = yield from find_stray(run, start, closers, headers=headers)
-        if isinstance(found, int):
-            run.strayed += found - start
-            return None
-        return MessageHeader(start, found.end, Channel.CALL, stray=found)
 
     def _lacks_end(self, run: Run, header: MessageHeader, end: int) -> Step[bool]:
         """Whether a call in a message that is closed at `end` is no quotation: the end marker before it is damaged, or

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from tool_call_parsers.arguments import ArgumentsText, plain_name
 from tool_call_parsers.delimited.reader import CLOSING, MAX_HEAD, NO_CLOSING, PLAIN_KEY, Failure, Marks, Reader
-from tool_call_parsers.engine import BlockGrammar, Marker, Markers, RenderTurn, Run, Step, cut_off
-from tool_call_parsers.json_blocks import MANY_OPENERS, StrayNeedles, may_stray, skip_repeated, stray, with_stray
-from tool_call_parsers.reasoning import ReasoningFormat
+from tool_call_parsers.engine import BlockGrammar, RenderTurn, Run, Step, cut_off
+from tool_call_parsers.json_blocks import MANY_OPENERS, skip_repeated
 from tool_call_parsers.types import CallStatus
 
 _NAME = r"[^\W\d][\w-]*+(?>(?:[.:/][\w-]++)*)"
@@ -20,7 +19,6 @@ _HEAD = re.compile(rf"(call[ \t]{{0,4}}:[ \t]{{0,4}}|:?[ \t]{{0,4}})({_NAME})([{
 _HEAD_CUT = re.compile(rf"(?:(?:call[ \t]{{0,4}}:|:)?[ \t]{{0,4}}(?:{_NAME}[.:/]?)?|call[ \t]{{1,4}})\Z")
 _NO_BRACKETS = re.compile(rf"call[ \t]{{0,4}}:[ \t]{{0,4}}({_NAME})?")
 _BEGINS = re.compile(r"""[\w$@<"'})-]""")
-_CALL = "call:"
 _SEPARATORS = ":./"
 """Characters between the namespaces before a name."""
 
@@ -42,30 +40,7 @@ class Delimited(BlockGrammar):
     _tags = cached_property(lambda self: self._marks.tags)
     _closers = cached_property(lambda self: self._marks.closes)
 
-    def markers(self, reasoning: ReasoningFormat, ends: tuple[str, ...]) -> Markers:
-        markers = with_stray(super().markers(reasoning, ends))
-        kinds = {_CALL: Marker.OPEN, **markers.kinds}
-        return replace(markers, kinds=kinds, all=StrayNeedles(*kinds))
-
-    def may_open(self, run: Run, start: int, opener: str) -> bool:
-        return opener in self.openers or may_stray(run, start)
-
-    def _stray(self, run: Run, start: int) -> Step[int]:
-        """Record a call without its opening marker as a failed attempt. Return its end, or the end of the word."""
-        yield from run.more(start + MAX_HEAD)
-        head = _HEAD.match(run.text, start, start + MAX_HEAD)
-        name = (plain_name(head[2], run.tools, _SEPARATORS) or head[2]) if head is not None else ""
-        if name not in run.tools.names():
-            return start + len(_CALL)
-        run.begin_block(start)
-        tag = yield from run.find(self._tags, start)
-        end = len(run.text) if tag is None else tag.end() if tag.group() in self.closers else tag.start()
-        run.end_call(start, end, CallStatus.MALFORMED, name, error=f"no {self.openers[0]} before the call")
-        return end
-
     def block(self, run: Run, start: int, body: int, opener: str) -> Step[int | None]:
-        if opener not in self.openers:
-            return (yield from self._stray(run, start) if opener == _CALL else stray(run, start, self._closers))
         position = yield from run.skip_space(body)
         twice = False
         if run.text.startswith("<", position):

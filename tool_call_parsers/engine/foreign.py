@@ -11,7 +11,7 @@ from collections.abc import Collection
 from functools import lru_cache
 from typing import NamedTuple
 
-_SIGNS = re.compile(r"[<{(\[]|to=")
+_SIGNS = re.compile(r"[<{(\[]|to=|tool=")
 """One of these is in every call."""
 _CODE = re.compile(r"```(?!json|tool|xml).*?(?:```|\Z)|`[^`\n]++`", re.DOTALL)
 """Code, in which calls are quoted. A fence around JSON alone is one that models put around calls."""
@@ -62,7 +62,7 @@ def _pattern(names: tuple[str, ...]) -> re.Pattern[str]:
     """The ways to write a call, each with the name in a group."""
     name = f"({'|'.join(map(re.escape, sorted(names, key=len, reverse=True)))})"
     some = r"([\w.\-]{1,64}+)"
-    function = r"(?:functions?[.:]?|call:)?"
+    function = r"(?:functions?[.:=]?|call:)?"
     ways = (
         # <invoke name="f">, <function=f>, <tool_call name='f'>, whatever is around the word, and then a tag or JSON
         rf"<[^<>\n/]{{0,40}}{_WORD}[^<>\n]{{0,24}}[=:\s][\"']?{function}{name}[\"']?[^<>\n]{{0,40}}>?\s*+(?=[<{{\]])",
@@ -71,7 +71,7 @@ def _pattern(names: tuple[str, ...]) -> re.Pattern[str]:
         rf"[<\[][^<>\[\]\n]{{0,30}}{_WORD}[^<>\[\]\n]{{0,30}}[>\]]\s*+(?:{_WORD}[^\n]{{0,24}}?)?{function}{name}"
         r"(?>(?::\d++)?)\s*+[<{(\[`]",
         # call tool="f"
-        rf"\b{_WORD} (?:tool|name)=[\"']{name}[\"']",
+        rf"{_WORD} (?:tool|name)=[\"']{name}[\"']",
         # <f><key>
         rf"<{name}>\s*+<[\w:]++>",
         # to=functions.f, <|channel|>functions.f<|message|>
@@ -80,9 +80,10 @@ def _pattern(names: tuple[str, ...]) -> re.Pattern[str]:
         rf"\{{[^{{}}\n]{{0,80}}{_KEYS}[\"']{function}{name}[\"'][^{{}}]{{0,80}}{_ARGUMENTS}",
         rf"\{{\s*+{_ARGUMENTS}[^\n]{{0,400}}?{_KEYS}[\"']{function}{name}[\"']",
         # f{{"key":, {{"f": {{, f(key=, f<arg_key>, f</tool_call>
-        rf"{_LINE}{function}{name}(?:\[\w++\]|:\d++|json)?\s*+(?:```json\s*+)?\{{\s*+(?:[\"']?\w++[\"']?\s*+:|\}})",
+        rf"{_LINE}{function}{name}(?:\[\w++\]|:\d++|json|>)?\s*+(?:```json\s*+)?\{{\s*+(?:[\"']?\w++[\"']?\s*+:|\}})",
         rf"{_LINE}[\[{{]{{1,2}}\s*+[\"']{name}[\"']\s*+:\s*+\{{",
         rf"{_LINE}\[?{function}{name}\((?:\w++\s*+={_LITERAL}|\{{|\)\s*+\]?\s*+(?:<|\Z))",
+        rf"\[{function}{name}\(\w++\s*+={_LITERAL}[^\n]*\]\s*+\Z",
         rf"{_LINE}{name}\s*+<[^<>\n]{{0,20}}(?:arg|param|key|/[^<>\n]{{0,20}}{_WORD})",
     )
     return re.compile("|".join(ways), re.IGNORECASE)

@@ -7,20 +7,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from tool_call_parsers.engine import Markers, Needles, RenderCall, RenderTurn, Run, Step, cut_off
+from tool_call_parsers.engine import Needles, RenderCall, RenderTurn, Run, Step, cut_off
+from tool_call_parsers.json_blocks.attempts import MANY_OPENERS, named_attempt, skip_repeated, too_much
 from tool_call_parsers.json_blocks.named import FENCES, NamedJson
 from tool_call_parsers.json_blocks.objects import CallObjects
-from tool_call_parsers.json_blocks.stray import (
-    MANY_OPENERS,
-    STRAYS,
-    may_stray,
-    named_attempt,
-    skip_repeated,
-    stray,
-    too_much,
-    with_stray,
-)
-from tool_call_parsers.reasoning import ReasoningFormat
 from tool_call_parsers.row_checks import Syntax, check_template
 from tool_call_parsers.types import CallStatus
 
@@ -114,13 +104,10 @@ class JsonBlocks(CallObjects):
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
-    def markers(self, reasoning: ReasoningFormat, ends: tuple[str, ...]) -> Markers:
-        return with_stray(super().markers(reasoning, ends))
-
     def may_open(self, run: Run, start: int, opener: str) -> bool:
         if opener in self.opens or (self.named is not None and opener in self.named.openers):
             return True
-        return self._may_be_bare(run, start) or (opener in STRAYS and may_stray(run, start))
+        return self._may_be_bare(run, start)
 
     def _may_be_bare(self, run: Run, start: int) -> bool:
         """Whether a call without a marker may begin at `start`."""
@@ -132,8 +119,6 @@ class JsonBlocks(CallObjects):
             return (yield from self.named.block(run, start, body, opener))
         if not self.may_open(run, start, opener):
             return None
-        if bare and not self._may_be_bare(run, start):
-            return (yield from stray(run, start, self._close, self._marks, single_key=self.single_key))
         if bare and too_much(run, start):
             return None
         notes: tuple[str, ...] = (self.instead,) if self.instead else ()

@@ -9,11 +9,10 @@ from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
 from tool_call_parsers.arguments import ArgumentsWatch, FoundArguments, no_arguments, plain_name, read_literal
-from tool_call_parsers.engine import SPACE, BlockGrammar, Markers, Needles, RenderCall, RenderTurn, Run, Step, cut_off
-from tool_call_parsers.json_blocks.stray import MANY_OPENERS, may_stray, named_attempt, skip_repeated, stray, with_stray
+from tool_call_parsers.engine import SPACE, BlockGrammar, Needles, RenderCall, RenderTurn, Run, Step, cut_off
+from tool_call_parsers.json_blocks.attempts import MANY_OPENERS, named_attempt, skip_repeated
 from tool_call_parsers.json_scan import read_value
 from tool_call_parsers.literals import Literal, LiteralError, read_json
-from tool_call_parsers.reasoning import ReasoningFormat
 from tool_call_parsers.row_checks import Syntax, check_template
 from tool_call_parsers.schema import ToolIndex
 from tool_call_parsers.types import CallStatus
@@ -108,15 +107,7 @@ class NamedJson(BlockGrammar):
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
-    def markers(self, reasoning: ReasoningFormat, ends: tuple[str, ...]) -> Markers:
-        return with_stray(super().markers(reasoning, ends))
-
-    def may_open(self, run: Run, start: int, opener: str) -> bool:
-        return opener in self.openers or may_stray(run, start)
-
     def block(self, run: Run, start: int, body: int, opener: str) -> Step[int | None]:
-        if opener not in self.openers:
-            return (yield from stray(run, start, self._closers, self.marks))
         position, note = body, "no section" if self.sections else None
         if opener in self.sections:
             note = None if opener == self.sections[0] else f"{opener!r} opens the section"
