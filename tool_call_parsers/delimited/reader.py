@@ -217,7 +217,7 @@ class Reader:
                 or (followers == _AFTER_VALUE and (yield from self._ends_string(after, stream)))
             ):
                 text = run.text[start : match.start()]
-                if self.marks.delimiter in text:
+                if followers == _AFTER_VALUE and self.marks.delimiter in text:
                     if (lost := self._lost_end(text, start, in_list)) is not None:
                         return self._stripped(run.text[start : lost[0]]), lost[1]
                     if (stripped := self._stripped(text)) != text:
@@ -282,7 +282,7 @@ class Reader:
         end = match.start()
         word = self.run.text[position:end].strip()
         if word in _WORDS:
-            if word[0] in "TFN":
+            if word[0] in "TF":  # the templates write None
                 self.notes[f"Python literal {word}"] = None
             return _WORDS[word], end
         if _NUMBER.fullmatch(word):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tool_call_parsers.delimited import Delimited
 from tool_call_parsers.parser import Format
 
-_LOSSY = "strings that hold a delimiter before one of `,}])`"
+_LOSSY = "strings that hold a delimiter before one of `,}])` or at an end"
 
 FORMATS = (
     Format(
