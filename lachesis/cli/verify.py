@@ -49,14 +49,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 def verify_file(path: Path, *, max_problems: int = 20) -> Totals:
     """Totals of one file, read line by line. A line that is not JSON, or unreadable, is a problem and no exception."""
     verifier = RecordVerifier(max_problems=max_problems)
-    number = None
+    number: int | None = None
+
+    def no_json(constant: str) -> float:
+        verifier.reject(f"holds {constant}, which no JSON has", number)
+        return float(constant)
+
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, 1):
                 if not line.strip():
                     continue
                 try:
-                    record = _parse(line, lambda name: verifier.reject(f"holds {name}, which no JSON has", number))
+                    record = _parse(line, no_json)
                 except (ValueError, RecursionError) as error:
                     torn = "" if line.endswith(b"\n") else " (the last line has no newline: torn or half written)"
                     verifier.reject(f"not JSON: {error}{torn}", number)
@@ -68,13 +73,8 @@ def verify_file(path: Path, *, max_problems: int = 20) -> Totals:
     return verifier.totals()
 
 
-def _parse(line: bytes, reject: Callable[[str], None]) -> Any:
-    """The value. `reject` takes the names of NaN and infinities in it."""
-
-    def constant(name: str) -> float:
-        reject(name)
-        return float(name)
-
+def _parse(line: bytes, constant: Callable[[str], float]) -> Any:
+    """The value. `constant` gives those of NaN and infinities."""
     line = line.removeprefix(b"\xef\xbb\xbf")
     try:
         return orjson.loads(line)

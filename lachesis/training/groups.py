@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, Literal, TypeAlias
@@ -227,10 +228,8 @@ class TrainingGroup:
 def with_digest(group: dict[str, Any]) -> dict[str, Any]:
     """The group with its digest in `group_overrides`. One that cannot become JSON has none: sending it is the error."""
     overrides = {name: value for name, value in group["group_overrides"].items() if name != CERTIFICATE}
-    try:
+    with suppress(TypeError, ValueError, RecursionError, OverflowError):
         overrides[CERTIFICATE] = group_digest(group)
-    except (TypeError, ValueError, RecursionError, OverflowError):
-        pass
     return {**group, "group_overrides": overrides}
 
 
@@ -275,7 +274,7 @@ def samples_from_atropos(group: Mapping[str, Any]) -> list[TokenSample]:
 
 
 def group_problems(group: Mapping[str, Any], samples: Sequence[TokenSample]) -> list[str]:
-    """Why a group from `GET /batch` is not the one that was sent, apart from its samples, `samples_from_atropos(group)`.
+    """Why a group from `GET /batch` is not the one that was sent. `samples` are its own, which are not verified here.
 
     Empty also for a group of an earlier version, whose samples have no digest, and which has none itself.
     """
@@ -286,7 +285,7 @@ def group_problems(group: Mapping[str, Any], samples: Sequence[TokenSample]) -> 
     try:
         digest = group_digest(group)
         if digest != given:
-            return [f"the digest of the group is not that of its fields ({digest}): they are not those that were sent"]
+            return [f"the digest of the group is not that of its fields ({digest}): they are not what was sent"]
         return list(_group_contradictions(group, samples))
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
         return [f"the group cannot be read: {error!r}"[:300]]
@@ -299,8 +298,8 @@ def _group_contradictions(group: Mapping[str, Any], samples: Sequence[TokenSampl
         certificate, score = overrides[CERTIFICATE], group["scores"][at]
         if certificate.get("score") != score:
             yield f"scores[{at}] is {score!r}, and {certificate.get('score')!r} in its certificate"
-        if not sample.discarded and of_rollouts.setdefault(sample.rollout_id, score) != score:
-            yield f"scores[{at}] is {score!r}, and that of another sample of its rollout {of_rollouts[sample.rollout_id]!r}"
+        if not sample.discarded and (before := of_rollouts.setdefault(sample.rollout_id, score)) != score:
+            yield f"scores[{at}] is {score!r}, and that of another sample of its rollout {before!r}"
         if "advantage" in certificate:
             carried = (group.get("advantages") or [None] * (at + 1))[at]
             if carried != token_advantages(sample, certificate["advantage"]):

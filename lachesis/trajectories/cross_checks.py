@@ -12,7 +12,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
-from lachesis.trajectories.digests import LINE_DIGEST
+from lachesis.trajectories.digests import LINE_DIGEST, digest_problem
 from lachesis.trajectories.nodes import message_digest
 from lachesis.trajectories.samples import SampledSpan, TokenSample
 
@@ -30,6 +30,14 @@ def contradictions(group: Record, samples: Sequence[TokenSample]) -> Iterator[tu
         rollout_id = rollout["rollout_id"]
         own = [sample for sample in samples if sample.rollout_id == rollout_id]
         yield from _guarded(rollout_id, _of_rollout(group, rollout, own))
+
+
+def line_problems(group: Record, samples: Sequence[TokenSample]) -> Iterator[tuple[str, str]]:
+    """(id of a rollout, or "", and a reason) for each in the record of a group. `samples` are its valid ones."""
+    of_newer = isinstance(group.get("rollouts"), list) and any(sample.digest for sample in samples)
+    if (LINE_DIGEST in group or of_newer) and (reason := digest_problem(group)) is not None:
+        yield "", reason
+    yield from contradictions(group, samples)
 
 
 def says_sampled(rollout: Record) -> bool:
@@ -65,7 +73,8 @@ def _of_scores(group: Record, rollouts: Sequence[Record]) -> Iterator[str]:
             continue
         reward = rollout.get("reward")
         if type(score) not in (int, float) or not math.isfinite(score) or score != reward:
-            yield f"scores[{rollout['place']}] is {score!r}, but the reward of rollout {rollout['rollout_id']} is {reward!r}"
+            of = f"rollout {rollout['rollout_id']}"
+            yield f"scores[{rollout['place']}] is {score!r}, but the reward of {of} is {reward!r}"
         weights = rollout.get("reward_weights")
         if weights:
             total = math.fsum(weight * rollout["metrics"][f"reward/{name}"] for name, weight in weights.items())

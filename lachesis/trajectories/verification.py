@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from lachesis.trajectories.cross_checks import contradictions
+from lachesis.trajectories.cross_checks import line_problems
 from lachesis.trajectories.digests import LINE_DIGEST, digest_problem
 from lachesis.trajectories.group_accounts import GroupAccount, Runs, account_of
 from lachesis.trajectories.images import image_problems, joined_data
@@ -129,7 +129,8 @@ class RecordVerifier:
         elif "tokens" in record and "spans" in record:
             sample = self._feed_sample(record, line, "")
             if LINE_DIGEST in record or (sample is not None and sample.digest and "reward" in record):
-                self._check_digest(record, line)
+                if (reason := digest_problem(record)) is not None:
+                    self.reject(reason, line)
             elif sample is not None and not sample.digest:
                 self._without_digest += 1
             if (problem := self._runs.of_sample(record)) is not None:
@@ -145,23 +146,16 @@ class RecordVerifier:
             sample = self._feed_sample({**record, "image_data": data} if of_group else record, line, f"samples[{at}]: ")
             samples += [] if sample is None else [sample]
         account = account_of(group)
-        newer = account is not None and any(sample.digest for sample in samples)
-        if LINE_DIGEST in group or newer:
-            self._check_digest(group, line)
-        elif account is not None or not all(sample.digest for sample in samples):
-            self._without_digest += 1
+        digests = [sample.digest for sample in samples]
+        self._without_digest += LINE_DIGEST not in group and (account is not None or not all(digests))
         if group.get("undelivered") is not None:
             self._feed_undelivered(group["undelivered"], line)
         if (problem := self._runs.add(group)) is not None:
             self.reject(problem, line)
         if account is not None:
             self._feed_account(account, line)
-        for rollout_id, reason in contradictions(group, samples):
+        for rollout_id, reason in line_problems(group, samples):
             self.reject(reason, line, rollout_id)
-
-    def _check_digest(self, record: Mapping[str, Any], line: int | None) -> None:
-        if (reason := digest_problem(record)) is not None:
-            self.reject(reason, line)
 
     def reject(self, reason: str, line: int | None = None, rollout_id: str = "") -> None:
         """Records a problem, such as a line that is not JSON."""

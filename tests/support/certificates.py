@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import suppress
 from typing import Any
 
 from lachesis.trajectories import MalformedSample, TokenSample
@@ -14,12 +15,10 @@ Record = dict[str, Any]
 def resealed(record: Record) -> Record:
     """A sample, a group or a line of the export `samples`, changed by hand, with the digests of what it holds now."""
     found = copy.deepcopy(record)
-    for sample in found["samples"] if "samples" in found else [found]:
+    for sample in found.get("samples", [found]):
         if "digest" in sample:
-            try:
+            with suppress(MalformedSample):  # it is noticed with any digest
                 sample["digest"] = TokenSample.from_record(sample).header_digest()
-            except MalformedSample:
-                pass  # it is noticed with any digest
     return certified(found) if LINE_DIGEST in found else found
 
 
@@ -27,7 +26,7 @@ def aged(record: Record) -> Record:
     """The same as an older version wrote it, without digests."""
     found = copy.deepcopy(record)
     found.pop(LINE_DIGEST, None)
-    for sample in found["samples"] if "samples" in found else [found]:
+    for sample in found.get("samples", [found]):
         sample.pop("digest", None)
         for span in sample["spans"]:
             span.pop("messages_digest", None)

@@ -28,7 +28,12 @@ def completion(
         model=more.pop("model", "tiny"),
         sampling=more.pop("sampling", SAMPLING),
         tokens=SampledTokens.sample(
-            prompt, ids, known, end_of_turn=(END,), prompt_checked="ids", versions=more.pop("versions", ())
+            prompt,
+            ids,
+            known,
+            end_of_turn=(END,),
+            prompt_checked=more.pop("prompt_checked", "ids"),
+            versions=more.pop("versions", ()),
         ),
         **more,
     )

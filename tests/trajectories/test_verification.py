@@ -413,7 +413,7 @@ def test_tokens_in_no_sample_are_lost_unless_the_group_left_them_out() -> None:
 
 
 def group(**more: Any) -> Record:
-    """A group as `process` of an older version wrote it: `a` (7 tokens in two samples) and `b` (5) scored, `c` left out after 4 tokens."""
+    """A group as an older version wrote it: `a` (7 tokens in two samples) and `b` (5) scored, `c` left out after 4."""
     tree = conversation()
     tree.sample(START, [8, 8])
     of_a, of_b = samples(tree, rollout_id="a"), samples(conversation(), rollout_id="b")

@@ -1,7 +1,8 @@
 """Groups from `GET /batch` as samples that may be trained on, each checked first.
 
-A group of ours carries the certificate of each of its samples and a digest of the rest, and all of them are verified. A group of a stock
-Atropos environment carries none; where the settings allow it, what can be checked is: lengths, masks, logprobs, scores.
+A group of ours carries the certificate of each of its samples and a digest of the rest: all are verified. A group of a
+stock Atropos environment carries none; where the settings allow it, what can be checked is: lengths, masks, logprobs,
+scores.
 A group with one bad sample is refused whole: the baseline of its advantages is the mean of all of its rewards.
 """
 
