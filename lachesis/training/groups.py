@@ -247,7 +247,10 @@ def group_digest(group: Mapping[str, Any]) -> str:
     covered["group_overrides"] = {
         name: value for name, value in group["group_overrides"].items() if name not in (CERTIFICATE, *_OF_DELIVERY)
     }
-    return json_digest(orjson.loads(encode_json(covered)))
+    try:
+        return json_digest(covered, strict=True)
+    except TypeError:  # half of a surrogate pair, which is sent as U+FFFD
+        return json_digest(orjson.loads(encode_json(covered)), strict=True)
 
 
 def samples_from_atropos(group: Mapping[str, Any]) -> list[TokenSample]:

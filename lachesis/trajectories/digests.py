@@ -38,9 +38,13 @@ def canonical(value: Any) -> bytes:
         return json.dumps(json.loads(text), sort_keys=True, separators=(",", ":")).encode()
 
 
-def json_digest(value: Any) -> str:
-    """Hex digest of a value: blake2b over `canonical(value)`, whose errors it raises."""
-    return blake2b(canonical(value), digest_size=16).hexdigest()
+def json_digest(value: Any, *, strict: bool = False) -> str:
+    """Hex digest of a value: blake2b over `canonical(value)`, whose errors it raises.
+
+    With `strict`, TypeError also for integers over 64 bits and halves of surrogate pairs.
+    """
+    text = orjson.dumps(value, option=_OPTIONS) if strict else canonical(value)
+    return blake2b(text, digest_size=16).hexdigest()
 
 
 def line_digest(record: Mapping[str, Any]) -> str:

@@ -107,6 +107,11 @@ class SampledSpan:
         record["versions"] = [list(each) for each in self.versions]
         return record
 
+    def _header(self) -> dict[str, Any]:
+        """What its sample's digest covers: `to_record()` without the fields that older records do not have."""
+        header = {name: value for name in _SPAN_FIELDS if (value := getattr(self, name)) not in _UNSET[name]}
+        return {**header, "sampling": dict(self.sampling)}
+
     @classmethod
     def from_record(cls, record: Any, at: str = "span") -> SampledSpan:
         """Reads `to_record()`; `at` is its name in errors. Raises MalformedSample."""
@@ -187,9 +192,8 @@ class TokenSample:
         Fields with the value that they have in records without them are left out, so that a field that a later version
         adds changes no digest.
         """
-        header = _without_defaults(self.certificate())
-        header.pop("digest", None)
-        header["spans"] = [_without_defaults(span) for span in header["spans"]]
+        header = _without_defaults(replace(self, spans=(), digest="").certificate())
+        header["spans"] = [span._header() for span in self.spans]
         if self.experts is not None:
             header["experts"] = [self.experts.start, *self.experts.row, self.experts.size, _digest(self.experts.data)]
         if self.sampling_mask is not None:
@@ -439,6 +443,8 @@ _ADDED: Final[Mapping[str, Any]] = {
     "digest": "",
 }
 """Fields that older records do not have, and what they are there."""
+_UNSET: Final = {name: (_ADDED[name], ()) if name in _ADDED else () for name in _SPAN_FIELDS}
+"""Values of a span that are the same as no value; a list of none is a tuple in a span."""
 
 
 def _read_versions(listed: list[Any], at: str) -> Versions:
