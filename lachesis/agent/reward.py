@@ -22,6 +22,8 @@ class Reward:
     """Parts of the value by name. Each becomes the metric `reward/NAME`: a column of the report, a key of W&B."""
     turn_rewards: Sequence[float] | None = None
     """One number for every turn of the rollout (`result.turns_used`). They travel with the rollout to the trainer."""
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """Where the value is a sum of components: their weights in it, by name. Named rewards have them."""
 
 
 _WEIGHT = "_reward_weight"

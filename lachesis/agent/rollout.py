@@ -108,6 +108,8 @@ class Rollout:
     metrics: Mapping[str, float] = field(default_factory=dict)
     """The components of its reward and the environment's own figures."""
     turn_rewards: Sequence[float] | None = None
+    reward_weights: Mapping[str, float] = field(default_factory=dict)
+    """Where its reward is a sum of components: their weights in it."""
     left_out: str = ""
     """Why it has no reward, where it was not left to a reward function: a setting, or an environment that collected the
     group itself."""
@@ -181,9 +183,15 @@ class Rollout:
     def rewarded(self, reward: Reward | None) -> Rollout:
         """The rollout with `reward` in place of an earlier one."""
         if reward is None:
-            return replace(self, reward=None, turn_rewards=None, metrics={})
+            return replace(self, reward=None, turn_rewards=None, metrics={}, reward_weights={})
         metrics = {f"reward/{name}": value for name, value in reward.components.items()}
-        return replace(self, reward=reward.value, turn_rewards=reward.turn_rewards, metrics=metrics)
+        return replace(
+            self,
+            reward=reward.value,
+            turn_rewards=reward.turn_rewards,
+            metrics=metrics,
+            reward_weights=dict(reward.weights),
+        )
 
     def measured(self, measure: Callable[[AgentResult, float | None], Mapping[str, float]]) -> Rollout:
         """The rollout with the environment's own figures. An exception there is kept and shown; the reward stays."""

@@ -165,6 +165,7 @@ class Scorer:
         """
         limit = _Limit("the reward", "reward_timeout", self.timeout, [context])
         total, parts = 0.0, dict[str, float]()
+        weights = {name: weight for name, (weight, _) in self.named.items()}
         for name, (weight, function) in self.named.items():
             scored = await self._score(name, function, limit, item, result, context)
             if scored.value is None:
@@ -172,7 +173,7 @@ class Scorer:
             parts[name] = scored.value.value
             total += weight * scored.value.value
         if self.compute_reward is None:
-            return Scored(Reward(total, parts))
+            return Scored(Reward(total, parts, weights=weights))
         scored = await self._score("compute_reward", self.compute_reward, limit, item, result, context)
         if scored.value is None or not parts:
             return scored
@@ -181,7 +182,8 @@ class Scorer:
         if twice := parts.keys() & own.components.keys():
             problem = f"{self.environment}: compute_reward returned a component {min(twice)!r}, the name of another one"
             return Scored(error=RewardError(f"{problem}; rename it"))
-        return Scored(Reward(total + own.value, {**parts, **own.components}, own.turn_rewards))
+        weights["compute_reward"] = 1.0
+        return Scored(Reward(total + own.value, {**parts, **own.components}, own.turn_rewards, weights))
 
     async def _score(
         self, name: str, function: RewardFunction, limit: _Limit, item: Any, result: AgentResult, context: ToolContext

@@ -23,6 +23,7 @@ from lachesis.batch.totals import Caps
 from lachesis.run_folder import OtherSettings, RunFolderError, changes
 from lachesis.runs.file_sink import unscored_groups
 from lachesis.trajectories import JsonlWriter, read_lines
+from lachesis.trajectories.digests import copies_of
 from lachesis.wording import counted
 
 _NAME = re.compile(r"shard_(\d+)_of_(\d+)")
@@ -103,7 +104,8 @@ def _collect(shards: dict[tuple[int, int], Path], kind: str, folder: Path, runs:
                 if record["run"] != run or record["item_key"] in seen:  # of a run that was begun anew, or played since
                     continue
                 seen.add(record["item_key"])
-                groups.write({**record, "run": runs[0]} | ({} if kind else {"number": len(seen) - 1}))
+                moved = {**record, "run": runs[0]} | ({} if kind else {"number": len(seen) - 1})
+                groups.write(copies_of(record)(moved))
 
 
 def _whole(folder: Path, settings: dict[str, Any], known: Sequence[dict[str, Any]], shards: Sequence[str]) -> BatchSink:

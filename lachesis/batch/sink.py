@@ -34,6 +34,7 @@ from lachesis.runs.report import write_report
 from lachesis.runs.results import RunFiles
 from lachesis.runs.summary import Summary
 from lachesis.trajectories import JsonlWriter, read_lines
+from lachesis.trajectories.digests import certified
 
 MOST_AT_ONCE = 64
 """Samples that wait for the disk together."""
@@ -261,8 +262,8 @@ class BatchSink(FileSink):
             if kept := of_kind["kept"]:
                 self.ledger.append_all(kept)
                 self.batches.append([self._entries.pop(record["item_key"]) for record in kept])
-            self._discarded.write_all(of_kind["discarded"])
-            self._failures.write_all(of_kind["failed"])
+            self._discarded.write_all(map(certified, of_kind["discarded"]))
+            self._failures.write_all(map(certified, of_kind["failed"]))
         except BaseException as error:
             self._broken = error
             raise

@@ -1,6 +1,7 @@
 """`lachesis verify FILE...`: check that sample files hold exactly the sampled tokens, each once.
 
-The files are JSON Lines of samples, or of groups that hold `samples`. Exit code 0 means that nothing is wrong.
+The files are JSON Lines of samples, or of groups that hold `samples`. Exit code 0 means that nothing is wrong; "old"
+in place of "ok", that some lines come from an older version, which wrote no digests of scores and messages.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from rich.table import Table
 from lachesis.trajectories import RecordVerifier, Totals
 from lachesis.wording import counted
 
+_STYLES = {"ok": "green", "old": "yellow", "WRONG": "red"}
+_UNCERTIFIED = "their tokens are certified, and scores, messages and other fields are not"
 ROWS = ("sampled", "delivered", "duplicated", "wrong_prefix", "undelivered", "unchecked", "lost")
 
 
@@ -46,14 +49,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 def verify_file(path: Path, *, max_problems: int = 20) -> Totals:
     """Totals of one file, read line by line. A line that is not JSON, or unreadable, is a problem and no exception."""
     verifier = RecordVerifier(max_problems=max_problems)
-    number = None
+    number: int | None = None
+
+    def no_json(constant: str) -> float:
+        verifier.reject(f"holds {constant}, which no JSON has", number)
+        return float(constant)
+
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, 1):
                 if not line.strip():
                     continue
                 try:
-                    record = _parse(line)
+                    record = _parse(line, no_json)
                 except (ValueError, RecursionError) as error:
                     torn = "" if line.endswith(b"\n") else " (the last line has no newline: torn or half written)"
                     verifier.reject(f"not JSON: {error}{torn}", number)
@@ -65,19 +73,23 @@ def verify_file(path: Path, *, max_problems: int = 20) -> Totals:
     return verifier.totals()
 
 
-def _parse(line: bytes) -> Any:
+def _parse(line: bytes, constant: Callable[[str], float]) -> Any:
+    """The value. `constant` gives those of NaN and infinities."""
     line = line.removeprefix(b"\xef\xbb\xbf")
     try:
         return orjson.loads(line)
     except ValueError:
-        return json.loads(line)  # slower, but accepts lone surrogates and NaN
+        return json.loads(line, parse_constant=constant)  # slower, but accepts lone surrogates and NaN
 
 
 def _show(console: Console, found: Mapping[str, Totals]) -> None:
     for path, totals in found.items():
-        status = "ok" if totals.ok else "WRONG"
+        status = "WRONG" if not totals.ok else "old" if totals.without_digest else "ok"
         of = f"{counted(totals.samples, 'sample')} of {counted(totals.rollouts, 'rollout')}"
-        _say(console, f"{status:<6}{path}: {of}, {totals.rejected:,} rejected", style="green" if totals.ok else "red")
+        _say(console, f"{status:<6}{path}: {of}, {totals.rejected:,} rejected", style=_STYLES[status])
+        if totals.without_digest:
+            without = counted(totals.without_digest, "line")
+            _say(console, f"{path}: {without} without a digest, as older versions wrote them: {_UNCERTIFIED}")
         table = Table(box=SIMPLE_HEAD, pad_edge=False)
         for column in ("", "tokens", "share"):
             table.add_column(column, justify="right" if column else "left", no_wrap=True)

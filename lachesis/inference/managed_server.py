@@ -226,6 +226,10 @@ class ManagedServer:
         """None: it does not know why a prompt is sent again."""
         return ()
 
+    def message_digests(self) -> dict[int, str]:
+        """None: the caller has the conversations."""
+        return {}
+
     def reset(self) -> None:
         """Forget all completions."""
         self._responses.clear()

@@ -33,6 +33,7 @@ from lachesis.runs.running_figures import RunningFigures
 from lachesis.runs.summary import Summary
 from lachesis.tasks import finish
 from lachesis.trajectories import JsonlWriter, read_lines
+from lachesis.trajectories.digests import certified
 from lachesis.wording import counted
 
 T = TypeVar("T")
@@ -181,7 +182,7 @@ class FileSink(Sink[PlayedGroup]):
             if isinstance(decision, Kept):
                 await to_its_end(self._write, dict(record))
             else:
-                await to_its_end(self._failures.write, dict(record))
+                await to_its_end(self._write_failure, record)
         if isinstance(decision, Kept):
             self.played += 1
         else:
@@ -213,6 +214,9 @@ class FileSink(Sink[PlayedGroup]):
 
     def _write(self, record: dict[str, Any]) -> None:
         self._write_trajectories(self.ledger.append(record), known=frozenset())
+
+    def _write_failure(self, record: Mapping[str, Any]) -> None:
+        self._failures.write(certified(record))
 
     def _write_trajectories(self, record: Mapping[str, Any], known: frozenset[str]) -> None:
         if not self.save_trajectories:

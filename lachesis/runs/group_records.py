@@ -10,6 +10,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 from datetime import datetime
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from lachesis.agent.outcome import Outcome
@@ -124,6 +126,7 @@ def rollout_record(rollout: Rollout, place: int | None) -> dict[str, Any]:
         "lost_completion_tokens": rollout.lost_completion_tokens,
         "seconds": round(rollout.seconds, 3),
         "metrics": dict(rollout.metrics),
+        **({"reward_weights": dict(rollout.reward_weights)} if rollout.reward_weights else {}),
         "reward_calls": [call.to_record() for call in rollout.reward_calls],
         **_agent_record(result),
     }
@@ -151,6 +154,7 @@ def _agent_record(result: AgentResult | None) -> dict[str, Any]:
         "completion_tokens": result.tokens.completion_tokens,
         "uncounted_requests": result.tokens.uncounted_requests,
         "message_turns": _message_turns(result.history.nodes(), sampled),
+        "completions": _completions(result.history, sampled),
         **({"context_edits": [edit.to_record() for edit in result.context_edits]} if result.context_edits else {}),
         "seconds_in_model": round(result.seconds_in_model, 3),
         "seconds_in_tools": round(result.seconds_in_tools, 3),
@@ -169,6 +173,23 @@ def _agent_record(result: AgentResult | None) -> dict[str, Any]:
     }
 
 
+def _completions(history: MessageHistory, sampled: Mapping[int, int]) -> dict[str, Any]:
+    """What was reported of the completions, in the order of sampling. The spans of the samples say the same, so that a
+    change of either is noticed."""
+    found = history.completions()
+    tokens = [each.tokens for each in found if each.tokens is not None]
+    tracked = len(tokens) == len(found)
+    ranges = [(name, end - start) for each in tokens for name, start, end in each.versions or [(None, 0, len(each))]]
+    reported = ((each.model, each.model_version) for each in found)
+    return {
+        "finish_reasons": [str(each.finish_reason) for each in found],
+        "models": [[*names, len(list(same))] for names, same in groupby(reported)],
+        "tokens": list(map(len, tokens)) if tracked else None,
+        "versions": [[name, sum(count for _, count in same)] for name, same in groupby(ranges, itemgetter(0))],
+        "replaced_attempts": sorted(sampled[_identity(each)] for each in history.replaced_attempts()),
+    }
+
+
 def _calls(history: MessageHistory, sampled: Mapping[int, int], seen: set[int]) -> dict[str, dict[str, Any]]:
     """What is known of each tool call beside its result, by its id: with what the parser repaired in it, and the
     conversation of a sub-agent."""
@@ -182,7 +203,7 @@ def _calls(history: MessageHistory, sampled: Mapping[int, int], seen: set[int]) 
         if not isinstance(result, ToolResponse) or result.message.tool_call_id is None:
             continue
         call = calls.setdefault(result.message.tool_call_id, {})
-        call["seconds"] = round(result.duration, 3)
+        call.setdefault("seconds", round(result.duration, 3))  # an edit copies nodes: the first one has the sub-agent
         if result.error is not None:
             call["failed"] = True
         if (chat := result.chat) is not None and id(chat) not in seen:

@@ -26,6 +26,7 @@ import orjson
 from lachesis.run_folder import OtherSettings, RunFolderError, WrongFolder, changes, unused
 from lachesis.runs.item_keys import is_part
 from lachesis.trajectories import JsonlWriter, read_lines
+from lachesis.trajectories.digests import certified
 from lachesis.trajectories.entries import COMPLETED_FILE, FAILED_FILE
 from lachesis.trajectories.jsonl import sync_folder
 
@@ -51,7 +52,7 @@ def own_path(path: Path, settings: Mapping[str, Any], items: Sequence[str] = ())
 
 
 class Ledger:
-    """An append-only JSONL file of groups, beside a manifest of the settings that made them.
+    """An append-only JSONL file of groups, each with its digest, beside a manifest of the settings that made them.
 
     Args:
         path: the JSONL file. `NAME.run.json` beside it is the manifest, `NAME.lock` keeps other runs out.
@@ -255,6 +256,7 @@ class Ledger:
             raise RuntimeError("the ledger is not open")
         if self.run:
             records = [{**record, "number": number} for number, record in enumerate(records, self._count)]
+        records = [certified(record) for record in records]
         self._writer.write_all(records)
         for record in records:
             self._note(record["item_key"])

@@ -15,6 +15,7 @@ from lachesis.training.groups import (
     SplitRollouts,
     TrainingGroup,
     build_group,
+    with_digest,
 )
 from lachesis.training.rollout_api import TrainerInfo
 
@@ -100,4 +101,4 @@ def _with_extras(built: TrainingGroup, group: PlayedGroup) -> dict[str, Any]:
         values = [extras.get(name) for extras in of_samples]
         if content.get(name) is None and (name == "images" or None not in values):
             content[name] = values
-    return content
+    return with_digest(content)

@@ -7,11 +7,15 @@ the reason.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, Literal, TypeAlias
 
+import orjson
+
+from lachesis.training.rollout_api import encode_json
 from lachesis.trajectories import (
     LARGEST_REWARD,
     MalformedSample,
@@ -21,10 +25,15 @@ from lachesis.trajectories import (
     token_advantages,
     verify_records,
 )
+from lachesis.trajectories.digests import COVERED, json_digest
 from lachesis.trajectories.images import image_data, joined_data
+from lachesis.trajectories.samples import logprobs_digest
 
 CERTIFICATE: Final = "lachesis"
 """Key of `overrides[i]` under which the certificate of sample `i` travels; Atropos passes on what it does not know."""
+
+_OF_DELIVERY: Final = ("group_id", "begin_step")
+"""Keys of `group_overrides` that are added when a group is sent."""
 
 OVERRIDES: Final = frozenset(
     {CERTIFICATE, "temperature", "turn_rewards", "repaired_calls", "policy_versions", "experts", "sampling_mask"}
@@ -185,9 +194,14 @@ class TrainingGroup:
         sample has any. `overrides[i]` holds the temperature, the sample's certificate (see `samples_from_atropos`),
         `turn_rewards` where the rollout has them, `repaired_calls` where a parser read calls in it, and what the server
         reported: `policy_versions` ([version, start, end] over the sample's tokens), `experts` and `sampling_mask`.
+        Beside the certificate are the `score` and, where it is sent, the `advantage` once more; `group_overrides` has
+        the digest of the group (`group_digest`).
         """
         temperatures = [next(iter(_temperatures(sample))) for sample in self.samples]
-        return {
+        said = [{"score": score} for score in self.scores]
+        for entry, advantage in zip(said, self.advantages or (), strict=False):
+            entry["advantage"] = advantage
+        content = {
             "tokens": [sample.tokens for sample in self.samples],
             "masks": [sample.masks for sample in self.samples],
             "scores": list(self.scores),
@@ -199,17 +213,48 @@ class TrainingGroup:
             "generation_params": _shared_sampling(self.samples),
             "inference_logprobs": [sample.logprobs for sample in self.samples],
             "overrides": [
-                {"temperature": temperature, CERTIFICATE: sample.certificate(), **sample.replay_record()}
+                {"temperature": temperature, CERTIFICATE: {**sample.certificate(), **entry}, **sample.replay_record()}
                 | ({} if rollout.turn_rewards is None else {"turn_rewards": list(rollout.turn_rewards)})
                 | ({"repaired_calls": list(rollout.repaired_calls)} if rollout.repaired_calls[1] else {})
                 | ({"policy_versions": versions} if (versions := list(map(list, sample.policy_versions))) else {})
-                for sample, temperature, rollout in zip(self.samples, temperatures, self.rollouts, strict=True)
+                for sample, entry, temperature, rollout in zip(
+                    self.samples, said, temperatures, self.rollouts, strict=True
+                )
             ],
             # Never null: Atropos' BaseEnv calls get() on it.
             "group_overrides": {} if self.advantages is None else {"group_size": len(self.samples)},
             "images": image_data(sample.images for sample in self.samples),
             "env_id": env_id,
         }
+        return with_digest(content)
+
+
+def with_digest(group: dict[str, Any]) -> dict[str, Any]:
+    """The group with its digest in `group_overrides`. One that cannot become JSON has none: sending it is the error."""
+    overrides = {name: value for name, value in group["group_overrides"].items() if name != CERTIFICATE}
+    with suppress(TypeError, ValueError, RecursionError, OverflowError):
+        overrides[CERTIFICATE] = group_digest(group)
+    return {**group, "group_overrides": overrides}
+
+
+def group_digest(group: Mapping[str, Any]) -> str:
+    """What `group_overrides.lachesis` has to be: a digest of all that is not covered by the digests of the samples.
+
+    Raises:
+        TypeError, ValueError, OverflowError, RecursionError: JSON cannot hold it, or an advantage is no number.
+    """
+    covered: dict[str, Any] = {name: group.get(name) for name in ("scores", "messages", "generation_params")}
+    covered["advantages"] = [logprobs_digest(values) for values in group.get("advantages") or ()]
+    covered["overrides"] = [
+        {name: value for name, value in each.items() if name not in COVERED} for each in group["overrides"]
+    ]
+    covered["group_overrides"] = {
+        name: value for name, value in group["group_overrides"].items() if name not in (CERTIFICATE, *_OF_DELIVERY)
+    }
+    try:
+        return json_digest(covered, strict=True)
+    except TypeError:  # half of a surrogate pair, which is sent as U+FFFD
+        return json_digest(orjson.loads(encode_json(covered)), strict=True)
 
 
 def samples_from_atropos(group: Mapping[str, Any]) -> list[TokenSample]:
@@ -233,6 +278,44 @@ def samples_from_atropos(group: Mapping[str, Any]) -> list[TokenSample]:
         raise
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"a group without the certificates of its samples: {error!r}") from error
+
+
+def group_problems(group: Mapping[str, Any], samples: Sequence[TokenSample]) -> list[str]:
+    """Why a group from `GET /batch` is not the one that was sent. `samples` are its own, which are not verified here.
+
+    Empty also for a group of an earlier version, whose samples have no digest, and which has none itself.
+    """
+    given = (group.get("group_overrides") or {}).get(CERTIFICATE)
+    if given is None:
+        newer = any(sample.digest for sample in samples)
+        return ["the digest of the group is missing, and its samples have their own"] if newer else []
+    try:
+        digest = group_digest(group)
+        if digest != given:
+            return [f"the digest of the group is not that of its fields ({digest}): they are not what was sent"]
+        return list(_group_contradictions(group, samples))
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
+        return [f"the group cannot be read: {error!r}"[:300]]
+
+
+def _group_contradictions(group: Mapping[str, Any], samples: Sequence[TokenSample]) -> Iterator[str]:
+    """What a group says twice, where it differs."""
+    of_rollouts: dict[str, float] = {}
+    for at, (sample, overrides) in enumerate(zip(samples, group["overrides"], strict=True)):
+        certificate, score = overrides[CERTIFICATE], group["scores"][at]
+        if certificate.get("score") != score:
+            yield f"scores[{at}] is {score!r}, and {certificate.get('score')!r} in its certificate"
+        if not sample.discarded and (before := of_rollouts.setdefault(sample.rollout_id, score)) != score:
+            yield f"scores[{at}] is {score!r}, and that of another sample of its rollout {before!r}"
+        if "advantage" in certificate:
+            carried = (group.get("advantages") or [None] * (at + 1))[at]
+            if carried != token_advantages(sample, certificate["advantage"]):
+                yield f"advantages[{at}] are not {certificate['advantage']!r}, as its certificate says"
+        versions = list(map(list, sample.policy_versions))
+        if (overrides.get("policy_versions") or []) != versions:
+            yield f"overrides[{at}].policy_versions are not those of its spans"
+        if {overrides.get("temperature")} != _temperatures(sample):
+            yield f"overrides[{at}].temperature is {overrides.get('temperature')!r}, not that of its spans"
 
 
 def build_group(rollouts: Sequence[RolloutSamples], settings: GroupSettings) -> TrainingGroup | RejectedGroup:

@@ -7,6 +7,7 @@ from itertools import count
 from typing import Any
 
 from lachesis.trajectories.chat_exports import NO_ANSWER, Chat, Unsuitable, check_wanted, of_rollouts
+from lachesis.trajectories.digests import copies_of
 from lachesis.trajectories.entries import ConvertedEntry, to_batch_entry, to_dataset_entry, to_trajectory_entry
 from lachesis.trajectories.exports import (
     BRANCHES_OMITTED,
@@ -100,6 +101,7 @@ def token_samples(group: GroupRecord) -> Iterator[ExportLine | LeftOut]:
     """A line for each token sample, with the reward of its rollout, which says nothing about a discarded attempt: None.
     `lachesis verify` reads the file."""
     own = {name: group[name] for name in ("run", "evaluation", "environment", "item_key") if name in group}
+    copied = copies_of(group)
     for rollout in group["rollouts"]:
         found = rollout_samples(group, rollout)
         if not found:
@@ -107,7 +109,7 @@ def token_samples(group: GroupRecord) -> Iterator[ExportLine | LeftOut]:
             yield LeftOut(rollout["rollout_id"], reason)
         for sample in found:
             reward = None if sample.get("discarded") else rollout["reward"]
-            yield ExportLine({**sample, **own, "reward": reward}, (rollout["rollout_id"],))
+            yield ExportLine(copied({**sample, **own, "reward": reward}), (rollout["rollout_id"],))
 
 
 def _answered(chat: Chat) -> Sequence[Any]:

@@ -20,6 +20,7 @@ from typing import Any, TypeAlias, get_type_hints
 
 from lachesis.errors import ExitCode, LachesisError
 from lachesis.plugins import Registry
+from lachesis.trajectories.digests import copies_of
 from lachesis.trajectories.frozen import thaw
 from lachesis.trajectories.jsonl import JsonlWriter, NotReplaced, StrPath, read_lines, replacing
 
@@ -238,7 +239,7 @@ def _joined(groups: Sequence[dict[str, Any]]) -> dict[str, Any]:
             rollouts.append({**rollout, "place": place})
         scored += len(group["scores"])
     lists = {name: [each for group in groups for each in group[name]] for name in ("scores", "messages", "samples")}
-    return {**groups[0], **lists, "rollouts": rollouts}
+    return copies_of(*groups)({**groups[0], **lists, "rollouts": rollouts})
 
 
 def rollout_messages(group: GroupRecord, rollout: RolloutRecord) -> list[dict[str, Any]]:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
+
+from lachesis.trajectories.cross_checks import says_sampled
+from lachesis.trajectories.digests import LINE_DIGEST
 
 
 @dataclass(slots=True)
@@ -13,6 +16,8 @@ class GroupAccount:
 
     sampled: dict[str, int] = field(default_factory=dict)
     """By the id of each rollout with a score, whose samples the group holds."""
+    completed: set[str] = field(default_factory=set)
+    """Of these, those whose record names a completion."""
     left_out: int = 0
     """Tokens of the others, of broken starts, and of what was sampled beside the rollouts."""
     problems: list[tuple[str, str]] = field(default_factory=list)
@@ -35,6 +40,8 @@ def account_of(group: Mapping[str, Any]) -> GroupAccount | None:
             found.left_out += sampled
         else:
             found.sampled[rollout["rollout_id"]] = sampled
+            if says_sampled(rollout):
+                found.completed.add(rollout["rollout_id"])
     if isinstance(beside := group.get("beside"), Mapping):
         found.left_out += sum(_tokens(beside, "", "beside", found))
     scores = group.get("scores")
@@ -52,16 +59,31 @@ def account_of(group: Mapping[str, Any]) -> GroupAccount | None:
     return found
 
 
-class GroupNumbers:
-    """The groups of each run, by their places in its file: `run` and `number` of a group."""
+_OF_RUN: Final = ("environment", "model", "evaluation")
+"""Fields that are the same in all lines of a run."""
+
+
+class Runs:
+    """What the lines of each run have in common, and the places of its groups in its file (`number`)."""
 
     def __init__(self) -> None:
         self._seen: dict[str, set[int]] = {}
+        self._facts: dict[str, dict[str, Any]] = {}
+        self._certified: set[str] = set()
+        self._keys: set[tuple[str, str]] = set()
 
     def add(self, group: Mapping[str, Any]) -> str | None:
-        """The problem with the number, if there is one. A group without has none."""
+        """The problem with the run or the number of a group, if there is one. A group without has none."""
         run, number = group.get("run"), group.get("number")
-        if not isinstance(run, str) or number is None:
+        if not isinstance(run, str):
+            return None
+        if problem := self.of_sample(group):
+            return problem
+        if LINE_DIGEST in group:
+            self._certified.add(run)
+        elif run in self._certified:  # an older version may have begun it, but does not continue it
+            return f"its {LINE_DIGEST} is missing, and an earlier line of run {run} has one"
+        if number is None:
             return None
         if type(number) is not int or number < 0:
             return f"number is {number!r}, not the place of a group in its file"
@@ -69,6 +91,21 @@ class GroupNumbers:
         if number in seen:
             return f"group {number} of run {run} occurs twice"
         seen.add(number)
+        key = (run, str(group.get("item_key")))
+        if "item_key" in group and key in self._keys:
+            return f"item {key[1]} of run {run} is in two groups"
+        self._keys.add(key)
+        return None
+
+    def of_sample(self, record: Mapping[str, Any]) -> str | None:
+        """What contradicts another line of the run. A line without one contradicts none."""
+        run = record.get("run")
+        if not isinstance(run, str):
+            return None
+        facts = self._facts.setdefault(run, {})
+        for name in _OF_RUN:
+            if name in record and facts.setdefault(name, record[name]) != record[name]:
+                return f"{name} is {record[name]!r}, but {facts[name]!r} in another line of run {run}"
         return None
 
     def missing(self) -> Iterator[str]:

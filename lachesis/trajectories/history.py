@@ -257,15 +257,19 @@ class MessageHistory(MutableSequence[OpenAIMessage]):
         attempt of an agent that gave up. These were acted upon, or are where the conversation ended.
         """
         found: dict[int, ChatResponse] = {}
-        histories = [self]
-        seen = {id(self)}
-        for history in histories:
+        for history in self._with_subagents():
             found |= {id(each): each for each in endings.replaced_attempts(history._nodes, history._discarded)}
-            below = [node.origin.chat for node in history._nodes if isinstance(node.origin, ToolResponse)]
-            new = [chat for chat in below if chat is not None and id(chat) not in seen]
-            seen.update(map(id, new))
-            histories += new
         return tuple(found.values())
+
+    def message_digests(self) -> dict[int, str]:
+        """By `id(tokens.after)` of each completion that was sampled where it is recorded, sub-agents' included: the
+        digest of the conversation up to it (`Node.digest`)."""
+        found: dict[int, str] = {}
+        for history in self._with_subagents():
+            for node in history._nodes:
+                if node.sampled and isinstance(node.origin, ChatResponse) and node.origin.tokens is not None:
+                    found.setdefault(id(node.origin.tokens.after), node.digest)
+        return found
 
     def completions(self) -> tuple[ChatResponse, ...]:
         """Every completion ever recorded, in order and each once: of all branches, of the history that this one was
@@ -407,6 +411,16 @@ class MessageHistory(MutableSequence[OpenAIMessage]):
             if pieces_left < 0:
                 return False
         return nearest is None
+
+    def _with_subagents(self) -> list[MessageHistory]:
+        histories = [self]
+        seen = {id(self)}
+        for history in histories:
+            below = [node.origin.chat for node in history._nodes if isinstance(node.origin, ToolResponse)]
+            new = [chat for chat in below if chat is not None and id(chat) not in seen]
+            seen.update(map(id, new))
+            histories += new
+        return histories
 
     # How the path is changed
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from lachesis.trajectories.frozen import FrozenDict, freeze, freeze_dict
 from lachesis.trajectories.messages import ChatResponse, Message, ToolResponse
@@ -89,8 +90,7 @@ class Node:
             node = node.parent
         before = node._digest if node is not None else None
         for node in reversed(line):
-            known = (before or "").encode() + _digest_of(node.message)
-            before = blake2b(known, digest_size=16).hexdigest()
+            before = message_digest(before or "", node.message.to_openai(reasoning_field="reasoning"))
             object.__setattr__(node, "_digest", before)
         assert before is not None
         return before
@@ -164,7 +164,15 @@ _TEXT_OR_NONE: Final = frozenset({str, type(None)})
 _FROZEN: Final = frozenset({FrozenDict})
 
 
+def message_digest(before: str, message: Mapping[str, Any]) -> str:
+    """`Node.digest` after messages with the digest `before`, of a message as an OpenAI dict with `reasoning`."""
+    return blake2b(before.encode() + _digest_of_plain(message), digest_size=16).hexdigest()
+
+
 def _digest_of(message: Message) -> bytes:
-    plain = message.to_openai(reasoning_field="reasoning")
+    return _digest_of_plain(message.to_openai(reasoning_field="reasoning"))
+
+
+def _digest_of_plain(plain: Mapping[str, Any]) -> bytes:
     # A model can write half of a surrogate pair.
     return blake2b(_canonical(plain).encode("utf-8", "surrogatepass"), digest_size=16).digest()

@@ -15,6 +15,7 @@ from hashlib import blake2b
 from typing import Any, Final, Protocol, get_args
 
 from lachesis.errors import LachesisError
+from lachesis.trajectories.digests import json_digest
 from lachesis.trajectories.frozen import thaw
 from lachesis.trajectories.images import PlacedImage, image_data, images_digest
 from lachesis.trajectories.messages import ChatResponse, Purpose
@@ -56,6 +57,11 @@ class SampledHistory(Protocol):
         """The completions that could not be used and that later ones replaced."""
         ...
 
+    def message_digests(self) -> Mapping[int, str]:
+        """By `id(tokens.after)` of a completion: the digest of the conversation up to its message (`Node.digest`).
+        Without completions of which the messages are not known."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class SampledSpan:
@@ -88,6 +94,8 @@ class SampledSpan:
     images_digest: str = ""
     """`images_digest` of the images that the model saw before it, which `prefix_digest` does not tell apart."""
     purpose: Purpose = "turn"
+    messages_digest: str = ""
+    """Of the messages up to the one that was read in it (`Node.digest`). Empty where no conversation is recorded."""
 
     def __len__(self) -> int:
         return self.end - self.start
@@ -98,6 +106,11 @@ class SampledSpan:
         record["sampling"] = thaw(self.sampling)
         record["versions"] = [list(each) for each in self.versions]
         return record
+
+    def _header(self) -> dict[str, Any]:
+        """What its sample's digest covers: `to_record()` without the fields that older records do not have."""
+        header = {name: value for name in _SPAN_FIELDS if (value := getattr(self, name)) not in _UNSET[name]}
+        return {**header, "sampling": dict(self.sampling)}
 
     @classmethod
     def from_record(cls, record: Any, at: str = "span") -> SampledSpan:
@@ -146,6 +159,8 @@ class TokenSample:
     """As long as `tokens`, with ids where the token is trained; None where the server reports none."""
     images: tuple[PlacedImage, ...] = ()
     """Those that the model saw, in the order of their tokens."""
+    digest: str = ""
+    """`header_digest()` when the sample was made. Empty in the records of older versions."""
 
     @property
     def trained(self) -> int:
@@ -171,6 +186,20 @@ class TokenSample:
         """An attribute, for code that reads a sample as a dict."""
         return getattr(self, name)
 
+    def header_digest(self) -> str:
+        """Hex digest of everything but the three lists, which the digests of the spans cover.
+
+        Fields with the value that they have in records without them are left out, so that a field that a later version
+        adds changes no digest.
+        """
+        header = _without_defaults(replace(self, spans=(), digest="").certificate())
+        header["spans"] = [span._header() for span in self.spans]
+        if self.experts is not None:
+            header["experts"] = [self.experts.start, *self.experts.row, self.experts.size, _digest(self.experts.data)]
+        if self.sampling_mask is not None:
+            header["sampling_mask"] = [_digest(self.sampling_mask.counts), _digest(self.sampling_mask.ids)]
+        return json_digest(header)
+
     def certificate(self) -> dict[str, Any]:
         """The record without the three lists: the fields that verify them."""
         return {
@@ -185,6 +214,7 @@ class TokenSample:
             "discarded": self.discarded,
             "spans": [span.to_record() for span in self.spans],
             **({"images": [placed.to_record() for placed in self.images]} if self.images else {}),
+            **({"digest": self.digest} if self.digest else {}),
         }
 
     def to_record(self) -> dict[str, Any]:
@@ -242,6 +272,7 @@ def samples(history: SampledHistory, *, rollout_id: str = "", outcome: str = "")
     routed = {piece: tokens.experts for piece, (_, _, tokens) in open_.items() if tokens.experts is not None}
     sampled = sum(piece.own_length for piece in open_)
     replaced = {each.tokens.after for each in history.replaced_attempts() if each.tokens is not None} & open_.keys()
+    said = history.message_digests()
     leaves = _end_first(_leaves([piece for piece in open_ if piece not in replaced]), history)
     leaves += _leaves([piece for piece in open_ if piece in replaced])
     found = []
@@ -265,7 +296,7 @@ def samples(history: SampledHistory, *, rollout_id: str = "", outcome: str = "")
                 logprobs += [MASKED_LOGPROB] * len(ids)
             else:
                 turn, response, completion = trained
-                spans.append(_span(turn, response, completion))
+                spans.append(_span(turn, response, completion, said.get(id(piece), "")))
                 masks += ids
                 logprobs += completion.logprobs[:]
                 end_of_turn.update(dict.fromkeys(completion.end_of_turn))
@@ -275,25 +306,24 @@ def samples(history: SampledHistory, *, rollout_id: str = "", outcome: str = "")
         routing = join_experts(experts) if experts else None
         if routing is not None:
             spans = [replace(s, experts_digest=routing.digest(s.start - 1, s.end - 1)) for s in spans]
-        found.append(
-            TokenSample(
-                tokens=tokens,
-                masks=masks,
-                logprobs=logprobs,
-                spans=tuple(spans),
-                rollout_id=rollout_id,
-                weight=sum(map(len, spans)) / sampled,
-                outcome=str(outcome),
-                index=index,
-                count=len(leaves),
-                sampled=sampled,
-                end_of_turn=tuple(end_of_turn),
-                discarded=discarded,
-                experts=routing,
-                sampling_mask=None if set(map(type, allowed)) == {int} else join_masks(allowed),
-                images=leaf.images,
-            )
+        sample = TokenSample(
+            tokens=tokens,
+            masks=masks,
+            logprobs=logprobs,
+            spans=tuple(spans),
+            rollout_id=rollout_id,
+            weight=sum(map(len, spans)) / sampled,
+            outcome=str(outcome),
+            index=index,
+            count=len(leaves),
+            sampled=sampled,
+            end_of_turn=tuple(end_of_turn),
+            discarded=discarded,
+            experts=routing,
+            sampling_mask=None if set(map(type, allowed)) == {int} else join_masks(allowed),
+            images=leaf.images,
         )
+        found.append(replace(sample, digest=sample.header_digest()))
     return found
 
 
@@ -349,7 +379,7 @@ def _end_first(leaves: list[TokenPrefix], history: SampledHistory) -> list[Token
     return leaves if first is None else [first, *(leaf for leaf in leaves if leaf is not first)]
 
 
-def _span(turn: int, response: ChatResponse, tokens: SampledTokens) -> SampledSpan:
+def _span(turn: int, response: ChatResponse, tokens: SampledTokens, messages_digest: str) -> SampledSpan:
     return SampledSpan(
         turn=turn,
         start=tokens.prompt.length,
@@ -366,7 +396,16 @@ def _span(turn: int, response: ChatResponse, tokens: SampledTokens) -> SampledSp
         interrupts=tokens.interrupts,
         images_digest=images_digest(tokens.prompt.images),
         purpose=response.purpose,
+        messages_digest=messages_digest,
     )
+
+
+def _digest(data: bytes) -> str:
+    return blake2b(data, digest_size=16).hexdigest()
+
+
+def _without_defaults(record: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in record.items() if name not in _ADDED or value != _ADDED[name]}
 
 
 _JSON_TYPES: Final[Mapping[str, tuple[type, ...]]] = {
@@ -400,8 +439,12 @@ _ADDED: Final[Mapping[str, Any]] = {
     "interrupts": 0,
     "images_digest": "",
     "purpose": "turn",
+    "messages_digest": "",
+    "digest": "",
 }
 """Fields that older records do not have, and what they are there."""
+_UNSET: Final = {name: (_ADDED[name], ()) if name in _ADDED else () for name in _SPAN_FIELDS}
+"""Values of a span that are the same as no value; a list of none is a tuple in a span."""
 
 
 def _read_versions(listed: list[Any], at: str) -> Versions:

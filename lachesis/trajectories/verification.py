@@ -11,7 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from lachesis.trajectories.group_accounts import GroupAccount, GroupNumbers, account_of
+from lachesis.trajectories.cross_checks import line_problems
+from lachesis.trajectories.digests import LINE_DIGEST, digest_problem
+from lachesis.trajectories.group_accounts import GroupAccount, Runs, account_of
 from lachesis.trajectories.images import image_problems, joined_data
 from lachesis.trajectories.samples import MalformedSample, SampledSpan, TokenSample, logprobs_digest
 from lachesis.trajectories.sampling_record import sampling_problem
@@ -58,6 +60,8 @@ class Totals:
     """Left out on purpose, according to the groups: also rollouts without a score, broken starts, and `beside`."""
     unchecked: int
     """Of the delivered ones, after a prompt of which the server repeated neither the ids nor the length."""
+    without_digest: int
+    """Lines, not tokens: groups and samples that an older version wrote, without a digest of all that is not tokens."""
     lost: int
     """Neither delivered nor left out on purpose."""
     rejected: int
@@ -92,6 +96,8 @@ class _Rollout:
     """The number of sampled tokens according to the record of the rollout."""
     turns: set[int] = field(default_factory=set)
     indexes: set[int] = field(default_factory=set)
+    needs_sample: bool = False
+    """It has a score, and its record names completions."""
 
 
 class RecordVerifier:
@@ -108,30 +114,48 @@ class RecordVerifier:
         self._problems: list[Problem] = []
         self._problem_count = 0
         self._rollouts: dict[str, _Rollout] = {}
-        self._numbers = GroupNumbers()
+        self._runs = Runs()
         self._left_out = 0
         self._samples = self._rejected = self._duplicated = self._wrong_prefix = 0
         self._unchecked = 0
+        self._without_digest = 0
 
     def feed(self, record: Any, line: int | None = None) -> None:
         """One parsed line."""
         if not isinstance(record, Mapping):
             self.reject(f"is {type(record).__name__}, not an object", line)
         elif isinstance(record.get("samples"), (list, tuple)):
-            data = joined_data(each.get("image_data") for each in record["samples"] if isinstance(each, Mapping))
-            for at, sample in enumerate(record["samples"]):
-                of_group = data and isinstance(sample, Mapping) and sample.get("images")
-                self._feed_sample({**sample, "image_data": data} if of_group else sample, line, f"samples[{at}]: ")
-            if record.get("undelivered") is not None:
-                self._feed_undelivered(record["undelivered"], line)
-            if (problem := self._numbers.add(record)) is not None:
-                self.reject(problem, line)
-            if (account := account_of(record)) is not None:
-                self._feed_account(account, line)
+            self._feed_group(record, line)
         elif "tokens" in record and "spans" in record:
-            self._feed_sample(record, line, "")
+            sample = self._feed_sample(record, line, "")
+            if LINE_DIGEST in record or (sample is not None and sample.digest and "reward" in record):
+                if (reason := digest_problem(record)) is not None:
+                    self.reject(reason, line)
+            elif sample is not None and not sample.digest:
+                self._without_digest += 1
+            if (problem := self._runs.of_sample(record)) is not None:
+                self.reject(problem, line)
         else:
             self.reject("is neither a sample (with tokens and spans) nor a group with samples", line)
+
+    def _feed_group(self, group: Mapping[str, Any], line: int | None) -> None:
+        data = joined_data(each.get("image_data") for each in group["samples"] if isinstance(each, Mapping))
+        samples = []
+        for at, record in enumerate(group["samples"]):
+            of_group = data and isinstance(record, Mapping) and record.get("images")
+            sample = self._feed_sample({**record, "image_data": data} if of_group else record, line, f"samples[{at}]: ")
+            samples += [] if sample is None else [sample]
+        account = account_of(group)
+        digests = [sample.digest for sample in samples]
+        self._without_digest += LINE_DIGEST not in group and (account is not None or not all(digests))
+        if group.get("undelivered") is not None:
+            self._feed_undelivered(group["undelivered"], line)
+        if (problem := self._runs.add(group)) is not None:
+            self.reject(problem, line)
+        if account is not None:
+            self._feed_account(account, line)
+        for rollout_id, reason in line_problems(group, samples):
+            self.reject(reason, line, rollout_id)
 
     def reject(self, reason: str, line: int | None = None, rollout_id: str = "") -> None:
         """Records a problem, such as a line that is not JSON."""
@@ -156,7 +180,9 @@ class RecordVerifier:
             elif not rollout.undelivered and rollout.count not in (None, len(rollout.indexes)):
                 there = f"{len(rollout.indexes)} of {rollout.count} samples"
                 across.append((rollout_id, f"{there}, and nothing was left out on purpose"))
-        across += [("", reason) for reason in self._numbers.missing()]
+            elif rollout.needs_sample and not rollout.indexes and not rollout.undelivered:
+                across.append((rollout_id, "it has a score and completions, but no sample"))
+        across += [("", reason) for reason in self._runs.missing()]
         if not self._samples:  # one reason for all that it lacks
             across = [] if self._problem_count else [("", _NO_SAMPLES)]
         found = [*self._problems, *(Problem(None, *each) for each in across)][: self._max_problems]
@@ -169,20 +195,22 @@ class RecordVerifier:
             wrong_prefix=self._wrong_prefix,
             undelivered=undelivered,
             unchecked=self._unchecked,
+            without_digest=self._without_digest,
             lost=lost,
             rejected=self._rejected,
             problem_count=self._problem_count + len(across),
             problems=tuple(found),
         )
 
-    def _feed_sample(self, record: Any, line: int | None, at: str) -> None:
+    def _feed_sample(self, record: Any, line: int | None, at: str) -> TokenSample | None:
+        """The sample, unless it is invalid."""
         self._samples += 1
         try:
             sample = TokenSample.from_record(record)
         except MalformedSample as error:
             self._rejected += 1
             self.reject(f"{at}{error}", line)
-            return
+            return None
         reasons, wrong_prefix = _examine(sample)
         self._wrong_prefix += wrong_prefix
         if not sample.rollout_id:
@@ -196,7 +224,7 @@ class RecordVerifier:
             self._rejected += 1
             if sample.rollout_id:
                 rollout.claimed = max(rollout.claimed, sample.sampled)
-            return
+            return None
         rollout.sampled, rollout.count = sample.sampled, sample.count
         twice = [span for span in sample.spans if span.turn in rollout.turns]
         if twice:
@@ -212,6 +240,7 @@ class RecordVerifier:
                 rollout.turns.add(span.turn)
                 rollout.delivered += len(span)
                 self._unchecked += len(span) if span.prompt_checked == "none" else 0
+        return sample
 
     def _feed_account(self, account: GroupAccount, line: int | None) -> None:
         for rollout_id, reason in account.problems:
@@ -220,6 +249,7 @@ class RecordVerifier:
         for rollout_id, tokens in account.sampled.items():
             rollout = self._rollouts.setdefault(rollout_id, _Rollout())
             rollout.stated = max(rollout.stated, tokens)
+            rollout.needs_sample = rollout_id in account.completed
 
     def _feed_undelivered(self, undelivered: Any, line: int | None) -> None:
         if not isinstance(undelivered, Mapping):
@@ -244,7 +274,21 @@ def _examine(sample: TokenSample) -> tuple[list[str], int]:
     found = misplaced + _mask_problems(sample) + _turn_problems(sample) + _replay_problems(sample)
     trained = ((span.turn, span.start, span.end, span.images_digest) for span in sample.spans)
     found += image_problems(sample.images, sample.tokens, trained)
+    found += _header_problems(sample)
     return found + _version_problems(sample) + _weight_problems(sample), wrong_prefix
+
+
+def _header_problems(sample: TokenSample) -> list[str]:
+    if not sample.digest:
+        # Older versions wrote neither.
+        return ["its digest is missing"] if any(span.messages_digest for span in sample.spans) else []
+    try:
+        digest = sample.header_digest()
+    except (RecursionError, TypeError, ValueError) as error:
+        return [f"its digest cannot be computed: {error}"]
+    if digest != sample.digest:
+        return [f"its digest is not that of its fields ({digest}): they are not those that were written"]
+    return []
 
 
 def _list_problems(sample: TokenSample) -> list[str]:
@@ -378,6 +422,9 @@ def _version_problems(sample: TokenSample) -> list[str]:
             found.append(f"turn {span.turn}: the versions {ranges} are not ranges over its {len(span)} tokens")
         if not 0 <= span.interrupts < len(span):
             found.append(f"turn {span.turn}: {_cut(span.interrupts)} interrupts in {len(span)} tokens")
+        named = "+".join(dict.fromkeys(name for name, _, _ in span.versions))
+        if named and span.model_version not in (None, named):
+            found.append(f"turn {span.turn}: its version is {span.model_version!r}, that of its tokens {named!r}")
     return found
 
 

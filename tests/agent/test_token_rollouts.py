@@ -212,3 +212,6 @@ class _All:
 
     def replaced_attempts(self) -> list[Any]:
         return []
+
+    def message_digests(self) -> dict[int, str]:
+        return {}

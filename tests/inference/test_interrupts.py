@@ -351,6 +351,9 @@ class Everything:
     def replaced_attempts(self) -> list[Any]:
         return []
 
+    def message_digests(self) -> dict[int, str]:
+        return {}
+
 
 def test_a_part_that_was_sampled_otherwise_is_in_the_record_of_the_whole() -> None:
     """Servers of one model may differ in fields that are not known, or in the kind of their logprobs."""

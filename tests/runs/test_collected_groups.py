@@ -18,6 +18,7 @@ from lachesis.testing.fake_server import Ask, FakeServer
 from lachesis.training.groups import samples_from_atropos
 from lachesis.training.rollout_api import Registration
 from lachesis.trajectories import read_lines, verify, verify_records
+from lachesis.trajectories.digests import certified
 from tests.support.small_envs import ManyWords
 from tests.support.training_runs import with_tokens
 
@@ -163,7 +164,7 @@ async def test_a_field_of_tokens_goes_with_no_other_sample_of_its_rollout(
     lengths = [len(each) for each in sent.get("distill_token_ids") or []]
     assert lengths == ([len(sample.tokens) for sample in found] if with_field else [])
     record = group_record(group, environment="e", model="m")
-    assert verify_records([record]).ok and record["rollouts"][0]["index"] == 0
+    assert verify_records([certified(record)]).ok and record["rollouts"][0]["index"] == 0
 
 
 async def test_an_override_of_collect_trajectory_scores_our_own_rollouts(tmp_path: Path) -> None:

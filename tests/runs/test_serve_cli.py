@@ -265,9 +265,8 @@ def test_only_what_may_pass_by_itself_is_played_again(rollout: Rollout, again: b
 
 def scored(name: str, reward: float = 1.0, *, prompt_checked: PromptChecked = "ids") -> Rollout:
     tree = Tree()
-    tree.sample(TokenPrefix([1, 2, 3]), [4, END], sampling=SAMPLING)
+    tree.sample(TokenPrefix([1, 2, 3]), [4, END], sampling=SAMPLING, prompt_checked=prompt_checked)
     [sample] = samples(tree, rollout_id=name)
-    sample = replace(sample, spans=tuple(replace(span, prompt_checked=prompt_checked) for span in sample.spans))
     result: Any = SimpleNamespace(
         samples=lambda rollout_id: [sample],
         tokens=SimpleNamespace(completion_tokens=2),

@@ -27,7 +27,14 @@ def completion(
         FinishReason.STOP,
         model=more.pop("model", "tiny"),
         sampling=more.pop("sampling", SAMPLING),
-        tokens=SampledTokens.sample(prompt, ids, known, end_of_turn=(END,), prompt_checked="ids"),
+        tokens=SampledTokens.sample(
+            prompt,
+            ids,
+            known,
+            end_of_turn=(END,),
+            prompt_checked=more.pop("prompt_checked", "ids"),
+            versions=more.pop("versions", ()),
+        ),
         **more,
     )
 
@@ -48,6 +55,9 @@ class Tree:
 
     def replaced_attempts(self) -> Sequence[ChatResponse]:
         return self.replaced
+
+    def message_digests(self) -> dict[int, str]:
+        return {}
 
     def sample(self, prompt: TokenPrefix, ids: Sequence[int], **more: Any) -> TokenPrefix:
         """Records a completion. Returns its node."""

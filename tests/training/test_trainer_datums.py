@@ -186,14 +186,15 @@ def test_sequences_that_are_too_long_are_left_out_and_counted_and_the_baseline_s
     assert prepare([body(group)], Rules(max_token_len=10)).skipped[0][0] == TOO_LONG
 
 
-def versions(group: dict[str, Any], *names: str) -> dict[str, Any]:
-    for override, name in zip(group["overrides"], names, strict=True):
-        override["policy_versions"] = [[name, 3, 6]]
-    return group
+def of_version(name: str, reward: float, version: str) -> RolloutSamples:
+    tree = Tree()
+    first = tree.sample(START, [4, 4, END], versions=((version, 0, 3),))
+    tree.sample(first.extend([5, 6]), [7, END])
+    return RolloutSamples(name, reward, samples(tree, rollout_id=name))
 
 
 def test_sequences_of_old_weights_are_left_out_by_their_own_versions() -> None:
-    group = versions(body([rollout("a", 1), rollout("b", 0)]), "run:3", "run:7")
+    group = body([of_version("a", 1, "run:3"), of_version("b", 0, "run:7")])
     batch = prepare([group], Rules(max_policy_lag=2), run="run", step=8)
     assert [each.at for each in batch.samples] == [1]
     assert batch.left_out[0, 0][0] == TOO_OLD
@@ -204,8 +205,8 @@ def test_sequences_of_old_weights_are_left_out_by_their_own_versions() -> None:
 
 
 def test_the_age_of_what_is_not_trained_is_recorded_too() -> None:
-    equal = versions(body([rollout("a", 1), rollout("b", 1)]), "run:3", "run:7")
-    old = versions(body([rollout("c", 1), rollout("d", 0)]), "run:2", "run:3")
+    equal = body([of_version("a", 1, "run:3"), of_version("b", 1, "run:7")])
+    old = body([of_version("c", 1, "run:2"), of_version("d", 0, "run:3")])
     batch = prepare([equal, old], Rules(max_policy_lag=2), run="run", step=8)
     assert not batch.samples
     records = batch.records([])
@@ -216,7 +217,8 @@ def test_the_age_of_what_is_not_trained_is_recorded_too() -> None:
 
 
 def test_a_group_is_trained_once() -> None:
-    group = body([rollout("a", 1), rollout("b", 0)], group_overrides={"group_id": "g1"})
+    group = body([rollout("a", 1), rollout("b", 0)])
+    group["group_overrides"]["group_id"] = "g1"  # as it is sent
     batch = prepare([group, group], Rules())
     assert batch.new_ids == ("g1",)
     assert batch.skipped[1][0] == Refusal.DUPLICATE
@@ -248,7 +250,7 @@ def test_the_clip_share_has_the_advantage_of_each_token() -> None:
 
 
 def test_records_have_the_logprobs_of_both_sides_for_the_trained_tokens() -> None:
-    group = versions(body([rollout("a", 1), rollout("b", 0)]), "run:3", "run:3")
+    group = body([of_version("a", 1, "run:3"), of_version("b", 0, "run:3")])
     batch = prepare([group], Rules(), run="run", step=4)
     engine = [[-float(at) for at in range(9)]] * 2
     (record,) = batch.records(engine)

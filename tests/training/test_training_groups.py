@@ -76,7 +76,7 @@ def test_one_sample_of_each_rollout_makes_a_group_of_the_exact_size(split: Split
     assert body["inference_logprobs"][0] == [1.0, 1.0, 1.0, -0.25, -0.5, -0.75, 1.0, 1.0, -0.25, -0.5]
     assert body["scores"] == [1.0, 1.0, 1.0, 0.0]
     assert body["advantages"] is None
-    assert body["group_overrides"] == {}
+    assert set(body["group_overrides"]) == {"lachesis"}
     assert body["env_id"] == 3
     assert (group.delivered, group.undelivered) == (20, {"r0": 2})
 
@@ -110,7 +110,7 @@ def test_what_a_discarded_attempt_earns_is_a_setting() -> None:
     assert body["scores"] == [1.0, -1.0, 0.0]
     assert [row[-1] for row in body["advantages"]] == pytest.approx([0.05, -1.5 * 45 / 50, -0.5])
     assert [overrides["lachesis"]["discarded"] for overrides in body["overrides"]] == [False, True, False]
-    assert body["group_overrides"] == {"group_size": 3}
+    assert body["group_overrides"]["group_size"] == 3
     equal = [rollout("a", 1, attempt=45), rollout("b", 1)]
     assert rejected(equal, split_rollouts=ALL, discarded_attempts="rollout").reason is RejectReason.SAME_SCORES
     assert built(equal, split_rollouts=ALL, discarded_attempts=0.0).advantages == pytest.approx((0.0, -0.9, 0.0))
@@ -152,7 +152,7 @@ def test_the_former_name_of_all_is_still_read() -> None:
 def test_all_samples_go_out_with_advantages_of_their_rollouts_and_the_true_size() -> None:
     group = built(four(), split_rollouts=ALL)
     body = group.to_atropos()
-    assert body["group_overrides"] == {"group_size": 5}
+    assert body["group_overrides"]["group_size"] == 5
     assert body["scores"] == [1, 1, 1, 1, 0]
     # The baseline is 0.75, not 0.8; the first rollout's share of it is cut 5 to 2.
     constants = [max(row, key=abs) for row in body["advantages"]]
@@ -197,9 +197,10 @@ def test_a_trainer_can_verify_every_sample_of_the_group_that_it_gets(split: Spli
 
 def test_versions_of_the_weights_travel_at_the_top_of_the_overrides() -> None:
     rollouts = four()
-    (sample,) = rollouts[1].samples
-    spans = [dataclasses.replace(span, versions=(("7", 0, 1), ("8", 1, len(span)))) for span in sample.spans]
-    rollouts[1] = dataclasses.replace(rollouts[1], samples=[dataclasses.replace(sample, spans=tuple(spans))])
+    tree = Tree()
+    first = tree.sample(START, [4, 4, END], versions=(("7", 0, 1), ("8", 1, 3)))
+    tree.sample(first.extend([5, 6]), [7, END], versions=(("7", 0, 1), ("8", 1, 2)))
+    rollouts[1] = RolloutSamples("r1", 1, samples(tree, rollout_id="r1"))
     received = json.loads(ScoredData(**built(rollouts).to_atropos(1)).model_dump_json())
     ranges = [["7", 3, 4], ["8", 4, 6], ["7", 8, 9], ["8", 9, 10]]
     assert [overrides.get("policy_versions") for overrides in received["overrides"]] == [None, ranges, None, None]

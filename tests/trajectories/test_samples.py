@@ -27,6 +27,7 @@ from lachesis.trajectories import (
     verify,
     verify_records,
 )
+from tests.support.certificates import aged
 from tests.support.token_trees import END, SAMPLING, UNTIMED, Tree, completion, trees
 
 START = TokenPrefix([1, 2, 3])
@@ -220,6 +221,6 @@ def test_versions_and_interrupts_survive_a_record_and_are_optional_in_old_ones()
     assert TokenSample.from_record(record) == sample
     for span in record["spans"]:
         del span["versions"], span["interrupts"]
-    old = TokenSample.from_record(record)
+    old = TokenSample.from_record(aged(record))
     assert [(span.versions, span.interrupts) for span in old.spans] == [((), 0), ((), 0)]
     assert verify(old) == []

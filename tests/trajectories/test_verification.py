@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from lachesis.cli import main
 from lachesis.trajectories import MASKED, MASKED_LOGPROB, RecordVerifier, TokenPrefix, samples, verify, verify_records
+from tests.support.certificates import aged, resealed
 from tests.support.token_trees import END, SAMPLING, UNTIMED, Tree, trees
 
 Record = dict[str, Any]
@@ -249,6 +250,7 @@ def test_a_suffix_with_the_logprobs_of_another_prefix_is_rejected() -> None:
     long = record(tree)
     kept = {**long, "tokens": [2, 7, END], "masks": [-100, 7, END], "logprobs": [1.0, -0.1, -0.2]}
     kept["spans"] = [{**long["spans"][0], "start": 1, "end": 3}]
+    kept = resealed(kept)
     assert verify(kept) == ["turn 0 after another prefix than when it was sampled"]
     assert verify_records([kept]).wrong_prefix == 2
 
@@ -285,7 +287,7 @@ def test_a_wrong_id_or_logprob_is_named_with_its_place(name: str, value: Any, re
 def test_a_sampling_record_that_cannot_be_read_is_a_reason() -> None:
     changed = record()
     changed["spans"][0]["sampling"]["temperature"] = 10**400
-    (reason,) = verify(changed)
+    (reason,) = verify(resealed(changed))
     assert reason.startswith("turn 0: ")
 
 
@@ -293,12 +295,12 @@ def test_samples_of_a_rollout_have_to_agree_on_it() -> None:
     tree = conversation()
     tree.sample(START, [8, 8])
     first, second = (copied(sample.to_record()) for sample in samples(tree, rollout_id="r"))
-    totals = verify_records([first, {**second, "sampled": 8, "weight": 2 / 8}])
+    totals = verify_records([first, resealed({**second, "sampled": 8, "weight": 2 / 8})])
     assert [problem.reason for problem in totals.problems] == [
         "sampled is 8, but 7 in an earlier sample of the rollout",
         "5 of 7 sampled tokens delivered",
     ]
-    assert verify_records([first, {**second, "count": 3}]).rejected == 1
+    assert verify_records([first, resealed({**second, "count": 3})]).rejected == 1
 
 
 def test_a_turn_is_trained_once_in_a_sample() -> None:
@@ -313,6 +315,7 @@ def test_unconfirmed_prompts_are_counted_and_earlier_records_are_read() -> None:
     """Whether to train on them is a setting: the file itself is as it was written."""
     old = record()
     assert verify_records([old]).unchecked == 0
+    old = aged(old)
     first = old["spans"][0]
     assert first.pop("prompt_checked") == "ids"
     totals = verify_records([old])
@@ -382,6 +385,7 @@ def test_a_shared_turn_that_two_samples_train_is_counted_as_duplicated() -> None
     for name in ("masks", "logprobs"):
         second[name][3:5] = first[name][3:5]
     second["weight"] = 5 / 7
+    second = resealed(second)
     assert verify(second) == []
     totals = verify_records([first, second])
     assert (totals.sampled, totals.delivered, totals.duplicated, totals.lost) == (7, 7, 2, 0)
@@ -409,13 +413,13 @@ def test_tokens_in_no_sample_are_lost_unless_the_group_left_them_out() -> None:
 
 
 def group(**more: Any) -> Record:
-    """A group as `process` writes it: `a` (7 tokens in two samples) and `b` (5) scored, `c` left out after 4 tokens."""
+    """A group as an older version wrote it: `a` (7 tokens in two samples) and `b` (5) scored, `c` left out after 4."""
     tree = conversation()
     tree.sample(START, [8, 8])
     of_a, of_b = samples(tree, rollout_id="a"), samples(conversation(), rollout_id="b")
     rollouts = [("a", 0, 7, 0), ("b", 1, 5, 3), ("c", None, 4, 0)]
     names = ("rollout_id", "place", "completion_tokens", "lost_completion_tokens")
-    return {
+    found = {
         "schema": "lachesis.group/1",
         "run": "one",
         "number": 0,
@@ -425,6 +429,7 @@ def group(**more: Any) -> Record:
         "beside": {"completion_tokens": 6, "lost_completion_tokens": 1},
         **more,
     }
+    return aged(found)
 
 
 def reasons(*records: Any) -> list[tuple[str, str]]:

@@ -28,6 +28,7 @@ from lachesis.environments.harbor.verdicts import Verdict, below_minimum
 from lachesis.errors import LachesisError
 from lachesis.task_folders import Step, Task, read_task
 from lachesis.tools import ToolSessions
+from lachesis.trajectories.digests import copies_of
 from lachesis.trajectories.exports import GroupRecord, RolloutRecord, stored_messages
 
 
@@ -223,13 +224,14 @@ def regraded_groups(groups: Iterable[GroupRecord], graded: Mapping[str, Graded])
             else:
                 rollout["messages"] = messages[at]
         ids = {rollouts[at]["rollout_id"] for at in scored}
-        yield {
+        regraded = {
             **group,
             "scores": [rollouts[at]["reward"] for at in scored],
             "messages": [messages[at] for at in scored],
             "samples": [sample for sample in group["samples"] if sample["rollout_id"] in ids],
             "rollouts": rollouts,
         }
+        yield copies_of(group)(regraded)
 
 
 def _regraded(rollout: RolloutRecord, graded: Graded | None) -> dict[str, Any]:
@@ -247,4 +249,5 @@ def _regraded(rollout: RolloutRecord, graded: Graded | None) -> dict[str, Any]:
         changed["metrics"] = kept | {f"reward/{name}": value for name, value in reward.components.items()}
         if rollout["reward"] is None:  # how its agent ended is not in its record
             changed |= {"outcome": "completed", "unscored_kind": "", "reason": "graded anew"}
-    return {**rollout, **changed, "completed": changed.get("outcome", rollout["outcome"]) == "completed"}
+    unweighted = {name: value for name, value in rollout.items() if name != "reward_weights"}
+    return {**unweighted, **changed, "completed": changed.get("outcome", rollout["outcome"]) == "completed"}

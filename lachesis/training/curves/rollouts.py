@@ -10,6 +10,7 @@ from typing import Any
 from lachesis.training.curves.records import GroupRecord, SampleRecord, StepRecord
 from lachesis.training.groups import CERTIFICATE, samples_from_atropos
 from lachesis.trajectories import MASKED
+from lachesis.trajectories.digests import certified, copies_of
 from lachesis.trajectories.jsonl import JsonlWriter
 from lachesis.trajectories.samples import TokenSample
 
@@ -106,7 +107,7 @@ def group_line(record: StepRecord, group: GroupRecord, decode: Decode | None) ->
     line["samples"] = [sample.to_record() for sample in samples]
     line["undelivered"] = _undelivered(samples)
     line["training"] = [_training(body, at, sample, decode) for at, sample in enumerate(samples_of(group))]
-    return line
+    return certified(line)
 
 
 def samples_of(group: GroupRecord) -> list[SampleRecord]:
@@ -123,7 +124,8 @@ def shortened(line: Mapping[str, Any], size: int) -> dict[str, Any]:
     training = [{**each, "text": None, "trainer_logprobs": None} for each in line["training"]]
     long = ("messages", "tokens", "masks", "inference_logprobs")
     kept = {name: value for name, value in line.items() if name not in long}
-    return {**kept, "samples": [], "undelivered": sampled, "training": training, "shortened": size}
+    short = {**kept, "samples": [], "undelivered": sampled, "training": training, "shortened": size}
+    return copies_of(line)(short)
 
 
 def _undelivered(samples: Sequence[TokenSample]) -> dict[str, int]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -29,6 +30,8 @@ from lachesis.trajectories import (
     samples,
     verify,
 )
+from lachesis.trajectories.cross_checks import line_problems
+from lachesis.trajectories.digests import LINE_DIGEST, digest_problem
 from lachesis.trajectories.images import joined_data
 from lachesis.trajectories.loading import tools_from_sharegpt
 from lachesis.trajectories.messages import as_message
@@ -160,6 +163,8 @@ def _examples(
     elif isinstance(record.get("samples"), list):
         yield from _of_group(record, source, rules)
     elif "tokens" in record and "spans" in record:
+        if LINE_DIGEST in record and (problem := digest_problem(record)) is not None:
+            raise _Refused("unproven", problem)
         yield _of_record(record, {"reward": record.get("reward")}, source, str(record.get("item_key") or source), rules)
     else:
         keys = ", ".join(list(record)[:6])
@@ -210,6 +215,12 @@ def _of_group(record: Mapping[str, Any], source: str, rules: ReadRules) -> Itera
     data = joined_data(each.get("image_data") for each in record["samples"] if isinstance(each, Mapping))
     if not record["samples"]:
         raise _Refused("no_samples", "the group has no samples: it was played in Phase 1; take its ShareGPT lines")
+    read = []
+    for each in record["samples"]:
+        with suppress(MalformedSample):  # refused below
+            read.append(TokenSample.from_record(each))
+    for rollout_id, reason in line_problems(record, read):
+        raise _Refused("unproven", f"rollout {rollout_id}: {reason}" if rollout_id else reason)
     for each in record["samples"]:
         try:
             of_rollout = rollouts.get(each.get("rollout_id"), {}) if isinstance(each, Mapping) else {}

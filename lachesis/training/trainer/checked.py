@@ -1,7 +1,8 @@
 """Groups from `GET /batch` as samples that may be trained on, each checked first.
 
-A group of ours carries the certificate of each of its samples, and every certificate is verified. A group of a stock
-Atropos environment carries none; where the settings allow it, what can be checked is: lengths, masks, logprobs, scores.
+A group of ours carries the certificate of each of its samples and a digest of the rest: all are verified. A group of a
+stock Atropos environment carries none; where the settings allow it, what can be checked is: lengths, masks, logprobs,
+scores.
 A group with one bad sample is refused whole: the baseline of its advantages is the mean of all of its rewards.
 """
 
@@ -16,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from lachesis.training.groups import CERTIFICATE, samples_from_atropos
+from lachesis.training.groups import CERTIFICATE, group_problems, samples_from_atropos
 from lachesis.trajectories import LARGEST_REWARD, TokenSample, verify
 from lachesis.trajectories.tokens import MASKED
 
@@ -75,7 +76,7 @@ def checked_group(body: Mapping[str, Any], uncertified: Uncertified = "refuse") 
     """
     overrides = body.get("overrides") or [{}] * len(body.get("tokens") or ())
     if _certified(overrides):
-        found = _verified(body)
+        found = _verified(body, uncertified)
     elif uncertified == "refuse":
         raise Refused(
             Refusal.UNCERTIFIED,
@@ -134,11 +135,20 @@ def _certified(overrides: Sequence[Any]) -> bool:
     return any(isinstance(override, Mapping) and CERTIFICATE in override for override in overrides)
 
 
-def _verified(body: Mapping[str, Any]) -> list[_Found]:
+def _verified(body: Mapping[str, Any], uncertified: Uncertified) -> list[_Found]:
     try:
         samples = samples_from_atropos(body)
+        problems = group_problems(body, samples)
     except ValueError as error:
         raise Refused(Refusal.UNPROVEN, str(error)) from error
+    if problems:
+        raise Refused(Refusal.UNPROVEN, problems[0])
+    if uncertified == "refuse" and not all(sample.digest for sample in samples):
+        raise Refused(
+            Refusal.UNCERTIFIED,
+            "the certificates have no digest, as those of earlier versions: update the environment's Lachesis, or "
+            "train on its groups with --training.uncertified allow",
+        )
     trained: set[tuple[str, int]] = set()
     for at, sample in enumerate(samples):
         if reasons := verify(sample):
