@@ -7,6 +7,7 @@ them. A group is a cluster: the calls of rollouts of one item are alike.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from typing import Final
 
 from lachesis.evaluation.intervals import Mean, mean_of_shares
@@ -24,19 +25,31 @@ class RepairedCalls:
         self.parsed = 0
         """Calls that a parser of ours read. Calls that a server parsed are in none of the figures."""
         self._groups = 0
+        self._raised = False
         self._first: list[tuple[int, int]] = []
         self._last: deque[tuple[int, int]] = deque(maxlen=MOST)
 
-    def add(self, repaired: int, parsed: int) -> None:
-        """Count the calls of a group."""
+    def add(self, counts: Iterable[tuple[int, int]]) -> str:
+        """Count the calls of a group: of each rollout, how many were repaired and how many were parsed.
+
+        Returns the alarm where this group is the first to raise it.
+        """
+        repaired = parsed = 0
+        for of_rollout in counts:
+            repaired += of_rollout[0]
+            parsed += of_rollout[1]
         if not parsed:
-            return
+            return ""
         self.repaired += repaired
         self.parsed += parsed
         self._groups += 1
         if len(self._first) < MOST:
             self._first.append((repaired, parsed))
         self._last.append((repaired, parsed))
+        if self._raised or not self.alarm:
+            return ""
+        self._raised = True
+        return self.alarm
 
     @property
     def share(self) -> float | None:

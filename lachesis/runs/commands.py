@@ -287,11 +287,9 @@ async def serve(env: Environment, *, hold_out: bool) -> ServeResult:
                 env.tracker.add(await asyncio.to_thread(_record, env, group, with_samples=False))
 
         def note_calls(group: PlayedGroup) -> None:
-            repaired, alarmed = env.tracker.repaired, bool(env.tracker.repaired.alarm)
-            calls = [rollout.result.repaired_calls for rollout in group.rollouts if rollout.result is not None]
-            repaired.add(sum(count for count, _ in calls), sum(parsed for _, parsed in calls))
-            if repaired.alarm and not alarmed:
-                sink.tell(f"alarm: {repaired.alarm}")
+            results = (rollout.result for rollout in group.rollouts)
+            if alarm := env.tracker.repaired.add(result.repaired_calls for result in results if result is not None):
+                sink.tell(f"alarm: {alarm}")
 
         figures = RunningFigures(window=1_000)  # the policy changes
         sink = _rollout_api_sink(env, figures)

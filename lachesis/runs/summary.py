@@ -143,8 +143,7 @@ class Summariser:
         if (category := group.get("category")) is not None:
             self._categories[item] = category
         self._exclusions.add(group["item_key"], map(of_record, rollouts))
-        calls = [rollout.get("repaired_calls", (0, 0)) for rollout in rollouts]
-        self._repaired.add(sum(repaired for repaired, _ in calls), sum(parsed for _, parsed in calls))
+        self._repaired.add(rollout.get("repaired_calls", (0, 0)) for rollout in rollouts)
         self._totals.update(beside=(group.get("beside") or {}).get("completion_tokens", 0))
         for rollout in rollouts:
             self._outcomes[rollout["outcome"]] += 1

@@ -21,7 +21,7 @@ def looks(first: float, last: float, groups: int, *, seed: int, every: int = 4, 
     for group in range(groups):
         share = first + (last - first) * group / (groups - 1)
         own = chance.betavariate(share * (1 / SPREAD - 1), (1 - share) * (1 / SPREAD - 1)) if 0 < share < 1 else share
-        seen.add(sum(chance.random() < own for _ in range(size)), size)
+        seen.add((int(chance.random() < own), 1) for _ in range(size))
         if group % every == every - 1:
             found.append(seen.alarm)
     return found
@@ -49,15 +49,17 @@ def test_a_share_that_falls_raises_none() -> None:
 def test_a_few_groups_are_no_trend() -> None:
     seen = RepairedCalls()
     for repaired in (0, 0, 0, 0, 0, 0, 0, 8, 8, 8, 8):
-        seen.add(repaired, 8)
+        assert not seen.add([(repaired, 8)])
         assert not seen.alarm
     assert 3 * LEAST == 12
 
 
-def test_the_alarm_says_both_shares_with_their_intervals() -> None:
-    seen = RepairedCalls()
+def test_the_alarm_is_raised_once_and_says_both_shares_with_their_intervals() -> None:
+    seen, raised = RepairedCalls(), list[str]()
     for group in range(30):
-        seen.add(8 * (group >= 15), 8)
+        raised.append(seen.add([(8 * (group >= 15), 8)]))
+    (alarm,) = filter(None, raised)
+    assert alarm.startswith(f"{NAME}: from 0.0%"), "raised once"
     low, high = wilson(0.0, 10)
     assert seen.alarm.startswith(
         f"{NAME}: from 0.0% (95 % interval {low:.1%} to {high:.1%}) in the first 10 groups to 100.0% "
@@ -70,7 +72,7 @@ def test_the_alarm_says_both_shares_with_their_intervals() -> None:
 def test_every_call_is_counted_and_the_memory_is_bounded(groups: list[list[int]]) -> None:
     seen = RepairedCalls()
     for repaired, parsed in groups:
-        seen.add(repaired, parsed)
+        seen.add([(repaired, parsed), (0, 0)])
     assert (seen.repaired, seen.parsed) == (sum(r for r, _ in groups), sum(p for _, p in groups))
     assert (seen.share is None) == (seen.parsed == 0)
     assert len(seen._first) <= MOST and len(seen._last) <= MOST

@@ -294,8 +294,12 @@ def test_the_table_of_serve_has_the_rates_and_the_alarm() -> None:
         lost = 6 if item < 5 else 0
         tracker.exclusions.add(f"{item}-1", [Seen("environment" if at < lost else "", "", None) for at in range(8)])
     numbers: dict[str, Any] = dict.fromkeys(ServeResult.__dataclass_fields__, 0)
-    numbers |= {"refused": {}, "reason": "done", "exclusion": tracker.exclusions.result()}
+    for group in range(20):
+        tracker.repaired.add([(int(group > 10), 1)] * 4)
+    numbers |= {"refused": {}, "reason": "done", "exclusion": tracker.exclusions.result(), "repaired": tracker.repaired}
     shown = io.StringIO()
     print_result(Console(file=shown, width=200), ServeResult(**numbers))
     assert "environment 30 (18.8 %)" in shown.getvalue()
+    assert "36 of 80, 45.0%: calls repaired by the parser" in shown.getvalue()
+    assert tracker.repaired.alarm in shown.getvalue()
     assert "being left out depends on the item" in shown.getvalue()

@@ -91,11 +91,9 @@ class TrainingRecorder:
         if record.step < self._next:
             raise ValueError(f"step {record.step} has been recorded; the next one is {self._next}")
         line = {"step": record.step, "timestamp": time.time(), **step_metrics(record)}
-        alarmed = bool(self._repaired.alarm)
-        self._count_calls(line)
-        alarm = self._repaired.alarm
+        alarm = self._count_calls(line)
         if self._repaired.parsed:
-            line["train/repaired_calls_alarm"] = int(bool(alarm))
+            line["train/repaired_calls_alarm"] = int(bool(self._repaired.alarm))
         self._rollouts.write(record)
         self._metrics.write(line)
         self._next = record.step + 1
@@ -104,15 +102,15 @@ class TrainingRecorder:
             self._run.log({name: value for name, value in line.items() if "/" in name}, step=record.step)
         if self._progress is not None:
             self._progress.show(line)
-            if alarm and not alarmed:
+            if alarm:
                 self._progress.tell(f"alarm: {alarm}")
         if time.monotonic() >= self._next_report:
             self.report()
         return line
 
-    def _count_calls(self, line: Mapping[str, Any]) -> None:
-        for repaired, parsed in line.get("repaired_calls", ()):
-            self._repaired.add(repaired, parsed)
+    def _count_calls(self, line: Mapping[str, Any]) -> str:
+        """The alarm, where this step is the first to raise it."""
+        return "".join(self._repaired.add([counts]) for counts in line.get("repaired_calls", ()))
 
     def report(self) -> Path:
         """Write `report.html` as of now."""

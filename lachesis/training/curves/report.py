@@ -91,8 +91,8 @@ def _figures(lines: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
 def _repaired(lines: Sequence[Mapping[str, Any]]) -> RepairedCalls:
     found = RepairedCalls()
     for line in lines:
-        for repaired, parsed in line.get("repaired_calls", ()):
-            found.add(repaired, parsed)
+        for counts in line.get("repaired_calls", ()):
+            found.add([counts])
     return found
 
 

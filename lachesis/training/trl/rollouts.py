@@ -21,7 +21,7 @@ from lachesis.inference.vocabulary import ANY_ROW
 from lachesis.tasks import run_all
 from lachesis.training.trl.env_thread import EnvThread
 from lachesis.training.trl.items import DrawnItems, environment_of
-from lachesis.training.trl.rows import ON_BRANCHES, OnBranches, Row, row_of
+from lachesis.training.trl.rows import ON_BRANCHES, OnBranches, Row, call_figures, count_calls, row_of
 from lachesis.training.trl.trainer_settings import SettingsDisagree, check_trainer, require_trl, use_temperature
 
 if TYPE_CHECKING:
@@ -188,7 +188,8 @@ class LachesisRollouts:
         ]
         self._check_lengths(rows)
         if not evaluation:
-            self._count_calls(rollouts, size)
+            for at in range(0, len(rollouts), size):
+                count_calls(self.repaired, rollouts[at : at + size], self.env.run_name)
         figures = [self._figures(rollout, row) for rollout, row in zip(rollouts, rows, strict=True)]
         return {
             "prompt_ids": [list(row.prompt_ids) for row in rows],
@@ -273,15 +274,6 @@ class LachesisRollouts:
                 f"(env.max_failed_groups); the last one: {_why(left_out[-1])}"
             )
 
-    def _count_calls(self, rollouts: Sequence[Any], size: int) -> None:
-        alarmed = bool(self.repaired.alarm)
-        calls = [(0, 0) if rollout.result is None else rollout.result.repaired_calls for rollout in rollouts]
-        for at in range(0, len(calls), size):
-            repaired, parsed = (sum(counts) for counts in zip(*calls[at : at + size], strict=True))
-            self.repaired.add(repaired, parsed)
-        if (alarm := self.repaired.alarm) and not alarmed:
-            log.warning("%s: alarm: %s", self.env.run_name, alarm)
-
     def _figures(self, rollout: Any, row: Row) -> dict[str, float]:
         """What is logged of a rollout, and counted in the totals. TRL shows the means of a step."""
         unscored, branched = row.reward is None, row.branches > 1
@@ -298,9 +290,7 @@ class LachesisRollouts:
         if rollout.result is not None:
             figures["turns"] = float(rollout.result.turns_used)
             figures["tool_errors"] = float(len(rollout.result.tool_errors))
-            repaired, parsed = rollout.result.repaired_calls
-            if parsed:
-                figures["repaired_call_rate"] = repaired / parsed
+            figures |= call_figures(rollout)
         return figures
 
 

@@ -3,14 +3,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
 from lachesis.errors import LachesisError
+from lachesis.evaluation.repaired_calls import RepairedCalls
 from lachesis.training.groups import GroupSettings, RejectedGroup, RolloutSamples, SplitRollouts, build_group
 from lachesis.trajectories import TokenSample
 from lachesis.trajectories.tokens import MASKED
+
+log = logging.getLogger(__name__)
 
 OnBranches: TypeAlias = Literal["error", "final", "longest"]
 """What happens to a rollout of several samples: it stops the training, or one of its samples is trained."""
@@ -43,6 +47,19 @@ class Row:
     """Samples of the rollout, without discarded attempts."""
     undelivered: int = 0
     """Sampled tokens of the rollout that are not trained."""
+
+
+def count_calls(seen: RepairedCalls, rollouts: Sequence[Any], name: str) -> None:
+    """Count the calls of a group, and warn where it raises the alarm."""
+    results = (rollout.result for rollout in rollouts)
+    if alarm := seen.add(result.repaired_calls for result in results if result is not None):
+        log.warning("%s: alarm: %s", name, alarm)
+
+
+def call_figures(rollout: Any) -> dict[str, float]:
+    """The share of a rollout's calls that the parser repaired; empty where it read none."""
+    repaired, parsed = (0, 0) if rollout.result is None else rollout.result.repaired_calls
+    return {"repaired_call_rate": repaired / parsed} if parsed else {}
 
 
 def row_of(rollout: Any, *, on_branches: OnBranches, padding: int) -> Row:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from lachesis.errors import LachesisError
+from lachesis.evaluation.repaired_calls import RepairedCalls
 from lachesis.inference.token_server import TokenServer
 from lachesis.training.groups import (
     GroupSettings,
@@ -28,6 +29,7 @@ from lachesis.training.groups import (
 )
 from lachesis.training.trl.env_thread import EnvThread
 from lachesis.training.trl.items import DrawnItems, environment_of
+from lachesis.training.trl.rows import call_figures, count_calls
 from lachesis.training.trl.trainer_settings import SettingsDisagree, require_trl, use_temperature
 from lachesis.trajectories import LossAverage, rollout_advantages, sample_advantage
 from lachesis.trajectories.tokens import MASKED
@@ -73,6 +75,8 @@ class LachesisRolloutWorker:
             )
         self.rollout_buffer: queue.Queue[Any] = queue.Queue(maxsize=max(0, args.queue_maxsize))
         self.metrics_queue: queue.Queue[dict[str, Any]] = queue.Queue()
+        self.repaired = RepairedCalls()
+        """The calls that the parser read, and those that it repaired."""
         self.totals: Counter[str] = Counter()
         """Groups played and left out, by reason; rollouts, rows, and tokens that are trained or not delivered."""
         self._row_class = RolloutSample
@@ -181,6 +185,8 @@ class LachesisRolloutWorker:
         version, item, size = self._version, self._items[key], self.args.num_generations
         rounds = 1 + self.env.config.max_infra_retries
         groups = await self.env.play_item(item, key, size=size, rounds=rounds)
+        for group in groups:
+            count_calls(self.repaired, group.rollouts, self.env.run_name)
         rows = [await asyncio.to_thread(self._rows, item, group.rollouts, version) for group in groups]
         return [row for of_group in rows for row in of_group]
 
@@ -228,7 +234,12 @@ class LachesisRolloutWorker:
                     advantage=sample_advantage(sample, advantage, LossAverage.TOKEN),
                     model_version=version,
                     group_id=number,
-                    metrics={"reward": rollout.reward, "reward_std": spread, **rollout.metrics},
+                    metrics={
+                        "reward": rollout.reward,
+                        "reward_std": spread,
+                        **rollout.metrics,
+                        **call_figures(rollout),
+                    },
                 )
             )
         undelivered = sum(group.undelivered.values())
