@@ -52,14 +52,14 @@ _ENDS_OF_CALL = (("call", True), ("call", False), ("tools", True), ("message", T
 _AFTER_CALL = (("call", False), ("tools", True), ("message", True))
 _LOOK_BACK = 96
 """Room for a damaged closing tag."""
-_BAR = r"(?:<\|\w{2,6}\|?>?|\|\w{2,6}\|>|</?(?:open|close|sep)>|< \|(?:open|close|sep)\|>)"
+_BAR = r"(?:< ?\| ?\w{2,6} ?\|? ?>?|\|\w{2,6}\|>|</?(?:open|close|sep)>)"
 _DAMAGED_END = re.compile(
-    rf"(?:(?:{_BAR}\s*){{1,3}}/?[a-z]{{0,9}}(?:\s*{_BAR}){{0,3}}|(?:argument|call)\s*{_BAR})\s*\Z"
+    rf"(?:(?:{_BAR}\s*){{1,3}}/?[A-Za-z]{{0,12}}(?:\s*{_BAR}){{0,3}}|(?:argument|call)\s*{_BAR})[\]>]?\s*\Z"
 )
 _LOST_ARGUMENT = re.compile(rf"\s*(?:{_BAR}\s*){{0,2}}argument key=\"")
 """The tag of an argument whose control token is damaged or lost."""
 _DAMAGED_CALL = re.compile(rf"(?:{_BAR}\s*){{0,2}}call\s+tool\s*=\s*\"?([\w.\-]{{1,64}})")
-_CONTROL_TAIL = re.compile(r"(?:<?\|?(?:open|close)\|>(?:argument|call|tools)?|<\|sep\|>|\s)+\Z")
+_CONTROL_TAIL = re.compile(r"(?:<?\|?(?:open|close)\|>[a-z]{0,12}|<\|sep\|>|\s)+\Z")
 _CONTROL_HEAD = re.compile(r"(?:\s*<\|sep\|>)+")
 _CUT_TAG = re.compile(r"""([\w\-]*)((?:\s+[\w\-]+(?:=(?:"[^"]*(?:"|$))?)?)*\s*)""")
 
