@@ -15,12 +15,12 @@ class JsonAfterText(JsonBlocks):
     """
 
     def block(self, run: Run, start: int, body: int, opener: str) -> Step[int | None]:
-        end = yield from super().block(run, start, body, opener)
-        if end is not None or opener not in self.opens:
-            return end
-        closer = yield from run.find(self._close, body)
+        position = yield from run.skip_space(body)
+        closer = None
+        if opener in self.opens and not run.text.startswith(("{", "["), position):
+            closer = yield from run.find(self._close, body)
         if closer is None:
-            return None
+            return (yield from super().block(run, start, body, opener))
         position = yield from run.skip_space(closer.end())
         if not run.text.startswith("{", position):
             return None
@@ -28,7 +28,7 @@ class JsonAfterText(JsonBlocks):
         run.skip(body)
         run.take(closer.start())
         run.skip(position)
-        return (yield from self._calls(run, position, Block(position, None, in_list=False, fence=None, notes=())))
+        return (yield from self._calls(run, position, Block(position, opener, in_list=False, fence=None, notes=())))
 
     def render(self, turn: RenderTurn) -> str:
         if not turn.calls:
