@@ -96,7 +96,9 @@ class NamedJson(BlockGrammar):
         """A call's header as the model writes it, and whether a code fence closes its arguments."""
         head, _, tail = call.removeprefix(self.opens[0]).partition("%(arguments)s")
         pieces = re.split(r"(%\((?:name|id)\)s)|\s+", head)
-        parts = [r"[^\s<>{}\[\]]{1,256}?" if piece.startswith("%(") else re.escape(piece) for piece in pieces if piece]
+        parts = [
+            r"([^\s<>{}\[\]]{1,256}?)" if piece.startswith("%(") else re.escape(piece) for piece in pieces if piece
+        ]
         return re.compile(r"\s*".join(("", *parts, ""))), "```" in tail
 
     _header_end = cached_property(lambda self: Needles("{", *self.openers, *self.closers))
@@ -178,6 +180,14 @@ class NamedJson(BlockGrammar):
     def _call(self, run: Run, start: int, position: int, begun: bool) -> Step[tuple[int, _End] | None]:
         """Read one call, which begins at `start` and whose header begins at `position`. Return its end, and the
         function that records it with what the text after it shows to be wrong; None if there is no call."""
+        if not run.streams and (usual := self._usual(run, position)) is not None:
+            begin, fenced, known = usual
+            run.begin_block(start, self.separators)
+            read = yield from read_value(run, begin, self._ends)
+            value = read.value if isinstance(read.value, dict) else {}
+            arguments = FoundArguments(read.status, value, run.text[read.start : read.end], read.error)
+            end, notes = yield from self._end_of_call(run, read.end, fenced)
+            return end, _ended(run, start, end, known, arguments, notes)
         stop = yield from run.find(self._header_end, position)
         header_end = stop.start() if stop is not None else len(run.text)
         other = self._other_arguments(run.text, position, header_end)
@@ -233,22 +243,17 @@ class NamedJson(BlockGrammar):
         end, notes = yield from self._end_of_call(run, end, fenced)
         if written is None:
             notes.insert(0, "a header that the model does not write")
-        given, name, named = arguments, header.name, header.native_id
+        arguments = arguments._replace(status=status, error=error)
+        return end, _ended(run, start, end, header, arguments, notes)
 
-        def ended(more: list[str]) -> object:
-            repaired = status in (CallStatus.OK, CallStatus.REPAIRED) and (notes or more)
-            return run.end_call(
-                start,
-                end,
-                CallStatus.REPAIRED if repaired else status,
-                name,
-                given.value,
-                given.raw,
-                error="; ".join(filter(None, (error, *notes, *more))) if repaired else error,
-                native_id=named,
-            )
-
-        return end, ended
+    def _usual(self, run: Run, position: int) -> tuple[int, bool, CallHeader] | None:
+        """The end of a header at `position` as the model writes it, before an object, with the name in it."""
+        for form, fenced in self._written:
+            match = form.match(run.text, position)
+            if match is not None and run.text.startswith("{", match.end()):
+                header = self._header(match.groups(), run.tools, None)
+                return (match.end(), fenced, header) if header is not None and header.error is None else None
+        return None
 
     def _other_arguments(self, text: str, position: int, header_end: int) -> int | None:
         """Where arguments that are not an object begin; None if there are none before `header_end`."""
@@ -329,6 +334,21 @@ class NamedJson(BlockGrammar):
             native = self.writing(call) if self.writing is not None else call.id
             calls.append(self.call % {"name": call.name, "arguments": call.json_text, "id": native})
         return before + self.between.join(calls) + after
+
+
+def _ended(
+    run: Run, start: int, end: int, header: CallHeader, arguments: FoundArguments, notes: list[str]
+) -> Callable[[list[str]], object]:
+    """The function that records a call."""
+
+    def ended(more: list[str]) -> object:
+        status, error = arguments.status, arguments.error
+        if (notes or more) and status in (CallStatus.OK, CallStatus.REPAIRED):
+            status, error = CallStatus.REPAIRED, "; ".join(filter(None, (error, *notes, *more)))
+        value, raw, native = arguments.value, arguments.raw, header.native_id
+        return run.end_call(start, end, status, header.name, value, raw, error=error, native_id=native)
+
+    return ended
 
 
 def _read_ahead(text: str, start: int) -> tuple[Literal, int]:
