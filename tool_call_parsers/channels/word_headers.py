@@ -209,6 +209,8 @@ class WordHeaders(ChannelGrammar):
         opener = yield from run.starts(position, self._body_ends)
         if opener is None and self._end.begins(run.text, position):
             return len(run.text), notes
+        if opener is not None and not self.call_ends:
+            return end, notes  # the next header ends the call
         return end, [*notes, "text after the arguments" if opener is None else "no end marker"]
 
 

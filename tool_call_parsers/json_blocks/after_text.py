@@ -28,7 +28,7 @@ class JsonAfterText(JsonBlocks):
         run.skip(body)
         run.take(closer.start())
         run.skip(position)
-        return (yield from self._calls(run, position, Block(position, opener, in_list=False, fence=None, notes=())))
+        return (yield from self._calls(run, position, Block(position, "", in_list=False, fence=None, notes=())))
 
     def render(self, turn: RenderTurn) -> str:
         if not turn.calls:

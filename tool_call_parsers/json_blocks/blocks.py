@@ -36,7 +36,7 @@ class Block(NamedTuple):
 
     start: int
     opener: str | None
-    """The opening marker; None if there is none."""
+    """The opening marker; None if there is none, "" if it is before the content."""
     in_list: bool
     fence: str | None
     notes: tuple[str, ...]
@@ -184,7 +184,7 @@ class JsonBlocks(CallObjects):
         """Read the text after a call: brackets, separators, the closing marker, or the next call."""
         end, separator, listed, closing_fence = position, "", in_list, block.fence is None
         notes: list[str] = []
-        one_call = block.opener is not None and bool(self.closes or self.frame[0])
+        one_call = bool(block.opener and (self.closes or self.frame[0]))
         while True:
             position = yield from run.skip_space(position)
             character = run.text[position : position + 1]
@@ -244,7 +244,7 @@ class JsonBlocks(CallObjects):
         """What is wrong with the closing marker at `position`, or with its absence."""
         if not self.closes:
             return ()
-        if opener is None:
+        if not opener:
             return ("no opening marker",) if closer is not None else ()
         wanted = (
             dict(zip(self.opens, self.closes, strict=False)).get(opener) if len(self.closes) > 1 else self.closes[0]

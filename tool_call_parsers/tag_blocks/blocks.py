@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from tool_call_parsers.arguments import ArgumentsText, read_arguments
 from tool_call_parsers.engine import Marker, Needles, RenderCall, RenderTurn, Run, Step, cut_off
@@ -47,6 +47,9 @@ class _ForeignJson(JsonBlocks):
 
 class TagBlocks(TagValues):
     """Calls with their parameters as tags."""
+
+    missing_end: ClassVar[str | None] = "the end tag of the call is missing"
+    """What is wrong with a call that the end of the text ends."""
 
     @cached_property
     def _foreign(self) -> JsonBlocks:
@@ -199,7 +202,7 @@ class TagBlocks(TagValues):
         complete = run.tools.required(call.name) <= call.arguments.keys()
         if mark.role in (TagRole.DONE, TagRole.CUT):
             if mark.role is TagRole.DONE and self.open_end and call.arguments and complete:
-                call.note("the end tag of the call is missing")
+                call.note(self.missing_end)
                 return (yield from self._closed(run, call, mark.start, mark.end))
             return self._cut(run, call)
         complete = complete or mark.role is TagRole.UNWRAP

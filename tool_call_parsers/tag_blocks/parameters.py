@@ -12,7 +12,9 @@ from tool_call_parsers.tag_blocks.values import OpenCall
 
 
 class Parameters(TagBlocks):
-    """Calls without tags of their own. `ends` are the markers that end the message."""
+    """Calls without tags of their own. `ends` are the markers that end the message, and servers strip the last one."""
+
+    missing_end = None
 
     def read_call(self, run: Run, start: int, body: int, name: str, error: str | None) -> Step[int]:
         """Read the parameters from `body` on, up to the end of the message. Return its end."""
