@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
-from tool_call_parsers.engine import Grammar, Marker, RenderCall, RenderTurn
+from tool_call_parsers.engine import Grammar, Marker, RenderCall, RenderTurn, Run
 from tool_call_parsers.reasoning import ReasoningFormat, get_reasoning
 from tool_call_parsers.row_checks import check_types
 from tool_call_parsers.schema import ToolIndex
@@ -28,6 +28,9 @@ from tool_call_parsers.types import (
 
 ENDS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "</s>", "<|eot|>")
 """End-of-turn tokens that many models share. At the end of a completion they are dropped."""
+
+
+AnyRun = TypeVar("AnyRun", bound=Run)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,24 +131,26 @@ class ToolCallParser:
                     "token_ids: the parser was made without a tokenizer; use get_parser(name, tokenizer=...)"
                 )
             aligned = self._tokens.align(text, token_ids)
-        run = self._run(tools, prompt_opened_reasoning, strict, streaming=False)
-        strays = aligned if aligned is not None and aligned.strays else None
-        run.tokens = strays
+        strays = aligned is not None and bool(aligned.strays)
+        run = self._run(TokenRun if strays else Run, tools, prompt_opened_reasoning, strict)
+        if isinstance(run, TokenRun):
+            run.tokens = aligned
         run.append(aligned.masked if aligned is not None else text or "")
         run.final = True
         for _ in self.format.grammar.read(run):
             raise AssertionError("a lexer waits for text after the end of the text")
         if aligned is None:
             return run.result()
-        if strays is not None:
-            run.note_hidden(self.format.grammar, strays)
+        if isinstance(run, TokenRun):
+            run.note_hidden(self.format.grammar, aligned)
         return _with_tokens(run.result(), aligned)
 
     def stream(
         self, tools: ToolSchemas | None = None, *, prompt_opened_reasoning: bool = False, strict: bool = False
     ) -> StreamingParser:
         """Start a parser for one completion that arrives in pieces. Takes the arguments of `parse`."""
-        run = self._run(tools, prompt_opened_reasoning, strict, streaming=True)
+        run = self._run(TokenRun, tools, prompt_opened_reasoning, strict)
+        run.events = []
         return StreamingParser(run, self.format.grammar, self._tokens)
 
     def render(
@@ -185,15 +190,14 @@ class ToolCallParser:
             self._markup = "\n".join([written, *(set(self._markers.all.literals) - ends)])
         return token in self._markup
 
-    def _run(self, tools: ToolSchemas | None, opened: bool, strict: bool, *, streaming: bool) -> TokenRun:
-        return TokenRun(
+    def _run(self, kind: type[AnyRun], tools: ToolSchemas | None, opened: bool, strict: bool) -> AnyRun:
+        return kind(
             tools=ToolIndex(tools),
             markers=self._markers,
             reasoning_format=self._hides,
             reads_reasoning=self.reads_reasoning and self.reasoning is not None,
             opened=opened,
             strict=strict,
-            events=[] if streaming else None,
         )
 
 

@@ -44,6 +44,10 @@ def _json_int(text: str) -> int:
     return int(text)
 
 
+_MEMBER: Final = re.compile(r'"[ \t\r\n]*+:')
+"""In each member of an object, and in some strings."""
+
+
 class _RepeatedKey(Exception):
     """An object has a key twice."""
 
@@ -72,13 +76,8 @@ def read_json(text: str, start: int = 0) -> Literal:
     """
     if text[start : start + 1] not in _OPENING:
         start = SPACE.match(text, start).end()  # type: ignore[union-attr]  # it matches everywhere
-    notes: tuple[str, ...] = ()
     try:
-        try:
-            value, end = _DECODE_UNIQUE(text, start)
-        except _RepeatedKey:
-            value, end = _DECODE_STRICT(text, start)
-            notes = (REPEATED_KEY,)
+        value, end = _DECODE_STRICT(text, start)
     except json.JSONDecodeError as error:
         cut = _json_is_cut(text, error)
         if cut and _is_deep(text, start, len(text)):
@@ -96,7 +95,21 @@ def read_json(text: str, start: int = 0) -> Literal:
         raise LiteralError("a lone surrogate", raw.start())
     if text.find("\\u", start, end) >= 0 and (lone := _lone_surrogate(text, start, end)) is not None:
         raise LiteralError("a lone surrogate", lone)
-    return Literal(value, end, notes)
+    members = len(_MEMBER.findall(text, start, end))
+    if (type(value) is dict and members == len(value)) or members == _members(value):
+        return Literal(value, end)
+    try:  # strings hold what looks like members, or keys are repeated
+        _DECODE_UNIQUE(text, start)
+    except _RepeatedKey:
+        return Literal(value, end, (REPEATED_KEY,))
+    return Literal(value, end)
+
+
+def _members(value: Any) -> int:
+    """How many members the objects of a value have."""
+    if isinstance(value, dict):
+        return len(value) + sum(_members(item) for item in value.values() if isinstance(item, dict | list))
+    return sum(map(_members, value)) if isinstance(value, list) else 0
 
 
 def read_whole_json(text: str) -> Literal | None:
