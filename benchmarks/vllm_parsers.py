@@ -123,17 +123,40 @@ class _Tokenizer:
 class VLLMParsers:
     """The parsers in `folder`, which holds the wheel's `vllm/`. One per process, as it replaces vLLM in imports."""
 
-    def __init__(self, folder: Path, tools: Sequence[Mapping[str, Any]]) -> None:
+    def __init__(self, folder: Path, tools: Sequence[Mapping[str, Any]] = ()) -> None:
         if not (folder / "vllm" / "tool_parsers").is_dir():
             raise FileNotFoundError(f"{folder} holds no vllm/tool_parsers")
         sys.meta_path.insert(0, _StandIns(folder))
         self.manager = importlib.import_module("vllm.tool_parsers").ToolParserManager
-        protocol = importlib.import_module("vllm.entrypoints.openai.chat_completion.protocol")
-        self.tools = [
-            protocol.ChatCompletionToolsParam(type="function", function=Record(**tool["function"])) for tool in tools
-        ]
-        self.request = protocol.ChatCompletionRequest(tools=self.tools, tool_choice="auto", include_reasoning=True)
+        self.protocol = importlib.import_module("vllm.entrypoints.openai.chat_completion.protocol")
+        self.request = self._request(tools)
+        self.tools = self.request.tools
         self.tokenizer = _Tokenizer()
+
+    def _request(self, tools: Sequence[Mapping[str, Any]]) -> Any:
+        parameters = [
+            self.protocol.ChatCompletionToolsParam(type="function", function=Record(**tool["function"]))
+            for tool in tools
+        ]
+        return self.protocol.ChatCompletionRequest(tools=parameters, tool_choice="auto", include_reasoning=True)
+
+    def names(self) -> list[str]:
+        """The names that `--tool-call-parser` takes."""
+        return list(self.manager.list_registered())
+
+    def serve(
+        self, name: str, text: str, tools: Sequence[Mapping[str, Any]], reasoning: str | None = None
+    ) -> tuple[str | None, list[tuple[str, str]]]:
+        """What a server makes of a whole completion: the content, and the calls as names and JSON.
+
+        `reasoning` is the name of a reasoning parser. Raises any error of vLLM's classes.
+        """
+        request = self._request(tools)
+        made = importlib.import_module("vllm.parser.parser_manager").ParserManager.get_parser(
+            tool_parser_name=name, reasoning_parser_name=reasoning, enable_auto_tools=True
+        )
+        _, content, calls = made(self.tokenizer, request.tools).parse(text, request, enable_auto_tools=True)
+        return content, [(call.name, call.arguments) for call in calls or ()]
 
     def parse(self, name: str) -> Callable[[str], int]:
         """Construct a parser and parse, as a server does for each request. Returns the number of calls.
