@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 _SIGNS = re.compile(r"[<{(\[]|to=|tool=")
 """One of these is in every call."""
-_CODE = re.compile(r"```(?!json|tool|xml).*?(?:```|\Z)|`[^`\n]++`", re.DOTALL)
+_CODE = re.compile(r"```(?!json|tool).*?(?:```|\Z)|~~~.*?(?:~~~|\Z)|`[^`\n]++`", re.DOTALL)
 """Code, in which calls are quoted. A fence around JSON alone is one that models put around calls."""
 _CLOSES = "}]>`"
 _NAMES = 256
@@ -44,7 +44,7 @@ def find_foreign(text: str, offered: Collection[str]) -> ForeignCall | None:
         if match.group().startswith("{") and not (_begins_line(text, match.start()) or text.rstrip()[-1] in _CLOSES):
             continue  # JSON in a sentence
         if not any(start <= match.start() < end for start, end in code):
-            return ForeignCall(match.start(), next(filter(None, match.groups())))
+            return ForeignCall(match.start(), next(filter(None, match.groups()), ""))
     return None
 
 
@@ -66,7 +66,7 @@ def _pattern(names: tuple[str, ...]) -> re.Pattern[str]:
     ways = (
         # <invoke name="f">, <function=f>, <tool_call name='f'>, whatever is around the word, and then a tag or JSON
         rf"<[^<>\n/]{{0,40}}{_WORD}[^<>\n]{{0,24}}[=:\s][\"']?{function}{name}[\"']?[^<>\n]{{0,40}}>?\s*+(?=[<{{\]])",
-        rf"<[^<>\n/]{{0,40}}(?:invoke|function|tool_call) name=[\"']{some}[\"']>\s*+<[^<>\n/]{{0,40}}param[^<>\n]*+>",
+        rf"<[^<>\n/]{{0,40}}(?:invoke|tool_call) name=[\"']{some}[\"']>\s*+<[^<>\n/]{{0,40}}param[^<>\n]*+>",
         # <tool_call>f<arg_key>, [TOOL_CALLS]f{{, <|tool_call_begin|>functions.f:0<|, <tool_call>f(
         rf"[<\[][^<>\[\]\n]{{0,30}}{_WORD}[^<>\[\]\n]{{0,30}}[>\]]\s*+(?:{_WORD}[^\n]{{0,24}}?)?{function}{name}"
         r"(?>(?::\d++)?)\s*+[<{(\[`]",
@@ -75,15 +75,20 @@ def _pattern(names: tuple[str, ...]) -> re.Pattern[str]:
         # <f><key>
         rf"<{name}>\s*+<[\w:]++>",
         # to=functions.f, <|channel|>functions.f<|message|>
-        rf"(?:to={function}|<\|channel\|>[^<\n]{{0,20}}functions\.){name}[^{{<\n]{{0,40}}[{{<]",
+        rf"(?:to={function}|<\|channel\|>[^<\n]{{0,20}}functions\.){name}[^{{<]{{0,40}}[{{<]",
         # {{"name": "f", "arguments": ...}} with these or other keys, in either order
         rf"\{{[^{{}}\n]{{0,80}}{_KEYS}[\"']{function}{name}[\"'][^{{}}]{{0,80}}{_ARGUMENTS}",
         rf"\{{\s*+{_ARGUMENTS}[^\n]{{0,400}}?{_KEYS}[\"']{function}{name}[\"']",
         # f{{"key":, {{"f": {{, f(key=, f<arg_key>, f</tool_call>
-        rf"{_LINE}{function}{name}(?:\[\w++\]|:\d++|json|>)?\s*+(?:```json\s*+)?\{{\s*+(?:[\"']?\w++[\"']?\s*+:|\}})",
+        rf"{_LINE}{function}{name}(?:\[\w++\]|:\d++|json|>)?\s*+(?:```json\s*+)?\{{\s*+(?:[\"']\w++[\"']\s*+:|\w++:[^\s\w]|\}})",
+        rf"{name}\[ARGS\]\s*+\{{",
         rf"{_LINE}[\[{{]{{1,2}}\s*+[\"']{name}[\"']\s*+:\s*+\{{",
-        rf"{_LINE}\[?{function}{name}\((?:\w++\s*+={_LITERAL}|\{{|\)\s*+\]?\s*+(?:<|\Z))",
-        rf"\[{function}{name}\(\w++\s*+={_LITERAL}[^\n]*\]\s*+\Z",
+        rf"(?:^|(?<=[>\]|])|(?<=tool_code\n))\s*+\[?{function}{name}(?:\.call)?\((?:\w++\s*+={_LITERAL}[^\n]*\)|\{{|\))"
+        r"\s*+\]?\s*+(?:[<`]|\Z)",
+        rf"\[{function}{name}(?:\.call)?\((?:[\"']|\w++\s*+={_LITERAL})[^\n]*\]\s*+(?:<|\Z)",
+        rf"{_LINE}\[{function}{name}\(\w++\s*+={_LITERAL}[^\n]*\)\][ \t]*+(?:\n|\Z)",
+        rf"<\W?(?:{_WORD}_?){{1,2}}s?{name}\s*+<",
+        r"(?:^)\s*+<[^<>\n/]{0,16}param(?:eter)?[ =][^<>\n]++>[^<]*+</()",
         rf"{_LINE}{name}\s*+<[^<>\n]{{0,20}}(?:arg|param|key|/[^<>\n]{{0,20}}{_WORD})",
     )
     return re.compile("|".join(ways), re.IGNORECASE)

@@ -170,6 +170,8 @@ class CallObjects(BlockGrammar):
                     notes.append(f"{key!r} instead of {self.argument_keys[0]!r}")
         if key is None:
             arguments = no_arguments("nothing")
+            if not flat and run.tools.required(name):
+                return ReadCall(CallStatus.MALFORMED, read.start, read.end, name, error="the call has no arguments")
             if flat:
                 notes.append("arguments beside the name")
                 arguments = FoundArguments(CallStatus.OK, flat, json.dumps(flat, ensure_ascii=False))

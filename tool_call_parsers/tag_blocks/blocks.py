@@ -7,9 +7,9 @@ import re
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
-from tool_call_parsers.arguments import ArgumentsText, read_arguments
+from tool_call_parsers.arguments import ArgumentsText, plain_name, read_arguments
 from tool_call_parsers.engine import Marker, Needles, RenderCall, RenderTurn, Run, Step, cut_off
-from tool_call_parsers.json_blocks import JsonBlocks
+from tool_call_parsers.json_blocks import MANY_OPENERS, JsonBlocks, skip_repeated
 from tool_call_parsers.json_scan import read_value
 from tool_call_parsers.literals import read_whole_json
 from tool_call_parsers.schema import coerce
@@ -141,9 +141,15 @@ class TagBlocks(TagValues):
             if run.text.startswith(("{", "["), position) or (yield from run.starts(position, _FENCE)) is not None:
                 end = yield from self._foreign.block(run, begin, mark.end, tag)
                 return None if end is None else _Done(end, True)
+            if not run.final or run.text.startswith(tag, position):
+                opened, again = yield from skip_repeated(run, mark.end, self._call_tags, MANY_OPENERS)
+                if again:
+                    mark, note = Mark(mark.start, TagRole.CALL, opened), note or "a repeated opening tag"
         head = yield from self._head(run, mark.end, self._call_head)
         if head is None:
             return None
+        if (plain := plain_name(head.name, run.tools)) is not None:
+            head = head._replace(name=plain, note=f"the name is written {head.name!r}")
         separators = self.separators if first else ()
         if head is CUT_HEAD:
             run.begin_block(begin, separators)
@@ -159,6 +165,8 @@ class TagBlocks(TagValues):
         while mark.role is TagRole.END_VALUE:
             call.note("an end tag of a value without a value")
             mark = yield from self._next(run, mark.end)
+            if self.name_end and run.text.startswith(self.name_end, mark.start):
+                mark = yield from self._next(run, mark.start + len(self.name_end))
         if not head.closed and mark.role not in (TagRole.PARAMETER, TagRole.END_CALL):
             if mark.role in (TagRole.DONE, TagRole.CUT):
                 run.begin_block(begin, separators)
@@ -221,13 +229,14 @@ class TagBlocks(TagValues):
         """Read parameters of the usual shape, with the results of `_parameter`. Return the position after them."""
         assert self._usual is not None
         usual, framed, typing, tail = self._usual.match, self.framed, self._states_types, -self._tags.longest
+        pair = self.pair[1]
         while match := usual(run.text, position):
             key, typed, text = match.groups()
             if framed:
                 if not text.endswith("\n"):
                     break
                 text = text[:-1]
-            if text.find("<", tail) >= 0 or bool(typed) != typing:
+            if text.find("<", tail) >= 0 or bool(typed) != typing or (pair and text.lstrip().startswith(pair)):
                 break  # perhaps a damaged end tag
             call.set(key, self._read(run, call, key, TYPES.get(typed), text))
             position = match.end()
@@ -242,11 +251,12 @@ class TagBlocks(TagValues):
             return (yield from self._broken(run, call, mark.start))
         call.note(head.note, self._head_note(head, run.text[mark.start : mark.end]))
         if head.dangling:
+            call.dangling = True
             tail = run.text[head.end : head.end + HEAD_LIMIT]
             if run.final and any(tag.startswith(tail) for tag in self.pair + self.key_type):
                 return self._cut(run, call)
             return head.end
-        start = head.end
+        start = yield from self._after_repeated(run, call, self.pair[1] or run.text[mark.start : head.end], head.end)
         if head.closed:
             self._store(run, call, head, start, start, None)
             return start
@@ -268,6 +278,21 @@ class TagBlocks(TagValues):
             call.note("a value without newlines around it")
         self._store(run, call, head, start, end, stream)
         return value.resume
+
+    def _after_repeated(self, run: Run, call: OpenCall, tag: str, start: int) -> Step[int]:
+        """The position after tags that repeat the one before `start`."""
+        while True:
+            position = yield from run.skip_space(start)
+            while (
+                not run.final
+                and len(found := run.text[position : position + len(tag)]) < len(tag)
+                and tag.startswith(found)
+            ):
+                yield
+            if not run.text.startswith(tag, position):
+                return start
+            call.note(f"{tag} is repeated")
+            start = position + len(tag)
 
     def _head_note(self, head: Head, tag: str) -> str | None:
         """How the opening tag of a parameter differs from those that the model's template writes."""
@@ -333,6 +358,8 @@ class TagBlocks(TagValues):
                 call.note("text in the wrapper")
             elif mark.role is not TagRole.CALL or not self._shares_wrapper:
                 call.note("the end tag of the wrapper is missing")
+        if over:
+            end = yield from self._after_repeated(run, call, run.text[run.text.rfind("<", 0, end) : end], end)
         raw = run.text[call.body : raw_end].strip()
         if self.unwrapped and list(call.arguments) == [self.unwrapped]:
             self._unwrap(run, call)
@@ -342,12 +369,23 @@ class TagBlocks(TagValues):
             status, error = CallStatus.MISSING_NAME, "the call names no tool"
         elif not _can_name(run, call.name):
             status, error = CallStatus.MALFORMED, "the call's name is invalid"
-        elif call.defect:
-            status, error = CallStatus.MALFORMED, call.defect
+        elif (defect := call.defect or self._lost(run, call)) is not None:
+            status, error = CallStatus.MALFORMED, defect
         elif call.notes:
             status, error = CallStatus.REPAIRED, "; ".join(dict.fromkeys(call.notes))
         usable = run.end_call(call.start, end, status, call.name, call.arguments, raw, error=error, json_text=json_text)
         return _Done(end, over, usable)
+
+    def _lost(self, run: Run, call: OpenCall) -> str | None:
+        """Why arguments may be lost: of a key without a value, or in a value that holds its own end tag."""
+        if call.dangling and not call.arguments:
+            return "a key without a value"
+        if run.tools.required(call.name) <= call.arguments.keys():
+            return None
+        texts = [text for text in call.arguments.values() if isinstance(text, str)]
+        if any(tag in text for text in texts for key in call.arguments for tag in self._end_tags(key)):
+            return "the opening tag of a parameter is missing"
+        return None
 
     def _unwrap(self, run: Run, call: OpenCall) -> None:
         value = call.arguments[self.unwrapped]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 
 from tool_call_parsers.arguments import ArgumentsText
 from tool_call_parsers.engine import RenderCall, Run, Step
@@ -15,6 +16,10 @@ class Parameters(TagBlocks):
     """Calls without tags of their own. `ends` are the markers that end the message, and servers strip the last one."""
 
     missing_end = None
+
+    @cached_property
+    def _variants(self) -> frozenset[str]:
+        return frozenset()  # any marker that ends a message ends the call
 
     def read_call(self, run: Run, start: int, body: int, name: str, error: str | None) -> Step[int]:
         """Read the parameters from `body` on, up to the end of the message. Return its end."""

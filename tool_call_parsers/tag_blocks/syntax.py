@@ -119,6 +119,7 @@ class TagSyntax(BlockGrammar):
         found = set(Needles(*itertools.chain(*spellings)).pattern.findall(written))
         return frozenset(tag for tags in spellings for tag in tags[1:] if written and tag not in found)
 
+    _call_tags = cached_property(lambda self: Needles(*self.calls))
     _shares_wrapper = cached_property(lambda self: any(tag in self.around[0] for tag in self.wraps))
     """One wrapper is around all calls, and not one around each."""
     _states_types = cached_property(lambda self: "{string}" in self.parameter)

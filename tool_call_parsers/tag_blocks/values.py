@@ -44,6 +44,8 @@ class OpenCall:
     wrapped: bool
     arguments: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    dangling: bool = False
+    """It has a key without a value."""
     defect: str | None = None
     """Why nobody can say what its arguments are."""
     streamed: ArgumentsText | None = None
@@ -113,6 +115,7 @@ class TagValues(TagSyntax):
         opener: int | None = None  # the next parameter, which ends the value unless its end tag is data
         opened = ""  # the name of that parameter
         loose: int | None = None  # the last end tag with text after it
+        behind = start  # its end
         while True:
             certain = opener is None and fallback is None and quoted is None and loose is None and not depth
             passed = stream.upto if stream is not None and certain else None
@@ -133,7 +136,7 @@ class TagValues(TagSyntax):
                 if mark.role is TagRole.TEXT:
                     opener, opened = None, ""
                     if after is not None and not depth:
-                        loose = at
+                        loose, behind = at, after
                     continue
                 if opener is not None:
                     return self._without_end(run, key, start, opener, loose)
@@ -165,7 +168,7 @@ class TagValues(TagSyntax):
             elif role is TagRole.PARAMETER:
                 if (yield from self._nests(run, call, key, position)):
                     inner += 1
-                elif not depth and fallback is None and (loose is None or self._ends_line(run, loose, at)):
+                elif not depth and fallback is None and (loose is None or self._ends_line(run, behind, at)):
                     opened = yield from self._begins_parameter(run, call, key, start, at, position)
                     opener = at if opened else None
             elif role is TagRole.CALL and (following := (yield from self._begins_call(run, position))):
@@ -184,9 +187,9 @@ class TagValues(TagSyntax):
             return None  # more likely a text that shows calls, cut in one of them
         return self._undecided(run, sibling, quoted)
 
-    def _ends_line(self, run: Run, loose: int, at: int) -> bool:
-        """Whether a tag at `at` may follow the end tag at `loose`, after text that the model wrote between them."""
-        between = run.text[run.text.find(">", loose) + 1 : at]
+    def _ends_line(self, run: Run, behind: int, at: int) -> bool:
+        """Whether a tag at `at` may follow the end tag before `behind`, with text between them."""
+        between = run.text[behind:at]
         return between.endswith("\n") or not any(map(str.isalnum, between[:HEAD_LIMIT]))
 
     def _end_tags(self, key: str) -> tuple[str, ...]:
