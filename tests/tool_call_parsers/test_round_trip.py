@@ -106,7 +106,8 @@ def test_a_template_gets_the_messages_that_it_needs(body: str, why: str) -> None
 
 
 def test_ids_that_hold_the_name_are_given() -> None:
-    body = "<|tool_call_begin|>{{ c.id }}<|tool_call_argument_begin|>{{ f.arguments | tojson }}<|tool_call_end|>"
+    call = "<|tool_call_begin|>{{ c.id }}<|tool_call_argument_begin|>{{ f.arguments | tojson }}<|tool_call_end|>"
+    body = f"<|tool_calls_section_begin|>{call}<|tool_calls_section_end|>"
     assert found(HEAD + body + TAIL)[0] == "kimi_k2"
 
 
