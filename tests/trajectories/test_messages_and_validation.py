@@ -9,9 +9,12 @@ from conversation_strategies import conversations, faulty_conversations
 from hypothesis import given, settings
 
 from lachesis.trajectories import (
+    ChatResponse,
+    FinishReason,
     MalformedMessage,
     Message,
     MessageError,
+    MessageHistory,
     ToolCall,
     UnansweredToolCall,
     UnknownRole,
@@ -178,3 +181,20 @@ def test_the_documented_api_list_is_valid():
             {"role": "assistant", "content": "Here's what I found...", "reasoning": "Let me think"},
         ]
     )
+
+
+class Text(str):
+    """A text of another class, which a history turns into a plain one."""
+
+
+def test_what_the_parser_says_of_a_call_stays_with_the_answer_and_is_no_part_of_the_message() -> None:
+    plain = ToolCall("c1", "add", '{"a": 1}')
+    repaired = ToolCall(Text("c1"), "add", '{"a": 1}', status="repaired", error="no </tool_call>")
+    assert repaired == plain and repaired.to_openai() == plain.to_openai()
+    assert (plain.ok, repaired.ok) == (True, False)
+    answer = ChatResponse(Message("assistant", tool_calls=(repaired,)), FinishReason.TOOL_CALLS)
+    for given in (answer, answer.with_new_call_ids({"c1"})):
+        history = MessageHistory([{"role": "user", "content": "add"}, given])
+        (kept,) = history.nodes()[-1].message.tool_calls
+        assert (kept.status, kept.error, type(kept.id)) == ("repaired", "no </tool_call>", str)
+        assert "repaired" not in json.dumps(history.to_openai("reasoning"))
