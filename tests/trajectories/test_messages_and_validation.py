@@ -183,18 +183,15 @@ def test_the_documented_api_list_is_valid():
     )
 
 
-class Text(str):
-    """A text of another class, which a history turns into a plain one."""
-
-
 def test_what_the_parser_says_of_a_call_stays_with_the_answer_and_is_no_part_of_the_message() -> None:
-    plain = ToolCall("c1", "add", '{"a": 1}')
-    repaired = ToolCall(Text("c1"), "add", '{"a": 1}', status="repaired", error="no </tool_call>")
+    signed = {"signature": ["x"]}
+    plain = ToolCall("c1", "add", '{"a": 1}', signed)
+    repaired = ToolCall("c1", "add", '{"a": 1}', signed, status="repaired", error="no </tool_call>")
     assert repaired == plain and repaired.to_openai() == plain.to_openai()
     assert (plain.ok, repaired.ok) == (True, False)
     answer = ChatResponse(Message("assistant", tool_calls=(repaired,)), FinishReason.TOOL_CALLS)
-    for given in (answer, answer.with_new_call_ids({"c1"})):
-        history = MessageHistory([{"role": "user", "content": "add"}, given])
+    for told in (answer, answer.with_new_call_ids({"c1"})):
+        history = MessageHistory([{"role": "user", "content": "add"}, told])
         (kept,) = history.nodes()[-1].message.tool_calls
-        assert (kept.status, kept.error, type(kept.id)) == ("repaired", "no </tool_call>", str)
+        assert (kept.status, kept.error) == ("repaired", "no </tool_call>")
         assert "repaired" not in json.dumps(history.to_openai("reasoning"))
