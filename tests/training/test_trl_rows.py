@@ -13,10 +13,19 @@ from lachesis.agent.outcome import Outcome
 from lachesis.agent.result import AgentResult
 from lachesis.agent.rollout import Rollout
 from lachesis.errors import SettingsError
+from lachesis.evaluation.repaired_calls import RepairedCalls
 from lachesis.training.trl import BranchedRollout, RejectedRollout
 from lachesis.training.trl.items import environment_of
-from lachesis.training.trl.rows import row_of
-from lachesis.trajectories import MessageHistory, TokenPrefix, TokenSample
+from lachesis.training.trl.rows import call_figures, count_calls, row_of
+from lachesis.trajectories import (
+    ChatResponse,
+    FinishReason,
+    Message,
+    MessageHistory,
+    TokenPrefix,
+    TokenSample,
+    ToolCall,
+)
 from lachesis.trajectories.tokens import MASKED
 from tests.support.small_envs import SortWords
 from tests.support.token_trees import completion
@@ -119,3 +128,30 @@ def test_without_torch_the_error_says_what_to_install() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "LachesisError: training with TRL needs torch" in done.stderr
     assert 'pip install "lachesis-rl[trl]"' in done.stderr
+
+
+def calling(status: str | None) -> Rollout:
+    """A rollout with one call, of which the parser says this."""
+    call = ToolCall("c1", "add", "{}", status=status)
+    history = MessageHistory([{"role": "user", "content": "add"}])
+    history.append(ChatResponse(Message("assistant", tool_calls=(call,)), FinishReason.TOOL_CALLS))
+    return rollout_of(history)
+
+
+def test_a_rising_share_of_repaired_calls_is_a_warning_once(caplog: pytest.LogCaptureFixture) -> None:
+    seen = RepairedCalls()
+    for step in range(40):
+        count_calls(seen, [calling("repaired" if step > 20 else "ok")] * 4, "sums")
+    (warning,) = caplog.messages
+    assert warning.startswith("sums: alarm: calls repaired by the parser: from 0.0%")
+
+
+def test_a_rollout_has_the_share_of_its_repaired_calls_where_a_parser_of_ours_read_one() -> None:
+    assert call_figures(calling("repaired")) == {"repaired_call_rate": 1.0}
+    assert call_figures(calling("ok")) == call_figures(calling("unknown_tool")) == {"repaired_call_rate": 0.0}
+    assert call_figures(calling(None)) == {}
+
+
+def test_only_well_formed_calls_are_ok_calls() -> None:
+    results = [calling(status).result for status in ("ok", None, "repaired", "unknown_tool")]
+    assert [len(result.ok_calls) for result in results if result is not None] == [1, 1, 0, 0]

@@ -9,9 +9,12 @@ from conversation_strategies import conversations, faulty_conversations
 from hypothesis import given, settings
 
 from lachesis.trajectories import (
+    ChatResponse,
+    FinishReason,
     MalformedMessage,
     Message,
     MessageError,
+    MessageHistory,
     ToolCall,
     UnansweredToolCall,
     UnknownRole,
@@ -178,3 +181,17 @@ def test_the_documented_api_list_is_valid():
             {"role": "assistant", "content": "Here's what I found...", "reasoning": "Let me think"},
         ]
     )
+
+
+def test_what_the_parser_says_of_a_call_stays_with_the_answer_and_is_no_part_of_the_message() -> None:
+    signed = {"signature": ["x"]}
+    plain = ToolCall("c1", "add", '{"a": 1}', signed)
+    repaired = ToolCall("c1", "add", '{"a": 1}', signed, status="repaired", error="no </tool_call>")
+    assert repaired == plain and repaired.to_openai() == plain.to_openai()
+    assert (plain.ok, repaired.ok) == (True, False)
+    answer = ChatResponse(Message("assistant", tool_calls=(repaired,)), FinishReason.TOOL_CALLS)
+    for told in (answer, answer.with_new_call_ids({"c1"})):
+        history = MessageHistory([{"role": "user", "content": "add"}, told])
+        (kept,) = history.nodes()[-1].message.tool_calls
+        assert (kept.status, kept.error) == ("repaired", "no </tool_call>")
+        assert "repaired" not in json.dumps(history.to_openai("reasoning"))
