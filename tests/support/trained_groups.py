@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lachesis.training.curves.recorder import GroupRecord, SampleRecord, StepRecord
-from lachesis.training.groups import GroupSettings, RolloutSamples, TrainingGroup, build_group
+from lachesis.training.groups import GroupSettings, RolloutSamples, SplitRollouts, TrainingGroup, build_group
 from lachesis.trajectories import (
     ChatResponse,
     FinishReason,
@@ -35,6 +35,7 @@ def group_body(
     *,
     version: str = "run:0",
     p: float = -0.5,
+    split: SplitRollouts = SplitRollouts.FINAL,
 ) -> dict[str, Any]:
     """The body of a group with one completion a rollout, every token of which has logprob `p`."""
     rollouts = []
@@ -63,7 +64,8 @@ def group_body(
         said = [{"role": "user", "content": question}, message.to_openai("reasoning")]
         found = samples(history, rollout_id=f"{name}-{at}", outcome="completed")
         rollouts.append(RolloutSamples(f"{name}-{at}", score, found, said))
-    group = build_group(rollouts, GroupSettings(len(rollouts), ensure_scores_are_not_same=False))
+    settings = GroupSettings(len(rollouts), split_rollouts=split, ensure_scores_are_not_same=False)
+    group = build_group(rollouts, settings)
     assert isinstance(group, TrainingGroup), group
     return json.loads(json.dumps(group.to_atropos(env_id=0)))  # type: ignore[no-any-return]
 
