@@ -26,6 +26,7 @@ from lachesis.trajectories import (
     read_lines,
     samples,
 )
+from lachesis.trajectories.digests import certified
 from lachesis.trajectories.exports import (
     ExportLine,
     ExportTotals,
@@ -149,7 +150,7 @@ def _group(item_key: str, rollouts: list[dict[str, Any]], *, with_samples: bool 
         rollout |= {"rollout_id": f"{item_key}-{index}", "index": index}
     for place, rollout in enumerate(scored):
         rollout["place"] = place
-    return {
+    group = {
         "schema": "lachesis.group/1",
         "environment": "sort-words",
         "item_key": item_key,
@@ -166,6 +167,7 @@ def _group(item_key: str, rollouts: list[dict[str, Any]], *, with_samples: bool 
         "evaluation": False,
         "number": "abcd".index(item_key[0]),
     }
+    return certified(group)
 
 
 def _rollout(messages: Sequence[Mapping[str, Any]], reward: float | None, outcome: str = "completed") -> dict[str, Any]:
@@ -197,6 +199,13 @@ def _rollout(messages: Sequence[Mapping[str, Any]], reward: float | None, outcom
         "completion_tokens": 3,
         "uncounted_requests": 0,
         "message_turns": [next(numbers) if message["role"] == "assistant" else None for message in messages],
+        "completions": {
+            "finish_reasons": ["stop"] * turns,
+            "models": [["tiny", None, turns]] if turns else [],
+            "tokens": None,
+            "versions": [],
+            "replaced_attempts": [],
+        },
         "seconds_in_model": 1.0,
         "seconds_in_tools": 0.25,
         "seconds_own": 1.25,

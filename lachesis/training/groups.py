@@ -6,6 +6,7 @@ the reason.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -15,7 +16,6 @@ from typing import Any, Final, Literal, TypeAlias
 
 import orjson
 
-from lachesis.training.rollout_api import encode_json
 from lachesis.trajectories import (
     LARGEST_REWARD,
     MalformedSample,
@@ -28,6 +28,7 @@ from lachesis.trajectories import (
 from lachesis.trajectories.digests import COVERED, json_digest
 from lachesis.trajectories.images import image_data, joined_data
 from lachesis.trajectories.samples import logprobs_digest
+from lachesis.utf8 import without_lone_surrogates
 
 CERTIFICATE: Final = "lachesis"
 """Key of `overrides[i]` under which the certificate of sample `i` travels; Atropos passes on what it does not know."""
@@ -254,7 +255,8 @@ def group_digest(group: Mapping[str, Any]) -> str:
     try:
         return json_digest(covered, strict=True)
     except TypeError:  # half of a surrogate pair, which is sent as U+FFFD
-        return json_digest(orjson.loads(encode_json(covered)), strict=True)
+        sent = without_lone_surrogates(json.dumps(covered, ensure_ascii=False))
+        return json_digest(orjson.loads(sent), strict=True)
 
 
 def samples_from_atropos(group: Mapping[str, Any]) -> list[TokenSample]:

@@ -72,6 +72,12 @@ def digest_problem(record: Mapping[str, Any]) -> str | None:
     return f"its {LINE_DIGEST} is not that of its fields ({digest}): the line is not the one that was written"
 
 
+def sample_line_problem(record: Mapping[str, Any]) -> str | None:
+    """The same of a line with one sample, which needs the digest where it has a reward beside the sample's fields."""
+    needed = LINE_DIGEST in record or ("reward" in record and record.get("digest"))
+    return digest_problem(record) if needed else None
+
+
 def certified(record: Mapping[str, Any]) -> dict[str, Any]:
     """The record with its digest as the last field."""
     return {**{name: value for name, value in record.items() if name != LINE_DIGEST}, LINE_DIGEST: line_digest(record)}

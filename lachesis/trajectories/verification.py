@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from lachesis.trajectories.cross_checks import line_problems
-from lachesis.trajectories.digests import LINE_DIGEST, digest_problem
+from lachesis.trajectories.digests import LINE_DIGEST, sample_line_problem
 from lachesis.trajectories.group_accounts import GroupAccount, Runs, account_of
 from lachesis.trajectories.images import image_problems, joined_data
 from lachesis.trajectories.samples import MalformedSample, SampledSpan, TokenSample, logprobs_digest
@@ -128,13 +128,10 @@ class RecordVerifier:
             self._feed_group(record, line)
         elif "tokens" in record and "spans" in record:
             sample = self._feed_sample(record, line, "")
-            if LINE_DIGEST in record or (sample is not None and sample.digest and "reward" in record):
-                if (reason := digest_problem(record)) is not None:
-                    self.reject(reason, line)
-            elif sample is not None and not sample.digest:
-                self._without_digest += 1
-            if (problem := self._runs.of_sample(record)) is not None:
-                self.reject(problem, line)
+            self._without_digest += sample is not None and not sample.digest
+            for problem in (sample_line_problem(record), self._runs.of_sample(record)):
+                if problem is not None:
+                    self.reject(problem, line)
         else:
             self.reject("is neither a sample (with tokens and spans) nor a group with samples", line)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lachesis.training.curves.recorder import GroupRecord, SampleRecord, StepRecord
-from lachesis.training.groups import GroupSettings, RolloutSamples, TrainingGroup, build_group
+from lachesis.training.groups import GroupSettings, RolloutSamples, SplitRollouts, TrainingGroup, build_group
 from lachesis.trajectories import (
     ChatResponse,
     FinishReason,
@@ -36,6 +36,7 @@ def group_body(
     version: str = "run:0",
     p: float = -0.5,
     repaired_calls: Sequence[tuple[int, int]] = (),
+    split: SplitRollouts = SplitRollouts.FINAL,
 ) -> dict[str, Any]:
     """The body of a group with one completion a rollout, every token of which has logprob `p`.
 
@@ -68,7 +69,8 @@ def group_body(
         found = samples(history, rollout_id=f"{name}-{at}", outcome="completed")
         calls = repaired_calls[at] if repaired_calls else (0, 0)
         rollouts.append(RolloutSamples(f"{name}-{at}", score, found, said, repaired_calls=calls))
-    group = build_group(rollouts, GroupSettings(len(rollouts), ensure_scores_are_not_same=False))
+    settings = GroupSettings(len(rollouts), split_rollouts=split, ensure_scores_are_not_same=False)
+    group = build_group(rollouts, settings)
     assert isinstance(group, TrainingGroup), group
     return json.loads(json.dumps(group.to_atropos(env_id=0)))  # type: ignore[no-any-return]
 

@@ -18,7 +18,9 @@ from lachesis.training.sft.readers import Dataset, Example, ReadRules, read_data
 from lachesis.training.sft.settings import SftSettings
 from lachesis.trajectories import append_line, save_trajectory, to_conversations
 from lachesis.trajectories.builtin_exports import token_samples
+from lachesis.trajectories.digests import LINE_DIGEST, certified
 from lachesis.trajectories.exports import ExportLine
+from tests.support.certificates import aged
 from tests.support.scripted_server import ScriptedServer
 from tests.support.small_envs import ManyWords, make, sorts
 from tests.support.trained_groups import group_body
@@ -253,7 +255,8 @@ def test_exported_samples_have_their_reward_and_their_item(tmp_path: Path, promp
         {"rollout_id": each.rollout_id, "place": at, "reward": 1.0 - at, "samples": [each.to_record()]}
         for at, each in enumerate((right, wrong))
     ]
-    for line in token_samples({**group, "rollouts": rollouts, "samples": [right.to_record(), wrong.to_record()]}):
+    record = {**group, "rollouts": rollouts, "samples": [right.to_record(), wrong.to_record()]}
+    for line in token_samples(aged(record)):
         assert isinstance(line, ExportLine)
         append_line(path, dict(line.content))
     found = read(path, prompts, min_reward=1.0)
@@ -267,7 +270,8 @@ def test_a_group_is_read_with_the_rewards_of_its_rollouts(tmp_path: Path, prompt
         {"rollout_id": sample.rollout_id, "reward": reward} for sample, reward in zip(samples, (1.0, 0.0), strict=True)
     ]
     path = tmp_path / "groups.jsonl"
-    append_line(path, {"item_key": "i", "samples": [sample.to_record() for sample in samples], "rollouts": rollouts})
+    record = {"item_key": "i", "samples": [sample.to_record() for sample in samples], "rollouts": rollouts}
+    append_line(path, aged(record))
     found = read(path, prompts, min_reward=1.0)
     assert [example.item for example in found.examples] == ["i"]
     assert [each.reason for each in found.refused] == ["low_reward"]
@@ -280,6 +284,19 @@ async def test_what_process_writes_is_trained_as_it_is(tmp_path: Path, prompts: 
     found = read(path, prompts)
     assert found.lines == len(found.examples) > 0
     assert {example.item for example in found.examples} <= {json.loads(x)["item_key"] for x in path.open()}
+
+
+def test_a_line_that_was_changed_is_refused(tmp_path: Path, prompts: PromptBuilder) -> None:
+    (one, other) = samples_from_atropos(group_body("g", "add", ["3", "no"], [1.0, 0.0]))
+    line = certified({**one.to_record(), "reward": 0.0})
+    unsealed = {name: value for name, value in line.items() if name != LINE_DIGEST}
+    group = certified({"item_key": "i", "scores": [0.0, 1.0], "samples": [each.to_record() for each in (one, other)]})
+    changed = [{**line, "reward": 1.0}, {**unsealed, "reward": 1.0}, {**group, "item_key": "other"}]
+    for number, each in enumerate([line, group, *changed]):
+        path = tmp_path / f"{number}.jsonl"
+        append_line(path, each)
+        found = read(path, prompts)
+        assert [refused.reason for refused in found.refused] == (["unproven"] if number > 1 else [])
 
 
 # Batches.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
 
+from lachesis.training.groups import SplitRollouts, samples_from_atropos, with_digest
 from lachesis.training.trainer.checked import Refusal, Refused, Uncertified, checked_group
 from tests.support.trained_groups import group_body
 
@@ -85,6 +87,83 @@ def test_a_damaged_group_of_ours_is_refused_whatever_the_settings(edit: Any, set
     body = ours()
     edit(body)
     assert refusal(body, setting).reason is Refusal.UNPROVEN
+
+
+def _resealed(body: dict[str, Any]) -> dict[str, Any]:
+    """With the digests of what it holds now."""
+    for sample, overrides in zip(samples_from_atropos(body), body["overrides"], strict=True):
+        overrides["lachesis"]["digest"] = sample.header_digest()
+    return with_digest(body)
+
+
+def _score(body: dict[str, Any]) -> None:
+    body["scores"].reverse()
+
+
+def _versions(body: dict[str, Any]) -> None:
+    body["overrides"][0]["policy_versions"][0][0] = "run:7"
+
+
+def _versions_of_the_span(body: dict[str, Any]) -> None:
+    body["overrides"][0]["lachesis"]["spans"][0]["versions"][0][0] = "run:7"
+
+
+def _temperature(body: dict[str, Any]) -> None:
+    body["overrides"][0]["temperature"] = 0.5
+
+
+def _advantages(body: dict[str, Any]) -> None:
+    body["advantages"] = [[value + 1 if value else value for value in row] for row in body["advantages"]]
+
+
+def _advantages_of_the_other(body: dict[str, Any]) -> None:
+    body["advantages"] = [[-value for value in row] for row in body["advantages"]]
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["old digests", "new digests"])
+@pytest.mark.parametrize(
+    "edit", [_score, _versions, _versions_of_the_span, _temperature, _advantages, _advantages_of_the_other]
+)
+def test_what_a_group_says_twice_has_to_agree(edit: Any, again: bool) -> None:
+    body = group_body("g", "q", ["yes", "no"], [1.0, 0.0], split=SplitRollouts.ALL)
+    assert checked_group(_resealed(copy.deepcopy(body)))
+    edit(body)
+    assert refusal(_resealed(body) if again else body).reason is Refusal.UNPROVEN
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda body: body["messages"][0][0].update(content="another question"),
+        lambda body: body["overrides"][0].update(turn_rewards=[1.0]),
+        lambda body: body["overrides"][0].update(set_advantage_to_zero=True),
+        lambda body: body["overrides"][0]["lachesis"].update(discarded=True),
+        lambda body: body["overrides"][0]["lachesis"].update(outcome="max_turns"),
+        lambda body: body["overrides"][0]["lachesis"]["spans"][0].update(finish_reason="length"),
+        lambda body: body["overrides"][0]["lachesis"]["spans"][0].update(model="another"),
+        lambda body: body["group_overrides"].update(temperature=1.0),
+        lambda body: body["group_overrides"].pop("lachesis"),
+        lambda body: body["overrides"][0]["lachesis"].pop("digest"),
+        lambda body: body.update(advantages=[[0.0] * len(row) for row in body["tokens"]]),
+    ],
+)
+def test_a_field_of_a_group_that_was_changed_is_noticed(edit: Any) -> None:
+    body = ours()
+    edit(body)
+    assert refusal(body, "allow").reason is Refusal.UNPROVEN
+
+
+def test_a_group_of_an_older_version_needs_a_setting() -> None:
+    body = ours()
+    del body["group_overrides"]["lachesis"]
+    for overrides in body["overrides"]:
+        del overrides["lachesis"]["digest"]
+        for span in overrides["lachesis"]["spans"]:
+            del span["messages_digest"]
+    found = refusal(body)
+    assert found.reason is Refusal.UNCERTIFIED
+    assert "--training.uncertified allow" in found.detail
+    assert len(checked_group(body, "allow")) == 2
 
 
 def test_groups_without_certificates_need_a_setting_that_the_refusal_names() -> None:

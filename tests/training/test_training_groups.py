@@ -22,8 +22,10 @@ from lachesis.training.groups import (
     SplitRollouts,
     TrainingGroup,
     build_group,
+    group_problems,
     samples_from_atropos,
 )
+from lachesis.training.rollout_api import encode_group
 from lachesis.trajectories import MASKED, TokenPrefix, samples, verify, verify_records
 from tests.support.token_trees import END, SAMPLING, UNTIMED, Tree, trees
 
@@ -193,6 +195,16 @@ def test_a_trainer_can_verify_every_sample_of_the_group_that_it_gets(split: Spli
     found = samples_from_atropos(received)
     assert found == list(group.samples)
     assert [verify(sample) for sample in found] == [[]] * len(found)
+    assert group_problems(received, found) == []
+    received["group_overrides"] |= {"group_id": "g", "begin_step": 3}  # as it is sent
+    assert group_problems(received, found) == []
+
+
+def test_half_of_a_surrogate_pair_that_is_sent_as_another_character_is_no_damage() -> None:
+    rollouts = [rollout(f"r{at}", at, messages=[{"role": "user", "content": "\ud83d"}]) for at in range(2)]
+    sent = json.loads(b"".join(encode_group(built(rollouts).to_atropos())))
+    assert sent["messages"][0][0]["content"] == "\ufffd"
+    assert group_problems(sent, samples_from_atropos(sent)) == []
 
 
 def test_versions_of_the_weights_travel_at_the_top_of_the_overrides() -> None:

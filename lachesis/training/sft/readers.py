@@ -31,7 +31,7 @@ from lachesis.trajectories import (
     verify,
 )
 from lachesis.trajectories.cross_checks import line_problems
-from lachesis.trajectories.digests import LINE_DIGEST, digest_problem
+from lachesis.trajectories.digests import sample_line_problem
 from lachesis.trajectories.images import joined_data
 from lachesis.trajectories.loading import tools_from_sharegpt
 from lachesis.trajectories.messages import as_message
@@ -163,7 +163,7 @@ def _examples(
     elif isinstance(record.get("samples"), list):
         yield from _of_group(record, source, rules)
     elif "tokens" in record and "spans" in record:
-        if LINE_DIGEST in record and (problem := digest_problem(record)) is not None:
+        if (problem := sample_line_problem(record)) is not None:
             raise _Refused("unproven", problem)
         yield _of_record(record, {"reward": record.get("reward")}, source, str(record.get("item_key") or source), rules)
     else:
