@@ -131,19 +131,15 @@ class ToolCallParser:
                     "token_ids: the parser was made without a tokenizer; use get_parser(name, tokenizer=...)"
                 )
             aligned = self._tokens.align(text, token_ids)
-        strays = aligned is not None and bool(aligned.strays)
-        run = self._run(TokenRun if strays else Run, tools, prompt_opened_reasoning, strict)
-        if isinstance(run, TokenRun):
-            run.tokens = aligned
-        run.append(aligned.masked if aligned is not None else text or "")
-        run.final = True
-        for _ in self.format.grammar.read(run):
-            raise AssertionError("a lexer waits for text after the end of the text")
-        if aligned is None:
-            return run.result()
-        if isinstance(run, TokenRun):
-            run.note_hidden(self.format.grammar, aligned)
-        return _with_tokens(run.result(), aligned)
+        if aligned is None or not aligned.strays:
+            run = self._run(Run, tools, prompt_opened_reasoning, strict)
+            self._read(run, text or "" if aligned is None else aligned.masked)
+            return run.result() if aligned is None else _with_tokens(run.result(), aligned)
+        stray = self._run(TokenRun, tools, prompt_opened_reasoning, strict)
+        stray.tokens = aligned
+        self._read(stray, aligned.masked)
+        stray.note_hidden(self.format.grammar, aligned)
+        return _with_tokens(stray.result(), aligned)
 
     def stream(
         self, tools: ToolSchemas | None = None, *, prompt_opened_reasoning: bool = False, strict: bool = False
@@ -189,6 +185,12 @@ class ToolCallParser:
             ends = {literal for literal, kind in self._markers.kinds.items() if kind is Marker.END}
             self._markup = "\n".join([written, *(set(self._markers.all.literals) - ends)])
         return token in self._markup
+
+    def _read(self, run: Run, text: str) -> None:
+        run.append(text)
+        run.final = True
+        for _ in self.format.grammar.read(run):
+            raise AssertionError("a lexer waits for text after the end of the text")
 
     def _run(self, kind: type[AnyRun], tools: ToolSchemas | None, opened: bool, strict: bool) -> AnyRun:
         return kind(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -96,6 +97,13 @@ class JsonBlocks(CallObjects):
         return (*self.opens, *named, *(("{", "[", "```") if self.bare else ()))
 
     closers = cached_property(lambda self: (*self.closes, *(self.named.closers if self.named is not None else ())))
+
+    @cached_property
+    def _usual_end(self) -> re.Pattern[str]:
+        """The only spelling of the closing marker, once; the end of the text if there is no marker."""
+        closer = re.escape(self.closes[0]) if len(self.closes) == 1 else "(?!)" if self.closes else r"\Z"
+        return re.compile(rf"\s*+{closer}(?!\s*+{closer})" if self.closes else rf"\s*+{closer}")
+
     _bracketed = cached_property(lambda self: any(opener.startswith("[") for opener in self.opens))
     _open = cached_property(lambda self: Needles(*self.opens))
     _close = cached_property(lambda self: Needles(*self.closes))
@@ -182,6 +190,10 @@ class JsonBlocks(CallObjects):
 
     def _gap(self, run: Run, position: int, in_list: bool, block: Block) -> Step[_Gap]:
         """Read the text after a call: brackets, separators, the closing marker, or the next call."""
+        if run.final and not in_list and block.fence is None and (block.opener or not self.closes):
+            usual = self._usual_end.match(run.text, position)
+            if usual is not None:
+                return _Gap(usual.end() if self.closes else position, None, False)
         end, separator, listed, closing_fence = position, "", in_list, block.fence is None
         notes: list[str] = []
         one_call = bool(block.opener and (self.closes or self.frame[0]))
