@@ -228,16 +228,13 @@ class TagBlocks(TagValues):
     def _usual_parameters(self, run: Run, call: OpenCall, position: int) -> int:
         """Read parameters of the usual shape, with the results of `_parameter`. Return the position after them."""
         assert self._usual is not None
-        usual, framed, typing, tail = self._usual.match, self.framed, self._states_types, -self._tags.longest
-        pair = self.pair[1]
+        usual, framed, tail = self._usual.match, self.framed, -self._tags.longest
         while match := usual(run.text, position):
             key, typed, text = match.groups()
+            if text.find("<", tail) >= 0 or (framed and not text):
+                break  # perhaps a damaged end tag; or one newline for two
             if framed:
-                if not text.endswith("\n"):
-                    break
                 text = text[:-1]
-            if text.find("<", tail) >= 0 or bool(typed) != typing or (pair and text.lstrip().startswith(pair)):
-                break  # perhaps a damaged end tag
             call.set(key, self._read(run, call, key, TYPES.get(typed), text))
             position = match.end()
         return position
@@ -358,7 +355,7 @@ class TagBlocks(TagValues):
                 call.note("text in the wrapper")
             elif mark.role is not TagRole.CALL or not self._shares_wrapper:
                 call.note("the end tag of the wrapper is missing")
-        if over:
+        if over and (not run.final or end < len(run.text)):
             end = yield from self._after_repeated(run, call, run.text[run.text.rfind("<", 0, end) : end], end)
         raw = run.text[call.body : raw_end].strip()
         if self.unwrapped and list(call.arguments) == [self.unwrapped]:

@@ -161,16 +161,20 @@ class TagSyntax(BlockGrammar):
             return f"(?:{'|'.join(map(re.escape, tags))})"
 
         def parameter(group: str) -> str:
+            kind = rf" string=\"{group}true|false)\"" if self._states_types else f"{group})"
             head = {
                 "equals": rf"{group}[\w.\-]++){group})>",
-                "attributes": rf" name=\"{group}[\w.\-]++)\"(?>(?: string=\"{group}true|false)\")?)>",
+                "attributes": rf" name=\"{group}[\w.\-]++)\"{kind}>",
                 "pairs": rf"{group}[\w.\-]++){re.escape(self.pair[0])}\s?+{group}){re.escape(self.pair[1])}",
             }
             return one(self.parameters) + head[self.heads]
 
         begin = re.escape(next(iter(self._roles))[0])
         value = rf"([^{begin}]*+(?>(?:(?!{one(tuple(self._roles))}){begin}[^{begin}]*+)*))"
-        value = (r"\n" if self.framed else rf"(?!\s*+{re.escape(CDATA)})" if self.cdata else "") + value
+        if self.framed:
+            value = rf"\n{value}(?<=\n)"
+        elif self.cdata or self.pair[1]:
+            value = rf"(?!\s*+{re.escape(self.pair[1] or CDATA)}){value}"
         after = rf"\s*+(?:{one((*self.unwraps, *self.calls, *self.wraps))}|\Z)" if self.wraps else ""
         follows = rf"(?=\s*+(?:{parameter('(?:')}|{one(self.ends)}{after}))"
         return re.compile(rf"\s*+{parameter('(')}{value}{one(self.value_ends)}{follows}")
@@ -224,7 +228,7 @@ class TagSyntax(BlockGrammar):
         if self.heads == "attributes":
             return attributes_head(match)
         if names_call:
-            missing = self.name_end in self.call and match[2] is None
+            missing = match[2] is None and self.name_end in self.call
             note = f"{self.name_end} is missing" if missing else None
             return Head(match[1], match.end(), note=note) if match[3] in "<{" else None
         note = None if match[2] else "the end tag of a key is missing"
