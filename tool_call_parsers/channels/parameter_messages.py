@@ -21,6 +21,7 @@ class ParameterMessages(WordHeaders):
         if run.text.startswith("{", position):
             notes = filter(None, (header.error, "a JSON object instead of tags"))
             return (yield from self.json_call(run, replace(header, error="; ".join(notes))))
+        run.begin_block(header.start)
         run.to_content()
         return (yield from self.parameters.read_call(run, header.start, header.end, header.name, header.error))
 
