@@ -54,6 +54,10 @@ class DetectionRule:
 
 _GLM: Final = ("<arg_key>", "<arg_value>")
 _CODER: Final = ("<function=", "<parameter=")
+_AFTER_TAG: Final = tuple(
+    before + quoted for before in (">{", ">[{", ">\n{", ">\n[{", "]{", "][{") for quoted in ('"name"', '\\"name\\"')
+)
+"""JSON in tags that no format has."""
 
 RULES: Final[tuple[DetectionRule, ...]] = (
     # Tags of a single format.
@@ -148,7 +152,12 @@ RULES: Final[tuple[DetectionRule, ...]] = (
         vocabulary=("<|tool_call|>",),
     ),
     DetectionRule("jamba", None, ("<tool_calls>",), ("<|bom|>", "<|eom|>", "<tool_definitions>")),
-    DetectionRule("hunyuan_a13b", "hunyuan_a13b", ("<tool_calls>[",)),
+    DetectionRule(
+        "hunyuan_a13b",
+        "hunyuan_a13b",
+        ("<tool_calls>",),
+        ("<tool_calls>[", "<tool_calls>\n[", "<tool_calls>\\n[", "<tool_calls>' }}[", '<tool_calls>" }}['),
+    ),
     DetectionRule("ernie45", "ernie45", ("<tool_call>", "<response>")),
     DetectionRule("qwen3_json", "qwen3", ("<tool_call>", "<think>")),
     DetectionRule("hermes", "qwen3", ("<tool_call>",), vocabulary=("<tool_call>", "</tool_call>")),
@@ -165,8 +174,8 @@ RULES: Final[tuple[DetectionRule, ...]] = (
     DetectionRule("llama4_json", None, ("<|header_start|>",), ('"parameters"', "<|python_tag|>")),
     DetectionRule("llama3_json", None, ("<|start_header_id|>",), ('"parameters"', "<|python_tag|>")),
     DetectionRule("xlam", None, any_of=("xLAM", '[{"name": "tool_call_name"', '[{\\"name\\": \\"tool_call_name\\"')),
-    DetectionRule("bare_json", None, ("tool_calls", '"name"', '"arguments"')),
-    DetectionRule("bare_json", None, ("tool_calls", '\\"name\\"', '\\"arguments\\"')),
+    DetectionRule("bare_json", None, ("tool_calls", '"name"', '"arguments"'), none_of=_AFTER_TAG),
+    DetectionRule("bare_json", None, ("tool_calls", '\\"name\\"', '\\"arguments\\"'), none_of=_AFTER_TAG),
 )
 """The most specific first. The first match decides."""
 
