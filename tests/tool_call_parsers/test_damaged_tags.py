@@ -101,3 +101,15 @@ def test_elements_in_a_value_without_an_end_tag_are_data(parser: str) -> None:
     assert end is not None
     (call,) = get_parser(parser).parse(text[: end.start()] + text[end.end() :], TOOLS).tool_calls
     assert (call.arguments, call.status) == ({"command": "<params>a</params>"}, CallStatus.REPAIRED)
+
+
+@pytest.mark.parametrize("parser", ["qwen3_coder", "minimax_m2", "glm47", "deepseek_v4"])
+def test_a_lost_opening_tag_of_a_required_parameter_leaves_no_call(parser: str) -> None:
+    text = written(parser, [("bash", {"command": "ls -la", "timeout": 3})])
+    first = text.index("ls -la") + len("ls -la")
+    end = _END.match(text, first)
+    assert end is not None
+    broken = text[: end.end()] + text[text.index("3", end.end()) :]
+    found = get_parser(parser).parse(broken, BOTH_REQUIRED)
+    assert not found.tool_calls
+    assert [attempt.status for attempt in found.attempts] == [CallStatus.MALFORMED]

@@ -85,7 +85,7 @@ class Beginning(NamedTuple):
 def equals_head(match: re.Match[str]) -> Head | None:
     """The head in a match of `EQUALS`; None if it is not a head."""
     name, end, note = match[1].strip(), match.end(), None
-    if name != match[1]:
+    if name != match[1] or match.start(1) > match.start():
         note = "blanks around a name"
     if len(name) > 1 and name[0] in "'\"" and name[-1] == name[0]:
         name, note = name[1:-1], "a name in quotes"
