@@ -39,11 +39,11 @@ def damaged_end(text: str, start: int, end: int, ends: Sequence[str], others: Se
 def near_end(text: str, start: int, end: int, ends: Sequence[str]) -> int | None:
     """Where a misspelt end tag begins that `text[start:end]` ends with, before the right one; None without one.
 
-    A right one there is data: formats that frame values can hold it.
+    A right one there, or before more text, is data.
     """
     last = _rstrip(text, start, end)
     tail = text[max(start, last - 2 * max(map(len, ends))) : last]
-    if "/" not in tail or tail.endswith(tuple(ends)):
+    if "/" not in tail or any(tag in tail for tag in ends):
         return None
     lengths = [length for tag in ends if (length := _distance(tail, tag, _edits(tag))) is not None]
     length = max(lengths, default=0)
