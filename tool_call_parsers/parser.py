@@ -186,6 +186,10 @@ class ToolCallParser:
             self._markup = "\n".join([written, *(set(self._markers.all.literals) - ends)])
         return token in self._markup
 
+    def closes_call(self, text: str) -> bool:
+        """Whether a text, blanks aside, is a closing marker of calls."""
+        return self._markers.kinds.get(text.strip()) is Marker.CLOSE
+
     def _read(self, run: Run, text: str) -> None:
         run.append(text)
         run.final = True

@@ -68,12 +68,20 @@ class CompletionReader:
         if whole is None:
             aligned = self._align(ids, stop, forced)
             if tools or self._has_channels:
-                parsed = self._parse(aligned, tools or (), reasoning_is_open)
+                parsed = self._parse(self._closed(ids, stop) or aligned, tools or (), reasoning_is_open)
                 if tools or not parsed.attempts:
                     return self._message(parsed, aligned)
             whole = aligned.visible
         reasoning, content = self.split_reasoning(whole, reasoning_is_open)
         return Message("assistant", content, reasoning=reasoning), ()
+
+    def _closed(self, ids: Sequence[int], stop: Sequence[str]) -> Aligned | None:
+        """The whole text, if the stop text that ends it closes a call: the model sampled it as part of the call."""
+        if not stop or not isinstance(self.parser, ToolCallParser):
+            return None
+        closers = tuple(filter(self.parser.closes_call, stop))
+        whole = self._tokens.align(None, ids) if closers else None
+        return whole if whole is not None and whole.text.endswith(closers) else None
 
     def _align(self, ids: Sequence[int], stop: Sequence[str], forced: int = 0) -> Aligned:
         aligned = self._tokens.align(None, ids)

@@ -90,6 +90,18 @@ async def test_a_call_before_a_stop_text_is_read_from_its_tokens() -> None:
         assert not response.message.tool_calls and response.malformed_calls
 
 
+async def test_a_stop_text_that_closes_a_call_is_part_of_it() -> None:
+    async with stack() as world:
+        world.says.next = [Reply(ids_of(CALL))]
+        response = await world.tokens.for_rollout().chat([ASKED], tools=TOOLS, stop=["</tool_call>"], max_tokens=400)
+        (call,) = response.message.tool_calls
+        assert (call.status, response.message.content) == ("ok", None)
+        world.says.next = [Reply(ids_of(CALL[:-13] + "STOP"))]
+        stop = ["STOP", "</tool_call>"]
+        response = await world.tokens.for_rollout().chat([ASKED], tools=TOOLS, stop=stop, max_tokens=400)
+        assert [call.status for call in response.message.tool_calls] == ["repaired"]
+
+
 @pytest.mark.parametrize("kind", ["vllm", "sglang"])
 async def test_experts_and_versions_end_with_the_ids(kind: str) -> None:
     async with stack(kind=kind, faults={"behind_stop": 1.0}) as world:
