@@ -15,6 +15,7 @@ from functools import cached_property
 from itertools import product
 from typing import Any, Final, Protocol, TypeAlias
 
+from tool_call_parsers.engine import FOREIGN
 from tool_call_parsers.parser import ToolCallParser
 from tool_call_parsers.registry import MinimalParser
 from tool_call_parsers.types import CallStatus, ToolSchemas
@@ -230,7 +231,7 @@ def _difference(parser: ToolCallParser | MinimalParser, sample: Sample) -> str |
     else:
         found = parser.parse(sample.text, TOOLS)
     wanted = sample.probe.calls
-    if not found.attempts:
+    if all(attempt.error == FOREIGN for attempt in found.attempts):
         return "no call is found"
     for attempt in found.attempts:
         if attempt.status is not CallStatus.OK:

@@ -212,6 +212,7 @@ def _rollout(messages: Sequence[Mapping[str, Any]], reward: float | None, outcom
         "seconds_waiting": 0.25,
         "policy_versions": ["7", "8"],
         "interrupts": 1,
+        "repaired_calls": [0, 1],
         "tool_calls": calls,
         "tool_stats": {"terminal": counted} if calls else {},
         "tool_errors": [],

@@ -122,9 +122,10 @@ async def test_every_built_in_figure_is_a_reserved_name(tmp_path: Path) -> None:
     summariser.add(lines(result.files.groups)[0])
     names = [*evaluation_metrics(result.summary), *training_metrics(summariser)]
     plain = {name.partition("/")[2] for name in names if "/outcome/" not in name}
-    # These are there where there is an interval, where rollouts were left out, and where contexts are compressed.
+    # These are there where there is an interval, where rollouts were left out, where contexts are compressed, and where
+    # a parser read calls.
     sometimes = {"avg_reward_low", "avg_reward_high", "unscored_alarm", "unscored_items"}
-    sometimes |= {"compressions", "failed_compressions"}
+    sometimes |= {"compressions", "failed_compressions", "repaired_call_rate", "repaired_calls_alarm"}
     assert plain | sometimes == BUILTIN_FIGURES
 
 

@@ -15,6 +15,8 @@ _SIGNS = re.compile(r"[<{(\[]|to=|tool=")
 """One of these is in every call."""
 _CODE = re.compile(r"```(?!json|tool).*?(?:```|\Z)|~~~.*?(?:~~~|\Z)|`[^`\n]++`", re.DOTALL)
 """Code, in which calls are quoted. A fence around JSON alone is one that models put around calls."""
+FOREIGN = "a call in markup that the format does not read"
+"""The error of such an attempt."""
 _CLOSES = "}]>`"
 _NAMES = 256
 """How many offered names are looked for."""

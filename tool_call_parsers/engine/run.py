@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tool_call_parsers.engine.foreign import find_foreign
+from tool_call_parsers.engine.foreign import FOREIGN, find_foreign
 from tool_call_parsers.engine.text import SPACE, GrowingText
 from tool_call_parsers.reasoning import ReasoningFormat
 from tool_call_parsers.schema import ToolIndex
@@ -328,9 +328,8 @@ class Run(GrowingText):
         if (found := find_foreign(content, self.tools.names())) is not None:
             raw = content[found.start :].strip()
             start = max(self.text.rfind(raw), 0)
-            error = "a call in markup that the format does not read"
             end = start + len(raw)
-            self.end_call(start, end, CallStatus.MALFORMED, found.name, error=error, ends_block=False)
+            self.end_call(start, end, CallStatus.MALFORMED, found.name, error=FOREIGN, ends_block=False)
 
     def result(self) -> ParsedCompletion:
         """The result."""
