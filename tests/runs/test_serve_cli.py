@@ -270,6 +270,7 @@ def scored(name: str, reward: float = 1.0, *, prompt_checked: PromptChecked = "i
     result: Any = SimpleNamespace(
         samples=lambda rollout_id: [sample],
         tokens=SimpleNamespace(completion_tokens=2),
+        repaired_calls=(0, 0),
     )
     return replace(UNSCORED, rollout_id=name, reward=reward, result=result)
 
