@@ -336,6 +336,7 @@ FORMATS: tuple[Format, ...] = (
         replace(
             _DEEPSEEK_V31,
             argument_marks=(),
+            open_section=True,  # the template of DeepSeek R1 closes it after the second call only
             reading=read_typed_header,
             call="<｜tool▁call▁begin｜>function<｜tool▁sep｜>%(name)s\n```json\n%(arguments)s\n```<｜tool▁call▁end｜>",
             between="\n",

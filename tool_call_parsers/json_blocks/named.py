@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
 from tool_call_parsers.arguments import ArgumentsWatch, FoundArguments, no_arguments, plain_name, read_literal
-from tool_call_parsers.engine import SPACE, BlockGrammar, Needles, RenderCall, RenderTurn, Run, Step, cut_off
+from tool_call_parsers.engine import SPACE, BlockGrammar, Marker, Needles, RenderCall, RenderTurn, Run, Step, cut_off
 from tool_call_parsers.json_blocks.attempts import MANY_OPENERS, named_attempt, skip_repeated
 from tool_call_parsers.json_scan import read_value
 from tool_call_parsers.literals import Literal, LiteralError, read_json
@@ -56,6 +56,8 @@ class NamedJson(BlockGrammar):
     """Spellings of the marker that opens a section of calls."""
     section_closes: tuple[str, ...] = ()
     """Spellings of the marker that closes a section."""
+    open_section: bool = False
+    """The chat templates of some of the models leave a section open at the end of a turn."""
     marks: tuple[str, ...] = ()
     """Markers inside the header."""
     argument_marks: tuple[str, ...] = ()
@@ -146,8 +148,10 @@ class NamedJson(BlockGrammar):
             if section and following is None and not unmarked:
                 if closer is None:
                     # A marker that the template does not write ends the turn, and servers strip it.
-                    stripped = position == len(run.text) and self.section_closes[0] not in self.frame[1]
-                    notes += [] if stripped else ["the section is not closed"]
+                    may_be_open = self.open_section or self.section_closes[0] not in self.frame[1]
+                    marker = yield from run.starts(position, run.markers.all)
+                    over = position == len(run.text) or (marker and run.markers.kinds[marker] is Marker.END)
+                    notes += [] if may_be_open and over else ["the section is not closed"]
                 elif closer != self.section_closes[0]:
                     notes.append(f"{closer!r} closes the section")
             if closer is not None:
