@@ -327,7 +327,9 @@ class Run(GrowingText):
         """Record a call in markup that the format does not read as an attempt from its beginning to the end."""
         if (found := find_foreign(content, self.tools.names())) is not None:
             raw = content[found.start :].strip()
-            start = max(self.text.rfind(raw), 0)
+            start = self.text.rfind(raw)
+            if start < 0:  # markers were dropped inside it
+                start, raw = 0, self.text
             end = start + len(raw)
             self.end_call(start, end, CallStatus.MALFORMED, found.name, error=FOREIGN, ends_block=False)
 
