@@ -29,7 +29,8 @@ grep -E '^(Umask|[UG]id|Cap|NoNewPrivs|Seccomp|Sig(Blk|Ign|Cgt))' /proc/self/sta
 cut -d ' ' -f 1-2,4-8 /proc/1/stat
 for name in environ exe cwd root maps mem fd/0 auxv ns/mnt; do cat /proc/1/$name 2>&1 | head -c 99; done
 ls /proc/1/fd 2>&1; cat /proc/1/oom_score_adj /proc/self/oom_score_adj /proc/1/task/1/oom_score_adj 2>&1
-ulimit -a; hostname; id; pwd; umask; ls /proc | grep -v '^[0-9]'; ls -la --time-style=+ /dev / /run/lachesis | sed 's/ [0-9]* / /g'
+ulimit -a; hostname; id; pwd; umask; ls /proc | grep -v '^[0-9]'
+ls -la --time-style=+ /dev / /run/lachesis | sed 's/ [0-9]* / /g'
 for path in /proc/[a-z]*; do
     [ -d "$path" ] || { head -c 1 "$path" > /dev/null 2>&1; echo "$path reads: $?"; }
     (: >> "$path") 2> /dev/null; echo "$path opens for writing: $?"

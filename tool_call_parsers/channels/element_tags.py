@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from tool_call_parsers.channels.messages import HEADER_WIDTH
 from tool_call_parsers.engine import Needles, Run, Step
@@ -14,6 +14,11 @@ TAGS = Needles(OPEN, CLOSE)
 CONTROL = Needles(OPEN, CLOSE, SEP)
 _ATTRIBUTE = re.compile(r"""([\w\-]+)\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s"']+))""")
 _ATTRIBUTES = re.compile(r"""(?>(?:\s++[\w\-]++\s*+=\s*+(?:"[^"]*+"|'[^']*+'|[^\s"']++))*)\s*+""")
+_USUAL = re.compile(
+    rf'(?:({re.escape(OPEN)})|{re.escape(CLOSE)})([\w\-]++)((?>(?: [\w\-]++="[^"<&]*+")*)){re.escape(SEP)}'
+)
+"""A tag as the model's template writes it, without escapes."""
+_USUAL_ATTRIBUTE = re.compile(r' ([\w\-]++)="([^"]*+)"')
 _WORD = re.compile(r"\s*([\w\-]*)")
 
 
@@ -21,8 +26,7 @@ def closing(name: str) -> str:
     return f"{CLOSE}{name}{SEP}"
 
 
-@dataclass(frozen=True, slots=True)
-class Tag:
+class Tag(NamedTuple):
     """An opening or closing tag: `text[start:end]`."""
 
     start: int
@@ -34,6 +38,10 @@ class Tag:
 
 def read_tag(run: Run, start: int) -> Step[Tag | None]:
     """The tag that begins at `start`."""
+    usual = _USUAL.match(run.text, start, start + HEADER_WIDTH)
+    if usual is not None:
+        opens, name, attributes = usual.groups()
+        return Tag(start, usual.end(), name, not opens, dict(_USUAL_ATTRIBUTE.findall(attributes)))
     token = yield from run.starts(start, TAGS)
     if token is None:
         return None
@@ -48,11 +56,11 @@ def read_tag(run: Run, start: int) -> Step[Tag | None]:
     assert word is not None
     if _ATTRIBUTES.fullmatch(run.text, word.end(), stop.start()) is None:
         return None
-    attributes = {
+    unescaped = {
         match[1]: unescape(match[2] or match[3] or match[4] or "")
         for match in _ATTRIBUTE.finditer(run.text, word.end(), stop.start())
     }
-    return Tag(start, stop.end(), word[1], token == CLOSE, attributes)
+    return Tag(start, stop.end(), word[1], token == CLOSE, unescaped)
 
 
 def escape(text: str) -> str:

@@ -58,8 +58,11 @@ class GrowingText:
 
     def append(self, delta: str) -> None:
         """Add text. Lone surrogates become U+FFFD, because no caller could encode them as UTF-8."""
-        if not delta.isascii() and _SURROGATES.search(delta):
-            delta = _SURROGATES.sub("\ufffd", delta)
+        if not delta.isascii():
+            try:
+                delta.encode()  # faster than a search
+            except UnicodeEncodeError:
+                delta = _SURROGATES.sub("\ufffd", delta)
         # The only reference during the addition is a local one: CPython then extends the string in place, and
         # appending n small pieces costs O(n) instead of O(n^2).
         text = self.text

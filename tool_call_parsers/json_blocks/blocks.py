@@ -99,10 +99,12 @@ class JsonBlocks(CallObjects):
     closers = cached_property(lambda self: (*self.closes, *(self.named.closers if self.named is not None else ())))
 
     @cached_property
-    def _usual_end(self) -> re.Pattern[str]:
-        """The only spelling of the closing marker, once; the end of the text if there is no marker."""
-        closer = re.escape(self.closes[0]) if len(self.closes) == 1 else "(?!)" if self.closes else r"\Z"
-        return re.compile(rf"\s*+{closer}(?!\s*+{closer})" if self.closes else rf"\s*+{closer}")
+    def _usual_ends(self) -> tuple[re.Pattern[str], re.Pattern[str]]:
+        """The usual text after an object alone, and after the last of a list: the only spelling of the closing marker,
+        once; without a marker, the end of the text. The group `end` ends the call's tags."""
+        closer = re.escape(self.closes[0]) if len(self.closes) == 1 else "(?!)"
+        end = rf"(?P<end>\s*+{closer})(?!\s*+{closer})" if self.closes else r"(?P<end>)\s*+\Z"
+        return re.compile(end), re.compile(rf"\s*+\]{end}")
 
     _bracketed = cached_property(lambda self: any(opener.startswith("[") for opener in self.opens))
     _open = cached_property(lambda self: Needles(*self.opens))
@@ -132,7 +134,9 @@ class JsonBlocks(CallObjects):
         notes: tuple[str, ...] = (self.instead,) if self.instead else ()
         position = yield from run.skip_space(start if bare else body)
         fence: str | None = None
-        if not run.text.startswith(("{", "["), position) or self._bracketed:
+        if not run.text.startswith(("{", "["), position) or (
+            self._bracketed and (not run.final or run.text.startswith(self.opens, position))
+        ):
             if not bare:
                 position, again = yield from skip_repeated(run, position, self._open, MANY_OPENERS)
                 position = yield from run.skip_space(position)
@@ -190,10 +194,10 @@ class JsonBlocks(CallObjects):
 
     def _gap(self, run: Run, position: int, in_list: bool, block: Block) -> Step[_Gap]:
         """Read the text after a call: brackets, separators, the closing marker, or the next call."""
-        if run.final and not in_list and block.fence is None and (block.opener or not self.closes):
-            usual = self._usual_end.match(run.text, position)
+        if run.final and block.fence is None and (block.opener or not self.closes):
+            usual = self._usual_ends[in_list].match(run.text, position)
             if usual is not None:
-                return _Gap(usual.end() if self.closes else position, None, False)
+                return _Gap(usual.end("end"), None, False)
         end, separator, listed, closing_fence = position, "", in_list, block.fence is None
         notes: list[str] = []
         one_call = bool(block.opener and (self.closes or self.frame[0]))

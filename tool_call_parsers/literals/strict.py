@@ -8,7 +8,7 @@ from functools import partial
 from itertools import accumulate
 from typing import Any, Final, NoReturn
 
-from tool_call_parsers.literals.literal import INFINITE, MAX_DEPTH, MAX_DIGITS, SPACE, SURROGATE, Literal, LiteralError
+from tool_call_parsers.literals.literal import INFINITE, MAX_DEPTH, MAX_DIGITS, SPACE, Literal, LiteralError
 
 _OPENING: Final = ("{", "[")
 _BRACKETS: Final = re.compile(r'"[^"\\]*+(?>(?:\\.[^"\\]*+)*)(?:"|\Z)|([\[\]{}])', re.DOTALL)
@@ -44,10 +44,6 @@ def _json_int(text: str) -> int:
     return int(text)
 
 
-_MEMBER: Final = re.compile(r'"[ \t\r\n]*+:')
-"""In each member of an object, and in some strings."""
-
-
 class _RepeatedKey(Exception):
     """An object has a key twice."""
 
@@ -61,9 +57,10 @@ def _unique(members: list[tuple[str, Any]]) -> dict[str, Any]:
 
 _decoder: Final = partial(json.JSONDecoder, parse_constant=json_constant, parse_float=json_float, parse_int=_json_int)
 _DECODE_UNIQUE: Final = _decoder(object_pairs_hook=_unique).raw_decode
-_DECODE_STRICT: Final = _decoder().raw_decode
+_DECODE_LAST: Final = _decoder().raw_decode
 REPEATED_KEY: Final = "a repeated key"
 """The note of an object that has a key twice."""
+_NO_NOTES: Final[tuple[str, ...]] = ()
 
 
 def read_json(text: str, start: int = 0) -> Literal:
@@ -77,7 +74,10 @@ def read_json(text: str, start: int = 0) -> Literal:
     if text[start : start + 1] not in _OPENING:
         start = SPACE.match(text, start).end()  # type: ignore[union-attr]  # it matches everywhere
     try:
-        value, end = _DECODE_STRICT(text, start)
+        try:
+            (value, end), notes = _DECODE_UNIQUE(text, start), _NO_NOTES
+        except _RepeatedKey:
+            (value, end), notes = _DECODE_LAST(text, start), (REPEATED_KEY,)
     except json.JSONDecodeError as error:
         cut = _json_is_cut(text, error)
         if cut and _is_deep(text, start, len(text)):
@@ -91,25 +91,14 @@ def read_json(text: str, start: int = 0) -> Literal:
         raise LiteralError(str(error), start) from None
     if end - start > 2 * MAX_DEPTH and _is_deep(text, start, end):
         raise LiteralError("nested too deeply", start)
-    if not text.isascii() and (raw := SURROGATE.search(text, start, end)):
-        raise LiteralError("a lone surrogate", raw.start())
+    if not text.isascii():
+        try:
+            text[start:end].encode()  # faster than a search
+        except UnicodeEncodeError as error:
+            raise LiteralError("a lone surrogate", start + error.start) from None
     if text.find("\\u", start, end) >= 0 and (lone := _lone_surrogate(text, start, end)) is not None:
         raise LiteralError("a lone surrogate", lone)
-    members = len(_MEMBER.findall(text, start, end))
-    if (type(value) is dict and members == len(value)) or members == _members(value):
-        return Literal(value, end)
-    try:  # strings hold what looks like members, or keys are repeated
-        _DECODE_UNIQUE(text, start)
-    except _RepeatedKey:
-        return Literal(value, end, (REPEATED_KEY,))
-    return Literal(value, end)
-
-
-def _members(value: Any) -> int:
-    """How many members the objects of a value have."""
-    if isinstance(value, dict):
-        return len(value) + sum(_members(item) for item in value.values() if isinstance(item, dict | list))
-    return sum(map(_members, value)) if isinstance(value, list) else 0
+    return Literal(value, end, notes)
 
 
 def read_whole_json(text: str) -> Literal | None:

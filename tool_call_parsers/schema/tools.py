@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from tool_call_parsers.schema.kinds import ValueRule, is_mapping, items_of, related, value_rule
@@ -29,10 +29,10 @@ class ToolIndex:
         if isinstance(given, (str, bytes, bytearray)) or not isinstance(given, Sequence):
             raise TypeError(f"tools must be a sequence of mappings, not {type(given).__name__}")
         for tool in given:
-            if not is_mapping(tool):
+            if type(tool) is not dict and not is_mapping(tool):
                 raise TypeError(f"tools must be a sequence of mappings, and one of its items is {type(tool).__name__}")
             function = tool.get("function")
-            if not is_mapping(function):
+            if type(function) is not dict and not is_mapping(function):
                 function = tool
             name = function.get("name")
             if isinstance(name, str):
@@ -110,7 +110,12 @@ class _Signature:
         self.known = False
         self.properties: dict[str, object] = {}
         self.required: frozenset[str] = frozenset()
-        for schema in related(root, root, ("allOf",)):
+        schemas: Iterable[Mapping[Any, Any]]
+        if type(root) is dict and "$ref" not in root and "allOf" not in root:
+            schemas = (root,)
+        else:
+            schemas = related(root, root, ("allOf",))
+        for schema in schemas:
             properties = schema.get("properties")
             if is_mapping(properties):
                 self.known = True

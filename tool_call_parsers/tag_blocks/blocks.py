@@ -148,7 +148,7 @@ class TagBlocks(TagValues):
         head = yield from self._head(run, mark.end, self._call_head)
         if head is None:
             return None
-        if (plain := plain_name(head.name, run.tools)) is not None:
+        if head.name not in run.tools.names() and (plain := plain_name(head.name, run.tools)) is not None:
             head = head._replace(name=plain, note=f"the name is written {head.name!r}")
         separators = self.separators if first else ()
         if head is CUT_HEAD:
@@ -159,7 +159,7 @@ class TagBlocks(TagValues):
             call.note(note, head.note)
         if head.attributes or head.typed:
             call.note("an attribute of a call")
-        if head.closed or tag in self._variants or tag not in self.calls:
+        if head.closed or tag not in self._written_calls:
             call.note("another spelling of a tag")
         mark = yield from self._next(run, head.end)
         while mark.role is TagRole.END_VALUE:
@@ -229,13 +229,21 @@ class TagBlocks(TagValues):
         """Read parameters of the usual shape, with the results of `_parameter`. Return the position after them."""
         assert self._usual is not None
         usual, framed, tail = self._usual.match, self.framed, -self._tags.longest
+        arguments, coerced = call.arguments, None if self.cdata else run.tools.coerce
         while match := usual(run.text, position):
             key, typed, text = match.groups()
-            if text.find("<", tail) >= 0 or (framed and not text):
-                break  # perhaps a damaged end tag; or one newline for two
+            if "<" in text[tail:]:
+                break  # perhaps a damaged end tag
             if framed:
                 text = text[:-1]
-            call.set(key, self._read(run, call, key, TYPES.get(typed), text))
+            if typed is None and coerced is not None:
+                value = coerced(call.name, key, text)
+            else:
+                value = self._read(run, call, key, TYPES.get(typed), text)
+            if key in arguments:
+                call.set(key, value)
+            else:
+                arguments[key] = value
             position = match.end()
         return position
 

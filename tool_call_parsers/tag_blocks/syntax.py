@@ -119,6 +119,7 @@ class TagSyntax(BlockGrammar):
         found = set(Needles(*itertools.chain(*spellings)).pattern.findall(written))
         return frozenset(tag for tags in spellings for tag in tags[1:] if written and tag not in found)
 
+    _written_calls = cached_property(lambda self: frozenset(self.calls) - self._variants)
     _call_tags = cached_property(lambda self: Needles(*self.calls))
     _shares_wrapper = cached_property(lambda self: any(tag in self.around[0] for tag in self.wraps))
     """One wrapper is around all calls, and not one around each."""
@@ -172,7 +173,7 @@ class TagSyntax(BlockGrammar):
         begin = re.escape(next(iter(self._roles))[0])
         value = rf"([^{begin}]*+(?>(?:(?!{one(tuple(self._roles))}){begin}[^{begin}]*+)*))"
         if self.framed:
-            value = rf"\n{value}(?<=\n)"
+            value = rf"\n(?!{one(self.value_ends)}){value}(?<=\n)"  # not one newline for two
         elif self.cdata or self.pair[1]:
             value = rf"(?!\s*+{re.escape(self.pair[1] or CDATA)}){value}"
         after = rf"\s*+(?:{one((*self.unwraps, *self.calls, *self.wraps))}|\Z)" if self.wraps else ""
