@@ -101,8 +101,9 @@ class PythonCalls(BlockGrammar):
         notes: list[str] = []
         if not bare:
             position, again = yield from skip_repeated(run, position, self._opens, MANY_OPENERS)
-            position = yield from run.skip_space(position)
-            notes += ["the opening marker twice"] if again else []
+            if again:
+                position = yield from run.skip_space(position)
+                notes.append("the opening marker twice")
         listed = run.text.startswith("[", position)
         if listed:
             position = yield from run.skip_space(position + 1)

@@ -58,11 +58,11 @@ def read_element(run: Run, start: int, end: int, gap: Gap, head: Head) -> Elemen
     plain = plain_name(head.name, run.tools)
     try:
         call = read_python_call(run.text, start, end)
-    except LiteralError as error:
-        return Element(start, end, gap, CallStatus.INVALID_JSON, head.name, raw=raw, error=error.reason)
-    failed = Element(start, end, gap, CallStatus.INVALID_JSON, head.name, raw=raw)
+    except LiteralError as reason:
+        return Element(start, end, gap, CallStatus.INVALID_JSON, head.name, raw=raw, error=reason.reason)
     if call.end != end:
-        return failed._replace(error="something else follows the call")
+        error = "something else follows the call"
+        return Element(start, end, gap, CallStatus.INVALID_JSON, head.name, raw=raw, error=error)
     notes, arguments = call.notes, call.arguments
     if plain is not None:
         notes, head = (*notes, f"the name is written {head.name!r}"), head._replace(name=plain)
@@ -76,7 +76,8 @@ def read_element(run: Run, start: int, end: int, gap: Gap, head: Head) -> Elemen
         else:
             places = dict(zip(order, call.positional, strict=False))
             if len(places) < len(call.positional) or places.keys() & arguments.keys():
-                return failed._replace(error="positional arguments without a parameter of their own")
+                error = "positional arguments without a parameter of their own"
+                return Element(start, end, gap, CallStatus.INVALID_JSON, head.name, raw=raw, error=error)
             arguments = places | arguments
     status = CallStatus.REPAIRED if notes else CallStatus.OK
     return Element(start, end, gap, status, head.name, arguments, raw, "; ".join(notes) or None)

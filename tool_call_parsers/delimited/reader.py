@@ -102,7 +102,8 @@ class Reader:
         container: Any = self.arguments
         key, comma = "", False
         while True:
-            position = yield from run.skip_space(position)
+            if not run.text[position : position + 1].strip():  # nothing yet, or a blank
+                position = yield from run.skip_space(position)
             char = run.text[position : position + 1]
             if char == closing:
                 if comma:
@@ -117,7 +118,8 @@ class Reader:
             else:
                 if closing != "]":
                     key, position = yield from self._key(position)
-                    position = yield from run.skip_space(position)
+                    if not run.text[position : position + 1].strip():  # nothing yet, or a blank
+                        position = yield from run.skip_space(position)
                     char = run.text[position : position + 1]
                     if not stack:
                         self.streamed.member(key)
@@ -140,7 +142,8 @@ class Reader:
                 if key in container:
                     self.notes[REPEATED_KEY] = None
                 container[key] = value
-            position = yield from run.skip_space(position)
+            if not run.text[position : position + 1].strip():  # nothing yet, or a blank
+                position = yield from run.skip_space(position)
             comma = run.text.startswith(",", position)
             if comma:
                 position += 1
@@ -209,8 +212,9 @@ class Reader:
                     sent = position
                 yield
                 continue
-            position = match.end()
-            after = yield from run.skip_space(position)
+            position = after = match.end()
+            if not run.text[position : position + 1].strip():
+                after = yield from run.skip_space(position)
             if (
                 after == len(run.text)
                 or run.text[after] in followers

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from tool_call_parsers.arguments import plain_name
-from tool_call_parsers.engine import Needles, Run, Step
+from tool_call_parsers.engine import SPACE, Needles, Run, Step
 from tool_call_parsers.types import CallStatus
 
 MANY_OPENERS = 4
@@ -50,7 +50,8 @@ def named_attempt(run: Run, start: int, position: int, ends: Needles, closers: t
 def skip_repeated(run: Run, end: int, markers: Needles, limit: int | None = None) -> Step[tuple[int, bool]]:
     """The end of markers that repeat the one before `end`, and whether there are any. `limit`: how many at most, where
     the text may be read again from the second one."""
-    if end == len(run.text) and run.final:
+    first = SPACE.match(run.text, end).end()  # type: ignore[union-attr]  # it matches everywhere
+    if run.final and markers.pattern.match(run.text, first) is None:
         return end, False
     count = 0
     while limit is None or count < limit:

@@ -15,6 +15,9 @@ from tool_call_parsers.json_blocks.objects import CallObjects
 from tool_call_parsers.row_checks import Syntax, check_template
 from tool_call_parsers.types import CallStatus
 
+_ENDS_OF_TEXT = (re.compile(r"(?P<end>)\s*+\Z"), re.compile(r"\s*+\](?P<end>)\s*+\Z"))
+"""The end of the text after an object alone, and after the last of a list. The group `end` ends the call."""
+
 
 class _Gap(NamedTuple):
     """The text after a call object."""
@@ -100,10 +103,9 @@ class JsonBlocks(CallObjects):
 
     @cached_property
     def _usual_ends(self) -> tuple[re.Pattern[str], re.Pattern[str]]:
-        """The usual text after an object alone, and after the last of a list: the only spelling of the closing marker,
-        once; without a marker, the end of the text. The group `end` ends the call's tags."""
+        """The only spelling of the closing marker, once, after an object alone and after the last of a list."""
         closer = re.escape(self.closes[0]) if len(self.closes) == 1 else "(?!)"
-        end = rf"(?P<end>\s*+{closer})(?!\s*+{closer})" if self.closes else r"(?P<end>)\s*+\Z"
+        end = rf"(?P<end>\s*+{closer})(?!\s*+{closer})"
         return re.compile(end), re.compile(rf"\s*+\]{end}")
 
     _bracketed = cached_property(lambda self: any(opener.startswith("[") for opener in self.opens))
@@ -194,10 +196,11 @@ class JsonBlocks(CallObjects):
 
     def _gap(self, run: Run, position: int, in_list: bool, block: Block) -> Step[_Gap]:
         """Read the text after a call: brackets, separators, the closing marker, or the next call."""
-        if run.final and block.fence is None and (block.opener or not self.closes):
-            usual = self._usual_ends[in_list].match(run.text, position)
-            if usual is not None:
-                return _Gap(usual.end("end"), None, False)
+        if run.final and block.fence is None:
+            usual = self._usual_ends if block.opener and self.closes else _ENDS_OF_TEXT
+            match = usual[in_list].match(run.text, position)
+            if match is not None:
+                return _Gap(match.end("end"), None, False)
         end, separator, listed, closing_fence = position, "", in_list, block.fence is None
         notes: list[str] = []
         one_call = bool(block.opener and (self.closes or self.frame[0]))

@@ -16,6 +16,15 @@ SPACE: Final = re.compile(r"[ \t\r\n]*")
 SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
+def surrogate_in(text: str) -> int | None:
+    """Where the text has a lone surrogate. Encoding it is faster than a search."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return error.start
+    return None
+
+
 class LiteralError(ValueError):
     """No literal can be read.
 

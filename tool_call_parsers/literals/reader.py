@@ -14,7 +14,15 @@ from tool_call_parsers.literals.escapes import (
     replace_json_escapes,
     unescape_python,
 )
-from tool_call_parsers.literals.literal import INFINITE, MAX_DEPTH, MAX_DIGITS, SPACE, SURROGATE, UNCLOSED, LiteralError
+from tool_call_parsers.literals.literal import (
+    INFINITE,
+    MAX_DEPTH,
+    MAX_DIGITS,
+    SPACE,
+    UNCLOSED,
+    LiteralError,
+    surrogate_in,
+)
 from tool_call_parsers.literals.strict import REPEATED_KEY
 
 _INT_BOUND: Final = 10**MAX_DIGITS
@@ -80,7 +88,7 @@ class Reader:
                 value = self.unescape_json(body, quote_at, end) if json_rules else unescape_python(body)
             except BadEscape:
                 raise LiteralError("a string with an invalid escape", start) from None
-        if not value.isascii() and SURROGATE.search(value):
+        if not value.isascii() and surrogate_in(value) is not None:
             value, lone = join_surrogates(value)
             if lone:
                 self.notes["lone surrogate"] = None

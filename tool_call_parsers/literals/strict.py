@@ -8,7 +8,15 @@ from functools import partial
 from itertools import accumulate
 from typing import Any, Final, NoReturn
 
-from tool_call_parsers.literals.literal import INFINITE, MAX_DEPTH, MAX_DIGITS, SPACE, Literal, LiteralError
+from tool_call_parsers.literals.literal import (
+    INFINITE,
+    MAX_DEPTH,
+    MAX_DIGITS,
+    SPACE,
+    Literal,
+    LiteralError,
+    surrogate_in,
+)
 
 _OPENING: Final = ("{", "[")
 _BRACKETS: Final = re.compile(r'"[^"\\]*+(?>(?:\\.[^"\\]*+)*)(?:"|\Z)|([\[\]{}])', re.DOTALL)
@@ -91,11 +99,8 @@ def read_json(text: str, start: int = 0) -> Literal:
         raise LiteralError(str(error), start) from None
     if end - start > 2 * MAX_DEPTH and _is_deep(text, start, end):
         raise LiteralError("nested too deeply", start)
-    if not text.isascii():
-        try:
-            text[start:end].encode()  # faster than a search
-        except UnicodeEncodeError as error:
-            raise LiteralError("a lone surrogate", start + error.start) from None
+    if not text.isascii() and (raw := surrogate_in(text[start:end])) is not None:
+        raise LiteralError("a lone surrogate", start + raw)
     if text.find("\\u", start, end) >= 0 and (lone := _lone_surrogate(text, start, end)) is not None:
         raise LiteralError("a lone surrogate", lone)
     return Literal(value, end, notes)

@@ -69,12 +69,13 @@ class TagBlocks(TagValues):
         while True:
             if wrapped and self.fillers:
                 position = yield from self._after_fillers(run, position)
-            mark = yield from self._next(run, position)
+            mark = self._tag_at(run, position) or (yield from self._next(run, position))
             if mark.role is not TagRole.WRAP:
                 break
             position, wrapped = mark.end, True
             wrappers.append(run.text[mark.start : mark.end])
-        mark = yield from self._bare_call(run, mark)
+        if mark.role is TagRole.TEXT:
+            mark = yield from self._bare_call(run, mark)
         end = None
         if mark.role is TagRole.CALL:
             end = yield from self._calls(run, start, mark, wrappers)
@@ -98,7 +99,7 @@ class TagBlocks(TagValues):
             note = "a wrapper of another format"
         done = yield from self._call(run, start, mark, wrapped, first=True, note=note)
         while done is not None and not done.over:
-            mark = yield from self._next(run, done.end)
+            mark = self._tag_at(run, done.end) or (yield from self._next(run, done.end))
             if mark.role is not TagRole.CALL:
                 return (yield from self._after_calls(run, done, mark))
             following = yield from self._call(run, mark.start, mark, wrapped, first=False)
@@ -108,7 +109,7 @@ class TagBlocks(TagValues):
         return None if done is None else done.end
 
     def _bare_call(self, run: Run, mark: Mark) -> Step[Mark]:
-        """The mark after a wrapper, or the call of which the tag lacks what is before every tag."""
+        """The mark of text after a wrapper, or the call of which the tag lacks what is before every tag."""
         yield from ()
         return mark
 
@@ -136,7 +137,7 @@ class TagBlocks(TagValues):
     ) -> Step[_Done | None]:
         """Read the call whose opening tag is at `mark`, as an attempt from `begin` on; None if it is only text."""
         tag = run.text[mark.start : mark.end]
-        if self.heads == "pairs":
+        if self.heads == "pairs" and not run.text[mark.end : mark.end + 1].isalnum():
             position = yield from run.skip_space(mark.end)
             if run.text.startswith(("{", "["), position) or (yield from run.starts(position, _FENCE)) is not None:
                 end = yield from self._foreign.block(run, begin, mark.end, tag)
@@ -161,7 +162,7 @@ class TagBlocks(TagValues):
             call.note("an attribute of a call")
         if head.closed or tag not in self._written_calls:
             call.note("another spelling of a tag")
-        mark = yield from self._next(run, head.end)
+        mark = self._tag_at(run, head.end) or (yield from self._next(run, head.end))
         while mark.role is TagRole.END_VALUE:
             call.note("an end tag of a value without a value")
             mark = yield from self._next(run, mark.end)
@@ -193,7 +194,8 @@ class TagBlocks(TagValues):
     def _parameters(self, run: Run, call: OpenCall, mark: Mark) -> Step[_Done]:
         """Read the parameters, the first of which opens at `mark`, and the end of the call."""
         if run.final and call.streamed is None and self._usual is not None:
-            mark = yield from self._next(run, self._usual_parameters(run, call, mark.start))
+            after = self._usual_parameters(run, call, mark.start)
+            mark = self._tag_at(run, after) or (yield from self._next(run, after))
         while (role := mark.role) in (TagRole.PARAMETER, TagRole.END_VALUE):
             if role is TagRole.PARAMETER:
                 resume = yield from self._parameter(run, call, mark)
@@ -202,7 +204,7 @@ class TagBlocks(TagValues):
             else:
                 resume = mark.end
                 call.note("an end tag of a value without a value")
-            mark = yield from self._next(run, resume)
+            mark = self._tag_at(run, resume) or (yield from self._next(run, resume))
         if mark.role is TagRole.END_CALL:
             if run.text[mark.start : mark.end] in self._variants:
                 call.note("another spelling of a tag")
@@ -229,17 +231,14 @@ class TagBlocks(TagValues):
         """Read parameters of the usual shape, with the results of `_parameter`. Return the position after them."""
         assert self._usual is not None
         usual, framed, tail = self._usual.match, self.framed, -self._tags.longest
-        arguments, coerced = call.arguments, None if self.cdata else run.tools.coerce
+        arguments = call.arguments
         while match := usual(run.text, position):
             key, typed, text = match.groups()
             if "<" in text[tail:]:
                 break  # perhaps a damaged end tag
             if framed:
                 text = text[:-1]
-            if typed is None and coerced is not None:
-                value = coerced(call.name, key, text)
-            else:
-                value = self._read(run, call, key, TYPES.get(typed), text)
+            value = self._read(run, call, key, TYPES[typed] if typed else None, text)
             if key in arguments:
                 call.set(key, value)
             else:
@@ -354,7 +353,7 @@ class TagBlocks(TagValues):
         """Record a complete call, whose tags end at `end`, or with the end tag of the wrapper that follows."""
         over = not call.wrapped
         if call.wrapped:
-            mark = yield from self._next(run, end)
+            mark = self._tag_at(run, end) or (yield from self._next(run, end))
             if mark.role is TagRole.UNWRAP:
                 if run.text[mark.start : mark.end] in self._variants:
                     call.note("a wrapper of another format")
@@ -363,7 +362,7 @@ class TagBlocks(TagValues):
                 call.note("text in the wrapper")
             elif mark.role is not TagRole.CALL or not self._shares_wrapper:
                 call.note("the end tag of the wrapper is missing")
-        if over and (not run.final or end < len(run.text)):
+        if over and (not run.final or run.text.find("<", end) >= 0):
             end = yield from self._after_repeated(run, call, run.text[run.text.rfind("<", 0, end) : end], end)
         raw = run.text[call.body : raw_end].strip()
         if self.unwrapped and list(call.arguments) == [self.unwrapped]:
@@ -475,4 +474,4 @@ class TagBlocks(TagValues):
 
 def _can_name(run: Run, name: str) -> bool:
     """Whether a tool can have the name."""
-    return _NAME.fullmatch(name) is not None or name in run.tools.names()
+    return name in run.tools.names() or _NAME.fullmatch(name) is not None

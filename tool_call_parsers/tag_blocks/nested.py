@@ -75,9 +75,8 @@ class NestedTags(TagBlocks):
     _bare = cached_property(lambda self: Needles(*(tag.removeprefix(self.marker) for tag in self.calls)))
 
     def _bare_call(self, run: Run, mark: Mark) -> Step[Mark]:
-        if mark.role is not TagRole.TEXT or (tag := (yield from run.starts(mark.start, self._bare))) is None:
-            return mark
-        return Mark(mark.start, TagRole.CALL, mark.start + len(tag))
+        tag = yield from run.starts(mark.start, self._bare)
+        return mark if tag is None else Mark(mark.start, TagRole.CALL, mark.start + len(tag))
 
     def _closes(self, run: Run, key: str, position: int) -> Step[int | None]:
         end = position + len(key) + 1
@@ -114,6 +113,8 @@ class NestedTags(TagBlocks):
 
     def _parse(self, text: str) -> _Element | None:
         """The elements of a value; None if its tags do not match, or have text between them."""
+        if self.marker not in text:
+            return _Element("", 0, text)
         open_elements = [_Element("", 0)]
         position = 0
         for tag in self._element.finditer(text):

@@ -171,26 +171,39 @@ class TagSyntax(BlockGrammar):
             return one(self.parameters) + head[self.heads]
 
         begin = re.escape(next(iter(self._roles))[0])
-        value = rf"([^{begin}]*+(?>(?:(?!{one(tuple(self._roles))}){begin}[^{begin}]*+)*))"
+        value = rf"[^{begin}]*+(?>(?:(?!{one(tuple(self._roles))}){begin}[^{begin}]*+)*)"
         if self.framed:
-            value = rf"\n(?!{one(self.value_ends)}){value}(?<=\n)"  # not one newline for two
-        elif self.cdata or self.pair[1]:
-            value = rf"(?!\s*+{re.escape(self.pair[1] or CDATA)}){value}"
+            value = rf"\n(?!{one(self.value_ends)})({value})(?<=\n)"  # not one newline for two
+        elif self.cdata:
+            opened, closed = re.escape(CDATA), re.escape(CDATA_END)
+            section = rf"{opened}[^\]]*+(?>(?:(?!{closed})\][^\]]*+)*){closed}"
+            value = rf"({section}|(?!\s*+{opened}){value})"
+        elif self.pair[1]:
+            value = rf"(?!\s*+{re.escape(self.pair[1])})({value})"
+        else:
+            value = f"({value})"
         after = rf"\s*+(?:{one((*self.unwraps, *self.calls, *self.wraps))}|\Z)" if self.wraps else ""
         follows = rf"(?=\s*+(?:{parameter('(?:')}|{one(self.ends)}{after}))"
         return re.compile(rf"\s*+{parameter('(')}{value}{one(self.value_ends)}{follows}")
 
     # -- reading tags --------------------------------------------------------------------------------------------------
 
-    def _next(self, run: Run, position: int) -> Step[Mark]:
-        """The mark at `position`."""
+    def _tag_at(self, run: Run, position: int) -> Mark | None:
+        """The tag at `position`, if more text cannot change it. Costs less than to start `_next`."""
         match = self._tag.match(run.text, position)
         if match is None or match[1] in self._tags.extendable:
-            position = yield from run.skip_space(position)
-            if (yield from run.starts(position, self._tags)) is None:
-                return (yield from self._no_tag(run, position))
-            match = self._tag.match(run.text, position)
-            assert match is not None
+            return None
+        return Mark(match.start(1), self._roles[match[1]], match.end())
+
+    def _next(self, run: Run, position: int) -> Step[Mark]:
+        """The mark at `position`."""
+        if (mark := self._tag_at(run, position)) is not None:
+            return mark
+        position = yield from run.skip_space(position)
+        if (yield from run.starts(position, self._tags)) is None:
+            return (yield from self._no_tag(run, position))
+        match = self._tag.match(run.text, position)
+        assert match is not None
         return Mark(match.start(1), self._roles[match[1]], match.end())
 
     def _no_tag(self, run: Run, start: int) -> Step[Mark]:
@@ -221,7 +234,10 @@ class TagSyntax(BlockGrammar):
         """The rest of an opening tag after its first word; None if it is not a tag."""
         names_call = pattern is self._call_head
         ahead = self._tags.longest + len(self.name_end + self.pair[0]) if self.heads == "pairs" else 0
-        match = yield from self._match(run, pattern, start, ahead)
+        if run.final:
+            match = pattern.match(run.text, start, start + HEAD_LIMIT)
+        else:
+            match = yield from self._match(run, pattern, start, ahead)
         if match is None:
             return self._unread(run, start, names_call)
         if self.heads == "equals":

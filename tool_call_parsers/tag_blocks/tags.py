@@ -102,8 +102,10 @@ def attributes_head(match: re.Match[str]) -> Head | None:
         note = "a name without double quotes"
     name = (name[1:-1] if name[:1] in ("'", '"') else name).strip()
     before = match.string[match.start() : match.start(3)]
-    flag = _STRING_FLAG.search(match[4]) or _STRING_FLAG.search(before)
-    other = bool(match[4] and not (flag and _STRING_ATTRIBUTE.fullmatch(match[4]))) or "string" in before
+    flag, other = None, False
+    if match[4] or "string" in before:
+        flag = _STRING_FLAG.search(match[4]) or _STRING_FLAG.search(before)
+        other = bool(match[4] and not (flag and _STRING_ATTRIBUTE.fullmatch(match[4]))) or "string" in before
     head = Head(name, match.end(), TYPES[flag[1]] if flag else None, note, mark == "/>", attributes=other)
     if mark == "<" or mark is None:
         return _unended(head._replace(end=match.start(5) if mark else match.string.index("\n", match.end(4)) + 1))
