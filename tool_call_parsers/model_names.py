@@ -47,7 +47,7 @@ MODELS: Final[dict[str, str]] = {
     "nemotron_v3": "nemotron_3_nano nemotron_3_super nemotron_3.5",
     "mimo": "mimo_v2 mimo_v2.5",
     "step3p5": "step_3.5 step_3.7 stepfun_3.5",
-    "glm45": "glm_4.5v glm_4.6v",
+    "glm45": "glm_4.5v glm_4.6v glm4_moe",
     "glm47": "glm_5.1 glm_5.2 glm_5.3",
     "ling3": "ling_2 ling_2.0 ling_2.5 ling_2.6 ling_3.0 ring_2 ring_2.0 ring_2.5 ring_2.6 ring_3.0",
     "poolside_v1": "laguna_s_2.1 laguna_xs_2.1 laguna_xs.2",
@@ -81,8 +81,8 @@ _OWNERS: Final = _words(
     unsloth upstage xiaomi zai"""
 )
 _KINDS: Final = _words(
-    """awq base bf16 bnb chat exl2 exl3 fc fp16 fp4 fp8 free gguf gptq hf instruct int4 int8 it latest mlx mxfp4 nvfp4
-    preview quantized r rl sft w4a16 w8a8"""
+    """autoround awq base bf16 bnb chat dynamic exl2 exl3 fc fp16 fp4 fp8 free gguf gptq hf instruct int4 int8 it
+    latest mlx mxfp4 nvfp4 preview quantized r rl sft smoothquant static tool w4a16 w8a8"""
 )
 _TIERS: Final = _words(
     """air fast flash h large lightning lite max medium micro mini nano omni plus pro reasoning small super tiny think

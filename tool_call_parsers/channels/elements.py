@@ -54,7 +54,7 @@ _LOOK_BACK = 96
 """Room for a damaged closing tag."""
 _BAR = r"(?:< ?\| ?\w{2,6} ?\|? ?>?|\|\w{2,6}\|>|</?(?:open|close|sep)>)"
 _DAMAGED_END = re.compile(
-    rf"(?:(?:{_BAR}\s*){{1,3}}/?[A-Za-z]{{0,12}}(?:\s*{_BAR}){{0,3}}|(?:argument|call)\s*{_BAR})[\]>]?\s*\Z"
+    rf"(?:(?:{_BAR}\s*){{1,3}}/?[A-Za-z]{{0,12}}(?:\s*{_BAR}){{0,3}}|(?:argument|call)\s*{_BAR}|</?(?:argument|call)>)[\]>]?\s*\Z"
 )
 _LOST_ARGUMENT = re.compile(rf"\s*(?:{_BAR}\s*){{0,2}}argument key=\"")
 """The tag of an argument whose control token is damaged or lost."""

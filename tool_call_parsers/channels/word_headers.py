@@ -281,7 +281,10 @@ class TaggedMessages(WordHeaders):
     def call(self, run: Run, header: MessageHeader) -> Step[int | None]:
         position = yield from run.skip_space(header.end)
         opener = yield from run.starts(position, self._openers)
-        if opener is not None:
+        other = None
+        if opener is not None and header.name in run.tools.names():
+            other = yield from self._other_tool(run, header.name, position + len(opener))
+        if opener is not None and other is None:
             end = yield from self.tags.block(run, header.start, position + len(opener), opener)
             if end is not None:
                 return end
@@ -297,8 +300,15 @@ class TaggedMessages(WordHeaders):
         run.to_content()
         status = CallStatus.INCOMPLETE if cut else CallStatus.MALFORMED
         error = "the text ends before the call" if cut else "the message holds no call"
+        if other is not None:
+            error = f"the header names {header.name!r}, the tag {other!r}"
         run.end_call(header.start, end, status, header.name, error=error)
         return end
+
+    def _other_tool(self, run: Run, name: str, position: int) -> Step[str | None]:
+        """The offered tool that the first tag of a call names, if it is not the one that the header names."""
+        named = yield from self.tags.first_name(run, position)
+        return named if named != name and named in run.tools.names() else None
 
     def render(self, turn: RenderTurn) -> str:
         messages = []

@@ -70,6 +70,8 @@ class Marks:
         following = rf",\s{{0,8}}(?:[\w$@\-]{{1,64}}\s{{0,8}}:|{re.escape(mark)})|[}}\])]"
         return re.compile(rf"(?:<\s)?(?:{either})\s{{0,8}}(?={following})")
 
+    twice = cached_property(lambda self: re.compile(rf"{re.escape(self.delimiter)}\s*{re.escape(self.delimiter)}"))
+
     @cached_property
     def swallowed(self) -> re.Pattern[str]:
         """Text that no string holds: the next argument with a string, or in a list the next string."""
@@ -222,6 +224,8 @@ class Reader:
             ):
                 text = run.text[start : match.start()]
                 if followers == _AFTER_VALUE and self.marks.delimiter in text:
+                    if in_list and (twice := self.marks.twice.search(text)) is not None:
+                        raise Failure(start + twice.start(), "no comma between two strings")
                     if (lost := self._lost_end(text, start, in_list)) is not None:
                         return self._stripped(run.text[start : lost[0]]), lost[1]
                     if (stripped := self._stripped(text)) != text:

@@ -88,6 +88,7 @@ FORMATS: tuple[Format, ...] = (
                 calls=("<rfl:call",),
                 ends=("<|end|>", "<|call|>", "<|return|>"),
                 parameters=("<rfl:parameter",),
+                header="<|start|>",
                 value_ends=("</rfl:parameter>",),
                 framed=True,
                 open_end=True,

@@ -95,6 +95,8 @@ class TagBlocks(TagValues):
             note = "the wrapper of the call is missing" if self.wraps else None
         elif len(wrappers) > 1 and len(wrappers) > len(set(wrappers)):
             note = "a repeated wrapper"
+        elif self.fillers and not self._is_written(run, run.text[start : mark.start]):
+            note = "the text before the call is not as the model writes it"
         elif self._variants and not self._variants.isdisjoint(wrappers):
             note = "a wrapper of another format"
         done = yield from self._call(run, start, mark, wrapped, first=True, note=note)
@@ -107,6 +109,12 @@ class TagBlocks(TagValues):
                 break
             done = following
         return None if done is None else done.end
+
+    def _is_written(self, run: Run, before: str) -> bool:
+        """Whether the text before a call is that of the template: for all calls, or for one after others."""
+        around, before = self.around[0], "".join(before.split())
+        alone = "".join(self.call.partition(self.calls[0])[0].split())
+        return before == "".join(around.split()) + alone or (bool(run.attempts) and before == alone)
 
     def _bare_call(self, run: Run, mark: Mark) -> Step[Mark]:
         """The mark of text after a wrapper, or the call of which the tag lacks what is before every tag."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from tool_call_parsers.arguments import ArgumentsText
@@ -12,8 +12,12 @@ from tool_call_parsers.tag_blocks.tags import TagRole
 from tool_call_parsers.tag_blocks.values import OpenCall
 
 
+@dataclass(frozen=True)
 class Parameters(TagBlocks):
     """Calls without tags of their own. `ends` are the markers that end the message, and servers strip the last one."""
+
+    header: str = ""
+    """The marker that begins the header of a message."""
 
     missing_end = None
 
@@ -37,6 +41,12 @@ class Parameters(TagBlocks):
         else:
             done = yield from self._parameters(run, call, mark)
         return done.end
+
+    def _lost(self, run: Run, call: OpenCall) -> str | None:
+        texts = (text for text in call.arguments.values() if isinstance(text, str))
+        if any(self.header in text and self.parameters[0] in text for text in texts):
+            return "a value holds another call"
+        return super()._lost(run, call)
 
     def write(self, call: RenderCall) -> str:
         """The parameters of a call, in the order of their names, as the models write them."""

@@ -273,3 +273,11 @@ class TagSyntax(BlockGrammar):
         if head.closed or mark.role in (TagRole.PARAMETER, TagRole.END_CALL) or run.text.startswith("{", mark.start):
             return Beginning(head.name, mark)
         return None
+
+    def first_name(self, run: Run, start: int) -> Step[str | None]:
+        """The name of the call that follows an opening wrapper that ends at `start`; None without a call."""
+        mark = yield from self._next(run, start)
+        if mark.role is not TagRole.CALL:
+            return None
+        head = yield from self._head(run, mark.end, self._call_head)
+        return None if head is None else head.name
