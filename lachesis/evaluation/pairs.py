@@ -17,8 +17,8 @@ _AT_ONCE = 250
 UNSEEN = 0.2
 """As in `intervals`. Less is enough, as most differences are near the middle of their range."""
 FEWEST = 6
-"""Items with a difference from which on p can be below 0.05: of the 32 assignments of signs to five, 2 are as extreme as
-any."""
+"""Items with a difference from which on p can be below 0.05: of 32 assignments of signs to five, 2 are the
+most extreme."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Linear warm-up, then constant, or down to `least` of it at the last step; down to 0 only after the last step, which
-    would otherwise change nothing."""
+    """Linear warm-up, then constant, or down to `least` of it at the last step; down to 0 only after the last step,
+    which would otherwise change nothing."""
 
     learning_rate: float
     steps: int
