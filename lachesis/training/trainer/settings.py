@@ -93,7 +93,7 @@ class TrainingSettings(BaseModel):
     kl_penalty: float = Field(
         default=0.0,
         ge=0,
-        description="Weight of a KL penalty against the base model, in the advantages of groups with different scores.",
+        description="Weight of a KL penalty against the base model, in the advantages of what is trained.",
     )
     max_policy_lag: int | None = Field(
         default=None,
@@ -115,7 +115,7 @@ class TrainingSettings(BaseModel):
         default=0.0,
         ge=0,
         le=1,
-        description="Learning rate of the last step, as a share of learning_rate (0: it would be 0 after that step).",
+        description="Learning rate of the last step, as a share of learning_rate (0: 0 only after that step).",
     )
     adam_beta1: float = Field(default=0.9, ge=0, lt=1, description="Adam.")
     adam_beta2: float = Field(default=0.95, ge=0, lt=1, description="Adam.")

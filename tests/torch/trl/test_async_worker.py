@@ -208,7 +208,7 @@ def test_what_cannot_be_trained_is_refused_at_the_begin(tmp_path: Path) -> None:
         chat.start()
 
 
-def test_a_trl_that_has_moved_its_row_is_refused_with_the_versions_that_have_it(
+def test_a_trl_that_has_moved_its_row_is_refused_with_versions_that_have_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "trl.experimental.async_grpo.async_rollout_worker", None)
