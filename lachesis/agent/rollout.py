@@ -113,6 +113,8 @@ class Rollout:
     left_out: str = ""
     """Why it has no reward, where it was not left to a reward function: a setting, or an environment that collected the
     group itself."""
+    not_sampled: bool = False
+    """It is left out because its environment trains what the model did not say, or not so."""
     agent_fault: str = ""
     """What the agent broke in its own sandbox, where that decided the score."""
     reward_calls: Sequence[RewardCall] = ()
@@ -157,8 +159,9 @@ class Rollout:
         """One word for why it has no score; empty where it has one.
 
         `model_server` (a request to it failed), `infra_error` (a sandbox, or a request that no server would take),
-        `timeout`, `agent_fault`, `environment` (an exception in its own code), `declined` (the reward is None), or
-        `dropped` (an environment that collects its own groups did not return it).
+        `timeout`, `agent_fault`, `environment` (an exception in its own code), `declined` (the reward is None),
+        `dropped` (an environment that collects its own groups did not return it), or `not_sampled` (what it returned
+        trains text that the model did not say).
         """
         if self.reward is not None:
             return ""
@@ -171,6 +174,8 @@ class Rollout:
             return MODEL_SERVER if failed else self.outcome.value
         if self.outcome in (Outcome.TIMEOUT, Outcome.AGENT_FAULT):
             return self.outcome.value
+        if self.not_sampled:
+            return "not_sampled"
         return "dropped" if self.left_out else "declined"
 
     @property

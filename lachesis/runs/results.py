@@ -274,6 +274,8 @@ class ServeResult:
     """Of this start. Empty while it goes on."""
     repaired: RepairedCalls = field(default_factory=RepairedCalls)
     """Of this start."""
+    of_split: int = 0
+    """The undelivered tokens of this start that are in further samples of rollouts that were sent."""
 
     exit_code = ExitCode.DONE
 
@@ -320,6 +322,9 @@ class ServeResult:
         if self.repaired.parsed:
             yield "repaired calls", f"{self.repaired}: {NAME}"
         yield "tokens", f"{self.delivered_tokens} delivered, {self.undelivered_tokens} undelivered"
+        if self.of_split:
+            of_split = counted(self.of_split, "token")
+            yield "not sent", f"{of_split} of this start in further samples of rollouts (--env.split_rollouts all)"
         yield "mean reward", "none was scored" if math.isnan(self.reward) else f"{self.reward:.3f}"
         yield from self._age_rows()
 
