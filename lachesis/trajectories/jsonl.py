@@ -9,6 +9,7 @@ can share a file. Writing blocks: with an event loop, call it in a thread.
 
 from __future__ import annotations
 
+import codecs
 import errno
 import fcntl
 import json
@@ -18,7 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import IO, Any, Self
 
 import orjson
 
@@ -229,15 +230,25 @@ def read_lines(path: StrPath, *, torn_tail: bool = False) -> Iterator[Any]:
 
 
 def has_torn_tail(path: StrPath) -> bool:
-    """Whether the last line is incomplete: `read_lines` with `torn_tail` leaves it out. False for no readable file."""
+    """Whether the last line is incomplete: `read_lines` with `torn_tail` leaves it out. False for no readable file, and
+    for a file that is one JSON array."""
     try:
         with Path(path).open("rb") as file:
+            if is_array(file):
+                return False
             size = os.fstat(file.fileno()).st_size
             if not size or os.pread(file.fileno(), 1, size - 1) == b"\n":
                 return False
             return not _is_whole(_tail(file.fileno(), size))
     except OSError:
         return False
+
+
+def is_array(file: IO[bytes]) -> bool:
+    """Whether a file, which is at its start and stays there, begins a JSON array: `array_items` reads it."""
+    start = file.read(_CHUNK).removeprefix(codecs.BOM_UTF8).lstrip()
+    file.seek(0)
+    return start.startswith(b"[")
 
 
 def sync_folder(path: StrPath) -> None:

@@ -527,6 +527,33 @@ def test_csv_and_parquet_have_the_same_rows_as_json_lines(tmp_path: Path) -> Non
     assert [row.content["level"] for row in Rows(str(tmp_path / "rows.csv"))] == [None, "1", "2"]
 
 
+def test_a_json_array_has_the_same_rows_as_json_lines(tmp_path: Path) -> None:
+    table = [{"prompt": f"prompt {number}", "level": number} for number in range(3)]
+    write_rows(tmp_path / "rows.jsonl", table)
+    (tmp_path / "rows.json").write_text(json.dumps(table, indent=1))
+    kinds = [[(row.index, row.digest) for row in Rows(str(tmp_path / f"rows.{kind}"))] for kind in ("jsonl", "json")]
+    assert kinds[0] == kinds[1]
+    (tmp_path / "rows.json").write_text('[{"prompt": "a"}, 3]')
+    with pytest.raises(DatasetError, match=r"rows\.json, item 2: expected an object, found int"):
+        Rows(str(tmp_path / "rows.json")).check()
+
+
+def test_nulls_that_a_column_adds_to_messages_are_not_sent(tmp_path: Path) -> None:
+    import datasets
+
+    def asked(name: str, **arguments: int) -> dict[str, Any]:
+        call = {"id": "c", "type": "function", "function": {"name": name, "arguments": arguments}}
+        said = {"role": "assistant", "content": None, "tool_calls": [call]}
+        return {
+            "messages": [{"role": "user", "content": "go"}, said, {"role": "tool", "tool_call_id": "c", "content": "r"}]
+        }
+
+    path = tmp_path / "rows.parquet"
+    datasets.Dataset.from_list([asked("add", x=1), asked("take", y=2)]).to_parquet(str(path))
+    calls = [row.content["messages"][1]["tool_calls"][0]["function"]["arguments"] for row in Rows(str(path))]
+    assert calls == [{"x": 1}, {"y": 2}]
+
+
 def test_long_prompts_lone_surrogates_and_binary_output_are_written_and_read_again(tmp_path: Path) -> None:
     def policy(request: dict[str, Any]) -> Any:
         if request["messages"][-1]["role"] == "user" and "binary" in request["messages"][-1]["content"]:
