@@ -36,6 +36,13 @@ _NUMBERS, _OBJECTS = 4096, 64
 """Items of a list that are written at once, of text or numbers, and of objects."""
 
 
+def _reject(constant: str) -> Any:
+    raise ValueError(f"holds {constant}, which no JSON has")
+
+
+_FINITE = json.JSONDecoder(parse_constant=_reject).decode
+
+
 class JsonlError(LachesisError):
     """A JSONL file cannot be read or written. The message names the file, the reason and, if any, the next step."""
 
@@ -203,12 +210,14 @@ def replacing(path: StrPath) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
 
 
-def read_lines(path: StrPath, *, torn_tail: bool = False) -> Iterator[Any]:
+def read_lines(path: StrPath, *, torn_tail: bool = False, finite: bool = False) -> Iterator[Any]:
     """The objects of a file, one at a time; blank lines are skipped.
 
     Raises JsonlError, with the number of the line, at a line that is not JSON. With `torn_tail`, an incomplete last
-    line, as a crashed or running writer leaves it, ends the file instead.
+    line, as a crashed or running writer leaves it, ends the file instead. With `finite`, NaN and infinities, which
+    `json` reads, are errors too.
     """
+    read = _FINITE if finite else json.loads
     try:
         with Path(path).open("rb") as file:
             for number, line in enumerate(file, 1):
@@ -216,7 +225,7 @@ def read_lines(path: StrPath, *, torn_tail: bool = False) -> Iterator[Any]:
                     continue
                 try:
                     # Not orjson: it turns integers over 64 bits into floats and rejects lone surrogates.
-                    value = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+                    value = read(line.decode("utf-8-sig" if number == 1 else "utf-8"))
                 except (ValueError, RecursionError) as error:
                     if line.endswith(b"\n"):
                         raise JsonlError(path, f"not JSON: {error}", line=number) from error

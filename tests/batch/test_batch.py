@@ -336,8 +336,8 @@ def test_a_row_whose_image_is_missing_fails_at_once_as_bad_input(tmp_path: Path)
 def test_discards_of_other_settings_are_not_counted(tmp_path: Path) -> None:
     source = write_rows(tmp_path / "rows.jsonl", [{"prompt": f"no thought {number}"} for number in range(4)])
     with served(thinks) as server:
-        batch(flags(source, tmp_path, server.base_url))
-        batch(flags(source, tmp_path, server.base_url, "--keep_without_reasoning"))
+        assert batch(flags(source, tmp_path, server.base_url)) == 1, "a run that keeps nothing is no success"
+        assert batch(flags(source, tmp_path, server.base_url, "--keep_without_reasoning")) == 0
     statistics = json.loads((tmp_path / "run/statistics.json").read_text())
     assert [statistics[name] for name in ("samples", "discarded_no_reasoning", "prompt_tokens")] == [4, 0, 40]
     assert keys(tmp_path / "run", "discarded") == []
