@@ -89,7 +89,7 @@ class RunResult:
 
     @property
     def failed(self) -> bool:
-        return bool(self.failed_groups or self.exceptions)
+        return bool(self.failed_groups or self.exceptions) or not self.summary.scored
 
     @property
     def exit_code(self) -> ExitCode:
