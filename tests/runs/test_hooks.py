@@ -78,7 +78,7 @@ def format_prompt(self: Any, item: Any) -> str:
 
 
 def test_a_hook_that_was_written_outside_of_the_class_is_named() -> None:
-    with pytest.raises(SettingsError, match="the function format_prompt of .* is outside of the class; indent it"):
+    with pytest.raises(SettingsError, match=r"the function format_prompt of .* is outside of the class; indent it"):
         require_hooks(without("format_prompt"))
 
 
