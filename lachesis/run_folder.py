@@ -65,9 +65,9 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """The differences between two sets of settings, in words; empty if there are none.
 
     Older versions did not write some of them: special tokens in texts stayed as they are, no context was compressed,
-    and the ids of the tokenizer and the content of the model's file are unknown.
+    and the ids of the tokenizer, the content of the model's file and the environment's code are unknown.
     """
-    unknown = ("tokenizer", "model_file", "compress_context_keep", "compress_context_with")
+    unknown = ("tokenizer", "model_file", "compress_context_keep", "compress_context_with", "code")
     older = {"special_tokens_in_text": "as_is", **{name: now.get(name) for name in unknown}}
     before = {**{name: value for name, value in older.items() if name in now}, **before}
     names = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))

@@ -20,10 +20,12 @@ from lachesis.batch.sink import BatchSink, Work
 from lachesis.batch.totals import Caps, Totals
 from lachesis.errors import SettingsError
 from lachesis.evaluation.repaired_calls import NAME as REPAIRED_CALLS
+from lachesis.run_folder import unused
 from lachesis.runs.commands import about_content
 from lachesis.runs.failures import REPEATS, FailureBrake
 from lachesis.runs.group_player import play_item
 from lachesis.runs.item_keys import item_digest, or_none
+from lachesis.runs.own_code import code_of
 from lachesis.runs.pipeline import Pipeline
 from lachesis.runs.results import Row
 from lachesis.runs.running_figures import RunningFigures
@@ -167,7 +169,10 @@ async def run_batch(env: HermesAgentBaseEnv, settings: BatchSettings) -> BatchRe
             console=env.console,
             size=1,
             figures=figures,
+            code=await asyncio.to_thread(code_of, env),
+            takes_old_code=config.when_code_changed == "continue",
         )
+        sink.ledger.elsewhere = f"--run_name {unused(settings.folder).name}"
         pipeline = Pipeline(
             title=settings.run_name,
             next_item=work.next_item,

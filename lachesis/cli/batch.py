@@ -150,7 +150,7 @@ def _run(given: argparse.Namespace, rest: Sequence[str]) -> int:
     from lachesis.batch.shards import shard_folder
     from lachesis.batch.totals import Caps
     from lachesis.cli.environment_classes import environment_class
-    from lachesis.runs.command_line import announce, read_settings
+    from lachesis.runs.command_line import announce, note_misspelt_hooks, read_settings
     from lachesis.runs.own_process import run_alone
     from lachesis.runs.results import print_result
 
@@ -166,6 +166,7 @@ def _run(given: argparse.Namespace, rest: Sequence[str]) -> int:
     _, arguments = read_settings(env_cls, ["process", *rest, *_as_flags(given, base is None, names)])
     config, servers = arguments["config"], arguments["server_configs"]
     announce(given.run_name, "batch", servers, Console(stderr=True))
+    note_misspelt_hooks(env_cls, Console(stderr=True))
     if given.prefill_messages_file is not None:
         config.prefill_messages = _prefill(given.prefill_messages_file)
     if extra := _extra_body(given, servers[0].base_url or ""):
