@@ -43,9 +43,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--workdir", help="folder inside in which commands start, with --image")
     parser.add_argument("--no-images", action="store_true", help="play with what the backend has without an image")
     parser.add_argument("--network", action="store_true", help="let tasks that ask for it have the network")
+    parser.add_argument("--variable", action="append", default=[], metavar="NAME", help="tasks may have it; repeatable")
     parser.add_argument("--json", action="store_true", help="one JSON object a task instead of a table")
     arguments = parser.parse_args(argv)
-    tasks = [read_task(folder) for path in arguments.paths for folder in find_tasks(path)]
+    folders = [folder for path in arguments.paths for folder in find_tasks(path)]
+    tasks = [read_task(folder, variables=arguments.variable) for folder in folders]
     return asyncio.run(_verify(tasks, arguments))
 
 

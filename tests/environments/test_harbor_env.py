@@ -257,6 +257,7 @@ async def test_a_separate_verifier_gets_the_artifacts_alone(tmp_path: Path, play
     ("toml", "cause"),
     [
         ('[verifier]\nenv = {KEY = "${HARBOR_IS_NOT_SET}"}', "variable"),
+        ('[verifier]\nenv = {KEY = "${PATH}"}', "variable"),
         ('[verifier]\nuser = "somebody"', "user"),
         ('[agent]\nuser = "somebody"', "user"),
         ("[verifier]\ntimeout_sec = 0.5", "verifier_timeout"),
@@ -271,6 +272,36 @@ async def test_what_cannot_be_had_has_a_cause(tmp_path: Path, played: Played, to
         assert cause == "verifier_timeout"
     else:
         assert raised.value.cause is CAUSES[cause] and not raised.value.cause.valid
+
+
+@pytest.mark.parametrize(
+    ("toml", "field"),
+    [
+        ('[environment.env]\nKEY = "${HARBOR_SECRET}"\n', "environment.env.KEY"),
+        ('[verifier]\nenv = {KEY = "${HARBOR_SECRET}"}\n', "verifier.env.KEY"),
+        ('[solution]\nenv = {KEY = "${HARBOR_SECRET}"}\n', "solution.env.KEY"),
+    ],
+)
+async def test_a_task_has_no_variable_of_the_owner_that_the_run_does_not_allow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, toml: str, field: str
+) -> None:
+    monkeypatch.setenv("HARBOR_SECRET", "s3cret")
+    folder = task_at(tmp_path / "task", toml, **{"solution/solve.sh": 'echo 42 > answer.txt; echo "got $KEY"'})
+    with pytest.raises(TaskError, match=rf"{field}.*HARBOR_SECRET.*--env.task_variables '\[HARBOR_SECRET\]'"):
+        await evaluated(tmp_path, folder, agent="oracle")
+    _, (record,) = await evaluated(tmp_path, folder, agent="oracle", task_variables=["HARBOR_SECRET"])
+    assert record["reward"] == 1.0 and ("s3cret" in json.dumps(record)) == ("verifier" not in field)
+
+
+async def test_a_variable_that_is_not_allowed_leaves_the_default_and_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("HARBOR_SECRET", "s3cret")
+    toml = '[environment.env]\nKEY = "${HARBOR_SECRET:-plain}"\n'
+    folder = task_at(tmp_path / "task", toml, **{"solution/solve.sh": 'echo 42 > answer.txt; echo "got $KEY"'})
+    _, (record,) = await evaluated(tmp_path, folder, agent="oracle")
+    assert "got plain" in json.dumps(record) and "s3cret" not in json.dumps(record)
+    assert "--env.task_variables '[HARBOR_SECRET]'" in caplog.text
 
 
 async def test_an_image_that_cannot_be_made_is_the_cause_in_the_record_and_in_a_job(tmp_path: Path) -> None:
