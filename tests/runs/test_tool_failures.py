@@ -43,13 +43,13 @@ async def test_they_are_on_the_console_in_the_report_and_in_the_viewer(tmp_path:
     for said in (of_table, while_it_plays):
         assert "read_file 8 of 8: 4 x " in said and "no such file" in said and "write_file" not in said
     report = result.files.report.read_text()
-    assert "<b>read_file</b> 8 of 8<br>4 × " in report
+    assert "<b>read_file</b> 8 of 8<div>4 × " in report
     index = Index(tmp_path, tmp_path / "index.sqlite")
     await asyncio.to_thread(index.refresh)
     async with TestClient(TestServer(Viewer(index).app())) as client:
         page = await (await client.get("/run/run")).text()
     index.close()
-    assert "<b>read_file</b> 8 of 8<br>4 × " in page and "no such file" in page
+    assert "<b>read_file</b> 8 of 8<div>4 × " in page and "no such file" in page
 
 
 @given(st.lists(st.tuples(WORDS, WORDS), max_size=30))
