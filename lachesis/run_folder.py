@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from lachesis.errors import ExitCode, LachesisError
@@ -33,6 +33,18 @@ def refuse_files_of_runs(output: Path) -> None:
     beside = output.exists() and output.name.endswith(_OF_RUNS) and any(output.parent.glob("*.run.json"))
     if beside or (output.parent / f"{output.stem}.run.json").exists():
         raise WrongFolder(f"{output} is a file of a run, which would be lost; choose another name")
+
+
+def name_problem(name: str) -> str:
+    """What is wrong with a name of which a folder is made, below another one; empty where nothing is."""
+    path = PurePath(name)
+    if not name.strip() or name != name.strip():
+        return "is empty, or begins or ends with a space"
+    if path.is_absolute() or {"..", "~"} & {*path.parts} or not path.parts:
+        return "would be a folder outside of that of the data"
+    if not name.isprintable() or any(len(part.encode("utf-8", "replace")) > 200 for part in path.parts):
+        return "is no name of a folder: use letters, digits, - and _, at most 200"
+    return ""
 
 
 def settings_of(groups: Path) -> dict[str, Any]:

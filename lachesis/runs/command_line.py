@@ -18,6 +18,7 @@ from pydantic import BaseModel, ValidationError
 from rich.console import Console
 
 from lachesis.errors import ExitCode, LachesisError, SettingsError
+from lachesis.run_folder import name_problem
 from lachesis.runs.flags import close_names, make_parser
 from lachesis.runs.hooks import misspelt_hooks, require_hooks
 from lachesis.runs.own_process import run_alone
@@ -46,7 +47,12 @@ def main(env_cls: type[Environment], argv: Sequence[str] | None = None, *, prog:
         command, settings = read_settings(env_cls, arguments, prog=prog)
         note_misspelt_hooks(env_cls, console)
         announce(env_cls.name or env_cls.__name__, command, settings["server_configs"], console)
-        return run_alone(_run(command, env_cls(**settings)))
+        env = env_cls(**settings)
+        if problem := name_problem(env.run_name):
+            raise SettingsError(
+                f"the name of {env_cls.__name__}, {env.run_name!r}, {problem}; its runs are in data/NAME"
+            )
+        return run_alone(_run(command, env))
     except Exception as error:
         return report_error(error, console)
     except (KeyboardInterrupt, asyncio.CancelledError):

@@ -212,6 +212,9 @@ async def _into_files(
     files, takes_old_code = await own_place(
         files, settings, evaluation.digests if evaluation else (), code, named, config.when_code_changed, env.console
     )
+    if not named:  # for what the environment itself keeps of its rollouts
+        place = files.groups.parent if evaluates else files.groups
+        setattr(config, "data_dir_to_save_evals" if evaluates else "data_path_to_save_groups", str(place))
     figures = RunningFigures(window=None) if evaluates else RunningFigures()
     sink = FileSink(
         files,

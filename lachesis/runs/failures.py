@@ -12,7 +12,8 @@ from rich.console import Console
 
 from lachesis.errors import ExitCode, LachesisError
 from lachesis.runs.decisions import Decision, LeftOut
-from lachesis.runs.running_figures import VARYING, Causes
+from lachesis.runs.running_figures import Causes
+from lachesis.runs.tool_failures import VARYING
 from lachesis.tracebacks import in_one_line
 from lachesis.wording import counted
 

@@ -51,7 +51,8 @@ async def own_place(
     if differs:
         note = f"note: {differs}, so this run has the folder {path.parent}"
         if old is not None:
-            note += f"; {CONTINUE}.{await asyncio.to_thread(_regraded, old)}"
+            note += f"; {CONTINUE}"
+        note += await asyncio.to_thread(_regraded, files.groups if old is None else old.path)
         console.print(note, style="yellow", markup=False, highlight=False, soft_wrap=True)
     return RunFiles(path), False
 
@@ -63,7 +64,7 @@ def _is_terminal(console: Console) -> bool:
 async def _answer(console: Console, old: OldCode, new: Path) -> Choice:
     """What somebody at the terminal wants. Enter, and the end of the input, are a new folder."""
     said = (
-        f"{old.change}, and what is finished keeps the scores of the old code.{_regraded(old)}\n"
+        f"{old.change}, and what is finished keeps the scores of the old code{_regraded(old.path)}\n"
         f"Begin another run in {new}, or continue {old.path.parent}? [N/c] "
     )
     console.print(said, style="yellow", markup=False, highlight=False, soft_wrap=True, end="")
@@ -81,9 +82,9 @@ async def _answer(console: Console, old: OldCode, new: Path) -> Choice:
     return "continue" if text.strip().lower() in ("c", "continue") else "new_folder"
 
 
-def _regraded(old: OldCode) -> str:
+def _regraded(groups: Path) -> str:
     """How to score what is finished anew without playing it, where its artifacts were kept."""
-    for group in read_lines(old.path, torn_tail=True):
+    for group in read_lines(groups, torn_tail=True) if groups.exists() else ():
         kept = [(rollout.get("verifier") or {}).get("artifacts") for rollout in group["rollouts"]]
-        return f" `lachesis eval regrade {shlex.quote(str(old.path.parent))}` grades it anew." if any(kept) else ""
+        return f"; `lachesis eval regrade {shlex.quote(str(groups.parent))}` grades it anew" if any(kept) else ""
     return ""

@@ -115,6 +115,8 @@ class RunResult:
             yield "mean reward", str(summary.reward) if summary.scored else "none was scored"
         yield "turns", f"{summary.turns:.2f} a rollout"
         yield "tool calls", f"{summary.tool_calls:.2f} a rollout, {summary.tool_errors:.2f} failed"
+        for line in summary.tool_failures.lines():
+            yield "failed calls", line
         if summary.repaired.parsed:
             yield "repaired calls", f"{summary.repaired}: {NAME}"
         yield "outcomes", ", ".join(f"{name} {count}" for name, count in summary.outcomes.items()) or "none"

@@ -14,13 +14,12 @@ from lachesis.agent.rollout import Rollout
 from lachesis.evaluation import mean_over_items
 from lachesis.runs.item_keys import whole_and_part
 from lachesis.runs.setting_facts import with_settings
+from lachesis.runs.tool_failures import VARYING, ToolFailures
 
 Row = tuple[str, str]
 
 MOST_CAUSES = 3
 _TITLES = ("title", "name", "instance_id", "task_id", "id", "question", "prompt", "text")
-VARYING = re.compile(r"0x[0-9a-f]+|[0-9a-f]{8,}|\d+(\.\d+)?")
-"""What differs between two failures with the same cause: ids, ports, times."""
 _LABELS = re.compile(r" \(environment=[^)]*\)")
 """Of a sandbox; its name tells as much."""
 
@@ -94,6 +93,8 @@ class RunningFigures:
         """Of the rollouts of this start without a score."""
         self.faults = Causes()
         """How agents broke their own sandboxes."""
+        self.tool_failures = ToolFailures()
+        """Of the rollouts of this start."""
         self._scores: dict[str, list[float | None]] = {}
         self._outcomes: Counter[str] = Counter()
         self._unscored: Counter[str] = Counter()
@@ -117,6 +118,8 @@ class RunningFigures:
                 failed=len(result.tool_errors),
                 repaired=result.repaired_calls[0],
             )
+            stats = {name: count.to_dict() for name, count in result.tool_counts.items()}
+            self.tool_failures.add(stats, ((each.tool_name, each.error) for each in result.tool_errors))
         score = "no score, " if rollout.reward is None else f"reward {rollout.reward:.2f}, "
         end = f"{score if self.scores else ''}{rollout.outcome.value}, {rollout.seconds:.1f} s"
         self._last = f"{item_title(item, rollout.item_key)}: {end}"
@@ -168,6 +171,8 @@ class RunningFigures:
             yield "tokens", "not counted by the server" if counts["uncounted"] else rate
             repaired = f", {counts['repaired']} repaired by the parser" if counts["repaired"] else ""
             yield "tool calls", f"{counts['calls']}, {counts['failed']} failed{repaired}"
+            if self.tool_failures:
+                yield "failed", _cut("; ".join(self.tool_failures.lines()), 240)
             yield "last", self._last
 
 
