@@ -158,6 +158,8 @@ class InspectEnv(GuestEnv):
                 return Verdict(Outcome.COMPLETED, reason, GuestFailed(f"the sample was ended: {reason}"))
             return Verdict(_OUTCOMES.get(sample.limit.type, Outcome.COMPLETED), reason, state=sample)
         stopped = sample.output.stop_reason
+        if stopped == "content_filter":
+            return Verdict(Outcome.REFUSED, stopped, state=sample)
         cut_off = stopped in ("max_tokens", "model_length")
         return Verdict(Outcome.CONTEXT_EXHAUSTED if cut_off else Outcome.COMPLETED, stopped, state=sample)
 
