@@ -117,7 +117,9 @@ class RunningFigures:
                 failed=len(result.tool_errors),
                 repaired=result.repaired_calls[0],
             )
-        score = "no score, " if rollout.reward is None else f"reward {rollout.reward:.2f}, "
+        score = "no score, "
+        if (reward := rollout.reward) is not None:
+            score = f"reward {reward:{'.2f' if abs(reward) < 1e9 else '.4g'}}, "
         end = f"{score if self.scores else ''}{rollout.outcome.value}, {rollout.seconds:.1f} s"
         self._last = f"{item_title(item, rollout.item_key)}: {end}"
         if rollout.agent_fault:

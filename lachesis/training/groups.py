@@ -7,6 +7,7 @@ the reason.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -15,7 +16,6 @@ from typing import Any, Final, Literal, TypeAlias
 
 import orjson
 
-from lachesis.evaluation.intervals import mean_of
 from lachesis.trajectories import (
     LARGEST_REWARD,
     MalformedSample,
@@ -338,7 +338,7 @@ def build_group(rollouts: Sequence[RolloutSamples], settings: GroupSettings) -> 
 
 def _shape(rollouts: Sequence[RolloutSamples], settings: GroupSettings) -> TrainingGroup:
     rewards = [float(rollout.reward) for rollout in rollouts if rollout.reward is not None]
-    baseline = mean_of(rewards)
+    baseline = math.fsum(rewards) / len(rewards)
     sent: list[tuple[TokenSample, RolloutSamples, float, float]] = []
     undelivered: dict[str, int] = {}
     for rollout, reward, advantage in zip(rollouts, rewards, rollout_advantages(rewards), strict=True):
