@@ -14,6 +14,7 @@ from lachesis.agent.rollout import Rollout
 from lachesis.evaluation import mean_over_items
 from lachesis.runs.item_keys import whole_and_part
 from lachesis.runs.setting_facts import with_settings
+from lachesis.wording import counted
 
 Row = tuple[str, str]
 
@@ -94,6 +95,8 @@ class RunningFigures:
         """Of the rollouts of this start without a score."""
         self.faults = Causes()
         """How agents broke their own sandboxes."""
+        self.broken_items: set[str] = set()
+        """Keys of items that this start left out as broken."""
         self._scores: dict[str, list[float | None]] = {}
         self._outcomes: Counter[str] = Counter()
         self._unscored: Counter[str] = Counter()
@@ -124,6 +127,8 @@ class RunningFigures:
         self._last = f"{item_title(item, rollout.item_key)}: {end}"
         if rollout.agent_fault:
             self.faults.add("agent_fault", rollout.agent_fault, may_pass=False)
+        if rollout.broken_item:
+            self.broken_items.add(rollout.item_key)
         kind = self._kind(rollout.unscored_kind)
         if kind and not rollout.left_to_agent:
             # A reward may be None for one sample and a number for the next.
@@ -144,6 +149,12 @@ class RunningFigures:
         self._outcomes[outcome] += 1
         if kind := self._kind(kind):
             self._unscored[kind] += 1
+
+    def broken_lines(self) -> Iterator[str]:
+        """How many items are broken, and which."""
+        if broken := sorted(self.broken_items):
+            more = f" and {len(broken) - 5} others" if len(broken) > 5 else ""
+            yield f"{counted(len(broken), 'item')} left out as broken: {', '.join(broken[:5])}{more}"
 
     def _kind(self, kind: str) -> str:
         return kind if self.scores or kind != "declined" else ""
