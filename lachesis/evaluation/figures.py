@@ -10,14 +10,17 @@ from lachesis.evaluation.intervals import (
     Z95,
     Mean,
     Scores,
+    deviations,
     effective_count,
     is_binary,
+    mean_of,
     mean_of_shares,
     mean_over_items,
     valid,
     wilson,
 )
 
+_MOST_ITEMS = 1e9
 PASS = 1.0
 """The score from which on a sample passes."""
 
@@ -77,7 +80,7 @@ def bounds(
 def samples_needed(scores: Scores, half_width: float = 0.01) -> int | None:
     """Further samples, at new items with as many samples each, until the interval of the mean is about +- `half_width`.
 
-    0 where it is that short already; None where fewer than two items have a score.
+    0 where it is that short already; None where fewer than two items have a score, or no number would do.
     """
     found = [samples for each in scores if (samples := valid(each))]
     mean = mean_over_items(found)
@@ -86,14 +89,15 @@ def samples_needed(scores: Scores, half_width: float = 0.01) -> int | None:
     if (mean.high - mean.low) / 2 <= half_width:
         return 0
     a_item = sum(map(len, scores)) / mean.items  # with the invalid ones, which will come again
-    return math.ceil(max(1, _items_needed(found, mean, half_width) - mean.items) * a_item)
+    items = _items_needed(found, mean, half_width)
+    return math.ceil(max(1, items - mean.items) * a_item) if items < _MOST_ITEMS else None
 
 
-def _items_needed(found: Sequence[Sequence[float]], mean: Mean, half_width: float) -> int:
-    means = [math.fsum(samples) / len(samples) for samples in found]
+def _items_needed(found: Sequence[Sequence[float]], mean: Mean, half_width: float) -> float:
+    means = list(map(mean_of, found))
     if not is_binary(found):
-        squares = math.fsum((value - mean.mean) ** 2 for value in means)
-        return math.ceil(Z95**2 * squares / (mean.items - 1) / half_width**2)
+        root = Z95 * deviations(means, mean.mean) / half_width
+        return root / (mean.items - 1) * root
     a_item = effective_count(means, mean.mean, sum(map(len, found))) / mean.items
     low, high = mean.items, mean.items
     while _width(mean.mean, high * a_item) > 2 * half_width:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 Z95 = 1.959964
 
+_LARGE = 1e9
+"""From here on a figure is shown with an exponent."""
 DISAGREEMENT = 0.03
 """Squares that are added to those between the items, and to those between all samples. By simulation: without them an
 interval of 10 to 50 items that nearly all pass each of 16 samples holds the mean in 88 to 91 %."""
@@ -34,12 +36,26 @@ class Mean:
     def __str__(self) -> str:
         if not self.items:
             return "undefined"
+        form = ".3f" if abs(self.mean) < _LARGE else ".4g"
         if math.isnan(self.low):  # one item, with a reward other than 0 and 1
-            return f"{self.mean:.3f}"
-        return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}], 95 % interval"
+            return format(self.mean, form)
+        return f"{self.mean:{form}} [{self.low:{form}}, {self.high:{form}}], 95 % interval"
 
 
 UNDEFINED = Mean(math.nan, math.nan, math.nan, 0)
+
+
+def mean_of(values: Sequence[float]) -> float:
+    """The mean of any finite values: their sum may be beyond the largest number."""
+    try:
+        return math.fsum(values) / len(values)
+    except OverflowError:
+        return math.fsum(value / len(values) for value in values)
+
+
+def deviations(values: Sequence[float], mean: float) -> float:
+    """The root of the sum of squared deviations, without squares that overflow or vanish."""
+    return math.hypot(*(value - mean for value in values))
 
 
 def valid(samples: Sequence[float | None]) -> list[float]:
@@ -58,7 +74,7 @@ def mean_over_items(scores: Scores) -> Mean:
     clustered standard error with the items as clusters. The sums do not depend on the order of the items.
     """
     found = [samples for each in scores if (samples := valid(each))]
-    means = [math.fsum(samples) / len(samples) for samples in found]
+    means = [mean_of(samples) for samples in found]
     return mean_of_items(means, samples=sum(map(len, found)), binary=is_binary(found))
 
 
@@ -74,10 +90,10 @@ def mean_of_values(values: Sequence[float], *, bounded: bool = False) -> Mean:
     count = len(values)
     if not count:
         return UNDEFINED
-    mean = math.fsum(values) / count
+    mean = mean_of(values)
     if count == 1:
         return Mean(mean, math.nan, math.nan, 1)
-    half = t95(count - 1) * math.sqrt(_squares(values, mean) / (count - 1) / count)
+    half = t95(count - 1) * deviations(values, mean) / math.sqrt((count - 1) * count)
     low, high = mean - half, mean + half
     return Mean(mean, max(0.0, low), min(1.0, high), count) if bounded else Mean(mean, low, high, count)
 

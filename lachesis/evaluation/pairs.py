@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lachesis.evaluation.intervals import Z95, Scores, is_binary, mean_of_values, valid
+from lachesis.evaluation.intervals import Z95, Scores, is_binary, mean_of, mean_of_values, valid
 
 EXACT_ITEMS = 14
 """Items with a difference up to which every assignment of signs is looked at."""
@@ -52,9 +52,9 @@ def paired(a: Scores, b: Scores) -> Difference:
     pairs = [(one, other) for x, y in zip(a, b, strict=True) if (one := valid(x)) and (other := valid(y))]
     if not pairs:
         return Difference(math.nan, math.nan, math.nan, math.nan, 0, 0, 0)
-    differences = [math.fsum(y) / len(y) - math.fsum(x) / len(x) for x, y in pairs]
+    differences = [mean_of(y) - mean_of(x) for x, y in pairs]
     count = len(differences)
-    mean = math.fsum(differences) / count
+    mean = mean_of(differences)
     if is_binary([*a, *b]):
         samples = sum(len(x) + len(y) for x, y in pairs) / (2 * count)
         centre = math.fsum(differences) / (count + 2)
@@ -73,6 +73,8 @@ def permutation_p(differences: Sequence[float]) -> float:
     import numpy
 
     values = numpy.array(sorted((value for value in differences if value), key=lambda value: (abs(value), value)))
+    if (largest := abs(values).max(initial=0.0)) > 1e100:
+        values /= largest
     observed = abs(math.fsum(values)) * (1 - 1e-9)  # sums that are equal but for rounding count as equal
     count = len(values)
     if count <= EXACT_ITEMS:

@@ -170,7 +170,8 @@ class FileSink(Sink[PlayedGroup]):
             left_to_agents=group.left_to_agents,
             rewards=group.rewards,
             record=record,
-            again=any(rollout.may_pass_later for rollout in group.rollouts),
+            again=any(rollout.may_pass_later for rollout in group.rollouts) and not group.of_broken_item,
+            broken_item=group.of_broken_item,
             unscored_because=group.rollouts[-1].unscored_because if group.rollouts else "no rollouts",
             tracebacks=group.tracebacks,
         )

@@ -56,6 +56,11 @@ class PlayedGroup:
         return bool(self.rollouts) and all(rollout.left_to_agent for rollout in self.rollouts)
 
     @property
+    def of_broken_item(self) -> bool:
+        """Whether its item is left out of this run as broken."""
+        return any(rollout.broken_item for rollout in self.rollouts)
+
+    @property
     def rewards(self) -> list[float | None]:
         return [rollout.reward for rollout in self.rollouts]
 
@@ -121,7 +126,7 @@ async def play_group(
     async with holding_sandboxes():
         for _ in range(rounds):
             scored = sum(rollout.reward is not None for rollout in rollouts)
-            if scored == size:
+            if scored == size or any(rollout.broken_item for rollout in rollouts):
                 break
             rollouts += await run_all(map(play, range(len(rollouts), len(rollouts) + size - scored)))
             stop_if_hopeless(rollouts)

@@ -210,6 +210,7 @@ class RunResult:
         if faults := self.figures.faults:
             yield "rollouts that broke their own sandbox, by what they did or because a limit is too low for the task:"
             yield from (f"  {line}" for line in faults.lines())
+        yield from self.figures.broken_lines()
         if self.failed_groups:
             what = "samples had no score" if self.evaluation else "groups had no scored rollout"
             again = "start again to play them" if causes.may_pass else REPEATS
