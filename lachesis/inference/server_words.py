@@ -42,8 +42,8 @@ _MEASURE: Final = re.compile(
     re.IGNORECASE,
 )
 _TOO_MUCH: Final = re.compile(
-    r"exceed|too (long|large|big|many)|(longer|larger|greater|more) than|over the (limit|maximum)|at most|"
-    r"only supports|up to|must be (less|<)|should not be|> \d",
+    r"exceed|too (long|large|big|many)|(longer|larger|greater|more)( \w+){0,2} than|(over|above|beyond) the|at most|"
+    r"only supports|up to|must be (less|<)|should not be|> \d|not fit|overflow|(limit|maximum) (of|is)\b",
     re.IGNORECASE,
 )
 _OF_ANOTHER_THING: Final = re.compile(
