@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeAlias
 
 from backends import BackendError, SandboxSpec
+from lachesis.agent.evidence import Doubt
 from lachesis.agent.loop import HermesAgentLoop
 from lachesis.agent.outcome import Outcome
 from lachesis.agent.result import AgentResult
@@ -115,6 +116,10 @@ class Rollout:
     group itself."""
     agent_fault: str = ""
     """What the agent broke in its own sandbox, where that decided the score."""
+    fault_traceback: str = ""
+    """Of an exception in a reward that was the agent's doing."""
+    doubt: Doubt | None = field(default=None, repr=False, compare=False)
+    """About the exception of its reward, which may be the agent's doing: nothing has shown it yet."""
     reward_calls: Sequence[RewardCall] = ()
     """What the reward did in the sandbox."""
     held: HeldSandbox | None = field(default=None, repr=False, compare=False)
@@ -318,7 +323,7 @@ class RolloutPlayer:
                         open_verifier=functools.partial(self.sessions.open, verifier_id, spec=spec),
                     )
                     with failed_requests() as failed:
-                        scored = await self.scorer.score(item, result, context)
+                        scored = await self.scorer.score(item, result, context, about=(item_key, rollout_id))
                     if failed:
                         scored = Scored()
                         outcome, error = Outcome.INFRA_ERROR, next(iter(failed.values()))
@@ -359,7 +364,10 @@ class RolloutPlayer:
             seconds=time.monotonic() - started,
             reward_calls=context.calls if context is not None else (),
             held=held,
+            doubt=scored.doubt,
         ).rewarded(scored.value)
+        if scored.doubt is not None:
+            return self.settled([rollout])[0]
         if scored.faults:
             return self._at_fault(rollout, scored.faults[0])
         if self._is_fixed(outcome):
@@ -370,11 +378,42 @@ class RolloutPlayer:
         """Whether a setting decides the score, and no reward."""
         return outcome is Outcome.AGENT_FAULT or (outcome is Outcome.TIMEOUT and self.score_of_timeout != "reward")
 
-    def _at_fault(self, rollout: Rollout, fault: str) -> Rollout:
+    def _at_fault(self, rollout: Rollout, fault: str, what: str = "the agent broke its sandbox: ") -> Rollout:
         found = replace(rollout, agent_fault=fault)
-        return _with_fixed(
-            found, self.score_of_agent_fault, f"the agent broke its sandbox: {fault}", "score_of_agent_fault"
-        )
+        return _with_fixed(found, self.score_of_agent_fault, f"{what}{fault}", "score_of_agent_fault")
+
+    def settled(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
+        """The rollouts, and those whose doubt is settled by now as the agent's fault."""
+        finished = []
+        for rollout in rollouts:
+            if (doubt := rollout.doubt) is not None:
+                if self.scorer.evidence.is_agents(doubt):
+                    found = replace(rollout, doubt=None, traceback=None, fault_traceback=doubt.trace)
+                    rollout = self._at_fault(found, doubt.fault, "")
+                else:
+                    self.scorer.evidence.want()
+            finished.append(rollout)
+        return finished
+
+    async def untouched(self, item: Any, rollout: Rollout, spec: SandboxSpec | None = None) -> bool:
+        """Whether the reward raises the same where no agent has been: then the environment is at fault.
+
+        Raises:
+            BackendError, InferenceError, SetUpFailed: it could not be found out.
+        """
+        task_id = f"{rollout.item_key}-{rollout.index}-{rollout.rollout_id[:8]}-untouched"
+        verifier_id = f"{task_id}-verifier"
+        session = self.sessions.open(task_id, spec=spec)
+        try:
+            await self.scorer.set_up(item, session, self.registry)
+            context = ToolContext(
+                session, self.registry, open_verifier=functools.partial(self.sessions.open, verifier_id, spec=spec)
+            )
+            assert rollout.result is not None and rollout.doubt is not None
+            found = (await self.scorer.score(item, rollout.result, context)).doubt
+        finally:
+            await self.release(task_id, verifier_id)
+        return found is not None and found.raises_as(rollout.doubt)
 
     async def score_group(self, item: Any, rollouts: Sequence[Rollout]) -> list[Rollout]:
         """The rollouts with the rewards of `compute_group_reward`, which replace those that they have.
@@ -394,12 +433,16 @@ class RolloutPlayer:
             return finished
         while places:
             faults = await self._score_together(item, finished, places)
+            doubtful = [at for at in places if finished[at].doubt is not None]
+            if not faults and 0 < len(doubtful) < len(places):
+                places = [at for at in places if at not in doubtful]
+                continue
             for at, fault in faults.items():
                 finished[at] = self._at_fault(finished[at], fault)
             if not faults:
                 break
             places = [at for at in places if at not in faults]  # the others are compared without these
-        return [replace(rollout, held=None) for rollout in finished]
+        return self.settled([replace(rollout, held=None) for rollout in finished])
 
     async def _score_together(self, item: Any, finished: list[Rollout], places: Sequence[int]) -> dict[int, str]:
         """Put the rewards of the group into the rollouts at `places`, or return the faults of agents by place."""
@@ -407,9 +450,14 @@ class RolloutPlayer:
         contexts = [rollout.held.context if rollout.held is not None else None for rollout, _ in group]
         changed: list[Rollout]
         faults: dict[int, str] = {}
+        doubts: dict[int, Doubt] = {}
         try:
             with failed_requests() as failed:
-                scored = await self.scorer.score_group(item, [result for _, result in group], contexts)
+                about = (group[0][0].item_key, f"{group[0][0].rollout_id}, together")
+                results = [result for _, result in group]
+                scored = await self.scorer.score_group(item, results, contexts, about=about)
+                if scored.doubt is not None:
+                    doubts = await self._doubts(scored.doubt, item, group, contexts)
             for failure in failed.values():
                 raise failure
         except (BackendError, InferenceError) as broken:
@@ -432,11 +480,38 @@ class RolloutPlayer:
                     )
                     for (rollout, _), reward in zip(group, given, strict=True)
                 ]
+                if doubts:  # the others are compared without these
+                    changed = [
+                        replace(rollout.rewarded(None), traceback=doubts[at].trace, doubt=doubts[at])
+                        if at in doubts
+                        else rollout
+                        for at, (rollout, _) in enumerate(group)
+                    ]
         for at, rollout, context in zip(places, changed, contexts, strict=True):
             finished[at] = replace(rollout, reward_calls=context.calls if context is not None else rollout.reward_calls)
-            if faults and context is not None:
+            if (faults or doubts) and context is not None:
                 context.repeat()
         return faults
+
+    async def _doubts(
+        self,
+        doubt: Doubt,
+        item: Any,
+        group: Sequence[tuple[Rollout, AgentResult]],
+        contexts: Sequence[ToolContext | None],
+    ) -> dict[int, Doubt]:
+        """Of a group whose reward raised: the rollouts for which it raises the same where they are alone."""
+        if len(group) == 1:
+            return {0: doubt}
+        found = {}
+        for at, ((rollout, result), context) in enumerate(zip(group, contexts, strict=True)):
+            if context is not None:
+                context.repeat()
+            about = rollout.item_key, rollout.rollout_id
+            alone = await self.scorer.score_group(item, [result], [context], about=about)
+            if alone.doubt is not None and alone.doubt.raises_as(doubt):
+                found[at] = alone.doubt
+        return found
 
     async def release(self, *task_ids: str) -> None:
         """Close the rollout's sandboxes, also when the rollout is cancelled: nothing of it may remain."""
