@@ -91,6 +91,9 @@ class DataFlow:
             case ast.match_case(pattern=pattern) if self.depends(node.parent.subject):  # type: ignore[attr-defined]
                 found = (getattr(each, "name", None) or getattr(each, "rest", None) for each in ast.walk(pattern))
                 self.names |= {name for name in found if isinstance(name, str)}
+            case ast.Call(func=ast.Attribute(value=base, attr=name)) if "download" in name and self.depends(base):
+                # What is at these local paths then, the agent left.
+                self._add([each for argument in node.args for each in ast.walk(argument) if isinstance(each, ast.Name)])
             case ast.Expr(value=ast.Call() as call) | ast.Expr(value=ast.Await(value=ast.Call() as call)):
                 # A call for its effect puts what it is given into the others: `lines.append(text)`, `fill(found, text)`
                 given = [*call.args, *(each.value for each in call.keywords)]

@@ -32,6 +32,23 @@ def files_below(folder: Path) -> Replies:
     return replies
 
 
+def remove_dead_links(folder: Path) -> None:
+    """Remove links that lead to nothing, and those to folders around them: who follows these does not come to an end."""
+    found = [
+        (os.readlink(f"/proc/self/fd/{parent}"), name)
+        for parent, name, _, facts in walk(str(folder))
+        if stat.S_ISLNK(facts.st_mode)
+    ]
+    for place, name in found:
+        path = os.path.join(place, name)
+        try:
+            target = os.path.realpath(path, strict=True)
+        except OSError:
+            target = ""
+        if not target or f"{place}/".startswith(f"{target.rstrip('/')}/"):
+            os.unlink(path)
+
+
 def members(folder: Path, inside: str) -> list[tuple[str, str]]:
     """The folders (d) and the files (f) of `folder`, below the path `inside` of a sandbox."""
     found = [("d", inside)]
