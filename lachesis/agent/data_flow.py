@@ -78,8 +78,8 @@ class DataFlow:
         match node:
             case ast.Assign(value=value, targets=targets):
                 self._assign(targets, value, node)
-            case ast.AnnAssign(value=value, target=target) | ast.NamedExpr(value=value, target=target):
-                self._assign([target], value, node)
+            case ast.AnnAssign() | ast.NamedExpr():
+                self._assign([node.target], node.value, node)
             case ast.AugAssign(value=value, target=target):
                 self._assign([target], value, node)
             case ast.For(iter=value, target=target) | ast.AsyncFor(iter=value, target=target):
@@ -111,10 +111,9 @@ class DataFlow:
                 self._add(target.elts)
                 continue
             while isinstance(target, ast.Subscript | ast.Attribute | ast.Starred):
-                if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name):
-                    if target.value.id == "self":
-                        self.names.add(f"self.{target.attr}")
-                        break
+                if isinstance(target, ast.Attribute) and getattr(target.value, "id", "") == "self":
+                    self.names.add(f"self.{target.attr}")
+                    break
                 target = target.value
             if isinstance(target, ast.Name) and target.id in self._own and target.id not in self._kept:
                 self.names.add(target.id)

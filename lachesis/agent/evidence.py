@@ -15,7 +15,6 @@ import inspect
 import math
 import re
 import ssl
-import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -271,8 +270,8 @@ def _place(error: BaseException, rewards: Collection[str]) -> _Place | None:
         elif function in flows:
             flow = flows[function]
         else:
-            around = flows.get(_function(function.parent))  # type: ignore[union-attr,arg-type]
-            shared = around.names if around is not None else set()
+            outer = flows.get(_function(getattr(function, "parent", None)))  # type: ignore[arg-type]
+            shared = outer.names if outer is not None else set()
             flow = DataFlow(function, parameters_given(flow, calls, function) | shared)
         flows[function] = flow
         node = _expression(statement, (line, column), (end_line or line, end_column or column))

@@ -33,20 +33,19 @@ def files_below(folder: Path) -> Replies:
 
 
 def remove_dead_links(folder: Path) -> None:
-    """Remove links that lead to nothing, and those to folders around them: who follows these does not come to an end."""
+    """Remove links that lead to nothing, and to folders around them: who follows these does not come to an end."""
     found = [
-        (os.readlink(f"/proc/self/fd/{parent}"), name)
+        (Path(f"/proc/self/fd/{parent}").readlink(), name)
         for parent, name, _, facts in walk(str(folder))
         if stat.S_ISLNK(facts.st_mode)
     ]
     for place, name in found:
-        path = os.path.join(place, name)
         try:
-            target = os.path.realpath(path, strict=True)
-        except OSError:
-            target = ""
-        if not target or f"{place}/".startswith(f"{target.rstrip('/')}/"):
-            os.unlink(path)
+            dead = place.is_relative_to((place / name).resolve(strict=True))
+        except (OSError, RuntimeError):  # the second for a loop
+            dead = True
+        if dead:
+            (place / name).unlink()
 
 
 def members(folder: Path, inside: str) -> list[tuple[str, str]]:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeAlias
 
 from backends import BackendError, SandboxSpec
+from lachesis.agent.doubtful import settled, those_alone
 from lachesis.agent.evidence import Doubt
 from lachesis.agent.loop import HermesAgentLoop
 from lachesis.agent.outcome import Outcome
@@ -367,9 +368,9 @@ class RolloutPlayer:
             doubt=scored.doubt,
         ).rewarded(scored.value)
         if scored.doubt is not None:
-            return self.settled([rollout])[0]
+            return settled(self, [rollout])[0]
         if scored.faults:
-            return self._at_fault(rollout, scored.faults[0])
+            return self.at_fault(rollout, scored.faults[0])
         if self._is_fixed(outcome):
             return _with_fixed(rollout, self.score_of_timeout, reason, "score_of_timeout")
         return rollout
@@ -378,42 +379,10 @@ class RolloutPlayer:
         """Whether a setting decides the score, and no reward."""
         return outcome is Outcome.AGENT_FAULT or (outcome is Outcome.TIMEOUT and self.score_of_timeout != "reward")
 
-    def _at_fault(self, rollout: Rollout, fault: str, what: str = "the agent broke its sandbox: ") -> Rollout:
+    def at_fault(self, rollout: Rollout, fault: str, what: str = "the agent broke its sandbox: ") -> Rollout:
+        """The rollout with the score of the agent's fault."""
         found = replace(rollout, agent_fault=fault)
         return _with_fixed(found, self.score_of_agent_fault, f"{what}{fault}", "score_of_agent_fault")
-
-    def settled(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
-        """The rollouts, and those whose doubt is settled by now as the agent's fault."""
-        finished = []
-        for rollout in rollouts:
-            if (doubt := rollout.doubt) is not None:
-                if self.scorer.evidence.is_agents(doubt):
-                    found = replace(rollout, doubt=None, traceback=None, fault_traceback=doubt.trace)
-                    rollout = self._at_fault(found, doubt.fault, "")
-                else:
-                    self.scorer.evidence.want()
-            finished.append(rollout)
-        return finished
-
-    async def untouched(self, item: Any, rollout: Rollout, spec: SandboxSpec | None = None) -> bool:
-        """Whether the reward raises the same where no agent has been: then the environment is at fault.
-
-        Raises:
-            BackendError, InferenceError, SetUpFailed: it could not be found out.
-        """
-        task_id = f"{rollout.item_key}-{rollout.index}-{rollout.rollout_id[:8]}-untouched"
-        verifier_id = f"{task_id}-verifier"
-        session = self.sessions.open(task_id, spec=spec)
-        try:
-            await self.scorer.set_up(item, session, self.registry)
-            context = ToolContext(
-                session, self.registry, open_verifier=functools.partial(self.sessions.open, verifier_id, spec=spec)
-            )
-            assert rollout.result is not None and rollout.doubt is not None
-            found = (await self.scorer.score(item, rollout.result, context)).doubt
-        finally:
-            await self.release(task_id, verifier_id)
-        return found is not None and found.raises_as(rollout.doubt)
 
     async def score_group(self, item: Any, rollouts: Sequence[Rollout]) -> list[Rollout]:
         """The rollouts with the rewards of `compute_group_reward`, which replace those that they have.
@@ -438,11 +407,11 @@ class RolloutPlayer:
                 places = [at for at in places if at not in doubtful]
                 continue
             for at, fault in faults.items():
-                finished[at] = self._at_fault(finished[at], fault)
+                finished[at] = self.at_fault(finished[at], fault)
             if not faults:
                 break
             places = [at for at in places if at not in faults]  # the others are compared without these
-        return self.settled([replace(rollout, held=None) for rollout in finished])
+        return settled(self, [replace(rollout, held=None) for rollout in finished])
 
     async def _score_together(self, item: Any, finished: list[Rollout], places: Sequence[int]) -> dict[int, str]:
         """Put the rewards of the group into the rollouts at `places`, or return the faults of agents by place."""
@@ -457,7 +426,7 @@ class RolloutPlayer:
                 results = [result for _, result in group]
                 scored = await self.scorer.score_group(item, results, contexts, about=about)
                 if scored.doubt is not None:
-                    doubts = await self._doubts(scored.doubt, item, group, contexts)
+                    doubts = await those_alone(self.scorer, scored.doubt, item, group, contexts)
             for failure in failed.values():
                 raise failure
         except (BackendError, InferenceError) as broken:
@@ -492,26 +461,6 @@ class RolloutPlayer:
             if (faults or doubts) and context is not None:
                 context.repeat()
         return faults
-
-    async def _doubts(
-        self,
-        doubt: Doubt,
-        item: Any,
-        group: Sequence[tuple[Rollout, AgentResult]],
-        contexts: Sequence[ToolContext | None],
-    ) -> dict[int, Doubt]:
-        """Of a group whose reward raised: the rollouts for which it raises the same where they are alone."""
-        if len(group) == 1:
-            return {0: doubt}
-        found = {}
-        for at, ((rollout, result), context) in enumerate(zip(group, contexts, strict=True)):
-            if context is not None:
-                context.repeat()
-            about = rollout.item_key, rollout.rollout_id
-            alone = await self.scorer.score_group(item, [result], [context], about=about)
-            if alone.doubt is not None and alone.doubt.raises_as(doubt):
-                found[at] = alone.doubt
-        return found
 
     async def release(self, *task_ids: str) -> None:
         """Close the rollout's sandboxes, also when the rollout is cancelled: nothing of it may remain."""

@@ -147,7 +147,6 @@ def is_own(file: str) -> bool:
     return is_of_an_author(file) and ("-packages/" not in file or file.startswith(tuple(_homes)))
 
 
-
 @dataclass(slots=True)
 class Watch:
     """Which statements one call of a reward passed: those that it left for another one, or by returning a value."""

@@ -9,13 +9,14 @@ from dataclasses import replace
 from typing import Any
 
 from backends import BackendError
+from lachesis.agent.doubtful import raises_untouched, settled
 from lachesis.agent.evidence import Doubt
 from lachesis.agent.rollout import Rollout
 from lachesis.agent.scorer import SetUpFailed
 from lachesis.errors import LachesisError
 from lachesis.runs.environment import Environment
-from lachesis.runs.model_servers import REFERENCE, start_servers
-from lachesis.runs.server_settings import ServerConfig
+from lachesis.runs.model_servers import start_servers
+from lachesis.runs.server_settings import REFERENCE, ServerConfig
 
 log = logging.getLogger(__name__)
 
@@ -23,8 +24,8 @@ MOST_HELD = 4
 """Groups that wait for evidence before the run stops; `max_failed_groups` where that is more."""
 
 NEXT_STEP = (
-    "nothing shows whether the agents or the reward are at fault, so nothing is scored: let the reward take whatever an "
-    "agent may leave (`ctx.read_json`), correct it, or give the environment a reference_policy that passes this line"
+    "nothing shows whether the agents or the reward are at fault, so nothing is scored: correct the reward, let it "
+    "take whatever an agent may leave (`ctx.read_json`), or give the environment a reference_policy that passes this line"
 )
 
 
@@ -37,7 +38,7 @@ async def settle(
     which no agent has been.
     """
     player = env.player
-    found = player.settled(rollouts)
+    found = settled(player, rollouts)
     asked = player.scorer.evidence.asked
     for at, rollout in enumerate(found):
         if rollout.doubt is None or rollout.doubt.statement in asked:
@@ -45,9 +46,9 @@ async def settle(
         asked.add(rollout.doubt.statement)
         try:
             await _play_reference(env, item, rollout.item_key, tools)
-            found = player.settled(found)
+            found = settled(player, found)
             spec = env.sandbox_for(item, player.sessions.spec)
-            if found[at].doubt is not None and await player.untouched(item, found[at], spec):
+            if found[at].doubt is not None and await raises_untouched(player, item, found[at], spec):
                 trace = f"{rollout.doubt.trace}The reward raises the same in a sandbox in which no agent has been.\n"
                 found[at] = replace(found[at], traceback=trace)
         except (BackendError, LachesisError, SetUpFailed) as error:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeAlias
 
+from lachesis.agent.doubtful import settled
 from lachesis.agent.result import AgentResult
 from lachesis.agent.reward import RewardError
 from lachesis.agent.rollout import Rollout, holding_sandboxes
@@ -142,13 +143,11 @@ async def play_group(
     return PlayedGroup(item, item_key, tools, measured, toolsets=toolsets)
 
 
-def settled_group(
-    env: Environment, finished: Finished, group: PlayedGroup, *, last: bool = False
-) -> PlayedGroup:
+def settled_group(env: Environment, finished: Finished, group: PlayedGroup, *, last: bool = False) -> PlayedGroup:
     """A group in doubt with what is known by now. `last`: nobody asks again, and its doubts stay errors of the
     environment."""
     rollouts = []
-    for before, rollout in zip(group.rollouts, env.player.settled(group.rollouts), strict=True):
+    for before, rollout in zip(group.rollouts, settled(env.player, group.rollouts), strict=True):
         if rollout.doubt is not None and last:
             rollout = replace(rollout, doubt=None)
         if before.doubt is not None and rollout.doubt is None:

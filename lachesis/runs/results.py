@@ -206,7 +206,7 @@ class RunResult:
             yield "rollouts without a score:"
             yield from (f"  {line}" for line in causes.lines())
         if faults := self.figures.faults:
-            yield "rollouts whose agent is at fault, by what it did or left, or because a limit is too low for the task:"
+            yield "rollouts whose agent is at fault, by what it did or left, or by a limit too low for the task:"
             yield from (f"  {line}" for line in faults.lines())
         if self.failed_groups:
             what = "samples had no score" if self.evaluation else "groups had no scored rollout"
