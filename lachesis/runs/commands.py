@@ -27,7 +27,7 @@ from lachesis.runs.evaluations import EvaluatedItems
 from lachesis.runs.exclusion import Exclusions, of_record, of_rollout
 from lachesis.runs.failures import FailureBrake, UnusableSettings
 from lachesis.runs.file_sink import FileSink
-from lachesis.runs.group_player import PlayedGroup, play_group, play_item
+from lachesis.runs.group_player import PlayedGroup, play_group, play_item, settled_group
 from lachesis.runs.group_records import group_record
 from lachesis.runs.item_keys import ItemKeys, SampleKeys, item_digest
 from lachesis.runs.model_servers import model_files
@@ -246,6 +246,7 @@ async def _into_files(
         console=env.console,
         brake=brake,
         on_group=on_group,
+        ask_again=partial(settled_group, env, figures.add),
     )
     await pipeline.run()
     assert sink.summary is not None
@@ -318,6 +319,7 @@ async def serve(env: Environment, *, hold_out: bool) -> ServeResult:
             console=env.console,
             brake=FailureBrake(env.console, config.max_failed_groups, figures.causes),
             on_group=on_group,
+            ask_again=partial(settled_group, env, figures.add),
             timeout=longest_group(config),
             grace_period=config.grace_period,
         )

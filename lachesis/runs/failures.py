@@ -152,6 +152,7 @@ class FailureBrake:
     def __init__(self, console: Console, most: int, causes: Causes | None = None) -> None:
         self.exceptions = 0
         """Rollouts that met an exception in the environment's own code."""
+        self.most = most
         self._console = console
         self._most = most
         self._causes = Causes() if causes is None else causes

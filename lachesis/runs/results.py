@@ -208,7 +208,7 @@ class RunResult:
             yield "rollouts without a score:"
             yield from (f"  {line}" for line in causes.lines())
         if faults := self.figures.faults:
-            yield "rollouts that broke their own sandbox, by what they did or because a limit is too low for the task:"
+            yield "rollouts whose agent is at fault, by what it did or left, or by a limit too low for the task:"
             yield from (f"  {line}" for line in faults.lines())
         yield from self.figures.broken_lines()
         if self.failed_groups:
