@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from lachesis.evaluation.intervals import (
     Mean,
     Scores,
-    average,
+    mean_of,
     mean_of_values,
     mean_over_items,
     score_range,
@@ -82,7 +82,7 @@ def samples_needed(scores: Scores, half_width: float = 0.01) -> int | None:
     items = len(found)
     if items < 2:
         return None
-    means, ends = [average(samples) for samples in found], score_range(score for each in found for score in each)
+    means, ends = [mean_of(samples) for samples in found], score_range(score for each in found for score in each)
 
     def short(count: int) -> bool:
         mean = mean_of_values(means, *ends, times=count / items)

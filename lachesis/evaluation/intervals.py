@@ -56,12 +56,17 @@ def valid(samples: Sequence[float | None]) -> list[float]:
     return [score for score in samples if score is not None]
 
 
-def average(values: Sequence[float]) -> float:
+def mean_of(values: Sequence[float]) -> float:
     """The mean of any finite values, whose sum may be too large for a float."""
     try:
         return math.fsum(values) / len(values)
     except OverflowError:
         return math.fsum(value / len(values) for value in values)
+
+
+def deviations(values: Sequence[float], mean: float) -> float:
+    """The root of the sum of squared deviations, without squares that overflow or vanish."""
+    return math.hypot(*(value - mean for value in values))
 
 
 def mean_over_items(scores: Scores) -> Mean:
@@ -71,7 +76,7 @@ def mean_over_items(scores: Scores) -> Mean:
     """
     found = [samples for each in scores if (samples := valid(each))]
     ends = score_range(score for samples in found for score in samples)
-    return mean_of_values([average(samples) for samples in found], *ends)
+    return mean_of_values([mean_of(samples) for samples in found], *ends)
 
 
 def score_range(scores: Iterable[float]) -> tuple[float, float]:
@@ -107,7 +112,7 @@ def mean_of_values(
     width = high / 2 - low / 2  # half of it: the whole may be too large for a float
     below = _lowest_mean((found / 2 - low / 2) / width, times * counts, unseen)
     above = _lowest_mean((high / 2 - found / 2) / width, times * counts, unseen)
-    mean = min(max(average(values), float(found[0])), float(found[-1]))  # but for rounding it is between them
+    mean = min(max(mean_of(values), float(found[0])), float(found[-1]))  # but for rounding it is between them
     ends = 2 * (low / 2 + width * below), 2 * (high / 2 - width * above)
     return Mean(mean, min(mean, ends[0]), max(mean, ends[1]), len(values))
 

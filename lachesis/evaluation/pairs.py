@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lachesis.evaluation.intervals import Scores, average, mean_of_values, score_range, shown, valid
+from lachesis.evaluation.intervals import Scores, mean_of, mean_of_values, score_range, shown, valid
 
 EXACT_ITEMS = 14
 """Items with a difference up to which every assignment of signs is looked at."""
@@ -63,7 +63,7 @@ def paired(a: Scores, b: Scores) -> Difference:
     if not pairs:
         return Difference(math.nan, math.nan, math.nan, math.nan, 0, 0, 0)
     most = sys.float_info.max
-    differences = [max(-most, min(most, average(y) - average(x))) for x, y in pairs]
+    differences = [max(-most, min(most, mean_of(y) - mean_of(x))) for x, y in pairs]
     low, high = score_range(score for pair in pairs for samples in pair for score in samples)
     ends = min(most, high - low)
     found = mean_of_values(differences, -ends, ends, unseen=UNSEEN)

@@ -26,7 +26,7 @@ from lachesis.trajectories.exports import (
     not_sampled,
     stored_messages,
 )
-from lachesis.trajectories.markup import NotJson, load_json, think_block
+from lachesis.trajectories.markup import NotJson, load_arguments, think_block, write_json
 from lachesis.trajectories.message_rules import validate_messages
 from lachesis.trajectories.sharegpt import WarningKind
 from lachesis.utf8 import without_lone_surrogates
@@ -301,13 +301,11 @@ def _call(call: Mapping[str, Any], warnings: set[str], form: Arguments) -> dict[
     function = call["function"]
     text = valid_text(function["arguments"], warnings)
     try:
-        arguments = load_json(text) if text.strip() else {}
+        arguments = load_arguments(text)
     except NotJson:
-        arguments = None
-    if not isinstance(arguments, dict):
-        raise Unsuitable("arguments that are not a JSON object")
+        raise Unsuitable("arguments that are not a JSON object") from None
     if form == "text":
-        given: Any = text if text.strip() else "{}"
+        given: Any = text if text.lstrip().startswith("{") else write_json(arguments)
     elif "\\u" in text:  # an escape may be half of a surrogate pair
         given = valid_json(arguments, warnings)
     else:

@@ -46,6 +46,21 @@ def load_json(text: str, *, unique_keys: bool = False) -> Any:
     return value
 
 
+def load_arguments(text: str) -> dict[str, Any]:
+    """The arguments of a call: no text and null are none, and JSON text in JSON text is read as what it holds.
+
+    Raises NotJson where they are no object.
+    """
+    value: Any = text
+    while isinstance(value, str):
+        value = load_json(value) if value.strip() else {}
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise NotJson(f"{type(value).__name__} is not an object")
+    return value
+
+
 def _reject(constant: str) -> Any:
     raise NotJson(f"{constant} is not JSON")
 
@@ -70,7 +85,8 @@ _FLAT = 100
 
 # Made once: `json.loads` and `json.dumps` with arguments make a reader or writer for each call.
 _READ = json.JSONDecoder(parse_constant=_reject, parse_float=_finite).decode
-READ_UNIQUE = json.JSONDecoder(parse_constant=_reject, parse_float=_finite, object_pairs_hook=_unique).decode
+UNIQUE = json.JSONDecoder(parse_constant=_reject, parse_float=_finite, object_pairs_hook=_unique)
+READ_UNIQUE = UNIQUE.decode
 write_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 

@@ -21,6 +21,7 @@ from lachesis.trajectories.markup import (
     dump_json,
     escape_text,
     inside,
+    load_arguments,
     load_json,
     split_opened_think,
     split_think,
@@ -227,13 +228,9 @@ class _Writer:
 
     def _call(self, index: int, call: ToolCall) -> str:
         try:
-            arguments = load_json(call.arguments) if call.arguments.strip() else {}
+            arguments = load_arguments(call.arguments)
         except NotJson as error:
             arguments = self._replace(index, call, str(error))
-        if arguments is None:
-            arguments = {}
-        elif not isinstance(arguments, dict):
-            arguments = self._replace(index, call, f"{type(arguments).__name__} is not an object")
         return f"<tool_call>\n{dump_json({'name': call.name, 'arguments': arguments})}\n</tool_call>"
 
     def _replace(self, index: int, call: ToolCall, reason: str) -> dict[str, Any]:

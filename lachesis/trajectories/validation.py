@@ -8,6 +8,7 @@ from typing import Any
 
 from lachesis.trajectories.chat_exports import OPENAI_NAME, Unsuitable
 from lachesis.trajectories.errors import MessageError
+from lachesis.trajectories.foreign import with_own_ids
 from lachesis.trajectories.formats import SHAPE_ERRORS, UnknownFormat, format_of, keys_of, plain_message
 from lachesis.trajectories.loading import from_sharegpt
 from lachesis.trajectories.message_rules import validate_messages
@@ -64,7 +65,7 @@ def _sharegpt(entry: Mapping[str, Any], *, think: bool) -> Iterable[str]:
         if set(turn) != {"from", "value"}:
             yield f"turn {index}: its keys are {', '.join(map(repr, turn))}, not 'from' and 'value'"
             return
-    validate_messages(from_sharegpt(entry), complete=False, late_system=True)
+    validate_messages(with_own_ids(from_sharegpt(entry)), complete=False, late_system=True)
     answers = [(index, turn["value"]) for index, turn in enumerate(turns) if turn["from"] == "gpt"]
     if not answers:
         yield "it has no gpt turn"
@@ -154,7 +155,7 @@ def _conversation(
     if not isinstance(messages, list) or not messages:
         raise Unsuitable(f"{at} is not a list of messages")
     plain = [plain_message(message, f"{at}[{index}]", text) for index, message in enumerate(messages)]
-    validate_messages(plain, complete=complete, late_system=True)
+    validate_messages(with_own_ids(plain, by_place=False), complete=complete, late_system=True)
     if answer and not any(message["role"] == "assistant" for message in plain):
         yield f"{at} has no assistant message"
 

@@ -53,7 +53,7 @@ class TrainingSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
     name: Annotated[str, HOW] = Field(
-        default="run", pattern=r"^[\w.-]+$", description="Name of the run, and of its folder."
+        default="run", pattern=r"^[\w.-]*[\w-][\w.-]*$", description="Name of the run, and of its folder."
     )
     run_dir: Annotated[str | None, HOW] = Field(
         default=None, description="Folder of the run: checkpoint, metrics, report (default: data/train/NAME)."
