@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.interval_coverage import coverage, distributions
-from lachesis.evaluation import Scores, mean_over_items
+from lachesis.evaluation import Scores, bounds, mean_over_items, paired, samples_needed
 from lachesis.evaluation.intervals import UNSEEN, Z95, mean_of_values, score_range
 
 
@@ -180,3 +180,31 @@ def test_counting_failures_of_the_infrastructure_as_0_would_be_biased() -> None:
     zeros = [mean_over_items([[score or 0.0 for score in item] for item in run]) for run in runs]
     assert float(numpy.mean([mean.mean for mean in zeros])) == pytest.approx(0.4, abs=0.01)
     assert sum(mean.low <= 0.5 <= mean.high for mean in zeros) < 150
+
+
+FINITE = st.floats(allow_nan=False, allow_infinity=False)
+
+
+@given(st.lists(st.lists(st.none() | FINITE, max_size=4), max_size=6))
+def test_any_finite_score_has_a_mean_within_its_interval(scores: Scores) -> None:
+    found = mean_over_items(scores)
+    known = [score for samples in scores for score in samples if score is not None]
+    if known:
+        assert min(known) - 1e-9 * abs(min(known)) <= found.mean <= max(known) + 1e-9 * abs(max(known))
+    assert found.items < 2 or found.low <= found.mean <= found.high
+    assert len(str(found)) < 120
+    worst, best = (bounds(scores).worst, bounds(scores).best) if known else (0.0, 0.0)
+    assert worst <= best
+    needed = samples_needed(scores)
+    assert needed is None or needed >= 0
+
+
+@given(st.lists(st.tuples(FINITE, FINITE), min_size=1, max_size=8))
+def test_runs_with_any_finite_scores_can_be_compared(pairs: list[tuple[float, float]]) -> None:
+    difference = paired([[one] for one, _ in pairs], [[other] for _, other in pairs])
+    assert difference.items == len(pairs) and 0 <= difference.p <= 1
+
+
+def test_large_scores_keep_the_width_that_small_ones_have() -> None:
+    small, large = (mean_over_items([[-2.0 * scale], [2.0 * scale], [4.0 * scale]]) for scale in (1.0, 1e200))
+    assert large.low / 1e200 == pytest.approx(small.low) and large.high / 1e200 == pytest.approx(small.high)
