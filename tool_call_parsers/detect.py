@@ -161,6 +161,7 @@ RULES: Final[tuple[DetectionRule, ...]] = (
     DetectionRule("ernie45", "ernie45", ("<tool_call>", "<response>")),
     DetectionRule("qwen3_json", "qwen3", ("<tool_call>", "<think>")),
     DetectionRule("hermes", "qwen3", ("<tool_call>",), vocabulary=("<tool_call>", "</tool_call>")),
+    DetectionRule("minimax_m1", "qwen3", all_of=("<tool_calls>", "<beginning_of_sentence>")),
     DetectionRule("hunyuan_a13b", "hunyuan_a13b", ("<tool_calls>",)),
     DetectionRule("olmo3", "olmo3", ("<function_calls>",)),
     # Without tags.

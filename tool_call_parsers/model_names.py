@@ -25,8 +25,7 @@ MODELS: Final[dict[str, str]] = {
     "llama3_custom": "functionary_v3.1",
     "llama4_json": "llama_4_scout llama_4_maverick",
     "internlm": "internlm2.5 intern_s1_pro",
-    "hunyuan_a13b": """apriel_1.5 apriel_1.6 apriel_1.5_thinker apriel_1.6_thinker minimax_m1 minimax_m1_80k
-        minimax_m1_40k""",
+    "hunyuan_a13b": "apriel_1.5 apriel_1.6 apriel_1.5_thinker apriel_1.6_thinker",
     "nemotron_json": """nemotron_nano_v2_vl llama_3.1_nemotron_nano_v1 llama_3.1_nemotron_nano_v1.1
         llama_3.1_nemotron_ultra_v1 llama_3.3_nemotron_super_v1""",
     "jamba": "jamba_1.5 jamba_1.6 jamba_1.7",

@@ -156,6 +156,10 @@ SYNTHETIC: dict[str, tuple[str, tuple[str | None, str | None]]] = {
     "minimax m3": ("{{ tools }}]<]minimax[>[<tool_call>\n<mm:think>", ("minimax_m3", "minimax_m3")),
     "apertus": ("{{ tools }}<|tools_prefix|>[<|inner_prefix|>", ("apertus", "apertus")),
     "hunyuan a13b": ("<|startoftext|>{{ tools }}<tool_calls>[{}]</tool_calls>", ("hunyuan_a13b", None)),
+    "minimax m1": (
+        "<beginning_of_sentence>{{ tools }}<tool_calls>\n{}\n</tool_calls><end_of_sentence>",
+        ("minimax_m1", None),
+    ),
     "jamba": ("<|bom|>{{ tools }}<tool_calls>[{}]</tool_calls>", ("jamba", None)),
     "xlam": (CHATML + '[{"name": "tool_call_name", "arguments": {}}]', ("xlam", None)),
     "phi 4 mini": ("{{ tools }} functools[..]", ("phi4_mini_json", None)),

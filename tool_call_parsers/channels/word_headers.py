@@ -272,6 +272,8 @@ class TaggedMessages(WordHeaders):
 
     block_closers = cached_property(lambda self: self.tags.closers)
     _openers = cached_property(lambda self: Needles(*self.tags.openers))
+    _usual_call = cached_property(lambda self: "\n" + self.tags.call.partition("{name}")[0] + '{name}"')
+    """The text between the opener and the name of the first call."""
 
     def bare_header(self, run: Run, position: int) -> Step[MessageHeader | None]:
         if (yield from run.starts(position, self._openers)) is not None:
@@ -307,6 +309,8 @@ class TaggedMessages(WordHeaders):
 
     def _other_tool(self, run: Run, name: str, position: int) -> Step[str | None]:
         """The offered tool that the first tag of a call names, if it is not the one that the header names."""
+        if run.text.startswith(self._usual_call.format(name=name), position):
+            return None
         named = yield from self.tags.first_name(run, position)
         return named if named != name and named in run.tools.names() else None
 

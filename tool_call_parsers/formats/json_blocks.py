@@ -212,6 +212,20 @@ FORMATS: tuple[Format, ...] = (
         ends=("<|eos|>",),
     ),
     Format(
+        "minimax_m1",
+        JsonBlocks(
+            opens=("<tool_calls>",),
+            closes=("</tool_calls>",),
+            separators=("\n",),
+            frame=("<tool_calls>\n", "\n</tool_calls>"),
+            together=True,
+        ),
+        "MiniMax M1",
+        ("minimax_m1_40k", "minimax_m1_80k"),
+        reasoning="qwen3",
+        ends=("<end_of_sentence>",),
+    ),
+    Format(
         "nemotron_json",
         replace(
             _TOOL_CALLS,

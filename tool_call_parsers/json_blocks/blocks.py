@@ -62,6 +62,8 @@ class JsonBlocks(CallObjects):
     """The text between two blocks, or two objects of a list."""
     in_list: bool = False
     """All calls of a turn are in one list in one block. `frame` includes its brackets. With `named`, both are right."""
+    together: bool = False
+    """All calls of a turn are in one block, one after another, without a list."""
     written: str = '{"name": %(name)s, "arguments": %(arguments)s}'
     """The text of a call: `%(name)s`, `%(arguments)s`, `%(id)s`, `%(index)d`."""
     name_key: str = "name"
@@ -255,7 +257,7 @@ class JsonBlocks(CallObjects):
         """What is wrong with the separator before another object."""
         if in_list:
             return () if separator == "," else (f"{separator!r} between calls",) if separator else ("no comma",)
-        if one_call:
+        if one_call and not self.together:
             return ("several calls in one block",)
         return () if separator == self.between.strip() else (f"{separator!r} between calls",)
 
@@ -281,7 +283,7 @@ class JsonBlocks(CallObjects):
             return self.named.render_calls(turn)
         objects = [self._render_object(call) for call in turn.calls]
         before, after = self.frame
-        if self.in_list:
+        if self.in_list or self.together:
             return before + self.between.join(objects) + after
         return self.between.join(before + text + after for text in objects)
 
