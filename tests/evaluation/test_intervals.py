@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lachesis.evaluation import Scores, mean_over_items
+from lachesis.evaluation import Scores, bounds, mean_over_items, paired, samples_needed
 from lachesis.evaluation.intervals import Z95, t95, wilson
 
 
@@ -167,3 +167,33 @@ def test_graded_scores_are_covered_too() -> None:
         inside += mean.low <= 0.3 <= mean.high
     assert 0.94 <= inside / SEEDS <= 0.96
     assert t95(19) > Z95
+
+
+FINITE = st.floats(allow_nan=False, allow_infinity=False)
+
+
+@given(st.lists(st.lists(st.none() | FINITE, max_size=4), max_size=6))
+def test_any_finite_score_has_a_mean_within_its_interval(scores: Scores) -> None:
+    found = mean_over_items(scores)
+    known = [score for samples in scores for score in samples if score is not None]
+    if known:
+        assert min(known) - 1e-9 * abs(min(known)) <= found.mean <= max(known) + 1e-9 * abs(max(known))
+    assert found.items < 2 or found.low <= found.mean <= found.high
+    assert len(str(found)) < 120
+    worst, best = (bounds(scores).worst, bounds(scores).best) if known else (0.0, 0.0)
+    assert worst <= best
+    needed = samples_needed(scores)
+    assert needed is None or needed >= 0
+
+
+@given(st.lists(st.tuples(FINITE, FINITE), min_size=1, max_size=8))
+def test_runs_with_any_finite_scores_can_be_compared(pairs: list[tuple[float, float]]) -> None:
+    difference = paired([[one] for one, _ in pairs], [[other] for _, other in pairs])
+    assert difference.items == len(pairs) and 0 <= difference.p <= 1
+
+
+def test_large_scores_keep_the_width_that_small_ones_have() -> None:
+    small = mean_over_items([[-1.0], [2.0], [4.0]])
+    for scale in (1e200, 1e-200):
+        large = mean_over_items([[-1.0 * scale], [2.0 * scale], [4.0 * scale]])
+        assert large.low / scale == pytest.approx(small.low) and large.high / scale == pytest.approx(small.high)
