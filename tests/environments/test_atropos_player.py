@@ -370,6 +370,17 @@ async def test_a_trajectory_that_is_a_group_of_one_is_a_trajectory(tmp_path: Pat
     assert groups[0]["overrides"] == [{"set_advantage_to_zero": True}] * 3
 
 
+async def test_a_run_without_data_is_no_success(tmp_path: Path) -> None:
+    class NoItems(stock.ChatEnv):
+        async def get_next_item(self) -> None:
+            return None
+
+    for number, env_cls in enumerate((NoItems, stock.NoneEnv, stock.ChatEnv)):
+        async with fake() as server:
+            result = await player(env_cls, server, tmp_path / str(number)).process_manager()
+        assert result.exit_code == int(env_cls is not stock.ChatEnv)
+
+
 async def test_an_environment_without_an_evaluation_plays(tmp_path: Path) -> None:
     groups = await played(stock.PlaysOnly, tmp_path)
     assert [len(group["scores"]) for group in groups] == [3, 3]
