@@ -78,10 +78,8 @@ class DataFlow:
         match node:
             case ast.Assign(value=value, targets=targets):
                 self._assign(targets, value, node)
-            case ast.AnnAssign() | ast.NamedExpr():
+            case ast.AnnAssign() | ast.NamedExpr() | ast.AugAssign():
                 self._assign([node.target], node.value, node)
-            case ast.AugAssign(value=value, target=target):
-                self._assign([target], value, node)
             case ast.For(iter=value, target=target) | ast.AsyncFor(iter=value, target=target):
                 self._assign([target], value, node)
             case ast.comprehension(iter=value, target=target):
@@ -98,8 +96,7 @@ class DataFlow:
                 # A call for its effect puts what it is given into the others: `lines.append(text)`, `fill(found, text)`
                 given = [*call.args, *(each.value for each in call.keywords)]
                 if any(map(self.depends, given)):
-                    base = call.func.value if isinstance(call.func, ast.Attribute) else None
-                    self._add([each for each in (base, *given) if each is not None])
+                    self._add([*([call.func.value] if isinstance(call.func, ast.Attribute) else []), *given])
 
     def _assign(self, targets: list[Any], value: ast.AST | None, node: ast.AST) -> None:
         if self.depends(value) or self.is_reached_by_choice(node):

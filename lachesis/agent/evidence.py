@@ -302,7 +302,7 @@ def _function(node: Any) -> Function | None:
     """The function around a part of the code."""
     while node is not None and not isinstance(node, Function):
         node = getattr(node, "parent", None)
-    return node  # type: ignore[no-any-return]
+    return node
 
 
 def _expression(statement: ast.stmt, start: tuple[int, int], end: tuple[int, int]) -> ast.AST:
@@ -324,7 +324,7 @@ def _head(statement: ast.stmt) -> ast.stmt | None:
     node: Any = getattr(statement, "parent", None)
     while node is not None and not isinstance(node, Function):
         if isinstance(node, ast.If | ast.While | ast.For | ast.AsyncFor | ast.Try | ast.TryStar | ast.Match):
-            return node  # type: ignore[no-any-return]
+            return node
         node = getattr(node, "parent", None)
     return None
 

@@ -25,7 +25,7 @@ from lachesis.inference.sampling import recorded_fields
 from lachesis.trajectories.messages import ChatResponse, Message
 from tool_call_parsers import get_parser
 
-_HARMLESS: Final = ({"role": "user", "content": "Hi"},)
+HARMLESS: Final = ({"role": "user", "content": "Hi"},)
 """A conversation that no server refuses for what it says."""
 
 
@@ -64,7 +64,7 @@ class OpenAIServer(HttpClient):
             max_retries=max_retries,
             route=route,
             check=partial(read_choices, server=self.base_url),
-            harmless=lambda: {"messages": _HARMLESS},
+            harmless=lambda: {"messages": HARMLESS},
         )
         choice = read_choices(answer.body, self.base_url)[0]
         read = partial(read_message, choice["message"], self.parser, tools)

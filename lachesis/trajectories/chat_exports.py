@@ -62,6 +62,8 @@ class Chat:
     """Then system messages may be anywhere."""
     branches_omitted: bool = False
     """Whether answers that the model sampled are missing: those before a compaction or an edit."""
+    last_attempt: Sequence[Mapping[str, Any]] = ()
+    """Of a rollout without an answer: what was taken back last, as completions that could not be used."""
     warnings: set[str] = field(default_factory=set)
     """Kinds of changes that a format forced on it."""
 
@@ -73,7 +75,12 @@ def chat_of(group: GroupRecord, rollout: RolloutRecord) -> Chat:
     facts |= {"rollout_id": rollout["rollout_id"], "outcome": rollout["outcome"]}
     facts |= {"completed": is_complete(rollout, messages), "reward": rollout["reward"]}
     unsampled, omitted = not_sampled(rollout, messages), has_other_branches(rollout)
-    return Chat(messages, group["tools"], facts, unsampled, "program" in rollout, omitted)
+    last: Sequence[Mapping[str, Any]] = ()
+    if not any(each["role"] == "assistant" for each in messages):
+        for dropped in rollout.get("discarded") or ():
+            if dropped["at"] == len(messages) and not dropped.get("edit"):
+                last = dropped["messages"]
+    return Chat(messages, group["tools"], facts, unsampled, "program" in rollout, omitted, last)
 
 
 def of_rollouts(line: Callable[..., dict[str, Any]]) -> Callable[..., Iterator[ExportLine | LeftOut]]:

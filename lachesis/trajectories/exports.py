@@ -210,7 +210,7 @@ def read_groups(path: StrPath, *, again: bool = False) -> Iterator[dict[str, Any
                 f"{path}: record {number} has a rollout of record {earlier} again; remove one of the two lines"
             )
         if not again:
-            known.update(dict.fromkeys(map(str, ids), number))
+            known.update((str(rollout_id), number) for rollout_id in ids)
         yield group
 
 

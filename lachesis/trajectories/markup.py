@@ -20,6 +20,8 @@ _BLOCK = "/?(?:tool_call|tool_response)>"
 _BLOCK_AND_THINK = "/?(?:tool_call|tool_response|think)>"
 _THINK = re.compile(r"\s*<think>(.*?)</think>\n*", re.DOTALL)
 
+_SCRATCHPAD = re.compile(r"\s*<REASONING_SCRATCHPAD>(.*?)(?:</REASONING_SCRATCHPAD>\n*|\Z)", re.DOTALL)
+_END_OF_SCRATCHPAD = re.compile(r"</REASONING_SCRATCHPAD>[ \t]*(?:\n+|\Z)")
 _END_OF_THINK = re.compile(r"</think>[ \t]*(?:\n+|\Z)")
 
 EMPTY_THINK = "<think>\n</think>\n"
@@ -148,6 +150,25 @@ def split_opened_think(text: str) -> tuple[str, str]:
     if end is None or "<think>" in text[: end.start()]:
         return "", text
     return inside(text[: end.start()]), text[end.end() :]
+
+
+def split_scratchpad(text: str) -> tuple[str, str]:
+    """The content of the `<REASONING_SCRATCHPAD>` blocks at the start of `text`, and the rest.
+
+    A block that is not closed, as a token limit leaves it, is all that follows; a text that closes one at the end of a
+    line and opens none began inside it.
+    """
+    if "REASONING_SCRATCHPAD>" not in text:
+        return "", text
+    thoughts: list[str] = []
+    end = 0
+    if (closed := _END_OF_SCRATCHPAD.search(text)) and "<REASONING_SCRATCHPAD>" not in text[: closed.start()]:
+        thoughts.append(inside(text[: closed.start()]))
+        end = closed.end()
+    while match := _SCRATCHPAD.match(text, end):
+        thoughts.append(inside(match[1]))
+        end = match.end()
+    return "\n".join(thought for thought in thoughts if thought.strip()), text[end:]
 
 
 def inside(block: str) -> str:

@@ -194,8 +194,8 @@ class _Writer:
         own, content = split_think(convert_scratchpad_to_think(self.text(index, message)))
         if not native and not own:
             own, content = split_opened_think(content)
-        if message.tool_calls and content.lstrip().startswith("<think>"):
-            # The model went from its reasoning straight to a call, which the server removed from the text.
+        if content.lstrip().startswith("<think>"):
+            # The token limit cut it off; or the model went from it straight to a call, which the server took out.
             own, content = "\n".join(filter(None, (own, inside(content.lstrip().removeprefix("<think>"))))), ""
         # Some servers send the reasoning in its field and in the content.
         reasoning = f"{native}\n{own}" if native and own and native.strip() != own.strip() else native or own

@@ -11,6 +11,7 @@ from lachesis.trajectories.errors import MessageError
 from lachesis.trajectories.foreign import with_own_ids
 from lachesis.trajectories.formats import SHAPE_ERRORS, UnknownFormat, format_of, keys_of, plain_message
 from lachesis.trajectories.loading import from_sharegpt
+from lachesis.trajectories.markup import split_think
 from lachesis.trajectories.message_rules import validate_messages
 from lachesis.trajectories.parquet import schema as parquet_schema
 from lachesis.trajectories.samples import MalformedSample, TokenSample
@@ -72,6 +73,8 @@ def _sharegpt(entry: Mapping[str, Any], *, think: bool) -> Iterable[str]:
     for index, value in answers if think else ():
         if not value.startswith("<think>\n"):
             yield f"turn {index}: a gpt turn begins with a think block"
+        elif split_think(value)[1].lstrip().startswith("<think>"):
+            yield f"turn {index}: a think block is not closed"
 
 
 def _hermes(entry: Mapping[str, Any]) -> Iterable[str]:

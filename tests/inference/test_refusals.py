@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 from completions import completion
 
-from lachesis.inference import BadResponse, OpenAIServer, RequestRejected, ServerUnavailable, Unauthorized
+from lachesis.inference import BadResponse, OpenAIServer, RequestRejected, Router, ServerUnavailable, Unauthorized
 from lachesis.inference.engines import create_engine
 from lachesis.inference.errors import ConversationRefused, NothingThere
 from lachesis.inference.http_attempts import retry_after, retry_delay
@@ -254,3 +254,13 @@ def test_a_pause_is_at_least_as_long_as_asked_and_as_the_clients_own() -> None:
     assert retry_delay(6, 0.1) >= 8.0
     assert (retry_after("Wed, 21 Oct 2215 07:28:00 GMT") or 0) > 0
     assert retry_after("2.5") == 2.5
+
+
+async def test_calls_of_atropos_environments_are_refused_alike(serve: Serve) -> None:
+    answer, asked = moderated(403)
+    async with Router([await serve(answer)]) as router:
+        with pytest.raises(ConversationRefused):
+            await router.chat_completion(messages=FLAGGED)
+        with pytest.raises(ConversationRefused):
+            await router.completion(prompt="the flagged one")
+    assert asked["flagged"] == 2

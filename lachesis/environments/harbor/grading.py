@@ -317,7 +317,9 @@ async def _run_tests(
         await ctx.upload_dir(folder, TESTS)
     # The shell in PATH is one that no agent can have replaced: /bin/bash may be another.
     run = f"bash {script}" if _is_for_bash(step) else script
-    command = await as_user(ctx, f"({run}) 2>&1", step.verifier.user)
+    if _mention(step.test_folders, b"ld.so.preload"):
+        run += "  # ld.so.preload"  # so the tests see what the agent wrote there
+    command = await as_user(ctx, f"({run}\n) 2>&1", step.verifier.user)
     await ctx.terminal(f"chmod +x {script}", timeout=60)
     done = await ctx.terminal(command, timeout=limit, env=variables)
     await ctx.stop_processes()
