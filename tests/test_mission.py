@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import importlib.util
 import json
 import logging
 import os
@@ -176,7 +177,6 @@ class Asked(SortWords):
 # What was missing.
 
 
-@pending
 async def test_01_a_scratchpad_is_reasoning_in_the_loop() -> None:
     scratchpad = "<REASONING_SCRATCHPAD>\nplan\n</REASONING_SCRATCHPAD>"
     found, _ = await looped([say(f"{scratchpad}\nanswer")])
@@ -185,14 +185,12 @@ async def test_01_a_scratchpad_is_reasoning_in_the_loop() -> None:
     assert (found.final_response, len(server.requests)) == ("answer", 2), "alone it is no answer"
 
 
-@pending
 @pytest.mark.parametrize("tag", ["REASONING_SCRATCHPAD", "think"])
 def test_02_reasoning_that_was_cut_off_is_in_the_one_think_block(tag: str) -> None:
     (value,) = turns(answered(f"<{tag}>s"))
     assert re.fullmatch(r"<think>\s*s\s*(</think>\s*)?", value)
 
 
-@pending
 async def test_03_every_conversation_that_failed_is_in_failed_trajectories(tmp_path: Path) -> None:
     policy = [say("")] * 50
     await process(Asked, tmp_path, policy, total_steps=1, group_size=1, max_resamples=1, max_failed_groups=9)
@@ -200,7 +198,6 @@ async def test_03_every_conversation_that_failed_is_in_failed_trajectories(tmp_p
     assert entry["completed"] is False
 
 
-@pending
 def test_04_entries_of_toolsets_may_be_plain_dicts_with_includes(monkeypatch: pytest.MonkeyPatch) -> None:
     module = importlib.import_module("toolsets")
     monkeypatch.setitem(module.TOOLSETS, "d2", {"tools": ["terminal"], "includes": ["file"]})
@@ -312,7 +309,7 @@ async def test_12_a_tool_without_its_key_disables_itself_and_not_its_toolset(tmp
         return ""
 
     class Mixed(Asked):
-        tools = BUILTIN_TOOLS.extended([needs_key, works])
+        tools = BUILTIN_TOOLS.extended(needs_key, works)
 
     async with ScriptedServer(does_nothing) as server:
         env = make(Mixed, server, tmp_path, enabled_toolsets=["mixed"], total_steps=1, group_size=1)
@@ -338,8 +335,7 @@ async def test_13_tools_return_json(tmp_path: Path) -> None:
         assert isinstance(json.loads(text), dict)
 
 
-@pending
-@pytest.mark.parametrize("name", ["hermes", "qwen", "deepseek", "llama"])
+@pytest.mark.parametrize("name", ["hermes", "qwen", pytest.param("deepseek", marks=pending), "llama"])
 def test_14_the_parsers_that_are_named_exist(name: str) -> None:
     assert importlib.import_module("tool_call_parsers").get_parser(name)
 
@@ -448,6 +444,13 @@ def test_26_load_trajectories_is_an_iterator_as_files_may_be_larger_than_memory(
     assert not isinstance(found, list) and len(list(found)) == 2
 
 
+@pending
+def test_26_on_the_old_path_load_trajectories_is_a_list(played: Path) -> None:
+    path = str(played / "trajectory_samples.jsonl")
+    done = fresh(f"from agent.trajectory import load_trajectories as l; print(type(l({path!r})))", played)
+    assert "list" in done.stdout, done.stderr
+
+
 def test_27_a_cycle_of_toolsets_is_an_error_that_names_it_and_a_diamond_is_none() -> None:
     """Upstream stops silently, and tools are missing."""
 
@@ -479,17 +482,22 @@ async def test_29_the_backend_is_a_setting_and_a_variable_that_says_another_is_n
     assert json.loads((tmp_path / "groups.run.json").read_text())["settings"]["terminal_backend"] == "local"
 
 
-def test_30_atropos_server_variables_name_the_server(tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", ["variables", pytest.param("the file .env", marks=pending)])
+def test_30_atropos_server_settings_name_the_server(tmp_path: Path, place: str) -> None:
+    program = (
+        "import os, sys; from lachesis.environments.gsm8k import GSM8kAgentEnv\n"
+        "try: GSM8kAgentEnv.cli()\n"
+        "finally: print('environ:', 'of-the-variable' in str(os.environ))"
+    )
+    program = "import sys; sys.argv[1:] = ['process', '--env.total_steps', '1', '--env.group_size', '1']\n" + program
     with served(does_nothing) as server:
-        done = fresh(
-            "import sys; from lachesis.environments.gsm8k import GSM8kAgentEnv; sys.argv[1:] = ['process', "
-            "'--env.total_steps', '1', '--env.group_size', '1', '--env.use_wandb', 'false']; GSM8kAgentEnv.cli()",
-            tmp_path,
-            ATROPOS_SERVER_BASE_URL=server.base_url,
-            ATROPOS_SERVER_MODEL="of-the-variable",
-            ATROPOS_SERVER_API_KEY="x",
-        )
+        known = {"BASE_URL": server.base_url, "MODEL": "of-the-variable", "API_KEY": "x"}
+        known = {f"ATROPOS_SERVER_{name}": value for name, value in known.items()}
+        if place != "variables":
+            (tmp_path / ".env").write_text("".join(f"{name}={value}\n" for name, value in known.items()) + "OTHER=1\n")
+        done = fresh(program, tmp_path, **(known if place == "variables" else {}))
         assert {request["model"] for request in server.requests} == {"of-the-variable"}, done.stderr
+    assert f"environ: {place == 'variables'}" in done.stdout, "a file is read as settings and goes no further"
 
 
 async def test_31_math_verify_compares_what_is_not_equal_as_a_number_or_a_text() -> None:
@@ -500,6 +508,19 @@ async def test_31_math_verify_compares_what_is_not_equal_as_a_number_or_a_text()
         assert not await verifier.equal("43", "42")
     finally:
         await verifier.close()
+
+
+@pending
+def test_31_texts_are_compared_where_math_verify_does_not_start(tmp_path: Path) -> None:
+    (tmp_path / "math_verify.py").write_text("raise ImportError('broken')\n")
+    program = (
+        "import asyncio\nfrom lachesis.environments.gsm8k.math_answer import MathVerifier\n"
+        "async def f():\n    v = MathVerifier()\n"
+        "    print(await v.equal('x = 42', 'x=42'), await v.equal('x=43', 'y=42'))\n"
+        "    await v.close()\nasyncio.run(f())"
+    )
+    done = fresh(program, tmp_path, PYTHONPATH=f"{tmp_path}:{ROOT}")
+    assert done.stdout.split()[-1:] == ["False"], done.stderr
 
 
 async def test_32_gsm8k_has_generated_problems_unless_a_file_or_a_data_set_is_named(tmp_path: Path) -> None:
@@ -520,8 +541,10 @@ async def test_32_gsm8k_has_generated_problems_unless_a_file_or_a_data_set_is_na
     assert [group["scores"] for group in lines(tmp_path / "groups.jsonl")] == [[1.0, 1.0]]
 
 
-def test_33_old_paths_can_be_imported_after_lachesis(tmp_path: Path) -> None:
-    assert fresh("import lachesis, model_tools, toolsets", tmp_path).returncode == 0
+@pytest.mark.parametrize("before", ["import lachesis; ", pytest.param("", marks=pending)], ids=["later", "first"])
+def test_33_old_paths_can_be_imported(tmp_path: Path, before: str) -> None:
+    done = fresh(before + "import model_tools, toolsets; from tools.terminal_tool import cleanup_vm", tmp_path)
+    assert done.returncode == 0, done.stderr
 
 
 def test_34_launch_training_says_what_it_trains_or_what_is_missing(tmp_path: Path) -> None:
@@ -539,6 +562,16 @@ def test_34_launch_training_says_what_it_trains_or_what_is_missing(tmp_path: Pat
     assert re.search(r"train-venv|lachesis-rl\[train\]|no model|base_model", done.stderr)
 
 
+@pending
+def test_34_without_arguments_it_trains_what_its_config_says_and_says_so(tmp_path: Path) -> None:
+    """Where torch is missing it ends then."""
+    if importlib.util.find_spec("torch"):
+        pytest.skip("it would train")
+    command = [sys.executable, str(ROOT / "launch_training.py")]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert "train_tool_call.yaml" in done.stdout + done.stderr
+
+
 def test_35_configs_say_what_serves_tokens_as_made_up_ones_would_be_trained() -> None:
     servers = yaml.safe_load((ROOT / "configs" / "train_gsm8k.yaml").read_text())["openai"]
     assert [server["server_type"] for server in (servers if isinstance(servers, list) else [servers])] == ["vllm"]
@@ -548,6 +581,11 @@ def test_36_the_clients_of_backends_are_extras_and_wandb_is_there() -> None:
     project = (ROOT / "pyproject.toml").read_text()
     assert {"modal", "docker", "ssh"} <= set(re.findall(r"^(\w+) = \[\"", project, re.MULTILINE))
     assert importlib.import_module("importlib.metadata").version("wandb")
+
+
+@pending
+def test_36_vllm_is_an_extra() -> None:
+    assert re.search(r"^vllm = \[", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
 
 
 # What works as written.
