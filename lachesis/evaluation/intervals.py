@@ -61,7 +61,8 @@ def mean_of(values: Sequence[float]) -> float:
     try:
         return math.fsum(values) / len(values)
     except OverflowError:
-        return math.fsum(value / len(values) for value in values)
+        half = math.fsum(value / 2 / len(values) for value in values)
+        return max(min(values), min(max(values), 2 * half))  # rounding may be what is too large
 
 
 def deviations(values: Sequence[float], mean: float) -> float:

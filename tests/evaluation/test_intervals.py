@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import sys
 from typing import Any
 
 import numpy
@@ -68,10 +69,17 @@ def test_the_range_of_scores() -> None:
 
 
 def test_any_finite_scores_have_a_mean_and_an_interval() -> None:
-    for values in ([1e200, 0.0], [1.7e308, 1.7e308, -1.7e308], [5e-324, 0.0], [1e200, -1e-200, 3.0]):
+    for values in (
+        [1e200, 0.0],
+        [1.7e308, 1.7e308, -1.7e308],
+        [5e-324, 0.0],
+        [1e200, -1e-200, 3.0],
+        [sys.float_info.max] * 3,
+    ):
         mean = mean_over_items([values, *([value] for value in values)])
         assert min(values) <= mean.mean <= max(values)
         assert -math.inf < mean.low < mean.high < math.inf
+        assert bounds([*([value] for value in values), [None]]).best >= mean.mean
     assert str(mean_over_items([[1e200]])).startswith("1.000e+200 ["), "no line of 200 digits"
 
 
