@@ -266,7 +266,8 @@ class AtroposPlayer(HermesAgentBaseEnv):
         metrics = dict(wandb_metrics or {})
         if self.tracker.on:
             metrics |= training_metrics(self.tracker.take()) | await self.tracker.exclusion_metrics()
-        await own_groups.call_hook(self.stock, "wandb_log", metrics)
+        if not self.tracker.lost:
+            await self.tracker.hook(own_groups.call_hook(self.stock, "wandb_log", metrics))
 
     def at_step(self, step: int, registration: Registration) -> None:
         own_groups.at_step(self.stock, step, registration)
