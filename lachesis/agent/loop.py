@@ -11,7 +11,7 @@ import json
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from backends import BackendError, SandboxExhausted
@@ -38,6 +38,8 @@ from lachesis.trajectories import (
     ToolResponse,
     validate_messages,
 )
+from lachesis.trajectories.markup import split_scratchpad
+from lachesis.trajectories.messages import joined_reasoning
 
 _OF_A_FULL_CONTEXT = (Outcome.CONTEXT_EXHAUSTED, Outcome.MODEL_ERROR)
 """How a rollout ends whose next completion has too little room."""
@@ -368,7 +370,7 @@ class _Rollout:
         )
         self.clock.answered(response.latency)
         self.count(response)
-        return response
+        return _with_scratchpad_read(response)
 
     async def wait_for(self, answer: Awaitable[str]) -> str:
         """The answer of another server than the policy's: its time is no time of the agent."""
@@ -460,6 +462,18 @@ class _Rollout:
 
         self.answered_length, self.good_length = moved(self.answered_length), moved(self.good_length)
         self.turn_began = moved(self.turn_began)
+
+
+def _with_scratchpad_read(response: ChatResponse) -> ChatResponse:
+    """The response with the reasoning that a model without a format for it wrote as its prompt told it to."""
+    said = response.message
+    if not isinstance(said.content, str):
+        return response
+    thought, content = split_scratchpad(said.content)
+    if content == said.content:
+        return response
+    reasoning = joined_reasoning(said.reasoning, thought)
+    return replace(response, message=replace(said, content=content, reasoning=reasoning))
 
 
 def _unrun(call: ToolCall, check: TurnCheck, ran: Mapping[str, ToolResult]) -> ToolResult:

@@ -20,6 +20,8 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 from backends import BackendError, SandboxSpec
 from lachesis.agent.broken_items import ALIKE, BrokenItems
+from lachesis.agent.doubtful import settled, those_alone
+from lachesis.agent.evidence import Doubt
 from lachesis.agent.loop import HermesAgentLoop
 from lachesis.agent.outcome import Outcome
 from lachesis.agent.result import AgentResult
@@ -117,10 +119,16 @@ class Rollout:
     left_out: str = ""
     """Why it has no reward, where it was not left to a reward function: a setting, or an environment that collected the
     group itself."""
+    not_sampled: bool = False
+    """It is left out because its environment trains what the model did not say, or not so."""
     agent_fault: str = ""
     """What the agent broke in its own sandbox, where that decided the score."""
     broken_item: bool = False
     """Its item fails alike in every attempt while others are answered, so it is not played again in this run."""
+    fault_traceback: str = ""
+    """Of an exception in a reward that was the agent's doing."""
+    doubt: Doubt | None = field(default=None, repr=False, compare=False)
+    """About the exception of its reward, which may be the agent's doing: nothing has shown it yet."""
     reward_calls: Sequence[RewardCall] = ()
     """What the reward did in the sandbox."""
     held: HeldSandbox | None = field(default=None, repr=False, compare=False)
@@ -164,8 +172,9 @@ class Rollout:
 
         `model_server` (a request to it failed), `infra_error` (a sandbox, or a request that no server would take),
         `broken_item` (its item fails alike in every attempt, while others are answered), `timeout`, `agent_fault`,
-        `environment` (an exception in its own code), `declined` (the reward is None), or `dropped` (an environment that
-        collects its own groups did not return it).
+        `environment` (an exception in its own code), `declined` (the reward is None), `dropped` (an environment that
+        collects its own groups did not return it), or `not_sampled` (what it returned trains text that the model did
+        not say).
         """
         if self.reward is not None:
             return ""
@@ -180,6 +189,8 @@ class Rollout:
             return MODEL_SERVER if failed else self.outcome.value
         if self.outcome in (Outcome.TIMEOUT, Outcome.AGENT_FAULT):
             return self.outcome.value
+        if self.not_sampled:
+            return "not_sampled"
         return "dropped" if self.left_out else "declined"
 
     @property
@@ -329,7 +340,7 @@ class RolloutPlayer:
                         open_verifier=functools.partial(self.sessions.open, verifier_id, spec=spec),
                     )
                     with failed_requests() as failed:
-                        scored = await self.scorer.score(item, result, context)
+                        scored = await self.scorer.score(item, result, context, about=(item_key, rollout_id))
                     if failed:
                         scored = Scored()
                         outcome, error = Outcome.INFRA_ERROR, next(iter(failed.values()))
@@ -378,9 +389,12 @@ class RolloutPlayer:
             broken_item=broken_item,
             reward_calls=context.calls if context is not None else (),
             held=held,
+            doubt=scored.doubt,
         ).rewarded(scored.value)
+        if scored.doubt is not None:
+            return settled(self, [rollout])[0]
         if scored.faults:
-            return self._at_fault(rollout, scored.faults[0])
+            return self.at_fault(rollout, scored.faults[0])
         if self._is_fixed(outcome):
             return _with_fixed(rollout, self.score_of_timeout, reason, "score_of_timeout")
         return rollout
@@ -389,11 +403,10 @@ class RolloutPlayer:
         """Whether a setting decides the score, and no reward."""
         return outcome is Outcome.AGENT_FAULT or (outcome is Outcome.TIMEOUT and self.score_of_timeout != "reward")
 
-    def _at_fault(self, rollout: Rollout, fault: str) -> Rollout:
+    def at_fault(self, rollout: Rollout, fault: str, what: str = "the agent broke its sandbox: ") -> Rollout:
+        """The rollout with the score of the agent's fault."""
         found = replace(rollout, agent_fault=fault)
-        return _with_fixed(
-            found, self.score_of_agent_fault, f"the agent broke its sandbox: {fault}", "score_of_agent_fault"
-        )
+        return _with_fixed(found, self.score_of_agent_fault, f"{what}{fault}", "score_of_agent_fault")
 
     async def score_group(self, item: Any, rollouts: Sequence[Rollout]) -> list[Rollout]:
         """The rollouts with the rewards of `compute_group_reward`, which replace those that they have.
@@ -413,12 +426,16 @@ class RolloutPlayer:
             return finished
         while places:
             faults = await self._score_together(item, finished, places)
+            doubtful = [at for at in places if finished[at].doubt is not None]
+            if not faults and 0 < len(doubtful) < len(places):
+                places = [at for at in places if at not in doubtful]
+                continue
             for at, fault in faults.items():
-                finished[at] = self._at_fault(finished[at], fault)
+                finished[at] = self.at_fault(finished[at], fault)
             if not faults:
                 break
             places = [at for at in places if at not in faults]  # the others are compared without these
-        return [replace(rollout, held=None) for rollout in finished]
+        return settled(self, [replace(rollout, held=None) for rollout in finished])
 
     async def _score_together(self, item: Any, finished: list[Rollout], places: Sequence[int]) -> dict[int, str]:
         """Put the rewards of the group into the rollouts at `places`, or return the faults of agents by place."""
@@ -426,9 +443,14 @@ class RolloutPlayer:
         contexts = [rollout.held.context if rollout.held is not None else None for rollout, _ in group]
         changed: list[Rollout]
         faults: dict[int, str] = {}
+        doubts: dict[int, Doubt] = {}
         try:
             with failed_requests() as failed:
-                scored = await self.scorer.score_group(item, [result for _, result in group], contexts)
+                about = (group[0][0].item_key, f"{group[0][0].rollout_id}, together")
+                results = [result for _, result in group]
+                scored = await self.scorer.score_group(item, results, contexts, about=about)
+                if scored.doubt is not None:
+                    doubts = await those_alone(self.scorer, scored.doubt, item, group, contexts)
             for failure in failed.values():
                 raise failure
         except (BackendError, InferenceError) as broken:
@@ -451,9 +473,16 @@ class RolloutPlayer:
                     )
                     for (rollout, _), reward in zip(group, given, strict=True)
                 ]
+                if doubts:  # the others are compared without these
+                    changed = [
+                        replace(rollout.rewarded(None), traceback=doubts[at].trace, doubt=doubts[at])
+                        if at in doubts
+                        else rollout
+                        for at, (rollout, _) in enumerate(group)
+                    ]
         for at, rollout, context in zip(places, changed, contexts, strict=True):
             finished[at] = replace(rollout, reward_calls=context.calls if context is not None else rollout.reward_calls)
-            if faults and context is not None:
+            if (faults or doubts) and context is not None:
                 context.repeat()
         return faults
 

@@ -73,7 +73,9 @@ def check_turn(response: ChatResponse, required_arguments: Mapping[str, Collecti
         flaw = Flaw.TRUNCATED_CALL if cut else Flaw.MALFORMED_CALL
         return TurnCheck(flaw, _shorten(response.malformed_calls[0]))
     if not message.tool_calls:
-        return _check_text(message.text, message.reasoning)
+        said = _check_text(message.text, message.reasoning)
+        # The loop ends where the token limit cut off an answer, or the reasoning before it.
+        return TurnCheck() if cut and said.flaw is Flaw.ONLY_REASONING else said
 
     faulty: dict[str, str] = {}
     worst: tuple[Flaw, str] | None = None

@@ -177,7 +177,8 @@ class Collector:
         self.refused += 1
         why = f"sample {sample.place} is refused: {match.refused}"
         self._tell_once(match.refused, f"{key}: {why}")
-        return rollout_of((), item_key=key, index=sample.place, score=None, left_out=why)
+        refused = rollout_of((), item_key=key, index=sample.place, score=None, left_out=why)
+        return replace(refused, not_sampled=True)
 
     def _extras(self, sample: ReturnedSample, rollout: Rollout, key: str) -> dict[str, Any]:
         """What travels with a sample, beside its tokens."""

@@ -61,6 +61,10 @@ class GuestEnv(RecordedEnv):
     async def score(self, item: Any, verdict: Verdict) -> float | Reward | None:
         """The score of a rollout that `play` left for scoring; None leaves it out."""
 
+    def guest_modules(self) -> list[str]:
+        """Modules or files of the guest's code, by which a second start recognises it."""
+        return []
+
     async def discard(self, verdict: Verdict) -> None:
         """Release what the guest keeps of a rollout that is not scored."""
 

@@ -72,6 +72,10 @@ class InspectEnv(GuestEnv):
     def run_name(self) -> str:
         return f"inspect-{self.config.task.rpartition('@')[2].rpartition('/')[2].removesuffix('.py')}"
 
+    def guest_modules(self) -> list[str]:
+        file = self.config.task.partition("@")[0]
+        return [file] if file.endswith(".py") else []
+
     async def setup(self) -> None:
         self._task = load(self.config.task, self.config.task_args)
         scorers = self._task.scorer or []

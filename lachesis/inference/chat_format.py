@@ -15,7 +15,16 @@ from lachesis.inference.server_words import Ending, blocked_prompt, ending
 from lachesis.trajectories import MessageHistory
 from lachesis.trajectories.encoded import EncodedMessages, NodeMessages
 from lachesis.trajectories.frozen import freeze_dict
-from lachesis.trajectories.messages import FinishReason, Message, ToolCall, Usage
+from lachesis.trajectories.markup import NotJson, load_arguments, write_json
+from lachesis.trajectories.messages import (
+    FinishReason,
+    Message,
+    ToolCall,
+    Usage,
+    joined_reasoning,
+    thought,
+    without_reasoning_parts,
+)
 from tool_call_parsers import CALLABLE, CallStatus, ParsedCompletion, ToolCallParser, new_call_id
 
 Payload: TypeAlias = dict[str, Any]
@@ -90,7 +99,8 @@ def read_message(
     Calls are the server's. `parser` reads the text only if the server returns none; malformed calls that it finds stay
     in the content too.
     """
-    content, reasoning = _read_content(data.get("content")), read_reasoning(data)
+    content, own = _read_content(data.get("content"))
+    reasoning = joined_reasoning(read_reasoning(data), own)
     if isinstance(refusal := data.get("refusal"), str) and refusal and not content:
         content = refusal
     calls, malformed = _read_tool_calls(data)
@@ -99,7 +109,7 @@ def read_message(
         malformed = malformed_calls(parsed)
         if parsed.tool_calls or parsed.reasoning:
             content = parsed.content
-            reasoning = _join_reasoning(reasoning, parsed.reasoning)
+            reasoning = joined_reasoning(reasoning, parsed.reasoning)
             calls = parsed_calls(parsed)
     return Message("assistant", content=content, tool_calls=calls, reasoning=reasoning), malformed
 
@@ -148,18 +158,7 @@ def read_reasoning(data: Mapping[str, Any]) -> str | None:
     for key in REASONING_FIELDS:
         if isinstance(text := data.get(key), str) and text:
             return text
-    details = data.get("reasoning_details")
-    if not isinstance(details, list):
-        return None
-    texts = (part.get("text") for part in details if isinstance(part, Mapping))
-    return "".join(text for text in texts if isinstance(text, str)) or None
-
-
-def _join_reasoning(native: str | None, own: str | None) -> str | None:
-    """The server's reasoning and that of the content. Some servers send the same text in both places."""
-    if native and own and native.strip() == own.strip():
-        return native
-    return "\n".join(filter(None, (native, own))) or None
+    return thought(data.get("reasoning_details")) or None
 
 
 def read_finish_reason(raw: object) -> FinishReason:
@@ -232,15 +231,16 @@ def restate_choices(
     return {**body, "choices": choices}
 
 
-def _read_content(content: object) -> str | tuple[Mapping[str, Any], ...] | None:
+def _read_content(content: object) -> tuple[str | tuple[Mapping[str, Any], ...] | None, str | None]:
+    """The content, and the reasoning in parts of it."""
     if content is None or isinstance(content, str):
-        return content
+        return content, None
     if not isinstance(content, list):
-        return str(content)
-    parts = tuple(_read_part(part) for part in content)
-    if all(part["type"] == "text" for part in parts):
-        return "".join(part["text"] for part in parts)
-    return parts
+        return str(content), None
+    parts, reasoning = without_reasoning_parts([_read_part(part) for part in content])
+    if isinstance(parts, list) and all(part["type"] == "text" for part in parts):
+        return "".join(part["text"] for part in parts), reasoning
+    return tuple(parts) if isinstance(parts, list) else parts, reasoning
 
 
 def _read_part(part: object) -> Mapping[str, Any]:
@@ -269,7 +269,10 @@ def _read_tool_calls(data: Mapping[str, Any]) -> tuple[tuple[ToolCall, ...], tup
             call_id = new_call_id()  # tool results refer to calls by id
         taken.add(call_id)
         extra = {key: value for key, value in item.items() if key not in _OF_A_CALL and value is not None}
-        calls.append(ToolCall(call_id, name, _arguments_text(function.get("arguments")), freeze_dict(extra)))
+        text = _arguments_text(function.get("arguments"))
+        inner = _encoded_twice(text)
+        repaired = {"status": str(CallStatus.REPAIRED), "error": "the arguments are a JSON string"}
+        calls.append(ToolCall(call_id, name, inner or text, freeze_dict(extra), **(repaired if inner else {})))
     return tuple(calls), tuple(nameless)
 
 
@@ -278,6 +281,16 @@ def _arguments_text(arguments: object) -> str:
     if isinstance(arguments, str):
         return arguments
     return "" if arguments is None else _json_text(arguments)
+
+
+def _encoded_twice(text: str) -> str:
+    """The arguments in the JSON text of a text, as some servers write them; else empty."""
+    if not text.lstrip().startswith('"'):
+        return ""
+    try:
+        return write_json(load_arguments(text))
+    except NotJson:
+        return ""
 
 
 def _json_text(value: object) -> str:

@@ -19,6 +19,8 @@ class Kept:
     """Trained tokens in it."""
     undelivered: int = 0
     """Sampled tokens of its rollouts that are not in it, on purpose."""
+    of_split: int = 0
+    """Those of them that are in further samples of its rollouts, which `split_rollouts` leaves out."""
     rewards: Sequence[float | None] = ()
     tracebacks: Sequence[str] = ()
     """Exceptions in the environment's own code."""

@@ -14,14 +14,13 @@ from lachesis.agent.rollout import Rollout
 from lachesis.evaluation import mean_over_items
 from lachesis.runs.item_keys import whole_and_part
 from lachesis.runs.setting_facts import with_settings
+from lachesis.runs.tool_failures import VARYING, ToolFailures
 from lachesis.wording import counted
 
 Row = tuple[str, str]
 
 MOST_CAUSES = 3
 _TITLES = ("title", "name", "instance_id", "task_id", "id", "question", "prompt", "text")
-VARYING = re.compile(r"0x[0-9a-f]+|[0-9a-f]{8,}|\d+(\.\d+)?")
-"""What differs between two failures with the same cause: ids, ports, times."""
 _LABELS = re.compile(r" \(environment=[^)]*\)")
 """Of a sandbox; its name tells as much."""
 
@@ -95,6 +94,8 @@ class RunningFigures:
         """Of the rollouts of this start without a score."""
         self.faults = Causes()
         """How agents broke their own sandboxes."""
+        self.tool_failures = ToolFailures()
+        """Of the rollouts of this start."""
         self.broken_items: set[str] = set()
         """Keys of items that this start left out as broken."""
         self._scores: dict[str, list[float | None]] = {}
@@ -120,6 +121,8 @@ class RunningFigures:
                 failed=len(result.tool_errors),
                 repaired=result.repaired_calls[0],
             )
+            stats = {name: count.to_dict() for name, count in result.tool_counts.items()}
+            self.tool_failures.add(stats, ((each.tool_name, each.error) for each in result.tool_errors))
         score = "no score, "
         if (reward := rollout.reward) is not None:
             score = f"reward {reward:{'.2f' if abs(reward) < 1e9 else '.4g'}}, "
@@ -181,6 +184,8 @@ class RunningFigures:
             yield "tokens", "not counted by the server" if counts["uncounted"] else rate
             repaired = f", {counts['repaired']} repaired by the parser" if counts["repaired"] else ""
             yield "tool calls", f"{counts['calls']}, {counts['failed']} failed{repaired}"
+            if self.tool_failures:
+                yield "failed", _cut("; ".join(self.tool_failures.lines()), 240)
             yield "last", self._last
 
 

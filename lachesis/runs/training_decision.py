@@ -56,7 +56,8 @@ def decide_for_training(group: PlayedGroup, config: HermesAgentEnvConfig, traine
     undelivered = sum(built.undelivered.values()) + lost
     if isinstance(built, TrainingGroup):
         rewards = [rollout.reward for rollout in group.scored]
-        return Kept(_with_extras(built, group), built.delivered, undelivered, rewards, group.tracebacks)
+        of_split = sum(built.undelivered.values())
+        return Kept(_with_extras(built, group), built.delivered, undelivered, of_split, rewards, group.tracebacks)
     why = left_out[-1].unscored_because if left_out else ""
     if group.declined:
         return LeftOut("declined", group.declined, undelivered, group.rewards, declined=True, unscored_because=why)

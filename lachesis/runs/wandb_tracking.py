@@ -171,7 +171,7 @@ def _open_run(config: HermesAgentEnvConfig, project: str, group: str | None, job
 def _no_login(reason: str) -> str:
     return (
         f"use_wandb is set, but W&B cannot start: {reason}; run `wandb login`, set WANDB_MODE=offline, "
-        "or leave --env.use_wandb out"
+        "or --env.use_wandb false"
     )
 
 

@@ -303,6 +303,36 @@ async def test_text_parts_become_text_and_other_parts_stay(serve):
     assert (await (await serve(Script((200, completion(parts))))).chat(ASK)).message.content == tuple(parts)
 
 
+@pytest.mark.parametrize(
+    ("thought", "read"),
+    [
+        ([{"type": "thinking", "thinking": [{"type": "text", "text": "six sevens"}]}], "six sevens"),
+        ([{"type": "thinking", "thinking": "six", "signature": "x"}, {"type": "thinking", "thinking": "7"}], "six\n7"),
+        ([{"type": "reasoning", "summary": [{"type": "summary_text", "text": "six sevens"}]}], "six sevens"),
+        ([{"type": "redacted_thinking", "data": "eA=="}], None),
+    ],
+)
+async def test_parts_that_are_reasoning_become_reasoning(serve, thought, read):
+    server = await serve(Script((200, completion([*thought, {"type": "text", "text": "42"}]))))
+    said = (await server.chat(ASK)).message
+    assert (said.content, said.reasoning) == ("42", read)
+    both = await serve(Script((200, completion([*thought, {"type": "text", "text": "4"}], reasoning_content=read))))
+    assert (await both.chat(ASK)).message.reasoning == read, "some servers send it twice"
+
+
+async def test_arguments_that_a_server_encoded_twice_are_read_and_count_as_repaired(serve):
+    calls = [
+        {"id": str(n), "type": "function", "function": {"name": "python", "arguments": text}}
+        for n, text in enumerate(['"{\\"a\\": 1}"', '{"a": 1}', '"no object"'])
+    ]
+    message = (await (await serve(Script((200, completion(None, tool_calls=calls))))).chat(ASK)).message
+    assert [(c.arguments, c.ok) for c in message.tool_calls] == [
+        ('{"a": 1}', False),
+        ('{"a": 1}', True),
+        ('"no object"', True),
+    ]
+
+
 async def test_sloppy_tool_calls_keep_their_meaning_and_get_unique_ids(serve):
     def call(id_, arguments):
         return {"id": id_, "type": "function", "function": {"name": "python", "arguments": arguments}}
