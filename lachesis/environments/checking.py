@@ -22,6 +22,7 @@ from lachesis.base_env import HermesAgentBaseEnv
 from lachesis.errors import SettingsError
 from lachesis.runs.command_line import read_settings
 from lachesis.runs.failures import RunStopped, UnusableSettings
+from lachesis.runs.hooks import misspelt_hooks
 from lachesis.runs.results import RunFiles
 from lachesis.runs.server_settings import ServerConfigError
 from lachesis.testing.reference_server import Policy
@@ -96,7 +97,7 @@ async def check_environment(
         UnusableSettings: the run cannot go on with them: a judge is missing, or the key of its server is wrong.
         BackendError, InferenceError: the run could not begin.
     """
-    report = CheckReport()
+    report = CheckReport(findings=misspelt_hooks(env_cls))
     spent: dict[str, list[float]] = {"setup": [], "setup_sandbox": []}
     policies: list[tuple[str, Policy | None, int]] = [
         ("reference", None, 2),

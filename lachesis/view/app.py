@@ -221,6 +221,7 @@ class Viewer:
             "settings": rows,
             "metrics": await asyncio.to_thread(self.index.metrics, chosen),
             "unscored": await asyncio.to_thread(self.index.unscored, chosen[0]) if len(chosen) == 1 else [],
+            "failures": await asyncio.to_thread(self.index.tool_failures, chosen[0]) if len(chosen) == 1 else (),
             "over": request.query.get("over", ""),
             "curves": "/curves?" + urlencode([("runs", name) for name in chosen]),
         }
