@@ -192,6 +192,8 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
     if isinstance(error, BaseExceptionGroup):
         for each in error.exceptions:
             yield from _causes(each)
+    elif isinstance(error, RuntimeError) and isinstance(error.__cause__, StopIteration | StopAsyncIteration):
+        yield error.__cause__  # which Python replaces where it leaves a coroutine
     else:
         yield error
 
@@ -248,7 +250,7 @@ def _place_of_value(reward: Callable[..., Any] | None, source: str) -> _Place | 
 def _place(error: BaseException, rewards: Collection[str]) -> _Place | None:
     """The statement that raised, in the innermost function of the environment. None where nothing of the agent's is in
     the expression, and where there is no source."""
-    own = [(frame, at) for frame, at in _frames(error) if is_own(frame.f_code.co_filename)]
+    own = [(frame, at) for frame, at in _frames(error) if is_own(frame.f_code.co_filename) and _has_source(frame)]
     if len(own) > _FRAMES:
         own = [*own[: _FRAMES - 1], own[-1]]
     flow: DataFlow | None = None
@@ -296,6 +298,12 @@ def _place(error: BaseException, rewards: Collection[str]) -> _Place | None:
             return None
         return _Place(place, None, mixed=_is_mixed(failed, flow))
     return None
+
+
+def _has_source(frame: FrameType) -> bool:
+    """Generated code has none: the `__init__` of a dataclass, and what `exec` runs."""
+    source = source_of(frame.f_code.co_filename, frame.f_globals)
+    return source is not None and bool(source.nodes)
 
 
 def _function(node: Any) -> Function | None:
