@@ -26,8 +26,10 @@ from lachesis.agent.reward import RewardError
 from lachesis.agent.statements import Statement, Watch, add_home, is_own, source_of
 from lachesis.tracebacks import explained, in_one_line
 
+LIGHT = 0.005
+"""Seconds of processor time in a call of a reward up to which all of them are watched."""
 WATCHED_FIRST = 64
-"""Calls of rewards that are watched, before only some are."""
+"""Calls of longer rewards that are watched, before only some are."""
 WATCHED_LATER = 8
 """Then one of so many."""
 _ITEMS = 4096
@@ -97,15 +99,16 @@ class Evidence:
         self._passed: dict[tuple[Statement, bool], _Passed] = {}
         self._of_items: OrderedDict[str, dict[tuple[Statement, bool], set[str]]] = OrderedDict()
         self._wanted_until = WATCHED_FIRST
+        self._are_light = True
         self.asked: set[Statement] = set()
         """Those that were looked at more closely already."""
         self.shown: set[str] = set()
         """Lines of which a first exception was printed."""
 
     def watch(self) -> Watch | None:
-        """For the next call of a reward. Most of them teach nothing new."""
+        """For the next call of a reward."""
         self._calls += 1
-        wanted = self._calls <= self._wanted_until or not self._calls % WATCHED_LATER
+        wanted = self._are_light or self._calls <= self._wanted_until or not self._calls % WATCHED_LATER
         return Watch() if wanted else None
 
     def want(self) -> None:
@@ -116,6 +119,8 @@ class Evidence:
         """What the call of a rollout's reward passed. `source`: the reward that returned a score."""
         if not rollout:
             return
+        if watch is not None:
+            self._are_light = watch.seconds <= LIGHT
         found = {(each, False) for each in watch.passed} if watch is not None else set()
         found |= {(each, True) for each in watch.returned} if watch is not None else set()
         if source:

@@ -12,6 +12,7 @@ import functools
 import inspect
 import linecache
 import sys
+import time
 from asyncio import BaseEventLoop
 from bisect import bisect_right
 from collections.abc import Callable, Coroutine, Generator, Iterator
@@ -157,16 +158,20 @@ class Watch:
     passed: set[Statement] = field(default_factory=set)
     returned: set[Statement] = field(default_factory=set)
     """Those of calls that went on to their end and returned a value."""
+    seconds: float = 0.0
+    """Of processor time, watching included."""
 
     def call(self, function: Callable[..., T], *args: Any) -> T:
         """The value of a function that runs watched in this thread, unless a debugger watches it already."""
         if sys.gettrace() is not None:
             return function(*args)
+        begun = time.thread_time()
         sys.settrace(self._trace)
         try:
             return function(*args)
         finally:
             sys.settrace(None)
+            self.seconds += time.thread_time() - begun
 
     def over(self, coroutine: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
         return _Watched(coroutine, self)
