@@ -24,7 +24,7 @@ _BETWEEN = (
     "<frozen ",
 )
 """Beginnings of the names of files whose frames lead from the command to the author's code."""
-_CALLED = {
+CALLED = {
     "setup": "(self)",
     "teardown": "(self)",
     "get_next_item": "(self)",
@@ -38,7 +38,16 @@ _CALLED = {
     "reference_policy": "(self)",
     "get_eval_items": "(self)",
     "rollout_metrics": "(self, item, result, reward)",
+    "evaluate": "(self)",
+    "config_init": "(cls)",
+    "initial_messages": "(self, item)",
+    "tool_definitions": "(self)",
+    "collect_trajectory": "(self, item)",
+    "collect_trajectories": "(self, item)",
+    "postprocess_histories": "(self, trajectories)",
+    "wandb_log": "(self, wandb_metrics)",
 }
+"""Methods of an environment that a run calls, and with what."""
 
 
 def explained(error: BaseException) -> str:
@@ -117,10 +126,12 @@ def _guess(error: BaseException) -> str:
     if isinstance(error, TypeError | AttributeError) and re.search(r"\bcoroutine\b", said):
         return "a coroutine was not awaited: write `await` before the call"
     if isinstance(error, TypeError) and "can't be used in 'await' expression" in said:
-        return "this call is no coroutine: leave `await` out"
+        if place(error):
+            return "this call is no coroutine: leave `await` out"
+        return "a run awaits setup, teardown, get_next_item and get_eval_items: write `async def`"
     called = re.match(r"(?:[\w<>]+\.)*(\w+)\(\) (?:takes|missing|got) ", said)
-    if isinstance(error, TypeError) and called and called[1] in _CALLED:
-        return f"it is called as {called[1]}{_CALLED[called[1]]}"
+    if isinstance(error, TypeError) and called and called[1] in CALLED:
+        return f"it is called as {called[1]}{CALLED[called[1]]}"
     return ""
 
 

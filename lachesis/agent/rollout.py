@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeAlias
 
 from backends import BackendError, SandboxSpec
+from lachesis.agent.broken_items import ALIKE, BrokenItems
 from lachesis.agent.doubtful import settled, those_alone
 from lachesis.agent.evidence import Doubt
 from lachesis.agent.loop import HermesAgentLoop
@@ -42,6 +43,9 @@ log = logging.getLogger(__name__)
 
 MODEL_SERVER = "model_server"
 """The kind of a rollout without a score (`Rollout.unscored_kind`) that says nothing about the item or the model."""
+
+BROKEN_ITEM = "broken_item"
+"""The kind of a rollout without a score whose item cannot be played."""
 
 _REPEATS = (RequestRejected, PromptError)
 """The server would reject the same request again, and the template the same conversation."""
@@ -115,8 +119,12 @@ class Rollout:
     left_out: str = ""
     """Why it has no reward, where it was not left to a reward function: a setting, or an environment that collected the
     group itself."""
+    not_sampled: bool = False
+    """It is left out because its environment trains what the model did not say, or not so."""
     agent_fault: str = ""
     """What the agent broke in its own sandbox, where that decided the score."""
+    broken_item: bool = False
+    """Its item fails alike in every attempt while others are answered, so it is not played again in this run."""
     fault_traceback: str = ""
     """Of an exception in a reward that was the agent's doing."""
     doubt: Doubt | None = field(default=None, repr=False, compare=False)
@@ -130,7 +138,7 @@ class Rollout:
     def may_pass(self) -> bool:
         """The infrastructure, and nothing else, kept it from its reward: another attempt may succeed."""
         broken = not self.outcome.scored or self.error is not None
-        return broken and self.traceback is None and not _repeats(self.error)
+        return broken and self.traceback is None and not self.broken_item and not _repeats(self.error)
 
     @property
     def may_pass_later(self) -> bool:
@@ -163,8 +171,10 @@ class Rollout:
         """One word for why it has no score; empty where it has one.
 
         `model_server` (a request to it failed), `infra_error` (a sandbox, or a request that no server would take),
-        `timeout`, `agent_fault`, `environment` (an exception in its own code), `declined` (the reward is None), or
-        `dropped` (an environment that collects its own groups did not return it).
+        `broken_item` (its item fails alike in every attempt, while others are answered), `timeout`, `agent_fault`,
+        `environment` (an exception in its own code), `declined` (the reward is None), `dropped` (an environment that
+        collects its own groups did not return it), or `not_sampled` (what it returned trains text that the model did
+        not say).
         """
         if self.reward is not None:
             return ""
@@ -172,11 +182,15 @@ class Rollout:
             return Outcome.AGENT_FAULT.value
         if self.traceback is not None:
             return "environment"
+        if self.broken_item:
+            return BROKEN_ITEM
         if self.outcome is Outcome.INFRA_ERROR:
             failed = isinstance(self.error, InferenceError) and not _repeats(self.error)
             return MODEL_SERVER if failed else self.outcome.value
         if self.outcome in (Outcome.TIMEOUT, Outcome.AGENT_FAULT):
             return self.outcome.value
+        if self.not_sampled:
+            return "not_sampled"
         return "dropped" if self.left_out else "declined"
 
     @property
@@ -255,6 +269,7 @@ class RolloutPlayer:
     """Of tool results."""
     score_of_timeout: FixedScore | Literal["reward"] = "reward"
     score_of_agent_fault: FixedScore = 0.0
+    broken_items: BrokenItems = field(default_factory=BrokenItems)
 
     async def play(
         self,
@@ -284,6 +299,7 @@ class RolloutPlayer:
         attempts = 0
         retried_after: list[str] = []
         lost_completion_tokens = 0
+        broken_item = False
         while True:
             attempts += 1
             task_id = f"{item_key}-{index}-{rollout_id[:8]}-{attempts}"
@@ -343,9 +359,16 @@ class RolloutPlayer:
             finally:
                 if held is None:
                     await release()
-            if outcome is not Outcome.INFRA_ERROR or attempts > self.max_infra_retries:
+            if outcome is not Outcome.INFRA_ERROR:
+                self.broken_items.answered(item_key)
                 break
-            if scored.error is not None or _repeats(error):
+            if scored.error is not None:
+                break
+            if self.broken_items.failed(item_key, reason):
+                broken_item = True
+                reason = f"failed {ALIKE} times in a row while others were answered, the last time: {reason}"
+                break
+            if attempts > self.max_infra_retries or _repeats(error):
                 break
             retried_after.append(reason)
             lost_completion_tokens += result.tokens.completion_tokens if result is not None else 0
@@ -363,6 +386,7 @@ class RolloutPlayer:
             retried_after=tuple(retried_after),
             lost_completion_tokens=lost_completion_tokens,
             seconds=time.monotonic() - started,
+            broken_item=broken_item,
             reward_calls=context.calls if context is not None else (),
             held=held,
             doubt=scored.doubt,

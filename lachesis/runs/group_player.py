@@ -58,6 +58,11 @@ class PlayedGroup:
         return bool(self.rollouts) and all(rollout.left_to_agent for rollout in self.rollouts)
 
     @property
+    def of_broken_item(self) -> bool:
+        """Whether its item is left out of this run as broken."""
+        return any(rollout.broken_item for rollout in self.rollouts)
+
+    @property
     def in_doubt(self) -> bool:
         """Whether the reward of one raised what may be its agent's doing, and nothing has shown it yet."""
         return any(rollout.doubt is not None for rollout in self.rollouts)
@@ -128,7 +133,7 @@ async def play_group(
     async with holding_sandboxes():
         for _ in range(rounds):
             scored = sum(rollout.reward is not None or rollout.doubt is not None for rollout in rollouts)
-            if scored == size:
+            if scored == size or any(rollout.broken_item for rollout in rollouts):
                 break
             rollouts += await run_all(map(play, range(len(rollouts), len(rollouts) + size - scored)))
             stop_if_hopeless(rollouts)

@@ -148,6 +148,7 @@ def _agent_record(result: AgentResult | None) -> dict[str, Any]:
     return {
         **({"program": result.program.to_record()} if result.program is not None else {}),
         **({"verifier": plain(result.verifier)} if result.verifier is not None else {}),
+        **({"refusal": True} if result.refusal else {}),
         "turns": result.turns_used,
         "api_calls": result.api_calls,
         "prompt_tokens": result.tokens.prompt_tokens,

@@ -213,11 +213,11 @@ async def test_what_seal_keeps_for_a_while_is_within_max_bytes_and_removed_besid
     remove = shutil.rmtree
 
     def look() -> ToolSession:
-        kept.append(sum(path.stat().st_size for path in tmp_path.glob("lachesis-seal-*/*/*")))
+        kept.append(sum(path.stat().st_size for path in tmp_path.glob("lachesis-files-*/seal-*/*/*")))
         return sessions.open("task-verifier")
 
     def note(path: Any, *args: Any, **options: Any) -> None:
-        threads.add(threading.get_ident() if "lachesis-seal-" in str(path) else 0)
+        threads.add(threading.get_ident() if "/seal-" in str(path) else 0)
         remove(path, *args, **options)
 
     await agent(
@@ -229,7 +229,7 @@ async def test_what_seal_keeps_for_a_while_is_within_max_bytes_and_removed_besid
     assert set(verifier.refused) == {"1", "2", "3"} and kept == [700_000]
     assert str(tmp_path) not in str(verifier.refused), "where it was on this machine is nobody's business"
     assert threading.get_ident() not in threads, "removing many files takes time"
-    assert list(tmp_path.glob("lachesis-seal-*")) == []
+    assert list(tmp_path.glob("lachesis-files-*/*")) == []
 
 
 async def test_what_fits_into_no_fresh_sandbox_is_refused_and_takes_no_room(tmp_path: Path) -> None:
