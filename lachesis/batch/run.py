@@ -72,7 +72,7 @@ class BatchResult:
     @property
     def failed(self) -> bool:
         """Whether the exit code is 1."""
-        return bool(self.totals.failed)
+        return bool(self.totals.failed) or (self.sink.total != 0 and not self.totals.kept)  # a shard may have no rows
 
     def rows(self) -> Iterator[Row]:
         totals, sink = self.totals, self.sink

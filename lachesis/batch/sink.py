@@ -247,6 +247,7 @@ class BatchSink(FileSink):
             found,
             completion_tokens(record),
             again=rollout.may_pass,
+            broken_item=rollout.broken_item,
             record=record,
             unscored_because=found,
             tracebacks=group.tracebacks,

@@ -17,6 +17,7 @@ from typing import Any
 
 from rich.console import Console
 
+from lachesis.agent.own_folder import own_folder
 from lachesis.base_env import HermesAgentBaseEnv
 from lachesis.errors import SettingsError
 from lachesis.runs.command_line import read_settings
@@ -114,7 +115,7 @@ async def check_environment(
             overridden["reference_policy"] = lambda self, policy=policy: policy
         cls = type(env_cls.__name__, (env_cls,), overridden)
         try:
-            with TemporaryDirectory(prefix="lachesis-check-") as folder:
+            with TemporaryDirectory(prefix="check-", dir=own_folder()) as folder:
                 report.played.append(await _play(cls, name, flags, items, rollouts, Path(folder)))
         except NoReferencePolicy:
             report.findings.append("there is no reference_policy(): nothing shows that full marks can be had")

@@ -27,11 +27,12 @@ from lachesis.runs.evaluations import EvaluatedItems
 from lachesis.runs.exclusion import Exclusions, of_record, of_rollout
 from lachesis.runs.failures import FailureBrake, UnusableSettings
 from lachesis.runs.file_sink import FileSink
-from lachesis.runs.group_player import PlayedGroup, play_group, play_item
+from lachesis.runs.group_player import PlayedGroup, play_group, play_item, settled_group
 from lachesis.runs.group_records import group_record
 from lachesis.runs.item_keys import ItemKeys, SampleKeys, item_digest
 from lachesis.runs.model_servers import model_files
 from lachesis.runs.own_code import code_of
+from lachesis.runs.own_figures import own_figures
 from lachesis.runs.own_place import own_place
 from lachesis.runs.pipeline import NextItem, Pipeline, PlayItem
 from lachesis.runs.results import RunFiles, RunResult, ServeResult
@@ -110,7 +111,7 @@ async def own_evaluation(env: Environment) -> Any:
         return await env.evaluate()
     of_tasks = open_run().failures
     of_tasks.clear()
-    with failed_requests() as failed:
+    with failed_requests() as failed, own_figures(env.reporting) as figures:
         result = await with_blocking_calls(env.evaluate(), name=f"{env.run_name}: evaluate")
     # A loop made by hand notes the error of its request again.
     if broken := list({id(error): error for error in (*failed.values(), *of_tasks.values())}.values()):
@@ -118,6 +119,12 @@ async def own_evaluation(env: Environment) -> Any:
             f"{env.run_name}: the infrastructure failed {counted(len(broken), 'time')} under its evaluation, whose "
             f"figures may count that as failures of the model; the first: {broken[0]}"
         )
+    if isinstance(result, RunResult):
+        return result  # it printed and wrote its own
+    if left := figures.left(env.reporting, result):
+        await env.reporting.evaluate_log(left)
+    elif not figures.written:
+        _note(env.console, f"{env.run_name}: evaluate() gave no figures: nothing is written")
     return result
 
 
@@ -246,6 +253,7 @@ async def _into_files(
         console=env.console,
         brake=brake,
         on_group=on_group,
+        ask_again=partial(settled_group, env, figures.add),
     )
     await pipeline.run()
     assert sink.summary is not None
@@ -318,6 +326,7 @@ async def serve(env: Environment, *, hold_out: bool) -> ServeResult:
             console=env.console,
             brake=FailureBrake(env.console, config.max_failed_groups, figures.causes),
             on_group=on_group,
+            ask_again=partial(settled_group, env, figures.add),
             timeout=longest_group(config),
             grace_period=config.grace_period,
         )

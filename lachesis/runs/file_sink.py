@@ -170,7 +170,8 @@ class FileSink(Sink[PlayedGroup]):
             left_to_agents=group.left_to_agents,
             rewards=group.rewards,
             record=record,
-            again=any(rollout.may_pass_later for rollout in group.rollouts),
+            again=any(rollout.may_pass_later for rollout in group.rollouts) and not group.of_broken_item,
+            broken_item=group.of_broken_item,
             unscored_because=group.rollouts[-1].unscored_because if group.rollouts else "no rollouts",
             tracebacks=group.tracebacks,
         )
@@ -222,11 +223,19 @@ class FileSink(Sink[PlayedGroup]):
 
     def _write_failure(self, record: Mapping[str, Any]) -> None:
         self._failures.write(certified(record))
+        self._write_trajectories(record, frozenset(), of_failure=True)
 
-    def _write_trajectories(self, record: Mapping[str, Any], known: frozenset[str]) -> None:
+    def _write_trajectories(
+        self, record: Mapping[str, Any], known: frozenset[str], *, of_failure: bool = False
+    ) -> None:
+        """`of_failure`: of a group that is played again, only what did not complete."""
         if not self.save_trajectories:
             return
-        entries = [entry for entry in trajectories_of(record, system=self.system) if entry["rollout_id"] not in known]
+        entries = [
+            entry
+            for entry in trajectories_of(record, system=self.system)
+            if entry["rollout_id"] not in known and not (of_failure and entry["completed"])
+        ]
         for good, writer in self._writers.items():
             writer.write_all(entry for entry in entries if self._is_good(entry) is good)
 
@@ -245,6 +254,8 @@ class FileSink(Sink[PlayedGroup]):
             if self.on_earlier is not None:
                 self.on_earlier(record)
             self._write_trajectories(record, known)
+        for record in self._unscored_groups().values():
+            self._write_trajectories(record, known, of_failure=True)
 
     def _unscored_groups(self) -> dict[str, dict[str, Any]]:
         """By key: the last failure of each that is still without a scored rollout.

@@ -15,6 +15,7 @@ from lachesis.evaluation import mean_over_items
 from lachesis.runs.item_keys import whole_and_part
 from lachesis.runs.setting_facts import with_settings
 from lachesis.runs.tool_failures import VARYING, ToolFailures
+from lachesis.wording import counted
 
 Row = tuple[str, str]
 
@@ -95,6 +96,8 @@ class RunningFigures:
         """How agents broke their own sandboxes."""
         self.tool_failures = ToolFailures()
         """Of the rollouts of this start."""
+        self.broken_items: set[str] = set()
+        """Keys of items that this start left out as broken."""
         self._scores: dict[str, list[float | None]] = {}
         self._outcomes: Counter[str] = Counter()
         self._unscored: Counter[str] = Counter()
@@ -120,11 +123,15 @@ class RunningFigures:
             )
             stats = {name: count.to_dict() for name, count in result.tool_counts.items()}
             self.tool_failures.add(stats, ((each.tool_name, each.error) for each in result.tool_errors))
-        score = "no score, " if rollout.reward is None else f"reward {rollout.reward:.2f}, "
+        score = "no score, "
+        if (reward := rollout.reward) is not None:
+            score = f"reward {reward:{'.2f' if abs(reward) < 1e9 else '.4g'}}, "
         end = f"{score if self.scores else ''}{rollout.outcome.value}, {rollout.seconds:.1f} s"
         self._last = f"{item_title(item, rollout.item_key)}: {end}"
         if rollout.agent_fault:
             self.faults.add("agent_fault", rollout.agent_fault, may_pass=False)
+        if rollout.broken_item:
+            self.broken_items.add(rollout.item_key)
         kind = self._kind(rollout.unscored_kind)
         if kind and not rollout.left_to_agent:
             # A reward may be None for one sample and a number for the next.
@@ -145,6 +152,12 @@ class RunningFigures:
         self._outcomes[outcome] += 1
         if kind := self._kind(kind):
             self._unscored[kind] += 1
+
+    def broken_lines(self) -> Iterator[str]:
+        """How many items are broken, and which."""
+        if broken := sorted(self.broken_items):
+            more = f" and {len(broken) - 5} others" if len(broken) > 5 else ""
+            yield f"{counted(len(broken), 'item')} left out as broken: {', '.join(broken[:5])}{more}"
 
     def _kind(self, kind: str) -> str:
         return kind if self.scores or kind != "declined" else ""

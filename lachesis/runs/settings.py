@@ -224,6 +224,9 @@ class HermesAgentEnvConfig(RemovedSettings):
         default=None, description="Image of the sandboxes, as the backend names images; null is the backend's default."
     )
     terminal_workdir: str | None = Field(default=None, description="Folder inside in which commands start.")
+    terminal_carries_cd: bool = Field(
+        default=True, description="A cd of the agent lasts for its next commands; false: each starts in the folder."
+    )
     terminal_env: Annotated[dict[str, str], Facts(secret=True)] = Field(
         default_factory=dict, description="Environment variables inside."
     )

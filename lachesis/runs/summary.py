@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from lachesis.evaluation import Mean, Scores, bounds, ks, mean_over_items, pass_at_k, pass_hat_k
+from lachesis.evaluation.intervals import mean_of
 from lachesis.evaluation.repaired_calls import RepairedCalls
 from lachesis.runs.exclusion import Exclusion, Exclusions, of_record
 from lachesis.runs.item_keys import whole_and_part
@@ -226,7 +227,7 @@ class Summariser:
             repaired=self._repaired,
             tool_failures=self._tool_failures,
             unlearns_calls=self._repaired.alarm if self._trains else "",
-            metrics={name: math.fsum(values) / len(values) for name, values in sorted(self._metrics.items())},
+            metrics={name: mean_of(values) for name, values in sorted(self._metrics.items())},
             exclusion=self._exclusions.result() if tests else self._exclusions.rates(),
             scores=dict(sorted(self._scores.items())),
             category_of=dict(self._categories),

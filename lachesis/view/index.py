@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 import orjson
 
 from lachesis.errors import LachesisError, SettingsError
-from lachesis.evaluation.intervals import Mean, mean_of_items
+from lachesis.evaluation.intervals import Mean, mean_of_values, score_range
 from lachesis.html.rollout import last_words
 from lachesis.runs.item_keys import whole_and_part
 from lachesis.runs.tool_failures import ToolFailures
@@ -448,18 +448,15 @@ class Index:
     def _rewards(self) -> dict[str, Mean]:
         """Of each run with a score, as `mean_over_items` has it."""
         query = (
-            "SELECT run, avg(reward), count(*), min(reward IN (0.0, 1.0)) FROM rollouts WHERE reward IS NOT NULL "
+            "SELECT run, avg(reward), min(reward), max(reward) FROM rollouts WHERE reward IS NOT NULL "
             "GROUP BY run, item"
         )
-        runs: dict[str, list[tuple[float, int, int]]] = {}
-        for run, *item in self._database.execute(query):
-            runs.setdefault(run, []).append((item[0], item[1], item[2]))
-        return {
-            run: mean_of_items(
-                [mean for mean, _, _ in items], samples=sum(n for _, n, _ in items), binary=all(b for *_, b in items)
-            )
-            for run, items in runs.items()
-        }
+        runs: dict[str, tuple[list[float], list[float]]] = {}
+        for run, middle, low, high in self._database.execute(query):
+            means, ends = runs.setdefault(run, ([], []))
+            means.append(min(max(middle, low), high))  # the sum of large ones is infinite
+            ends += [low, high]
+        return {run: mean_of_values(means, *score_range(ends)) for run, (means, ends) in runs.items()}
 
     def settings(self, run: str) -> dict[str, Any]:
         """The settings of a run; none where it has no manifest."""

@@ -336,8 +336,8 @@ def test_a_row_whose_image_is_missing_fails_at_once_as_bad_input(tmp_path: Path)
 def test_discards_of_other_settings_are_not_counted(tmp_path: Path) -> None:
     source = write_rows(tmp_path / "rows.jsonl", [{"prompt": f"no thought {number}"} for number in range(4)])
     with served(thinks) as server:
-        batch(flags(source, tmp_path, server.base_url))
-        batch(flags(source, tmp_path, server.base_url, "--keep_without_reasoning", "--max_turns", "3"))
+        assert batch(flags(source, tmp_path, server.base_url)) == 1, "a run that keeps nothing is no success"
+        assert batch(flags(source, tmp_path, server.base_url, "--keep_without_reasoning", "--max_turns", "3")) == 0
         assert len(server.requests) == 8
     statistics = json.loads((tmp_path / "run/statistics.json").read_text())
     assert [statistics[name] for name in ("samples", "discarded_no_reasoning", "prompt_tokens")] == [4, 0, 40]
@@ -600,6 +600,33 @@ def test_csv_and_parquet_have_the_same_rows_as_json_lines(tmp_path: Path) -> Non
     ]
     assert kinds[0] == kinds[1] == kinds[2]
     assert [row.content["level"] for row in Rows(str(tmp_path / "rows.csv"))] == [None, "1", "2"]
+
+
+def test_a_json_array_has_the_same_rows_as_json_lines(tmp_path: Path) -> None:
+    table = [{"prompt": f"prompt {number}", "level": number} for number in range(3)]
+    write_rows(tmp_path / "rows.jsonl", table)
+    (tmp_path / "rows.json").write_text(json.dumps(table, indent=1))
+    kinds = [[(row.index, row.digest) for row in Rows(str(tmp_path / f"rows.{kind}"))] for kind in ("jsonl", "json")]
+    assert kinds[0] == kinds[1]
+    (tmp_path / "rows.json").write_text('[{"prompt": "a"}, 3]')
+    with pytest.raises(DatasetError, match=r"rows\.json, item 2: expected an object, found int"):
+        Rows(str(tmp_path / "rows.json")).check()
+
+
+def test_nulls_that_a_column_adds_to_messages_are_not_sent(tmp_path: Path) -> None:
+    import datasets
+
+    def asked(name: str, **arguments: int) -> dict[str, Any]:
+        call = {"id": "c", "type": "function", "function": {"name": name, "arguments": arguments}}
+        said = {"role": "assistant", "content": None, "tool_calls": [call]}
+        return {
+            "messages": [{"role": "user", "content": "go"}, said, {"role": "tool", "tool_call_id": "c", "content": "r"}]
+        }
+
+    path = tmp_path / "rows.parquet"
+    datasets.Dataset.from_list([asked("add", x=1), asked("take", y=2)]).to_parquet(str(path))
+    calls = [row.content["messages"][1]["tool_calls"][0]["function"]["arguments"] for row in Rows(str(path))]
+    assert calls == [{"x": 1}, {"y": 2}]
 
 
 def test_long_prompts_lone_surrogates_and_binary_output_are_written_and_read_again(tmp_path: Path) -> None:
