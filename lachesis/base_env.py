@@ -289,9 +289,9 @@ class HermesAgentBaseEnv(AtroposBase):
         if isinstance(self._server, inference.TokenServer):
             return self._server.prompts.tokenizer
         if self._tokenizer is None:
-            from transformers import AutoTokenizer
+            from lachesis.runs.model_servers import named_tokenizer
 
-            self._tokenizer = AutoTokenizer.from_pretrained(self.config.tokenizer_name)
+            self._tokenizer = named_tokenizer(self.config.tokenizer_name, "env.tokenizer_name")
         return self._tokenizer
 
     @tokenizer.setter

@@ -44,9 +44,7 @@ MOST_IN_REPORT = 20_000
 """Samples; it holds some kilobytes of each."""
 CHECKPOINT_EVERY = 60.0
 RETRY_PAUSE = 1.0
-PROMOTES = (
-    "--keep_without_reasoning keeps such samples, also those that were discarded before, which are not played again"
-)
+PROMOTES = "--keep_without_reasoning keeps such samples, and without playing also those that were discarded before"
 
 
 class Work(ItemKeys):

@@ -404,7 +404,11 @@ def test_no_run_name_leaves_the_folder_of_the_data(
     assert f"--run_name {name!r} " in capsys.readouterr().err
 
 
-def test_edited_code_of_an_environment_is_refused_until_it_is_continued(tmp_path: Path) -> None:
+def test_edited_code_of_an_environment_is_refused_until_it_is_continued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "three_tools", raising=False)  # that of another test
+    monkeypatch.setattr(sys, "path", [*sys.path])
     module, source = write_three_tools(tmp_path), write_rows(tmp_path / "rows.jsonl", ROWS[:2])
     with served(thinks) as server:
         tools = ["--env", f"{module}:ThreeTools", "--env.enabled_toolsets", "[code_tools]"]
