@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn, TypeVar
 
-from tool_call_parsers.engine import Grammar, Marker, RenderCall, RenderTurn, Run
+from tool_call_parsers.engine import Grammar, Marker, Markers, RenderCall, RenderTurn, Run
 from tool_call_parsers.reasoning import ReasoningFormat, get_reasoning
 from tool_call_parsers.row_checks import check_types
 from tool_call_parsers.schema import ToolIndex
@@ -28,7 +28,8 @@ from tool_call_parsers.types import (
 
 ENDS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "</s>", "<|eot|>")
 """End-of-turn tokens that many models share. At the end of a completion they are dropped."""
-
+SCRATCHPAD = ("<REASONING_SCRATCHPAD>", "</REASONING_SCRATCHPAD>")
+"""Tags of reasoning that Hermes Agent's prompts name. Calls that a model drafts between them are no calls."""
 
 AnyRun = TypeVar("AnyRun", bound=Run)
 
@@ -63,7 +64,16 @@ class Format:
 class ToolCallParser:
     """One wire format. Stateless: one instance serves any number of completions at once."""
 
-    __slots__ = ("_hides", "_markers", "_markup", "_tokens", "format", "reads_reasoning", "reasoning")
+    __slots__ = (
+        "_hides",
+        "_markers",
+        "_markup",
+        "_tokens",
+        "_with_scratchpad",
+        "format",
+        "reads_reasoning",
+        "reasoning",
+    )
 
     def __init__(self, format: Format, reasoning: str | None, tokenizer: Any = None) -> None:
         """For the arguments see `get_parser`."""
@@ -75,6 +85,7 @@ class ToolCallParser:
         self.reads_reasoning = (reasoning is not None and separate) or format.channels
         self._hides = own if own is not None and self.reads_reasoning else _hiding(own)
         self._markers = format.grammar.markers(self._hides, (*ENDS, *format.ends))
+        self._with_scratchpad: tuple[ReasoningFormat, Markers] | None = None
         self._markup: str | None = None
         self._tokens = self.token_map(tokenizer) if tokenizer is not None else None
 
@@ -131,11 +142,12 @@ class ToolCallParser:
                     "token_ids: the parser was made without a tokenizer; use get_parser(name, tokenizer=...)"
                 )
             aligned = self._tokens.align(text, token_ids)
+        shape = self._of_scratchpads((text or "") if aligned is None else aligned.masked)
         if aligned is None or not aligned.strays:
-            run = self._run(Run, tools, prompt_opened_reasoning, strict)
+            run = self._run(Run, tools, prompt_opened_reasoning, strict, shape)
             self._read(run, text or "" if aligned is None else aligned.masked)
             return run.result() if aligned is None else _with_tokens(run.result(), aligned)
-        stray = self._run(TokenRun, tools, prompt_opened_reasoning, strict)
+        stray = self._run(TokenRun, tools, prompt_opened_reasoning, strict, shape)
         stray.tokens = aligned
         self._read(stray, aligned.masked)
         stray.note_hidden(self.format.grammar, aligned)
@@ -196,15 +208,36 @@ class ToolCallParser:
         for _ in self.format.grammar.read(run):
             raise AssertionError("a lexer waits for text after the end of the text")
 
-    def _run(self, kind: type[AnyRun], tools: ToolSchemas | None, opened: bool, strict: bool) -> AnyRun:
+    def _run(
+        self,
+        kind: type[AnyRun],
+        tools: ToolSchemas | None,
+        opened: bool,
+        strict: bool,
+        shape: tuple[ReasoningFormat, Markers] | None = None,
+    ) -> AnyRun:
+        reasoning_format, markers = shape or (self._hides, self._markers)
         return kind(
             tools=ToolIndex(tools),
-            markers=self._markers,
-            reasoning_format=self._hides,
+            markers=markers,
+            reasoning_format=reasoning_format,
             reads_reasoning=self.reads_reasoning and self.reasoning is not None,
             opened=opened,
             strict=strict,
         )
+
+    def _of_scratchpads(self, text: str) -> tuple[ReasoningFormat, Markers] | None:
+        """Reasoning and markers for a text with the tags that prompts tell models to write which have none of their
+        own; else None. Other texts do not pay for the search."""
+        opener, closer = SCRATCHPAD
+        if opener not in text or self._hides.channels:
+            return None
+        if self._with_scratchpad is None:
+            own = self._hides
+            marks = (*own.opens, opener), (*own.closes, closer)
+            shape = replace(own, opens=marks[0], closes=marks[1], inside=("\n", "\n"), after="\n")
+            self._with_scratchpad = shape, self.format.grammar.markers(shape, (*ENDS, *self.format.ends))
+        return self._with_scratchpad
 
 
 def _hiding(own: ReasoningFormat | None) -> ReasoningFormat:

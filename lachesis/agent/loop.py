@@ -11,7 +11,7 @@ import json
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from backends import BackendError, SandboxExhausted
@@ -26,7 +26,7 @@ from lachesis.inference import ContextExhausted, InferenceError
 from lachesis.inference.balancer import Split
 from lachesis.inference.chat_completion_server import ChatCompletionServer, CompletionSource
 from lachesis.inference.chat_template import TurnRejected
-from lachesis.inference.errors import FirstPromptTooLong
+from lachesis.inference.errors import ConversationRefused, FirstPromptTooLong
 from lachesis.tools import ToolCrashed, ToolResult
 from lachesis.tools.budget import ResultBudget
 from lachesis.trajectories import (
@@ -38,6 +38,8 @@ from lachesis.trajectories import (
     ToolResponse,
     validate_messages,
 )
+from lachesis.trajectories.markup import split_scratchpad
+from lachesis.trajectories.messages import joined_reasoning
 
 _OF_A_FULL_CONTEXT = (Outcome.CONTEXT_EXHAUSTED, Outcome.MODEL_ERROR)
 """How a rollout ends whose next completion has too little room."""
@@ -234,6 +236,8 @@ class _Rollout:
             if not self.api_calls:  # the model has said nothing: a setting is at fault
                 outcome, error = Outcome.INFRA_ERROR, FirstPromptTooLong(refused)
                 reason = str(error)
+        except ConversationRefused as refused:
+            outcome, reason = Outcome.REFUSED, str(refused)
         except TurnRejected as refused:
             outcome, reason = Outcome.MODEL_ERROR, str(refused)
             self.answered_length = self.turn_began
@@ -338,6 +342,9 @@ class _Rollout:
             self.append(response)
             if self.clock.used_up:
                 raise _Ended(Outcome.TIMEOUT, self.time_is_over())
+            if response.finish_reason is FinishReason.CONTENT_FILTER:
+                word = response.raw_finish_reason or response.finish_reason.value
+                raise _Ended(Outcome.REFUSED, f"the server withheld the answer: finish reason {word!r}")
             check = check_turn(response, self.loop.required_arguments)
             if check.flaw not in RESAMPLED:
                 return response, check
@@ -363,7 +370,7 @@ class _Rollout:
         )
         self.clock.answered(response.latency)
         self.count(response)
-        return response
+        return _with_scratchpad_read(response)
 
     async def wait_for(self, answer: Awaitable[str]) -> str:
         """The answer of another server than the policy's: its time is no time of the agent."""
@@ -455,6 +462,18 @@ class _Rollout:
 
         self.answered_length, self.good_length = moved(self.answered_length), moved(self.good_length)
         self.turn_began = moved(self.turn_began)
+
+
+def _with_scratchpad_read(response: ChatResponse) -> ChatResponse:
+    """The response with the reasoning that a model without a format for it wrote as its prompt told it to."""
+    said = response.message
+    if not isinstance(said.content, str):
+        return response
+    thought, content = split_scratchpad(said.content)
+    if content == said.content:
+        return response
+    reasoning = joined_reasoning(said.reasoning, thought)
+    return replace(response, message=replace(said, content=content, reasoning=reasoning))
 
 
 def _unrun(call: ToolCall, check: TurnCheck, ran: Mapping[str, ToolResult]) -> ToolResult:

@@ -18,6 +18,9 @@ from typing import Any, Literal
 from lachesis.runs.dataset_rows import DatasetError
 from lachesis.runs.item_keys import item_digest
 from lachesis.trajectories import MessageError
+from lachesis.trajectories.foreign import unpadded
+from lachesis.trajectories.json_arrays import array_items
+from lachesis.trajectories.jsonl import JsonlError, is_array
 from lachesis.trajectories.messages import as_message
 from lachesis.trajectories.validation import validate_messages
 
@@ -137,13 +140,21 @@ class Rows:
                 yield from (_csv_rows if path.suffix == ".csv" else _json_rows)(path)
             else:
                 for number, row in enumerate(_dataset_rows(source, self.split), 1):
-                    yield f"{source}, row {number}", row
+                    yield f"{source}, row {number}", unpadded(row)[0]
         except OSError as error:
             raise DatasetError(f"cannot read {path}: {error.strerror or error}") from error
 
 
 def _json_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any] | str]]:
     with path.open("rb") as lines:
+        if is_array(lines):
+            try:
+                for number, row in array_items(path, lines):
+                    wrong = f"expected an object, found {_kind(row)}"
+                    yield f"{path}, item {number}", row if isinstance(row, dict) else wrong
+            except JsonlError as error:
+                raise DatasetError(str(error)) from error
+            return
         for number, line in enumerate(lines, 1):
             line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
             if not line.strip():

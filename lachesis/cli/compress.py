@@ -57,7 +57,8 @@ LOCAL_REQUESTS: Final = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Compress, write the metrics and print a table; the exit code: 1 where an entry could not be compressed."""
+    """Compress, write the metrics and print a table; the exit code: 1 where an entry could not be compressed, or where
+    there is none."""
     given = _parser().parse_args(argv)
     settings = _settings(given)
     jobs = find_jobs(given.input, given.output, settings.output.output_suffix)
@@ -108,7 +109,9 @@ async def _run(given: argparse.Namespace, settings: Settings, jobs: Sequence[Job
     console.print(_table(settings, totals, dry_run=given.dry_run))
     for kind, entries in totals.errors.items():
         print(f"  left as they were: {entries} entries, {kind}", file=sys.stderr)
-    return 1 if totals.sums["failed"] else 0
+    if not totals.sums["entries"]:
+        print(f"error: {given.input} has no entries", file=sys.stderr)
+    return 1 if totals.sums["failed"] or not totals.sums["entries"] else 0
 
 
 def _finish(jobs: Sequence[Job], settings: Settings, totals: Totals, *, folder: bool, console: Console) -> None:

@@ -99,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"{counted(totals.lines, 'line')} from {source}: {arguments.out}")
     print_counts("left out", totals.left_out, "rollout")
     print_counts("changed", totals.warnings, "line")
-    return 0
+    return int(not totals.lines)
 
 
 def _groups_file(run: Path) -> Path:
@@ -126,8 +126,8 @@ def _with_failures(groups: Path) -> Iterator[dict[str, Any]]:
 
 def _last_of_each(failed: Path) -> Iterator[dict[str, Any]]:
     """Of each item in a file of groups without a score: what its last start made of it."""
-    last = {group["item_key"]: at for at, group in enumerate(read_groups(failed))}
-    yield from (group for at, group in enumerate(read_groups(failed)) if last[group["item_key"]] == at)
+    last = {group["item_key"]: at for at, group in enumerate(read_groups(failed, again=True))}
+    yield from (group for at, group in enumerate(read_groups(failed, again=True)) if last[group["item_key"]] == at)
 
 
 def _check_ending(out: Path, ending: str) -> None:

@@ -134,7 +134,7 @@ def _validate(arguments: argparse.Namespace) -> int:
     named = ", ".join(f"{times} {name}" for name, times in valid.most_common())
     found = f"{wrong + valid.total()} entries: {wrong} break the rules of their format"
     print(f"{found}; valid: {named}" if named else found)
-    return int(bool(wrong))
+    return int(bool(wrong) or not valid)
 
 
 def _show(arguments: argparse.Namespace) -> int:
@@ -189,7 +189,7 @@ def _rewrite(arguments: argparse.Namespace, write: Callable[[Iterator[Line]], Re
     print(f"{totals.written} of {totals.read + unreadable.total()} entries: {arguments.out}")
     print_counts("left out", totals.left_out + unreadable)
     print_counts("changed", totals.warnings)
-    return 0
+    return int(not totals.written)
 
 
 def _counted(unreadable: Counter[str]) -> OnBad:

@@ -11,10 +11,11 @@ from typing import Any, TypeVar
 
 from lachesis.collecting.recording import Completion, RecordingError, current_recording, recording_of_request
 from lachesis.inference import InferenceError, Router, TokenServer
-from lachesis.inference.errors import ContextExhausted
+from lachesis.inference.chat_format import read_finish_reason
+from lachesis.inference.errors import ContextExhausted, ConversationRefused
 from lachesis.inference.managed_server import ManagedServer
 from lachesis.inference.router import TokenTrackingUnavailable
-from lachesis.trajectories import ChatResponse, FinishReason, Message, Usage
+from lachesis.trajectories import ChatResponse, Message, Usage
 from lachesis.trajectories.messages import as_message
 from lachesis.trajectories.sampling_record import sampling_problem, sampling_without_problem
 
@@ -232,8 +233,8 @@ async def _asked(answer: Coroutine[Any, Any, T]) -> T:
     """The answer. A failure of the infrastructure is noted with the item, also if the environment catches it."""
     try:
         return await answer
-    except ContextExhausted:
-        raise  # the conversation is too long: nothing is broken
+    except (ContextExhausted, ConversationRefused):
+        raise  # the conversation is too long, or refused: nothing is broken
     except InferenceError as error:
         recording = recording_of_request()
         recording.error = recording.error or error
@@ -251,19 +252,12 @@ def _responses(session: ManagedServer | Router, answer: Any) -> Sequence[ChatRes
     return [
         ChatResponse(
             _message(choice),
-            _finish_reason(choice.finish_reason),
+            read_finish_reason(choice.finish_reason),
             model=getattr(answer, "model", None),
             usage=Usage(prompt_tokens if at == 0 else 0, share[at]),
         )
         for at, choice in enumerate(answer.choices)
     ]
-
-
-def _finish_reason(given: str | None) -> FinishReason:
-    try:
-        return FinishReason(given or "")
-    except ValueError:
-        return FinishReason.UNKNOWN
 
 
 def _message(choice: Any) -> Message:

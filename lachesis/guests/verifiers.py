@@ -65,6 +65,10 @@ class VerifiersEnv(GuestEnv):
     def run_name(self) -> str:
         return f"verifiers-{_module(self.config.module)}"
 
+    def guest_modules(self) -> list[str]:
+        name = self.config.module
+        return [name if name.endswith(".py") else _module(name)]
+
     async def setup(self) -> None:
         self.guest = load(self.config.module, self.config.module_args)
         self._limit("max_agent_turns", "max_turns")

@@ -10,11 +10,21 @@ from collections.abc import Mapping, Sequence, Set
 from inspect import signature
 from typing import Any, TypeAlias, TypedDict
 
-from lachesis.inference.errors import BadResponse
+from lachesis.inference.errors import BadResponse, ConversationRefused
+from lachesis.inference.server_words import Ending, blocked_prompt, ending
 from lachesis.trajectories import MessageHistory
 from lachesis.trajectories.encoded import EncodedMessages, NodeMessages
 from lachesis.trajectories.frozen import freeze_dict
-from lachesis.trajectories.messages import FinishReason, Message, ToolCall, Usage
+from lachesis.trajectories.markup import NotJson, load_arguments, write_json
+from lachesis.trajectories.messages import (
+    FinishReason,
+    Message,
+    ToolCall,
+    Usage,
+    joined_reasoning,
+    thought,
+    without_reasoning_parts,
+)
 from tool_call_parsers import CALLABLE, CallStatus, ParsedCompletion, ToolCallParser, new_call_id
 
 Payload: TypeAlias = dict[str, Any]
@@ -24,7 +34,6 @@ _REASONING = frozenset((*REASONING_FIELDS, "reasoning_details"))
 _OF_A_CALL = frozenset({"id", "type", "function", "index"})
 """Fields of a call that are read. `index` belongs to streams and has no meaning in a whole answer."""
 _NOT_MALFORMED = CALLABLE | {CallStatus.IN_REASONING}
-_FINISH_REASONS = {reason.value: reason for reason in FinishReason} | {"function_call": FinishReason.TOOL_CALLS}
 
 
 class ChatOptions(TypedDict, total=False):
@@ -90,14 +99,17 @@ def read_message(
     Calls are the server's. `parser` reads the text only if the server returns none; malformed calls that it finds stay
     in the content too.
     """
-    content, reasoning = _read_content(data.get("content")), read_reasoning(data)
+    content, own = _read_content(data.get("content"))
+    reasoning = joined_reasoning(read_reasoning(data), own)
+    if isinstance(refusal := data.get("refusal"), str) and refusal and not content:
+        content = refusal
     calls, malformed = _read_tool_calls(data)
     if not calls and not malformed and parser is not None and tools and isinstance(content, str):
         parsed = parse_text(parser, content, tools, prompt_opened_reasoning=_prompt_opened(parser, content))
         malformed = malformed_calls(parsed)
         if parsed.tool_calls or parsed.reasoning:
             content = parsed.content
-            reasoning = _join_reasoning(reasoning, parsed.reasoning)
+            reasoning = joined_reasoning(reasoning, parsed.reasoning)
             calls = parsed_calls(parsed)
     return Message("assistant", content=content, tool_calls=calls, reasoning=reasoning), malformed
 
@@ -134,28 +146,33 @@ def _prompt_opened(parser: ToolCallParser, content: str) -> bool:
     return bool(closes) and not any(marker in content[: min(closes)] for marker in shape.opens)
 
 
+def is_refusal(data: Mapping[str, Any]) -> bool:
+    """Whether the server marks the message as the model's refusal, whose text is then its content."""
+    content = data.get("content")
+    parts = content if isinstance(content, list) else ()
+    return bool(data.get("refusal")) or any(isinstance(part, Mapping) and part.get("refusal") for part in parts)
+
+
 def read_reasoning(data: Mapping[str, Any]) -> str | None:
     """`reasoning_content`, else `reasoning`, else the texts of `reasoning_details` (OpenRouter)."""
     for key in REASONING_FIELDS:
         if isinstance(text := data.get(key), str) and text:
             return text
-    details = data.get("reasoning_details")
-    if not isinstance(details, list):
-        return None
-    texts = (part.get("text") for part in details if isinstance(part, Mapping))
-    return "".join(text for text in texts if isinstance(text, str)) or None
-
-
-def _join_reasoning(native: str | None, own: str | None) -> str | None:
-    """The server's reasoning and that of the content. Some servers send the same text in both places."""
-    if native and own and native.strip() == own.strip():
-        return native
-    return "\n".join(filter(None, (native, own))) or None
+    return thought(data.get("reasoning_details")) or None
 
 
 def read_finish_reason(raw: object) -> FinishReason:
-    """The member of the enum, `UNKNOWN` for any other value."""
-    return _FINISH_REASONS.get(raw, FinishReason.UNKNOWN) if isinstance(raw, str) else FinishReason.UNKNOWN
+    """The member of the enum that the server's word means; `UNKNOWN` where it gives none, or means none of them."""
+    meant = ending(raw)
+    return meant if isinstance(meant, FinishReason) else FinishReason.UNKNOWN
+
+
+def raw_finish_reason(choice: Mapping[str, Any]) -> str | None:
+    """As the server wrote it. A router that writes "error" may have the provider's word beside it (OpenRouter)."""
+    reason, native = choice.get("finish_reason"), choice.get("native_finish_reason")
+    if reason == "error" and isinstance(native, str) and ending(native) is not Ending.BROKEN:
+        return native
+    return reason if isinstance(reason, str) else None
 
 
 def finish_reasons(body: Mapping[str, Any]) -> list[str]:
@@ -164,9 +181,7 @@ def finish_reasons(body: Mapping[str, Any]) -> list[str]:
     if not isinstance(choices, list):
         return []
     return [
-        reason
-        for choice in choices
-        if isinstance(choice, dict) and isinstance(reason := choice.get("finish_reason"), str)
+        reason for choice in choices if isinstance(choice, dict) and (reason := raw_finish_reason(choice)) is not None
     ]
 
 
@@ -191,9 +206,12 @@ def cached_tokens(usage: object) -> int | None:
 
 
 def read_choices(body: Mapping[str, Any], server: str) -> list[Mapping[str, Any]]:
-    """The choices of a chat completion. Raises `BadResponse` unless each has a message."""
+    """The choices of a chat completion. Raises `BadResponse` unless each has a message, and `ConversationRefused` where
+    the server blocked the prompt."""
     choices = body.get("choices")
     if not isinstance(choices, list) or not choices:
+        if why := blocked_prompt(body):
+            raise ConversationRefused(server, 200, f"the prompt is blocked: {why}")
         raise BadResponse(server, f"the answer has no choices (its keys: {', '.join(map(str, body)) or 'none'})")
     for choice in choices:
         if not isinstance(choice, dict) or not isinstance(choice.get("message"), dict):
@@ -213,23 +231,24 @@ def restate_choices(
     return {**body, "choices": choices}
 
 
-def _read_content(content: object) -> str | tuple[Mapping[str, Any], ...] | None:
+def _read_content(content: object) -> tuple[str | tuple[Mapping[str, Any], ...] | None, str | None]:
+    """The content, and the reasoning in parts of it."""
     if content is None or isinstance(content, str):
-        return content
+        return content, None
     if not isinstance(content, list):
-        return str(content)
-    parts = tuple(_read_part(part) for part in content)
-    if all(part["type"] == "text" for part in parts):
-        return "".join(part["text"] for part in parts)
-    return parts
+        return str(content), None
+    parts, reasoning = without_reasoning_parts([_read_part(part) for part in content])
+    if isinstance(parts, list) and all(part["type"] == "text" for part in parts):
+        return "".join(part["text"] for part in parts), reasoning
+    return tuple(parts) if isinstance(parts, list) else parts, reasoning
 
 
 def _read_part(part: object) -> Mapping[str, Any]:
     """A content part with a type, and with a text if it is a text part."""
     if not isinstance(part, Mapping):
         return {"type": "text", "text": str(part)}
-    if part.get("type", "text") in ("text", "output_text"):
-        return {"type": "text", "text": str(part.get("text") or "")}
+    if part.get("type", "text") in ("text", "output_text", "refusal"):
+        return {"type": "text", "text": str(part.get("text") or part.get("refusal") or "")}
     return {**part, "type": str(part["type"])}
 
 
@@ -250,7 +269,10 @@ def _read_tool_calls(data: Mapping[str, Any]) -> tuple[tuple[ToolCall, ...], tup
             call_id = new_call_id()  # tool results refer to calls by id
         taken.add(call_id)
         extra = {key: value for key, value in item.items() if key not in _OF_A_CALL and value is not None}
-        calls.append(ToolCall(call_id, name, _arguments_text(function.get("arguments")), freeze_dict(extra)))
+        text = _arguments_text(function.get("arguments"))
+        inner = _encoded_twice(text)
+        repaired = {"status": str(CallStatus.REPAIRED), "error": "the arguments are a JSON string"}
+        calls.append(ToolCall(call_id, name, inner or text, freeze_dict(extra), **(repaired if inner else {})))
     return tuple(calls), tuple(nameless)
 
 
@@ -259,6 +281,16 @@ def _arguments_text(arguments: object) -> str:
     if isinstance(arguments, str):
         return arguments
     return "" if arguments is None else _json_text(arguments)
+
+
+def _encoded_twice(text: str) -> str:
+    """The arguments in the JSON text of a text, as some servers write them; else empty."""
+    if not text.lstrip().startswith('"'):
+        return ""
+    try:
+        return write_json(load_arguments(text))
+    except NotJson:
+        return ""
 
 
 def _json_text(value: object) -> str:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import codecs
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import orjson
 
 from lachesis.errors import ExitCode, LachesisError
+from lachesis.trajectories.json_arrays import array_items
+from lachesis.trajectories.jsonl import JsonlError, is_array
 
 
 class DatasetError(LachesisError):
@@ -27,34 +30,39 @@ def is_local(name: str) -> bool:
 
 
 def read_jsonl(path: Path, required: tuple[str, ...] = ()) -> list[dict[str, Any]]:
-    """Rows of a JSON Lines file, one object a line, each with the `required` fields.
+    """Rows of a JSON Lines file, one object a line, or of one JSON array, each with the `required` fields.
 
     Raises:
         DatasetError: names the file and the line.
     """
     rows = []
     try:
-        with path.open("rb") as lines:
-            for number, line in enumerate(lines, 1):
-                line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
-                if not line.strip():
-                    continue
-                try:
-                    row = orjson.loads(line)
-                except orjson.JSONDecodeError as error:
-                    raise DatasetError(f"{path}, line {number}: not JSON ({error}); correct or delete it") from error
+        with path.open("rb") as file:
+            for number, row in array_items(path, file) if is_array(file) else _rows(path, file):
                 if not isinstance(row, dict):
                     raise DatasetError(f"{path}, line {number}: expected an object, found {type(row).__name__}")
                 missing = [field for field in required if field not in row]
                 if missing:
                     raise DatasetError(f"{path}, line {number}: the field {', '.join(map(repr, missing))} is missing")
                 rows.append(row)
+    except JsonlError as error:
+        raise DatasetError(str(error)) from error
     except OSError as error:
         kind = NoSuchDataset if isinstance(error, FileNotFoundError) else DatasetError
         raise kind(f"cannot read the dataset {path}: {error.strerror}; see --env.dataset_name") from error
     if not rows:
         raise DatasetError(f"{path} holds no rows")
     return rows
+
+
+def _rows(path: Path, lines: Iterable[bytes]) -> Iterator[tuple[int, Any]]:
+    for number, line in enumerate(lines, 1):
+        line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+        if line.strip():
+            try:
+                yield number, orjson.loads(line)
+            except orjson.JSONDecodeError as error:
+                raise DatasetError(f"{path}, line {number}: not JSON ({error}); correct or delete it") from error
 
 
 def load_rows(

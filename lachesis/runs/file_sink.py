@@ -25,6 +25,7 @@ from lachesis.runs.group_player import PlayedGroup
 from lachesis.runs.group_records import group_record, trajectories_of
 from lachesis.runs.item_keys import whole_and_part
 from lachesis.runs.ledger import Ledger
+from lachesis.runs.own_code import OwnCode
 from lachesis.runs.pipeline import Pipeline, Sink
 from lachesis.runs.progress import Standing
 from lachesis.runs.report import write_report
@@ -52,6 +53,7 @@ class FileSink(Sink[PlayedGroup]):
         figures: those of the rollouts so far, for the display.
         evaluation: of an evaluation, its items; every line says that it is one.
         on_earlier: called, in a thread, with every group that an earlier start finished.
+        code, takes_old_code: see `Ledger`.
     """
 
     def __init__(
@@ -71,6 +73,8 @@ class FileSink(Sink[PlayedGroup]):
         figures: RunningFigures | None = None,
         evaluation: EvaluatedItems | None = None,
         on_earlier: Callable[[Mapping[str, Any]], None] | None = None,
+        code: OwnCode | None = None,
+        takes_old_code: bool = False,
     ) -> None:
         self.on_earlier = on_earlier
         self.size = size
@@ -84,7 +88,8 @@ class FileSink(Sink[PlayedGroup]):
         self.save_trajectories = save_trajectories
         self.evaluation = evaluation
         self.console = console
-        self.ledger = Ledger(files.groups, settings, items=() if evaluation is None else evaluation.digests)
+        items = () if evaluation is None else evaluation.digests
+        self.ledger = Ledger(files.groups, settings, items, code, takes_old_code=takes_old_code)
         self.done = self.ledger.done
         self.workers = max(1, workers)
         self.played = 0
@@ -165,7 +170,8 @@ class FileSink(Sink[PlayedGroup]):
             left_to_agents=group.left_to_agents,
             rewards=group.rewards,
             record=record,
-            again=any(rollout.may_pass_later for rollout in group.rollouts),
+            again=any(rollout.may_pass_later for rollout in group.rollouts) and not group.of_broken_item,
+            broken_item=group.of_broken_item,
             unscored_because=group.rollouts[-1].unscored_because if group.rollouts else "no rollouts",
             tracebacks=group.tracebacks,
         )
@@ -217,11 +223,19 @@ class FileSink(Sink[PlayedGroup]):
 
     def _write_failure(self, record: Mapping[str, Any]) -> None:
         self._failures.write(certified(record))
+        self._write_trajectories(record, frozenset(), of_failure=True)
 
-    def _write_trajectories(self, record: Mapping[str, Any], known: frozenset[str]) -> None:
+    def _write_trajectories(
+        self, record: Mapping[str, Any], known: frozenset[str], *, of_failure: bool = False
+    ) -> None:
+        """`of_failure`: of a group that is played again, only what did not complete."""
         if not self.save_trajectories:
             return
-        entries = [entry for entry in trajectories_of(record, system=self.system) if entry["rollout_id"] not in known]
+        entries = [
+            entry
+            for entry in trajectories_of(record, system=self.system)
+            if entry["rollout_id"] not in known and not (of_failure and entry["completed"])
+        ]
         for good, writer in self._writers.items():
             writer.write_all(entry for entry in entries if self._is_good(entry) is good)
 
@@ -240,6 +254,8 @@ class FileSink(Sink[PlayedGroup]):
             if self.on_earlier is not None:
                 self.on_earlier(record)
             self._write_trajectories(record, known)
+        for record in self._unscored_groups().values():
+            self._write_trajectories(record, known, of_failure=True)
 
     def _unscored_groups(self) -> dict[str, dict[str, Any]]:
         """By key: the last failure of each that is still without a scored rollout.

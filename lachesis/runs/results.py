@@ -89,7 +89,7 @@ class RunResult:
 
     @property
     def failed(self) -> bool:
-        return bool(self.failed_groups or self.exceptions)
+        return bool(self.failed_groups or self.exceptions) or not self.summary.scored
 
     @property
     def exit_code(self) -> ExitCode:
@@ -115,6 +115,8 @@ class RunResult:
             yield "mean reward", str(summary.reward) if summary.scored else "none was scored"
         yield "turns", f"{summary.turns:.2f} a rollout"
         yield "tool calls", f"{summary.tool_calls:.2f} a rollout, {summary.tool_errors:.2f} failed"
+        for line in summary.tool_failures.lines():
+            yield "failed calls", line
         if summary.repaired.parsed:
             yield "repaired calls", f"{summary.repaired}: {NAME}"
         yield "outcomes", ", ".join(f"{name} {count}" for name, count in summary.outcomes.items()) or "none"
@@ -206,8 +208,9 @@ class RunResult:
             yield "rollouts without a score:"
             yield from (f"  {line}" for line in causes.lines())
         if faults := self.figures.faults:
-            yield "rollouts that broke their own sandbox, by what they did or because a limit is too low for the task:"
+            yield "rollouts whose agent is at fault, by what it did or left, or by a limit too low for the task:"
             yield from (f"  {line}" for line in faults.lines())
+        yield from self.figures.broken_lines()
         if self.failed_groups:
             what = "samples had no score" if self.evaluation else "groups had no scored rollout"
             again = "start again to play them" if causes.may_pass else REPEATS

@@ -286,6 +286,11 @@ class HermesAgentEnvConfig(RemovedSettings):
     data_dir_to_save_evals: Annotated[str | None, HOW] = Field(
         default=None, description="Folder that `evaluate` writes into; default: data/NAME/eval."
     )
+    when_code_changed: Annotated[Literal["ask", "new_folder", "continue"], HOW] = Field(
+        default="ask",
+        description="Where the environment's code is another than at an earlier start: ask on a terminal and else take "
+        "a new folder, take one, or continue with the scores that are there.",
+    )
     trajectory_system_prompt: Literal["generated", "actual"] = Field(
         default="generated",
         description="System turn of ShareGPT trajectories: Hermes' tool prompt, or the messages that the model got.",

@@ -75,7 +75,9 @@ def decide_for_training(group: PlayedGroup, config: HermesAgentEnvConfig, traine
         # a reward that is None, or a request that the server rejects. A whole group is decided.
         again=built.reason is RejectReason.INCOMPLETE
         and any(rollout.may_pass for rollout in left_out)
-        and all(rollout.traceback is None for rollout in left_out),
+        and all(rollout.traceback is None for rollout in left_out)
+        and not group.of_broken_item,
+        broken_item=group.of_broken_item,
         unscored_because=why,
         tracebacks=group.tracebacks,
         left_to_agents=group.left_to_agents,

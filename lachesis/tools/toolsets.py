@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias
 
 from lachesis.errors import ExitCode, LachesisError
 from lachesis.tools.builtin import BUILTIN_TOOLS
@@ -30,6 +30,16 @@ class Toolset:
     tools: tuple[str, ...] = ()
     includes: tuple[str, ...] = ()
 
+    @classmethod
+    def of(cls, given: ToolsetLike) -> Toolset:
+        """A toolset, or one as a dict with the same keys, each of which may be missing."""
+        if isinstance(given, Toolset):
+            return given
+        parts = (tuple(given.get(key) or ()) for key in ("tools", "includes"))
+        return cls(str(given.get("description") or ""), *parts)
+
+
+ToolsetLike: TypeAlias = Toolset | Mapping[str, Any]
 
 TOOLSETS: Mapping[str, Toolset] = MappingProxyType(
     {
@@ -45,7 +55,7 @@ TOOLSETS: Mapping[str, Toolset] = MappingProxyType(
 )
 
 
-def resolve_toolset(name: str, toolsets: Mapping[str, Toolset] = TOOLSETS) -> list[str]:
+def resolve_toolset(name: str, toolsets: Mapping[str, ToolsetLike] = TOOLSETS) -> list[str]:
     """The tools of a toolset, each once, in the order of first occurrence. `all` and `*` mean every toolset.
 
     Raises:
@@ -55,15 +65,16 @@ def resolve_toolset(name: str, toolsets: Mapping[str, Toolset] = TOOLSETS) -> li
     return list(dict.fromkeys(tool for each in names for tool in _tools_of(each, toolsets, ())))
 
 
-def _tools_of(name: str, toolsets: Mapping[str, Toolset], path: tuple[str, ...]) -> Iterator[str]:
+def _tools_of(name: str, toolsets: Mapping[str, ToolsetLike], path: tuple[str, ...]) -> Iterator[str]:
     """The tools of a toolset, which the toolsets of `path` include in turn. A tool may come more than once."""
     if name in path:
         raise ToolsetError(f"toolsets include each other: {' -> '.join([*path[path.index(name) :], name])}")
     if name not in toolsets:
         origin = f", which {path[-1]!r} includes," if path else ""
         raise ToolsetError(f"unknown toolset {name!r}{origin}{_known(name, toolsets)}")
-    yield from toolsets[name].tools
-    for included in toolsets[name].includes:
+    toolset = Toolset.of(toolsets[name])
+    yield from toolset.tools
+    for included in toolset.includes:
         yield from _tools_of(included, toolsets, (*path, name))
 
 
@@ -71,7 +82,7 @@ def _known(name: str, names: Collection[str]) -> str:
     return f"{did_you_mean(name, names) or ';'} known are: {', '.join(names)}".replace("? known", "? Known")
 
 
-def validate_toolset(name: str, toolsets: Mapping[str, Toolset] = TOOLSETS) -> bool:
+def validate_toolset(name: str, toolsets: Mapping[str, ToolsetLike] = TOOLSETS) -> bool:
     """Whether the name can be resolved: it and its included toolsets are known and have no cycle."""
     try:
         resolve_toolset(name, toolsets)
@@ -81,7 +92,7 @@ def validate_toolset(name: str, toolsets: Mapping[str, Toolset] = TOOLSETS) -> b
 
 
 def has_toolset(
-    name: str, *, registry: ToolRegistry = BUILTIN_TOOLS, toolsets: Mapping[str, Toolset] = TOOLSETS
+    name: str, *, registry: ToolRegistry = BUILTIN_TOOLS, toolsets: Mapping[str, ToolsetLike] = TOOLSETS
 ) -> bool:
     """Whether there is a toolset of this name, or a tool of the registry names it as its own."""
     return name in _with_registry(registry, toolsets)
@@ -92,7 +103,7 @@ def resolve_tools(
     disabled: Iterable[str] | None = None,
     *,
     registry: ToolRegistry = BUILTIN_TOOLS,
-    toolsets: Mapping[str, Toolset] = TOOLSETS,
+    toolsets: Mapping[str, ToolsetLike] = TOOLSETS,
 ) -> list[str]:
     """The names of the tools of a rollout, in the order of the registry.
 
@@ -115,7 +126,7 @@ def left_out_tools(
     disabled: Iterable[str] | None = None,
     *,
     registry: ToolRegistry = BUILTIN_TOOLS,
-    toolsets: Mapping[str, Toolset] = TOOLSETS,
+    toolsets: Mapping[str, ToolsetLike] = TOOLSETS,
 ) -> dict[str, str]:
     """The tools that `resolve_tools` leaves out because they are not available here, and why. Raises the same."""
     return _resolved(enabled, disabled, registry, toolsets)[1]
@@ -125,7 +136,7 @@ def _resolved(
     enabled: Iterable[str] | None,
     disabled: Iterable[str] | None,
     registry: ToolRegistry,
-    toolsets: Mapping[str, Toolset],
+    toolsets: Mapping[str, ToolsetLike],
 ) -> tuple[list[str], dict[str, str]]:
     if isinstance(enabled, str) or isinstance(disabled, str):
         raise TypeError("enabled and disabled are lists of names, not one string")
@@ -153,20 +164,20 @@ def get_tool_definitions(
     disabled: Iterable[str] | None = None,
     *,
     registry: ToolRegistry = BUILTIN_TOOLS,
-    toolsets: Mapping[str, Toolset] = TOOLSETS,
+    toolsets: Mapping[str, ToolsetLike] = TOOLSETS,
 ) -> list[dict[str, Any]]:
     """OpenAI definitions, for `tools=`, of the tools that `resolve_tools` returns. Raises the same errors."""
     names = resolve_tools(enabled, disabled, registry=registry, toolsets=toolsets)
     return [registry[name].definition() for name in names]
 
 
-def _means_all(name: str, toolsets: Mapping[str, Toolset]) -> bool:
+def _means_all(name: str, toolsets: Mapping[str, ToolsetLike]) -> bool:
     return name in ALL and name not in toolsets
 
 
-def _with_registry(registry: ToolRegistry, toolsets: Mapping[str, Toolset]) -> Mapping[str, Toolset]:
+def _with_registry(registry: ToolRegistry, toolsets: Mapping[str, ToolsetLike]) -> Mapping[str, Toolset]:
     """`toolsets`, with each tool of the registry in the toolset that it declares."""
-    merged = dict(toolsets)
+    merged = {name: Toolset.of(toolset) for name, toolset in toolsets.items()}
     for tool in registry.values():
         base = merged.get(tool.toolset, Toolset(f"The tools of {tool.toolset!r}."))
         if tool.name not in base.tools:

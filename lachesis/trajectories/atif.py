@@ -24,7 +24,7 @@ from lachesis.trajectories.exports import (
     stored_messages,
 )
 from lachesis.trajectories.images import image_urls
-from lachesis.trajectories.markup import NotJson, load_json
+from lachesis.trajectories.markup import NotJson, load_arguments
 from lachesis.trajectories.sharegpt import WarningKind
 
 SCHEMA = "ATIF-v1.7"
@@ -118,14 +118,15 @@ def _steps(
 def _tool_call(call: Mapping[str, Any], warnings: set[str]) -> dict[str, Any]:
     function = call["function"]
     written = {"tool_call_id": call["id"], "function_name": function["name"]}
+    text = function["arguments"]
     try:
-        arguments = load_json(function["arguments"])
+        arguments = load_arguments(text) if text.strip() else None
     except NotJson:
         arguments = None
-    if isinstance(arguments, dict):
+    if arguments is not None:
         return {**written, "arguments": arguments}
     warnings.add(WarningKind.ARGUMENTS_REPLACED)
-    return {**written, "arguments": {}, "extra": {"arguments": function["arguments"]}}
+    return {**written, "arguments": {}, "extra": {"arguments": text}}
 
 
 def _add_result(

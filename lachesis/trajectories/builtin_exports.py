@@ -23,12 +23,15 @@ from lachesis.trajectories.sharegpt import SystemTurn, WarningKind
 def trajectory_line(
     chat: Chat, *, system: SystemTurn = "generated", model: str = "unknown", timestamp: str = ""
 ) -> dict[str, Any]:
-    """A conversation with an answer, as `process` writes it. `model` and `timestamp` are for one that does not know."""
+    """A conversation with an answer, as `process` writes it. `model` and `timestamp` are for one that does not know.
+
+    Where no answer could be used, it ends with the last one.
+    """
     facts = dict(chat.facts)
     return _written(
         chat,
         to_trajectory_entry(
-            _answered(chat),
+            [*chat.messages, *chat.last_attempt] if chat.last_attempt else _answered(chat),
             chat.tools,
             model=str(facts.pop("model", None) or model),
             completed=facts.pop("completed", True) is not False,

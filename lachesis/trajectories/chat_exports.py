@@ -26,7 +26,7 @@ from lachesis.trajectories.exports import (
     not_sampled,
     stored_messages,
 )
-from lachesis.trajectories.markup import NotJson, load_json, think_block
+from lachesis.trajectories.markup import NotJson, load_arguments, think_block, write_json
 from lachesis.trajectories.message_rules import validate_messages
 from lachesis.trajectories.sharegpt import WarningKind
 from lachesis.utf8 import without_lone_surrogates
@@ -62,6 +62,8 @@ class Chat:
     """Then system messages may be anywhere."""
     branches_omitted: bool = False
     """Whether answers that the model sampled are missing: those before a compaction or an edit."""
+    last_attempt: Sequence[Mapping[str, Any]] = ()
+    """Of a rollout without an answer: what was taken back last, as completions that could not be used."""
     warnings: set[str] = field(default_factory=set)
     """Kinds of changes that a format forced on it."""
 
@@ -73,7 +75,12 @@ def chat_of(group: GroupRecord, rollout: RolloutRecord) -> Chat:
     facts |= {"rollout_id": rollout["rollout_id"], "outcome": rollout["outcome"]}
     facts |= {"completed": is_complete(rollout, messages), "reward": rollout["reward"]}
     unsampled, omitted = not_sampled(rollout, messages), has_other_branches(rollout)
-    return Chat(messages, group["tools"], facts, unsampled, "program" in rollout, omitted)
+    last: Sequence[Mapping[str, Any]] = ()
+    if not any(each["role"] == "assistant" for each in messages):
+        for dropped in rollout.get("discarded") or ():
+            if dropped["at"] == len(messages) and not dropped.get("edit"):
+                last = dropped["messages"]
+    return Chat(messages, group["tools"], facts, unsampled, "program" in rollout, omitted, last)
 
 
 def of_rollouts(line: Callable[..., dict[str, Any]]) -> Callable[..., Iterator[ExportLine | LeftOut]]:
@@ -301,13 +308,11 @@ def _call(call: Mapping[str, Any], warnings: set[str], form: Arguments) -> dict[
     function = call["function"]
     text = valid_text(function["arguments"], warnings)
     try:
-        arguments = load_json(text) if text.strip() else {}
+        arguments = load_arguments(text)
     except NotJson:
-        arguments = None
-    if not isinstance(arguments, dict):
-        raise Unsuitable("arguments that are not a JSON object")
+        raise Unsuitable("arguments that are not a JSON object") from None
     if form == "text":
-        given: Any = text if text.strip() else "{}"
+        given: Any = text if text.lstrip().startswith("{") else write_json(arguments)
     elif "\\u" in text:  # an escape may be half of a surrogate pair
         given = valid_json(arguments, warnings)
     else:

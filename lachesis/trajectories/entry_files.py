@@ -13,14 +13,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self, TypeAlias
+from typing import IO, Any, Literal, NamedTuple, Self, TypeAlias
 
 from lachesis.trajectories.chat_exports import Unsuitable, reason_of
 from lachesis.trajectories.errors import MessageError
+from lachesis.trajectories.foreign import NULLS_REMOVED, unpadded
 from lachesis.trajectories.formats import Converter
-from lachesis.trajectories.jsonl import JsonlError, StrPath, json_text, replacing
+from lachesis.trajectories.json_arrays import array_items
+from lachesis.trajectories.jsonl import JsonlError, StrPath, is_array, json_text, replacing
 from lachesis.trajectories.markup import READ_UNIQUE
-from lachesis.trajectories.parquet import ParquetWriter, read_rows
+from lachesis.trajectories.parquet import ParquetWriter, raw_rows
 
 Same: TypeAlias = Literal["conversation", "prompt"]
 
@@ -30,12 +32,14 @@ _GZIP = b"\x1f\x8b"
 
 
 class Line(NamedTuple):
-    """An entry, where it is, and its text; a row of a Parquet file has none."""
+    """An entry, its place, and its text; a row of a Parquet file and an item of an array have none."""
 
     path: Path
     number: int
     entry: Any
     raw: bytes
+    changes: tuple[str, ...] = ()
+    """Kinds of changes that reading made: see `unpadded`."""
 
 
 @dataclass(slots=True)
@@ -59,7 +63,9 @@ OnBad: TypeAlias = Callable[[JsonlError], object]
 def read_entries(
     paths: Iterable[StrPath], *, bad: OnBad | None = None, torn_tail: bool = False, on_read: OnRead | None = None
 ) -> Iterator[Line]:
-    """The entries of JSON Lines and Parquet files, one at a time; blank lines are skipped.
+    """The entries of JSON Lines and Parquet files and of JSON arrays, one at a time; blank lines are skipped.
+
+    Rows that were in a columnar file are read by `unpadded`.
 
     Raises JsonlError, which names file and line, for a line that is not a JSON object with each of its keys once, or
     calls `bad` with it. With `torn_tail`, an incomplete last line ends its file. A file that cannot be read is always
@@ -67,13 +73,18 @@ def read_entries(
     """
     for path in map(Path, paths):
         if path.suffix == ".parquet":
-            for number, row in enumerate(read_rows(path), 1):
-                yield Line(path, number, row, b"")
+            for number, row in enumerate(raw_rows(path), 1):
+                yield _line(path, number, row)
             if on_read is not None:
                 on_read(path.stat().st_size)
             continue
         try:
             with path.open("rb") as file:
+                if is_array(file):
+                    yield from _items(path, file, bad)
+                    if on_read is not None:
+                        on_read(path.stat().st_size)
+                    continue
                 for number, raw in enumerate(file, 1):
                     if on_read is not None:
                         on_read(len(raw))
@@ -93,9 +104,31 @@ def read_entries(
                             raise problem from error
                         bad(problem)
                         continue
-                    yield Line(path, number, entry, raw)
+                    yield _line(path, number, entry, raw)
         except OSError as error:
             raise JsonlError(path, f"cannot be read ({error.strerror or error})") from error
+
+
+def _items(path: Path, file: IO[bytes], bad: OnBad | None) -> Iterator[Line]:
+    """The entries of an array. What cannot be read ends it."""
+    try:
+        for number, entry in array_items(path, file):
+            if isinstance(entry, dict):
+                yield _line(path, number, entry)
+            else:
+                problem = JsonlError(path, f"not an entry: {type(entry).__name__}, not an object", line=number)
+                if bad is None:
+                    raise problem
+                bad(problem)
+    except JsonlError as error:
+        if bad is None:
+            raise
+        bad(error)
+
+
+def _line(path: Path, number: int, entry: Any, raw: bytes = b"") -> Line:
+    plain, removed = unpadded(entry)
+    return Line(path, number, plain, raw, (NULLS_REMOVED,) if removed else ())
 
 
 def convert_entries(lines: Iterable[Line], out: StrPath, converter: Converter, *, skip: bool = False) -> Rewritten:
@@ -110,7 +143,7 @@ def convert_entries(lines: Iterable[Line], out: StrPath, converter: Converter, *
     with replacing(out) as temporary, open_writer(temporary) as writer:
         for line in lines:
             totals.read += 1
-            warnings: set[str] = set()
+            warnings = set(line.changes)
             try:
                 content = converter.convert(line.entry, warnings)
             except (Unsuitable, MessageError) as error:

@@ -190,12 +190,14 @@ _CHECKED_DEFAULTS = (bool, int, float, str, list, tuple, dict)
 """Types of defaults that say what an option without an annotation takes."""
 
 
-def read_groups(path: StrPath) -> Iterator[dict[str, Any]]:
+def read_groups(path: StrPath, *, again: bool = False) -> Iterator[dict[str, Any]]:
     """The group records of a file, without an incomplete last line, as a killed run leaves it.
 
-    Raises JsonlError where a line is not JSON, ExportError where it is not a group.
+    Raises JsonlError where a line is not JSON, ExportError where it is not a group, or has a rollout of an earlier one
+    and `again` does not allow it. Memory grows by the id of each rollout.
     """
-    for number, group in enumerate(read_lines(path, torn_tail=True), 1):
+    known: dict[str, int] = {}
+    for number, group in enumerate(read_lines(path, torn_tail=True, finite=True), 1):
         if not isinstance(group, dict) or not isinstance(group.get("rollouts"), list):
             raise ExportError(f"{path}: record {number} is not a group; name a groups.jsonl written by `process`")
         ids = [rollout.get("rollout_id") if isinstance(rollout, dict) else None for rollout in group["rollouts"]]
@@ -203,6 +205,12 @@ def read_groups(path: StrPath) -> Iterator[dict[str, Any]]:
             raise ExportError(f"{path}: record {number} is not a group: a rollout has no rollout_id")
         if twice := [rollout_id for rollout_id, times in Counter(ids).items() if times > 1]:
             raise ExportError(f"{path}: record {number} has more than one rollout {twice[0]!r}")
+        if earlier := next((known[rollout_id] for rollout_id in ids if rollout_id in known), None):
+            raise ExportError(
+                f"{path}: record {number} has a rollout of record {earlier} again; remove one of the two lines"
+            )
+        if not again:
+            known.update((str(rollout_id), number) for rollout_id in ids)
         yield group
 
 

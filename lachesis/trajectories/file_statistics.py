@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from lachesis.trajectories.formats import REASONING, format_of
+from lachesis.trajectories.messages import thought, without_reasoning_parts
 
 NAMES = 1000
 """Distinct names that a count keeps; all further ones are counted together."""
@@ -132,7 +133,9 @@ def _figures(turn: Mapping[str, Any]) -> tuple[str, int, list[str], bool]:
     in_text = text.startswith("<think>") and not text[7:].lstrip().startswith("</think>")
     if "value" in turn:
         return role, len(text), _CALL.findall(text), in_text
-    thoughts = [turn[key] for key in REASONING if isinstance(turn.get(key), str) and turn[key].strip()]
+    parts = turn["content"] if isinstance(turn.get("content"), list) else []
+    thoughts = [thought(turn.get(key)) for key in REASONING] + [without_reasoning_parts(parts)[1] or ""]
+    thoughts = list(filter(str.strip, thoughts))
     size, names = len(text) + sum(map(len, thoughts)), []
     for call in turn["tool_calls"] if isinstance(turn.get("tool_calls"), list) else ():
         function = call.get("function") if isinstance(call, Mapping) else None

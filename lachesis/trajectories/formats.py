@@ -12,8 +12,11 @@ from lachesis.trajectories.builtin_exports import dataset_line, trajectory_line
 from lachesis.trajectories.chat_exports import Chat, Unsuitable, openai_line, trl_line
 from lachesis.trajectories.errors import MessageError
 from lachesis.trajectories.exports import checked_options
+from lachesis.trajectories.foreign import with_own_ids
 from lachesis.trajectories.loading import from_sharegpt, tools_from_sharegpt
+from lachesis.trajectories.markup import load_arguments, write_json
 from lachesis.trajectories.message_rules import validate_messages
+from lachesis.trajectories.messages import joined_reasoning, thought, without_reasoning_parts
 from lachesis.trajectories.parquet import TEXTS, parquet_row
 from lachesis.trajectories.sharegpt import tool_function
 
@@ -23,7 +26,8 @@ if TYPE_CHECKING:
 FACTS: dict[str, Any] = {**dict.fromkeys(TEXTS, str), "evaluation": bool, "completed": bool, "reward": int | float}
 SHAPE_ERRORS = (AttributeError, LookupError, TypeError, ValueError, RecursionError)
 """What reading an entry raises if a part of it is of another type than the format says."""
-REASONING = ("reasoning", "reasoning_content", "thinking")
+REASONING = ("reasoning", "reasoning_content", "thinking", "reasoning_details", "thinking_blocks")
+"""The keys of messages under which writers keep reasoning, in order of preference."""
 SYSTEM_REPLACED = "system_replaced"
 """The system message gave way to the generated prompt of the format."""
 
@@ -62,8 +66,12 @@ def plain_message(message: Any, at: str, text: bool | None = None) -> dict[str, 
     if not isinstance(message, Mapping):
         raise Unsuitable(f"{at} is {type(message).__name__}, not an object")
     plain = {name: value for name, value in message.items() if name not in REASONING}
-    if thoughts := [message[name] for name in REASONING if message.get(name)]:
-        plain["reasoning"] = thoughts[0]
+    reasoning = next(filter(None, (thought(message.get(name)) for name in REASONING)), None)
+    if message.get("role") == "assistant" and isinstance(message.get("content"), list):
+        plain["content"], own = without_reasoning_parts(message["content"])
+        reasoning = joined_reasoning(reasoning, own)
+    if reasoning:
+        plain["reasoning"] = reasoning
     if calls := message.get("tool_calls"):
         plain["tool_calls"] = [_call(call, at, text) for call in calls]
     return plain
@@ -74,17 +82,21 @@ def _call(call: Any, at: str, text: bool | None) -> Any:
     if not isinstance(function, Mapping):
         raise Unsuitable(f"{at} has a tool call without a function")
     arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        try:
-            valid = isinstance(json.loads(arguments), dict)
-        except (ValueError, RecursionError):
-            valid = False
-        if not valid and text is not None:
-            raise Unsuitable(f"{at}: the arguments of {function.get('name')} are not the text of a JSON object")
-        return call
-    if text or not isinstance(arguments, Mapping):
-        raise Unsuitable(f"{at}: the arguments of {function.get('name')} are not the text of a JSON object")
-    return {**call, "function": {**function, "arguments": json.dumps(arguments, ensure_ascii=False)}}
+    try:
+        if isinstance(arguments, str):
+            given = json.loads(arguments) if text is not None else load_arguments(arguments)
+            changed = text is None and not arguments.lstrip().startswith("{")
+        else:
+            given, changed = {} if arguments is None and text is None else arguments, True
+            if text:
+                raise ValueError("no text")
+        if not isinstance(given, Mapping):
+            raise ValueError("no object")
+    except (ValueError, RecursionError):
+        if isinstance(arguments, str) and text is None:  # what a model wrote
+            return call
+        raise Unsuitable(f"{at}: the arguments of {function.get('name')} are not the text of a JSON object") from None
+    return {**call, "function": {**function, "arguments": write_json(given)}} if changed else call
 
 
 def read_chat(entry: Any) -> Chat:
@@ -94,7 +106,7 @@ def read_chat(entry: Any) -> Chat:
         metadata = entry["metadata"] if isinstance(entry.get("metadata"), Mapping) else {}
         if not all(isinstance(turn, Mapping) for turn in entry["conversations"]):
             raise Unsuitable("its conversations are not a list of turns")
-        if not (messages := from_sharegpt(entry)):
+        if not (messages := with_own_ids(from_sharegpt(entry))):
             raise Unsuitable("it has no messages")
         return Chat(messages, _tools(tools_from_sharegpt, entry), _facts(metadata) | _facts(entry), of_program=True)
     if form in ("openai", "trl", "parquet"):
@@ -104,6 +116,7 @@ def read_chat(entry: Any) -> Chat:
         for message in messages:
             if message.get("role") == "tool":
                 message.pop("name", None)
+        messages = with_own_ids(messages)
         validate_messages(messages, complete=False, late_system=True)
         return Chat(messages, _tools(_tools_of_messages, entry), _facts(entry), copied, of_program=True)
     if form:

@@ -9,6 +9,7 @@ can share a file. Writing blocks: with an event loop, call it in a thread.
 
 from __future__ import annotations
 
+import codecs
 import errno
 import fcntl
 import json
@@ -18,7 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import IO, Any, Self
 
 import orjson
 
@@ -33,6 +34,13 @@ _OUTER = 3
 """Levels of a value that are written item by item: those of a group, down to a message or a list of tokens."""
 _NUMBERS, _OBJECTS = 4096, 64
 """Items of a list that are written at once, of text or numbers, and of objects."""
+
+
+def _reject(constant: str) -> Any:
+    raise ValueError(f"holds {constant}, which no JSON has")
+
+
+_FINITE = json.JSONDecoder(parse_constant=_reject).decode
 
 
 class JsonlError(LachesisError):
@@ -202,12 +210,14 @@ def replacing(path: StrPath) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
 
 
-def read_lines(path: StrPath, *, torn_tail: bool = False) -> Iterator[Any]:
+def read_lines(path: StrPath, *, torn_tail: bool = False, finite: bool = False) -> Iterator[Any]:
     """The objects of a file, one at a time; blank lines are skipped.
 
     Raises JsonlError, with the number of the line, at a line that is not JSON. With `torn_tail`, an incomplete last
-    line, as a crashed or running writer leaves it, ends the file instead.
+    line, as a crashed or running writer leaves it, ends the file instead. With `finite`, NaN and infinities, which
+    `json` reads, are errors too.
     """
+    read = _FINITE if finite else json.loads
     try:
         with Path(path).open("rb") as file:
             for number, line in enumerate(file, 1):
@@ -215,7 +225,7 @@ def read_lines(path: StrPath, *, torn_tail: bool = False) -> Iterator[Any]:
                     continue
                 try:
                     # Not orjson: it turns integers over 64 bits into floats and rejects lone surrogates.
-                    value = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+                    value = read(line.decode("utf-8-sig" if number == 1 else "utf-8"))
                 except (ValueError, RecursionError) as error:
                     if line.endswith(b"\n"):
                         raise JsonlError(path, f"not JSON: {error}", line=number) from error
@@ -229,15 +239,25 @@ def read_lines(path: StrPath, *, torn_tail: bool = False) -> Iterator[Any]:
 
 
 def has_torn_tail(path: StrPath) -> bool:
-    """Whether the last line is incomplete: `read_lines` with `torn_tail` leaves it out. False for no readable file."""
+    """Whether the last line is incomplete: `read_lines` with `torn_tail` leaves it out. False for no readable file, and
+    for a file that is one JSON array."""
     try:
         with Path(path).open("rb") as file:
+            if is_array(file):
+                return False
             size = os.fstat(file.fileno()).st_size
             if not size or os.pread(file.fileno(), 1, size - 1) == b"\n":
                 return False
             return not _is_whole(_tail(file.fileno(), size))
     except OSError:
         return False
+
+
+def is_array(file: IO[bytes]) -> bool:
+    """Whether a file, which is at its start and stays there, begins a JSON array: `array_items` reads it."""
+    start = file.read(_CHUNK).removeprefix(codecs.BOM_UTF8).lstrip()
+    file.seek(0)
+    return start.startswith(b"[")
 
 
 def sync_folder(path: StrPath) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lachesis.trajectories.errors import MalformedMessage, UnexpectedToolResult, UnknownRole
-from lachesis.trajectories.markup import NotJson, inside, load_json, unescape_text, write_json
+from lachesis.trajectories.markup import NotJson, inside, load_arguments, load_json, unescape_text, write_json
 from lachesis.trajectories.messages import OpenAIMessage
 from lachesis.trajectories.sharegpt import conversation_tools, is_structured_result
 
@@ -117,8 +117,12 @@ class _Reader:
             raise MalformedMessage(f"a <tool_call> that is not JSON: {error}", index=index) from None
         if not isinstance(call, dict) or not isinstance(call.get("name"), str):
             raise MalformedMessage("a <tool_call> without a name", index=index)
-        arguments = write_json(call.get("arguments", {}))
-        return {"id": self._id(), "type": "function", "function": {"name": call["name"], "arguments": arguments}}
+        try:
+            arguments = load_arguments(write_json(call.get("arguments", {})))
+        except NotJson as error:
+            raise MalformedMessage(f"the arguments of {call['name']} are not an object: {error}", index=index) from None
+        function = {"name": call["name"], "arguments": write_json(arguments)}
+        return {"id": self._id(), "type": "function", "function": function}
 
     def _id(self) -> str:
         while (new := f"call_{self._number}") in self._known_ids:

@@ -20,6 +20,8 @@ _BLOCK = "/?(?:tool_call|tool_response)>"
 _BLOCK_AND_THINK = "/?(?:tool_call|tool_response|think)>"
 _THINK = re.compile(r"\s*<think>(.*?)</think>\n*", re.DOTALL)
 
+_SCRATCHPAD = re.compile(r"\s*<REASONING_SCRATCHPAD>(.*?)(?:</REASONING_SCRATCHPAD>\n*|\Z)", re.DOTALL)
+_END_OF_SCRATCHPAD = re.compile(r"</REASONING_SCRATCHPAD>[ \t]*(?:\n+|\Z)")
 _END_OF_THINK = re.compile(r"</think>[ \t]*(?:\n+|\Z)")
 
 EMPTY_THINK = "<think>\n</think>\n"
@@ -43,6 +45,21 @@ def load_json(text: str, *, unique_keys: bool = False) -> Any:
             write_json([[value]])  # the written form is nested two levels deeper
     except (ValueError, RecursionError) as error:
         raise NotJson(str(error)) from None
+    return value
+
+
+def load_arguments(text: str) -> dict[str, Any]:
+    """The arguments of a call: no text and null are none, and JSON text in JSON text is read as what it holds.
+
+    Raises NotJson where they are no object.
+    """
+    value: Any = text
+    while isinstance(value, str):
+        value = load_json(value) if value.strip() else {}
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise NotJson(f"{type(value).__name__} is not an object")
     return value
 
 
@@ -70,7 +87,8 @@ _FLAT = 100
 
 # Made once: `json.loads` and `json.dumps` with arguments make a reader or writer for each call.
 _READ = json.JSONDecoder(parse_constant=_reject, parse_float=_finite).decode
-READ_UNIQUE = json.JSONDecoder(parse_constant=_reject, parse_float=_finite, object_pairs_hook=_unique).decode
+UNIQUE = json.JSONDecoder(parse_constant=_reject, parse_float=_finite, object_pairs_hook=_unique)
+READ_UNIQUE = UNIQUE.decode
 write_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 
@@ -132,6 +150,25 @@ def split_opened_think(text: str) -> tuple[str, str]:
     if end is None or "<think>" in text[: end.start()]:
         return "", text
     return inside(text[: end.start()]), text[end.end() :]
+
+
+def split_scratchpad(text: str) -> tuple[str, str]:
+    """The content of the `<REASONING_SCRATCHPAD>` blocks at the start of `text`, and the rest.
+
+    A block that is not closed, as a token limit leaves it, is all that follows; a text that closes one at the end of a
+    line and opens none began inside it.
+    """
+    if "REASONING_SCRATCHPAD>" not in text:
+        return "", text
+    thoughts: list[str] = []
+    end = 0
+    if (closed := _END_OF_SCRATCHPAD.search(text)) and "<REASONING_SCRATCHPAD>" not in text[: closed.start()]:
+        thoughts.append(inside(text[: closed.start()]))
+        end = closed.end()
+    while match := _SCRATCHPAD.match(text, end):
+        thoughts.append(inside(match[1]))
+        end = match.end()
+    return "\n".join(thought for thought in thoughts if thought.strip()), text[end:]
 
 
 def inside(block: str) -> str:

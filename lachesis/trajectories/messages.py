@@ -7,7 +7,7 @@ that the model wrote; nothing here parses and re-serialises them. Fields that th
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -27,6 +27,8 @@ Purpose: TypeAlias = Literal["turn", "summary"]
 
 REASONING_FIELDS = ("reasoning_content", "reasoning", "reasoning_details")
 """The fields in which servers send reasoning, in order of preference; the last is a list of `{"text": ...}`."""
+REASONING_PARTS = frozenset({"thinking", "redacted_thinking", "reasoning"})
+"""Types of content parts that are reasoning: Mistral's, Anthropic's and Cohere's, and those of OpenAI's Responses."""
 
 
 _NOTHING = FrozenDict()
@@ -128,7 +130,8 @@ class Message:
     def from_openai(cls, message: Any, index: int | None = None) -> Message:
         """Reads one API message; `index` is its place in the list, for errors.
 
-        Reasoning is read from the first field of `REASONING_FIELDS` that is not empty.
+        Reasoning is read from the first field of `REASONING_FIELDS` that is not empty, and from the content parts of
+        `REASONING_PARTS`.
 
         Raises UnknownRole or MalformedMessage.
         """
@@ -153,13 +156,18 @@ class Message:
         name = message.get("name")
         if name is not None and not isinstance(name, str):
             raise MalformedMessage(f"name is {_kind(name)}, not text", index=index)
+        content = _content(message.get("content"), role, index)
+        reasoning = _reasoning(message, index) if assistant else None
+        if assistant and isinstance(content, tuple):
+            content, own = without_reasoning_parts(content)
+            reasoning = joined_reasoning(reasoning, own)
         return cls(
             role=role,
-            content=_content(message.get("content"), role, index),
+            content=content,
             tool_calls=_tool_calls(message.get("tool_calls"), index) if assistant else (),
             tool_call_id=tool_call_id,
             name=name,
-            reasoning=_reasoning(message, index) if assistant else None,
+            reasoning=reasoning,
             extra=_extra(message, _NAMED, "the message", index),
         )
 
@@ -226,6 +234,8 @@ class ChatResponse:
     """The sampling parameters of the request."""
     malformed_calls: tuple[str, ...] = ()
     """The raw text of tool calls that cannot be parsed."""
+    refusal: bool = False
+    """The server marks the text as the model's refusal."""
     tokens: SampledTokens | None = field(default=None, repr=False)
     """The sampled tokens; None where the server does not report them (Phase 1)."""
     model_version: str | None = None
@@ -323,8 +333,39 @@ def _reasoning(message: Mapping[str, Any], index: int | None) -> str | None:
         return None
     if not isinstance(details, (list, tuple)):
         raise MalformedMessage(f"reasoning_details is {_kind(details)}, not a list", index=index)
-    texts = [detail.get("text") for detail in details if isinstance(detail, Mapping)]
-    return "".join(text for text in texts if isinstance(text, str)) or None
+    return thought(details) or None
+
+
+def thought(part: Any) -> str:
+    """The text of a content part that is reasoning, or of a list of such parts or of their texts."""
+    if isinstance(part, (list, tuple)):
+        return "".join(map(thought, part))
+    if isinstance(part, Mapping):
+        return next(filter(None, (thought(part.get(key)) for key in ("thinking", "reasoning", "text", "summary"))), "")
+    return part if isinstance(part, str) else ""
+
+
+def without_reasoning_parts(content: Sequence[Any]) -> tuple[Any, str | None]:
+    """The content parts of an answer without those that are reasoning, as text where the others are text, and the
+    reasoning. Without any, the content is returned as it is."""
+    thoughts = [part for part in content if isinstance(part, Mapping) and part.get("type") in REASONING_PARTS]
+    if not thoughts:
+        return content, None
+    rest = tuple(part for part in content if not any(part is each for each in thoughts))
+    if all(isinstance(part, Mapping) and part.get("type") == "text" for part in rest):
+        return "".join(str(part.get("text", "")) for part in rest) or None, _lines(map(thought, thoughts))
+    return rest, _lines(map(thought, thoughts))
+
+
+def joined_reasoning(native: str | None, own: str | None) -> str | None:
+    """The server's reasoning and that of the content. Some servers send the same text in both places."""
+    if native and own and native.strip() == own.strip():
+        return native
+    return _lines((native, own))
+
+
+def _lines(texts: Iterable[str | None]) -> str | None:
+    return "\n".join(filter(None, texts)) or None
 
 
 def _extra(mapping: Mapping[str, Any], named: tuple[str, ...], at: str, index: int | None) -> Mapping[str, Any]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from lachesis.trajectories.chat_exports import Chat, Unsuitable, of_rollouts, plain_text, tools_text, valid_text
 from lachesis.trajectories.exports import BRANCHES_OMITTED
+from lachesis.trajectories.foreign import unpadded
 from lachesis.trajectories.jsonl import JsonlError
 
 if TYPE_CHECKING:
@@ -116,22 +117,19 @@ parquet = of_rollouts(parquet_row)
 parquet.open = ParquetWriter  # type: ignore[attr-defined]
 
 
-def read_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a file, some hundred at a time. Keys of messages that are null are left out, but for `content`.
+def read_rows(path: Path) -> Iterator[Mapping[str, Any]]:
+    """The rows of a file without the nulls that Arrow adds to messages: see `unpadded`. Raises JsonlError."""
+    return (unpadded(row)[0] for row in raw_rows(path))
 
-    Raises JsonlError.
-    """
+
+def raw_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a file as they are, some hundred read at a time. Raises JsonlError."""
     import pyarrow as pa
     import pyarrow.parquet
 
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
             for batch in file.iter_batches(batch_size=200):
-                for row in batch.to_pylist():
-                    messages = row.get("messages")
-                    for message in messages if isinstance(messages, list) else ():
-                        for name in [name for name, value in message.items() if value is None and name != "content"]:
-                            del message[name]
-                    yield row
+                yield from batch.to_pylist()
     except (OSError, pa.ArrowException) as error:
         raise JsonlError(path, f"cannot be read as Parquet ({error})") from error

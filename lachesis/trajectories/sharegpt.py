@@ -22,6 +22,7 @@ from lachesis.trajectories.markup import (
     dump_json,
     escape_text,
     inside,
+    load_arguments,
     load_json,
     split_opened_think,
     split_think,
@@ -201,8 +202,8 @@ class _Writer:
         own, content = split_think(convert_scratchpad_to_think(self.text(index, message)))
         if not native and not own:
             own, content = split_opened_think(content)
-        if message.tool_calls and content.lstrip().startswith("<think>"):
-            # The model went from its reasoning straight to a call, which the server removed from the text.
+        if content.lstrip().startswith("<think>"):
+            # The token limit cut it off; or the model went from it straight to a call, which the server took out.
             own, content = "\n".join(filter(None, (own, inside(content.lstrip().removeprefix("<think>"))))), ""
         # Some servers send the reasoning in its field and in the content.
         reasoning = f"{native}\n{own}" if native and own and native.strip() != own.strip() else native or own
@@ -235,13 +236,9 @@ class _Writer:
 
     def _call(self, index: int, call: ToolCall) -> str:
         try:
-            arguments = load_json(call.arguments) if call.arguments.strip() else {}
+            arguments = load_arguments(call.arguments)
         except NotJson as error:
             arguments = self._replace(index, call, str(error))
-        if arguments is None:
-            arguments = {}
-        elif not isinstance(arguments, dict):
-            arguments = self._replace(index, call, f"{type(arguments).__name__} is not an object")
         return f"<tool_call>\n{dump_json({'name': call.name, 'arguments': arguments})}\n</tool_call>"
 
     def _replace(self, index: int, call: ToolCall, reason: str) -> dict[str, Any]:

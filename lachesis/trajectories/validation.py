@@ -8,8 +8,10 @@ from typing import Any
 
 from lachesis.trajectories.chat_exports import OPENAI_NAME, Unsuitable
 from lachesis.trajectories.errors import MessageError
+from lachesis.trajectories.foreign import with_own_ids
 from lachesis.trajectories.formats import SHAPE_ERRORS, UnknownFormat, format_of, keys_of, plain_message
 from lachesis.trajectories.loading import from_sharegpt
+from lachesis.trajectories.markup import split_think
 from lachesis.trajectories.message_rules import validate_messages
 from lachesis.trajectories.parquet import schema as parquet_schema
 from lachesis.trajectories.samples import MalformedSample, TokenSample
@@ -64,13 +66,15 @@ def _sharegpt(entry: Mapping[str, Any], *, think: bool) -> Iterable[str]:
         if set(turn) != {"from", "value"}:
             yield f"turn {index}: its keys are {', '.join(map(repr, turn))}, not 'from' and 'value'"
             return
-    validate_messages(from_sharegpt(entry), complete=False, late_system=True)
+    validate_messages(with_own_ids(from_sharegpt(entry)), complete=False, late_system=True)
     answers = [(index, turn["value"]) for index, turn in enumerate(turns) if turn["from"] == "gpt"]
     if not answers:
         yield "it has no gpt turn"
     for index, value in answers if think else ():
         if not value.startswith("<think>\n"):
             yield f"turn {index}: a gpt turn begins with a think block"
+        elif split_think(value)[1].lstrip().startswith("<think>"):
+            yield f"turn {index}: a think block is not closed"
 
 
 def _hermes(entry: Mapping[str, Any]) -> Iterable[str]:
@@ -154,7 +158,7 @@ def _conversation(
     if not isinstance(messages, list) or not messages:
         raise Unsuitable(f"{at} is not a list of messages")
     plain = [plain_message(message, f"{at}[{index}]", text) for index, message in enumerate(messages)]
-    validate_messages(plain, complete=complete, late_system=True)
+    validate_messages(with_own_ids(plain, by_place=False), complete=complete, late_system=True)
     if answer and not any(message["role"] == "assistant" for message in plain):
         yield f"{at} has no assistant message"
 

@@ -20,6 +20,7 @@ from lachesis.agent.result import AgentResult
 from lachesis.inference import OpenAIServer, ServerSettings
 from lachesis.tools import ToolResult
 from lachesis.trajectories import RoleOrder, ToolCall, to_trajectory_entry, validate_messages
+from lachesis.trajectories.validation import validate_entry
 from tests.support.scripted_server import Answer, ScriptedServer, call, say
 
 ECHO = {
@@ -140,7 +141,7 @@ async def test_missing_required_arguments_are_named_to_the_model() -> None:
         (call(("echo", '{"text": ' + "[" * 100_000 + "]" * 100_000 + "}")), "arguments are not JSON"),
         (call(("", {})), "text that starts a tool call and is none"),
         ({"content": None, "tool_calls": [{"id": "a", "type": "function"}]}, "text that starts a tool call"),
-        (say("half an ans", finish_reason="content_filter"), "content filter"),
+        (say("half a ca", finish_reason="malformed_function_call"), "text that starts a tool call and is none"),
         (say("I wonder\n</think>\n"), "nothing after the reasoning"),
         (say(None), "empty answer"),
         (say("   \n"), "empty answer"),
@@ -315,6 +316,62 @@ async def test_an_answer_cut_off_by_the_limit_is_not_a_natural_end() -> None:
     assert result.outcome is Outcome.CONTEXT_EXHAUSTED
     assert not result.finished_naturally
     assert result.final_response == "The answer is"
+
+
+SCRATCHPAD = "<REASONING_SCRATCHPAD>\nplan\n</REASONING_SCRATCHPAD>\n"
+
+
+@pytest.mark.parametrize("settings", [{}, {"tool_call_parser": "hermes"}, {"tool_call_parser": "llama3_json"}])
+@pytest.mark.parametrize("tools", [(), (ECHO, OTHER)])
+@pytest.mark.parametrize(
+    ("said", "thought", "answer"),
+    [
+        (f"{SCRATCHPAD}answer", "plan", "answer"),
+        (f"\n\n{SCRATCHPAD}\nanswer", "plan", "answer"),
+        ("plan\n</REASONING_SCRATCHPAD>\n\nanswer", "plan", "answer"),
+        (f"The tag is {SCRATCHPAD}", None, f"The tag is {SCRATCHPAD}"),
+    ],
+)
+async def test_a_scratchpad_is_reasoning(
+    said: str, thought: str | None, answer: str, tools: Any, settings: Any
+) -> None:
+    result, _ = await play([say(said)], tools=tools, server_settings=settings)
+    assert result.outcome is Outcome.COMPLETED
+    assert result.reasoning_per_turn == [thought]
+    assert result.final_response.strip() == answer.strip()
+    assert result.messages[-1]["content"].strip() == answer.strip()
+
+
+async def test_a_scratchpad_alone_is_no_answer_and_one_before_a_call_is_no_text() -> None:
+    result, _ = await play([say(SCRATCHPAD), call(("echo", {"text": "a"}), content=SCRATCHPAD), say("done")])
+    assert (result.outcome, result.api_calls) == (Outcome.COMPLETED, 3)
+    assert result.reasoning_per_turn == ["plan", None]
+    assert [message["content"] for message in result.messages[2:]] == ["", '{"echo": "a"}', "done"]
+    assert "nothing after the reasoning: plan" in result.history.discarded[0].reason
+
+
+@pytest.mark.parametrize(
+    ("parser", "draft"),
+    [
+        ("hermes", '<tool_call>\n{"name": "echo", "arguments": {"text": "no"}}\n</tool_call>'),
+        ("mistral", '[TOOL_CALLS][{"name": "echo", "arguments": {"text": "no"}}]'),
+    ],
+)
+async def test_a_call_that_is_drafted_in_a_scratchpad_is_not_run(parser: str, draft: str) -> None:
+    text = f"<REASONING_SCRATCHPAD>\n{draft}\n</REASONING_SCRATCHPAD>\nNo call."
+    result, _ = await play([say(text)], server_settings={"tool_call_parser": parser})
+    assert (result.outcome, result.tool_calls, result.final_response) == (Outcome.COMPLETED, 0, "No call.")
+    assert result.reasoning_per_turn == [draft]
+
+
+@pytest.mark.parametrize("opener", ["<think>", "<REASONING_SCRATCHPAD>", ""])
+async def test_reasoning_that_the_token_limit_cut_off_is_one_think_block(opener: str) -> None:
+    native = {} if opener else {"reasoning_content": "so far"}
+    result, _ = await play([say(f"{opener}so far" if opener else "", finish_reason="length", **native)], tools=())
+    assert (result.outcome, result.api_calls) == (Outcome.CONTEXT_EXHAUSTED, 1)
+    entry = to_trajectory_entry(result.messages, model="m", completed=False).entry
+    assert entry["conversations"][-1]["value"] == "<think>\nso far\n</think>"
+    assert validate_entry(entry) == []
 
 
 async def test_a_prompt_that_no_longer_fits_is_context_exhausted() -> None:

@@ -215,10 +215,11 @@ async def test_a_run_of_process_exports_in_every_format(tmp_path: Path) -> None:
         name for name in EXPORTS.names() if name != "inspect"
     ):  # its tests are tests/trajectories/test_inspect_logs.py
         out = tmp_path / f"{name}.jsonl"
-        assert export(result.files.groups, "--format", name, "--out", out) == 0
-        written = list(read_rows(out)) if name == "parquet" else lines(out)
         # This run is of Phase 1, without token samples, and one rollout of each of its groups has a reward.
-        assert len(written) == (0 if name in ("samples", "dpo") else 4)
+        empty = name in ("samples", "dpo")
+        assert export(result.files.groups, "--format", name, "--out", out) == int(empty), "nothing is no success"
+        written = list(read_rows(out)) if name == "parquet" else lines(out)
+        assert len(written) == (0 if empty else 4)
         assert [problem for line in written for problem in validate_entry(line, OLD_NAMES.get(name, name))] == []
     written = lines(result.files.samples) + lines(result.files.failed_samples)
     by_id = {entry["rollout_id"]: entry for entry in written}
@@ -335,6 +336,22 @@ def test_a_rollout_id_is_in_a_group_once(groups: Path, tmp_path: Path, capsys: p
             writer.write({**group, "rollouts": rollouts})
         assert export(twice, "--format", "dataset", "--out", tmp_path / "out.jsonl") == 1
         assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("format", ["hermes", "openai", "dpo", "samples", "parquet"])
+def test_what_verify_refuses_is_not_exported(
+    format: str, groups: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text, out = groups.read_text(), tmp_path / "out"
+    groups.write_text(text + text.split("\n")[0] + "\n")
+    assert export(groups, "--format", format, "--out", out) == 1
+    assert "record 5 has a rollout of record 1 again" in capsys.readouterr().err
+    for constant in ("NaN", "-Infinity"):
+        groups.write_text(re.sub(r'"seconds": [\d.]+', f'"seconds": {constant}', text, count=1))
+        assert constant in groups.read_text()
+        assert export(groups, "--format", format, "--out", out) == 1
+        assert f"line 1: not JSON: holds {constant}" in capsys.readouterr().err
+    assert not out.exists()
 
 
 @pytest.mark.parametrize("name", ["groups.jsonl", "groups.failed.jsonl"])

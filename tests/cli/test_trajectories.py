@@ -207,6 +207,15 @@ def test_a_line_of_10_mb_and_halves_of_characters_convert(file: Path) -> None:
     assert line["messages"][1]["content"] == "\x00\x7f"
 
 
+def test_nothing_is_no_success(file: Path) -> None:
+    empty, out = file.with_name("empty.jsonl"), file.with_name("out.jsonl")
+    empty.write_text("\n")
+    assert run("convert", empty, "--to", "trl", "--out", out) == 1
+    assert run("convert", file, "--to", "openai", "--skip-invalid", "--options", "{min_reward: 9}", "--out", out) == 1
+    assert run("dedup", empty, "--out", out) == 1
+    assert run("validate", empty) == 1
+
+
 def test_an_output_that_cannot_be_written_is_named(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for out, reason in (
         (file.parent, "is not a regular file"),

@@ -166,3 +166,32 @@ def test_parsers_give_the_old_pair_and_an_unknown_one_is_a_key_error() -> None:
         get_parser("hermess")
     assert isinstance(raised.value, ValueError)
     assert "known: " in str(raised.value) and not str(raised.value).startswith('"')
+
+
+def test_a_toolset_that_somebody_adds_is_one_for_every_function(tmp_path: Path) -> None:
+    program = """
+import lachesis, toolsets, model_tools
+from lachesis.tools import ToolsetError
+toolsets.TOOLSETS["mine"] = {"tools": ["terminal"], "includes": ["file"]}
+toolsets.TOOLSETS["outer"] = {"description": "Both.", "includes": ["mine", "todo"]}
+toolsets.TOOLSETS["lost"] = {"tools": ["todo"], "includes": ["gone"]}
+toolsets.TOOLSETS["round"] = {"tools": [], "includes": ["round"]}
+print(*toolsets.resolve_toolset("mine"))
+print(*map(toolsets.validate_toolset, ("mine", "outer", "lost", "round", "gone")))
+print(toolsets.get_toolset_info("outer")["tool_count"], repr(toolsets.get_toolset_info("mine")["description"]))
+print(*(each["function"]["name"] for each in model_tools.get_tool_definitions(["outer"], ["file"])))
+for name in ("lost", "round", "gone"):
+    try:
+        print(model_tools.get_tool_definitions([name]))
+    except ToolsetError as error:
+        print(str(error).partition(";")[0])
+"""
+    assert run(program, tmp_path).splitlines() == [
+        "patch read_file search_files terminal write_file",
+        "True True False False False",
+        "6 ''",
+        "terminal todo",
+        "unknown toolset 'gone', which 'lost' includes,",
+        "toolsets include each other: round -> round",
+        "unknown toolset or tool 'gone'",
+    ]

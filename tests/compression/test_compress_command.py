@@ -63,6 +63,12 @@ def compress(*arguments: str) -> int:
     return main(["compress", "--input", "in.jsonl", *arguments])
 
 
+def test_a_file_without_entries_is_no_success(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "in.jsonl").write_text("\n")
+    assert compress("--extractive") == 1
+    assert "in.jsonl has no entries" in capsys.readouterr().err
+
+
 async def test_a_server_writes_summaries_and_its_failures_leave_entries_as_they_were(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -21,8 +21,7 @@ from lachesis.inference import (
     ServerUnavailable,
     Unauthorized,
 )
-from lachesis.inference import http_client as module
-from lachesis.inference.errors import NothingThere
+from lachesis.inference import http_attempts as module
 from lachesis.trajectories.messages import FinishReason, Message, ToolCall
 from tests.support.ports import free_port
 
@@ -94,9 +93,7 @@ async def test_retry_after_is_honoured(serve):
     ("status", "body", "kind"),
     [
         (400, {"error": {"message": "bad temperature"}}, RequestRejected),
-        (404, {"error": {"message": "no such model"}}, NothingThere),
         (401, {"error": "no"}, Unauthorized),
-        (403, {}, Unauthorized),
         (429, {"error": {"code": "insufficient_quota"}}, RequestRejected),
         (400, {"error": {"code": "context_length_exceeded", "message": "x"}}, ContextExhausted),
         (
@@ -290,7 +287,7 @@ async def test_reasoning_is_read_from_every_spelling(serve, fields):
 
 async def test_what_the_server_says_about_itself_is_kept(serve):
     response = await (await serve(Script((200, completion(finish_reason="eos_token"))))).chat(ASK)
-    assert response.finish_reason is FinishReason.UNKNOWN
+    assert response.finish_reason is FinishReason.STOP
     assert (response.raw_finish_reason, response.model) == ("eos_token", "served-name")
     assert (response.usage.prompt_tokens, response.usage.completion_tokens) == (5, 2)
     bare = {"choices": [{"message": {"content": None}}]}
@@ -304,6 +301,36 @@ async def test_text_parts_become_text_and_other_parts_stay(serve):
     assert (await (await serve(Script((200, completion(parts))))).chat(ASK)).message.content == "ab"
     parts = [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "u"}}]
     assert (await (await serve(Script((200, completion(parts))))).chat(ASK)).message.content == tuple(parts)
+
+
+@pytest.mark.parametrize(
+    ("thought", "read"),
+    [
+        ([{"type": "thinking", "thinking": [{"type": "text", "text": "six sevens"}]}], "six sevens"),
+        ([{"type": "thinking", "thinking": "six", "signature": "x"}, {"type": "thinking", "thinking": "7"}], "six\n7"),
+        ([{"type": "reasoning", "summary": [{"type": "summary_text", "text": "six sevens"}]}], "six sevens"),
+        ([{"type": "redacted_thinking", "data": "eA=="}], None),
+    ],
+)
+async def test_parts_that_are_reasoning_become_reasoning(serve, thought, read):
+    server = await serve(Script((200, completion([*thought, {"type": "text", "text": "42"}]))))
+    said = (await server.chat(ASK)).message
+    assert (said.content, said.reasoning) == ("42", read)
+    both = await serve(Script((200, completion([*thought, {"type": "text", "text": "4"}], reasoning_content=read))))
+    assert (await both.chat(ASK)).message.reasoning == read, "some servers send it twice"
+
+
+async def test_arguments_that_a_server_encoded_twice_are_read_and_count_as_repaired(serve):
+    calls = [
+        {"id": str(n), "type": "function", "function": {"name": "python", "arguments": text}}
+        for n, text in enumerate(['"{\\"a\\": 1}"', '{"a": 1}', '"no object"'])
+    ]
+    message = (await (await serve(Script((200, completion(None, tool_calls=calls))))).chat(ASK)).message
+    assert [(c.arguments, c.ok) for c in message.tool_calls] == [
+        ('{"a": 1}', False),
+        ('{"a": 1}', True),
+        ('"no object"', True),
+    ]
 
 
 async def test_sloppy_tool_calls_keep_their_meaning_and_get_unique_ids(serve):

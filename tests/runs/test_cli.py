@@ -422,7 +422,10 @@ def test_a_dataset_that_cannot_be_used_says_why(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match="line 1: the field 'answer' is missing"):
         read_jsonl(path, ("question", "answer"))
     path.write_text("[1]\n")
-    with pytest.raises(DatasetError, match="line 1: expected an object, found list"):
+    with pytest.raises(DatasetError, match="line 1: expected an object, found int"):
+        read_jsonl(path)
+    path.write_text('[{"a": 1}')
+    with pytest.raises(DatasetError, match="it is not closed"):
         read_jsonl(path)
     path.write_text("\n")
     with pytest.raises(DatasetError, match="holds no rows"):
@@ -430,6 +433,8 @@ def test_a_dataset_that_cannot_be_used_says_why(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match=r"test\.jsonl: No such file"):
         load_rows(str(tmp_path), "test")
     path.write_text('{"a": 1}\n{"a": 2}\n')
+    assert [row["a"] for row in load_rows(str(tmp_path), "rows")] == [1, 2]
+    path.write_text('[{"a": 1},\n {"a": 2}]')
     assert [row["a"] for row in load_rows(str(tmp_path), "rows")] == [1, 2]
 
 

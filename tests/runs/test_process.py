@@ -180,6 +180,25 @@ async def test_items_of_every_kind_become_json_and_are_known_again(tmp_path: Pat
     assert (second.played, second.summary.items) == (0, 1)
 
 
+@pytest.mark.parametrize("command", ["process", "evaluate"])
+def test_a_run_without_items_is_no_success(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Empty(SortWords):
+        async def get_next_item(self) -> Any:
+            return None
+
+        async def get_eval_items(self) -> list[Any]:
+            return []
+
+        def reference_policy(self) -> Any:
+            return lambda messages, tools: "never asked"
+
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(Empty, [command, "--openai.model_name=reference"]) == 1
+    assert "the items ran out" in " ".join(capsys.readouterr().out.split())
+
+
 def test_an_item_that_no_second_start_could_recognise_is_refused() -> None:
     with pytest.raises(ItemError, match="object cannot become JSON"):
         item_digest({"image": object()})

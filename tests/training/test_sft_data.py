@@ -90,6 +90,15 @@ def test_exactly_what_the_model_said_is_trained(tmp_path: Path, prompts: PromptB
     assert '"name": "add"' in asked.partition("What is 1 + 2?")[0], "the tools are where the template shows them"
 
 
+def test_a_json_array_is_read_as_its_lines_are(tmp_path: Path, prompts: PromptBuilder) -> None:
+    lines = written(tmp_path)
+    array = tmp_path / "array.json"
+    array.write_text(json.dumps([json.loads(line) for line in lines.read_text().splitlines()] + [3], indent=1))
+    found = read(array, prompts)
+    assert [each.tokens for each in found.examples] == [each.tokens for each in read(lines, prompts).examples]
+    assert [each.reason for each in found.refused] == ["unknown_form"]
+
+
 def test_the_tokens_are_those_of_the_chat_template(tmp_path: Path, prompts: PromptBuilder, tokenizer: Any) -> None:
     (example,) = read(written(tmp_path), prompts).examples
     whole = tokenizer.apply_chat_template(CONVERSATION, tools=[TOOL], tokenize=False)

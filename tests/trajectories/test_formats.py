@@ -24,6 +24,7 @@ from lachesis.trajectories import (
     read_lines,
     to_batch_entry,
     to_dataset_entry,
+    to_trajectory_entry,
 )
 from lachesis.trajectories.chat_exports import Chat, Unsuitable, openai_line, trl_line
 from lachesis.trajectories.entry_files import convert_entries, digest, read_entries
@@ -238,6 +239,12 @@ def test_every_export_is_valid_and_recognised(name: str, tmp_path: Path) -> None
     for entry in written:
         assert (validate_entry(entry, name), format_of(entry)) == ([], name)
         assert validate_entry(entry) == []
+
+
+def test_a_think_block_that_is_not_closed_is_a_problem() -> None:
+    entry, _ = to_trajectory_entry(PLAIN, model="m", completed=False)
+    entry["conversations"][-1]["value"] = "<think>\n</think>\n<think>cut"
+    assert validate_entry(entry) == ["turn 2: a think block is not closed"]
 
 
 @pytest.mark.parametrize("entry", [[], 3, None, {}, {"a": 1}, example_groups()[0]])

@@ -130,6 +130,9 @@ def test_native_reasoning_becomes_a_think_block():
         ("<think>a</think>", "<think>\na\n</think>"),
         ("a\n</think>\n\nb", "<think>\na\n</think>\nb"),  # the prompt had opened the block
         ("a</think>", "<think>\na\n</think>"),
+        ("<think>cut", "<think>\ncut\n</think>"),  # by the token limit
+        ("<REASONING_SCRATCHPAD>\ncut", "<think>\ncut\n</think>"),
+        ("<think>a</think>\n<think>cut", "<think>\na\ncut\n</think>"),
     ],
 )
 def test_reasoning_in_the_content_becomes_the_one_think_block(content, value):
@@ -152,7 +155,6 @@ def test_native_reasoning_that_the_content_repeats_is_written_once():
         "  ",
         "use the <think> tag",
         "```\n<think>x</think>\n```",
-        "<think> is never closed",
         "</think> ends it",
     ],
 )

@@ -9,11 +9,11 @@ from typing import Any
 from backends import BackendError
 from lachesis.agent.open_runs import note_failure, open_run
 from lachesis.compat.in_run import registry_in_use, waited
+from lachesis.compat.toolset_dicts import get_all_toolsets
 from lachesis.tools import BUILTIN_TOOLS, call_tool
 from lachesis.tools import get_tool_definitions as definitions
 from lachesis.tools.distributions import REMOVED_TOOLSETS
 from lachesis.tools.json_results import as_json
-from lachesis.tools.toolsets import has_toolset
 
 log = logging.getLogger(__name__)
 
@@ -33,18 +33,18 @@ def get_tool_definitions(
     Raises:
         ToolsetError: a name that neither stack has.
     """
-    registry = registry_in_use()
+    registry, toolsets = registry_in_use(), get_all_toolsets()
 
     def existing(names: Iterable[str] | None) -> list[str] | None:
         if names is None:
             return None
         names = list(names)
-        missing = [name for name in names if name in REMOVED_TOOLSETS and not has_toolset(name, registry=registry)]
+        missing = [name for name in names if name in REMOVED_TOOLSETS and name not in toolsets]
         if missing and not quiet_mode:
             log.warning("toolsets without tools here are left out: %s", ", ".join(missing))
         return [name for name in names if name not in missing]
 
-    return definitions(existing(enabled_toolsets), existing(disabled_toolsets), registry=registry)
+    return definitions(existing(enabled_toolsets), existing(disabled_toolsets), registry=registry, toolsets=toolsets)
 
 
 def handle_function_call(

@@ -6,24 +6,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from lachesis.compat.in_run import registry_in_use
+from lachesis.compat.toolset_dicts import TOOLSETS as TOOLSETS
+from lachesis.compat.toolset_dicts import get_all_toolsets
 from lachesis.tools.toolsets import ALL
-from lachesis.tools.toolsets import TOOLSETS as _OURS
 from lachesis.tools.toolsets import resolve_toolset as _resolve
-
-TOOLSETS: dict[str, dict[str, Any]] = {
-    name: {"description": toolset.description, "tools": list(toolset.tools), "includes": list(toolset.includes)}
-    for name, toolset in _OURS.items()
-}
-
-
-def get_all_toolsets() -> dict[str, dict[str, Any]]:
-    """Name -> `{description, tools, includes}`, with the toolsets that only tools of the open run name."""
-    found = {name: {**toolset, "tools": list(toolset["tools"])} for name, toolset in TOOLSETS.items()}
-    for name, tool in registry_in_use().items():
-        of_tool = found.setdefault(tool.toolset, {"description": "", "tools": [], "includes": []})
-        if name not in of_tool["tools"]:
-            of_tool["tools"].append(name)
-    return found
+from lachesis.tools.toolsets import validate_toolset as _validate
 
 
 def get_toolset(name: str) -> dict[str, Any] | None:
@@ -35,16 +22,20 @@ def get_toolset_names() -> list[str]:
 
 
 def validate_toolset(name: str) -> bool:
-    return name in ALL or name in get_all_toolsets()
+    """Whether it can be resolved: it and what it includes exist, and none includes itself."""
+    return name in ALL or _validate(name, get_all_toolsets())
 
 
 def resolve_toolset(name: str, visited: set[str] | None = None) -> list[str]:
-    """The tools of a toolset, sorted; none for a name that does not exist."""
+    """The tools of a toolset and of those that it includes, sorted; none for a name that does not exist.
+
+    Raises:
+        ToolsetError: a toolset that it includes does not exist, or includes it.
+    """
     if name in ALL:
         return sorted(registry_in_use())
-    if name in _OURS:
-        return sorted({*_resolve(name), *get_all_toolsets()[name]["tools"]})
-    return sorted((get_toolset(name) or {"tools": []})["tools"])
+    known = get_all_toolsets()
+    return sorted(_resolve(name, known)) if name in known else []
 
 
 def resolve_multiple_toolsets(toolset_names: Iterable[str]) -> list[str]:

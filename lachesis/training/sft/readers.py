@@ -33,6 +33,8 @@ from lachesis.trajectories import (
 from lachesis.trajectories.cross_checks import line_problems
 from lachesis.trajectories.digests import sample_line_problem
 from lachesis.trajectories.images import joined_data
+from lachesis.trajectories.json_arrays import array_items
+from lachesis.trajectories.jsonl import is_array
 from lachesis.trajectories.loading import tools_from_sharegpt
 from lachesis.trajectories.messages import as_message
 from lachesis.wording import counted
@@ -133,17 +135,21 @@ def read_dataset(paths: Iterable[str | Path], prompts: PromptBuilder, rules: Rea
     return found
 
 
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+def _lines(path: Path) -> Iterator[tuple[int, Any]]:
+    """The lines of a file, or the items of a JSON array, with their numbers."""
     try:
         with path.open("rb") as file:
+            if is_array(file):
+                yield from array_items(path, file)
+                return
             yield from ((number, line) for number, line in enumerate(file, 1) if line.strip())
     except OSError as error:
         raise LachesisError(f"{path} cannot be read ({error.strerror or error})") from error
 
 
-def _parsed(line: bytes) -> Mapping[str, Any]:
+def _parsed(line: Any) -> Mapping[str, Any]:
     try:
-        value = json.loads(line.decode("utf-8-sig"))
+        value = json.loads(line.decode("utf-8-sig")) if isinstance(line, bytes) else line
     except (ValueError, RecursionError) as error:
         raise _Refused("not_json", f"not JSON: {error}") from None
     if not isinstance(value, Mapping):
