@@ -49,7 +49,7 @@ _OF_THE_LOOP = (
     *("rollout_token_budget", "reward_timeout", "agent_temperature", "eval_temperature", "ephemeral_system_prompt"),
     *("prefill_messages", "extra_body", "max_resamples", "max_faulty_turns", "terminal_backend", "terminal_options"),
     *("sandbox", "terminal_timeout", "terminal_lifetime", "terminal_image", "terminal_workdir", "terminal_env"),
-    "terminal_carries_cd",
+    *("terminal_carries_cd", "tool_result_format"),
     *("compress_context_at", "compress_context_to", "compress_context_keep", "compress_context_with"),
     *("judge_server", "setup_timeout"),
     *("terminal_network", "terminal_cpus", "terminal_memory", "terminal_pids", "terminal_disk", "sandbox_profile"),

@@ -176,6 +176,9 @@ class HermesAgentEnvConfig(RemovedSettings):
         default=None,
         description="Tool -> its own limit in place of default_result_size_chars; results of read_file have none.",
     )
+    tool_result_format: Literal["text", "json"] = Field(
+        default="text", description="json: the model reads every tool result as a JSON object."
+    )
 
     # Exact tokens (Phase 2: server_type vllm or sglang, openai.engine, and always in `serve`).
     tokenizer_name: str = Field(
@@ -460,6 +463,7 @@ class HermesAgentEnvConfig(RemovedSettings):
             self.turn_budget_chars,
             self.preview_size_chars,
             dict(self.tool_result_overrides or {}),
+            self.tool_result_format == "json",
         )
 
     def backend_options(self) -> dict[str, Any]:
