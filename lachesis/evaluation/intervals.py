@@ -61,7 +61,8 @@ def mean_of(values: Sequence[float]) -> float:
     try:
         return math.fsum(values) / len(values)
     except OverflowError:
-        return math.fsum(value / len(values) for value in values)
+        largest = max(map(abs, values))
+        return largest * (math.fsum(value / largest for value in values) / len(values))
 
 
 def deviations(values: Sequence[float], mean: float) -> float:
