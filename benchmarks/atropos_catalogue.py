@@ -346,7 +346,7 @@ CASES: Sequence[Case] = (
         "ReasoningGymEnv",
         _calculating,
         flags={"env.total_steps": 30},
-        packages=["reasoning_gym", "bfi"],
+        packages=["reasoning_gym", "bfi", "pycosat"],
     ),
     Case("community/word_hunt/word_hunt_env.py", "WordHuntEnv", saying("TEA, TREE, SEAT", "ZZZ", "EAT, ATE", "no")),
     Case(

@@ -5,7 +5,7 @@
 Each seed is a whole evaluation with its own items, model server, folder and metrics.json. An item's chance of a pass is
 drawn from 0.2 to 0.9. Of ten samples one is lost to the model server, which answers 503, and one to its sandbox, which
 is gone when the reward looks into it; neither depends on the item or the outcome. Fails if the mean of all evaluations
-is further than three standard errors from the truth, or if fewer than 93 or more than 97 % of the intervals hold the
+is further than three standard errors from the truth, or if fewer than 93 or more than 99 % of the intervals hold the
 mean of all possible items. The mean of the items at hand is held more often: the interval allows for other items.
 """
 
@@ -161,7 +161,7 @@ async def measure(seeds: int, items: int, samples: int) -> bool:
         f"hold the truth, {100 * sum(each.holds(each.truth) for each in found) / seeds:.1f} % that of the items",
         flush=True,
     )
-    return unbiased and (seeds < 200 or 0.93 <= inside <= 0.97)
+    return unbiased and (seeds < 200 or 0.93 <= inside <= 0.99)
 
 
 async def main(options: argparse.Namespace) -> int:

@@ -33,6 +33,7 @@ from lachesis.runs.settings import HermesAgentEnvConfig, as_env_config
 from lachesis.tasks import cancel_requests
 from lachesis.tools import BUILTIN_TOOLS, ToolRegistry, get_tool_definitions
 from lachesis.tools.distributions import REMOVED_TOOLSETS, distribution, draw_toolsets
+from lachesis.tools.terminal import without_carried_folder
 from lachesis.tools.toolsets import ToolsetError, has_toolset
 
 # Imported where they are used: this module has to be cheap to import, for `--help`.
@@ -97,6 +98,8 @@ class HermesAgentBaseEnv(AtroposBase):
         if self._class_error is not None:
             raise self._class_error
         self.config = as_env_config(config, self.env_config_cls)
+        if not self.config.terminal_carries_cd:
+            self.__dict__["tools"] = without_carried_folder(self.tools)
         self.server_configs = as_server_configs(server_configs)
         self.max_num_workers = self.config.max_num_workers
         if self.max_num_workers == -1:
@@ -527,6 +530,11 @@ class HermesAgentBaseEnv(AtroposBase):
     def evaluates_itself(self) -> bool:
         """Whether a subclass has an `evaluate` of its own."""
         return type(self).evaluate is not HermesAgentBaseEnv.evaluate
+
+    @property
+    def reporting(self) -> Any:
+        """The environment whose hooks `evaluate` calls: an environment of Atropos is played by one of ours."""
+        return self
 
     async def _run_evaluate(self) -> Any:
         from lachesis.runs import commands

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from lachesis.errors import ExitCode, LachesisError
@@ -33,6 +33,18 @@ def refuse_files_of_runs(output: Path) -> None:
     beside = output.exists() and output.name.endswith(_OF_RUNS) and any(output.parent.glob("*.run.json"))
     if beside or (output.parent / f"{output.stem}.run.json").exists():
         raise WrongFolder(f"{output} is a file of a run, which would be lost; choose another name")
+
+
+def name_problem(name: str) -> str:
+    """What is wrong with a name of which a folder is made, below another one; empty where nothing is."""
+    path = PurePath(name)
+    if not name.strip() or name != name.strip():
+        return "is empty, or begins or ends with a space"
+    if path.is_absolute() or {"..", "~"} & {*path.parts} or not path.parts:
+        return "would be a folder outside of that of the data"
+    if not name.isprintable() or any(len(part.encode("utf-8", "replace")) > 200 for part in path.parts):
+        return "is no name of a folder: use letters, digits, - and _, at most 200"
+    return ""
 
 
 def settings_of(groups: Path) -> dict[str, Any]:
@@ -65,9 +77,9 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """The differences between two sets of settings, in words; empty if there are none.
 
     Older versions did not write some of them: special tokens in texts stayed as they are, no context was compressed,
-    and the ids of the tokenizer and the content of the model's file are unknown.
+    and the ids of the tokenizer, the content of the model's file and the environment's code are unknown.
     """
-    unknown = ("tokenizer", "model_file", "compress_context_keep", "compress_context_with")
+    unknown = ("tokenizer", "model_file", "compress_context_keep", "compress_context_with", "code")
     older = {"special_tokens_in_text": "as_is", **{name: now.get(name) for name in unknown}}
     before = {**{name: value for name, value in older.items() if name in now}, **before}
     names = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))

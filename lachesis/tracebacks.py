@@ -24,7 +24,7 @@ _BETWEEN = (
     "<frozen ",
 )
 """Beginnings of the names of files whose frames lead from the command to the author's code."""
-_CALLED = {
+CALLED = {
     "setup": "(self)",
     "teardown": "(self)",
     "get_next_item": "(self)",
@@ -38,7 +38,16 @@ _CALLED = {
     "reference_policy": "(self)",
     "get_eval_items": "(self)",
     "rollout_metrics": "(self, item, result, reward)",
+    "evaluate": "(self)",
+    "config_init": "(cls)",
+    "initial_messages": "(self, item)",
+    "tool_definitions": "(self)",
+    "collect_trajectory": "(self, item)",
+    "collect_trajectories": "(self, item)",
+    "postprocess_histories": "(self, trajectories)",
+    "wandb_log": "(self, wandb_metrics)",
 }
+"""Methods of an environment that a run calls, and with what."""
 
 
 def explained(error: BaseException) -> str:
@@ -69,7 +78,7 @@ def in_one_line(trace: str) -> str:
     """What `explained` gave, shortened: the headline, and the line of the author's code that failed."""
     said, _, rest = trace.partition("\n")
     found = re.findall(r'^  File "([^"]+)", line (\d+)', rest, re.MULTILINE)
-    found = [each for each in found if _is_of_an_author(each[0]) and "-packages/" not in each[0]] or found
+    found = [each for each in found if is_of_an_author(each[0]) and "-packages/" not in each[0]] or found
     return f"{said} ({Path(found[-1][0]).name}, line {found[-1][1]})" if found else said
 
 
@@ -78,9 +87,9 @@ def place(error: BaseException | None) -> str:
     while error is not None:
         for frame, _ in traceback.walk_tb(error.__traceback__):
             code = frame.f_code
-            if _is_of_an_author(code.co_filename):
+            if is_of_an_author(code.co_filename):
                 return code.co_filename if code.co_name == "<module>" else code.co_qualname
-        if isinstance(error, SyntaxError) and error.filename and _is_of_an_author(error.filename):
+        if isinstance(error, SyntaxError) and error.filename and is_of_an_author(error.filename):
             return error.filename
         within = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else None
         error = within or error.__cause__ or error.__context__
@@ -117,10 +126,12 @@ def _guess(error: BaseException) -> str:
     if isinstance(error, TypeError | AttributeError) and re.search(r"\bcoroutine\b", said):
         return "a coroutine was not awaited: write `await` before the call"
     if isinstance(error, TypeError) and "can't be used in 'await' expression" in said:
-        return "this call is no coroutine: leave `await` out"
+        if place(error):
+            return "this call is no coroutine: leave `await` out"
+        return "a run awaits setup, teardown, get_next_item and get_eval_items: write `async def`"
     called = re.match(r"(?:[\w<>]+\.)*(\w+)\(\) (?:takes|missing|got) ", said)
-    if isinstance(error, TypeError) and called and called[1] in _CALLED:
-        return f"it is called as {called[1]}{_CALLED[called[1]]}"
+    if isinstance(error, TypeError) and called and called[1] in CALLED:
+        return f"it is called as {called[1]}{CALLED[called[1]]}"
     return ""
 
 
@@ -165,7 +176,7 @@ def _remove_ours(trace: traceback.TracebackException, *, expected: bool) -> None
     read without them.
     """
     frames = list(trace.stack)
-    first = next((at for at, frame in enumerate(frames) if _is_of_an_author(frame.filename)), len(frames))
+    first = next((at for at, frame in enumerate(frames) if is_of_an_author(frame.filename)), len(frames))
     last = max((at for at, frame in enumerate(frames) if not _leads_there(frame.filename)), default=0)
     theirs = [frame for frame in frames[first : last + 1] if not _leads_there(frame.filename)]
     end = frames[last + 1 :] if theirs and not expected else []
@@ -178,7 +189,7 @@ def _leads_there(file: str) -> bool:
     return file.startswith(_BETWEEN) and (file.startswith(_AROUND) or not file.startswith(_ENVIRONMENTS))
 
 
-def _is_of_an_author(file: str) -> bool:
+def is_of_an_author(file: str) -> bool:
     of_python = file.startswith(f"{_LIBRARY}/") and "-packages/" not in file
     return not (of_python or _leads_there(file))
 

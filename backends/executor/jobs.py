@@ -147,6 +147,7 @@ class Exec(Job):
         self.report = -1
         self.cwd, self.env = request.get("cwd"), request.get("env") or {}
         self.fresh = request.get("fresh", False)
+        self.sets_aside = False
         if self.fresh:
             self.cwd = self.cwd or self.shells.state.workdir
         self.begin = time.monotonic()
@@ -169,6 +170,8 @@ class Exec(Job):
         fds: list[int] = []
         try:
             bash = self.shells.own_bash if self.fresh else None
+            if self.fresh and self.shells.preload is not None:
+                self.sets_aside = self.shells.preload.begin(self.command)
             arguments = shell_arguments(bash or self.shells.bash, self.command, stateful=True)
             env = encode_environment(self.before)
             fds.append(os.dup(self.shells.null) if stdin is None else os.memfd_create("stdin"))
@@ -187,9 +190,15 @@ class Exec(Job):
 
     def close_pipes(self) -> None:
         super().close_pipes()
+        self.end_fresh()
         if self.report >= 0:
             os.close(self.report)
             self.report = -1
+
+    def end_fresh(self) -> None:
+        if self.sets_aside and self.shells.preload is not None:
+            self.sets_aside = False
+            self.shells.preload.end()
 
     def on_taking(self) -> None:
         if self.prewarmed is not None and not self.abandoned and not self.prewarmed.has_begun():
@@ -219,6 +228,7 @@ class Exec(Job):
             return
         self.finished = True
         self.timer[2] = None
+        self.end_fresh()
         duration = time.monotonic() - self.begin
         for fd in self.sinks:
             self.sinks[fd] = discard

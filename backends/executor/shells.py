@@ -13,6 +13,7 @@ import time
 from typing import TYPE_CHECKING
 
 from .kernel import COMMAND_FD, FILES, PF_FORKNOEXEC, PR_SET_CHILD_SUBREAPER, close_all, libc
+from .preload import Preload
 from .processes import send_signal
 from .shell import ARGUMENT, ShellState
 from .starter import Starter
@@ -48,6 +49,7 @@ class Shells:
         self.bash = bash
         self.own_bash = own_bash
         """One that commands cannot replace, alone in its folder; None where there is none."""
+        self.preload = Preload() if own_bash is not None else None  # without isolation, the file is the machine's
         self.oom = oom
         """An open /proc/self/oom_score_adj and its content; None: children write their own."""
         self.state = ShellState("/", {})

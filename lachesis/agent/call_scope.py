@@ -23,6 +23,7 @@ from lachesis.agent.agent_fault import AgentFault, agent_faults
 from lachesis.agent.blocked_loop import BlockedLoop
 from lachesis.agent.driven import Driven
 from lachesis.agent.reward import RewardError
+from lachesis.agent.statements import Watch
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -151,6 +152,8 @@ class CallScope:
 
     name: str
     """The environment and its method, for messages."""
+    watch: Watch | None = None
+    """Notes which statements are passed."""
     plain: bool = False
     """Whether the method is a plain `def`. No call can be awaited there, so all raise what awaited ones raise."""
     calls: set[_Open] = field(default_factory=set)
@@ -268,7 +271,8 @@ def _prepare(loop: asyncio.AbstractEventLoop) -> None:
         scope = _scope.get() if context is None else context.get(_scope)
         inside = scope is not None and not scope.over
         if inside and isinstance(coroutine, CoroutineType):
-            coroutine = Driven(coroutine)
+            watch = scope.watch if scope is not None else None
+            coroutine = Driven(coroutine if watch is None else watch.over(coroutine))
         if inside and before is eager:
             options["eager_start"] = True
         elif before is not None:

@@ -13,6 +13,8 @@ from typing import Any, NoReturn, TypeVar
 
 from greenlet import getcurrent, greenlet
 
+from lachesis.agent.statements import unwatched
+
 T = TypeVar("T")
 
 
@@ -121,7 +123,8 @@ def stop_for(call: Coroutine[Any, Any, T], runner: greenlet) -> T:
     """Stop the coroutine around until `call` has its result."""
     assert runner.parent is not None
     value: T
-    value, error = runner.parent.switch((getcurrent(), call))
+    with unwatched():
+        value, error = runner.parent.switch((getcurrent(), call))
     try:
         if error is not None:
             raise error

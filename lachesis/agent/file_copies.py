@@ -32,6 +32,22 @@ def files_below(folder: Path) -> Replies:
     return replies
 
 
+def remove_dead_links(folder: Path) -> None:
+    """Remove links that lead to nothing, and to folders around them: who follows these does not come to an end."""
+    found = [
+        (Path(f"/proc/self/fd/{parent}").readlink(), name)
+        for parent, name, _, facts in walk(str(folder))
+        if stat.S_ISLNK(facts.st_mode)
+    ]
+    for place, name in found:
+        try:
+            dead = place.is_relative_to((place / name).resolve(strict=True))
+        except (OSError, RuntimeError):  # the second for a loop
+            dead = True
+        if dead:
+            (place / name).unlink()
+
+
 def members(folder: Path, inside: str) -> list[tuple[str, str]]:
     """The folders (d) and the files (f) of `folder`, below the path `inside` of a sandbox."""
     found = [("d", inside)]

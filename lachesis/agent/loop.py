@@ -26,7 +26,7 @@ from lachesis.inference import ContextExhausted, InferenceError
 from lachesis.inference.balancer import Split
 from lachesis.inference.chat_completion_server import ChatCompletionServer, CompletionSource
 from lachesis.inference.chat_template import TurnRejected
-from lachesis.inference.errors import FirstPromptTooLong
+from lachesis.inference.errors import ConversationRefused, FirstPromptTooLong
 from lachesis.tools import ToolCrashed, ToolResult
 from lachesis.tools.budget import ResultBudget
 from lachesis.trajectories import (
@@ -236,6 +236,8 @@ class _Rollout:
             if not self.api_calls:  # the model has said nothing: a setting is at fault
                 outcome, error = Outcome.INFRA_ERROR, FirstPromptTooLong(refused)
                 reason = str(error)
+        except ConversationRefused as refused:
+            outcome, reason = Outcome.REFUSED, str(refused)
         except TurnRejected as refused:
             outcome, reason = Outcome.MODEL_ERROR, str(refused)
             self.answered_length = self.turn_began
@@ -340,6 +342,9 @@ class _Rollout:
             self.append(response)
             if self.clock.used_up:
                 raise _Ended(Outcome.TIMEOUT, self.time_is_over())
+            if response.finish_reason is FinishReason.CONTENT_FILTER:
+                word = response.raw_finish_reason or response.finish_reason.value
+                raise _Ended(Outcome.REFUSED, f"the server withheld the answer: finish reason {word!r}")
             check = check_turn(response, self.loop.required_arguments)
             if check.flaw not in RESAMPLED:
                 return response, check

@@ -20,6 +20,9 @@ class Outcome(StrEnum):
     """The agent used up its time with its commands and completions. Scored as `score_of_timeout` says."""
     AGENT_FAULT = "agent_fault"
     """The agent used up what its sandbox has, which ended the sandbox. Scored as `score_of_agent_fault` says."""
+    REFUSED = "refused"
+    """The server refused the conversation, or withheld the answer, by its moderation or its routing, while it answered
+    others. Scored as the agent left things."""
     INFRA_ERROR = "infra_error"
     """A server or a sandbox failed or took too long, also after new starts. Says nothing about the model: never
     scored."""

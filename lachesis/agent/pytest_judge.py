@@ -30,6 +30,7 @@ from backends import Sandbox
 from backends.host.folders import cache_folder
 from lachesis.agent.changed_tests import ENDED, Change, Found, TestFile, found_test
 from lachesis.agent.file_copies import members
+from lachesis.agent.own_folder import own_folder
 from lachesis.agent.pace import MARGIN, Pace, pace
 from lachesis.agent.placing import placed
 from lachesis.agent.reward import RewardError
@@ -309,7 +310,7 @@ async def _write_all(fresh: ToolSession, files: Mapping[str, bytes]) -> None:
         else:
             folders.setdefault(posixpath.join(sandbox.workdir, top), {})[rest] = data
     for inside, below in folders.items():
-        with tempfile.TemporaryDirectory(prefix="lachesis-tests-") as name:
+        with tempfile.TemporaryDirectory(prefix="tests-", dir=await in_own_thread(own_folder)) as name:
             local = Path(name, "folder")  # with the mode of a folder that others may read
             await in_own_thread(_write_local, local, below)
             await placed(

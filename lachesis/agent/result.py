@@ -151,6 +151,12 @@ class AgentResult:
         return responses[-1].message.text if responses else ""
 
     @property
+    def refusal(self) -> bool:
+        """Whether the server marks the model's last message as a refusal, whose text is `final_response`."""
+        responses = list(self.history.responses())
+        return bool(responses) and responses[-1].refusal
+
+    @property
     def ok_calls(self) -> list[ToolCall]:
         """The well-formed calls of the conversation, in order, for a reward that looks at calls themselves.
 

@@ -19,6 +19,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeAlias
 
 from backends import BackendError, SandboxSpec
+from lachesis.agent.broken_items import ALIKE, BrokenItems
+from lachesis.agent.doubtful import settled, those_alone
+from lachesis.agent.evidence import Doubt
 from lachesis.agent.loop import HermesAgentLoop
 from lachesis.agent.outcome import Outcome
 from lachesis.agent.result import AgentResult
@@ -40,6 +43,9 @@ log = logging.getLogger(__name__)
 
 MODEL_SERVER = "model_server"
 """The kind of a rollout without a score (`Rollout.unscored_kind`) that says nothing about the item or the model."""
+
+BROKEN_ITEM = "broken_item"
+"""The kind of a rollout without a score whose item cannot be played."""
 
 _REPEATS = (RequestRejected, PromptError)
 """The server would reject the same request again, and the template the same conversation."""
@@ -113,8 +119,16 @@ class Rollout:
     left_out: str = ""
     """Why it has no reward, where it was not left to a reward function: a setting, or an environment that collected the
     group itself."""
+    not_sampled: bool = False
+    """It is left out because its environment trains what the model did not say, or not so."""
     agent_fault: str = ""
     """What the agent broke in its own sandbox, where that decided the score."""
+    broken_item: bool = False
+    """Its item fails alike in every attempt while others are answered, so it is not played again in this run."""
+    fault_traceback: str = ""
+    """Of an exception in a reward that was the agent's doing."""
+    doubt: Doubt | None = field(default=None, repr=False, compare=False)
+    """About the exception of its reward, which may be the agent's doing: nothing has shown it yet."""
     reward_calls: Sequence[RewardCall] = ()
     """What the reward did in the sandbox."""
     held: HeldSandbox | None = field(default=None, repr=False, compare=False)
@@ -124,7 +138,7 @@ class Rollout:
     def may_pass(self) -> bool:
         """The infrastructure, and nothing else, kept it from its reward: another attempt may succeed."""
         broken = not self.outcome.scored or self.error is not None
-        return broken and self.traceback is None and not _repeats(self.error)
+        return broken and self.traceback is None and not self.broken_item and not _repeats(self.error)
 
     @property
     def may_pass_later(self) -> bool:
@@ -157,8 +171,10 @@ class Rollout:
         """One word for why it has no score; empty where it has one.
 
         `model_server` (a request to it failed), `infra_error` (a sandbox, or a request that no server would take),
-        `timeout`, `agent_fault`, `environment` (an exception in its own code), `declined` (the reward is None), or
-        `dropped` (an environment that collects its own groups did not return it).
+        `broken_item` (its item fails alike in every attempt, while others are answered), `timeout`, `agent_fault`,
+        `environment` (an exception in its own code), `declined` (the reward is None), `dropped` (an environment that
+        collects its own groups did not return it), or `not_sampled` (what it returned trains text that the model did
+        not say).
         """
         if self.reward is not None:
             return ""
@@ -166,11 +182,15 @@ class Rollout:
             return Outcome.AGENT_FAULT.value
         if self.traceback is not None:
             return "environment"
+        if self.broken_item:
+            return BROKEN_ITEM
         if self.outcome is Outcome.INFRA_ERROR:
             failed = isinstance(self.error, InferenceError) and not _repeats(self.error)
             return MODEL_SERVER if failed else self.outcome.value
         if self.outcome in (Outcome.TIMEOUT, Outcome.AGENT_FAULT):
             return self.outcome.value
+        if self.not_sampled:
+            return "not_sampled"
         return "dropped" if self.left_out else "declined"
 
     @property
@@ -249,6 +269,7 @@ class RolloutPlayer:
     """Of tool results."""
     score_of_timeout: FixedScore | Literal["reward"] = "reward"
     score_of_agent_fault: FixedScore = 0.0
+    broken_items: BrokenItems = field(default_factory=BrokenItems)
 
     async def play(
         self,
@@ -278,6 +299,7 @@ class RolloutPlayer:
         attempts = 0
         retried_after: list[str] = []
         lost_completion_tokens = 0
+        broken_item = False
         while True:
             attempts += 1
             task_id = f"{item_key}-{index}-{rollout_id[:8]}-{attempts}"
@@ -318,7 +340,7 @@ class RolloutPlayer:
                         open_verifier=functools.partial(self.sessions.open, verifier_id, spec=spec),
                     )
                     with failed_requests() as failed:
-                        scored = await self.scorer.score(item, result, context)
+                        scored = await self.scorer.score(item, result, context, about=(item_key, rollout_id))
                     if failed:
                         scored = Scored()
                         outcome, error = Outcome.INFRA_ERROR, next(iter(failed.values()))
@@ -337,9 +359,16 @@ class RolloutPlayer:
             finally:
                 if held is None:
                     await release()
-            if outcome is not Outcome.INFRA_ERROR or attempts > self.max_infra_retries:
+            if outcome is not Outcome.INFRA_ERROR:
+                self.broken_items.answered(item_key)
                 break
-            if scored.error is not None or _repeats(error):
+            if scored.error is not None:
+                break
+            if self.broken_items.failed(item_key, reason):
+                broken_item = True
+                reason = f"failed {ALIKE} times in a row while others were answered, the last time: {reason}"
+                break
+            if attempts > self.max_infra_retries or _repeats(error):
                 break
             retried_after.append(reason)
             lost_completion_tokens += result.tokens.completion_tokens if result is not None else 0
@@ -357,11 +386,15 @@ class RolloutPlayer:
             retried_after=tuple(retried_after),
             lost_completion_tokens=lost_completion_tokens,
             seconds=time.monotonic() - started,
+            broken_item=broken_item,
             reward_calls=context.calls if context is not None else (),
             held=held,
+            doubt=scored.doubt,
         ).rewarded(scored.value)
+        if scored.doubt is not None:
+            return settled(self, [rollout])[0]
         if scored.faults:
-            return self._at_fault(rollout, scored.faults[0])
+            return self.at_fault(rollout, scored.faults[0])
         if self._is_fixed(outcome):
             return _with_fixed(rollout, self.score_of_timeout, reason, "score_of_timeout")
         return rollout
@@ -370,11 +403,10 @@ class RolloutPlayer:
         """Whether a setting decides the score, and no reward."""
         return outcome is Outcome.AGENT_FAULT or (outcome is Outcome.TIMEOUT and self.score_of_timeout != "reward")
 
-    def _at_fault(self, rollout: Rollout, fault: str) -> Rollout:
+    def at_fault(self, rollout: Rollout, fault: str, what: str = "the agent broke its sandbox: ") -> Rollout:
+        """The rollout with the score of the agent's fault."""
         found = replace(rollout, agent_fault=fault)
-        return _with_fixed(
-            found, self.score_of_agent_fault, f"the agent broke its sandbox: {fault}", "score_of_agent_fault"
-        )
+        return _with_fixed(found, self.score_of_agent_fault, f"{what}{fault}", "score_of_agent_fault")
 
     async def score_group(self, item: Any, rollouts: Sequence[Rollout]) -> list[Rollout]:
         """The rollouts with the rewards of `compute_group_reward`, which replace those that they have.
@@ -394,12 +426,16 @@ class RolloutPlayer:
             return finished
         while places:
             faults = await self._score_together(item, finished, places)
+            doubtful = [at for at in places if finished[at].doubt is not None]
+            if not faults and 0 < len(doubtful) < len(places):
+                places = [at for at in places if at not in doubtful]
+                continue
             for at, fault in faults.items():
-                finished[at] = self._at_fault(finished[at], fault)
+                finished[at] = self.at_fault(finished[at], fault)
             if not faults:
                 break
             places = [at for at in places if at not in faults]  # the others are compared without these
-        return [replace(rollout, held=None) for rollout in finished]
+        return settled(self, [replace(rollout, held=None) for rollout in finished])
 
     async def _score_together(self, item: Any, finished: list[Rollout], places: Sequence[int]) -> dict[int, str]:
         """Put the rewards of the group into the rollouts at `places`, or return the faults of agents by place."""
@@ -407,9 +443,14 @@ class RolloutPlayer:
         contexts = [rollout.held.context if rollout.held is not None else None for rollout, _ in group]
         changed: list[Rollout]
         faults: dict[int, str] = {}
+        doubts: dict[int, Doubt] = {}
         try:
             with failed_requests() as failed:
-                scored = await self.scorer.score_group(item, [result for _, result in group], contexts)
+                about = (group[0][0].item_key, f"{group[0][0].rollout_id}, together")
+                results = [result for _, result in group]
+                scored = await self.scorer.score_group(item, results, contexts, about=about)
+                if scored.doubt is not None:
+                    doubts = await those_alone(self.scorer, scored.doubt, item, group, contexts)
             for failure in failed.values():
                 raise failure
         except (BackendError, InferenceError) as broken:
@@ -432,9 +473,16 @@ class RolloutPlayer:
                     )
                     for (rollout, _), reward in zip(group, given, strict=True)
                 ]
+                if doubts:  # the others are compared without these
+                    changed = [
+                        replace(rollout.rewarded(None), traceback=doubts[at].trace, doubt=doubts[at])
+                        if at in doubts
+                        else rollout
+                        for at, (rollout, _) in enumerate(group)
+                    ]
         for at, rollout, context in zip(places, changed, contexts, strict=True):
             finished[at] = replace(rollout, reward_calls=context.calls if context is not None else rollout.reward_calls)
-            if faults and context is not None:
+            if (faults or doubts) and context is not None:
                 context.repeat()
         return faults
 

@@ -16,6 +16,7 @@ from lachesis.agent.agent_fault import AgentFault, agent_faults
 from lachesis.agent.call_scope import CallScope
 from lachesis.agent.context_calls import SharedState
 from lachesis.agent.driven import Driven
+from lachesis.agent.evidence import Doubt, Evidence
 from lachesis.agent.result import AgentResult
 from lachesis.agent.reward import Reward, RewardError, checked_group, checked_reward, finite_number
 from lachesis.agent.reward_threads import RewardThreads
@@ -40,6 +41,10 @@ class Scored(Generic[T_co]):
     """The environment's."""
     faults: Mapping[int, str] = field(default_factory=dict)
     """By the place of the context: what the agent did that kept the function from its value."""
+    raised: bool = False
+    """Whether the function, or the check of its value, raised the error."""
+    doubt: Doubt | None = None
+    """What tells whether the agent caused the error; None where it did not."""
 
     @property
     def traceback(self) -> str | None:
@@ -104,6 +109,11 @@ class Scorer:
     follow_up: Callable[..., Any] | None = None
     """`(item, messages)`; None where the agent's first answer ends the rollout."""
     threads: RewardThreads = field(default_factory=lambda: RewardThreads(REWARD_THREADS))
+    evidence: Evidence = field(init=False)
+
+    def __post_init__(self) -> None:
+        named = [function for _, function in self.named.values()]
+        self.evidence = Evidence(self.compute_reward, self.compute_group_reward, *named)
 
     async def set_up(self, item: Any, session: ToolSession, registry: ToolRegistry) -> None:
         """Make the sandbox ready for the agent.
@@ -157,8 +167,13 @@ class Scorer:
             raise RewardError(f"{scope.name} returned {said.value!r}; it has to be text, or None at the end")
         return said.value
 
-    async def score(self, item: Any, result: AgentResult, context: ToolContext) -> Scored[Reward | None]:
+    async def score(
+        self, item: Any, result: AgentResult, context: ToolContext, *, about: tuple[str, str] = ("", "")
+    ) -> Scored[Reward | None]:
         """The reward of one rollout.
+
+        Args:
+            about: the key of the item, and the id of the rollout; empty for a reward that is evidence of nothing.
 
         Raises:
             BackendError: the sandbox failed during the reward, even if the reward caught that.
@@ -167,14 +182,14 @@ class Scorer:
         total, parts = 0.0, dict[str, float]()
         weights = {name: weight for name, (weight, _) in self.named.items()}
         for name, (weight, function) in self.named.items():
-            scored = await self._score(name, function, limit, item, result, context)
+            scored = await self._score(name, function, limit, item, result, context, about)
             if scored.value is None:
                 return scored
             parts[name] = scored.value.value
             total += weight * scored.value.value
         if self.compute_reward is None:
             return Scored(Reward(total, parts, weights=weights))
-        scored = await self._score("compute_reward", self.compute_reward, limit, item, result, context)
+        scored = await self._score("compute_reward", self.compute_reward, limit, item, result, context, about)
         if scored.value is None or not parts:
             return scored
         own = scored.value
@@ -186,10 +201,17 @@ class Scorer:
         return Scored(Reward(total + own.value, {**parts, **own.components}, own.turn_rewards, weights))
 
     async def _score(
-        self, name: str, function: RewardFunction, limit: _Limit, item: Any, result: AgentResult, context: ToolContext
+        self,
+        name: str,
+        function: RewardFunction,
+        limit: _Limit,
+        item: Any,
+        result: AgentResult,
+        context: ToolContext,
+        about: tuple[str, str],
     ) -> Scored[Reward | None]:
         source = f"{self.environment}: {name}"
-        scope = CallScope(source, plain=_is_plain(function))
+        scope = CallScope(source, plain=_is_plain(function), watch=self.evidence.watch())
 
         async def call() -> Reward | None:
             given = await self._call(scope, function, item, result, context)
@@ -197,18 +219,30 @@ class Scorer:
                 given = finite_number(given, f"{source} returned")
             return checked_reward(given, turns=result.turns_used, source=source)
 
-        return await self._guarded(call, limit, scope)
+        return self._learnt(await self._guarded(call, limit, scope), scope, item, about)
+
+    def _learnt(self, scored: Scored[T], scope: CallScope, item: Any, about: tuple[str, str]) -> Scored[T]:
+        """The same, with the doubt about an error."""
+        self.evidence.learn(scope.watch, item, *about, source=scope.name if scored.value is not None else "")
+        if scored.error is None or not scored.raised:
+            return scored
+        return replace(scored, doubt=self.evidence.doubt(scored.error, item, *about, scope.name))
 
     async def score_group(
-        self, item: Any, results: Sequence[AgentResult], contexts: Sequence[ToolContext | None]
+        self,
+        item: Any,
+        results: Sequence[AgentResult],
+        contexts: Sequence[ToolContext | None],
+        *,
+        about: tuple[str, str] = ("", ""),
     ) -> Scored[list[Reward | None]]:
-        """The rewards of a group's rollouts, in their order; raises as `score` does."""
+        """The rewards of a group's rollouts, in their order; `about` as in `score`, and raises as that does."""
         function = self.compute_group_reward
         if function is None:
             raise RuntimeError("the environment has no compute_group_reward")
         source = f"{self.environment}: compute_group_reward"
         turns = [result.turns_used for result in results]
-        scope = CallScope(source, plain=_is_plain(function))
+        scope = CallScope(source, plain=_is_plain(function), watch=self.evidence.watch())
 
         async def call() -> list[Reward | None]:
             given = await self._call(scope, function, item, list(results), list(contexts))
@@ -216,6 +250,9 @@ class Scorer:
 
         limit = _Limit("the reward", "reward_timeout", self.timeout, contexts)
         scored = await self._guarded(call, limit, scope)
+        if scored.error is not None and len(results) > 1:  # it may have passed for one what it raised for another
+            scope.watch = None
+        scored = self._learnt(scored, scope, item, about)
         if scored.value is None or not self.named:
             return scored
         before = [result.reward.components if result.reward is not None else {} for result in results]
@@ -239,6 +276,7 @@ class Scorer:
         if isinstance(error, BackendError):
             raise error
         faults: dict[int, str] = {}
+        raised = error is not None and not time.expired()
         if time.expired() and (error is None or isinstance(error, (TimeoutError, asyncio.CancelledError))):
             error = RewardError(f"{limit.what} took longer than {limit.setting} = {limit.seconds:g} s")
             faults = self._late(limit) if limit.agents else {}
@@ -251,7 +289,7 @@ class Scorer:
             faults = _at_fault(agent_faults(error), contexts)
         if error is None or scope.stuck is not None:
             error = scope.problem()
-            faults = {}
+            faults, raised = {}, False
         if error is None and scope.faults:
             faults = _at_fault(scope.faults, contexts)
         for failure in (scope.failure, *(context.failure for context in contexts if context is not None)):
@@ -259,7 +297,7 @@ class Scorer:
                 raise failure
         if faults:
             return Scored(faults=faults)
-        return Scored(error=error) if error is not None else Scored(given)
+        return Scored(error=error, raised=raised) if error is not None else Scored(given)
 
     def _late(self, limit: _Limit) -> dict[int, str]:
         """Whose commands used up the time of a reward that was late; empty where it was the reward's own work.
@@ -282,7 +320,10 @@ class Scorer:
     async def _call(self, scope: CallScope, function: RewardFunction, *args: Any) -> Any:
         if not scope.plain:
             return await function(*args)
-        given = await self.threads.run(function, *args)
+        watch = scope.watch
+        given = await self.threads.run(
+            *((function, *args) if watch is None else (watch.call, partial(function, *args)))
+        )
         if not inspect.isawaitable(given):
             return given
         scope.plain = False  # a decorator around an `async def`
@@ -337,6 +378,6 @@ async def _attempt(
     """The value, or the error. (A task that ends with SystemExit would end the event loop.)"""
     try:
         with scope.entered():
-            return await Driven(call()), None
+            return await Driven(call() if scope.watch is None else scope.watch.over(call())), None
     except (Exception, SystemExit, asyncio.CancelledError) as error:
         return None, error

@@ -19,6 +19,7 @@ from pathlib import Path
 from backends import BackendError, Sandbox
 from backends.executor.trees import remove_tree
 from lachesis.agent.file_copies import chunks, size, write_local
+from lachesis.agent.own_folder import own_folder
 from lachesis.tasks import in_own_thread
 from lachesis.tools import ToolSession
 
@@ -103,7 +104,8 @@ async def taken(
     wanted = [paths] if isinstance(paths, str) else list(dict.fromkeys(paths))
     sandbox = await session.sandbox()
     await sandbox.stop_processes()
-    artifacts = Artifacts(Path(tempfile.mkdtemp(prefix="lachesis-seal-")))
+    folder = await in_own_thread(own_folder)
+    artifacts = Artifacts(Path(tempfile.mkdtemp(prefix="seal-", dir=folder)))
     try:
         async with _room_for(room, artifacts.folder.parent):
             for number, path in enumerate(wanted):

@@ -17,9 +17,10 @@ from lachesis.agent.blocking_calls import running_loop
 from lachesis.agent.call_scope import CallScope, current_scope
 from lachesis.agent.context_calls import RewardCall, SharedState, answering, context_method
 from lachesis.agent.context_results import Data, FileText, Replies, Reply, Text
-from lachesis.agent.file_copies import chunks, files_below, members, write_local
+from lachesis.agent.file_copies import chunks, files_below, members, remove_dead_links, write_local
 from lachesis.agent.open_runs import OpenRun, open_run
 from lachesis.agent.pace import Pace, pace
+from lachesis.agent.parsed_files import read_json, read_text
 from lachesis.agent.placing import placed
 from lachesis.agent.pytest_judge import Judgement, PytestJudge
 from lachesis.agent.reward import RewardError
@@ -171,6 +172,9 @@ class ToolContext:
             return FileText.missing(default, error)
         return FileText(data.decode(errors="replace"))
 
+    read_text = read_text
+    read_json = read_json
+
     @context_method
     async def read_bytes(self, path: str) -> Data:
         return Data(await (await self._sandbox()).read_bytes(await self._path(path)))
@@ -215,11 +219,14 @@ class ToolContext:
     ) -> Replies:
         """Copy a folder out of the sandbox; one reply for each file in `local_dir` then.
 
+        Only files, folders, and links to others of them arrive: no pipes, sockets, links that lead nowhere or around.
+
         Rejects members that would land outside `local_dir`. A folder that holds more than `max_bytes`, sparse files in
         full, is an error and leaves nothing; None is no bound but the disk. So is one of more than 2^17 files and
         folders, or of more than 256 folders in each other.
         """
         await (await self._sandbox()).download_dir(await self._path(remote_dir), local_dir, max_bytes=max_bytes)
+        await in_own_thread(remove_dead_links, Path(local_dir))
         return await in_own_thread(files_below, Path(local_dir))
 
     @context_method

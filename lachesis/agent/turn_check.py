@@ -12,6 +12,7 @@ from typing import Any
 
 import orjson
 
+from lachesis.inference.server_words import Ending, ending
 from lachesis.trajectories import ChatResponse, FinishReason, ToolCall
 from lachesis.trajectories.markup import NotJson, load_json, split_opened_think
 
@@ -23,7 +24,6 @@ class Flaw(Enum):
     """Neither text nor tool calls."""
     ONLY_REASONING = "nothing after the reasoning"
     """Reasoning, and no answer after it."""
-    WITHHELD = "withheld by the server's content filter"
     TRUNCATED_CALL = "tool call cut off by the token limit"
     MALFORMED_CALL = "text that starts a tool call and is none"
     INVALID_JSON = "arguments are not JSON"
@@ -36,7 +36,6 @@ RESAMPLED = frozenset(
     {
         Flaw.EMPTY,
         Flaw.ONLY_REASONING,
-        Flaw.WITHHELD,
         Flaw.TRUNCATED_CALL,
         Flaw.MALFORMED_CALL,
         Flaw.INVALID_JSON,
@@ -68,8 +67,8 @@ def check_turn(response: ChatResponse, required_arguments: Mapping[str, Collecti
     """Check one completion against the tools on offer (`required_arguments`: tool name -> names of arguments)."""
     message = response.message
     cut = response.finish_reason is FinishReason.LENGTH
-    if response.finish_reason is FinishReason.CONTENT_FILTER:
-        return TurnCheck(Flaw.WITHHELD, _shorten(message.text))
+    if ending(response.raw_finish_reason) is Ending.MALFORMED:
+        return TurnCheck(Flaw.MALFORMED_CALL, f"{response.raw_finish_reason}: {_shorten(message.text)}")
     if response.malformed_calls:
         flaw = Flaw.TRUNCATED_CALL if cut else Flaw.MALFORMED_CALL
         return TurnCheck(flaw, _shorten(response.malformed_calls[0]))

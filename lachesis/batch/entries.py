@@ -87,7 +87,7 @@ class EntryFormat:
             return f"no valid conversation: {error}"
         sampled = [turn["value"] for turn in entry["conversations"] if turn["from"] == "gpt"]
         if not rollout["turns"] or not sampled:
-            return NO_ANSWER
+            return str(rollout["reason"]) if rollout["outcome"] == "refused" else NO_ANSWER
         with_reasoning = sum(not value.startswith(EMPTY_THINK) for value in sampled)
         record["reasoning"] = [with_reasoning, len(sampled)]
         return entry if with_reasoning or self.keep_without_reasoning else NO_REASONING

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -16,16 +17,19 @@ from lachesis.batch.entries import EntryFormat
 from lachesis.batch.files import TRAJECTORIES
 from lachesis.batch.prompts import Prompts
 from lachesis.batch.rows import Rows, in_shard
-from lachesis.batch.sink import BatchSink, Work
+from lachesis.batch.sink import GROUPS, PROMOTES, BatchSink, Work
 from lachesis.batch.totals import Caps, Totals
 from lachesis.errors import SettingsError
 from lachesis.evaluation.repaired_calls import NAME as REPAIRED_CALLS
+from lachesis.run_folder import RunFolderError, settings_of, unused
 from lachesis.runs.commands import about_content
 from lachesis.runs.failures import REPEATS, FailureBrake
 from lachesis.runs.group_player import play_item
 from lachesis.runs.item_keys import item_digest, or_none
+from lachesis.runs.own_code import code_of
+from lachesis.runs.own_place import own_place
 from lachesis.runs.pipeline import Pipeline
-from lachesis.runs.results import Row
+from lachesis.runs.results import Row, RunFiles
 from lachesis.runs.running_figures import RunningFigures
 from lachesis.wording import counted
 
@@ -36,6 +40,8 @@ class BatchSettings:
 
     folder: Path
     run_name: str
+    named: bool = True
+    """Whether somebody chose the folder. A run with other settings than the one there gets the next free one if not."""
     rows: Rows
     batch_size: int
     concurrency: int
@@ -82,6 +88,8 @@ class BatchResult:
         if totals.rewards:
             yield "mean reward", f"{fmean(totals.rewards):.3f}"
         yield "tool calls", f"{totals.calls['count']}, {totals.calls['failure']} failed"
+        for line in totals.tool_failures.lines():
+            yield "failed calls", line
         if totals.parsed_calls:
             yield "repaired calls", f"{totals.repaired_calls} of {totals.parsed_calls}: {REPAIRED_CALLS}"
         yield "reasoning", f"in {totals.reasoning['turns_with_reasoning']} of {totals.reasoning['turns']} turns"
@@ -116,10 +124,11 @@ class BatchResult:
                 else f"{REPEATS} (with --retry_failed)"
             )
             yield f"{counted(self.totals.failed, 'sample')} failed, see {failures}; {again}"
-        if self.totals.discarded and not self.totals.kept:
+        if discarded := self.totals.discarded:
+            which = "finished samples" if self.totals.kept else "finished samples, all of them,"
             yield (
-                f"all {self.totals.discarded} finished samples are discarded: the model writes no reasoning; ask for "
-                "it in the system prompt (<think>...</think>), or keep such samples with --keep_without_reasoning"
+                f"{discarded} {which} are discarded, since no turn of theirs has reasoning; ask for it in the system "
+                f"prompt (<think>...</think>), or start again: {PROMOTES}"
             )
 
 
@@ -135,16 +144,29 @@ async def run_batch(env: HermesAgentBaseEnv, settings: BatchSettings) -> BatchRe
     _check(env, settings)
     config, rows = env.config, settings.rows
     played, content = (-1, f"{rows.limit} items") if rows.source is None else await asyncio.to_thread(rows.check)
+    kept_before = None
+    with suppress(RunFolderError):  # the ledger says what is wrong with the manifest, where it needs one
+        kept_before = settings_of(settings.folder / GROUPS).get("keep_without_reasoning")
     async with env.running():
         about = {
             **about_content(env, evaluation=False),
             "seed": settings.seed,
-            "keep_without_reasoning": settings.keep_without_reasoning,
+            # A start may begin to keep what an earlier one discarded; what is kept stays.
+            "keep_without_reasoning": settings.keep_without_reasoning and kept_before is not False,
         }
         work = Work(_items(env, rows), settings=item_digest(about)[:8], samples=settings.samples)
         figures = RunningFigures(scores=not isinstance(env, Prompts))
+        code, folder, takes_old_code = await asyncio.to_thread(code_of, env), settings.folder, False
+        if settings.named:
+            takes_old_code = config.when_code_changed == "continue"
+        else:
+            files = RunFiles(folder / GROUPS)
+            files, takes_old_code = await own_place(
+                files, about, (), code, named=False, choice=config.when_code_changed, console=env.console
+            )
+            folder = files.groups.parent
         sink = BatchSink(
-            settings.folder,
+            folder,
             entries=EntryFormat(
                 all_tools=tuple(env.tools),
                 system=config.trajectory_system_prompt,
@@ -167,7 +189,10 @@ async def run_batch(env: HermesAgentBaseEnv, settings: BatchSettings) -> BatchRe
             console=env.console,
             size=1,
             figures=figures,
+            code=code,
+            takes_old_code=takes_old_code,
         )
+        sink.ledger.elsewhere = f"--run_name {unused(folder).name}"
         pipeline = Pipeline(
             title=settings.run_name,
             next_item=work.next_item,

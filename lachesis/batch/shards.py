@@ -154,7 +154,9 @@ def _facts(shard: Path, manifest: dict[str, Any]) -> dict[str, Any]:
     known = _json(shard / STATISTICS) | _json(shard / CHECKPOINT)  # this is of the last start, however it ended
     if "settings" not in manifest or "lines" not in known:
         raise RunFolderError(f"{shard} has not ended yet; start it again, then merge")
-    return {**known, "folder": shard, "deciding": {**manifest["settings"], **known["lines"], "input": known["input"]}}
+    code = {"code": sorted(manifest["code"]["files"].values())} if "code" in manifest else {}
+    deciding = {**manifest["settings"], **known["lines"], "input": known["input"], **code}
+    return {**known, "folder": shard, "deciding": deciding}
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -35,13 +35,18 @@ from lachesis.runs.results import RunFiles
 from lachesis.runs.summary import Summary
 from lachesis.trajectories import JsonlWriter, read_lines
 from lachesis.trajectories.digests import certified
+from lachesis.wording import counted
 
+GROUPS = "groups.jsonl"
 MOST_AT_ONCE = 64
 """Samples that wait for the disk together."""
 MOST_IN_REPORT = 20_000
 """Samples; it holds some kilobytes of each."""
 CHECKPOINT_EVERY = 60.0
 RETRY_PAUSE = 1.0
+PROMOTES = (
+    "--keep_without_reasoning keeps such samples, also those that were discarded before, which are not played again"
+)
 
 
 class Work(ItemKeys):
@@ -102,7 +107,7 @@ class BatchSink(FileSink):
         settings: Mapping[str, Any],
         **others: Any,
     ) -> None:
-        files = RunFiles(folder / "groups.jsonl")
+        files = RunFiles(folder / GROUPS)
         names = {"environment": settings["environment"], "model": settings["model"], "system": entries.system}
         super().__init__(files, settings=settings, **names, **others)
         self.folder = folder
@@ -126,6 +131,7 @@ class BatchSink(FileSink):
         self._indices_done: list[int] = []
         self._checkpoint_due = 0.0
         self._broken: BaseException | None = None
+        self._said_discards = False
         self._sampled_before = 0
 
     # The start.
@@ -139,9 +145,12 @@ class BatchSink(FileSink):
             first: Mapping[str, Any] = next(read_lines(self.discards, torn_tail=True), {})
             if first.get("run") != self.ledger.run:  # of other settings, with which no sample was kept
                 self.discards.unlink()
+        if self.entries.keep_without_reasoning and self.discards.exists():
+            self._promote()
         self._discarded = stack.enter_context(JsonlWriter(self.discards, fsync=True))
         for record in read_lines(self.discards):
-            self._count("discarded", record)
+            if record["item_key"] not in self.ledger.done:  # a start that promoted it was killed
+                self._count("discarded", record)
         self._forget_superseded_failures()
         self._failures = stack.enter_context(JsonlWriter(self.files.failures, fsync=True))
         for record in self._unscored_groups().values():
@@ -197,6 +206,24 @@ class BatchSink(FileSink):
             raise self._not_of_groups(f"the batch files have {written} lines, and there are {count} samples in")
         self.batches.append(missing)
 
+    def _promote(self) -> None:
+        """Keep the samples that were discarded for no reasoning. The next start completes one that is killed here."""
+        with JsonlWriter(self.discards):  # moves a torn last line away
+            pass
+        records = (record for record in read_lines(self.discards) if record["item_key"] not in self.ledger.done)
+        promoted = 0
+        while some := list(islice(records, MOST_AT_ONCE)):
+            entries = [self.entries.entry(record) for record in some]
+            self.ledger.append_all(some)
+            self.batches.append(entries)
+            for record in some:
+                self._count("kept", record)
+            promoted += len(some)
+        self.discards.unlink()
+        if promoted:
+            line = f"{counted(promoted, 'sample')} without reasoning, which earlier starts discarded, are kept now"
+            self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
     def _not_of_groups(self, what: str) -> RunFolderError:
         return RunFolderError(
             f"{what} {self.files.groups}: the batch files were changed; move batch_*_output.jsonl away, and the next "
@@ -222,6 +249,7 @@ class BatchSink(FileSink):
             completion_tokens(record),
             again=rollout.may_pass or silent,
             left_to_agents=found == NO_ANSWER and not silent,  # of a hard prompt: the next one may have a line
+            broken_item=rollout.broken_item,
             record=record,
             unscored_because=found,
             tracebacks=group.tracebacks,
@@ -254,6 +282,10 @@ class BatchSink(FileSink):
         self.indices.pop(job.key, None)
         self.played += kind == "kept"
         self.failed_groups += kind == "failed"
+        if kind == "discarded" and not self._said_discards:
+            self._said_discards = True
+            line = f"note: a sample without any reasoning is discarded; {PROMOTES}"
+            self.console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
         return decision
 
     def _write_samples(self, waiting: Mapping[str, tuple[str, dict[str, Any]]]) -> None:
@@ -286,7 +318,7 @@ class BatchSink(FileSink):
         return self.caps.reached(self.totals, self.started)
 
     def standing(self, pipeline: Pipeline[PlayedGroup]) -> Standing:
-        notes = [f"{self.totals.discarded} discarded"]
+        notes = [f"{self.totals.discarded} discarded for no reasoning"] if self.totals.discarded else []
         if (cost := self.caps.cost_of(self.totals)) is not None:
             notes.append(f"cost {cost:.4f}")
         return self._standing(pipeline, notes)

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
+from lachesis.runs.tool_failures import ToolFailures
+
 MILLION = 1_000_000
 
 
@@ -60,6 +62,7 @@ class Totals:
     """Calls that the parser repaired, of `parsed_calls` that it read."""
     parsed_calls: int = 0
     tools: dict[str, Counter[str]] = field(default_factory=dict)
+    tool_failures: ToolFailures = field(default_factory=ToolFailures)
     reasoning: Counter[str] = field(default_factory=Counter)
     outcomes: Counter[str] = field(default_factory=Counter)
     """Of the failures; `bad_input` where a row names an image that does not exist."""
@@ -84,6 +87,7 @@ class Totals:
             self.parsed_calls += parsed
             for name, stats in rollout["tool_stats"].items():
                 self.tools.setdefault(name, Counter()).update(stats)
+            self.tool_failures.add_record(rollout)
             if kind == "kept":
                 self.completed += bool(rollout["completed"])
                 if rollout["reward"] is not None:

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from lachesis.cli import port_number
 from lachesis.errors import ExitCode
-from lachesis.inference.wire.service import is_loopback
+from lachesis.inference.wire.visitors import is_loopback
 from lachesis.runs.own_process import run_alone
 from lachesis.tasks import stop_event
 from lachesis.training.api import ApiSettings, RolloutApiServer
@@ -38,6 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         host=given.host,
         port=given.port,
         token=token,
+        insecure=given.insecure,
         lease=given.lease,
         most_stored=given.max_stored_mb << 20,
         most_body=given.max_body_mb << 20,
@@ -120,5 +121,9 @@ def _parser() -> argparse.ArgumentParser:
         metavar="S",
         help="wait for a group that completes a batch exactly, before a smaller batch is formed (default: %(default)g)",
     )
-    add("--insecure", action="store_true", help="listen on other addresses than loopback without a token")
+    add(
+        "--insecure",
+        action="store_true",
+        help="without a token, answer other users of this machine, and other machines where --host lets them",
+    )
     return parser

@@ -1,7 +1,7 @@
 """`lachesis batch`: play a file of prompts into ShareGPT files; a second start goes on where the first one stopped.
 
-    lachesis batch --dataset_file prompts.jsonl --batch_size 100 --run_name first --model NAME --base_url URL
-    lachesis batch merge data/RUN                  join the shards of a run
+    lachesis batch prompts.jsonl --model NAME --base_url URL        into data/prompts
+    lachesis batch merge data/RUN                                   join the shards of a run
 
 The flags are those of `batch_runner.py`, and more; each may be written with dashes too. Settings of environments and
 model servers have their own names: [--config FILE] [--env.NAME VALUE ...] [--openai.NAME VALUE ...], which
@@ -19,9 +19,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from lachesis.errors import SettingsError
+from lachesis.run_folder import name_problem
 from lachesis.runs.flags import close_names, truth
 
 DATA = Path("data")
+BATCH_SIZE = 1000
 REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 AS_SETTINGS = {
     "model": "openai.model_name",
@@ -53,20 +55,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(argv or ())
     if arguments[:1] == ["merge"]:
         return _merge(arguments[1:])
+    if arguments and not arguments[0].startswith("-"):
+        arguments[0] = f"--dataset_file={arguments[0]}"
+    if sum(text.partition("=")[0].replace("-", "_") == "__dataset_file" for text in arguments) > 1:
+        raise SettingsError("the file of prompts is named twice; keep one of them")
     parser = _parser()
     given, rest = parser.parse_known_args(arguments)
     if given.list_distributions:
         return _list_distributions()
     _reject_unknown(parser, rest)
-    missing = [name for name in ("batch_size", "run_name") if getattr(given, name) is None]
-    missing += ["dataset_file (or env)"] if given.dataset_file is None and given.env is None else []
-    if missing:
-        parser.error(f"missing: {', '.join(f'--{name}' for name in missing)}")
+    if given.dataset_file is None and given.env is None:
+        parser.error("name the file of prompts: lachesis batch prompts.jsonl --model NAME; or --env ENV")
+    given.named = given.run_name is not None or given.shard != (1, 1)
+    if given.run_name is None:
+        given.run_name = _run_name(given.dataset_file or given.env)
+    if problem := name_problem(given.run_name):
+        parser.error(f"--run_name {given.run_name!r} {problem}; --output chooses another folder than data")
     if given.verbose:
         logging.basicConfig(level=logging.INFO)
     if given.ray is not None or given.shards is not None:
         return _on_ray(given, arguments)
     return _run(given, rest)
+
+
+def _run_name(source: str) -> str:
+    """For a run without a name: that of its file, dataset or environment."""
+    name = source.partition(":")[0]
+    return Path(name).stem if name.endswith((".py", ".jsonl", ".json", ".csv", ".parquet")) else name.replace("/", "-")
 
 
 def _on_ray(given: argparse.Namespace, arguments: Sequence[str]) -> int:
@@ -86,12 +101,13 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
-        usage="%(prog)s --dataset_file FILE --batch_size N --run_name NAME --model NAME [options]",
+        usage="%(prog)s FILE --model NAME [--base_url URL] [options]",
     )
 
     def add(name: str, help_text: str, *others: str, **kwargs: Any) -> None:
-        names = [name, *others]
-        flags = [flag for each in names for flag in dict.fromkeys((f"--{each}", f"--{each.replace('_', '-')}"))]
+        long = [f"--{each}" for each in (name, *others) if not each.startswith("-")]
+        short = [each for each in others if each.startswith("-")]
+        flags = dict.fromkeys([*short, *(flag for each in long for flag in (each, f"--{each[2:].replace('_', '-')}"))])
         parser.add_argument(*flags, dest=name, help=help_text, **kwargs)
 
     def number(name: str, help_text: str, *others: str, default: int | None = None) -> None:
@@ -102,16 +118,16 @@ def _parser() -> argparse.ArgumentParser:
 
     add("dataset_file", ".jsonl, .csv, .parquet, or a dataset of the hub (NAME or NAME:CONFIG)", metavar="FILE")
     add("dataset_split", "split of a dataset of the hub (default: train)", default="train", metavar="NAME")
-    number("batch_size", "lines of one batch file")
-    add("run_name", "the run writes into data/NAME", metavar="NAME")
+    number("batch_size", f"lines of one batch file (default: {BATCH_SIZE})", default=BATCH_SIZE)
+    add("run_name", "the run writes into data/NAME (default: the name of the file)", metavar="NAME")
     add("output", "folder in which the run's folder is (default: data)", type=Path, default=DATA, metavar="FOLDER")
     add("env", "environment that scores: gsm8k, path.py:Class, package.module:Class", metavar="ENV")
     number("samples", "samples of each prompt (default: 1)", default=1)
     number("concurrency", "samples in flight (default: 32)", "num_workers", default=32)
     number("max_samples", "take the first N prompts only")
-    add("model", "model, as its server names it; or embedded, or a GGUF file", metavar="NAME")
-    add("base_url", "URL of the model server", metavar="URL")
-    add("api_key", "its key", metavar="KEY")
+    add("model", "model, as its server names it; or embedded, or a GGUF file", "-m", metavar="NAME")
+    add("base_url", "URL of the model server", "-b", metavar="URL")
+    add("api_key", "its key", "-k", metavar="KEY")
     number("max_turns", "completions of a sample (default: 10)")
     number("max_tokens", "tokens of a completion (default: 2048)")
     add("distribution", "named probabilities of toolsets, drawn for each prompt (default: default)", metavar="NAME")
@@ -150,7 +166,7 @@ def _run(given: argparse.Namespace, rest: Sequence[str]) -> int:
     from lachesis.batch.shards import shard_folder
     from lachesis.batch.totals import Caps
     from lachesis.cli.environment_classes import environment_class
-    from lachesis.runs.command_line import announce, read_settings
+    from lachesis.runs.command_line import announce, note_misspelt_hooks, read_settings
     from lachesis.runs.own_process import run_alone
     from lachesis.runs.results import print_result
 
@@ -166,6 +182,7 @@ def _run(given: argparse.Namespace, rest: Sequence[str]) -> int:
     _, arguments = read_settings(env_cls, ["process", *rest, *_as_flags(given, base is None, names)])
     config, servers = arguments["config"], arguments["server_configs"]
     announce(given.run_name, "batch", servers, Console(stderr=True))
+    note_misspelt_hooks(env_cls, Console(stderr=True))
     if given.prefill_messages_file is not None:
         config.prefill_messages = _prefill(given.prefill_messages_file)
     if extra := _extra_body(given, servers[0].base_url or ""):
@@ -174,6 +191,7 @@ def _run(given: argparse.Namespace, rest: Sequence[str]) -> int:
         server.num_max_requests_at_once = max(server.num_max_requests_at_once, given.concurrency)
     folders = config.terminal_backend in ("local", "ssh")
     settings = BatchSettings(
+        named=given.named,
         folder=shard_folder(given.output / given.run_name, given.shard),
         rows=Rows(
             given.dataset_file,
@@ -196,6 +214,8 @@ def _as_flags(given: argparse.Namespace, prompts: bool, names: Sequence[str]) ->
     values = {setting: getattr(given, name) for name, setting in AS_SETTINGS.items()}
     if prompts:  # of `batch_runner.py`; an environment has its own
         if not {"--env.enabled_toolsets", "--env.distribution", "--config"} & {*names}:
+            # Not chosen: what has no tools here is left out, with a note.
+            given.allow_missing_toolsets = given.allow_missing_toolsets or values["env.distribution"] is None
             values["env.distribution"] = values["env.distribution"] or "default"
         if not {"--env.max_agent_turns", "--config"} & {*names}:
             values["env.max_agent_turns"] = values["env.max_agent_turns"] or 10

@@ -31,12 +31,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     from lachesis.cli.environment_classes import environment_class
     from lachesis.environments.checking import check_environment
-    from lachesis.runs.command_line import report_error
+    from lachesis.runs.command_line import note_misspelt_hooks, report_error
 
     env_cls = environment_class(given.environment)
     try:
         report = asyncio.run(check_environment(env_cls, flags, items=given.n))
     except Exception as error:
+        note_misspelt_hooks(env_cls, Console(stderr=True))
         return report_error(error, kept=False)
     table = Table("policy", "rollouts", "mean reward", "lowest", "highest", "no score", box=None, pad_edge=False)
     for played in report.played:

@@ -9,6 +9,7 @@ import importlib.util
 import os
 import signal
 import sys
+import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 
 TOKEN: Final = "LACHESIS_POLICY_TOKEN"
 """Environment variable with the bearer token of the policy server."""
+AT_ONCE: Final = 10.0
+"""Seconds after the second Ctrl-C after which the process ends, whatever it is at."""
 
 
 def main(argv: Sequence[str] | None = None, *, prog: str = "launch_training.py") -> int:
@@ -295,13 +298,17 @@ async def serving(settings: Settings, policy: Policy, tokenizer: Tokenizer, say:
 
 
 def stop_at_signals(stop: asyncio.Event, say: Any) -> None:
-    """The first Ctrl-C or SIGTERM ends the run after the step under way, a second one at once."""
+    """The first Ctrl-C or SIGTERM ends the run after the step under way, a second one at once, or where the step cannot
+    be interrupted after `AT_ONCE` seconds."""
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
     assert task is not None
 
     def signalled() -> None:
         if stop.is_set():
             task.cancel()
+            end = threading.Timer(AT_ONCE, os._exit, (ExitCode.STOPPED,))
+            end.daemon = True
+            end.start()
         else:
             say("stopping after this step, with a checkpoint; once more to stop at once")
             stop.set()

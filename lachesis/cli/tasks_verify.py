@@ -1,8 +1,9 @@
 """`lachesis tasks verify PATH...`: whether tasks grade soundly.
 
 Plays each task with its solution (which has to be worth 1), with an agent that does nothing (0), and with attacks that
-have not solved it (0), several times each. Exit code 0: every task is sound. 1: one is not. 2: the command line, or a
-task, is wrong.
+have not solved it (0), several times each. Each trial is written down when it ends: after a stop, the same command
+plays what is missing. Exit code 0: every task is sound. 1: one is not. 2: the command line, or a task, is wrong. 130:
+stopped.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ import asyncio
 import dataclasses
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -24,7 +27,12 @@ from rich.table import Table
 
 from backends import BackendError, SandboxSpec
 from lachesis.cli.subcommands import add_backend, backend_of, check
+from lachesis.errors import ExitCode
+from lachesis.runs.own_process import run_alone
+from lachesis.runs.progress import Progress, Standing
 from lachesis.task_folders import Task, find_tasks, read_task
+from lachesis.tasks import run_all
+from lachesis.trajectories.jsonl import JsonlWriter, read_lines
 
 if TYPE_CHECKING:
     from lachesis.environments.harbor.verifying import Verification
@@ -43,13 +51,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--workdir", help="folder inside in which commands start, with --image")
     parser.add_argument("--no-images", action="store_true", help="play with what the backend has without an image")
     parser.add_argument("--network", action="store_true", help="let tasks that ask for it have the network")
+    parser.add_argument("--variable", action="append", default=[], metavar="NAME", help="tasks may have it; repeatable")
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        default=Path("data/tasks-verify"),
+        metavar="FOLDER",
+        help="where trials are kept; a folder without them plays all anew (default: %(default)s)",
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object a task instead of a table")
     arguments = parser.parse_args(argv)
-    tasks = [read_task(folder) for path in arguments.paths for folder in find_tasks(path)]
-    return asyncio.run(_verify(tasks, arguments))
+    folders = [folder for path in arguments.paths for folder in find_tasks(path)]
+    tasks = [read_task(folder, variables=arguments.variable) for folder in folders]
+    file = arguments.output / "trials.jsonl"
+    try:
+        return run_alone(_verify(tasks, arguments, file))
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        print(f"stopped; finished trials are in {file}, start again to continue", file=sys.stderr)
+        return ExitCode.STOPPED
 
 
-async def _verify(tasks: list[Task], arguments: argparse.Namespace) -> int:
+async def _verify(tasks: list[Task], arguments: argparse.Namespace, file: Path) -> int:
     from lachesis.environments.harbor.verifying import verify_task
     from lachesis.testing.task_attacks import ATTACKS
     from lachesis.tools import ToolSessions
@@ -61,15 +84,24 @@ async def _verify(tasks: list[Task], arguments: argparse.Namespace) -> int:
     at_once = asyncio.Semaphore(max(1, arguments.at_once))
     console, sound = Console(), True
     console.width = max(console.width, 120)  # a table without its last columns says nothing
-    done, total = 0, len(tasks) * arguments.times * (2 + len(attacks))
+    total, done, now = len(tasks) * arguments.times * (2 + len(attacks)), 0, 0
+    writer = JsonlWriter(file, fsync=True)
+    earlier = {result["key"]: result for result in read_lines(file)}
+    playing = asyncio.current_task()
+    assert playing is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, playing.cancel)
+    progress = Progress(Console(stderr=True), "verify")
 
-    def played(_: object) -> None:
-        nonlocal done
-        done += 1
-        if sys.stderr.isatty():
-            print(f"\r{done}/{total} trials", end="" if done < total else "\n", file=sys.stderr, flush=True)
+    def played(*, before: bool) -> None:
+        nonlocal done, now
+        done, now = done + 1, now + (not before)
+        progress.show(Standing(done, total, "trials"), last=done == total)
+
+    async def keep(result: dict[str, Any]) -> None:
+        await asyncio.to_thread(writer.write, result)
 
     async with ToolSessions(backend, spec) as sessions:
+        progress.show(Standing(0, total, "trials"))
 
         async def one(task: Task) -> Verification | BackendError:
             try:
@@ -82,13 +114,16 @@ async def _verify(tasks: list[Task], arguments: argparse.Namespace) -> int:
                     grading=arguments.grading,
                     images=not (arguments.image or arguments.no_images),
                     at_once=at_once,
+                    earlier=earlier,
+                    keep=keep,
                     played=played,
                 )
             except BackendError as error:
                 return error
 
         began = time.monotonic()
-        found = await asyncio.gather(*map(one, tasks))
+        with closing(writer), progress:
+            found = await run_all(map(one, tasks))
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for column in ("task", "graded", "oracle", "nop", "attacks", "invalid", "s/trial", ""):
         table.add_column(column, justify="left" if column in ("task", "graded", "") else "right", no_wrap=True)
@@ -108,7 +143,8 @@ async def _verify(tasks: list[Task], arguments: argparse.Namespace) -> int:
         for task, verified in zip(tasks, found, strict=True):
             for problem in [str(verified)] if isinstance(verified, BackendError) else verified.problems:
                 console.print(f"{task.folder}: {problem}", markup=False, highlight=False, soft_wrap=True)
-        print(f"{total} trials in {time.monotonic() - began:.1f} s")
+        before = f", {done - now} of them before this start ({file})" if now < done else ""
+        print(f"{total} trials{before}; {time.monotonic() - began:.1f} s")
     return 0 if sound else 1
 
 

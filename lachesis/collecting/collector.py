@@ -20,6 +20,7 @@ from lachesis.collecting.recording import Completion, Recording, recorded
 from lachesis.collecting.returned import ReturnedGroup, ReturnedSample, returned_groups
 from lachesis.collecting.rollouts import renumbered, result_of, rollout_of
 from lachesis.inference import RequestRejected
+from lachesis.inference.errors import ConversationRefused
 from lachesis.runs.environment import Collecting
 from lachesis.runs.group_player import PlayedGroup, stop_if_hopeless
 from lachesis.runs.item_keys import part_key
@@ -80,7 +81,9 @@ class Collector:
             rollouts = [_infrastructure(recording, item_key, broken)]
             played = [PlayedGroup(item, item_key, self.tools, rollouts)]
         elif failure is not None:
-            played = [PlayedGroup(item, item_key, self.tools, _failed(recording, item_key, failure))]
+            declined = str(failure) if isinstance(failure, ConversationRefused) else ""
+            found = _failed(recording, item_key, failure)
+            played = [PlayedGroup(item, item_key, self.tools, found, declined=declined)]
         else:
             self.source.backlog.extend(backlog)
             async with self._matching:  # threads that compute share one GIL with the loop: it waits for each of them
@@ -174,7 +177,8 @@ class Collector:
         self.refused += 1
         why = f"sample {sample.place} is refused: {match.refused}"
         self._tell_once(match.refused, f"{key}: {why}")
-        return rollout_of((), item_key=key, index=sample.place, score=None, left_out=why)
+        refused = rollout_of((), item_key=key, index=sample.place, score=None, left_out=why)
+        return replace(refused, not_sampled=True)
 
     def _extras(self, sample: ReturnedSample, rollout: Rollout, key: str) -> dict[str, Any]:
         """What travels with a sample, beside its tokens."""
@@ -271,6 +275,9 @@ def _failed(recording: Recording, item_key: str, failure: BaseException) -> list
     if isinstance(failure, _TooLate):
         why = str(failure)
         rollout = replace(rollout, outcome=Outcome.TIMEOUT, reason=why, left_out=why, error=failure, traceback=None)
+    elif isinstance(failure, ConversationRefused):
+        why = str(failure)
+        rollout = replace(rollout, outcome=Outcome.REFUSED, reason=why, left_out=why, traceback=None)
     if recording.completions:
         rollout = replace(rollout, result=result_of(recording.completions, rollout.outcome, rollout.reason))
     return [rollout, *_unfinished(recording.rollouts.values())]

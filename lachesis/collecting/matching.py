@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from lachesis.collecting.earlier_turns import EarlierTurns, earlier_turns
 from lachesis.collecting.recording import Completion, NotedChat, Recording
 from lachesis.collecting.returned import ReturnedSample
 
@@ -62,6 +63,8 @@ class Matcher:
         self._decode = decode
         self._special = ends
         self._taken: set[Completion] = set()
+        self._changed: set[Completion] = set()
+        """Of the sample that is looked at: answers that it seems to train in another form than they were said."""
 
     def match(self, groups: Sequence[Sequence[ReturnedSample]]) -> list[Match]:
         """The completions of each sample of the groups, one after the other.
@@ -72,9 +75,12 @@ class Matcher:
         twins: list[list[Any]] = []
         scores: dict[Any, set[float]] = {}
         samples = [(number, sample) for number, group in enumerate(groups) for sample in group]
+        changed: list[set[Completion]] = []
         for number, sample in samples:
+            self._changed = set()
             by_ids = self._by_ids(sample)
             found.append(by_ids or self._by_text(sample))
+            changed.append(self._changed)
             self._taken.update(found[-1].completions)
             exact = by_ids is not None and sample.logprobs  # which only the ids of a server come with
             twins.append([] if exact else [_way(each) for each in found[-1].completions if self._has_twin(each)])
@@ -83,8 +89,13 @@ class Matcher:
             for twin in twins[-1]:
                 scores.setdefault(twin, set()).add(sample.score)
         mixed = {twin for twin, given in scores.items() if len(given) > 1}
+        for at, answers in enumerate(changed):
+            if lost := answers - self._taken:  # no sample has them as they were said either
+                said = min(lost, key=self._recording.completions.index).said
+                found[at] = Match(refused=f"it trains words of an answer that the model gave otherwise: {_short(said)}")
         return [
-            Match(refused=_TWINS) if mixed.intersection(own) else match for match, own in zip(found, twins, strict=True)
+            Match(refused=_TWINS) if mixed.intersection(own) and not match.refused else match
+            for match, own in zip(found, twins, strict=True)
         ]
 
     def _has_twin(self, completion: Completion) -> bool:
@@ -138,10 +149,13 @@ class Matcher:
         for part in reversed(parts):  # the last turn first: its conversation says which the earlier ones were
             said = self._said(part, found)
             if not said or len(set(map(_prompt, said))) > 1:
-                shown = part.text if len(part.text) <= 200 else f"{part.text[:120]} ... {part.text[-60:]}"
                 why = "that the model said in several conversations" if said else "that the model did not say"
-                return Match(refused=f"it trains text {why}: {shown!r}")
-            found.append(said[0])
+                return Match(refused=f"it trains text {why}: {_short(part.text)}")
+            earlier = self._earlier_turns(part, said[0])
+            if earlier.cut is not None:
+                return Match(refused=f"it trains a part of an answer of the model: {_short(earlier.cut.said)}")
+            found += [said[0], *(each for each in earlier.turns if each not in found)]
+            self._changed |= earlier.changed
         return Match(tuple(sorted(found, key=self._recording.completions.index)))
 
     def _parts(self, sample: ReturnedSample) -> list[_Part] | str:
@@ -176,6 +190,12 @@ class Matcher:
             said = said[-1:]
         parts = [_part(chat.messages, at) for at in said]
         whole = len(parts) == len(runs) and all(map(self._is_whole, runs, parts))
+        if whole and any(
+            (text := _text(message.get("content")).strip()) and text in run.text and text not in (run.prompt or "")
+            for run, at in zip(runs, said, strict=True)
+            for message in chat.messages[:at]
+        ):
+            return []  # it trains earlier messages too
         return parts if whole else []
 
     def _is_whole(self, run: _Part, message: _Part) -> bool:
@@ -206,6 +226,11 @@ class Matcher:
         if part.prompt == "" or any(end in prefill for end in self._ends):
             return False  # it trains earlier messages too
         return bool(said) and text.endswith(said) and (completion.prompt + completion.said).rstrip().endswith(text)
+
+    def _earlier_turns(self, part: _Part, last: Completion) -> EarlierTurns:
+        before = self._recording.completions[: self._recording.completions.index(last)]
+        before.sort(key=lambda completion: completion in self._taken)
+        return earlier_turns(self._without_ends(part.text), last, before, lambda text: not self._without_ends(text))
 
     def _same_prompt(self, completion: Completion, part: _Part) -> bool:
         if part.prompt is None or not completion.prompt:
@@ -249,6 +274,10 @@ def _call(call: Any) -> tuple[Any, Any]:
     function = call["function"] if isinstance(call, Mapping) else call.function
     get = function.get if isinstance(function, Mapping) else lambda name: getattr(function, name)
     return get("name"), _value(get("arguments"))
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 200 else f"{text[:120]} ... {text[-60:]}")
 
 
 def _value(arguments: Any) -> Any:

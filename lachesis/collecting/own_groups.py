@@ -13,6 +13,7 @@ from lachesis.agent.rollout import Rollout
 from lachesis.collecting.collector import Collector
 from lachesis.collecting.recorded_server import RecordedServer, describe_servers
 from lachesis.collecting.recording import current_recording
+from lachesis.collecting.returned import only
 from lachesis.inference import Router, TokenServer
 from lachesis.runs import commands
 from lachesis.runs.environment import Environment
@@ -79,7 +80,7 @@ async def own_trajectory(env: Environment, item: Any) -> tuple[dict[str, Any] | 
 async def group_of_trajectories(env: Environment, item: Any) -> tuple[dict[str, Any] | None, list[Any]]:
     """`group_size` results of an overridden `collect_trajectory`; those that are None are left out."""
     results = await asyncio.gather(*(env.collect_trajectory(item) for _ in range(env.config.group_size)))
-    found = [trajectory for trajectory, _ in results if trajectory is not None]
+    found = [only(trajectory, Mapping) for trajectory, _ in results if trajectory is not None]
     backlog = [later for _, items in results for later in items or ()]
     if not found:
         return None, backlog

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+import json
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from lachesis.collecting.recording import Completion, RecordingError, current_recording, recording_of_request
 from lachesis.inference import InferenceError, Router, TokenServer
-from lachesis.inference.errors import ContextExhausted
+from lachesis.inference.chat_format import read_finish_reason
+from lachesis.inference.errors import ContextExhausted, ConversationRefused
 from lachesis.inference.managed_server import ManagedServer
 from lachesis.inference.router import TokenTrackingUnavailable
-from lachesis.trajectories import ChatResponse, FinishReason, Message, Usage
+from lachesis.trajectories import ChatResponse, Message, Usage
 from lachesis.trajectories.messages import as_message
+from lachesis.trajectories.sampling_record import sampling_problem, sampling_without_problem
 
 T = TypeVar("T")
 
@@ -36,6 +39,9 @@ class RecordedServer:
 
     def __init__(self, configs: Sequence[Any] = (), *, sampling: Mapping[str, Any] | None = None) -> None:
         self.sampling = dict(sampling or {})
+        self.tell: Callable[[str], None] | None = None
+        """Prints a line about sampling that no trainer can use; None for not at all."""
+        self._told: set[str] = set()
         self.tool_parser: str | None = None
         """Atropos' name for a setting of the run: env.tool_call_parser. Setting it here changes nothing."""
         self.servers = [ServerOfList(self, config) for config in configs]
@@ -132,7 +138,21 @@ class RecordedServer:
         for response in _responses(session, answer):
             prompt = self._prompt(session, response, arguments)
             recording.completions.append(Completion(response, response.message.text, messages, prompt))
+            if recording.trains and response.tokens is not None:
+                self._tell_problem(response)
         return answer
+
+    def _tell_problem(self, response: ChatResponse) -> None:
+        """Say once what keeps a completion from being trained: the environment may have chosen it itself."""
+        problem = sampling_problem(response.sampling) if self.tell is not None else None
+        if self.tell is None or problem is None or problem in self._told:
+            return
+        self._told.add(problem)
+        values = ", ".join(
+            f"{name}: {json.dumps(value)}" for name, value in sampling_without_problem(response.sampling).items()
+        )
+        fix = f"; --env.override_sampling '{{{values}}}' samples as a trainer needs it" if values else ""
+        self.tell(f"what the environment samples cannot be trained: {problem}{fix}")
 
     async def _ask_for_tokens(self, session: ManagedServer | Router, kwargs: Mapping[str, Any]) -> Any:
         if not isinstance(session, ManagedServer):
@@ -213,8 +233,8 @@ async def _asked(answer: Coroutine[Any, Any, T]) -> T:
     """The answer. A failure of the infrastructure is noted with the item, also if the environment catches it."""
     try:
         return await answer
-    except ContextExhausted:
-        raise  # the conversation is too long: nothing is broken
+    except (ContextExhausted, ConversationRefused):
+        raise  # the conversation is too long, or refused: nothing is broken
     except InferenceError as error:
         recording = recording_of_request()
         recording.error = recording.error or error
@@ -232,19 +252,12 @@ def _responses(session: ManagedServer | Router, answer: Any) -> Sequence[ChatRes
     return [
         ChatResponse(
             _message(choice),
-            _finish_reason(choice.finish_reason),
+            read_finish_reason(choice.finish_reason),
             model=getattr(answer, "model", None),
             usage=Usage(prompt_tokens if at == 0 else 0, share[at]),
         )
         for at, choice in enumerate(answer.choices)
     ]
-
-
-def _finish_reason(given: str | None) -> FinishReason:
-    try:
-        return FinishReason(given or "")
-    except ValueError:
-        return FinishReason.UNKNOWN
 
 
 def _message(choice: Any) -> Message:

@@ -61,6 +61,8 @@ class Recording:
     error: Exception | None = None
     """The first failure of a model server that a request met, whatever the environment made of it."""
     closed: bool = False
+    trains: bool = True
+    """Whether it is of an item to train on; not of an evaluation, or of what comes before items."""
     sessions: dict[int, Any] = field(default_factory=dict)
     """The session of requests that open none, for each server."""
     _chats: dict[tuple[bytes, bytes | None], NotedChat] = field(default_factory=dict)
@@ -89,9 +91,9 @@ _open: set[Recording] = set()
 
 
 @contextmanager
-def recorded() -> Iterator[Recording]:
+def recorded(*, trains: bool = True) -> Iterator[Recording]:
     """A recording of everything that is asked inside, also by tasks that are started here."""
-    recording = Recording()
+    recording = Recording(trains=trains)
     token = _current.set(recording)
     _open.add(recording)
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -105,10 +105,15 @@ def _group(group: Mapping[str, Any], source: str) -> ReturnedGroup:
     columns = {name: _column(group, name, count, source) for name in ("tokens", "masks", "inference_logprobs")}
     carried = {name: _optional(group, name, count) for name in OF_SAMPLES}
     messages, overrides = _optional(group, "messages", count), _optional(group, "overrides", count)
+    scores = [only(score, int, float) for score in scores]
+    nested = [only(tokens, list, tuple) is not tokens for tokens in columns["tokens"]]
+    for values in (*columns.values(), *carried.values()):
+        values[:] = [only(value) if inside else value for value, inside in zip(values, nested, strict=True)]
+    messages = [only(each, list, tuple) for each in messages]
     own = _own_rollouts(group)
     samples = []
     for place in range(count):
-        given = overrides[place]
+        given = only(overrides[place], Mapping)
         of_sample = dict(given) if isinstance(given, Mapping) else {}
         certificate = of_sample.get(CERTIFICATE)
         rollout_id = own.get(place)
@@ -132,7 +137,15 @@ def _group(group: Mapping[str, Any], source: str) -> ReturnedGroup:
     return ReturnedGroup(tuple(samples), dict(of_group) if isinstance(of_group, Mapping) else {}, group)
 
 
-def _column(group: Mapping[str, Any], name: str, count: int, source: str) -> Sequence[Any]:
+def only(value: Any, *kinds: type) -> Any:
+    """The only thing in a list, where it is of these kinds; else the value. A trajectory may be a group of one."""
+    plain = value.tolist() if callable(getattr(value, "tolist", None)) else value
+    if isinstance(plain, list | tuple) and len(plain) == 1 and isinstance(plain[0], kinds or object):
+        return plain[0]
+    return value
+
+
+def _column(group: Mapping[str, Any], name: str, count: int, source: str) -> list[Any]:
     values = group.get(name)
     if values is None or (name == "inference_logprobs" and len(values) == 0):
         return [None] * count
@@ -141,7 +154,7 @@ def _column(group: Mapping[str, Any], name: str, count: int, source: str) -> Seq
     return list(values)
 
 
-def _optional(group: Mapping[str, Any], name: str, count: int) -> Sequence[Any]:
+def _optional(group: Mapping[str, Any], name: str, count: int) -> list[Any]:
     """Some environments leave these lists empty, or shorter than the group."""
     values = group.get(name)
     if not isinstance(values, list | tuple):

@@ -11,6 +11,7 @@ from lachesis.agent.outcome import Outcome
 from lachesis.agent.result import AgentResult, TokenCount
 from lachesis.agent.reward import Reward
 from lachesis.agent.rollout import Rollout
+from lachesis.collecting.earlier_turns import place_in
 from lachesis.collecting.recording import Completion
 from lachesis.trajectories import ChatResponse, FinishReason, MessageError, MessageHistory
 
@@ -78,7 +79,7 @@ def history_of(completions: Sequence[Completion]) -> MessageHistory:
         earlier = [each for each in left if each.tokens is not None and id(each.tokens.after) in pieces]
         if last.tokens is None:  # Phase 1: what it was asked after is known by its messages only
             earlier = [each for each in left if any(_is(message, each) for message in last.messages or ())]
-        path = _path(last, earlier)
+        path = _text_path(last, left) if last.messages is None else _path(last, earlier)
         taken = {id(message) for message in path if isinstance(message, ChatResponse)}
         left = [each for each in left if id(each.response) not in taken]
         paths.append(path)
@@ -90,11 +91,9 @@ def history_of(completions: Sequence[Completion]) -> MessageHistory:
 
 def _path(last: Completion, earlier: Sequence[Completion]) -> list[Any]:
     """The messages of a request with the completions among them, and its answer."""
-    if last.messages is None:
-        return [{"role": "user", "content": last.prompt}, last.response]
     path: list[Any] = []
     waiting = list(earlier)
-    for message in last.messages:
+    for message in last.messages or ():
         found = next((each for each in waiting if _is(message, each)), None)
         if found is not None:
             waiting.remove(found)
@@ -104,9 +103,21 @@ def _path(last: Completion, earlier: Sequence[Completion]) -> list[Any]:
     try:
         MessageHistory(path)
     except (MessageError, ValueError):  # roles of the environment's own, content that is no message
-        text = "\n\n".join(f"{message.get('role')}: {message.get('content')}" for message in last.messages)
+        text = "\n\n".join(f"{message.get('role')}: {message.get('content')}" for message in last.messages or ())
         path = [{"role": "user", "content": text}]
     return [*path, last.response]
+
+
+def _text_path(last: Completion, others: Sequence[Completion]) -> list[Any]:
+    """A text completion with those that stand in its prompt, and the text before each as a message of the user."""
+    path: list[Any] = []
+    at = 0
+    places = [(place, each) for each in others if (place := place_in(each, last.prompt)) is not None]
+    for (start, end), each in sorted(places, key=lambda found: found[0]):
+        if start >= at:
+            path += [{"role": "user", "content": last.prompt[at:start]}, each.response]
+            at = end
+    return [*path, {"role": "user", "content": last.prompt[at:]}, last.response]
 
 
 def _is(message: Mapping[str, Any], completion: Completion) -> bool:

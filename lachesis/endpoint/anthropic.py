@@ -30,7 +30,11 @@ _KNOWN: Final = frozenset(
     | {"temperature", "top_p", "top_k", "service_tier", "thinking", "output_config", "context_management"}
 )
 _ERRORS: Final = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
-_STOPS: Final = {FinishReason.LENGTH: "max_tokens", FinishReason.TOOL_CALLS: "tool_use"}
+_STOPS: Final = {
+    FinishReason.LENGTH: "max_tokens",
+    FinishReason.TOOL_CALLS: "tool_use",
+    FinishReason.CONTENT_FILTER: "refusal",
+}
 
 
 class Messages(Protocol):

@@ -19,7 +19,7 @@ from lachesis.endpoint.protocol import ChatCompletions, Completions, Generate, P
 from lachesis.endpoint.recording import Recording, RecordingOptions
 from lachesis.endpoint.responses import Responses
 from lachesis.inference.chat_template import PromptError, TurnRejected
-from lachesis.inference.errors import ContextExhausted, InferenceError, RequestRejected
+from lachesis.inference.errors import ContextExhausted, ConversationRefused, InferenceError, RequestRejected
 from lachesis.inference.forced_calls import ToolChoiceError
 from lachesis.inference.lifecycle import AsyncService
 from lachesis.inference.router import Router
@@ -231,6 +231,9 @@ class RecordingEndpoint(AsyncService):
             raise Refused(
                 400, f"prompt is too long: {error.reason}", code="context_length_exceeded", param="messages"
             ) from None
+        except ConversationRefused as error:
+            recording.failed(error)
+            raise Refused(400, str(error), code="content_filter", param="messages") from None
         except PromptError as error:
             recording.failed(error)
             raise Refused(400, str(error)) from None

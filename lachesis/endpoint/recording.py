@@ -18,7 +18,7 @@ from lachesis.inference.balancer import Split
 from lachesis.inference.chat_format import ChatOptions, read_finish_reason, read_usage
 from lachesis.inference.chat_template import PromptError
 from lachesis.inference.conversation_index import ConversationIndex, Found
-from lachesis.inference.errors import ContextExhausted, InferenceError, RequestRejected
+from lachesis.inference.errors import ContextExhausted, ConversationRefused, InferenceError, RequestRejected
 from lachesis.inference.router import Router
 from lachesis.inference.sampling import Sampling, read_sampling
 from lachesis.inference.token_server import TokenServer
@@ -89,6 +89,8 @@ class Recording:
         """The first request that the model server or the chat template would not take for what it says."""
         self.limit: str | None = None
         """The first limit that a client met: the model's context, or the recording's own."""
+        self.refusal: str | None = None
+        """How the model server first refused what a conversation says, or withheld an answer."""
         self.refused: Counter[str] = Counter()
         """Requests that could not be answered, by the reason that the client read."""
         self.overruled: set[str] = set()
@@ -347,6 +349,8 @@ class Recording:
     def _record(self, found: Found, responses: list[ChatResponse]) -> list[ChatResponse]:
         """Keep the responses. Returns them as the client reads them."""
         renamed = [response.with_new_call_ids(self._call_ids) for response in responses]
+        if any(response.finish_reason is FinishReason.CONTENT_FILTER for response in responses):
+            self.refusal = self.refusal or "the model server withheld an answer by its content filter"
         # Templates may write ids: results must name those that the model wrote.
         self._sampled += self._conversations.add(found, renamed if isinstance(self._model, Router) else responses)
         return renamed
@@ -413,7 +417,9 @@ class Recording:
         What a request says is the client's: a program could otherwise send nonsense so as not to be scored. Where no
         request at all was answered, the settings may be wrong.
         """
-        if isinstance(error, ContextExhausted):
+        if isinstance(error, ConversationRefused):
+            self.refusal = self.refusal or str(error)
+        elif isinstance(error, ContextExhausted):
             self.limit = self.limit or str(error)
         elif isinstance(error, PromptError) or (isinstance(error, RequestRejected) and error.refuses_content):
             self._rejected = self._rejected or error

@@ -164,9 +164,12 @@ def read_text(content: Any, at: str, between: str) -> str:
     return between.join(texts)
 
 
+_CUT: Final = {FinishReason.LENGTH: "max_output_tokens", FinishReason.CONTENT_FILTER: "content_filter"}
+
+
 def answer(body: JSON, response: ChatResponse) -> JSON:
     """The response object."""
-    message, cut = response.message, response.finish_reason is FinishReason.LENGTH
+    message, cut = response.message, _CUT.get(response.finish_reason)
     status = "incomplete" if cut else "completed"
     output: list[JSON] = []
     if message.reasoning:
@@ -185,7 +188,7 @@ def answer(body: JSON, response: ChatResponse) -> JSON:
         "created_at": int(time.time()),
         "status": status,
         "error": None,
-        "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+        "incomplete_details": {"reason": cut} if cut else None,
         "model": response.model or "",
         "output": output,
         "parallel_tool_calls": True,

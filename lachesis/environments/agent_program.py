@@ -67,12 +67,13 @@ class AgentProgramEnv(RecordedEnv):
         LACHESIS_SYSTEM_PROMPT             the setting `system_prompt`, if there is one
 
     Lone surrogates, which have no UTF-8, are U+FFFD in these texts, as in the prompts of models; the JSON has them as
-    escapes.
+    escapes. NUL is U+FFFD in the variables, and itself in the files.
 
     The rollout is `completed` when the program ends, whatever its exit code: `result.program` tells the reward. It is
-    `max_turns` or `context_exhausted` when the endpoint refused to go on, `timeout` after `rollout_timeout`, and
-    `infra_error`, which is tried again and never scored, when the model server or the sandbox failed, took more than
-    half of that time, or when the program ended before the model had answered anything. A request that the server
+    `max_turns` or `context_exhausted` when the endpoint refused to go on, `refused` when the program failed after the
+    model server had refused one of its conversations, `timeout` after `rollout_timeout`, and `infra_error`, which is
+    tried again and never scored, when the model server or the sandbox failed, took more than half of that time, or when
+    the program ended before the model had answered anything. A request that the server
     refuses for what it says is no failure of the server: the program sent it.
     """
 
@@ -189,6 +190,8 @@ class ProgramLoop:
             return Outcome.TIMEOUT, stopped
         ended = f"the program ended with exit code {program.exit_code}"
         answered = len(recording.completions())
+        if recording.refusal is not None and (not answered or program.exit_code != 0):
+            return Outcome.REFUSED, f"{recording.refusal}; {ended}"
         if not answered:
             refused = "".join(f"; the endpoint refused: {reason}" for reason in program.refused)
             words = (program.stderr.strip() or program.stdout.strip())[-500:]
@@ -212,7 +215,11 @@ async def _write_prompt(sandbox: Sandbox, messages: Sequence[Mapping[str, Any]])
         "LACHESIS_MESSAGES_FILE": ("messages.json", json.dumps(list(messages))),
     }
     variables = {"LACHESIS_PROMPT": text["user"], "LACHESIS_SYSTEM_PROMPT": text["system"]}
-    variables = {name: value for name, value in variables.items() if 0 < len(value.encode()) <= LONGEST_VARIABLE}
+    variables = {
+        name: value.replace("\0", "\ufffd")  # no variable of a process can have it
+        for name, value in variables.items()
+        if 0 < len(value.encode()) <= LONGEST_VARIABLE
+    }
     for name, (file, content) in files.items():
         path = f"{folder}/{file}"
         try:

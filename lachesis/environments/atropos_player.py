@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import copy_context
@@ -29,11 +29,12 @@ from lachesis.collecting.drift import Drift, DriftTotals
 from lachesis.collecting.encoded_chats import note_chats, noting_trained
 from lachesis.collecting.recorded_server import RecordedServer, describe_servers
 from lachesis.collecting.recording import recorded
-from lachesis.collecting.returned import ReturnedSample
+from lachesis.collecting.returned import ReturnedSample, only
 from lachesis.errors import LachesisError, SettingsError
 from lachesis.inference.chat_template import read_template
 from lachesis.runs.atropos import BaseEnv, BaseEnvConfig, built_with, wrap_tokenize_for_trainer
 from lachesis.runs.atropos_base import NEVER_CALLED
+from lachesis.runs.flags import close_names
 from lachesis.runs.group_player import PlayedGroup
 from lachesis.runs.item_keys import ItemError, item_digest
 from lachesis.runs.server_settings import as_server_configs
@@ -47,6 +48,7 @@ _OF_THE_LOOP = (
     *("rollout_token_budget", "reward_timeout", "agent_temperature", "eval_temperature", "ephemeral_system_prompt"),
     *("prefill_messages", "extra_body", "max_resamples", "max_faulty_turns", "terminal_backend", "terminal_options"),
     *("sandbox", "terminal_timeout", "terminal_lifetime", "terminal_image", "terminal_workdir", "terminal_env"),
+    "terminal_carries_cd",
     *("compress_context_at", "compress_context_to", "compress_context_keep", "compress_context_with"),
     *("judge_server", "setup_timeout"),
     *("terminal_network", "terminal_cpus", "terminal_memory", "terminal_pids", "terminal_disk", "sandbox_profile"),
@@ -110,6 +112,14 @@ class AtroposPlayer(HermesAgentBaseEnv):
         return True
 
     @property
+    def evaluates_itself(self) -> bool:
+        return _has(self.stock_cls, "evaluate")
+
+    @property
+    def reporting(self) -> Any:
+        return self.stock
+
+    @property
     def server(self) -> Any:
         return self._server
 
@@ -146,6 +156,7 @@ class AtroposPlayer(HermesAgentBaseEnv):
         )
         assert server is not None
         recorded_server.bind(server)
+        recorded_server.tell = partial(own_groups.tell, self)
         self.stock = self._built(recorded_server)
         self._recorded = recorded_server
         self._collector = Collector(
@@ -174,8 +185,19 @@ class AtroposPlayer(HermesAgentBaseEnv):
             tokenizer = copy.deepcopy(self._server.prompts.tokenizer)  # environments set its padding
             if config.chat_template is not None:
                 tokenizer.chat_template = read_template(config.chat_template)
+        cls = self.stock_cls
+        if not self.evaluates_itself:
+            cls = type(cls.__name__, (cls,), {"evaluate": _no_evaluate, "__module__": cls.__module__})
         with built_with(server, tokenizer):
-            stock = self.stock_cls(self._stock_config(), [], slurm=self.slurm, testing=self.testing)
+            stock = cls(self._stock_config(), [], slurm=self.slurm, testing=self.testing)
+        if not _has(cls, "collect_trajectories"):
+            collect = stock.collect_trajectory
+
+            async def collect_trajectory(item: Any) -> tuple[Any, Any]:
+                given, backlog = await collect(item)
+                return only(given, Mapping), backlog
+
+            stock.collect_trajectory = collect_trajectory
         stock.process_mode = self.process_mode
         stock.n_groups_to_process, stock.group_size_to_process = self.n_groups_to_process, self.group_size_to_process
         stock.curr_step = self.curr_step
@@ -184,6 +206,8 @@ class AtroposPlayer(HermesAgentBaseEnv):
         async def evaluate_log(*args: Any, **kwargs: Any) -> None:
             self._no_failures()
             await write(*args, **kwargs)
+            written = Path(stock.config.data_dir_to_save_evals) / "metrics.json"
+            self.console.print(f"metrics  {written}", markup=False, highlight=False, soft_wrap=True)
 
         stock.evaluate_log = evaluate_log
         return stock
@@ -247,7 +271,7 @@ class AtroposPlayer(HermesAgentBaseEnv):
     @asynccontextmanager
     async def _outside_of_items(self) -> AsyncIterator[None]:
         """Around code of the environment that may ask the model, but collects no group."""
-        with recorded() as recording:
+        with recorded(trains=False) as recording:
             yield
         self._outside += sum(each.response.usage.completion_tokens or 0 for each in recording.completions)
         if recording.error is not None:
@@ -276,11 +300,14 @@ class AtroposPlayer(HermesAgentBaseEnv):
 
         Raises:
             EvaluationFailed: a model server failed, whatever the environment made of it.
+            SettingsError: the environment has none.
         """
+        if not self.evaluates_itself:
+            raise SettingsError(f"{self.stock_cls.__name__} has no evaluate(): write one; process needs none")
         if self.config.data_dir_to_save_evals:
             self.stock.config.data_dir_to_save_evals = self.config.data_dir_to_save_evals
         Path(self.stock.config.data_dir_to_save_evals).mkdir(parents=True, exist_ok=True)
-        with recorded() as recording:
+        with recorded(trains=False) as recording:
             self._evaluation = recording
             try:
                 result = await self.stock.evaluate(*args, **kwargs)
@@ -298,6 +325,9 @@ class AtroposPlayer(HermesAgentBaseEnv):
     async def env_manager(self) -> Any:
         from lachesis.runs import commands
 
+        if not self.evaluates_itself and self.config.steps_per_eval > 0:
+            own_groups.tell(self, f"{self.stock_cls.__name__} has no evaluate(): nothing is evaluated meanwhile")
+            self.config.steps_per_eval = 0
         return await commands.serve(self, hold_out=False)
 
     # The report.
@@ -359,6 +389,7 @@ def player_for(stock_cls: Any) -> type[AtroposPlayer]:
         raise SettingsError(f"{stock_cls!r} is no subclass of atroposlib's BaseEnv")
     if HermesAgentBaseEnv in bases:
         raise SettingsError(f"{stock_cls.__name__} is an environment of our own: run its file, or its cli()")
+    _check_methods(stock_cls)
     defaults, servers = stock_cls.config_init()
     stock_config_cls = type(defaults)
     own = frozenset(stock_config_cls.model_fields.keys() - BaseEnvConfig.model_fields.keys())
@@ -396,6 +427,28 @@ def player_for(stock_cls: Any) -> type[AtroposPlayer]:
             "config_init": classmethod(config_init),
         },
     )
+
+
+def _has(stock_cls: Any, name: str) -> bool:
+    """Whether the environment's class defines a method of `BaseEnv` itself."""
+    return getattr(stock_cls, name) is not getattr(BaseEnv, name)
+
+
+async def _no_evaluate(*_: Any, **__: Any) -> None:
+    """In the place of the abstract method."""
+
+
+def _check_methods(stock_cls: Any) -> None:
+    """Raises SettingsError where an environment lacks a method without which none can be played."""
+    needed = {"setup": "setup", "get_next_item": "get_next_item"}
+    if not _has(stock_cls, "collect_trajectories"):
+        needed["collect_trajectory"] = "collect_trajectory (or collect_trajectories)"
+    own = [name for cls in stock_cls.__mro__[: stock_cls.__mro__.index(BaseEnv)] for name in vars(cls)]
+    for name, shown in needed.items():
+        if not _has(stock_cls, name):
+            near = close_names(name, [each for each in own if not hasattr(BaseEnv, each)])
+            hint = f"; did you mean that by {near[0]}?" if near else ""
+            raise SettingsError(f"{stock_cls.__name__} has no {shown}, which its class has to define{hint}")
 
 
 def prepare_imports() -> None:

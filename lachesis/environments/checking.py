@@ -17,10 +17,12 @@ from typing import Any
 
 from rich.console import Console
 
+from lachesis.agent.own_folder import own_folder
 from lachesis.base_env import HermesAgentBaseEnv
 from lachesis.errors import SettingsError
 from lachesis.runs.command_line import read_settings
 from lachesis.runs.failures import RunStopped, UnusableSettings
+from lachesis.runs.hooks import misspelt_hooks
 from lachesis.runs.results import RunFiles
 from lachesis.runs.server_settings import ServerConfigError
 from lachesis.testing.reference_server import Policy
@@ -95,7 +97,7 @@ async def check_environment(
         UnusableSettings: the run cannot go on with them: a judge is missing, or the key of its server is wrong.
         BackendError, InferenceError: the run could not begin.
     """
-    report = CheckReport()
+    report = CheckReport(findings=misspelt_hooks(env_cls))
     spent: dict[str, list[float]] = {"setup": [], "setup_sandbox": []}
     policies: list[tuple[str, Policy | None, int]] = [
         ("reference", None, 2),
@@ -113,7 +115,7 @@ async def check_environment(
             overridden["reference_policy"] = lambda self, policy=policy: policy
         cls = type(env_cls.__name__, (env_cls,), overridden)
         try:
-            with TemporaryDirectory(prefix="lachesis-check-") as folder:
+            with TemporaryDirectory(prefix="check-", dir=own_folder()) as folder:
                 report.played.append(await _play(cls, name, flags, items, rollouts, Path(folder)))
         except NoReferencePolicy:
             report.findings.append("there is no reference_policy(): nothing shows that full marks can be had")

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from lachesis.evaluation.intervals import (
-    Z95,
     Mean,
     Scores,
-    effective_count,
-    is_binary,
-    mean_of_shares,
+    mean_of,
+    mean_of_values,
     mean_over_items,
+    score_range,
     valid,
-    wilson,
 )
 
 PASS = 1.0
 """The score from which on a sample passes."""
+MOST_ITEMS = 10**9
 
 
 def pass_at_k(scores: Scores, k: int, *, threshold: float = PASS) -> Mean:
@@ -42,7 +41,7 @@ def _over_passes(scores: Scores, k: int, threshold: float, share: Callable[[int,
         raise ValueError(f"k has to be at least 1, and is {k}")
     counts = [(len(samples), sum(score >= threshold for score in samples)) for samples in map(valid, scores)]
     known = [(n, passed) for n, passed in counts if n >= k]
-    return mean_of_shares([share(n, passed) for n, passed in known], most=sum(n // k for n, _ in known))
+    return mean_of_values([share(n, passed) for n, passed in known])
 
 
 def ks(samples: int) -> list[int]:
@@ -77,33 +76,27 @@ def bounds(
 def samples_needed(scores: Scores, half_width: float = 0.01) -> int | None:
     """Further samples, at new items with as many samples each, until the interval of the mean is about +- `half_width`.
 
-    0 where it is that short already; None where fewer than two items have a score.
+    0 where it is that short already; None where fewer than two items have a score, or no run could have that many.
     """
     found = [samples for each in scores if (samples := valid(each))]
-    mean = mean_over_items(found)
-    if mean.items < 2:
+    items = len(found)
+    if items < 2:
         return None
-    if (mean.high - mean.low) / 2 <= half_width:
+    means, ends = [mean_of(samples) for samples in found], score_range(score for each in found for score in each)
+
+    def short(count: int) -> bool:
+        mean = mean_of_values(means, *ends, times=count / items)
+        return mean.high / 2 - mean.low / 2 <= half_width
+
+    if short(items):
         return 0
-    a_item = sum(map(len, scores)) / mean.items  # with the invalid ones, which will come again
-    return math.ceil(max(1, _items_needed(found, mean, half_width) - mean.items) * a_item)
-
-
-def _items_needed(found: Sequence[Sequence[float]], mean: Mean, half_width: float) -> int:
-    means = [math.fsum(samples) / len(samples) for samples in found]
-    if not is_binary(found):
-        squares = math.fsum((value - mean.mean) ** 2 for value in means)
-        return math.ceil(Z95**2 * squares / (mean.items - 1) / half_width**2)
-    a_item = effective_count(means, mean.mean, sum(map(len, found))) / mean.items
-    low, high = mean.items, mean.items
-    while _width(mean.mean, high * a_item) > 2 * half_width:
+    low, high = items, 2 * items
+    while not short(high):
         low, high = high, 2 * high
+        if high > MOST_ITEMS:
+            return None
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if _width(mean.mean, middle * a_item) > 2 * half_width else (low, middle)
-    return high
-
-
-def _width(share: float, count: float) -> float:
-    low, high = wilson(share, count)
-    return high - low
+        low, high = (low, middle) if short(middle) else (middle, high)
+    a_item = sum(map(len, scores)) / items  # with the invalid ones, which will come again
+    return math.ceil((high - items) * a_item)

@@ -6,16 +6,21 @@ samples of one item are not independent, so an interval is of the items' own mea
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy
 
 Z95 = 1.959964
 
-DISAGREEMENT = 0.03
-"""Squares that are added to those between the items, and to those between all samples. By simulation: without them an
-interval of 10 to 50 items that nearly all pass each of 16 samples holds the mean in 88 to 91 %."""
+UNSEEN = 0.6
+"""Items at an end of the range, besides those that were seen: a few items that were not may score as low or as high as
+possible, also where all others score alike. With this weight the intervals of n passes and failures hold the mean in at
+least 93.7 % at every n (by enumeration up to 500) and every chance of a pass; with 0.5, in 92.8 %."""
 
 Scores = Sequence[Sequence[float | None]]
 """Items, and the samples of each."""
@@ -34,12 +39,16 @@ class Mean:
     def __str__(self) -> str:
         if not self.items:
             return "undefined"
-        if math.isnan(self.low):  # one item, with a reward other than 0 and 1
-            return f"{self.mean:.3f}"
-        return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}], 95 % interval"
+        mean, low, high = map(shown, (self.mean, self.low, self.high))
+        return f"{mean} [{low}, {high}], 95 % interval"
 
 
 UNDEFINED = Mean(math.nan, math.nan, math.nan, 0)
+
+
+def shown(value: float, sign: str = "") -> str:
+    """A figure with three decimals, or as a power of ten where that would be a long number."""
+    return f"{value:{sign}.{'3f' if abs(value) < 1e6 else '3e'}}"
 
 
 def valid(samples: Sequence[float | None]) -> list[float]:
@@ -47,109 +56,90 @@ def valid(samples: Sequence[float | None]) -> list[float]:
     return [score for score in samples if score is not None]
 
 
-def is_binary(scores: Scores) -> bool:
-    return all(score in (0.0, 1.0) for samples in scores for score in samples if score is not None)
+def mean_of(values: Sequence[float]) -> float:
+    """The mean of any finite values, whose sum may be too large for a float."""
+    try:
+        return math.fsum(values) / len(values)
+    except OverflowError:
+        return math.fsum(value / len(values) for value in values)
+
+
+def deviations(values: Sequence[float], mean: float) -> float:
+    """The root of the sum of squared deviations, without squares that overflow or vanish."""
+    return math.hypot(*(value - mean for value in values))
 
 
 def mean_over_items(scores: Scores) -> Mean:
     """Mean of the items' own means; an item without a valid sample is in none of it.
 
-    Where every score is 0 or 1 the interval is Wilson's, otherwise it is Student's t of the items' means, which is the
-    clustered standard error with the items as clusters. The sums do not depend on the order of the items.
+    The interval is that of `mean_of_values`. It does not depend on the order of the items.
     """
     found = [samples for each in scores if (samples := valid(each))]
-    means = [math.fsum(samples) / len(samples) for samples in found]
-    return mean_of_items(means, samples=sum(map(len, found)), binary=is_binary(found))
+    ends = score_range(score for samples in found for score in samples)
+    return mean_of_values([mean_of(samples) for samples in found], *ends)
 
 
-def mean_of_items(means: Sequence[float], *, samples: int, binary: bool) -> Mean:
-    """`mean_over_items` of the items' means. `samples`: their number in all; `binary`: each is 0 or 1."""
-    if binary:
-        return mean_of_shares(means, most=samples)
-    return mean_of_values(means, bounded=all(0.0 <= value <= 1.0 for value in means))
+def score_range(scores: Iterable[float]) -> tuple[float, float]:
+    """Between which values scores can be: 0 and 1, or -1 and 1 where one is negative.
+
+    Where one is further out, it is not known how far out others can be: half of the range of those at hand further.
+    """
+    known = list(scores)
+    low, high = min([0.0, *known]), max([1.0, *known])
+    low = min(low, -1.0) if low < 0 else low
+    half, most = high / 2 - low / 2, sys.float_info.max
+    return max(-most, low - half) if low < -1 else low, min(most, high + half) if high > 1 else high
 
 
-def mean_of_values(values: Sequence[float], *, bounded: bool = False) -> Mean:
-    """Student's t interval of independent values; `bounded`: they are in 0..1, and so is their mean."""
-    count = len(values)
-    if not count:
+def mean_of_values(
+    values: Sequence[float], low: float = 0.0, high: float = 1.0, *, unseen: float = UNSEEN, times: float = 1.0
+) -> Mean:
+    """The mean of independent values between `low` and `high`, and the limits of their empirical likelihood (Owen,
+    Biometrika 1988): the lowest and the highest mean under weights that are not much less likely than equal ones.
+
+    Further values, `unseen` of them, count for the lower limit as `low` and for the upper one as `high`, so that equal
+    values have an interval too (compare Chen, Variyath and Abraham, Journal of Computational and Graphical Statistics
+    2008).
+
+    Args:
+        times: how often each value counts, for the interval of an evaluation with that many times the items.
+    """
+    import numpy
+
+    if not values:
         return UNDEFINED
-    mean = math.fsum(values) / count
-    if count == 1:
-        return Mean(mean, math.nan, math.nan, 1)
-    half = t95(count - 1) * math.sqrt(_squares(values, mean) / (count - 1) / count)
-    low, high = mean - half, mean + half
-    return Mean(mean, max(0.0, low), min(1.0, high), count) if bounded else Mean(mean, low, high, count)
+    found, counts = numpy.unique(values, return_counts=True)
+    width = high / 2 - low / 2  # half of it: the whole may be too large for a float
+    below = _lowest_mean((found / 2 - low / 2) / width, times * counts, unseen)
+    above = _lowest_mean((high / 2 - found / 2) / width, times * counts, unseen)
+    mean = min(max(mean_of(values), float(found[0])), float(found[-1]))  # but for rounding it is between them
+    ends = 2 * (low / 2 + width * below), 2 * (high / 2 - width * above)
+    return Mean(mean, min(mean, ends[0]), max(mean, ends[1]), len(values))
 
 
-def mean_of_shares(shares: Sequence[float], *, most: int) -> Mean:
-    """Wilson's interval of independent shares in 0..1, `most` being the observations in all of them.
+def _lowest_mean(values: numpy.ndarray, counts: numpy.ndarray, unseen: float) -> float:
+    """The lowest mean of values in 0..1, `counts` of each, with further ones at 0.
 
-    Its number of observations is `effective_count`. Near 0 and 1 a t interval is far too short.
+    The weights are 1 / (1 + tilt * value) of equal ones. Twice the logarithm of their likelihood ratio has to be the
+    square of `Z95`; its root grows with the tilt, ever more slowly, so that each of Newton's steps stays below.
     """
-    count = len(shares)
-    if not count:
-        return UNDEFINED
-    mean = min(1.0, math.fsum(shares) / count)
-    # The spread of shares between 0 and 1 is estimated, as in a t interval.
-    estimated = any(share not in (0.0, 1.0) for share in shares) and count > 1
-    quantile = t95(count - 1) if estimated else Z95
-    return Mean(mean, *wilson(mean, effective_count(shares, mean, most), quantile), count)
+    import numpy
 
-
-def effective_count(shares: Sequence[float], mean: float, most: int) -> float:
-    """Observations that prove as much as these shares: mean * (1 - mean) / variance of the mean (Franco et al., Journal
-    of Survey Statistics and Methodology 2019).
-
-    That is the number of items where each share is 0 or 1, and up to `most` where the samples of an item tell no more
-    about each other than about other items. Where hardly an item differs from the others the variance is hardly known:
-    `DISAGREEMENT` keeps it from being too small.
-    """
-    spread = len(shares) * mean * (1 - mean)
-    return min(float(most), len(shares) * (spread + DISAGREEMENT) / (_squares(shares, mean) + DISAGREEMENT))
-
-
-def wilson(share: float, count: float, quantile: float = Z95) -> tuple[float, float]:
-    """Wilson's score interval of a share of `count` observations."""
-    squared = quantile * quantile
-    centre = (share + squared / (2 * count)) / (1 + squared / count)
-    half = quantile / (1 + squared / count) * math.sqrt(share * (1 - share) / count + squared / (4 * count * count))
-    # At a share of 0 or 1 the interval ends there exactly, but for rounding.
-    return max(0.0, min(share, centre - half)), min(1.0, max(share, centre + half))
-
-
-@functools.cache
-def t95(freedom: int) -> float:
-    """The 97.5 % quantile of Student's t with so many degrees of freedom, to six digits.
-
-    The distribution is the finite series of Abramowitz and Stegun, 26.7.3 and 26.7.4; from 100 degrees of freedom on,
-    the quantile is their expansion 26.7.5.
-    """
-    if freedom >= 100:
-        z = Z95
-        return (
-            z
-            + (z**3 + z) / (4 * freedom)
-            + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
-            + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * freedom**3)
-        )
-    low, high = 0.0, math.pi / 2
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if _t_within(middle, freedom) < 0.95 else (low, middle)
-    return math.tan(low) * math.sqrt(freedom)
-
-
-def _t_within(angle: float, freedom: int) -> float:
-    """The probability that |t| is below tan(angle) * sqrt(freedom)."""
-    sine, cosine = math.sin(angle), math.cos(angle)
-    odd = freedom % 2
-    total, term = 0.0, cosine if odd else 1.0
-    for number in range(odd, freedom - 1, 2):
-        total += term
-        term *= cosine * cosine * (number + 1) / (number + 2)
-    return (angle + sine * total) * 2 / math.pi if odd else sine * total
-
-
-def _squares(values: Sequence[float], mean: float) -> float:
-    return math.fsum((value - mean) ** 2 for value in values)
+    total = unseen + float(counts.sum())
+    mean = float(counts @ values) / total
+    variance = float(counts @ (values * values)) / total - mean * mean
+    if variance <= 0:  # all are 0, or hardly more
+        return 0.0
+    tilt = Z95 / math.sqrt(total * variance)
+    for _ in range(50):
+        weights = 1 / (1 + tilt * values)
+        likely = counts * weights
+        sums, squares = unseen + float(likely.sum()), unseen + float(likely @ weights)
+        root = math.sqrt(max(0.0, 2 * (total * math.log(sums / total) - float(counts @ numpy.log(weights)))))
+        mean = (total / sums - 1) / tilt
+        slope = total * squares / sums - sums
+        step = (Z95 - root) * tilt * root / slope if slope > 0 else 0.0
+        if abs(step) <= 1e-9 * tilt:
+            break
+        tilt += step
+    return max(0.0, mean)

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import math
+import sys
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lachesis.evaluation.intervals import Z95, Scores, is_binary, mean_of_values, valid
+from lachesis.evaluation.intervals import Scores, mean_of, mean_of_values, score_range, shown, valid
 
 EXACT_ITEMS = 14
 """Items with a difference up to which every assignment of signs is looked at."""
 DRAWS = 9999
 _AT_ONCE = 250
+UNSEEN = 0.2
+"""As in `intervals`. Less is enough, as most differences are near the middle of their range."""
+FEWEST = 6
+"""Items with a difference from which on p can be below 0.05: of 32 assignments of signs to five, 2 are the
+most extreme."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,18 +39,22 @@ class Difference:
     def __str__(self) -> str:
         if not self.items:
             return "undefined: no common item"
-        interval = "" if math.isnan(self.low) else f" [{self.low:+.3f}, {self.high:+.3f}], 95 % interval"
-        return f"{self.mean:+.3f}{interval}, p = {self.p:.2g}"
+        mean, low, high = (shown(value, "+") for value in (self.mean, self.low, self.high))
+        return f"{mean} [{low}, {high}], 95 % interval, p = {self.p:.2g}{self.few}"
+
+    @property
+    def few(self) -> str:
+        """That p says nothing where hardly an item differs; otherwise empty."""
+        differ = self.better + self.worse
+        return f" (items that differ: {differ}; p cannot be below 0.05 with fewer than {FEWEST})" * (differ < FEWEST)
 
 
 def paired(a: Scores, b: Scores) -> Difference:
     """The difference of two runs; `a[i]` and `b[i]` are the samples of one item.
 
-    The interval is Student's t of the items' differences. Where every score is 0 or 1 it is Agresti and Min's
-    (Statistics in Medicine 2005): of the differences with two further items, one that only a passed and one that only b
-    passed, of as many samples as the others have. Without them, runs that agree on every item would have an interval
-    without any width. p is that of a permutation test over the items, which changes the sign of each difference: exact
-    with few differences, otherwise of random assignments that are seeded by the data.
+    The interval is that of `mean_of_values`, of the items' differences. p is that of a permutation test over the items,
+    which changes the sign of each difference: exact with few differences, otherwise of random assignments that are
+    seeded by the data.
 
     Raises:
         ValueError: the runs have different numbers of items.
@@ -52,20 +62,13 @@ def paired(a: Scores, b: Scores) -> Difference:
     pairs = [(one, other) for x, y in zip(a, b, strict=True) if (one := valid(x)) and (other := valid(y))]
     if not pairs:
         return Difference(math.nan, math.nan, math.nan, math.nan, 0, 0, 0)
-    differences = [math.fsum(y) / len(y) - math.fsum(x) / len(x) for x, y in pairs]
-    count = len(differences)
-    mean = math.fsum(differences) / count
-    if is_binary([*a, *b]):
-        samples = sum(len(x) + len(y) for x, y in pairs) / (2 * count)
-        centre = math.fsum(differences) / (count + 2)
-        square = (math.fsum(value * value for value in differences) + 1 / samples) / (count + 2)
-        half = Z95 * math.sqrt(max(0.0, square - centre * centre) / (count + 2))
-        low, high = max(-1.0, min(mean, centre - half)), min(1.0, max(mean, centre + half))
-    else:
-        found = mean_of_values(differences)
-        low, high = found.low, found.high
+    most = sys.float_info.max
+    differences = [max(-most, min(most, mean_of(y) - mean_of(x))) for x, y in pairs]
+    low, high = score_range(score for pair in pairs for samples in pair for score in samples)
+    ends = min(most, high - low)
+    found = mean_of_values(differences, -ends, ends, unseen=UNSEEN)
     better, worse = (sum(sign * value > 0 for value in differences) for sign in (1, -1))
-    return Difference(mean, low, high, permutation_p(differences), count, better, worse)
+    return Difference(found.mean, found.low, found.high, permutation_p(differences), len(pairs), better, worse)
 
 
 def permutation_p(differences: Sequence[float]) -> float:
@@ -73,6 +76,7 @@ def permutation_p(differences: Sequence[float]) -> float:
     import numpy
 
     values = numpy.array(sorted((value for value in differences if value), key=lambda value: (abs(value), value)))
+    values /= max(1.0, abs(values).max(initial=0.0))  # their sum may be too large for a float
     observed = abs(math.fsum(values)) * (1 - 1e-9)  # sums that are equal but for rounding count as equal
     count = len(values)
     if count <= EXACT_ITEMS:

@@ -61,6 +61,10 @@ class GuestEnv(RecordedEnv):
     async def score(self, item: Any, verdict: Verdict) -> float | Reward | None:
         """The score of a rollout that `play` left for scoring; None leaves it out."""
 
+    def guest_modules(self) -> list[str]:
+        """Modules or files of the guest's code, by which a second start recognises it."""
+        return []
+
     async def discard(self, verdict: Verdict) -> None:
         """Release what the guest keeps of a rollout that is not scored."""
 
@@ -86,7 +90,7 @@ class GuestEnv(RecordedEnv):
         verdict: Verdict = result.verdict
         if verdict.failure is not None:
             raise verdict.failure
-        if verdict.outcome is Outcome.TIMEOUT and verdict.state is None:
+        if verdict.outcome in (Outcome.TIMEOUT, Outcome.REFUSED) and verdict.state is None:
             return 0.0  # its code was stopped, and left nothing to score
         return await self.score(item, verdict)
 
@@ -114,9 +118,12 @@ class GuestLoop:
         if verdict.outcome is Outcome.TIMEOUT and waited > seconds / 2:
             reason = f"{verdict.reason}; the model server took {waited:.1f} s of {seconds:.1f} s"
             verdict = replace(verdict, outcome=Outcome.INFRA_ERROR, reason=reason, error=GuestFailed(reason))
+        if recording.refusal is not None and (verdict.failure is not None or not verdict.outcome.scored):
+            verdict = replace(verdict, outcome=Outcome.REFUSED, reason=recording.refusal, failure=None, error=None)
         result = recording.result(verdict.outcome, verdict.reason)
         result.seconds_own, result.seconds_waiting = seconds - waited, waited
-        if verdict.failure is None and not result.api_calls and result.outcome.scored:
+        unasked = not result.api_calls and result.outcome is not Outcome.REFUSED
+        if verdict.failure is None and unasked and result.outcome.scored:
             refused = "".join(f"; the endpoint refused: {reason}" for reason in recording.refused)
             reason = f"the rollout ended before the model had answered anything ({verdict.reason}){refused}"
             verdict = replace(verdict, failure=GuestFailed(reason))

@@ -91,7 +91,7 @@ class Feed:
             self.evaluation.cancel()
         await asyncio.wait([self.evaluation])
         if not self.evaluation.cancelled() and (error := self.evaluation.exception()) is not None:
-            log.warning("Inspect's eval ended with %s: %s", type(error).__name__, error)
+            log.warning("Inspect's eval ended with %s: %s", type(error).__name__, str(error).partition("\n")[0])
 
     def _complete(self, sample_id: Any, epoch: int, sample: Any) -> None:
         key = (str(sample_id), epoch)
@@ -105,6 +105,8 @@ class Feed:
 
     def _no_eval(self) -> GuestFailed:
         error = None if self.evaluation.cancelled() else self.evaluation.exception()
+        if isinstance(error, GuestFailed):  # it has Inspect's own words
+            return GuestFailed(str(error))
         failed = GuestFailed(f"Inspect's eval has ended{f': {type(error).__name__}: {error}' if error else ''}")
         failed.__cause__ = error
         return failed

@@ -72,6 +72,10 @@ class InspectEnv(GuestEnv):
     def run_name(self) -> str:
         return f"inspect-{self.config.task.rpartition('@')[2].rpartition('/')[2].removesuffix('.py')}"
 
+    def guest_modules(self) -> list[str]:
+        file = self.config.task.partition("@")[0]
+        return [file] if file.endswith(".py") else []
+
     async def setup(self) -> None:
         self._task = load(self.config.task, self.config.task_args)
         scorers = self._task.scorer or []
@@ -117,7 +121,7 @@ class InspectEnv(GuestEnv):
                 model = policy(self.server_configs[0].model_name, self.endpoint, client)
                 own = self._task.setup or []
                 setup = [begin(self._feed.recording_of), *(own if isinstance(own, list) else [own])]
-                await eval_async(
+                logs = await eval_async(
                     task_with(self._task, dataset=self._feed.source(), setup=setup, model=model, epochs=1),
                     model=model,
                     model_roles=dict(config.model_roles),
@@ -132,6 +136,9 @@ class InspectEnv(GuestEnv):
                     max_retries=0,
                     **limits,
                 )
+        for log in logs:
+            if log.error is not None:  # Inspect writes it into its log, and raises nothing
+                raise GuestFailed(f"Inspect's eval has ended: {log.error.message}\n{log.error.traceback.rstrip()}")
 
     def rows(self) -> Sequence[Any]:
         return self._items
@@ -158,6 +165,8 @@ class InspectEnv(GuestEnv):
                 return Verdict(Outcome.COMPLETED, reason, GuestFailed(f"the sample was ended: {reason}"))
             return Verdict(_OUTCOMES.get(sample.limit.type, Outcome.COMPLETED), reason, state=sample)
         stopped = sample.output.stop_reason
+        if stopped == "content_filter":
+            return Verdict(Outcome.REFUSED, stopped, state=sample)
         cut_off = stopped in ("max_tokens", "model_length")
         return Verdict(Outcome.CONTEXT_EXHAUSTED if cut_off else Outcome.COMPLETED, stopped, state=sample)
 

@@ -65,6 +65,10 @@ class VerifiersEnv(GuestEnv):
     def run_name(self) -> str:
         return f"verifiers-{_module(self.config.module)}"
 
+    def guest_modules(self) -> list[str]:
+        name = self.config.module
+        return [name if name.endswith(".py") else _module(name)]
+
     async def setup(self) -> None:
         self.guest = load(self.config.module, self.config.module_args)
         self._limit("max_agent_turns", "max_turns")
@@ -137,6 +141,8 @@ class VerifiersEnv(GuestEnv):
         if error is not None:
             failure = error if isinstance(error, Exception) else GuestFailed(str(error))
             return Verdict(Outcome.COMPLETED, _error_chain(error), failure=failure, state=state)
+        if condition == "max_turns_reached" and _is_single_turn(self.guest, state):
+            condition = "answered"
         if condition not in _OUTCOMES and state.get("is_truncated"):
             return Verdict(Outcome.CONTEXT_EXHAUSTED, f"{condition}, after an answer was cut off", state=state)
         return Verdict(_OUTCOMES.get(condition, Outcome.COMPLETED), condition, state=state)
@@ -166,6 +172,15 @@ class VerifiersEnv(GuestEnv):
             for state in states:
                 await self.guest.rubric.cleanup(state)
         return [_reward(state) for state in states]
+
+
+def _is_single_turn(guest: Any, state: Mapping[str, Any]) -> bool:
+    """Whether the environment has one turn by its nature: its end is no limit."""
+    import verifiers
+
+    if isinstance(guest, verifiers.EnvGroup):
+        guest = guest.get_env_for_task(state["task"])
+    return isinstance(guest, verifiers.SingleTurnEnv)
 
 
 def load(module: str, arguments: Mapping[str, Any]) -> Any:

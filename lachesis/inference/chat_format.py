@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence, Set
 from inspect import signature
 from typing import Any, TypeAlias, TypedDict
 
-from lachesis.inference.errors import BadResponse
+from lachesis.inference.errors import BadResponse, ConversationRefused
+from lachesis.inference.server_words import Ending, blocked_prompt, ending
 from lachesis.trajectories import MessageHistory
 from lachesis.trajectories.encoded import EncodedMessages, NodeMessages
 from lachesis.trajectories.frozen import freeze_dict
@@ -33,7 +34,6 @@ _REASONING = frozenset((*REASONING_FIELDS, "reasoning_details"))
 _OF_A_CALL = frozenset({"id", "type", "function", "index"})
 """Fields of a call that are read. `index` belongs to streams and has no meaning in a whole answer."""
 _NOT_MALFORMED = CALLABLE | {CallStatus.IN_REASONING}
-_FINISH_REASONS = {reason.value: reason for reason in FinishReason} | {"function_call": FinishReason.TOOL_CALLS}
 
 
 class ChatOptions(TypedDict, total=False):
@@ -101,6 +101,8 @@ def read_message(
     """
     content, own = _read_content(data.get("content"))
     reasoning = joined_reasoning(read_reasoning(data), own)
+    if isinstance(refusal := data.get("refusal"), str) and refusal and not content:
+        content = refusal
     calls, malformed = _read_tool_calls(data)
     if not calls and not malformed and parser is not None and tools and isinstance(content, str):
         parsed = parse_text(parser, content, tools, prompt_opened_reasoning=_prompt_opened(parser, content))
@@ -144,6 +146,13 @@ def _prompt_opened(parser: ToolCallParser, content: str) -> bool:
     return bool(closes) and not any(marker in content[: min(closes)] for marker in shape.opens)
 
 
+def is_refusal(data: Mapping[str, Any]) -> bool:
+    """Whether the server marks the message as the model's refusal, whose text is then its content."""
+    content = data.get("content")
+    parts = content if isinstance(content, list) else ()
+    return bool(data.get("refusal")) or any(isinstance(part, Mapping) and part.get("refusal") for part in parts)
+
+
 def read_reasoning(data: Mapping[str, Any]) -> str | None:
     """`reasoning_content`, else `reasoning`, else the texts of `reasoning_details` (OpenRouter)."""
     for key in REASONING_FIELDS:
@@ -153,8 +162,17 @@ def read_reasoning(data: Mapping[str, Any]) -> str | None:
 
 
 def read_finish_reason(raw: object) -> FinishReason:
-    """The member of the enum, `UNKNOWN` for any other value."""
-    return _FINISH_REASONS.get(raw, FinishReason.UNKNOWN) if isinstance(raw, str) else FinishReason.UNKNOWN
+    """The member of the enum that the server's word means; `UNKNOWN` where it gives none, or means none of them."""
+    meant = ending(raw)
+    return meant if isinstance(meant, FinishReason) else FinishReason.UNKNOWN
+
+
+def raw_finish_reason(choice: Mapping[str, Any]) -> str | None:
+    """As the server wrote it. A router that writes "error" may have the provider's word beside it (OpenRouter)."""
+    reason, native = choice.get("finish_reason"), choice.get("native_finish_reason")
+    if reason == "error" and isinstance(native, str) and ending(native) is not Ending.BROKEN:
+        return native
+    return reason if isinstance(reason, str) else None
 
 
 def finish_reasons(body: Mapping[str, Any]) -> list[str]:
@@ -163,9 +181,7 @@ def finish_reasons(body: Mapping[str, Any]) -> list[str]:
     if not isinstance(choices, list):
         return []
     return [
-        reason
-        for choice in choices
-        if isinstance(choice, dict) and isinstance(reason := choice.get("finish_reason"), str)
+        reason for choice in choices if isinstance(choice, dict) and (reason := raw_finish_reason(choice)) is not None
     ]
 
 
@@ -190,9 +206,12 @@ def cached_tokens(usage: object) -> int | None:
 
 
 def read_choices(body: Mapping[str, Any], server: str) -> list[Mapping[str, Any]]:
-    """The choices of a chat completion. Raises `BadResponse` unless each has a message."""
+    """The choices of a chat completion. Raises `BadResponse` unless each has a message, and `ConversationRefused` where
+    the server blocked the prompt."""
     choices = body.get("choices")
     if not isinstance(choices, list) or not choices:
+        if why := blocked_prompt(body):
+            raise ConversationRefused(server, 200, f"the prompt is blocked: {why}")
         raise BadResponse(server, f"the answer has no choices (its keys: {', '.join(map(str, body)) or 'none'})")
     for choice in choices:
         if not isinstance(choice, dict) or not isinstance(choice.get("message"), dict):
@@ -228,8 +247,8 @@ def _read_part(part: object) -> Mapping[str, Any]:
     """A content part with a type, and with a text if it is a text part."""
     if not isinstance(part, Mapping):
         return {"type": "text", "text": str(part)}
-    if part.get("type", "text") in ("text", "output_text"):
-        return {"type": "text", "text": str(part.get("text") or "")}
+    if part.get("type", "text") in ("text", "output_text", "refusal"):
+        return {"type": "text", "text": str(part.get("text") or part.get("refusal") or "")}
     return {**part, "type": str(part["type"])}
 
 

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import importlib.util
 import json
+import secrets
 import subprocess
 import sys
 import tempfile
@@ -72,6 +73,8 @@ class EmbeddedServer(AsyncService):
         self.model_name = Path(self.model).stem
         self.threads, self.parallel, self.context, self.port = threads, parallel, context, port
         self.prompt_cache = prompt_cache
+        self.api_key = secrets.token_urlsafe(24)
+        """The bearer token that it asks for."""
         self.template = Path(template) if template is not None else None
         self.start_timeout = start_timeout
         self._log_path = log
@@ -121,7 +124,7 @@ class EmbeddedServer(AsyncService):
     def settings(self, **overrides: Any) -> ServerSettings:
         """Settings for an `OpenAIServer`: the hermes parser reads tool calls, and each slot has one request."""
         defaults = {"tool_call_parser": "hermes", "max_concurrency": self.parallel, "model_name": self.model_name}
-        return ServerSettings(**{"base_url": self.base_url, **defaults, **overrides})
+        return ServerSettings(**{"base_url": self.base_url, "api_key": self.api_key, **defaults, **overrides})
 
     async def start(self) -> None:
         """Start the child and wait until the model is loaded. Raises `EmbeddedServerError`."""
@@ -133,6 +136,7 @@ class EmbeddedServer(AsyncService):
             "parallel": self.parallel,
             "context": self.context,
             "port": self.port,
+            "api_key": self.api_key,
             "prompt_cache": self.prompt_cache,
             "template": await asyncio.to_thread(self._template_text, model),
         }

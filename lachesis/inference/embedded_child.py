@@ -47,6 +47,7 @@ def _server(settings: dict[str, Any]) -> Any:
     params.model.path = settings["path"]
     params.model_alias = {settings["name"]}
     params.hostnames = ["127.0.0.1"]
+    params.api_keys = [settings["api_key"]]  # its port is open to every user and to web pages
     params.port = settings["port"]
     params.n_parallel = settings["parallel"]
     params.n_ctx = settings["context"] * settings["parallel"]  # the total, which llama.cpp divides among its slots

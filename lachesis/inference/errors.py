@@ -1,19 +1,20 @@
 """Errors between an agent and its model. Each message names the server, the reason and the next step.
 
-The classes say who is at fault: `ServerUnavailable` is the infrastructure, `ContextExhausted` is the rollout, and any
-other rejection is a setting.
+The classes say who is at fault: `ServerUnavailable` is the infrastructure, `ContextExhausted` and `ConversationRefused`
+are the rollout, and any other rejection is a setting.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 from lachesis.errors import ExitCode, LachesisError
+from lachesis.inference.server_words import is_content_refusal, is_full_context
 
 LOGIN = re.compile(r"^(?P<scheme>[a-zA-Z][\w+.-]*://)(?P<login>[^/?#\s]*)@")
 """`https://user:password@` of a URL. No message or record may have a login."""
@@ -83,6 +84,14 @@ class ContextExhausted(RequestRejected):
         super().__init__(server, status, body, "shorten the conversation, lower max_tokens or serve a longer context")
 
 
+class ConversationRefused(RequestRejected):
+    """The server refuses this conversation, and answers others: its moderation or its routing decided so."""
+
+    def __init__(self, server: str, status: int, body: str) -> None:
+        super().__init__(server, status, body, "other conversations are answered; this one is scored as it stands")
+        self.refuses_content = True
+
+
 @dataclass(frozen=True, slots=True)
 class Asked:
     """What a request was about."""
@@ -141,18 +150,6 @@ class BadResponse(InferenceError):
         super().__init__(server, reason, step)
 
 
-# vLLM: "maximum context length is", "longer than the maximum model length", and "max_tokens must be at least 1, got 0"
-# if the prompt leaves no room. SGLang: "longer than the model's context length", "Input length (9 tokens) exceeds the
-# maximum allowed length". llama.cpp: "exceeds the available context size". `lachesis engine`: "exceed the
-# context of the model". OpenAI's code: `context_length_exceeded`.
-_CONTEXT_CODES = frozenset({"context_length_exceeded", "exceed_context_size_error"})
-_CONTEXT_WORDS = re.compile(
-    r"context[ _](length|size|window)|the context of the model|maximum model length|max_model_len|"
-    r"(prompt|input) is too long|"
-    r"max_tokens must be at least 1, got (0|-\d)|inputs. tokens \+ .max_new_tokens|"
-    r"input length \(?\d+[^.]* exceeds the maximum allowed length",
-    re.IGNORECASE,
-)
 _NO_MODEL = re.compile(
     r"model.{0,200}(not found|does not exist|unknown|invalid|not a valid|not available)|"
     r"(unknown|invalid|no such|not a valid).{0,40}model",
@@ -160,16 +157,27 @@ _NO_MODEL = re.compile(
 )
 
 
+def of_conversation(
+    server: str, status: int, body: str, error: Mapping[str, Any]
+) -> ContextExhausted | ConversationRefused | None:
+    """The error if its words are about the conversation: it is too long, or the server refuses what it says."""
+    text = _said(body)
+    upstream = error.get("metadata")  # OpenRouter keeps the words of the provider there
+    if isinstance(upstream, Mapping):
+        text = f"{text} {upstream.get('raw') or ''}"
+    if is_full_context(status, error, text):
+        return ContextExhausted(server, status, body)
+    return ConversationRefused(server, status, body) if is_content_refusal(status, error, text) else None
+
+
 def rejection(
     server: str, status: int, body: str, error: dict[str, Any], *, has_key: bool, asked: Asked | None = None
 ) -> RequestRejected:
     """The error for a 4xx. `error` is the `error` object of the body, or {}."""
+    if (about := of_conversation(server, status, body, error)) is not None:
+        return about
     if status in (401, 403):
         return Unauthorized(server, status, body, has_key=has_key)
-    codes = {error.get("code"), error.get("type")} - {None}
-    message = error.get("message")
-    if codes & _CONTEXT_CODES or _CONTEXT_WORDS.search(message if isinstance(message, str) else body):
-        return ContextExhausted(server, status, body)
     if error.get("code") == POLICY_FAILED:
         step = "correct reference_policy, whose policy(messages, tools) returns a Message"
         return RequestRejected(server, status, body, step)

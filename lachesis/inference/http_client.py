@@ -1,16 +1,13 @@
 """HTTP to one model server: bounded concurrency, bounded retries, keep-alive, plain JSON.
 
 The client uses aiohttp and orjson because a call through the openai package costs milliseconds of CPU. It retries only
-transient failures (no connection, timeout, 408, 425, 429, 5xx). A rejection is final. A cancelled call closes its
-connection, and so the server stops generating.
+transient failures: no connection, timeout, 408, 409, 425, 429, 5xx and their relatives, and answers without a whole
+completion. A rejection is final. A cancelled call closes its connection, and so the server stops generating.
 """
 
 from __future__ import annotations
 
 import asyncio
-import email.utils
-import json
-import random
 import re
 import time
 from base64 import b64encode
@@ -21,30 +18,43 @@ from typing import Any, ClassVar, Final, Literal, NoReturn, TypeAlias
 from urllib.parse import unquote
 
 import aiohttp
-import orjson
 
 from lachesis.inference.affinity import Route
 from lachesis.inference.chat_format import finish_reasons
-from lachesis.inference.errors import LOGIN, Asked, BadResponse, RequestRejected, ServerUnavailable, rejection
+from lachesis.inference.errors import (
+    LOGIN,
+    Asked,
+    BadResponse,
+    ConversationRefused,
+    InferenceError,
+    RequestRejected,
+    ServerUnavailable,
+    of_conversation,
+    rejection,
+)
+from lachesis.inference.http_attempts import ARRAY as ARRAY
+from lachesis.inference.http_attempts import Failed, check_answer, decode, error_of, retry_after, retry_delay
 from lachesis.inference.http_session import HttpSessionOwner
 from lachesis.inference.request_body import json_body
 from lachesis.inference.sampling import LogprobsKind
+from lachesis.inference.server_words import REFUSING, Ending, ending
+from lachesis.trajectories.messages import FinishReason
 
 _CONNECT_TIMEOUT = 15.0
 _KEEP_ALIVE = 4.0  # below uvicorn's 5 s: the client closes idle connections, so no request hits a closing one
 _RESTART = 5.0
 """Seconds without a request in which a server may have started again unnoticed, with another model."""
-_RETRIED_STATUS = frozenset({408, 425, 429})
+_RETRIED_STATUS = frozenset({408, 409, 420, 424, 425, 429, 498, 499})
+_FIRST_RETRIES = 2
+"""Further attempts after an answer without a completion, from a server that has never given one: its address may be
+wrong."""
 _GATEWAY_STATUS = frozenset({502, 503, 504})
 _SESSION_HEADER: Final = re.compile(
     r"(?!(authorization|content-length|content-type|host|transfer-encoding|x-data-parallel-rank)$)[\w!#$%&'*+.^`|~-]*",
     re.ASCII | re.IGNORECASE,
 )
-_FIRST_DELAY, _LONGEST_DELAY = 0.5, 30.0
 Shorten: TypeAlias = Callable[[bytes], bytes]
 """Removes unused parts from a raw answer; see `HttpClient.send`."""
-ARRAY: Final = "array"
-"""The key under which `HttpAnswer.body` holds an answer that is a JSON array."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,14 +118,6 @@ class HttpAnswer:
     """Requests sent, failed ones included."""
 
 
-class _Failed(Exception):
-    """A transient failure of one attempt. `retry_after` is the delay in seconds that the server requests."""
-
-    def __init__(self, cause: str, retry_after: float | None = None) -> None:
-        self.retry_after = retry_after
-        super().__init__(cause)
-
-
 class HttpClient(HttpSessionOwner):
     """Requests to one server. It can be created without an event loop and used from one loop at a time."""
 
@@ -138,6 +140,8 @@ class HttpClient(HttpSessionOwner):
         self.slowest = 0.0
         """Seconds of the slowest answer to a `send`; 0 before the first."""
         self._in_flight = 0
+        self._completed_at = 0.0
+        """When it gave the last completion; 0 before the first."""
         self._waiting_since = self._answered_at = time.monotonic()
         self._gate = asyncio.Semaphore(settings.max_concurrency)
 
@@ -162,7 +166,8 @@ class HttpClient(HttpSessionOwner):
         return self._in_flight
 
     def finish_reasons(self, body: Mapping[str, Any]) -> Sequence[str]:
-        """Those of an answer. The client retries after "error", and after "abort" unless it takes partial answers."""
+        """Those of an answer. The client retries after those of a server that broke off, and after "abort" unless it
+        takes partial answers."""
         return finish_reasons(body)
 
     async def check(self) -> list[str]:
@@ -183,11 +188,25 @@ class HttpClient(HttpSessionOwner):
         return list(self.models)
 
     async def post(
-        self, path: str, payload: Mapping[str, Any], *, max_retries: int | None = None, route: Route | None = None
+        self,
+        path: str,
+        payload: Mapping[str, Any],
+        *,
+        max_retries: int | None = None,
+        route: Route | None = None,
+        check: Callable[[dict[str, Any]], object] | None = None,
+        harmless: Callable[[], Mapping[str, Any]] | None = None,
     ) -> HttpAnswer:
         """`send` to a route of OpenAI's API, with the model's name and the settings' `extra_body`."""
         named = {"model": self.settings.model_name, **self.settings.extra_body, **payload}
-        return await self.send(self.base_url + path, named, max_retries=max_retries, route=route)
+        return await self.send(
+            self.base_url + path,
+            named,
+            max_retries=max_retries,
+            route=route,
+            check=check,
+            harmless=None if harmless is None else lambda: {**named, **harmless()},
+        )
 
     def concurrency_slot(self) -> asyncio.Semaphore:
         """A context manager that holds one of the `max_concurrency` slots."""
@@ -204,6 +223,8 @@ class HttpClient(HttpSessionOwner):
         in_slot: bool = False,
         route: Route | None = None,
         partial: bool = False,
+        check: Callable[[dict[str, Any]], object] | None = None,
+        harmless: Callable[[], Mapping[str, Any]] | None = None,
     ) -> HttpAnswer:
         """POST `payload` until an attempt succeeds, the retries are used up or the deadline passes.
 
@@ -212,6 +233,9 @@ class HttpClient(HttpSessionOwner):
             in_slot: the caller holds a `concurrency_slot`.
             route: the rollout and the rank that the headers name.
             partial: aborted completions are answers too.
+            check: raises `BadResponse` for an answer that has no completion; the request is then sent again.
+            harmless: makes the payload of another conversation, for a completion. After a 403 or 404 it tells whether
+                the server refuses this conversation (`ConversationRefused`) or everybody.
         """
         headers = self._route_headers(route) if route is not None else None
         retries = self.settings.max_retries if max_retries is None else max_retries
@@ -221,12 +245,21 @@ class HttpClient(HttpSessionOwner):
                 started = time.monotonic()
                 try:
                     answer = await self._request(url, payload, shorten=shorten, headers=headers, partial=partial)
-                    latency = time.monotonic() - started
+                    check_answer(answer, check)
+                    ended = time.monotonic()
+                    latency = ended - started
                     self.slowest = max(self.slowest, latency)
+                    if harmless is not None:
+                        self._completed_at = ended
                     return HttpAnswer(answer, latency, attempt)
-                except _Failed as failure:
+                except RequestRejected as refused:
+                    if harmless is None or refused.status not in REFUSING or refused.refuses_content:
+                        raise
+                    raise await self._meant(refused, url, harmless(), headers, started) from refused
+                except Failed as failure:
                     delay = retry_delay(attempt, failure.retry_after, self.settings.first_retry_delay)
-                    if attempt > retries or time.monotonic() + delay > deadline:
+                    enough = retries if failure.final is None or self._completed_at else min(retries, _FIRST_RETRIES)
+                    if attempt > enough or time.monotonic() + delay > deadline:
                         self._give_up(failure, attempt)
                 await asyncio.sleep(delay)
         raise AssertionError("unreachable")
@@ -235,10 +268,34 @@ class HttpClient(HttpSessionOwner):
         base = self.root_url if root else self.base_url
         try:
             return await self._request(base + path, None, expect_json=not root)
-        except _Failed as failure:
+        except Failed as failure:
             self._give_up(failure, 1)
 
-    def _give_up(self, failure: _Failed, attempts: int) -> NoReturn:
+    async def _meant(
+        self,
+        refused: RequestRejected,
+        url: str,
+        harmless: Mapping[str, Any],
+        headers: Mapping[str, str] | None,
+        started: float,
+    ) -> InferenceError:
+        """What a 403 or 404 is about. The same words may be about one conversation (a moderation, a routing) or about
+        the key and the model: the server answers others meanwhile, or it does not."""
+        if self._completed_at < started:
+            try:
+                await self._request(url, harmless, headers=headers)
+            except RequestRejected:
+                if not self._completed_at:
+                    return refused
+                return ServerUnavailable(self.base_url, f"it refuses every request now: {refused.reason}", 2)
+            except (Failed, BadResponse) as failure:
+                return ServerUnavailable(self.base_url, f"{refused.reason}; then {failure}", 2)
+            self._completed_at = time.monotonic()
+        return ConversationRefused(self.base_url, refused.status, refused.body)
+
+    def _give_up(self, failure: Failed, attempts: int) -> NoReturn:
+        if failure.final is not None:
+            raise failure.final from failure.__cause__
         raise ServerUnavailable(self.base_url, str(failure), attempts) from failure.__cause__
 
     async def _request(
@@ -251,7 +308,7 @@ class HttpClient(HttpSessionOwner):
         headers: Mapping[str, str] | None = None,
         partial: bool = False,
     ) -> dict[str, Any]:
-        """One attempt: the decoded answer, `_Failed` for a transient failure, or the final error.
+        """One attempt: the decoded answer, `Failed` for a transient failure, or the final error.
 
         Without a `payload` it is a GET.
         """
@@ -269,36 +326,43 @@ class HttpClient(HttpSessionOwner):
         except TimeoutError as error:
             self.outages += 1
             reason = str(error) or f"no answer within {self.settings.timeout:g} s"
-            raise _Failed(f"timeout: {reason}") from error
+            raise Failed(f"timeout: {reason}") from error
         except aiohttp.InvalidURL as error:
             raise BadResponse(self.base_url, f"{url!r} is not a URL") from error
         except (aiohttp.ClientError, OSError) as error:
             self.outages += 1
-            raise _Failed(f"{type(error).__name__}: {error}") from error
+            raise Failed(f"{type(error).__name__}: {error}") from error
         finally:
             self._in_flight -= 1
             self._answered_at = time.monotonic()
         short = raw if shorten is None else shorten(raw)
-        answer = _decode(short)
+        answer = decode(short)
         if answer is None and short is not raw:
-            answer = _decode(raw)
-        error_object = _error_of(answer)
+            answer = decode(raw)
+        error_object = error_of(answer)
+        said = status
         if status == 200 and error_object and "choices" not in (answer or {}):
-            code = error_object.get("code")  # OpenRouter reports upstream failures under a 200
-            status = code if isinstance(code, int) and code >= 400 else 502
+            code = str(error_object.get("code"))  # OpenRouter reports upstream failures under a 200
+            number = int(code) if code.isdecimal() else 0
+            status, said = (number, number) if 400 <= number < 600 else (502, 400)
         if status < 300:
-            retried = ("error",) if partial else ("error", "abort")
             for reason in self.finish_reasons(answer or {}):
-                if reason.startswith(retried):
-                    raise _Failed(f"the server aborted the completion (finish_reason {reason!r})")
+                meant = ending(reason.partition(":")[0])  # SGLang's comes with its message
+                if meant is Ending.BROKEN or (meant is FinishReason.ABORT and not partial):
+                    raise Failed(f"the server broke the completion off (finish_reason {reason!r})")
             if answer is None and expect_json:
-                raise BadResponse(self.base_url, f"{url} answered {status} with no JSON object: {raw[:200]!r}")
+                nothing = BadResponse(self.base_url, f"{url} answered {status} with no JSON object: {raw[:200]!r}")
+                if payload is None or not (self._completed_at or raw.lstrip()[:1] in (b"", b"{", b"[")):
+                    raise nothing  # a page of another service
+                raise Failed(nothing.reason, final=nothing)
             return answer or {}
         text = raw.decode("utf-8", "replace")
         self.outages += status in _GATEWAY_STATUS
+        if payload is not None and (about := of_conversation(self.base_url, said, text, error_object)) is not None:
+            raise about
         out_of_money = error_object.get("code") == "insufficient_quota"
         if (status in _RETRIED_STATUS or status >= 500) and status != 501 and not out_of_money:
-            raise _Failed(f"status {status}: {text[:300]}", _retry_after(answered.get("Retry-After")))
+            raise Failed(f"status {status}: {text[:300]}", retry_after(answered.get("Retry-After")))
         raise rejection(
             self.base_url,
             status,
@@ -330,49 +394,3 @@ class HttpClient(HttpSessionOwner):
             headers=headers,
             cookie_jar=aiohttp.DummyCookieJar(),  # a real one searches for cookies at every request
         )
-
-
-def _decode(raw: bytes) -> dict[str, Any] | None:
-    try:
-        answer = orjson.loads(raw)
-    except orjson.JSONDecodeError:
-        try:
-            answer = json.loads(raw)  # NaN logprobs, lone surrogates
-        except (ValueError, RecursionError):
-            return None
-    if isinstance(answer, list):
-        return {ARRAY: answer}
-    return answer if isinstance(answer, dict) else None
-
-
-def _error_of(answer: Mapping[str, Any] | None) -> dict[str, Any]:
-    error = (answer or {}).get("error")
-    if isinstance(error, Mapping):
-        return dict(error)
-    if isinstance(error, str):
-        return {"message": error}
-    if answer is not None and answer.get("object") == "error":  # vLLM before 0.10: the body itself is the error
-        return dict(answer)
-    return {}
-
-
-def retry_delay(attempt: int, asked: float | None = None, first: float | None = None) -> float:
-    """Seconds before the next attempt: the server's request, else exponential; jitter spreads the clients."""
-    if asked is not None:
-        return asked + random.uniform(0.0, min(1.0, 0.1 * asked))
-    first = _FIRST_DELAY if first is None else first
-    return min(_LONGEST_DELAY, first * 2.0 ** (attempt - 1)) * random.uniform(0.5, 1.0)
-
-
-def _retry_after(header: str | None) -> float | None:
-    """Seconds from a Retry-After header in either of its forms."""
-    if header is None:
-        return None
-    try:
-        return max(0.0, float(header))
-    except ValueError:
-        pass
-    try:
-        return max(0.0, email.utils.parsedate_to_datetime(header).timestamp() - time.time())
-    except ValueError:
-        return None

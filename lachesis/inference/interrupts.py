@@ -18,7 +18,7 @@ from typing import Any, Final
 from lachesis.inference.engines.base import Generation
 from lachesis.inference.engines.replay_fields import joined_replay
 from lachesis.inference.errors import ServerUnavailable
-from lachesis.inference.http_client import retry_delay
+from lachesis.inference.http_attempts import retry_delay
 from lachesis.inference.sampling import Sampling
 from lachesis.inference.stop_texts import StopTexts
 from lachesis.trajectories.messages import FinishReason

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Unpack
+from typing import Any, Final, Unpack
 
 from lachesis.inference.affinity import Route
 from lachesis.inference.chat_format import (
     ChatOptions,
     Payload,
     check_arguments,
+    is_refusal,
+    raw_finish_reason,
     read_choices,
     read_finish_reason,
     read_message,
@@ -22,6 +24,9 @@ from lachesis.inference.parse_thread import is_long, parse
 from lachesis.inference.sampling import recorded_fields
 from lachesis.trajectories.messages import ChatResponse, Message
 from tool_call_parsers import get_parser
+
+HARMLESS: Final = ({"role": "user", "content": "Hi"},)
+"""A conversation that no server refuses for what it says."""
 
 
 class OpenAIServer(HttpClient):
@@ -42,7 +47,8 @@ class OpenAIServer(HttpClient):
         """One completion.
 
         Options that are None are not sent. `max_retries` overrides the setting. `route` is for the headers. Raises
-        `ServerUnavailable`, `RequestRejected` (and its kinds `Unauthorized`, `ContextExhausted`) and `BadResponse`.
+        `ServerUnavailable`, `RequestRejected` (and its kinds `Unauthorized`, `ContextExhausted`, `ConversationRefused`)
+        and `BadResponse`.
         """
         check_arguments(options, ChatOptions.__annotations__.keys(), "chat")
         tools = options.get("tools")
@@ -52,16 +58,24 @@ class OpenAIServer(HttpClient):
         payload: Payload = {"messages": request_messages(messages, self.settings.reasoning_field), **sampling}
         if tools:
             payload["tools"] = list(tools)
-        answer = await self.post("/chat/completions", payload, max_retries=max_retries, route=route)
+        answer = await self.post(
+            "/chat/completions",
+            payload,
+            max_retries=max_retries,
+            route=route,
+            check=partial(read_choices, server=self.base_url),
+            harmless=lambda: {"messages": HARMLESS},
+        )
         choice = read_choices(answer.body, self.base_url)[0]
         read = partial(read_message, choice["message"], self.parser, tools)
         message, malformed = await parse(is_long(choice["message"]), read)
-        raw_reason, model = choice.get("finish_reason"), answer.body.get("model")
+        raw_reason, model = raw_finish_reason(choice), answer.body.get("model")
         return ChatResponse(
             message=message,
             malformed_calls=malformed,
+            refusal=is_refusal(choice["message"]),
             finish_reason=read_finish_reason(raw_reason),
-            raw_finish_reason=raw_reason if isinstance(raw_reason, str) else None,
+            raw_finish_reason=raw_reason,
             model=model if isinstance(model, str) else None,
             usage=read_usage(answer.body),
             latency=answer.latency,

@@ -13,7 +13,7 @@ from lachesis.inference.affinity import Affinity, Demand, Route
 from lachesis.inference.balancer import Balancer, Split
 from lachesis.inference.chat_format import ChatOptions, read_choices, request_messages, restate_choices
 from lachesis.inference.http_client import HttpAnswer
-from lachesis.inference.openai_server import OpenAIServer
+from lachesis.inference.openai_server import HARMLESS, OpenAIServer
 from lachesis.inference.parse_thread import is_long, parse
 from lachesis.tasks import run_all
 from lachesis.trajectories.messages import ChatResponse, Message
@@ -120,8 +120,16 @@ class Router(Balancer[OpenAIServer]):
                     body["messages"] = request_messages(body["messages"], server.settings.reasoning_field)
                 if count > 1:
                     body["n"] = count
-                answer = await server.post(path, body, max_retries=retries, route=route)
-                if path == "/completions":
+                text = path == "/completions"
+                answer = await server.post(
+                    path,
+                    body,
+                    max_retries=retries,
+                    route=route,
+                    check=None if text else partial(read_choices, server=server.base_url),
+                    harmless=lambda: {"prompt": "Hi"} if text else {"messages": HARMLESS},
+                )
+                if text:
                     return [answer]
                 choices = read_choices(answer.body, server.base_url)
                 long = any(is_long(choice["message"]) for choice in choices)

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lachesis.lazy import after_import
-from lachesis.run_folder import RunFolderError
+from lachesis.run_folder import RunFolderError, unused
 from lachesis.runs.server_settings import ServerConfig, describe
 from lachesis.runs.settings import HermesAgentEnvConfig
 
@@ -92,6 +92,7 @@ class AtroposBase(ABC):
         self.checkpoint_dir = ""
         self.checkpoint_interval = -1
         self.jsonl_writer: Any = None
+        self._eval_folder: Path | None = None
 
     def note_uncalled(self, env_cls: type, base: type, names: Sequence[str] = NEVER_CALLED) -> None:
         """Say which methods between `env_cls` and `base` the run does not call."""
@@ -115,7 +116,8 @@ class AtroposBase(ABC):
         samples: Sequence[Mapping[str, Any]] | None = None,
         verbose: bool = True,
     ) -> None:
-        """Write `metrics.json`, and `samples.jsonl` if there are samples, into `data_dir_to_save_evals`.
+        """Write `metrics.json`, and `samples.jsonl` if there are samples, into `data_dir_to_save_evals` (default: a
+        folder `eval` of the environment's in `data`).
 
         Args:
             metrics: name -> number.
@@ -132,9 +134,6 @@ class AtroposBase(ABC):
         now = time.time()
         seconds = (end_time or now) - (start_time or now)
         task_name = task_name or f"{self.name or type(self).__name__}_eval"
-        if self.config.data_dir_to_save_evals is None:
-            self.console.print("data_dir_to_save_evals is not set: the evaluation is not written", style="yellow")
-            return
         if verbose:
             table = Table(title=f"{task_name} ({seconds:.1f} s)", show_header=False)
             for name, value in metrics.items():
@@ -151,7 +150,7 @@ class AtroposBase(ABC):
             },
             "results": {f"atropos|{task_name}|0": metrics, "all": metrics},
         }
-        folder = Path(self.config.data_dir_to_save_evals)
+        folder = Path(self.config.data_dir_to_save_evals or self._default_eval_folder())
         try:
             folder.mkdir(parents=True, exist_ok=True)
             (temporary := folder / "metrics.json.tmp").write_text(json.dumps(written, indent=2), encoding="utf-8")
@@ -163,6 +162,14 @@ class AtroposBase(ABC):
             raise RunFolderError(
                 f"cannot write metrics.json and samples to {folder}: {error.strerror or error}; make room there"
             ) from error
+        if verbose:
+            self.console.print(f"metrics  {folder / 'metrics.json'}", markup=False, highlight=False, soft_wrap=True)
+
+    def _default_eval_folder(self) -> Path:
+        """Chosen once in a run, beside the evaluations of earlier ones."""
+        if self._eval_folder is None:
+            self._eval_folder = unused(Path("data") / (self.name or type(self).__name__) / "eval")
+        return self._eval_folder
 
 
 for _name in INHERITED:

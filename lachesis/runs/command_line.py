@@ -18,7 +18,9 @@ from pydantic import BaseModel, ValidationError
 from rich.console import Console
 
 from lachesis.errors import ExitCode, LachesisError, SettingsError
+from lachesis.run_folder import name_problem
 from lachesis.runs.flags import close_names, make_parser
+from lachesis.runs.hooks import misspelt_hooks, require_hooks
 from lachesis.runs.own_process import run_alone
 from lachesis.runs.server_settings import ServerConfig, as_server_configs, describe, is_local_model, needs_start
 from lachesis.runs.setting_facts import facts_of
@@ -43,13 +45,25 @@ def main(env_cls: type[Environment], argv: Sequence[str] | None = None, *, prog:
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         command, settings = read_settings(env_cls, arguments, prog=prog)
+        note_misspelt_hooks(env_cls, console)
         announce(env_cls.name or env_cls.__name__, command, settings["server_configs"], console)
-        return run_alone(_run(command, env_cls(**settings)))
+        env = env_cls(**settings)
+        if problem := name_problem(env.run_name):
+            raise SettingsError(
+                f"the name of {env_cls.__name__}, {env.run_name!r}, {problem}; its runs are in data/NAME"
+            )
+        return run_alone(_run(command, env))
     except Exception as error:
         return report_error(error, console)
     except (KeyboardInterrupt, asyncio.CancelledError):
         console.print("stopped; what was finished is kept, start again to continue")
         return ExitCode.STOPPED
+
+
+def note_misspelt_hooks(env_cls: type[Environment], console: Console) -> None:
+    """Name methods that are nearly what a run calls."""
+    for line in misspelt_hooks(env_cls):
+        console.print(f"note: {line}", style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
 def announce(name: str, command: str, servers: Sequence[ServerConfig], console: Console) -> None:
@@ -106,6 +120,7 @@ def read_settings(
     """
     if env_cls._class_error is not None:
         raise env_cls._class_error
+    require_hooks(env_cls)
     try:
         default_config, in_code = env_cls.config_init()
     except ValidationError as error:

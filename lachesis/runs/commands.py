@@ -27,11 +27,13 @@ from lachesis.runs.evaluations import EvaluatedItems
 from lachesis.runs.exclusion import Exclusions, of_record, of_rollout
 from lachesis.runs.failures import FailureBrake, UnusableSettings
 from lachesis.runs.file_sink import FileSink
-from lachesis.runs.group_player import PlayedGroup, play_group, play_item
+from lachesis.runs.group_player import PlayedGroup, play_group, play_item, settled_group
 from lachesis.runs.group_records import group_record
 from lachesis.runs.item_keys import ItemKeys, SampleKeys, item_digest
-from lachesis.runs.ledger import own_path
 from lachesis.runs.model_servers import model_files
+from lachesis.runs.own_code import code_of
+from lachesis.runs.own_figures import own_figures
+from lachesis.runs.own_place import own_place
 from lachesis.runs.pipeline import NextItem, Pipeline, PlayItem
 from lachesis.runs.results import RunFiles, RunResult, ServeResult
 from lachesis.runs.rollout_api_sink import RolloutApiSink
@@ -109,7 +111,7 @@ async def own_evaluation(env: Environment) -> Any:
         return await env.evaluate()
     of_tasks = open_run().failures
     of_tasks.clear()
-    with failed_requests() as failed:
+    with failed_requests() as failed, own_figures(env.reporting) as figures:
         result = await with_blocking_calls(env.evaluate(), name=f"{env.run_name}: evaluate")
     # A loop made by hand notes the error of its request again.
     if broken := list({id(error): error for error in (*failed.values(), *of_tasks.values())}.values()):
@@ -117,6 +119,12 @@ async def own_evaluation(env: Environment) -> Any:
             f"{env.run_name}: the infrastructure failed {counted(len(broken), 'time')} under its evaluation, whose "
             f"figures may count that as failures of the model; the first: {broken[0]}"
         )
+    if isinstance(result, RunResult):
+        return result  # it printed and wrote its own
+    if left := figures.left(env.reporting, result):
+        await env.reporting.evaluate_log(left)
+    elif not figures.written:
+        _note(env.console, f"{env.run_name}: evaluate() gave no figures: nothing is written")
     return result
 
 
@@ -207,8 +215,13 @@ async def _into_files(
     settings = {**about_content(env, evaluation=evaluates), "evaluation": evaluates, "group_size": group_size}
     if evaluates and (files_of_model := model_files(env.server_configs)):
         settings["model_file"] = await asyncio.to_thread(_content_of, files_of_model)
-    if not named:
-        files = await asyncio.to_thread(_own_files, env, files, settings, evaluation.digests if evaluation else ())
+    code = await asyncio.to_thread(code_of, env)
+    files, takes_old_code = await own_place(
+        files, settings, evaluation.digests if evaluation else (), code, named, config.when_code_changed, env.console
+    )
+    if not named:  # for what the environment itself keeps of its rollouts
+        place = files.groups.parent if evaluates else files.groups
+        setattr(config, "data_dir_to_save_evals" if evaluates else "data_path_to_save_groups", str(place))
     figures = RunningFigures(window=None) if evaluates else RunningFigures()
     sink = FileSink(
         files,
@@ -225,6 +238,8 @@ async def _into_files(
         figures=figures,
         evaluation=evaluation,
         on_earlier=None if exclusions is None else partial(_note_earlier, exclusions),
+        code=code,
+        takes_old_code=takes_old_code,
     )
     # A sample is a rollout, and no group: as many may fail as in these groups.
     most = config.max_failed_groups * (config.group_size if evaluates else 1)
@@ -238,6 +253,7 @@ async def _into_files(
         console=env.console,
         brake=brake,
         on_group=on_group,
+        ask_again=partial(settled_group, env, figures.add),
     )
     await pipeline.run()
     assert sink.summary is not None
@@ -310,6 +326,7 @@ async def serve(env: Environment, *, hold_out: bool) -> ServeResult:
             console=env.console,
             brake=FailureBrake(env.console, config.max_failed_groups, figures.causes),
             on_group=on_group,
+            ask_again=partial(settled_group, env, figures.add),
             timeout=longest_group(config),
             grace_period=config.grace_period,
         )
@@ -443,13 +460,6 @@ async def _draw_eval_items(env: Environment) -> None:
             f"evaluation would take all {counted(found, 'item')} (env.eval_items is {wanted}) and leave none to train "
             "on: write get_eval_items, or set --env.eval_items lower or --env.steps_per_eval 0"
         )
-
-
-def _own_files(env: Environment, files: RunFiles, settings: Mapping[str, Any], items: Sequence[str]) -> RunFiles:
-    path, differs = own_path(files.groups, settings, items)
-    if differs:
-        _note(env.console, f"{differs}, so this run has the folder {path.parent}")
-    return RunFiles(path)
 
 
 def _note(console: Console, text: str) -> None:

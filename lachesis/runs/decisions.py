@@ -19,6 +19,8 @@ class Kept:
     """Trained tokens in it."""
     undelivered: int = 0
     """Sampled tokens of its rollouts that are not in it, on purpose."""
+    of_split: int = 0
+    """Those of them that are in further samples of its rollouts, which `split_rollouts` leaves out."""
     rewards: Sequence[float | None] = ()
     tracebacks: Sequence[str] = ()
     """Exceptions in the environment's own code."""
@@ -47,8 +49,15 @@ class LeftOut:
     of_every_group: bool = False
     """The reason lies in the server and the settings: the next groups would be left out as well."""
     tracebacks: Sequence[str] = ()
+    broken_item: bool = False
+    """Its item fails alike in every attempt while others are answered: the run goes on without it."""
     too_old: bool = False
     """It took too long for the trainer: nothing failed."""
+
+    @property
+    def blameless(self) -> bool:
+        """Whether it says nothing about the environment, the servers and the settings."""
+        return self.declined or self.left_to_agents or self.too_old or self.broken_item
 
 
 Decision = Kept | LeftOut

@@ -12,7 +12,8 @@ from rich.console import Console
 
 from lachesis.errors import ExitCode, LachesisError
 from lachesis.runs.decisions import Decision, LeftOut
-from lachesis.runs.running_figures import VARYING, Causes
+from lachesis.runs.running_figures import Causes
+from lachesis.runs.tool_failures import VARYING
 from lachesis.tracebacks import in_one_line
 from lachesis.wording import counted
 
@@ -151,6 +152,7 @@ class FailureBrake:
     def __init__(self, console: Console, most: int, causes: Causes | None = None) -> None:
         self.exceptions = 0
         """Rollouts that met an exception in the environment's own code."""
+        self.most = most
         self._console = console
         self._most = most
         self._causes = Causes() if causes is None else causes
@@ -176,7 +178,7 @@ class FailureBrake:
         if kept or (not useless and any(reward is not None for reward in decision.rewards)):
             self._in_a_row = 0
             return
-        if isinstance(decision, LeftOut) and (decision.declined or decision.left_to_agents or decision.too_old):
+        if isinstance(decision, LeftOut) and decision.blameless:
             return
         self._in_a_row += 1
         if self._in_a_row >= self._most and isinstance(decision, LeftOut) and useless:

@@ -25,6 +25,7 @@ from lachesis.runs.group_player import PlayedGroup
 from lachesis.runs.group_records import group_record, trajectories_of
 from lachesis.runs.item_keys import whole_and_part
 from lachesis.runs.ledger import Ledger
+from lachesis.runs.own_code import OwnCode
 from lachesis.runs.pipeline import Pipeline, Sink
 from lachesis.runs.progress import Standing
 from lachesis.runs.report import write_report
@@ -52,6 +53,7 @@ class FileSink(Sink[PlayedGroup]):
         figures: those of the rollouts so far, for the display.
         evaluation: of an evaluation, its items; every line says that it is one.
         on_earlier: called, in a thread, with every group that an earlier start finished.
+        code, takes_old_code: see `Ledger`.
     """
 
     def __init__(
@@ -71,6 +73,8 @@ class FileSink(Sink[PlayedGroup]):
         figures: RunningFigures | None = None,
         evaluation: EvaluatedItems | None = None,
         on_earlier: Callable[[Mapping[str, Any]], None] | None = None,
+        code: OwnCode | None = None,
+        takes_old_code: bool = False,
     ) -> None:
         self.on_earlier = on_earlier
         self.size = size
@@ -84,7 +88,8 @@ class FileSink(Sink[PlayedGroup]):
         self.save_trajectories = save_trajectories
         self.evaluation = evaluation
         self.console = console
-        self.ledger = Ledger(files.groups, settings, items=() if evaluation is None else evaluation.digests)
+        items = () if evaluation is None else evaluation.digests
+        self.ledger = Ledger(files.groups, settings, items, code, takes_old_code=takes_old_code)
         self.done = self.ledger.done
         self.workers = max(1, workers)
         self.played = 0
@@ -165,7 +170,8 @@ class FileSink(Sink[PlayedGroup]):
             left_to_agents=group.left_to_agents,
             rewards=group.rewards,
             record=record,
-            again=any(rollout.may_pass_later for rollout in group.rollouts),
+            again=any(rollout.may_pass_later for rollout in group.rollouts) and not group.of_broken_item,
+            broken_item=group.of_broken_item,
             unscored_because=group.rollouts[-1].unscored_because if group.rollouts else "no rollouts",
             tracebacks=group.tracebacks,
         )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeAlias
 
+from lachesis.agent.doubtful import settled
 from lachesis.agent.result import AgentResult
 from lachesis.agent.reward import RewardError
 from lachesis.agent.rollout import Rollout, holding_sandboxes
@@ -14,6 +15,7 @@ from lachesis.agent.sealing import HostDiskFull
 from lachesis.errors import SettingsError
 from lachesis.inference import RequestRejected, Unauthorized
 from lachesis.inference.errors import NothingThere
+from lachesis.runs.doubts import settle, show_first
 from lachesis.runs.environment import Environment
 from lachesis.runs.failures import RunStopped, UnusableSettings
 from lachesis.runs.item_keys import whole_and_part
@@ -54,6 +56,16 @@ class PlayedGroup:
     def left_to_agents(self) -> bool:
         """Whether agents, and nothing else, kept it from every score."""
         return bool(self.rollouts) and all(rollout.left_to_agent for rollout in self.rollouts)
+
+    @property
+    def of_broken_item(self) -> bool:
+        """Whether its item is left out of this run as broken."""
+        return any(rollout.broken_item for rollout in self.rollouts)
+
+    @property
+    def in_doubt(self) -> bool:
+        """Whether the reward of one raised what may be its agent's doing, and nothing has shown it yet."""
+        return any(rollout.doubt is not None for rollout in self.rollouts)
 
     @property
     def rewards(self) -> list[float | None]:
@@ -114,23 +126,41 @@ async def play_group(
 
     async def play(index: int) -> Rollout:
         rollout = await env.play_rollout(item, whole, first + index, tools, evaluation=evaluation)
-        if env.compute_group_reward is None:
+        if env.compute_group_reward is None and rollout.doubt is None:
             finished(item, rollout)
         return rollout
 
     async with holding_sandboxes():
         for _ in range(rounds):
-            scored = sum(rollout.reward is not None for rollout in rollouts)
-            if scored == size:
+            scored = sum(rollout.reward is not None or rollout.doubt is not None for rollout in rollouts)
+            if scored == size or any(rollout.broken_item for rollout in rollouts):
                 break
             rollouts += await run_all(map(play, range(len(rollouts), len(rollouts) + size - scored)))
             stop_if_hopeless(rollouts)
+        late = [env.compute_group_reward is not None or rollout.doubt is not None for rollout in rollouts]
         rollouts = await env.player.score_group(item, rollouts)
-        for rollout in rollouts if env.compute_group_reward is not None else ():
-            finished(item, rollout)
         stop_if_hopeless(rollouts)
+    rollouts = await settle(env, item, rollouts, tools)
+    for rollout, is_late in zip(rollouts, late, strict=True):
+        if is_late and rollout.doubt is None:
+            finished(item, rollout)
     measured = [rollout.measured(partial(_metrics, env, item)) for rollout in rollouts]
     return PlayedGroup(item, item_key, tools, measured, toolsets=toolsets)
+
+
+def settled_group(env: Environment, finished: Finished, group: PlayedGroup, *, last: bool = False) -> PlayedGroup:
+    """A group in doubt with what is known by now. `last`: nobody asks again, and its doubts stay errors of the
+    environment."""
+    rollouts = []
+    for before, rollout in zip(group.rollouts, settled(env.player, group.rollouts), strict=True):
+        if rollout.doubt is not None and last:
+            rollout = replace(rollout, doubt=None)
+        if before.doubt is not None and rollout.doubt is None:
+            finished(group.item, rollout)
+            rollout = rollout.measured(partial(_metrics, env, group.item))
+        rollouts.append(rollout)
+    show_first(env, rollouts)
+    return replace(group, rollouts=rollouts)
 
 
 def _metrics(env: Environment, item: Any, result: AgentResult, reward: float | None) -> Mapping[str, float]:

@@ -120,6 +120,7 @@ def rollout_record(rollout: Rollout, place: int | None) -> dict[str, Any]:
         "unscored_kind": rollout.unscored_kind,
         "turn_rewards": None if rollout.turn_rewards is None else list(rollout.turn_rewards),
         "agent_fault": rollout.agent_fault,
+        **({"fault_traceback": rollout.fault_traceback} if rollout.fault_traceback else {}),
         "traceback": rollout.tracebacks,
         "attempts": rollout.attempts,
         "retried_after": list(rollout.retried_after),
@@ -147,6 +148,7 @@ def _agent_record(result: AgentResult | None) -> dict[str, Any]:
     return {
         **({"program": result.program.to_record()} if result.program is not None else {}),
         **({"verifier": plain(result.verifier)} if result.verifier is not None else {}),
+        **({"refusal": True} if result.refusal else {}),
         "turns": result.turns_used,
         "api_calls": result.api_calls,
         "prompt_tokens": result.tokens.prompt_tokens,

@@ -17,6 +17,7 @@ import shlex
 import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
@@ -25,30 +26,51 @@ import orjson
 
 from lachesis.run_folder import OtherSettings, RunFolderError, WrongFolder, changes, unused
 from lachesis.runs.item_keys import is_part
+from lachesis.runs.own_code import OwnCode
 from lachesis.trajectories import JsonlWriter, read_lines
 from lachesis.trajectories.digests import certified
 from lachesis.trajectories.entries import COMPLETED_FILE, FAILED_FILE
 from lachesis.trajectories.jsonl import sync_folder
+from lachesis.wording import counted
 
 _FLAGS = "-o, --env.data_path_to_save_groups, --env.data_dir_to_save_evals or --output"
 """Where a command says which folder is written."""
+CONTINUE = "--env.when_code_changed continue keeps what is finished, as it was scored, and goes on"
 
 
-def own_path(path: Path, settings: Mapping[str, Any], items: Sequence[str] = ()) -> tuple[Path, str]:
+@dataclass(frozen=True, slots=True)
+class OldCode:
+    """A run that other code of the environment made, with the settings and items of this one."""
+
+    path: Path
+    """Of its groups."""
+    change: str
+    """What is different, and how much is finished, in words."""
+    same_file: bool
+    """Whether that is an earlier state of the same file."""
+
+
+def own_path(
+    path: Path, settings: Mapping[str, Any], items: Sequence[str] = (), code: OwnCode | None = None
+) -> tuple[Path, str, OldCode | None]:
     """Where a run with these settings has its file: `path`, or the same name in `FOLDER-2`, `FOLDER-3` and so on, the
-    first that no other run has. And why it is not `path`, or an empty text.
+    first that no other run has. And why it is not `path`, or an empty text; and the run among those before it that
+    differs in its code only, the latest one or rather that of the same file.
 
     Raises:
         RunFolderError: nobody knows what made one of the files.
     """
-    folder, why = path.parent, ""
+    folder, why, older = path.parent, "", list[OldCode]()
     for number in itertools.count(2):
-        differs = Ledger(path, settings, items).differences()
-        if not differs:
+        ledger = Ledger(path, settings, items, code)
+        if not (differs := ledger.differences()):
             break
+        if (old := ledger.old_code()) is not None:
+            older.append(old)
         why = why or differs
         path = folder.with_name(f"{folder.name}-{number}") / path.name
-    return path, why
+    begun = path.exists() and path.stat().st_size > 0
+    return path, why, None if begun else max(reversed(older), key=lambda old: old.same_file, default=None)
 
 
 class Ledger:
@@ -58,19 +80,32 @@ class Ledger:
         path: the JSONL file. `NAME.run.json` beside it is the manifest, `NAME.lock` keeps other runs out.
         settings: those that decide the content of groups; a second start must have the same.
         items: digests of the items of an evaluation; a second start must have the same, and may have more or fewer.
+        code: that of the environment; a second start must have the same, unless it `takes_old_code`.
 
     Each group gets `number`, its place in the file, from 0. A file that an older version began goes on without.
     """
 
-    def __init__(self, path: Path, settings: Mapping[str, Any], items: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        path: Path,
+        settings: Mapping[str, Any],
+        items: Sequence[str] = (),
+        code: OwnCode | None = None,
+        *,
+        takes_old_code: bool = False,
+    ) -> None:
         self.path = path
         self.items = list(items)
+        self.code = code
+        self.takes_old_code = takes_old_code
         self.done: set[str] = set()
         """Keys of finished groups. A thread adds to them: look for keys only, and do not iterate."""
         self.items_done = 0
         """Finished groups without the further ones of an item."""
         self.run = ""
         """The id of the run, the same after each start; empty for one that an older version began."""
+        self.elsewhere = ""
+        """How to choose another folder, where that is no flag of `process` or `eval`."""
         self.own_names = False
         """Whether the plain names of trajectory files belong to something else in the folder."""
         self._count = 0
@@ -124,15 +159,18 @@ class Ledger:
 
     def _claim(self) -> None:
         """Compare the settings, and settle the id of the run and the names of its files."""
-        begun = self.path.exists() and self.path.stat().st_size > 0
+        begun = self._begun()
         manifest = self._read_manifest(required=begun)
         if manifest.get("groups", self.path.name) != self.path.name:
             raise WrongFolder(f"{self._manifest} belongs to {manifest['groups']}; choose another name")
         if begun:
             if differs := self._differences(manifest):
-                raise OtherSettings(
-                    f"{differs}; start with the same ones to continue it, or write elsewhere: {self._elsewhere()}"
-                )
+                again = CONTINUE if self.old_code() else "start with the same ones to continue it"
+                raise OtherSettings(f"{differs}; {again}, or write elsewhere: {self._elsewhere()}")
+            if self.code is not None and (self._code_change(manifest) or "code" not in manifest):
+                earlier = [*manifest.get("earlier_code", ()), *filter(None, [manifest.get("code")])]
+                manifest = {**manifest, "code": self.code.to_record(), "earlier_code": earlier}
+                self._write_manifest(manifest)
         else:
             fresh = {"created": datetime.now(UTC).isoformat(), "run": uuid.uuid4().hex, "groups": self.path.name}
             kept = {}
@@ -141,7 +179,8 @@ class Ledger:
                 same = (manifest["settings"], manifest.get("items", [])) == (self._settings, self.items)
                 names = ("run", "own_names") if same else ("own_names",)
                 kept = {name: manifest[name] for name in names if name in manifest}
-            manifest = {**fresh, **kept, "settings": self._settings}
+            code = {} if self.code is None else {"code": self.code.to_record()}
+            manifest = {**fresh, **kept, "settings": self._settings, **code}
             # Two runs that start together have both written this before they look for others: neither overlooks one.
             self._write_manifest(manifest)
         if self.items and len(self.items) > len(manifest.get("items", ())):
@@ -165,10 +204,32 @@ class Ledger:
         Raises:
             RunFolderError: nobody knows what made the file.
         """
-        begun = self.path.exists() and self.path.stat().st_size > 0
-        return self._differences(self._read_manifest(required=True)) if begun else ""
+        return self._differences(self._read_manifest(required=True)) if self._begun() else ""
+
+    def old_code(self) -> OldCode | None:
+        """The run that the file has, where it is another one only because other code made it."""
+        if not self._begun() or self._other_run(manifest := self._read_manifest(required=True)):
+            return None
+        if not (change := self._code_change(manifest)):
+            return None
+        same_file = self.code is not None and manifest["code"]["file"] == self.code.file
+        return OldCode(self.path, change, same_file)
+
+    def _begun(self) -> bool:
+        return self.path.exists() and self.path.stat().st_size > 0
 
     def _differences(self, manifest: Mapping[str, Any]) -> str:
+        return self._other_run(manifest) or ("" if self.takes_old_code else self._code_change(manifest))
+
+    def _code_change(self, manifest: Mapping[str, Any]) -> str:
+        """What is different in the code, and how much the old one has finished."""
+        if self.code is None or not (change := self.code.change(manifest.get("code"), self.path)):
+            return ""
+        unit = "sample" if self._settings.get("evaluation") else "group"
+        with self.path.open("rb") as lines:
+            return f"{change} ({counted(sum(1 for _ in lines), unit)} finished)"
+
+    def _other_run(self, manifest: Mapping[str, Any]) -> str:
         if changed := changes(manifest["settings"], self._settings):
             return f"{self.path} was begun with other settings ({changed})"
         # An evaluation of some items and of others would be an evaluation of neither.
@@ -182,6 +243,8 @@ class Ledger:
 
     def _elsewhere(self) -> str:
         """Flags for a folder that is free."""
+        if self.elsewhere:
+            return self.elsewhere
         here = self.path.parent
         folder = unused(here if here.name else Path("run"))
         verb, setting, place = "process", "data_path_to_save_groups", folder / self.path.name

@@ -138,13 +138,14 @@ async def start_servers(
         raise ServerConfigError(
             f"some servers report tokens and some do not ({found}); set server_type or engine alike for all of them"
         )
-    urls, files = [], []
-    for config in configs:
+    urls, files, configs = [], [], list(configs)
+    for number, config in enumerate(configs):
         url, file = None, None
         if is_local_model(config):
             embedded = _embedded(config)
             url = (await stack.enter_async_context(embedded)).base_url
             file = embedded.model_file
+            configs[number] = config.model_copy(update={"api_key": embedded.api_key})
         elif config.model_name == REFERENCE:
             if policy is None:
                 raise ServerConfigError("this environment has no reference policy; name a model instead")

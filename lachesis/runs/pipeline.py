@@ -23,6 +23,7 @@ from backends import BackendError
 from lachesis.inference import InferenceError
 from lachesis.runs.decisions import Decision, Kept, LeftOut, Tally
 from lachesis.runs.failures import FailureBrake, Job, Retries, RunStopped
+from lachesis.runs.held_groups import HeldGroups
 from lachesis.runs.item_keys import ItemKeys, or_none, part_key
 from lachesis.runs.progress import Progress, Standing
 from lachesis.tasks import cancel_requests, finish
@@ -36,6 +37,9 @@ NextItem = Callable[[], Awaitable[Any]]
 
 PlayItem = Callable[[Any, str], Awaitable[Sequence[G]]]
 """Plays the groups of an item (and its key), at least one."""
+
+AskAgain = Callable[..., G]
+"""`(group, last=False)`; after the last time, nothing is in doubt."""
 
 _TICK = 1.0
 
@@ -134,6 +138,8 @@ class Pipeline(Generic[G]):
     """Ends the run when no group gets a score."""
     on_group: Callable[[G, Decision], Awaitable[None]] | None = None
     """Awaited with every finished group and the decision about it, after it is on the disk."""
+    ask_again: AskAgain[G] | None = None
+    """What is known by now of a group that is `in_doubt`; None does not hold these back."""
     timeout: float = -1.0
     """Seconds for one group, 0 or less for any. A last resort: rollouts end themselves before."""
     grace_period: float = 0.0
@@ -147,6 +153,7 @@ class Pipeline(Generic[G]):
         self.reason = ""
         """Why the run ends; empty while it goes on."""
         self._retries = Retries(self.sink.retry_pause or 0.0, self.tell)
+        self._held: HeldGroups[G] = HeldGroups(self.ask_again, self._finish_decided, self.brake.most)
         self._begun = 0
         self._step = 0
         self._draw = asyncio.Lock()
@@ -203,9 +210,11 @@ class Pipeline(Generic[G]):
             self._settle_tasks()
             await self.sink.check()
             self._age()
+            if self._held and not (self._drawing or self._playing) and (self._held.full or self._nothing_left()):
+                await self._held.give_up()
             if not self.reason:
                 self.reason = self.sink.ending()
-                if not self.reason and self._nothing_left():
+                if not self.reason and self._nothing_left() and not self._held:
                     ran_out = f"there are no more items, after {self._begun} of this start"
                     self.reason = ran_out if self.exhausted else "all groups are played"
                     return
@@ -257,7 +266,7 @@ class Pipeline(Generic[G]):
         """Groups that may begin now."""
         busy = len(self._drawing) + len(self._playing)
         left = self._fresh()
-        if left <= 0 and not self._retries.ready():
+        if self._held.full or (left <= 0 and not self._retries.ready()):
             return 0
         room = self.sink.room(busy, self._playing.values())
         if self._retries.down:
@@ -338,6 +347,13 @@ class Pipeline(Generic[G]):
         await self._finish_group(job, groups[0], flight)
 
     async def _finish_group(self, job: Job, group: G, flight: Flight) -> None:
+        if self.ask_again is not None and getattr(group, "in_doubt", False):
+            self._held.put(job, group, flight)
+            return
+        await self._finish_decided(job, group, flight)
+        await self._held.ask()
+
+    async def _finish_decided(self, job: Job, group: G, flight: Flight) -> None:
         async with self._deciding:  # threads that compute share one GIL with the loop: it waits for each of them
             decision = await asyncio.to_thread(self.sink.decide, group)
         if isinstance(decision, Kept) and (old := self.sink.too_old(flight.step)) is not None:
@@ -413,6 +429,7 @@ class Pipeline(Generic[G]):
         if self.grace_period and (given_up := len(working & self._playing.keys())):
             self.tell(f"{counted(given_up, 'group')} did not finish; the next start plays their items again")
         await _cancel(working)
+        await self._held.release()
         for task in self._playing:
             if not task.cancelled() and (error := task.exception()) is not None:
                 raise error

@@ -94,7 +94,7 @@ class RunResult:
     @property
     def exit_code(self) -> ExitCode:
         if not self.failed:
-            return ExitCode.DONE
+            return ExitCode.DONE if self.summary.scored else ExitCode.FAILED  # no data is no success
         of_settings = self.figures.causes.of_settings and not self.exceptions
         return ExitCode.SETTINGS if of_settings else ExitCode.FAILED
 
@@ -115,6 +115,8 @@ class RunResult:
             yield "mean reward", str(summary.reward) if summary.scored else "none was scored"
         yield "turns", f"{summary.turns:.2f} a rollout"
         yield "tool calls", f"{summary.tool_calls:.2f} a rollout, {summary.tool_errors:.2f} failed"
+        for line in summary.tool_failures.lines():
+            yield "failed calls", line
         if summary.repaired.parsed:
             yield "repaired calls", f"{summary.repaired}: {NAME}"
         yield "outcomes", ", ".join(f"{name} {count}" for name, count in summary.outcomes.items()) or "none"
@@ -206,8 +208,9 @@ class RunResult:
             yield "rollouts without a score:"
             yield from (f"  {line}" for line in causes.lines())
         if faults := self.figures.faults:
-            yield "rollouts that broke their own sandbox, by what they did or because a limit is too low for the task:"
+            yield "rollouts whose agent is at fault, by what it did or left, or by a limit too low for the task:"
             yield from (f"  {line}" for line in faults.lines())
+        yield from self.figures.broken_lines()
         if self.failed_groups:
             what = "samples had no score" if self.evaluation else "groups had no scored rollout"
             again = "start again to play them" if causes.may_pass else REPEATS
@@ -274,6 +277,8 @@ class ServeResult:
     """Of this start. Empty while it goes on."""
     repaired: RepairedCalls = field(default_factory=RepairedCalls)
     """Of this start."""
+    of_split: int = 0
+    """The undelivered tokens of this start that are in further samples of rollouts that were sent."""
 
     exit_code = ExitCode.DONE
 
@@ -320,6 +325,9 @@ class ServeResult:
         if self.repaired.parsed:
             yield "repaired calls", f"{self.repaired}: {NAME}"
         yield "tokens", f"{self.delivered_tokens} delivered, {self.undelivered_tokens} undelivered"
+        if self.of_split:
+            of_split = counted(self.of_split, "token")
+            yield "not sent", f"{of_split} of this start in further samples of rollouts (--env.split_rollouts all)"
         yield "mean reward", "none was scored" if math.isnan(self.reward) else f"{self.reward:.3f}"
         yield from self._age_rows()
 

@@ -170,6 +170,7 @@ class RolloutApiSink(Sink[G]):
         self._refused: JsonlWriter | None = None
         self._reasons: set[str] = set()
         self._left_out_in_a_row = 0
+        self._of_split = 0
         self._equal_rewards: list[float] = []
         """Of the groups with equal rewards since the last one that was sent, and since the trainer's last step."""
         self._step: int | None = None
@@ -352,6 +353,7 @@ class RolloutApiSink(Sink[G]):
             else:
                 self._left_out_in_a_row = 0
                 self._equal_rewards.clear()
+                self._of_split += decision.of_split
                 self.relay.wake()
                 return decision
         await self._leave_out(job.key, decision)
@@ -416,6 +418,7 @@ class RolloutApiSink(Sink[G]):
             refused=dict(state.refused),
             delivered_tokens=state.delivered_tokens,
             undelivered_tokens=state.undelivered_tokens,
+            of_split=self._of_split,
             ages=dict(state.ages),
             oldest=state.oldest.key if state.oldest is not None else "",
             max_staleness=self.cap.most,

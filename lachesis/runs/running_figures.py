@@ -14,13 +14,13 @@ from lachesis.agent.rollout import Rollout
 from lachesis.evaluation import mean_over_items
 from lachesis.runs.item_keys import whole_and_part
 from lachesis.runs.setting_facts import with_settings
+from lachesis.runs.tool_failures import VARYING, ToolFailures
+from lachesis.wording import counted
 
 Row = tuple[str, str]
 
 MOST_CAUSES = 3
 _TITLES = ("title", "name", "instance_id", "task_id", "id", "question", "prompt", "text")
-VARYING = re.compile(r"0x[0-9a-f]+|[0-9a-f]{8,}|\d+(\.\d+)?")
-"""What differs between two failures with the same cause: ids, ports, times."""
 _LABELS = re.compile(r" \(environment=[^)]*\)")
 """Of a sandbox; its name tells as much."""
 
@@ -94,6 +94,10 @@ class RunningFigures:
         """Of the rollouts of this start without a score."""
         self.faults = Causes()
         """How agents broke their own sandboxes."""
+        self.tool_failures = ToolFailures()
+        """Of the rollouts of this start."""
+        self.broken_items: set[str] = set()
+        """Keys of items that this start left out as broken."""
         self._scores: dict[str, list[float | None]] = {}
         self._outcomes: Counter[str] = Counter()
         self._unscored: Counter[str] = Counter()
@@ -117,11 +121,17 @@ class RunningFigures:
                 failed=len(result.tool_errors),
                 repaired=result.repaired_calls[0],
             )
-        score = "no score, " if rollout.reward is None else f"reward {rollout.reward:.2f}, "
+            stats = {name: count.to_dict() for name, count in result.tool_counts.items()}
+            self.tool_failures.add(stats, ((each.tool_name, each.error) for each in result.tool_errors))
+        score = "no score, "
+        if (reward := rollout.reward) is not None:
+            score = f"reward {reward:{'.2f' if abs(reward) < 1e9 else '.4g'}}, "
         end = f"{score if self.scores else ''}{rollout.outcome.value}, {rollout.seconds:.1f} s"
         self._last = f"{item_title(item, rollout.item_key)}: {end}"
         if rollout.agent_fault:
             self.faults.add("agent_fault", rollout.agent_fault, may_pass=False)
+        if rollout.broken_item:
+            self.broken_items.add(rollout.item_key)
         kind = self._kind(rollout.unscored_kind)
         if kind and not rollout.left_to_agent:
             # A reward may be None for one sample and a number for the next.
@@ -142,6 +152,12 @@ class RunningFigures:
         self._outcomes[outcome] += 1
         if kind := self._kind(kind):
             self._unscored[kind] += 1
+
+    def broken_lines(self) -> Iterator[str]:
+        """How many items are broken, and which."""
+        if broken := sorted(self.broken_items):
+            more = f" and {len(broken) - 5} others" if len(broken) > 5 else ""
+            yield f"{counted(len(broken), 'item')} left out as broken: {', '.join(broken[:5])}{more}"
 
     def _kind(self, kind: str) -> str:
         return kind if self.scores or kind != "declined" else ""
@@ -168,6 +184,8 @@ class RunningFigures:
             yield "tokens", "not counted by the server" if counts["uncounted"] else rate
             repaired = f", {counts['repaired']} repaired by the parser" if counts["repaired"] else ""
             yield "tool calls", f"{counts['calls']}, {counts['failed']} failed{repaired}"
+            if self.tool_failures:
+                yield "failed", _cut("; ".join(self.tool_failures.lines()), 240)
             yield "last", self._last
 
 

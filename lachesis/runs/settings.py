@@ -224,6 +224,9 @@ class HermesAgentEnvConfig(RemovedSettings):
         default=None, description="Image of the sandboxes, as the backend names images; null is the backend's default."
     )
     terminal_workdir: str | None = Field(default=None, description="Folder inside in which commands start.")
+    terminal_carries_cd: bool = Field(
+        default=True, description="A cd of the agent lasts for its next commands; false: each starts in the folder."
+    )
     terminal_env: Annotated[dict[str, str], Facts(secret=True)] = Field(
         default_factory=dict, description="Environment variables inside."
     )
@@ -279,6 +282,11 @@ class HermesAgentEnvConfig(RemovedSettings):
     )
     data_dir_to_save_evals: Annotated[str | None, HOW] = Field(
         default=None, description="Folder that `evaluate` writes into; default: data/NAME/eval."
+    )
+    when_code_changed: Annotated[Literal["ask", "new_folder", "continue"], HOW] = Field(
+        default="ask",
+        description="Where the environment's code is another than at an earlier start: ask on a terminal and else take "
+        "a new folder, take one, or continue with the scores that are there.",
     )
     trajectory_system_prompt: Literal["generated", "actual"] = Field(
         default="generated",

@@ -10,9 +10,11 @@ from functools import partial
 from typing import Any
 
 from lachesis.evaluation import Mean, Scores, bounds, ks, mean_over_items, pass_at_k, pass_hat_k
+from lachesis.evaluation.intervals import mean_of
 from lachesis.evaluation.repaired_calls import RepairedCalls
 from lachesis.runs.exclusion import Exclusion, Exclusions, of_record
 from lachesis.runs.item_keys import whole_and_part
+from lachesis.runs.tool_failures import ToolFailures
 
 BUILTIN_FIGURES = frozenset(
     {
@@ -72,6 +74,7 @@ class Summary:
     repaired: RepairedCalls = field(default_factory=RepairedCalls)
     unlearns_calls: str = ""
     """The alarm about `repaired`, of a run in which the weights changed."""
+    tool_failures: ToolFailures = field(default_factory=ToolFailures)
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Means of reward components and of the environment's metrics, over the rollouts that have them."""
     exclusion: Exclusion = field(default_factory=Exclusion)
@@ -131,6 +134,7 @@ class Summariser:
         self._trains = False
         """Whether other weights than the first ones sampled something."""
         self._repaired = RepairedCalls()
+        self._tool_failures = ToolFailures()
         self._metrics: dict[str, list[float]] = {}
         self._exclusions = Exclusions()
         self._uncompressed_because = ""
@@ -146,6 +150,7 @@ class Summariser:
         self._repaired.add(rollout.get("repaired_calls", (0, 0)) for rollout in rollouts)
         self._totals.update(beside=(group.get("beside") or {}).get("completion_tokens", 0))
         for rollout in rollouts:
+            self._tool_failures.add_record(rollout)
             self._outcomes[rollout["outcome"]] += 1
             self._totals.update(
                 rollouts=1,
@@ -220,8 +225,9 @@ class Summariser:
             versions=totals["versions"] / (totals["versioned"] or 1),
             most_versions=self._most_versions,
             repaired=self._repaired,
+            tool_failures=self._tool_failures,
             unlearns_calls=self._repaired.alarm if self._trains else "",
-            metrics={name: math.fsum(values) / len(values) for name, values in sorted(self._metrics.items())},
+            metrics={name: mean_of(values) for name, values in sorted(self._metrics.items())},
             exclusion=self._exclusions.result() if tests else self._exclusions.rates(),
             scores=dict(sorted(self._scores.items())),
             category_of=dict(self._categories),

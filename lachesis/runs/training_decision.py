@@ -56,7 +56,8 @@ def decide_for_training(group: PlayedGroup, config: HermesAgentEnvConfig, traine
     undelivered = sum(built.undelivered.values()) + lost
     if isinstance(built, TrainingGroup):
         rewards = [rollout.reward for rollout in group.scored]
-        return Kept(_with_extras(built, group), built.delivered, undelivered, rewards, group.tracebacks)
+        of_split = sum(built.undelivered.values())
+        return Kept(_with_extras(built, group), built.delivered, undelivered, of_split, rewards, group.tracebacks)
     why = left_out[-1].unscored_because if left_out else ""
     if group.declined:
         return LeftOut("declined", group.declined, undelivered, group.rewards, declined=True, unscored_because=why)
@@ -74,7 +75,9 @@ def decide_for_training(group: PlayedGroup, config: HermesAgentEnvConfig, traine
         # a reward that is None, or a request that the server rejects. A whole group is decided.
         again=built.reason is RejectReason.INCOMPLETE
         and any(rollout.may_pass for rollout in left_out)
-        and all(rollout.traceback is None for rollout in left_out),
+        and all(rollout.traceback is None for rollout in left_out)
+        and not group.of_broken_item,
+        broken_item=group.of_broken_item,
         unscored_because=why,
         tracebacks=group.tracebacks,
         left_to_agents=group.left_to_agents,

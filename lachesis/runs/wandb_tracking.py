@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from lachesis.errors import LachesisError
@@ -13,6 +14,8 @@ from lachesis.runs.exclusion import WINDOW, Exclusion, Exclusions
 from lachesis.runs.settings import HermesAgentEnvConfig
 from lachesis.runs.summary import Summariser
 from lachesis.trajectories.exports import stored_messages
+
+log = logging.getLogger(__name__)
 
 CONTENT_LIMIT, CALL_LIMIT, RESULT_LIMIT = 300, 200, 500
 """Characters of reasoning and text, of a call's arguments, and of a tool's result in the rollout table."""
@@ -61,14 +64,13 @@ class Tracker:
             return
         run = await asyncio.to_thread(_open_run, config, project, group, job)
         self._run, self._keep = run, config.num_rollouts_to_keep
+        exit_code = 1
         try:
             yield
-        except BaseException:
-            await asyncio.to_thread(run.finish, exit_code=1)
-            raise
-        else:
-            await asyncio.to_thread(run.finish)
+            exit_code = 0
         finally:
+            if self._run is not None:
+                await asyncio.to_thread(self._send, lambda run: run.finish(exit_code=exit_code))
             self._run = None
 
     def add(self, group: Mapping[str, Any]) -> None:
@@ -111,7 +113,7 @@ class Tracker:
     def _alert(self, title: str, alarm: str) -> None:
         if alarm and title not in self._alarmed:
             self._alarmed.add(title)
-            self._run.alert(title=title, text=alarm)
+            self._send(lambda run: run.alert(title=title, text=alarm))
 
     def log(self, metrics: Mapping[str, Any], step: int, *, prefix: str | None = None) -> None:
         """Send the figures, if W&B is on."""
@@ -125,7 +127,24 @@ class Tracker:
             self._rollouts = []
         if prefix:
             shown = {name if name.startswith("server/") else f"{prefix}_{name}": value for name, value in shown.items()}
-        self._run.log(shown, step=step)
+        self._send(lambda run: run.log(shown, step=step))
+
+    def _send(self, send: Callable[[Any], object]) -> None:
+        """Nothing that happens to W&B ends a run: after an error it goes on without."""
+        try:
+            send(self._run)
+        except Exception as error:
+            self._run = None
+            with suppress(Exception):  # or it prints its traceback when the interpreter ends
+                import wandb
+
+                wandb.teardown()
+            log.warning(
+                "W&B is gone (%s: %s): the run goes on without it. What it had is in its folder wandb/; every group is "
+                "in the run's own files",
+                type(error).__name__,
+                error,
+            )
 
 
 def _open_run(config: HermesAgentEnvConfig, project: str, group: str | None, job: str) -> Any:
@@ -151,7 +170,7 @@ def _open_run(config: HermesAgentEnvConfig, project: str, group: str | None, job
 def _no_login(reason: str) -> str:
     return (
         f"use_wandb is set, but W&B cannot start: {reason}; run `wandb login`, set WANDB_MODE=offline, "
-        "or leave --env.use_wandb out"
+        "or --env.use_wandb false"
     )
 
 

@@ -6,6 +6,7 @@ import glob
 import os
 import re
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -20,8 +21,11 @@ from .terminal_bench import converted
 _CANARY = re.compile(r"(<!--.*canary.*-->|#.*canary.*)$", re.IGNORECASE)
 
 
-def read_task(folder: Path | str, *, to_play: bool = True) -> Task:
+def read_task(folder: Path | str, *, to_play: bool = True, variables: Iterable[str] = ()) -> Task:
     """The task in `folder`.
+
+    Args:
+        variables: names of variables of this process that it may have.
 
     Raises:
         TaskError: a file is missing or wrong; or, where the task is read `to_play`, it needs what cannot be honoured.
@@ -38,7 +42,8 @@ def read_task(folder: Path | str, *, to_play: bool = True) -> Task:
     own: list[StepConfig | None] = [*(config.steps or [])] or [None]
     steps = tuple(_step(folder, config, step) for step in own)
     _check_environment(folder, config, steps)
-    return Task(folder, config.task.name if config.task else folder.name, config, steps)
+    name = config.task.name if config.task else folder.name
+    return Task(folder, name, config, steps, frozenset(variables))
 
 
 def find_tasks(path: Path | str) -> list[Path]:

@@ -68,6 +68,8 @@ class Task:
     config: TaskConfig
     steps: tuple[Step, ...]
     """At least one."""
+    variables: frozenset[str] = frozenset()
+    """Names of variables of this process that the task may have: `${NAME}` in its tables `env`."""
 
     @property
     def environment(self) -> EnvironmentConfig:

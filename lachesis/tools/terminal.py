@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from typing import Annotated
 
 from pydantic import Field
 
 from lachesis.tools.text import cap_text, printable, to_json
-from lachesis.tools.tool_registry import ToolFailure, tool
+from lachesis.tools.tool_registry import ToolFailure, ToolRegistry, tool
 from lachesis.tools.tool_session import ToolSession
 
 OUTPUT_CHARS = 50_000
@@ -46,17 +47,56 @@ async def terminal(
         timeout: Seconds after which a foreground command is killed.
         workdir: Directory to run this one command in, instead of the current one.
     """
+    return await _run(session, command, background, timeout, await _folder(session, workdir))
+
+
+_CARRIES = "The working directory (cd) and exported variables carry over to the next command."
+_STAYS = (
+    "Each command starts in the initial working directory: a cd does not carry over to the next command, exported "
+    "variables do."
+)
+assert _CARRIES in terminal.description
+
+
+def without_carried_folder(tools: ToolRegistry) -> ToolRegistry:
+    """The same tools, with a `terminal` of which each command starts in the sandbox's folder, and which says so.
+
+    A tool of that name which is not the one here stays as it is.
+    """
+    if tools.get("terminal") is not terminal:
+        return tools
+
+    async def started_in_workdir(
+        session: ToolSession,
+        command: str,
+        background: bool = False,
+        timeout: float | None = None,
+        workdir: str | None = None,
+    ) -> str:
+        folder = (await session.sandbox()).workdir if workdir is None else await _folder(session, workdir)
+        return await _run(session, command, background, timeout, folder)
+
+    changed = replace(terminal, function=started_in_workdir, description=terminal.description.replace(_CARRIES, _STAYS))
+    return ToolRegistry(changed if each is terminal else each for each in tools.values())
+
+
+async def _folder(session: ToolSession, workdir: str | None) -> str | None:
+    if workdir is None:
+        return None
+    folder = await session.path(workdir)
+    found = await (await session.sandbox()).exec(f"[ -d {shlex.quote(folder)} ]", timeout=30, cwd="/")
+    if found.exit_code != 0:
+        raise ToolFailure(f"workdir {workdir!r} is not a directory")
+    return folder
+
+
+async def _run(session: ToolSession, command: str, background: bool, timeout: float | None, cwd: str | None) -> str:
+    """Run the command in `cwd`, or where the last one that was given none ended."""
     if not command.strip():
         raise ToolFailure("the command is empty")
     if "\0" in command:
         raise ToolFailure("a command cannot contain a NUL character")
     sandbox = await session.sandbox()
-    cwd = None
-    if workdir is not None:
-        cwd = await session.path(workdir)
-        found = await sandbox.exec(f"[ -d {shlex.quote(cwd)} ]", timeout=30, cwd="/")
-        if found.exit_code != 0:
-            raise ToolFailure(f"workdir {workdir!r} is not a directory")
     if background:
         return await _start(session, command, cwd)
     limit = timeout or session.terminal_timeout

@@ -42,6 +42,17 @@ class EngineError(LachesisError):
         """Whether the request itself is at fault, so that another try would not help."""
 
 
+class RefusedBounds(EngineError):
+    """The engine has the loss, but not its parameters, as `cispo` of SkyRL's fsdp and megatron backends."""
+
+    def __init__(self, loss: str, refused: Sequence[str], error: BaseException) -> None:
+        super().__init__(f"use the loss {loss} with {' and '.join(refused)}", error, final=True)
+        self.args = (
+            f"{self}; set training.loss to importance_sampling without max_importance_ratio, or to ppo if the engine "
+            "has it, or use another engine",
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Datum:
     """One sequence of a batch. All of its lists are equally long."""
@@ -167,6 +178,8 @@ class Training:
             output = await _settled(forward)
         except BaseException as error:
             await asyncio.gather(_settled(optim), return_exceptions=True)
+            if refused := [name for name in loss_config or {} if name in str(error)]:
+                raise RefusedBounds(loss, refused, error) from error
             raise _engine_error("compute gradients", error) from error
         stepped = await _call("make a step", lambda: optim)
         logprobs = [_plain(each["logprobs"]) for each in output.loss_fn_outputs]

@@ -234,6 +234,8 @@ class ChatResponse:
     """The sampling parameters of the request."""
     malformed_calls: tuple[str, ...] = ()
     """The raw text of tool calls that cannot be parsed."""
+    refusal: bool = False
+    """The server marks the text as the model's refusal."""
     tokens: SampledTokens | None = field(default=None, repr=False)
     """The sampled tokens; None where the server does not report them (Phase 1)."""
     model_version: str | None = None

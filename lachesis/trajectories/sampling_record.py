@@ -51,6 +51,19 @@ def sampling_problem(sampling: Mapping[str, Any]) -> str | None:
     return _unknown_problem(sampling)
 
 
+def sampling_without_problem(sampling: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that solve the problem of such a record; empty where there is none, or other values do not help."""
+    same = {"logprobs": sampling.get("logprobs"), "temperature": 1.0}
+    found: dict[str, Any] = {}
+    if sampling_problem({**same, "temperature": sampling.get("temperature")}):
+        found["temperature"] = 1.0
+    for name, value in sampling.items():
+        if name in _OFF and sampling_problem({**same, name: value}):
+            found[name] = _OFF[name][0]
+    needed = sampling_problem(sampling) is not None and sampling_problem({**sampling, **found}) is None
+    return found if needed else {}
+
+
 def is_sampling_field(name: str) -> bool:
     """Whether the value of this field of a request is recorded: it decides what is sampled, or where it ends."""
     return name == "temperature" or name in _OFF or name in _CONSTRAINTS or name in _PROMPT or name in _STOPS

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import json
 import logging
 import re
@@ -19,6 +18,7 @@ from aiohttp import web
 
 from lachesis.errors import SettingsError
 from lachesis.html import templates
+from lachesis.inference.wire.visitors import Visitors, is_loopback
 from lachesis.trajectories.exports import rollout_samples
 from lachesis.view.curves import curves
 from lachesis.view.filters import Filter
@@ -34,7 +34,6 @@ HERE = Path(__file__).parent
 INTERVAL = 1.0
 """Seconds between two looks at the folder."""
 PAGE_SIZE = 100
-LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
 HEADERS = {
     # Whatever a model wrote into a page: nothing but our own files runs, styles, or is asked for.
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -51,15 +50,20 @@ class Viewer:
     """One index as a web app.
 
     Args:
+        host: the address that it listens on.
         token: who asks must have it; empty where only this machine can ask.
         vocabulary: the texts of tokens; without one, that of each run's tokenizer, where it is on this machine.
     """
 
-    def __init__(self, index: Index, token: str = "", vocabulary: Vocabulary | None = None) -> None:
+    def __init__(
+        self, index: Index, token: str = "", vocabulary: Vocabulary | None = None, *, host: str = "127.0.0.1"
+    ) -> None:
         self.index = index
         self.vocabulary = vocabulary
         self._vocabularies: dict[str, Vocabulary | None] = {}
         self.token = token
+        others = "start it with --host 0.0.0.0 and give them the address that it prints"
+        self.visitors = Visitors("the viewer", host, has_token=bool(token), others=others, links=True)
         self.grown = asyncio.Condition()
         self.changes = 0
         self.failure = ""
@@ -106,10 +110,10 @@ class Viewer:
 
     def _refusal(self, request: web.Request) -> web.StreamResponse | None:
         """The answer to a request that is not from who started the viewer."""
+        if reason := self.visitors.refusal(request):
+            return self._error(403, reason)
         if not self.token:
-            # A page of another site can have a name of its own that leads to this machine.
-            host = re.sub(r":[0-9]+$", "", request.headers.get("Host", "")).lower()
-            return None if host in LOCAL_NAMES else self._error(403, "open the viewer as http://localhost")
+            return None
         # Cookies are those of all ports of a host.
         port = re.search(r":([0-9]{1,5})$", request.headers.get("Host", ""))
         cookie = f"lachesis-view-{port[1] if port else 80}"
@@ -217,6 +221,7 @@ class Viewer:
             "settings": rows,
             "metrics": await asyncio.to_thread(self.index.metrics, chosen),
             "unscored": await asyncio.to_thread(self.index.unscored, chosen[0]) if len(chosen) == 1 else [],
+            "failures": await asyncio.to_thread(self.index.tool_failures, chosen[0]) if len(chosen) == 1 else (),
             "over": request.query.get("over", ""),
             "curves": "/curves?" + urlencode([("runs", name) for name in chosen]),
         }
@@ -323,8 +328,8 @@ async def serve(index: Index, host: str, port: int, vocabulary: Vocabulary | Non
     Raises:
         SettingsError: the host or the port cannot be used.
     """
-    token = "" if _is_loopback(host) else secrets.token_urlsafe(24)
-    runner = web.AppRunner(Viewer(index, token, vocabulary).app(), access_log=None, shutdown_timeout=0.2)
+    token = "" if is_loopback(host) else secrets.token_urlsafe(24)
+    runner = web.AppRunner(Viewer(index, token, vocabulary, host=host).app(), access_log=None, shutdown_timeout=0.2)
     await runner.setup()
     try:
         await web.TCPSite(runner, host, port).start()
@@ -336,14 +341,6 @@ async def serve(index: Index, host: str, port: int, vocabulary: Vocabulary | Non
     bound = runner.addresses[0][1]
     name = "localhost" if host in ("127.0.0.1", "::1") else f"[{host}]" if ":" in host else host
     return runner, f"http://{name}:{bound}/" + (f"?token={token}" if token else "")
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    with suppress(ValueError):
-        return ipaddress.ip_address(host).is_loopback
-    return False
 
 
 def _chosen(request: web.Request, known: list[str]) -> list[str]:

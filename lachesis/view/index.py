@@ -21,9 +21,10 @@ from typing import Any, BinaryIO
 import orjson
 
 from lachesis.errors import LachesisError, SettingsError
-from lachesis.evaluation.intervals import Mean, mean_of_items
+from lachesis.evaluation.intervals import Mean, mean_of_values, score_range
 from lachesis.html.rollout import last_words
 from lachesis.runs.item_keys import whole_and_part
+from lachesis.runs.tool_failures import ToolFailures
 from lachesis.training.curves.rollouts import SCHEMA
 from lachesis.view.files import UNFINISHED, has_grown, kind_of, known_state, mark_of, run_name, settings_of, state_of
 from lachesis.view.filters import Filter
@@ -31,10 +32,12 @@ from lachesis.view.metrics import mean, most_frequent
 from lachesis.view.rows import MISSHAPEN, as_count, as_name, as_time, parsed, rollout_row, searched_text, storable
 from lachesis.view.trained import LINES, as_group
 
-VERSION = 5
+VERSION = 6
 """Of the tables."""
 APPLICATION = 0x4C616368
 """In the header of an SQLite file: it is an index of the viewer, and may be made anew."""
+FAILURES_OF = 2_000
+"""Rollouts of which the failed calls of a run are shown."""
 BATCH = 4 << 20
 """Bytes of a file after which what was read of it becomes visible."""
 _TABLES = """
@@ -48,7 +51,7 @@ CREATE INDEX IF NOT EXISTS groups_of_file ON groups (file);
 CREATE INDEX IF NOT EXISTS groups_of_item ON groups (run, key);
 CREATE TABLE IF NOT EXISTS rollouts (id INTEGER PRIMARY KEY AUTOINCREMENT, file INTEGER, run TEXT, number INTEGER,
   n INTEGER, item TEXT, title TEXT, reward REAL, outcome TEXT, cause TEXT, turns INTEGER, calls INTEGER, errors INTEGER,
-  tokens INTEGER, seconds REAL, metrics TEXT, time REAL);
+  tokens INTEGER, seconds REAL, metrics TEXT, tools TEXT, time REAL);
 CREATE INDEX IF NOT EXISTS rollouts_of_run ON rollouts (run, number, n);
 CREATE INDEX IF NOT EXISTS rollouts_of_file ON rollouts (file);
 CREATE INDEX IF NOT EXISTS rollouts_by_time ON rollouts (time);
@@ -56,7 +59,9 @@ CREATE TABLE IF NOT EXISTS steps (file INTEGER, run TEXT, step INTEGER, time REA
 CREATE INDEX IF NOT EXISTS steps_of_run ON steps (run, step);
 CREATE VIRTUAL TABLE IF NOT EXISTS texts USING fts5 (body, content='', tokenize="unicode61 tokenchars '_'");
 """
-_COLUMNS = "run, number, n, item, title, reward, outcome, cause, turns, calls, errors, tokens, seconds, metrics, time"
+_COLUMNS = (
+    "run, number, n, item, title, reward, outcome, cause, turns, calls, errors, tokens, seconds, metrics, tools, time"
+)
 
 
 class NoSuchGroup(LachesisError):
@@ -384,7 +389,7 @@ class Index:
             )
         # Two files may have the name of one run: the one that was read last counts.
         self._database.execute("DELETE FROM rollouts WHERE run = ? AND number = ?", (run, number))
-        insert = f"INSERT INTO rollouts (file, {_COLUMNS}) VALUES ({', '.join('?' * 16)})"
+        insert = f"INSERT INTO rollouts (file, {_COLUMNS}) VALUES ({', '.join('?' * 17)})"
         for row, text in zip(rows, texts, strict=True):
             cursor = self._database.execute(insert, row)
             self._database.execute("INSERT INTO texts (rowid, body) VALUES (?, ?)", (cursor.lastrowid, text))
@@ -443,18 +448,15 @@ class Index:
     def _rewards(self) -> dict[str, Mean]:
         """Of each run with a score, as `mean_over_items` has it."""
         query = (
-            "SELECT run, avg(reward), count(*), min(reward IN (0.0, 1.0)) FROM rollouts WHERE reward IS NOT NULL "
+            "SELECT run, avg(reward), min(reward), max(reward) FROM rollouts WHERE reward IS NOT NULL "
             "GROUP BY run, item"
         )
-        runs: dict[str, list[tuple[float, int, int]]] = {}
-        for run, *item in self._database.execute(query):
-            runs.setdefault(run, []).append((item[0], item[1], item[2]))
-        return {
-            run: mean_of_items(
-                [mean for mean, _, _ in items], samples=sum(n for _, n, _ in items), binary=all(b for *_, b in items)
-            )
-            for run, items in runs.items()
-        }
+        runs: dict[str, tuple[list[float], list[float]]] = {}
+        for run, middle, low, high in self._database.execute(query):
+            means, ends = runs.setdefault(run, ([], []))
+            means.append(min(max(middle, low), high))  # the sum of large ones is infinite
+            ends += [low, high]
+        return {run: mean_of_values(means, *score_range(ends)) for run, (means, ends) in runs.items()}
 
     def settings(self, run: str) -> dict[str, Any]:
         """The settings of a run; none where it has no manifest."""
@@ -550,6 +552,14 @@ class Index:
                 group = self.group(run, row["number"])
                 said = last_words(group, group["rollouts"][row["n"]])
             found.append({**row, "said": said})
+        return found
+
+    def tool_failures(self, run: str) -> ToolFailures:
+        """Which tools failed in the latest `FAILURES_OF` rollouts, and why."""
+        query = "SELECT tools FROM rollouts WHERE run = ? AND tools IS NOT NULL ORDER BY id DESC LIMIT ?"
+        found = ToolFailures()
+        for (tools,) in self._database.execute(query, (run, FAILURES_OF)).fetchall():
+            found.add_rows((name, *counts) for name, counts in orjson.loads(tools).items())
         return found
 
     def history(self, run: str) -> list[sqlite3.Row]:

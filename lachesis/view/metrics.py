@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
+
+from lachesis.evaluation.intervals import mean_of
 
 SHOWN = 12
 """Names that have a curve, or a line in a group."""
@@ -25,7 +26,7 @@ def most_frequent(counts: Mapping[str, int]) -> list[str]:
 def mean(values: Iterable[float | None]) -> float | None:
     """Of those that are known; None where none is."""
     known = [value for value in values if value is not None]
-    return math.fsum(known) / len(known) if known else None
+    return mean_of(known) if known else None
 
 
 def of_siblings(rollouts: Iterable[Mapping[str, Any]]) -> list[tuple[str, list[Any]]]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import Any
 
@@ -14,6 +15,7 @@ import orjson
 
 from lachesis.evaluation.repaired_calls import NAME as REPAIRED_CALLS
 from lachesis.html.rollout import texts_of, title_of
+from lachesis.runs.tool_failures import ToolFailures
 from lachesis.trajectories.advantages import LARGEST_REWARD
 from lachesis.trajectories.exports import stored_messages
 from lachesis.view.metrics import metric_name
@@ -36,7 +38,7 @@ def parsed(line: bytes | str) -> dict[str, Any]:
 
 
 def rollout_row(group: Mapping[str, Any], rollout: Mapping[str, Any]) -> tuple[Any, ...]:
-    """From `title` to `metrics`."""
+    """From `title` to `tools`."""
     verifier = rollout.get("verifier") or {}
     causes = (rollout.get("unscored_kind"), verifier.get("cause"), rollout.get("agent_fault"), rollout.get("skipped"))
     return (
@@ -52,7 +54,20 @@ def rollout_row(group: Mapping[str, Any], rollout: Mapping[str, Any]) -> tuple[A
         as_count(rollout.get("completion_tokens", 0)),
         None if rollout["seconds"] is None else _number(rollout["seconds"]),
         _metrics(rollout),
+        _tools(rollout),
     )
+
+
+def _tools(rollout: Mapping[str, Any]) -> str | None:
+    """JSON of the calls of each tool: how many, how many failed, and the reasons with their counts."""
+    failures = ToolFailures()
+    with suppress(*MISSHAPEN):
+        stats = (rollout["tool_stats"] or {}).items()
+        counts = {as_name(name): {kind: as_count(each[kind]) for kind in ("count", "failure")} for name, each in stats}
+        errors = [(as_name(each["tool"]), str(each["error"])) for each in rollout["tool_errors"] or ()]
+        failures.add(dict(islice(counts.items(), METRICS)), errors[:METRICS])
+    found = {name: [*counts] for name, *counts in failures.to_rows()}
+    return orjson.dumps(found).decode() if found else None
 
 
 def _metrics(rollout: Mapping[str, Any]) -> str | None:

@@ -141,7 +141,7 @@ async def test_missing_required_arguments_are_named_to_the_model() -> None:
         (call(("echo", '{"text": ' + "[" * 100_000 + "]" * 100_000 + "}")), "arguments are not JSON"),
         (call(("", {})), "text that starts a tool call and is none"),
         ({"content": None, "tool_calls": [{"id": "a", "type": "function"}]}, "text that starts a tool call"),
-        (say("half an ans", finish_reason="content_filter"), "content filter"),
+        (say("half a ca", finish_reason="malformed_function_call"), "text that starts a tool call and is none"),
         (say("I wonder\n</think>\n"), "nothing after the reasoning"),
         (say(None), "empty answer"),
         (say("   \n"), "empty answer"),

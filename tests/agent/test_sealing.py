@@ -177,3 +177,34 @@ async def test_a_full_disk_stops_the_run_and_scores_nothing(tmp_path: Path) -> N
 
     with pytest.raises(RunStopped, match=r"a seal may copy .* TMPDIR"):
         await process(Seals, tmp_path, [say("Done.")], total_steps=3, group_size=2)
+
+
+@pytest.mark.parametrize(
+    "hidden",
+    [
+        "",
+        "; chmod a-w /etc",
+        "; ln /etc/ld.so.preload /etc/other",
+        "; rm /etc/ld.so.preload; echo /nowhere.so > list; ln -s $PWD/list /etc/ld.so.preload",
+    ],
+)
+async def test_in_place_the_programs_of_a_reward_load_nothing_that_the_agent_named(
+    sessions: ToolSessions, hidden: str
+) -> None:
+    """The loader says on stderr that the library is missing."""
+    ctx = context(sessions)
+    await agent(ctx, f"echo /nowhere.so > /etc/ld.so.preload{hidden}")
+    assert "nowhere.so" in await agent(ctx, "ls /"), "the agent's own programs obey it"
+    found = await ctx.terminal("ls / 2>&1; bash -c 'cat /dev/null; true' 2>&1")
+    assert "usr" in found["output"] and "nowhere" not in found["output"], found
+    named = await ctx.terminal("cat /etc/ld.so.preload 2> /dev/null")
+    assert named["output"] == "/nowhere.so\n", "a reward may ask for the file"
+    assert "nowhere" not in (await ctx.terminal("ls / 2>&1"))["output"]
+    verifier = await ctx.seal([])
+    assert "nowhere" not in (await verifier.terminal("ls / 2>&1"))["output"]
+
+
+async def test_a_link_to_an_answer_is_not_followed_when_the_preloads_are_set_aside(sessions: ToolSessions) -> None:
+    ctx = context(sessions)
+    await agent(ctx, "echo 42 > answer; ln -s $PWD/answer /etc/ld.so.preload")
+    assert (await ctx.terminal("cat answer 2>&1"))["output"] == "42\n"

@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 from backends import SandboxLost, SandboxSpec, create_backend
+from lachesis.agent import AgentFault
 from lachesis.agent.sealing import Sealed
 from lachesis.agent.tool_context import ToolContext
 from lachesis.tools import BUILTIN_TOOLS, ToolSession, ToolSessions, call_tool
@@ -211,11 +213,11 @@ async def test_what_seal_keeps_for_a_while_is_within_max_bytes_and_removed_besid
     remove = shutil.rmtree
 
     def look() -> ToolSession:
-        kept.append(sum(path.stat().st_size for path in tmp_path.glob("lachesis-seal-*/*/*")))
+        kept.append(sum(path.stat().st_size for path in tmp_path.glob("lachesis-files-*/seal-*/*/*")))
         return sessions.open("task-verifier")
 
     def note(path: Any, *args: Any, **options: Any) -> None:
-        threads.add(threading.get_ident() if "lachesis-seal-" in str(path) else 0)
+        threads.add(threading.get_ident() if "/seal-" in str(path) else 0)
         remove(path, *args, **options)
 
     await agent(
@@ -227,7 +229,7 @@ async def test_what_seal_keeps_for_a_while_is_within_max_bytes_and_removed_besid
     assert set(verifier.refused) == {"1", "2", "3"} and kept == [700_000]
     assert str(tmp_path) not in str(verifier.refused), "where it was on this machine is nobody's business"
     assert threading.get_ident() not in threads, "removing many files takes time"
-    assert list(tmp_path.glob("lachesis-seal-*")) == []
+    assert list(tmp_path.glob("lachesis-files-*/*")) == []
 
 
 async def test_what_fits_into_no_fresh_sandbox_is_refused_and_takes_no_room(tmp_path: Path) -> None:
@@ -310,3 +312,67 @@ async def test_several_backends_in_one_process(tmp_path: Path) -> None:
         found = await asyncio.gather(*(each.terminal("pwd; cat f") for each in contexts))
         assert found[0]["output"] == "/workspace\n0" and found[1]["output"].endswith("workspace\n1")
         assert found[1]["output"] != found[0]["output"]
+
+
+class Point(BaseModel):
+    x: float
+    y: float
+
+
+NO_JSON = {
+    "text": b"x",
+    "empty": b"",
+    "cut": b'{"x": 1',
+    "bad byte": b'{"x": "\xff"}',
+    "not a number": b'{"x": NaN, "y": 1}',
+    "infinite": b'{"x": 1e999, "y": 1}',
+    "too many digits": b"1" * 5000,
+    "half a character": b'{"x": "\\ud800"}',
+    "deep": b"[" * 200_000,
+    "long and deep": b" " * 100_000 + b"[" * 200_000,
+    "another type": b'["x", "y"]',
+    "a missing field": b'{"x": 1}',
+    "a number as text": b'{"x": "1", "y": 1}',
+    "a NUL": b'{"x": 1, "y": 1}\0',
+    "two values": b"{} {}",
+}
+
+
+@pytest.mark.parametrize("name", NO_JSON)
+async def test_json_of_another_kind_is_the_agents_fault_or_the_default(ctx: ToolContext, name: str) -> None:
+    await ctx.write_file("a.json", NO_JSON[name])
+    with pytest.raises(AgentFault, match=r"read_json: .* no such JSON value"):
+        await ctx.read_json("a.json", Point)
+    assert await ctx.read_json("a.json", Point, default=None) is None
+
+
+async def test_json_is_read_as_its_type_in_any_encoding_of_json(ctx: ToolContext, session: ToolSession) -> None:
+    text = '{"x": 1, "y": 2.5}'
+    for encoding in ("utf-8", "utf-8-sig", "utf-16", "utf-16-be", "utf-32"):
+        await ctx.write_file("a.json", text.encode(encoding))
+        assert await ctx.read_json("a.json", Point) == Point(x=1, y=2.5)
+    assert await ctx.read_json("a.json") == await ctx.read_json("a.json", dict[str, float]) == {"x": 1, "y": 2.5}
+    for command in ("mkdir b", "mkfifo b", "ln -s b b", "echo 1 > b; chmod 000 b", "true"):
+        await agent(session, f"rm -rf b; {command}")
+        with pytest.raises(AgentFault, match="read_json"):
+            await ctx.read_json("b", int)
+        assert await ctx.read_json("b", int, default=0) == 0 and await ctx.read_text("b", default="none") == "none"
+
+
+async def test_text_is_read_whatever_it_is(ctx: ToolContext) -> None:
+    for data, text in ((b"a\xff", "a\ufffd"), ("ä".encode("utf-16"), "ä"), ("ä".encode("utf-8-sig"), "ä"), (b"", "")):
+        await ctx.write_file("a", data)
+        assert await ctx.read_text("a") == text
+    assert await ctx.read_text("nowhere") == await ctx.read_text("a\0b") == ""
+
+
+async def test_a_downloaded_folder_has_files_folders_and_links_to_them_only(
+    ctx: ToolContext, session: ToolSession, tmp_path: Path
+) -> None:
+    await agent(session, "mkdir -p d/sub; cd d; echo 1 > a; ln -s a good; ln -s nowhere bad; ln -s loop loop; mkfifo p")
+    await agent(session, "cd d; ln -s ../sub sub/around; ln -s .. sub/up; ln -s ../a sub/good; ln -s sub other")
+    replies = await ctx.download_dir("d", tmp_path / "d")
+    found = {path.relative_to(tmp_path / "d").as_posix() for path in (tmp_path / "d").rglob("*")}
+    assert found >= {"a", "good", "sub", "sub/good", "other"}
+    assert not {"bad", "loop", "p", "sub/around", "sub/up"} & found
+    assert len(replies) == 3 and (tmp_path / "d" / "sub" / "good").read_text() == "1\n"

@@ -381,10 +381,85 @@ def test_discards_of_other_settings_are_not_counted(tmp_path: Path) -> None:
     source = write_rows(tmp_path / "rows.jsonl", [{"prompt": f"no thought {number}"} for number in range(4)])
     with served(thinks) as server:
         assert batch(flags(source, tmp_path, server.base_url)) == 1, "a run that keeps nothing is no success"
-        assert batch(flags(source, tmp_path, server.base_url, "--keep_without_reasoning")) == 0
+        assert batch(flags(source, tmp_path, server.base_url, "--keep_without_reasoning", "--max_turns", "3")) == 0
+        assert len(server.requests) == 8
     statistics = json.loads((tmp_path / "run/statistics.json").read_text())
     assert [statistics[name] for name in ("samples", "discarded_no_reasoning", "prompt_tokens")] == [4, 0, 40]
     assert keys(tmp_path / "run", "discarded") == []
+
+
+def test_discarded_samples_are_kept_later_without_being_played_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"prompt": f"{'no thought' if number % 2 else 'prompt'} {number}"} for number in range(20)]
+    source = write_rows(tmp_path / "rows.jsonl", rows)
+    folder = tmp_path / "run"
+    with served(thinks) as server:
+        arguments = flags(source, tmp_path, server.base_url)
+        assert batch(arguments) == 0
+        said = capsys.readouterr()
+        assert "note: a sample without any reasoning is discarded; --keep_without_reasoning keeps" in said.err
+        assert "10 finished samples are discarded" in " ".join(said.out.split())
+        of_both = sorted(keys(folder) + keys(folder, "discarded"))
+        discards = (folder / "groups.discarded.jsonl").read_bytes()
+        assert batch([*arguments, "--keep_without_reasoning"]) == 0
+        assert "10 samples without reasoning, which earlier starts discarded, are kept now" in capsys.readouterr().err
+        kept = entries(folder)
+        # As after a kill between the last line and the end of the file of discards.
+        (folder / "groups.discarded.jsonl").write_bytes(discards)
+        assert batch([*arguments, "--keep_without_reasoning"]) == batch(arguments) == 0
+        assert len(server.requests) == 20
+    assert sorted(keys(folder)) == of_both and entries(folder) == kept
+    assert sorted(entry["prompt_index"] for entry in kept) == list(range(20))
+    statistics = json.loads((folder / "statistics.json").read_text())
+    assert [statistics[name] for name in ("samples", "discarded_no_reasoning", "completed")] == [20, 0, 20]
+    assert statistics["reasoning_statistics"]["total_assistant_turns"] == 20
+
+
+def test_a_file_and_a_model_are_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_rows(tmp_path / "some.prompts.jsonl", ROWS[:3])
+    with served(thinks) as server:
+        least = ["some.prompts.jsonl", "-m", "scripted", "-b", server.base_url]
+        assert batch(least) == 0
+        assert "that have no tools here are left out: " in capsys.readouterr().err
+        assert batch([*least, "--max_turns", "3"]) == 0
+        assert "so this run has the folder data/some.prompts-2" in capsys.readouterr().err
+        assert batch([*least, "--max_turns", "3"]) == 0
+        assert len(server.requests) == 6
+        with pytest.raises(OtherSettings, match=r"write elsewhere: --run_name some\.prompts-3"):
+            batch([*least, "--run_name", "some.prompts", "--max_turns", "4"])
+        with pytest.raises(SettingsError, match="named twice"):
+            batch([*least, "--dataset-file", "other.jsonl"])
+    assert {path.name: len(entries(path)) for path in Path("data").iterdir()} == {
+        "some.prompts": 3,
+        "some.prompts-2": 3,
+    }
+
+
+@pytest.mark.parametrize("name", ["..", "../out", "/tmp/out", "a/../../out", "", " a", "a\nb", "."])
+def test_no_run_name_leaves_the_folder_of_the_data(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        batch(flags(write_rows(tmp_path / "rows.jsonl", ROWS), tmp_path / "data", "http://127.0.0.1:9", run=name))
+    assert f"--run_name {name!r} " in capsys.readouterr().err
+
+
+def test_edited_code_of_an_environment_is_refused_until_it_is_continued(tmp_path: Path) -> None:
+    module, source = write_three_tools(tmp_path), write_rows(tmp_path / "rows.jsonl", ROWS[:2])
+    with served(thinks) as server:
+        tools = ["--env", f"{module}:ThreeTools", "--env.enabled_toolsets", "[code_tools]"]
+        assert batch(flags(source, tmp_path, server.base_url, *tools)) == 0
+        module.write_text(module.read_text().replace("'A tool.'", "'A better tool.'"))
+        write_rows(source, ROWS[:3])
+        with pytest.raises(OtherSettings, match=r"three_tools.py changed since .* \(2 groups finished\)"):
+            batch(flags(source, tmp_path, server.base_url, *tools))
+        assert batch(flags(source, tmp_path, server.base_url, *tools, "--env.when_code_changed", "continue")) == 0
+        assert len(server.requests) == 3
+    assert len(entries(tmp_path / "run")) == 3
 
 
 def test_batch_files_that_somebody_changed_are_named_and_can_be_made_anew(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from lachesis.environments.agent_program import AgentProgramEnv
 from lachesis.errors import SettingsError
@@ -246,6 +247,39 @@ async def test_a_prompt_with_half_of_a_surrogate_pair_reaches_the_program_as_utf
         env.get_next_item = _one("b a")
         await env.process_manager()
     assert lines(tmp_path / "groups.jsonl")[0]["scores"] == [1.0, 1.0]
+
+
+async def test_a_prompt_with_nul_starts_its_program_once_and_is_whole_in_the_file(tmp_path: Path) -> None:
+    class Nul(SortsByProgram):
+        def format_prompt(self, item: Any) -> str:
+            return "before\0after"
+
+        async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+            return float(json.loads(result.program.stdout) == ["before\ufffdafter", "before\0after"])
+
+    read = "[k['LACHESIS_PROMPT'], open(k['LACHESIS_PROMPT_FILE']).read()]"
+    shown = f"import json, os; k = os.environ; print(json.dumps({read}))"
+    async with FakeServer("Done.") as model:
+        command = f'python3 -X utf8 -c "{shown}"; {ASK_ONCE}'
+        env = make(tmp_path, with_tokens(model, tmp_path), Nul, command=command)
+        await env.process_manager()
+    (group,) = lines(tmp_path / "groups.jsonl")
+    assert (group["scores"], [rollout["attempts"] for rollout in group["rollouts"]]) == ([1.0, 1.0], [1, 1])
+
+
+@pytest.mark.parametrize("turn", [1, 2])
+async def test_a_program_that_fails_at_a_refused_conversation_is_refused_and_scored(tmp_path: Path, turn: int) -> None:
+    def moderated(request: dict[str, Any]) -> Any:
+        if len([message for message in request["messages"] if message["role"] == "assistant"]) == turn - 1:
+            return web.json_response({"error": {"message": "flagged by moderation"}}, status=403)
+        return call(("bash", {"command": "true"}))
+
+    async with ScriptedServer(moderated) as server:
+        env = make(tmp_path, ServerConfig(base_url=server.base_url, model_name="scripted", api_key="x"))
+        await env.process_manager()
+    for rollout in rollouts(tmp_path / "groups.jsonl"):
+        assert (rollout["outcome"], rollout["reward"], rollout["attempts"]) == ("refused", 0.0, 1), rollout["reason"]
+        assert rollout["turns"] == turn - 1 and rollout["program"]["exit_code"] != 0
 
 
 def _one(item: str) -> Any:

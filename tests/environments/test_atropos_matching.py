@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from lachesis.testing.fake_server import FakeServer
-from lachesis.testing.fake_server.policies import RandomTokens
+from lachesis.testing.fake_server.policies import Lengths, RandomTokens, RandomWords, Scripted
+from lachesis.trajectories import verify_records
 from tests.environments.test_atropos_player import failures_of, fake, groups_of, played, player
 from tests.support import hostile_envs as hostile
 from tests.support.stock_run_api import StockRunApi, run_api
@@ -114,9 +115,93 @@ async def test_an_answer_and_its_cut_twin_are_refused_with_different_scores_and_
         assert "beside" not in group
 
 
+@pytest.mark.parametrize("env_cls", [hostile.Observed, hostile.ObservedMessage])
+@pytest.mark.parametrize("turns", [2, 4])
+@pytest.mark.parametrize("between", ["<obs>3</obs>", " ", ""])
+async def test_all_turns_within_one_trained_text_are_trained(
+    tmp_path: Path, env_cls: Any, turns: int, between: str
+) -> None:
+    env_cls = type("Env", (env_cls,), {"turns": turns, "between": between})
+    async with fake(policy=RandomWords(Lengths(12, 16))) as server:
+        await player(env_cls, server, tmp_path).process_manager()
+        made = sampled(server)
+    groups = groups_of(tmp_path)
+    records = [rollout for group in groups for rollout in group["rollouts"]]
+    assert [rollout["turns"] for rollout in records] == [turns] * 6
+    assert all(not rollout["discarded"] for rollout in records)
+    assert all("beside" not in group for group in groups)
+    totals = verify_records(groups)
+    assert totals.ok and totals.delivered == sum(len(ids) for _, ids in made), totals.problems
+
+
+async def test_turns_that_go_on_from_their_exact_tokens_are_one_sequence(tmp_path: Path) -> None:
+    async with fake(policy=RandomWords(Lengths(40, 40))) as server:  # the limit of the request ends each
+        await player(hostile.Observed, server, tmp_path).process_manager()
+    samples = [sample for group in groups_of(tmp_path) for sample in group["samples"]]
+    assert [len(sample["spans"]) for sample in samples] == [2] * 6
+
+
+@pytest.mark.parametrize(
+    "env_cls",
+    [
+        *(hostile.ObservedCut, hostile.ObservedWithoutItsBeginning, hostile.ObservedFromTheMiddle),
+        *(hostile.ObservedElsewhere, hostile.WholeChat),
+    ],
+)
+async def test_a_trained_text_with_an_answer_that_was_given_otherwise_is_refused(tmp_path: Path, env_cls: Any) -> None:
+    async with fake(policy=RandomWords(Lengths(12, 16))) as server:
+        await player(env_cls, server, tmp_path).process_manager()
+    assert groups_of(tmp_path) == [] and failures_of(tmp_path)
+    for group in failures_of(tmp_path):
+        assert {rollout["unscored_kind"] for rollout in group["rollouts"]} == {"not_sampled"}
+        assert all("is refused: it trains" in rollout["reason"] for rollout in group["rollouts"])
+
+
+async def test_a_mask_over_several_turns_with_calls_is_refused(tmp_path: Path) -> None:
+    call = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+    said = call, call.replace("1", "2")
+    reasons = await refusals(hostile.WholeCalls, tmp_path, policy=Scripted(*said, by_turn=True))
+    assert all("it trains text that the model did not say" in reason for reason in reasons), reasons
+
+
+async def test_answers_that_the_environment_dropped_stop_no_sample_that_goes_on_from_another(tmp_path: Path) -> None:
+    class BestOfThree(hostile.Observed):
+        async def collect_trajectories(self, item: Any) -> Any:
+            prompt = "Think: "
+            given = await self.server.completion(prompt=prompt, n=3, max_tokens=32)
+            text = f"{prompt}{given.choices[1].text}<obs>3</obs>"
+            text += (await self.server.completion(prompt=text, n=1, max_tokens=32)).choices[0].text
+            ids, masks = self.sample(prompt, text)
+            return {"tokens": [ids], "masks": [masks], "scores": [1.0]}, []
+
+    policy = Scripted(*(f"think it over carefully, {number}" for number in range(3)), "so it is 3")
+    groups = await played(BestOfThree, tmp_path, policy=policy)
+    assert [rollout["turns"] for group in groups for rollout in group["rollouts"]] == [2, 2]
+
+
 async def test_one_answer_has_one_score(tmp_path: Path) -> None:
     reasons = await refusals(hostile.Gold, tmp_path, policy="Yes")
     assert len(reasons) == 2 and all("other samples with its text have other scores" in reason for reason in reasons)
+
+
+async def test_serve_says_which_turns_it_did_not_send(tmp_path: Path, run_api: StockRunApi) -> None:
+    async with run_api.wiped() as api, fake(policy=RandomWords(Lengths(12, 16))) as model:
+        flags = {"env.rollout_server_url": api.url, "env.spool_path": tmp_path / "spool", "env.steps_per_eval": 0}
+        given = [part for name, value in flags.items() for part in (f"--{name}", str(value))]
+        env = player(hostile.Observed, model, tmp_path, *given, "--env.group_size", "2", "--env.max_num_workers", "2")
+        env.config.total_steps = -1
+        serve, ended = env.env_manager, []
+
+        async def noted() -> Any:
+            ended.append(await serve())
+            return ended[-1]
+
+        env.env_manager = noted  # type: ignore[method-assign]
+        trainer = await trained(env, api, groups=4, steps=1)
+    sent = sum(sample.trained for sample in proven(trainer))
+    assert 0 < sent < sum(sample.sampled for sample in proven(trainer))
+    rows = dict(ended[0].rows())
+    assert "of this start in further samples of rollouts (--env.split_rollouts all)" in rows["not sent"]
 
 
 async def test_serve_sends_the_sampled_tokens_of_a_foreign_environment(tmp_path: Path, run_api: StockRunApi) -> None:

@@ -335,6 +335,93 @@ async def test_sampling_parameters_that_no_trainer_can_use_can_be_replaced(tmp_p
     assert verify_records(groups_of(tmp_path / "one")).ok
 
 
+@pytest.mark.parametrize(
+    ("mode", "how", "fix"),
+    [
+        ("raw", {"temperature": 0.8}, "{temperature: 1.0}"),
+        ("processed", {"temperature": 0.8, "top_p": 0.9}, "{top_p: 1.0}"),
+        ("raw", {"temperature": 0.0, "frequency_penalty": 0.5}, "{temperature: 1.0, frequency_penalty: 0.0}"),
+    ],
+)
+async def test_sampling_that_no_trainer_can_use_is_said_with_the_setting_that_works(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], mode: str, how: dict[str, Any], fix: str
+) -> None:
+    env_cls = type("Env", (stock.WarmEnv,), {"how": how})
+    flags = ["--openai.logprobs_mode", mode]
+    async with fake(logprobs_mode=mode, policy=RandomTokens()) as server:
+        await player(env_cls, server, tmp_path, *flags).process_manager()
+    assert not verify_records(groups_of(tmp_path)).ok
+    said = capsys.readouterr().err
+    assert said.count("what the environment samples cannot be trained") == 1
+    assert f"--env.override_sampling '{fix}'" in said
+    async with fake(logprobs_mode=mode, policy=RandomTokens()) as server:
+        again = player(env_cls, server, tmp_path / "again", *flags, "--env.override_sampling", fix)
+        await again.process_manager()
+    assert verify_records(groups_of(tmp_path / "again")).ok
+    assert "cannot be trained" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("as_list", [False, True])
+async def test_a_trajectory_that_is_a_group_of_one_is_a_trajectory(tmp_path: Path, as_list: bool) -> None:
+    env_cls = type("Env", (stock.GroupsOfOneEnv,), {"as_list": as_list})
+    groups = await played(env_cls, tmp_path)
+    assert [len(group["scores"]) for group in groups] == [3, 3]
+    assert {len(sample["spans"]) for group in groups for sample in group["samples"]} == {3}
+    assert groups[0]["overrides"] == [{"set_advantage_to_zero": True}] * 3
+
+
+async def test_a_run_without_data_is_no_success(tmp_path: Path) -> None:
+    class NoItems(stock.ChatEnv):
+        async def get_next_item(self) -> None:
+            return None
+
+    for number, env_cls in enumerate((NoItems, stock.NoneEnv, stock.ChatEnv)):
+        async with fake() as server:
+            result = await player(env_cls, server, tmp_path / str(number)).process_manager()
+        assert result.exit_code == int(env_cls is not stock.ChatEnv)
+
+
+async def test_an_environment_without_an_evaluation_plays(tmp_path: Path) -> None:
+    groups = await played(stock.PlaysOnly, tmp_path)
+    assert [len(group["scores"]) for group in groups] == [3, 3]
+    async with fake() as server:
+        with pytest.raises(SettingsError, match=r"PlaysOnly has no evaluate\(\)"):
+            await player(stock.PlaysOnly, server, tmp_path)._run_evaluate()
+
+
+def test_a_method_that_is_missing_is_named() -> None:
+    own = dict(vars(stock.PlaysOnly))
+    for name, said in (
+        ("setup", "has no setup"),
+        ("get_next_item", r"has no get_next_item, .* did you mean that by get_next_items\?"),
+        ("collect_trajectories", r"has no collect_trajectory \(or collect_trajectories\)"),
+    ):
+        body = {key: value for key, value in own.items() if key not in (name, "__dict__", "__weakref__")}
+        if name == "get_next_item":
+            body["get_next_items"] = own[name]
+        with pytest.raises(SettingsError, match=said):
+            player_for(type("Lacking", (stock.BaseEnv,), body))
+
+
+@pytest.mark.parametrize("way", ["eval_metrics", "wandb_log", "returned"])
+async def test_figures_of_an_evaluation_are_printed_and_written_however_they_are_given(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], way: str
+) -> None:
+    async with fake() as server:
+        await player(type("Env", (stock.FiguresEnv,), {"way": way}), server, tmp_path)._run_evaluate()
+    written = json.loads((tmp_path / "eval" / "metrics.json").read_text())["results"]["all"]
+    assert written == {"eval/percent_correct": 0.25, **({"eval/other": 1} if way == "wandb_log" else {})}
+    shown = capsys.readouterr()
+    assert "percent correct" in shown.out and "0.25" in shown.out
+    assert f"metrics  {tmp_path / 'eval' / 'metrics.json'}" in shown.err
+
+
+async def test_an_evaluation_without_figures_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async with fake() as server:
+        await player(type("Env", (stock.FiguresEnv,), {"way": "none"}), server, tmp_path)._run_evaluate()
+    assert "evaluate() gave no figures" in capsys.readouterr().err
+
+
 async def test_a_request_after_the_item_is_refused(tmp_path: Path) -> None:
     class Late(stock.ChatEnv):
         async def collect_trajectories(self, item: Any) -> Any:

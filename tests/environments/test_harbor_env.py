@@ -5,6 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -257,6 +261,7 @@ async def test_a_separate_verifier_gets_the_artifacts_alone(tmp_path: Path, play
     ("toml", "cause"),
     [
         ('[verifier]\nenv = {KEY = "${HARBOR_IS_NOT_SET}"}', "variable"),
+        ('[verifier]\nenv = {KEY = "${PATH}"}', "variable"),
         ('[verifier]\nuser = "somebody"', "user"),
         ('[agent]\nuser = "somebody"', "user"),
         ("[verifier]\ntimeout_sec = 0.5", "verifier_timeout"),
@@ -271,6 +276,36 @@ async def test_what_cannot_be_had_has_a_cause(tmp_path: Path, played: Played, to
         assert cause == "verifier_timeout"
     else:
         assert raised.value.cause is CAUSES[cause] and not raised.value.cause.valid
+
+
+@pytest.mark.parametrize(
+    ("toml", "field"),
+    [
+        ('[environment.env]\nKEY = "${HARBOR_SECRET}"\n', "environment.env.KEY"),
+        ('[verifier]\nenv = {KEY = "${HARBOR_SECRET}"}\n', "verifier.env.KEY"),
+        ('[solution]\nenv = {KEY = "${HARBOR_SECRET}"}\n', "solution.env.KEY"),
+    ],
+)
+async def test_a_task_has_no_variable_of_the_owner_that_the_run_does_not_allow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, toml: str, field: str
+) -> None:
+    monkeypatch.setenv("HARBOR_SECRET", "s3cret")
+    folder = task_at(tmp_path / "task", toml, **{"solution/solve.sh": 'echo 42 > answer.txt; echo "got $KEY"'})
+    with pytest.raises(TaskError, match=rf"{field}.*HARBOR_SECRET.*--env.task_variables '\[HARBOR_SECRET\]'"):
+        await evaluated(tmp_path, folder, agent="oracle")
+    _, (record,) = await evaluated(tmp_path, folder, agent="oracle", task_variables=["HARBOR_SECRET"])
+    assert record["reward"] == 1.0 and ("s3cret" in json.dumps(record)) == ("verifier" not in field)
+
+
+async def test_a_variable_that_is_not_allowed_leaves_the_default_and_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("HARBOR_SECRET", "s3cret")
+    toml = '[environment.env]\nKEY = "${HARBOR_SECRET:-plain}"\n'
+    folder = task_at(tmp_path / "task", toml, **{"solution/solve.sh": 'echo 42 > answer.txt; echo "got $KEY"'})
+    _, (record,) = await evaluated(tmp_path, folder, agent="oracle")
+    assert "got plain" in json.dumps(record) and "s3cret" not in json.dumps(record)
+    assert "--env.task_variables '[HARBOR_SECRET]'" in caplog.text
 
 
 async def test_an_image_that_cannot_be_made_is_the_cause_in_the_record_and_in_a_job(tmp_path: Path) -> None:
@@ -417,8 +452,41 @@ def test_a_sound_task_is_verified(tmp_path: Path, capsys: pytest.CaptureFixture[
     files = {"tests/test.sh": SUITE, "tests/check_answer.py": SUITE_CODE}
     folder = task_at(tmp_path / "sound", ARTIFACT, **files)
     chosen = [f"--only={attack.name}" for attack in ATTACKS[:: 1 if EVERY else 6]]
-    assert main(["tasks", "verify", str(folder), "--no-images", "--times", "1", *chosen]) == 0
+    assert (
+        main(["tasks", "verify", "-o", str(tmp_path / "trials"), str(folder), "--no-images", "--times", "1", *chosen])
+        == 0
+    )
     assert f"0/{len(chosen)}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_verification_that_was_stopped_goes_on_where_it_was_and_leaves_nothing(tmp_path: Path, number: int) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    task_at(tmp_path / "tasks/one", ARTIFACT)
+    task_at(tmp_path / "tasks/two", ARTIFACT, **{"instruction.md": "Write 42 into answer.txt, please."})
+    command = [sys.executable, "-m", "lachesis", "tasks", "verify", "tasks", "--no-images", "--times", "3"]
+    command += ["--only", "a time bomb", "--at-once", "2"]
+    world = {**os.environ, "TMPDIR": str(temporary), "PYTHONPATH": str(ROOT)}
+    trials = tmp_path / "data/tasks-verify/trials.jsonl"
+    with subprocess.Popen(command, cwd=tmp_path, env=world, stderr=subprocess.PIPE, text=True) as stopped:
+        assert stopped.stderr is not None and stopped.stderr.readline() == "verify: trials 0/18\n"
+        while not (trials.exists() and trials.read_bytes().count(b"\n") >= 2):
+            assert stopped.poll() is None
+            time.sleep(0.02)
+        stopped.send_signal(number)
+        said = stopped.stderr.read()
+        assert stopped.wait() == (-9 if number == signal.SIGKILL else 130)
+    assert number == signal.SIGKILL or "start again to continue" in said
+    finished = sum("play" in line for line in trials.read_text().splitlines())
+    assert 2 <= finished < 18
+    done = subprocess.run(command, cwd=tmp_path, env=world, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done
+    assert f"18 trials, {finished} of them before this start" in done.stdout
+    end = time.monotonic() + 60
+    while list(temporary.iterdir()) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert list(temporary.iterdir()) == []
 
 
 def test_an_unsound_task_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str], in_image: list[str]) -> None:
@@ -429,11 +497,11 @@ def test_an_unsound_task_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[
     }
     folder = task_at(tmp_path / "unsound", **files)
     arguments = [*in_image, "--only", "sitecustomize", "--only", "usercustomize.py ends"]
-    assert main(["tasks", "verify", str(folder), *arguments, "--json"]) == 1
+    assert main(["tasks", "verify", "-o", str(tmp_path / "trials"), str(folder), *arguments, "--json"]) == 1
     (problem,) = json.loads(capsys.readouterr().out)["problems"]
     assert "usercustomize.py ends Python" in problem and "declare `artifacts`" in problem
     (folder / "tests/test.sh").write_text("echo 1 > /logs/verifier/reward.txt\n")
-    assert main(["tasks", "verify", str(folder), *arguments]) == 1
+    assert main(["tasks", "verify", "-o", str(tmp_path / "trials"), str(folder), *arguments]) == 1
     assert "nop is not 0, but 1" in capsys.readouterr().out
 
 
@@ -443,10 +511,10 @@ def test_tests_that_believe_a_program_of_the_image_are_hackable(
     test = "#!/bin/bash\nif grep -q '^42$' answer.txt; then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n"
     folder = task_at(tmp_path / "task", **{"tests/test.sh": test})
     arguments = [*in_image, "--only", "programs in /usr/bin", "--json"]
-    assert main(["tasks", "verify", str(folder), *arguments]) == 1
+    assert main(["tasks", "verify", "-o", str(tmp_path / "trials"), str(folder), *arguments]) == 1
     (problem,) = json.loads(capsys.readouterr().out)["problems"]
     assert problem.startswith("1 attacks are worth something: programs in /usr/bin")
-    assert main(["tasks", "verify", str(folder), *arguments, "--grading", "seal"]) == 0
+    assert main(["tasks", "verify", "-o", str(tmp_path / "trials"), str(folder), *arguments, "--grading", "seal"]) == 0
 
 
 def test_a_leak_by_any_name_is_found(
@@ -454,7 +522,22 @@ def test_a_leak_by_any_name_is_found(
 ) -> None:
     folder = task_at(tmp_path / "leaking", ARTIFACT)
     (python_image / "app/hint").write_text((folder / "solution/solve.sh").read_text())
-    assert main(["tasks", "verify", str(folder), *in_image, "--only", "a time bomb", "--json"]) == 1
+    assert (
+        main(
+            [
+                "tasks",
+                "verify",
+                "-o",
+                str(tmp_path / "trials"),
+                str(folder),
+                *in_image,
+                "--only",
+                "a time bomb",
+                "--json",
+            ]
+        )
+        == 1
+    )
     assert json.loads(capsys.readouterr().out)["problems"] == [
         "the agent can read /app/hint (solution/solve.sh). Next step: take it out of environment/"
     ]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from lachesis.errors import SettingsError
 from lachesis.guests import guest
@@ -149,6 +150,37 @@ async def test_a_conversation_that_outgrows_the_model_is_scored(tmp_path: Path) 
     settings = {"max_token_length": 40, "fake": {"context_length": 700}}
     for rollout in await stock(tmp_path, always_calls, **settings):
         assert (rollout["outcome"], rollout["reason"], rollout["reward"]) == ("context_exhausted", "model_length", 0.0)
+
+
+async def test_a_refused_conversation_is_scored(tmp_path: Path) -> None:
+    def moderated(_: dict[str, Any]) -> Any:
+        return web.json_response({"error": {"message": "flagged by moderation"}}, status=403)
+
+    async with ScriptedServer(moderated) as server:
+        one = ServerConfig(base_url=server.base_url, model_name="scripted", api_key="x")
+        env = make(InspectEnv, tmp_path, one, task=STOCK)
+        await env.process_manager()
+    for group in lines(tmp_path / "groups.jsonl"):
+        assert {(rollout["outcome"], rollout["reward"]) for rollout in group["rollouts"]} == {("refused", 0.0)}
+
+
+async def test_what_inspect_says_about_a_sandbox_that_cannot_start_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    task = tmp_path / "boxed.py"
+    task.write_text(
+        "from inspect_ai import Task, task\nfrom inspect_ai.dataset import Sample\n"
+        "from inspect_ai.scorer import match\nfrom inspect_ai.solver import generate\n\n\n@task\ndef boxed():\n"
+        "    return Task(dataset=[Sample(input='1+1?', target='2')], solver=generate(), scorer=match(), "
+        "sandbox='docker')\n"
+    )
+    async with FakeServer("2") as model:
+        env = make(InspectEnv, tmp_path, with_tokens(model, tmp_path), task=f"{task}@boxed", max_failed_groups=5)
+        await env.process_manager()
+    for rollout in (rollout for group in lines(tmp_path / "groups.failed.jsonl") for rollout in group["rollouts"]):
+        assert "Docker" in rollout["traceback"].partition("\n")[0] and rollout["reward"] is None
 
 
 async def test_a_rollout_whose_time_the_server_took_is_no_score(tmp_path: Path) -> None:

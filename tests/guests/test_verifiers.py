@@ -149,6 +149,26 @@ async def test_turns_are_limited_by_the_environment_and_by_the_run(tmp_path: Pat
             assert (rollout["outcome"], rollout["reward"], rollout["turns"]) == (outcome, 0.0, turns)
 
 
+async def test_the_end_of_an_environment_with_one_turn_is_no_limit(tmp_path: Path) -> None:
+    module = tmp_path / "one_turn.py"
+    module.write_text(
+        "import verifiers as vf\nfrom datasets import Dataset\n\n\n"
+        "def load_environment(grouped=False):\n"
+        "    rows = Dataset.from_list([{'question': 'Say yes.', 'answer': 'yes'}] * 2)\n"
+        "    rubric = vf.Rubric([lambda completion, answer: float((completion[-1].content or '') == answer)])\n"
+        "    one = vf.SingleTurnEnv(dataset=rows, rubric=rubric)\n"
+        "    return vf.EnvGroup([one, vf.SingleTurnEnv(dataset=rows, rubric=rubric)]) if grouped else one\n"
+    )
+    for grouped in (False, True):
+        settings = {"module": str(module), "module_args": {"grouped": grouped}}
+        for rollout in await played(VerifiersEnv, tmp_path / str(grouped), lambda ask: "yes", (), **settings):
+            assert (rollout["outcome"], rollout["reward"], rollout["turns"]) == ("completed", 1.0, 1)
+    for rollout in await played(
+        VerifiersEnv, tmp_path / "cut", lambda ask: "yes " * 50, (), module=str(module), max_token_length=4
+    ):
+        assert rollout["outcome"] == "context_exhausted"
+
+
 async def test_a_conversation_that_outgrows_the_model_is_scored(tmp_path: Path) -> None:
     settings = {"max_token_length": 40, "module_args": {"max_turns": 100}}
     for rollout in await shop(tmp_path, always_calls, fake={"context_length": 700}, **settings):

@@ -86,7 +86,11 @@ async def test_the_template_shows_the_tools_to_the_model(embedded):
     ]  # fmt: skip
     async with (
         aiohttp.ClientSession() as session,
-        session.post(f"{embedded.address}/apply-template", json={"messages": history, "tools": TOOLS}) as answer,
+        session.post(
+            f"{embedded.address}/apply-template",
+            headers={"Authorization": f"Bearer {embedded.api_key}"},
+            json={"messages": history, "tools": TOOLS},
+        ) as answer,
     ):
         prompt = (await answer.json())["prompt"]
     assert "<tools>" in prompt and '"name": "python"' in prompt
@@ -96,7 +100,10 @@ async def test_the_template_shows_the_tools_to_the_model(embedded):
 
 @pytest.mark.model
 async def test_what_a_client_does_not_ask_for_is_not_applied(embedded):
-    async with aiohttp.ClientSession() as session, session.get(f"{embedded.address}/props") as answer:
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(f"{embedded.address}/props", headers={"Authorization": f"Bearer {embedded.api_key}"}) as answer,
+    ):
         props = await answer.json()
     params = props["default_generation_settings"]["params"]
     neutral = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "temperature": 1.0, "repeat_penalty": 1.0, "typical_p": 1.0}

@@ -214,7 +214,7 @@ async def test_a_good_answer_is_read(kind):
         ("vllm", "choices.0.prompt_token_ids", [5, 6, 8], "id 2 was sent as 7 and came back as 8"),
         ("vllm", "choices.0.prompt_token_ids", [1, 5, 6, 7], "had 3 tokens, but the server sampled after 4"),
         ("vllm", "choices.0.prompt_token_ids", "5 6 7", "came back as str"),
-        ("vllm", "choices", [], "1 completions were requested and 0 came"),
+        ("vllm", "choices", [], "no choices"),
         ("vllm", "choices", None, "no choices"),
         ("vllm", "choices", 5, "no choices"),
         ("vllm-generate", "choices.0.logprobs.content.1.token_id", 3, "is 2, but its logprob belongs to 3"),
@@ -238,7 +238,7 @@ async def test_a_bad_answer_is_named(kind, path, value, named):
     async with answering(kind, changed(GOOD[kind], path, value)) as (engine, asked):
         with pytest.raises(BadResponse, match=named):
             await engine.generate(PROMPT, Sampling(max_tokens=4))
-        assert len(asked) == 1
+        assert len(asked) == (1 if value or path != "choices" else 3), "an answer without choices may pass"
 
 
 @pytest.mark.parametrize("kind", ["vllm", "vllm-generate", "sglang"])
@@ -300,6 +300,9 @@ async def test_a_completion_that_the_server_aborted_comes_with_its_tokens(kind, 
 @pytest.mark.parametrize(
     ("kind", "path", "value"),
     [
+        ("vllm", "choices", []),
+        ("vllm", "choices", None),
+        ("vllm", "choices.0.finish_reason", "worker_lost"),
         ("vllm-generate", "choices.0.finish_reason", "error"),
         ("sglang", "meta_info.finish_reason", {"type": "error", "message": "NaN"}),
         ("atropos", "finish_reasons", ["error"]),
@@ -312,10 +315,10 @@ async def test_a_completion_that_the_server_gave_up_is_asked_again(kind, path, v
         assert list(result[0].ids) == [9, 2]
 
 
-async def test_a_finish_reason_that_nobody_knows_is_kept_and_not_guessed():
+async def test_a_completion_that_was_stopped_for_repeating_itself_was_cut_off():
     async with answering("vllm", changed(VLLM, "choices.0.finish_reason", "repetition")) as (engine, _):
         [one] = await engine.generate(PROMPT, Sampling(max_tokens=4))
-        assert (one.finish_reason, one.raw_finish_reason) == (FinishReason.UNKNOWN, "repetition")
+        assert (one.finish_reason, one.raw_finish_reason) == (FinishReason.LENGTH, "repetition")
 
 
 async def test_choices_come_in_their_order():

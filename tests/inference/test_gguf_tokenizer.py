@@ -53,7 +53,9 @@ async def disagreements(server: EmbeddedServer, tokenizer, wanted: list[str]) ->
     async with aiohttp.ClientSession() as session:
         for text in wanted:
             body = {"content": text, "parse_special": True, "add_special": False}
-            async with session.post(f"{server.address}/tokenize", json=body) as answer:
+            async with session.post(
+                f"{server.address}/tokenize", headers={"Authorization": f"Bearer {server.api_key}"}, json=body
+            ) as answer:
                 if (await answer.json())["tokens"] != tokenizer.encode(text, add_special_tokens=False):
                     found.append(text)
     return found
@@ -109,7 +111,11 @@ async def test_a_template_of_ones_own_renders_as_the_server_does():
     async with (
         EmbeddedServer(context=256, parallel=1, template=HERMES_TEMPLATE) as server,
         aiohttp.ClientSession() as session,
-        session.post(f"{server.address}/apply-template", json={"messages": messages, "tools": tools}) as answer,
+        session.post(
+            f"{server.address}/apply-template",
+            headers={"Authorization": f"Bearer {server.api_key}"},
+            json={"messages": messages, "tools": tools},
+        ) as answer,
     ):
         theirs = (await answer.json())["prompt"]
     for template in (HERMES_TEMPLATE, str(HERMES_TEMPLATE), HERMES_TEMPLATE.read_text("utf-8")):

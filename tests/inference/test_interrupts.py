@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-import lachesis.inference.http_client as http_client_module
+import lachesis.inference.http_attempts as http_attempts_module
 from lachesis.inference import TokenServer
 from lachesis.inference.engines import create_engine
 from lachesis.inference.engines.base import Generation
@@ -32,7 +32,7 @@ PROMPT = [5, 6, 7]
 
 @pytest.fixture(autouse=True)
 def short_delays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_client_module, "_FIRST_DELAY", 0.001)
+    monkeypatch.setattr(http_attempts_module, "_FIRST_DELAY", 0.001)
 
 
 @asynccontextmanager

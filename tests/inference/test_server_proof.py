@@ -15,7 +15,8 @@ from engine_bench import FAKED, bench
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-import lachesis.inference.http_client as http_client_module
+import lachesis.inference.http_attempts as http_attempts_module
+import lachesis.inference.http_client as http_client
 import lachesis.inference.tokenizer_proof as tokenizer_proof_module
 from lachesis.inference import BadResponse, ServerUnavailable, TokenServer
 from lachesis.inference.engines import Generation, create_engine
@@ -273,7 +274,7 @@ async def test_a_model_that_came_while_nobody_asked_is_noticed(monkeypatch: pyte
         tokens = token_server(server)
         assert await tokens.tokenizer_proof.prove(tokens.servers[0])
         await tokens.for_rollout().chat(ASKED)
-    monkeypatch.setattr(http_client_module, "_RESTART", 0.0)
+    monkeypatch.setattr(http_client, "_RESTART", 0.0)
     async with tokens:
         async with FakeServer(tokenizer=without(fake_tokenizer(), "<|im_end|>"), port=port):
             with pytest.raises(TokenizersDiffer, match=r"run are .*im_end"):
@@ -319,7 +320,7 @@ async def test_a_proxy_that_does_not_know_the_route_is_asked_for_an_echo(
     fault: int | str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tokenizer_proof_module, "_PATIENCE", 0.5)
-    monkeypatch.setattr(http_client_module, "_FIRST_DELAY", 0.001)
+    monkeypatch.setattr(http_attempts_module, "_FIRST_DELAY", 0.001)
     async with FakeServer() as server, Proxy(server, fault) as proxy:
         engine = create_engine("vllm", replace(server.settings(), base_url=proxy.base_url))
         assert await TokenizerProof(fake_tokenizer()).prove(engine) is (fault == 500)

@@ -197,3 +197,44 @@ async def test_without_being_asked_for_it_writes_nothing(tmp_path: Path, monkeyp
     assert len(lines(result.files.groups)) == 2
     assert not (tmp_path / "wandb").exists()
     assert getattr(sys.modules.get("wandb"), "run", None) is None
+
+
+LONELY = """
+import os, signal
+from pathlib import Path
+from tests.support.small_envs import SortWords
+
+def children(process):
+    for task in Path(f"/proc/{process}/task").iterdir():
+        for child in map(int, (task / "children").read_text().split()):
+            yield from (child, *children(child))
+
+class Lonely(SortWords):
+    name = "lonely"
+    scored = 0
+
+    async def compute_reward(self, item, result, ctx):
+        Lonely.scored += 1
+        if Lonely.scored == KILLED_AT:
+            for child in children(os.getpid()):
+                if "wandb" in Path(f"/proc/{child}/cmdline").read_text():
+                    os.kill(child, signal.SIGKILL)
+        return 0.5
+
+Lonely.cli()
+"""
+
+
+@pytest.mark.parametrize("killed_at", [3, 6])
+def test_a_run_outlives_the_process_of_w_and_b(tmp_path: Path, killed_at: int) -> None:
+    """The kernel kills it where memory is short: between two groups, or just before the end."""
+    with served(sorts) as server:
+        arguments = ["process", "--openai.base_url", server.base_url, "--openai.model_name", "m", "--env.use_wandb"]
+        arguments += ["--env.data_path_to_save_groups", str(tmp_path / "groups.jsonl"), "--env.max_num_workers", "1"]
+        arguments += ["--env.total_steps", "6", "--env.group_size", "1", "--env.enabled_toolsets", "[file]"]
+        program = LONELY.replace("KILLED_AT", str(killed_at))
+        child = start(["-c", program, *arguments], WANDB_MODE="offline", WANDB_DIR=str(tmp_path))
+        output = child.communicate(timeout=200)[0]
+    assert child.returncode == 0, output
+    assert len(lines(tmp_path / "groups.jsonl")) == 6
+    assert output.count("the run goes on without it") == 1 and "Traceback" not in output

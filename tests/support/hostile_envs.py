@@ -161,3 +161,99 @@ class Gold(Asking):
     async def collect_trajectories(self, item):
         chats = [[user("Question"), model(text)] for text in ("Yes", await self.say([user("Question")]))]
         return self.group(chats, [1.0, 0.0]), []
+
+
+class Observed(Asking):
+    """A tool's result within one message: the model goes on after it, and the mask trains all after the prompt."""
+
+    stop: list[str] | None = None
+    between = "<obs>3</obs>"
+    turns = 2
+
+    def kept(self, said: str, turn: int) -> str:
+        """What the environment goes on with."""
+        return said
+
+    async def collect_trajectories(self, item):
+        group = {"tokens": [], "masks": [], "scores": []}
+        prompt = self.tokenizer.apply_chat_template([user(str(item))], tokenize=False, add_generation_prompt=True)
+        for place in range(self.config.group_size):
+            text = prompt
+            for turn in range(self.turns):
+                given = await self.server.completion(prompt=text, n=1, max_tokens=32, stop=self.stop)
+                last = turn == self.turns - 1
+                text += self.kept(given.choices[0].text, turn) + ("" if last else self.between)
+            ids, masks = self.sample(prompt, text)
+            group["tokens"].append(ids)
+            group["masks"].append(masks)
+            group["scores"].append(float(place))
+        return group, []
+
+    def sample(self, prompt: str, text: str):
+        return self.raw([(prompt, False), (text[len(prompt) :], True)])
+
+
+class ObservedMessage(Observed):
+    """The same as a chat, whose last message is the whole text."""
+
+    def sample(self, prompt, text):
+        made = tokenize_for_trainer(self.tokenizer, [user("Q"), model(text[len(prompt) :])])
+        return made["tokens"], made["masks"]
+
+
+class ObservedCut(Observed):
+    """The first answer is cut before its end."""
+
+    def kept(self, said, turn):
+        return said[: 2 * len(said) // 3] if turn == 0 else said
+
+
+class ObservedWithoutItsBeginning(Observed):
+    def kept(self, said, turn):
+        return said[len(said) // 3 :] if turn == 0 else said
+
+
+class ObservedFromTheMiddle(Observed):
+    """The mask begins within the first answer."""
+
+    def sample(self, prompt, text):
+        begin = len(prompt) + 8
+        return self.raw([(text[:begin], False), (text[begin:], True)])
+
+
+class ObservedElsewhere(Observed):
+    """The model is asked the second time after another prompt."""
+
+    async def collect_trajectories(self, item):
+        first = (await self.server.completion(prompt="First: ", n=1, max_tokens=32)).choices[0].text
+        second = (await self.server.completion(prompt=f"So far: {first}<obs>", n=1, max_tokens=32)).choices[0].text
+        ids, masks = self.raw([("First: ", False), (f"{first}<obs>{second}", True)])
+        return {"tokens": [ids], "masks": [masks], "scores": [1.0]}, []
+
+
+class WholeChat(Asking):
+    """The mask trains all after the first question: answers and what stands between them."""
+
+    async def collect_trajectories(self, item):
+        return self.whole(await self.talk(2))
+
+    def whole(self, chat):
+        ids = self.tokenizer.apply_chat_template(chat, tokenize=True, return_dict=False)
+        begin = len(self.tokenizer.apply_chat_template(chat[:1], tokenize=True, return_dict=False))
+        return {"tokens": [ids], "masks": [[-100] * begin + list(ids[begin:])], "scores": [1.0]}, []
+
+
+class WholeCalls(WholeChat):
+    """The same with calls, which a template writes in its own way."""
+
+    async def collect_trajectories(self, item):
+        tool = {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}
+        chat = [user("Add.")]
+        for turn in range(2):
+            given = await self.server.chat_completion(
+                messages=chat, n=1, max_tokens=64, tools=[{"type": "function", "function": tool}]
+            )
+            chat.append(given.choices[0].message.model_dump(exclude_none=True))
+            call = chat[-1]["tool_calls"][0]
+            chat.append({"role": "tool", "tool_call_id": call["id"], "content": f"the sum is {turn}"})
+        return self.whole(chat[:-1])

@@ -214,3 +214,65 @@ class StateEnv(ChatEnv):
 
     def save_checkpoint(self, step, data=None):
         super().save_checkpoint(step, {**(data or {}), "drawn": self.drawn})
+
+
+class WarmEnv(ChatEnv):
+    """Samples in its own way."""
+
+    how: dict[str, Any] = {"temperature": 0.8}  # noqa: RUF012
+
+    async def answers(self, item):
+        return await super().answers(item, **self.how)
+
+
+class GroupsOfOneEnv(TurnsEnv):
+    """A trajectory is a group of one, with what each sample may have."""
+
+    as_list = False
+
+    async def collect_trajectory(self, item):
+        trajectory, later = await super().collect_trajectory(item)
+        group = ScoredDataGroup(tokens=[], masks=[], scores=[], messages=[], overrides=[])
+        group["tokens"].append(trajectory["tokens"])
+        group["masks"].append(trajectory["masks"])
+        group["scores"].append(trajectory["scores"])
+        group["messages"].append([{"role": "user", "content": "one message"}])
+        group["overrides"].append({"set_advantage_to_zero": True})
+        return [group] if self.as_list else group, later
+
+
+class PlaysOnly(BaseEnv):
+    """It has no `evaluate`."""
+
+    name = "stock"
+    env_config_cls = StockConfig
+    config_init, setup, get_next_item = StockEnv.config_init, StockEnv.setup, StockEnv.get_next_item
+    messages, group, answers = StockEnv.messages, StockEnv.group, ChatEnv.answers
+    collect_trajectories = ChatEnv.collect_trajectories
+
+
+class FiguresEnv(ChatEnv):
+    """Figures of an evaluation, in each of the ways that Atropos' environments give them."""
+
+    way = "eval_metrics"
+
+    async def setup(self):
+        await super().setup()
+        self.eval_metrics: list[Any] = []
+
+    async def evaluate(self, *args, **kwargs):
+        await self.server.chat_completion(messages=[{"role": "user", "content": "eval"}], n=1, max_tokens=8)
+        if self.way == "eval_metrics":
+            self.eval_metrics.append(("eval/percent_correct", 0.25))
+        elif self.way == "wandb_log":
+            self.eval_metrics.append(("eval/percent_correct", 0.25))
+            await self.wandb_log({"eval/other": 1})
+        elif self.way == "returned":
+            return {"eval/percent_correct": 0.25, "samples": ["a"]}
+        return None
+
+    async def wandb_log(self, wandb_metrics=None):
+        wandb_metrics = wandb_metrics or {}
+        wandb_metrics.update(dict(self.eval_metrics))
+        self.eval_metrics = []
+        await super().wandb_log(wandb_metrics)

@@ -29,7 +29,7 @@ from lachesis.inference import (
     ServerUnavailable,
     Unauthorized,
 )
-from lachesis.inference import http_client as http_client_module
+from lachesis.inference import http_attempts as http_attempts_module
 from lachesis.inference.sampling import Sampling
 from lachesis.testing.fake_server import (
     Codec,
@@ -743,7 +743,7 @@ class TestTokenFaults:
 class TestWireFaults:
     @pytest.fixture(autouse=True)
     def short_delays(self, monkeypatch):
-        monkeypatch.setattr(http_client_module, "_FIRST_DELAY", 0.01)
+        monkeypatch.setattr(http_attempts_module, "_FIRST_DELAY", 0.01)
 
     @pytest.mark.parametrize("name", ["rate_limited", "server_error", "unavailable", "disconnect", "cut_body"])
     async def test_what_passes_is_overcome_by_a_retry(self, name):

@@ -113,6 +113,49 @@ while True: time.sleep(60)
     assert [line for line in lines if line.endswith("ended")] == ["other: ended", "main: ended"]
 
 
+STUBBORN = """
+import os, signal, subprocess, sys, time
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    signal.signal(number, signal.SIG_IGN)
+children = [subprocess.Popen(["sleep", "600"], start_new_session=own) for own in (False, True)]
+orphan = subprocess.check_output("setsid sleep 600 > /dev/null 2>&1 & echo $!", shell=True, text=True).strip()
+print(os.getpid(), *(each.pid for each in children), orphan, flush=True)
+if sys.argv[1:] == ["dies"]:
+    os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(600)
+"""
+
+
+async def test_a_second_ctrl_c_ends_every_process_at_once_and_those_that_they_started(tmp_path: Path) -> None:
+    supervisor, lines = supervised(tmp_path, part("other", STUBBORN), part("main", STUBBORN))
+    run = asyncio.create_task(supervisor.run())
+    async with asyncio.timeout(60):
+        while len(lines) < 2:  # noqa: ASYNC110 - of other processes
+            await asyncio.sleep(0.01)
+        pids = [int(pid) for line in lines for pid in line.split()[1:]]
+        assert len(pids) == 8 and all(map(_alive, pids))
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+            await asyncio.sleep(0)
+        assert await run == 130
+    await _all_end(pids)
+
+
+async def test_what_a_process_leaves_that_died_is_ended_before_it_is_started_again(tmp_path: Path) -> None:
+    supervisor, lines = supervised(tmp_path, part("main", STUBBORN, "dies"), max_restarts=1)
+    assert await supervisor.run() != 0
+    pids = [int(pid) for line in lines if line.startswith("main:") for pid in line.split()[1:]]
+    assert len(pids) == 8
+    await _all_end(pids)
+
+
+async def _all_end(pids: list[int]) -> None:
+    """Wait until the last of them has; a process that was killed is there for a moment."""
+    async with asyncio.timeout(60):
+        while any(map(_alive, pids)):  # noqa: ASYNC110 - of other processes
+            await asyncio.sleep(0.01)
+
+
 def test_no_process_outlives_one_that_is_killed(tmp_path: Path) -> None:
     code = f"""
 import asyncio, pathlib, sys
@@ -138,8 +181,7 @@ asyncio.run(supervisor.run())
 
 
 def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+    try:  # what nobody has waited for yet is no process any more
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
         return False
-    return True

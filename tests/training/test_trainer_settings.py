@@ -131,6 +131,14 @@ def test_the_learning_rate_rises_and_falls_as_named(kind, rates: list[float]) ->
     assert [schedule.at(step) for step in range(1, 7)] == pytest.approx(rates)
 
 
+@pytest.mark.parametrize("kind", ["linear", "cosine"])
+@pytest.mark.parametrize(("steps", "warmup"), [(1, 0), (6, 2), (4, 3), (2, 2)])
+def test_no_step_is_made_with_a_rate_of_0(kind, steps: int, warmup: int) -> None:
+    schedule = Schedule(learning_rate=1.0, steps=steps, warmup=warmup, kind=kind)
+    assert all(schedule.at(step) > 0 for step in range(1, steps + 1))
+    assert schedule.at(steps + 1) == pytest.approx(0)
+
+
 def test_truncated_importance_sampling_is_cispo_without_a_lower_bound(read) -> None:
     assert read().loss == ("importance_sampling", {})
     assert read().ratio_bounds is None

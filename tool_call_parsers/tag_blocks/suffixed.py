@@ -55,8 +55,13 @@ def _with_suffix(tags: TagBlocks, suffix: str) -> TagBlocks:
     def spell(spellings: T) -> T:
         return tuple(tag[:-1] + suffix + ">" for tag in spellings)  # type: ignore[return-value]  # as many as before
 
+    template = suffix.replace("{", "{{").replace("}", "}}")
+    before, after = tags.around
     return replace(
         tags,
+        around=(before.replace(">", suffix + ">"), after.replace(">", suffix + ">")),
+        call=tags.call.replace(">", template + ">"),
+        parameter=tags.parameter.replace(">", template + ">"),
         calls=spell(tags.calls),
         ends=spell(tags.ends),
         parameters=spell(tags.parameters),

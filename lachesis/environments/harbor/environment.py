@@ -27,6 +27,7 @@ from lachesis.environments.harbor.causes import Invalid
 from lachesis.environments.harbor.grading import Grading
 from lachesis.environments.harbor.places import Places, places_of
 from lachesis.environments.harbor.trial import Trial, solve
+from lachesis.environments.harbor.variables import problems_of
 from lachesis.errors import SettingsError
 from lachesis.runs.settings import HermesAgentEnvConfig, is_chosen
 from lachesis.task_folders import Problem, Task, TaskError, find_tasks, read_task
@@ -65,6 +66,9 @@ class HarborEnvConfig(HermesAgentEnvConfig):
         default="error",
         description="What happens where a task cannot be read or honoured: skip warns and leaves it out.",
     )
+    task_variables: list[str] = Field(
+        default=[], description="Variables of this process that tasks may have where task.toml asks for ${NAME}."
+    )
     keep_artifacts: bool = Field(
         default=True, description="Keep artifacts and logs of verifiers in artifacts/ROLLOUT_ID beside the records."
     )
@@ -92,7 +96,10 @@ class HarborEnv(HermesAgentBaseEnv):
         tasks, problems = list[Task](), list[Problem]()
         for folder in self.task_folders():
             try:
-                tasks.append(read_task(folder))
+                task = read_task(folder, variables=self.config.task_variables)
+                if refused := problems_of(task, task.variables, solves=self.config.agent == "oracle"):
+                    raise TaskError(refused)
+                tasks.append(task)
             except TaskError as error:
                 problems += error.problems
         if problems and (self.config.unplayable == "error" or not tasks):

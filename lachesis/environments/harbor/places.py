@@ -11,7 +11,8 @@ from pathlib import Path
 from backends import Backend, BackendUnavailable, SandboxSpec
 from lachesis.agent.tool_context import ToolContext
 from lachesis.environments.harbor.causes import Invalid
-from lachesis.environments.harbor.grading import Grading, resolved_variables, way_of
+from lachesis.environments.harbor.grading import Grading, way_of
+from lachesis.environments.harbor.variables import resolved_variables
 from lachesis.task_folders import EnvironmentConfig, Task
 from lachesis.tools import BUILTIN_TOOLS, ToolSessions
 
@@ -107,7 +108,7 @@ async def _place(
             raise Invalid("image_failed", f"{task.folder}: {error}") from error
         spec = replace(spec, image=made.image, workdir=made.workdir or spec.workdir, env={**made.env, **spec.env})
         spec = replace(spec, root=made.root)
-    variables = resolved_variables(environment.env, "[environment].env")
+    variables = resolved_variables(environment.env, "[environment].env", task.variables)
     spec = replace(spec, workdir=environment.workdir or spec.workdir, env={**spec.env, **variables})
     return _limited(spec, environment, backend) if limits else spec
 

@@ -83,7 +83,7 @@ def kept_rollouts(groups: Iterable[GroupRecord], data: Path, config: HarborEnvCo
                 continue
             folder = str(group["item"]["task"])
             if folder not in tasks:
-                tasks[folder] = read_task(Path(folder))
+                tasks[folder] = read_task(Path(folder), variables=config.task_variables)
             kept = Kept(rollout["rollout_id"], tasks[folder], data / (before.get("artifacts") or ""), before)
             if problem := _problem(kept, config):
                 problems.append(f"rollout {kept.rollout_id} of {kept.task.name}: {problem}")

@@ -22,9 +22,9 @@ from lachesis.environments.harbor.grading import (
     as_user,
     empty_folders,
     grade,
-    resolved_variables,
     way_of,
 )
+from lachesis.environments.harbor.variables import resolved_variables
 from lachesis.environments.harbor.verdicts import Verdict, below_minimum, mean_of_steps, verdict_of
 from lachesis.task_folders import Step, Task
 from lachesis.task_folders.config import HealthcheckConfig
@@ -160,7 +160,7 @@ async def solve(trial: Trial, ctx: ToolContext, *, timeout: float) -> Mapping[st
     await ctx.terminal(f"chmod +x {SOLUTION}/solve.sh", timeout=60)
     variables = {
         "DEBIAN_FRONTEND": "noninteractive",
-        **resolved_variables(trial.task.config.solution.env, "[solution].env"),
+        **resolved_variables(trial.task.config.solution.env, "[solution].env", trial.task.variables),
     }
     command = await as_user(ctx, f"({SOLUTION}/solve.sh) > {AGENT}/oracle.txt 2>&1", step.agent.user)
     done = await ctx.terminal(command, timeout=timeout, env=variables)

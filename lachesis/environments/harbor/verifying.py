@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+import uuid
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import partial
+from types import MappingProxyType
+from typing import Any
 
 from backends import Backend, BackendError
 from lachesis.agent.agent_fault import AgentFault
@@ -18,6 +21,7 @@ from lachesis.environments.harbor.places import Places, opened, places_of
 from lachesis.environments.harbor.trial import Trial, solve
 from lachesis.task_folders import Task
 from lachesis.task_folders.task import files_below
+from lachesis.tasks import run_all
 from lachesis.testing.task_attacks import ATTACKS, TaskAttack
 from lachesis.tools import ToolSessions
 
@@ -28,6 +32,12 @@ _TELLING = 16
 """Bytes that a file has to have for its copy to be a leak: shorter ones are found everywhere."""
 
 Act = Callable[[Trial, ToolContext], Awaitable[object]]
+Result = dict[str, Any]
+"""What one trial, or the search for leaks, came to, with a `key` that says what decided it."""
+
+
+async def _forget(result: Result) -> None:
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,28 +112,51 @@ async def verify_task(
     grading: Grading = "auto",
     images: bool = True,
     at_once: asyncio.Semaphore,
-    played: Callable[[Play], None] = lambda play: None,
+    earlier: Mapping[str, Result] = MappingProxyType({}),
+    keep: Callable[[Result], Awaitable[None]] = _forget,
+    played: Callable[..., None] = lambda *, before: None,
 ) -> Verification:
     """Play every agent `times` times, as many at once as `at_once` lets.
+
+    Args:
+        earlier: results by their keys: these trials are not played again.
+        keep: gets every new result that says something about the task.
+        played: is called after each trial, with `before=True` for an earlier one.
 
     Raises:
         BackendError: the task cannot be played here.
     """
     places = await places_of(task, backend, sessions.spec, images=images, grading=grading)
     found = Verification(task, way_of(task, task.steps[-1], grading))
-    agents: list[tuple[str, Act]] = [("oracle", _solve), ("nop", _nothing)]
-    agents += [(attack.name, partial(_attack, attack)) for attack in attacks]
+    agents: list[tuple[str, str, Act]] = [("oracle", "", _solve), ("nop", "", _nothing)]
+    agents += [(attack.name, attack.script, partial(_attack, attack)) for attack in attacks]
+    decided_by = (task.digest, found.way, backend.name, places)
 
-    async def one(agent: str, act: Act, number: int) -> None:
-        async with at_once:
-            play = await _play(task, agent, act, places, sessions, grading, f"{task.digest[:8]}-{agent}-{number}")
+    async def one(agent: str, script: str, act: Act, number: int) -> None:
+        key = _key(*decided_by, agent, script, number)
+        if key in earlier:
+            play = Play(**earlier[key]["play"])
+        else:
+            async with at_once:
+                play = await _play(task, agent, act, places, sessions, grading, f"{agent}-{number}-{uuid.uuid4().hex}")
+            if play.reward is not None:  # else it says nothing about the task
+                await keep({"key": key, "task": str(task.folder), "play": asdict(play)})
         found.plays.append(play)
-        played(play)
+        played(before=key in earlier)
 
-    await asyncio.gather(*(one(agent, act, number) for agent, act in agents for number in range(times)))
-    async with at_once:
-        found.leaks = await _leaks(task, places, sessions)
+    await run_all(one(*agent, number) for agent in agents for number in range(times))
+    key = _key(*decided_by, "leaks")
+    if key in earlier:
+        found.leaks = earlier[key]["leaks"]
+    else:
+        async with at_once:
+            found.leaks = await _leaks(task, places, sessions)
+        await keep({"key": key, "task": str(task.folder), "leaks": found.leaks})
     return found
+
+
+def _key(*decided_by: object) -> str:
+    return hashlib.sha256("\n".join(map(repr, decided_by)).encode("utf-8", "surrogateescape")).hexdigest()
 
 
 async def _play(
@@ -174,7 +207,7 @@ async def _leaks(task: Task, places: Places, sessions: ToolSessions) -> list[str
         return []
     pruned = "\\( -path /proc -o -path /sys -o -path /dev \\) -prune"
     search = f"find / {pruned} -o -type f \\( {wanted} \\) -exec sha256sum {{}} + 2>/dev/null"
-    async with opened(sessions, f"{task.digest[:8]}-leaks", places.agent) as ctx:
+    async with opened(sessions, f"leaks-{uuid.uuid4().hex}", places.agent) as ctx:
         done = await ctx.terminal(f"command -v find sha256sum > /dev/null || exit 127; {search}", timeout=300)
     if done["exit_code"] in (124, 127):
         raise Invalid("sandbox_failed", f"leaks cannot be searched: {done['error'] or 'no find, or no sha256sum'}")

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from lachesis.agent.own_folder import own_folder
 from lachesis.agent.pytest_judge import Judgement
 from lachesis.agent.reward import Reward, RewardError
 from lachesis.agent.tool_context import ToolContext
@@ -141,7 +142,7 @@ def _folder(keep: Path | None) -> Iterator[Path]:
     if keep is not None:
         yield keep / "artifacts"
         return
-    with tempfile.TemporaryDirectory(prefix="lachesis-sources-") as name:
+    with tempfile.TemporaryDirectory(prefix="sources-", dir=own_folder()) as name:
         yield Path(name)
 
 

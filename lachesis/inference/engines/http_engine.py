@@ -14,6 +14,7 @@ from lachesis.inference.engines.prompt_ids import PromptIds
 from lachesis.inference.engines.replay_fields import REPLAY
 from lachesis.inference.engines.shortening import ECHOED, without_echo
 from lachesis.inference.errors import BadResponse, RequestRejected, ServerUnavailable
+from lachesis.inference.http_attempts import ARRAY
 from lachesis.inference.http_client import HttpClient, ServerSettings
 from lachesis.inference.prompt_images import expansion
 from lachesis.inference.sampling import SAMPLING_FIELDS, LogprobsKind, Sampling, recorded_fields
@@ -242,7 +243,14 @@ class SingleRequestEngine(HttpEngine, ABC):
 
         payload = self.payload(prompt, sampling, n)
         answer = await self.send(
-            self.url, payload, max_retries=max_retries, shorten=shorten, route=prompt.route, partial=True
+            self.url,
+            payload,
+            max_retries=max_retries,
+            shorten=shorten,
+            route=prompt.route,
+            partial=True,
+            check=self._check_any,
+            harmless=lambda: self.payload(PromptIds(prompt.ids[:1]), replace(sampling, max_tokens=1), 1),
         )
         prompt.checked, prompt.image_tokens = "none", ()
         generations = self.read(answer.body, prompt)
@@ -256,6 +264,12 @@ class SingleRequestEngine(HttpEngine, ABC):
             generation.sampling = record
             generation.prompt_checked, generation.image_tokens = prompt.checked, prompt.image_tokens
         return generations
+
+    def _check_any(self, body: Mapping[str, Any]) -> None:
+        """Raises `BadResponse` for an empty list of completions."""
+        for key, name in (("choices", "choices"), (ARRAY, "completions")):
+            if key in body and not body[key]:
+                raise BadResponse(self.base_url, f"the answer has no {name}", _CHECK_ENGINE)
 
     @property
     @abstractmethod

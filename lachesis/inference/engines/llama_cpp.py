@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Final
 
@@ -94,7 +94,13 @@ class LlamaCppEngine(HttpEngine):
             return [await self._generate_in_slot(prompt, sampling, max_retries)]
 
     async def _generate_in_slot(self, prompt: PromptIds, sampling: Sampling, max_retries: int | None) -> Generation:
-        answer = await self._ask("completion", self.payload(prompt, sampling), max_retries, prompt.route)
+        answer = await self._ask(
+            "completion",
+            self.payload(prompt, sampling),
+            max_retries,
+            prompt.route,
+            harmless=lambda: self.payload(PromptIds(prompt.ids[:1]), replace(sampling, max_tokens=1)),
+        )
         body, attempts = answer.body, answer.attempts
         ids, listed = self._tokens(body)
         length = body.get("tokens_evaluated")
@@ -120,10 +126,15 @@ class LlamaCppEngine(HttpEngine):
         )
 
     async def _ask(
-        self, path: str, payload: Mapping[str, Any], max_retries: int | None, route: Route | None = None
+        self,
+        path: str,
+        payload: Mapping[str, Any],
+        max_retries: int | None,
+        route: Route | None = None,
+        harmless: Callable[[], Mapping[str, Any]] | None = None,
     ) -> HttpAnswer:
         url = f"{self.root_url}/{path}"
-        return await self.send(url, payload, max_retries=max_retries, in_slot=True, route=route)
+        return await self.send(url, payload, max_retries=max_retries, in_slot=True, route=route, harmless=harmless)
 
     def _tokens(self, body: Mapping[str, Any]) -> tuple[list[int], list[Mapping[str, Any]]]:
         ids, listed = body.get("tokens"), list_of_objects(body.get("completion_probabilities", []))

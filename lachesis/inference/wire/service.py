@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
@@ -12,6 +11,9 @@ import orjson
 from aiohttp import web
 
 from lachesis.inference.lifecycle import AsyncService
+from lachesis.inference.wire.openai_chat import error
+from lachesis.inference.wire.request import Refused
+from lachesis.inference.wire.visitors import Visitors
 
 _LARGEST_REQUEST: Final = 256 * 2**20
 
@@ -22,8 +24,9 @@ class WebService(AsyncService):
     title: ClassVar[str]
     """Its name in messages."""
 
-    def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(self, host: str = "127.0.0.1", port: int = 0, *, has_token: bool = False, others: str = "") -> None:
         self._address = (host, port)
+        self._visitors = Visitors(self.title, host, has_token=has_token, others=others)
         self._socket: socket.socket | None = None
         self._runner: web.AppRunner | None = None
 
@@ -51,7 +54,8 @@ class WebService(AsyncService):
 
     async def start(self) -> None:
         """Bind the port and start to answer."""
-        app = web.Application(client_max_size=_LARGEST_REQUEST)
+        guard = self._visitors.middleware(lambda reason: json_response(error(Refused(403, reason)), 403))
+        app = web.Application(client_max_size=_LARGEST_REQUEST, middlewares=[guard])
         app.add_routes(self.routes())
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.2)
         await self._runner.setup()
@@ -81,11 +85,3 @@ class WebService(AsyncService):
 def json_response(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
     """A response with this JSON."""
     return web.Response(body=orjson.dumps(body), status=status, content_type="application/json", headers=headers)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine is reached at the address."""
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -128,7 +128,7 @@ class FakeServer(WebService):
         host: str = "127.0.0.1",
         port: int = 0,
     ) -> None:
-        super().__init__(host, port)
+        super().__init__(host, port, has_token=bool(api_key), others="give it an api_key")
         self.policy = as_policy(policy) if policy is not None else RandomWords()
         self.faults = fault_plan(faults)
         self.tokenizer = fake_tokenizer(images=images) if tokenizer is None else tokenizer

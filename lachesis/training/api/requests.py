@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from lachesis.inference.wire.service import is_loopback
+from lachesis.inference.wire.visitors import Visitors
 from lachesis.training.api.settings import MB, ApiSettings
 from lachesis.training.rollout_api import GroupError
 
@@ -49,19 +49,16 @@ def json_answer(body: Any, *, status: int = 200, headers: dict[str, str] | None 
 # Who may ask.
 
 
-def authorise(request: web.Request, settings: ApiSettings) -> None:
-    """Refuse strangers, and web pages of others in a browser that may reach the API.
+def authorise(request: web.Request, visitors: Visitors, token: str) -> None:
+    """Refuse strangers, other users, and web pages of others in a browser that may reach the API.
 
     Raises:
         Refused: with 401 or 403.
     """
-    if request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
-        raise Refused(403, "pages of other sites may not use this API")  # `/reset_data` is a GET
-    if settings.token:
-        _check_token(request, settings.token)
-    elif is_loopback(settings.host) and not is_loopback(request.url.host or ""):
-        # A page whose name was made to lead here is of the same origin for the browser.
-        raise Refused(403, f"this API listens on {settings.host} only and is not {request.host}; use that address")
+    if reason := visitors.refusal(request):
+        raise Refused(403, reason)
+    if token:
+        _check_token(request, token)
 
 
 def _check_token(request: web.Request, token: str) -> None:

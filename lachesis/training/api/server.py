@@ -14,6 +14,7 @@ from typing import Any, Final, Self
 
 from aiohttp import web
 
+from lachesis.inference.wire.visitors import Visitors
 from lachesis.training.api.dispatcher import Dispatcher
 from lachesis.training.api.group_body import FIELDS, GroupBody, read_group, read_groups
 from lachesis.training.api.page import Figures, metrics, page
@@ -31,7 +32,7 @@ from lachesis.training.api.requests import (
 from lachesis.training.api.settings import ApiSettings
 from lachesis.training.api.store import Group, RegisteredEnv, State, Store, StoreError, Trainer
 from lachesis.training.api.wire import Acknowledgement, EnvIdentifier, EnvRequest, TrainerRequest, env_status, parse
-from lachesis.training.rollout_api import EXTENSION, INSTANCE_HEADER, GroupError
+from lachesis.training.rollout_api import EXTENSION, INSTANCE_HEADER, TOKEN_VARIABLE, GroupError
 
 _READERS: Final = 2
 """Bodies that are unpacked, checked and written at the same time."""
@@ -58,6 +59,13 @@ class RolloutApiServer:
         """What happened since the start, by the name of its metric."""
         self.url = ""
         self._report = report
+        self._visitors = Visitors(
+            "the rollout API",
+            settings.host,
+            has_token=bool(settings.token),
+            others=f"set {TOKEN_VARIABLE} for it and for them, or start it with --insecure",
+            open_to_users=settings.insecure,
+        )
         self._version = importlib.metadata.version("lachesis-rl")
         self._dispatcher = Dispatcher(self.store, settings, self.counts)
         self._readers = asyncio.Semaphore(_READERS)
@@ -117,7 +125,7 @@ class RolloutApiServer:
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
-            authorise(request, self.settings)
+            authorise(request, self._visitors, self.settings.token)
             return await handler(request)
         except GroupError as error:
             self.counts["refused"] += 1

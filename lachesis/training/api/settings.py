@@ -18,6 +18,8 @@ class ApiSettings:
     port: int = 8000
     token: str = ""
     """Asked of every request, if there is one."""
+    insecure: bool = False
+    """Without a token, answer every user of this machine."""
     lease: float = 600.0
     """Silence of a trainer after which its batch may go to another one."""
     most_stored: int = 4096 * MB

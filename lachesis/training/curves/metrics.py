@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from lachesis.evaluation.intervals import mean_over_items
+from lachesis.evaluation.intervals import deviations, mean_of, mean_over_items
 from lachesis.training.curves.estimators import token_estimates
 from lachesis.training.curves.records import GroupRecord, SampleRecord, StepRecord
 from lachesis.training.curves.rollouts import certificate_of, repaired_calls, samples_of
@@ -169,8 +169,7 @@ def _reasons(group: GroupRecord) -> Iterator[str]:
 
 
 def _deviation(values: Sequence[float]) -> float:
-    mean = math.fsum(values) / len(values)
-    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))
+    return deviations(values, mean_of(values)) / math.sqrt(len(values))
 
 
 def _finite(value: Any) -> bool:

@@ -16,6 +16,7 @@ from typing import Final
 
 from aiohttp import web
 
+from lachesis.inference.wire.visitors import Visitors
 from lachesis.training.engine.answers import Body, errors, failed_result, failure, read_json
 from lachesis.training.engine.checkpoints import SAMPLER_WEIGHTS, WEIGHTS, Checkpoints
 from lachesis.training.engine.errors import RequestError
@@ -65,9 +66,10 @@ class Engine:
         """Sessions of clients, with the time at which each was heard of."""
         self.training: dict[str, _Training] = {}
 
-    def app(self) -> web.Application:
+    def app(self, visitors: Visitors) -> web.Application:
         """The application; it starts the worker and ends it."""
-        app = web.Application(client_max_size=BODY_BYTES, middlewares=[errors])
+        guard = visitors.middleware(lambda reason: failure(403, reason))
+        app = web.Application(client_max_size=BODY_BYTES, middlewares=[guard, errors])
         for path, handler in {
             "client/config": self._client_config,
             "client/dynamic_config": self._dynamic_config,
@@ -395,7 +397,8 @@ async def _accepted(request: web.Request) -> web.Response:
 @contextlib.asynccontextmanager
 async def serve(engine: Engine, host: str, port: int) -> AsyncIterator[str]:
     """Serve until the context ends; yields the base URL."""
-    runner = web.AppRunner(engine.app(), access_log=None, shutdown_timeout=1.0)  # not as long as a poll
+    app = engine.app(Visitors("the engine", host))
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)  # not as long as a poll
     await runner.setup()
     try:
         site = web.TCPSite(runner, host, port)

@@ -22,7 +22,8 @@ from lachesis.inference.token_server import TokenServer
 from lachesis.inference.vocabulary import ANY_ROW
 from lachesis.inference.wire.openai_chat import error
 from lachesis.inference.wire.request import JSON, Refused
-from lachesis.inference.wire.service import WebService, is_loopback
+from lachesis.inference.wire.service import WebService
+from lachesis.inference.wire.visitors import is_loopback
 from lachesis.inference.wire.writing import dump, load
 from lachesis.training.policy import Policy
 from lachesis.training.policy_server.engine import EngineFailed, PolicyEngine
@@ -77,7 +78,7 @@ class PolicyServer(WebService):
         retry_after: float = 1.0,
         wandb_info: Mapping[str, str | None] | None = None,
     ) -> None:
-        super().__init__(host, port)
+        super().__init__(host, port, has_token=bool(token), others="give it a token, which they send as api_key")
         self.policy = policy
         self.model_name = model_name
         if context_length is None and tokenizer.model_max_length <= _NO_LIMIT:

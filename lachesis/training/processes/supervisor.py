@@ -111,7 +111,7 @@ class Supervisor:
                 self._ready[part.name].set()
             code = await process.ended()
             self._ready[part.name].clear()
-            process.kill()  # what it may have left in its group
+            process.kill()  # what it may have left
             if code == 0:
                 if part.name == self.main:
                     raise Stopped(0, "")

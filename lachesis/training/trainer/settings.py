@@ -53,7 +53,7 @@ class TrainingSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
     name: Annotated[str, HOW] = Field(
-        default="run", pattern=r"^[\w.-]+$", description="Name of the run, and of its folder."
+        default="run", pattern=r"^[\w.-]*[\w-][\w.-]*$", description="Name of the run, and of its folder."
     )
     run_dir: Annotated[str | None, HOW] = Field(
         default=None, description="Folder of the run: checkpoint, metrics, report (default: data/train/NAME)."
@@ -91,7 +91,9 @@ class TrainingSettings(BaseModel):
         default="centred", description="Reward minus the group's mean; normalised: divided by its standard deviation."
     )
     kl_penalty: float = Field(
-        default=0.0, ge=0, description="Weight of a KL penalty against the base model, in the advantages."
+        default=0.0,
+        ge=0,
+        description="Weight of a KL penalty against the base model, in the advantages of what is trained.",
     )
     max_policy_lag: int | None = Field(
         default=None,
@@ -110,7 +112,10 @@ class TrainingSettings(BaseModel):
         default="constant", description="After the warm-up, down to min_learning_rate_ratio at the last step."
     )
     min_learning_rate_ratio: float = Field(
-        default=0.0, ge=0, le=1, description="Learning rate of the last step, as a share of learning_rate."
+        default=0.0,
+        ge=0,
+        le=1,
+        description="Learning rate of the last step, as a share of learning_rate (0: 0 only after that step).",
     )
     adam_beta1: float = Field(default=0.9, ge=0, lt=1, description="Adam.")
     adam_beta2: float = Field(default=0.95, ge=0, lt=1, description="Adam.")

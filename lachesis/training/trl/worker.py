@@ -41,6 +41,23 @@ _BEAT: Final = 0.2
 """Seconds between two signs of life, and between two attempts to put a row into a full queue."""
 
 
+def _row_class() -> Any:
+    """TRL's row.
+
+    Raises:
+        LachesisError: this TRL has it at neither place.
+    """
+    try:
+        try:
+            from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
+        except ModuleNotFoundError:
+            # Where the notes of TRL 1.18 say that it has moved to. Not run: the extra takes 1.16 and 1.17.
+            from trl.trainer.async_grpo_trainer import RolloutSample
+    except ImportError as error:
+        raise LachesisError(f'this TRL has no RolloutSample ({error}); pip install "trl>=1.16,<1.18"') from error
+    return RolloutSample
+
+
 class LachesisRolloutWorker:
     """See `RolloutWorkerProtocol` of TRL. Rollouts run on a thread of the trainer's process.
 
@@ -62,8 +79,7 @@ class LachesisRolloutWorker:
         self, env: Any, *, args: Any, settings: Mapping[str, Any] | None = None, servers: Sequence[Any] | None = None
     ) -> None:
         require_trl()
-        from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
-
+        row_class = _row_class()
         self.env = environment_of(env, settings, servers)
         self.args = args
         config = self.env.config
@@ -79,7 +95,7 @@ class LachesisRolloutWorker:
         """The calls that the parser read, and those that it repaired."""
         self.totals: Counter[str] = Counter()
         """Groups played and left out, by reason; rollouts, rows, and tokens that are trained or not delivered."""
-        self._row_class = RolloutSample
+        self._row_class = row_class
         self._items = DrawnItems(self.env)
         self._thread: EnvThread | None = None
         self._producing: Future[None] | None = None

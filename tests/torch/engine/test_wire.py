@@ -26,6 +26,7 @@ from lachesis.training.engine import server, start_engine
 from lachesis.training.engine.errors import EngineStartError
 from lachesis.training.engine.model import Model
 from lachesis.training.engine.wire import sample_request
+from tests.support.strangers import check_refused
 from tests.support.training_models import done
 
 Ints = types.ModelInput.from_ints
@@ -434,3 +435,7 @@ def test_the_engine_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
 
     assert select.select([engine], [], [], 60)[0], "the engine still runs"
     os.close(engine)
+
+
+async def test_no_web_page_and_no_other_user_is_answered(engine: str) -> None:
+    await check_refused(f"{engine}/api/v1/get_server_capabilities")

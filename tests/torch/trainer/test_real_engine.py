@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from lachesis.training.groups import GroupSettings, RolloutSamples, TrainingGroup, build_group
-from lachesis.training.tinker_sdk import Adam, EngineError, LoraShape, Service
+from lachesis.training.tinker_sdk import Adam, EngineError, LoraShape, RefusedBounds, Service
 from lachesis.training.trainer.checkpoints import Checkpoint
 from lachesis.training.trainer.datums import PreparedBatch, Rules, prepare
 from lachesis.trajectories import TokenPrefix, samples
@@ -64,6 +64,18 @@ async def test_the_engine_computes_the_logprobs_that_the_sampler_reported_and_ge
     # The same batch again: the weights have moved towards the better rollouts.
     again = await training.step(data, "importance_sampling", Adam(0.0))
     assert again.metrics["loss:sum"] < trained.metrics["loss:sum"]
+    await service.close()
+
+
+async def test_an_engine_that_knows_the_loss_and_not_its_parameters_ends_the_run_with_what_to_set(
+    to_engine: RunningEngine,
+) -> None:
+    service = Service()
+    training = await service.train("tiny", SHAPE)
+    data = [each.datum() for each in (await sampled_batch(await training.sampler())).samples]
+    with pytest.raises(RefusedBounds, match=r"the loss cispo with eps_clip.*set training\.loss to") as refused:
+        await training.step(data, "cispo", Adam(1e-2), {"eps_clip": 0.2})
+    assert refused.value.final, "another try would not help"
     await service.close()
 
 

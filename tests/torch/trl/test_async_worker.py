@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sys
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -205,3 +206,11 @@ def test_what_cannot_be_trained_is_refused_at_the_begin(tmp_path: Path) -> None:
     )
     with pytest.raises(LachesisError, match="no items"):
         chat.start()
+
+
+def test_a_trl_that_has_moved_its_row_is_refused_with_versions_that_have_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "trl.experimental.async_grpo.async_rollout_worker", None)
+    with pytest.raises(LachesisError, match=r'this TRL has no RolloutSample.*pip install "trl>=1.16,<1.18"'):
+        LachesisRolloutWorker(Tosses, args=None)

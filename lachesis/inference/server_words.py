@@ -1,0 +1,151 @@
+"""What model servers mean by their errors and finish reasons, each of which has its own words.
+
+Read from the documentation and the error texts of OpenAI, Azure, Anthropic, Gemini, Bedrock, Mistral, Cohere, xAI,
+Groq, Cerebras, Together, Fireworks, OpenRouter, DeepSeek, Zhipu, Moonshot, DashScope, MiniMax, Ark, SiliconFlow, GitHub
+Models, vLLM, SGLang, TGI, TensorRT-LLM, llama.cpp, Ollama, LM Studio and LiteLLM. No list of texts is complete, so a
+full context is recognised by what is counted and by the word for too much of it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from enum import Enum, auto
+from typing import Any, Final
+
+from lachesis.trajectories.messages import FinishReason
+
+_FULL_CODES: Final = frozenset(
+    (
+        *("context_length_exceeded", "exceed_context_size_error", "request_too_large", "contextwindowexceeded"),
+        *("tokens_limit_reached", "model_max_prompt_tokens_exceeded", "context_window_exceeded", "input_too_long"),
+    )
+)
+_FULL: Final = re.compile(
+    r"context[\s_-]*(length|size|window|limit|overflow)|the context of the model|\bmax(imum)?[\s_](model|prompt|input|"
+    r"seq|sequence)[\s_]len(gth)?\b|request( body| entity| payload)?( is| was)? too (large|long)|payload too large|"
+    r"request( \w+){0,4} exceed\w*( \w+){0,4} (tokens?|length|size)\b|"
+    r"max_tokens must be at least 1, got (0|-\d)|inputs. (tokens \+ .max_new_tokens|must have less than)|"
+    r"messages(\[\d+\]\.content\S*)?.: (string|array) too long|too many (input |prompt |total )?tokens\b|"
+    r"(range of )?input length should be|(shorten|(reduce|decrease) the (length|size) of) (the|your) (messages|prompt|"
+    r"input|conversation)|total tokens.{0,40} exceed|(上下文|输入|prompt|token|长度)\w*\s*(超|过长)|"
+    r"超\w{0,15}(上下文|长度|token)",
+    re.IGNORECASE,
+)
+"""Words for a full context that say so by themselves."""
+_COUNTED: Final = re.compile(
+    r"\b(prompt|input(?! validation)|messages?|conversation|context|history|sequence|total|payload)", re.IGNORECASE
+)
+_MEASURE: Final = re.compile(
+    r"(?<!max_)(?<!new_)(?<!completion[ _])(?<!output[ _])tokens?|length|\blong\b|\blarge\b|size|context|"
+    r"characters|bytes",
+    re.IGNORECASE,
+)
+_TOO_MUCH: Final = re.compile(
+    r"exceed|too (long|large|big|many)|(longer|larger|greater|more)( \w+){0,2} than|(over|above|beyond) the|at most|"
+    r"only supports|up to|must be (less|<)|should not be|> \d|not fit|overflow|(limit|maximum) (of|is)\b",
+    re.IGNORECASE,
+)
+_OF_ANOTHER_THING: Final = re.compile(
+    r"\btools?\b|tool_|function|\bname\b|schema|\bstop\b|\bseed\b|logprob|image|audio|metadata|\bid\b|quota|credit|"
+    r"balance|budget|\brate\b|per (second|minute|min|hour|day|month)|timeout|timed? out|deadline|queue|concurren",
+    re.IGNORECASE,
+)
+_NEVER_FITS: Final = re.compile(r"request too large for|too large.{0,200}reduce|must be reduced", re.I | re.DOTALL)
+"""In a 429: one request is above the limit of a minute, so no pause lets it pass."""
+_REFUSED: Final = re.compile(
+    r"content[\s_-]?(filter|policy|management policy|moderat|violat|exists? risk|blocked)|(safety|usage|acceptable use)"
+    r"[\s_-](polic|guideline|system|filter|check)|violat\w*.{0,60}(polic|guideline|terms|safety)|moderation|"
+    r"responsible ?ai|flagged|guardrail|prohibited[\s_-]content|data[\s_-]?inspection|inappropriate content|censor|"
+    r"sensitive[\s_-]?(content|word|information|data|text)|new_sensitive|considered high risk|harmful content|"
+    r"敏感|违规|不安全|安全审核",
+    re.IGNORECASE,
+)
+"""The server refuses what a conversation says."""
+_OF_THE_ACCOUNT: Final = re.compile(
+    r"account|organization|\bkey\b|suspended|deactivated|unknown|unrecogni[sz]ed|not supported|not found|not exist",
+    re.IGNORECASE,
+)
+"""In words for a refusal: it is about who asks, or about a setting."""
+_BLOCKED: Final = re.compile(r"safety|blocklist|prohibited|spii|recitation|other|language", re.IGNORECASE)
+
+REFUSING: Final = frozenset({403, 404, 451})
+"""Statuses by which servers refuse one conversation, or all requests."""
+
+
+def is_full_context(status: int, error: Mapping[str, Any], text: str) -> bool:
+    """Whether an error says that the conversation and the room for its answer exceed what the server takes.
+
+    Args:
+        error: the error object of the body, or {}.
+        text: its message, or the body.
+    """
+    if status == 429:
+        return bool(_NEVER_FITS.search(text)) and "too large" in text.lower()
+    if status == 413 or not _codes(error).isdisjoint(_FULL_CODES):
+        return True
+    if status not in (400, 422, 500):
+        return False
+    if _FULL.search(text):
+        return status != 500 or bool(_TOO_MUCH.search(text))
+    if status == 500 or _OF_ANOTHER_THING.search(text):
+        return False
+    return all(words.search(text) for words in (_COUNTED, _MEASURE, _TOO_MUCH))
+
+
+def is_content_refusal(status: int, error: Mapping[str, Any], text: str) -> bool:
+    """Whether an error says that the server refuses what the conversation says."""
+    if status in (401, 402, 404, 429) or status > 500 or _OF_THE_ACCOUNT.search(text):
+        return False
+    return bool(_REFUSED.search(" ".join((*_codes(error), text))))
+
+
+def blocked_prompt(body: Mapping[str, Any]) -> str:
+    """Why an answer without choices has none, where the server blocked the prompt (Gemini); else empty."""
+    feedback = body.get("promptFeedback") or body.get("prompt_feedback")
+    reason = (feedback.get("blockReason") or feedback.get("block_reason")) if isinstance(feedback, Mapping) else None
+    return reason if isinstance(reason, str) and _BLOCKED.search(reason) else ""
+
+
+def _codes(error: Mapping[str, Any]) -> set[str]:
+    inner = error.get("innererror")
+    found = [error.get("code"), error.get("type"), inner.get("code") if isinstance(inner, Mapping) else None]
+    return {code for code in found if isinstance(code, str)}
+
+
+class Ending(Enum):
+    """What a finish reason says that is no `FinishReason`."""
+
+    BROKEN = auto()
+    """The server failed before the completion was complete."""
+    MALFORMED = auto()
+    """The model wrote a call that the server could not read."""
+
+
+_WORDS: Final[Mapping[FinishReason | Ending, str]] = {
+    FinishReason.STOP: "stop eos eos_token stop_sequence stop_token stop_string end_turn end complete completed done "
+    "finished finish stopped normal",
+    FinishReason.TOOL_CALLS: "tool_calls tool_call tool_use function_call function_calls",
+    FinishReason.LENGTH: "length max_tokens max_output_tokens max_completion_tokens max_length model_length "
+    "token_limit model_context_window_exceeded context_window_exceeded context_length_exceeded context_length "
+    "error_limit truncated incomplete repetition",
+    FinishReason.CONTENT_FILTER: "content_filter content_filtered content_filter_error content_policy_violation safety "
+    "sensitive refusal recitation prohibited_content blocklist spii image_safety language moderation flagged blocked "
+    "guardrail_intervened error_toxic data_inspection_failed",
+    FinishReason.ABORT: "abort",
+    FinishReason.UNKNOWN: "null none unknown",
+    Ending.MALFORMED: "malformed_function_call unexpected_tool_call too_many_tool_calls malformed_response "
+    "malformed_tool_call malformed_tool_use malformed_model_output invalid_tool_call",
+}
+_ENDINGS: Final = {"": FinishReason.UNKNOWN} | {word: meant for meant, of in _WORDS.items() for word in of.split()}
+
+
+def ending(reason: object) -> FinishReason | Ending:
+    """What a finish reason means, in any spelling. One that no list here has is `Ending.BROKEN`: no completed answer.
+    None is `FinishReason.UNKNOWN`: the server gives no reasons."""
+    if reason is None:
+        return FinishReason.UNKNOWN
+    if not isinstance(reason, str):
+        return Ending.BROKEN
+    word = reason.strip().lower().replace("-", "_").replace(" ", "_").removeprefix("finish_reason_")
+    return _ENDINGS.get(word, Ending.BROKEN)

@@ -1,0 +1,88 @@
+"""Methods of an environment that a run calls, and those of a class that were probably meant as such."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from difflib import SequenceMatcher
+from types import CodeType
+from typing import Any
+
+from lachesis.errors import SettingsError
+from lachesis.tracebacks import CALLED
+
+NEAR, NEAR_MISSING = 0.8, 0.6
+"""How much of two names is the same: of one that nobody calls and an optional hook; where a hook is missing, less."""
+
+
+def require_hooks(env_cls: Any) -> None:
+    """Raises SettingsError where the class lacks a method that it has to have, with what was probably meant."""
+    missing = sorted(getattr(env_cls, "__abstractmethods__", ()), key=[*CALLED].index)
+    if not missing:
+        return
+    found, own = [], {name: cls for name, cls in _own_methods(env_cls).items() if name not in CALLED}
+    for hook in missing:
+        said = f"{env_cls.__name__} has no method {hook}{CALLED[hook]}"
+        near = max(own, key=lambda name: _likeness(name, hook), default="")
+        likeness = _likeness(near, hook)
+        if likeness < NEAR and callable(getattr(sys.modules.get(env_cls.__module__), hook, None)):
+            said += f": the function {hook} of {env_cls.__module__} is outside of the class; indent it"
+        elif likeness >= NEAR_MISSING:
+            said += f"; did you mean it by {near}? Rename it"
+        elif hook == "compute_reward":
+            said += "; write it, or methods with @reward, or compute_group_reward"
+        else:
+            said += "; write it"
+        found.append(said)
+    raise SettingsError("\n       ".join(found))
+
+
+def misspelt_hooks(env_cls: Any) -> list[str]:
+    """A line for each method that nothing calls and whose name is nearly that of an optional hook."""
+    own = _own_methods(env_cls)
+    known = [base for base in env_cls.__mro__ if base.__module__.startswith("lachesis.")]
+    used = {name for cls in _own_classes(env_cls) for value in vars(cls).values() for name in _names_used(value)}
+    lines = []
+    for name, cls in own.items():
+        if name in used or name in env_cls._reward_weights or any(name in vars(base) for base in known):
+            continue
+        near = max(CALLED, key=lambda hook: _likeness(name, hook))
+        if near not in own and _likeness(name, near) >= NEAR:
+            lines.append(f"{cls.__name__}.{name} is called by nothing; did you mean {near}{CALLED[near]}?")
+    return lines
+
+
+def _own_classes(env_cls: type) -> Iterator[type]:
+    """Those that somebody wrote for this environment, the latest first."""
+    for cls in env_cls.__mro__:
+        if cls.__module__.partition(".")[0] not in ("lachesis", "builtins", "abc", "atroposlib"):
+            yield cls
+
+
+def _own_methods(env_cls: type) -> dict[str, type]:
+    """Public methods, each with the class that has it."""
+    return {
+        name: cls
+        for cls in reversed([*_own_classes(env_cls)])
+        for name, value in vars(cls).items()
+        if not name.startswith("_") and (callable(value) or isinstance(value, classmethod | staticmethod))
+        if not isinstance(value, type)
+    }
+
+
+def _names_used(value: Any) -> Iterator[str]:
+    """Attributes and functions that a method uses."""
+    value = getattr(value, "__func__", getattr(value, "fget", value))
+    todo = [getattr(value, "__code__", None)]
+    while todo:
+        if isinstance(code := todo.pop(), CodeType):
+            yield from code.co_names
+            todo.extend(code.co_consts)
+
+
+def _likeness(name: str, hook: str) -> float:
+    return SequenceMatcher(None, _squashed(name), _squashed(hook)).ratio()
+
+
+def _squashed(name: str) -> str:
+    return name.lower().replace("_", "")

@@ -1,0 +1,72 @@
+"""What an environment's own `evaluate` reports, so that its figures are printed and written however it gives them."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class OwnFigures:
+    """Of one evaluation."""
+
+    written: bool = False
+    """Whether it called `evaluate_log`, which writes them."""
+    logged: dict[str, float] = field(default_factory=dict)
+    """What it gave to `wandb_log`, or left for it in `eval_metrics`, as Atropos' environments do."""
+
+    def left(self, env: Any, result: Any) -> dict[str, float]:
+        """The figures that are not written yet: those that were logged, and those of a dict that it returned."""
+        if self.written:
+            return {}
+        returned = result if isinstance(result, Mapping) else {}
+        return {**self.logged, **_numbers(_waiting(env)), **_numbers(returned)}
+
+
+@contextmanager
+def own_figures(env: Any) -> Iterator[OwnFigures]:
+    """Note what the environment reports inside."""
+    noted = OwnFigures()
+
+    def write(call: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+        async def evaluate_log(*args: Any, **kwargs: Any) -> None:
+            noted.written = True
+            await call(*args, **kwargs)
+
+        return evaluate_log
+
+    def log(call: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+        async def wandb_log(wandb_metrics: Any = None, *args: Any, **kwargs: Any) -> None:
+            noted.logged |= _numbers(_waiting(env)) | _numbers(wandb_metrics or {})
+            await call(wandb_metrics, *args, **kwargs)
+
+        return wandb_log
+
+    own = {name: vars(env)[name] for name in ("evaluate_log", "wandb_log") if name in vars(env)}
+    env.evaluate_log, env.wandb_log = write(env.evaluate_log), log(env.wandb_log)
+    try:
+        yield noted
+    finally:
+        del env.evaluate_log, env.wandb_log
+        vars(env).update(own)
+
+
+def _waiting(env: Any) -> Any:
+    """The list of (name, figure) that Atropos' environments fill in `evaluate` and log at the next step."""
+    try:
+        return dict(getattr(env, "eval_metrics", ()))
+    except (TypeError, ValueError):
+        return {}
+
+
+def _numbers(given: Any) -> dict[str, float]:
+    if not isinstance(given, Mapping):
+        return {}
+    return {
+        str(name): int(value) if isinstance(value, numbers.Integral) else float(value)
+        for name, value in given.items()
+        if isinstance(value, numbers.Real)
+    }

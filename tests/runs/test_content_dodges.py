@@ -1,0 +1,445 @@
+"""What an agent leaves is scored, whatever a reward makes of it, and a bug of the reward never is."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import io
+import itertools
+import json
+import re
+import urllib.request
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from lachesis.runs.failures import RunStopped
+from lachesis.testing.fake_server import Ask, FakeServer
+from lachesis.trajectories.messages import Message, ToolCall
+from tests.support.scripted_server import ScriptedServer, call, say
+from tests.support.small_envs import SortWords, lines, make, process, rollouts
+from tests.support.stock_run_api import StockRunApi, Trainer, run_api
+from tests.support.training_runs import environment, take, with_tokens
+
+__all__ = ["run_api"]
+
+DEEP = "python3 -c \"print('[' * 100000)\" > a"
+DODGES: dict[str, tuple[str, list[str]]] = {
+    "json": ("echo '{\"answer\": 42}' > a", ["echo x > a", "mkdir a", "echo '[]' > a", "echo '{\"answer\"' > a"]),
+    "nested": (
+        'echo \'{"result": {"values": [41]}}\' > a',
+        ["echo '{\"result\": null}' > a", 'echo \'{"result": {"values": ["x"]}}\' > a', DEEP, "ln -s a a"],
+    ),
+    "bytes": ("printf 42 > a", [r"printf '\xff' > a", r"printf '4\x002\x00\xd8' > a", "gzip < /dev/null > a", "true"]),
+    "number": ("echo 42 > a", ["echo NaN > a", "echo 1e999 > a", "echo forty > a", ": > a"]),
+    "unpack": ("echo 41 1 > a", ["echo 1 > a", "echo 1 2 3 > a", "echo x y > a", "printf '1%.0s' $(seq 5000) > a"]),
+    "said": ('say {"answer": 42}', ["say I would rather not.", "say {}", 'say {"answer": ', "say [42]"]),
+    "search": ("echo answer: 42 > a", ["true", "echo answer: x > a", "mkfifo a", "echo Answer: 42 > a"]),
+    "literal": (
+        "echo '{\"answer\": 42}' > a",
+        ["echo '(' > a", r"printf '1\0' > a", "echo 'print(1)' > a", "echo '{1}' > a"],
+    ),
+    "tree": (
+        "mkdir out; echo 42 > out/a",
+        ["mkdir -p out/a", "mkdir out; mkfifo out/a", "mkdir out; ln -s a out/a", "mkdir out; ln -s /etc/passwd out/a"],
+    ),
+    "raises": ("echo answer=42 > a", ["echo x > a", "true", "echo answer= > a", "chmod 000 ."]),
+    "mean": (r"printf '41\n43\n' > a", [": > a", "echo x > a", r"printf '\n\n' > a", "echo 1,000 > a"]),
+    "archive": (
+        "printf 42 > answer; python3 -m zipfile -c a answer",
+        ["echo x > a", "printf 42 > other; python3 -m zipfile -c a other", "mkdir a", r"printf 'PK\x05\x06' > a"],
+    ),
+    "markup": (
+        "echo '<a><b>42</b></a>' > a",
+        ["echo '<a>' > a", "echo '<a/>' > a", "echo '<a><b/></a>' > a", "printf '<a>&x;</a>' > a"],
+    ),
+}
+assert sum(len(dodges) for _, dodges in DODGES.values()) > 40
+
+
+def parsed(text: str) -> int:
+    if not text.startswith("answer="):
+        raise ValueError("there is no answer")
+    return int(text.removeprefix("answer="))
+
+
+class Parses(SortWords):
+    """Rewards that take no care."""
+
+    name = "parses"
+
+    async def setup(self) -> None:
+        self.left = self.all_items()
+
+    def all_items(self) -> Iterator[dict[str, str]]:
+        for kind, (honest, dodges) in DODGES.items():
+            yield from ({"kind": kind, "work": work} for work in (honest, *dodges))
+
+    async def get_next_item(self) -> Any:
+        return next(self.left, None)
+
+    async def get_eval_items(self) -> Any:
+        return list(self.all_items())
+
+    def format_prompt(self, item: Any) -> str:
+        return f"Do: {item['work']}"
+
+    async def compute_reward(self, item: Any, result: Any, ctx: Any) -> Any:
+        return await getattr(self, f"reward_{item['kind']}")(item, result, ctx)
+
+    async def reward_json(self, item: Any, result: Any, ctx: Any) -> float:
+        return float(json.loads(await ctx.read_file("a"))["answer"] == 42)
+
+    async def reward_nested(self, item: Any, result: Any, ctx: Any) -> float:
+        found = json.loads(await ctx.read_file("a"))
+        return float(found["result"]["values"][0] + 1 == 42)
+
+    async def reward_bytes(self, item: Any, result: Any, ctx: Any) -> float:
+        text = (await ctx.read_bytes("a")).decode()
+        return float(text == "42")
+
+    async def reward_number(self, item: Any, result: Any, ctx: Any) -> float:
+        return float(await ctx.read_file("a")) / 42
+
+    async def reward_unpack(self, item: Any, result: Any, ctx: Any) -> float:
+        left, right = (await ctx.read_file("a")).split()
+        return float(int(left) + int(right) == 42)
+
+    async def reward_said(self, item: Any, result: Any, ctx: Any) -> float:
+        return float(json.loads(result.messages[-1]["content"])["answer"] == 42)
+
+    async def reward_search(self, item: Any, result: Any, ctx: Any) -> float:
+        match = re.search(r"answer: (\d+)", await ctx.read_file("a"))
+        return float(match.group(1) == "42")  # type: ignore[union-attr]
+
+    async def reward_literal(self, item: Any, result: Any, ctx: Any) -> float:
+        value = ast.literal_eval(await ctx.read_file("a"))
+        return float(value["answer"] == 42)
+
+    async def reward_tree(self, item: Any, result: Any, ctx: Any) -> float:
+        local = Path(self.config.data_path_to_save_groups or self.config.spool_path or "").parent / ctx.task_id
+        await ctx.download_dir("out", local)
+        return float((local / "a").read_text() == "42\n")
+
+    async def reward_raises(self, item: Any, result: Any, ctx: Any) -> float:
+        return float(parsed(await ctx.read_file("a")) == 42)
+
+    async def reward_mean(self, item: Any, result: Any, ctx: Any) -> float:
+        total = count = 0.0
+        for line in (await ctx.read_file("a")).splitlines():
+            total += float(line)
+            count += 1
+        return float(total / count == 42)
+
+    def reward_archive_plain(self, data: bytes) -> bytes:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            return archive.read("answer")
+
+    async def reward_archive(self, item: Any, result: Any, ctx: Any) -> float:
+        return float(self.reward_archive_plain(await ctx.read_bytes("a")) == b"42")
+
+    async def reward_markup(self, item: Any, result: Any, ctx: Any) -> float:
+        root = ElementTree.fromstring(await ctx.read_file("a"))
+        return float(int(root.find("b").text) == 42)  # type: ignore[union-attr,arg-type]
+
+
+def obeys(request: dict[str, Any]) -> Any:
+    """A model that does what it is asked to."""
+    work = next(each["content"] for each in request["messages"] if each["role"] == "user").removeprefix("Do: ")
+    if work.startswith("say "):
+        return say(work.removeprefix("say "))
+    return say("Done.") if request["messages"][-1]["role"] == "tool" else call(("terminal", {"command": work}))
+
+
+def unscored(found: list[dict[str, Any]]) -> list[Any]:
+    return [(each["messages"][1:3], each["traceback"]) for each in found if each["reward"] is None]
+
+
+@pytest.mark.parametrize("command", ["process", "evaluate"])
+async def test_no_content_lets_an_agent_go_without_its_score(tmp_path: Path, command: str) -> None:
+    total = sum(1 + len(dodges) for _, dodges in DODGES.values())
+    async with ScriptedServer(obeys) as server:
+        settings = {"total_steps": total, "eval_items": total, "group_size": 1, "max_num_workers": 3}
+        env = make(Parses, server, tmp_path, **settings)
+        ran = await (env.process_manager() if command == "process" else env._run_evaluate())
+    groups = lines(ran.files.groups)
+    rewards = {(group["item"]["kind"], group["item"]["work"]): group["rollouts"][0]["reward"] for group in groups}
+    honest = {(kind, work) for kind, (work, _) in DODGES.items()}
+    assert {place for place, reward in rewards.items() if reward} == honest
+    assert not ran.files.failures.exists() or not unscored(rollouts(ran.files.failures))
+    assert len(rewards) == total and ran.exceptions == 0 and not ran.failed
+    faults = [rollout for group in groups for rollout in group["rollouts"] if rollout["agent_fault"]]
+    assert ran.summary.agent_faults == len(faults) > 40 and all(each["reward"] == 0.0 for each in faults)
+    assert any("fault_traceback" in each and "reward_unpack" in each["fault_traceback"] for each in faults)
+    shown = (tmp_path / "console.txt").read_text()
+    assert shown.count("ValueError: there is no answer (test_content_dodges.py, line ") == 1, "the first of each line"
+
+
+async def test_a_trainer_gets_every_rollout_of_a_group_that_dodges_by_content(
+    tmp_path: Path, run_api: StockRunApi
+) -> None:
+    kinds = [kind for kind in DODGES if kind != "said"]
+    left = itertools.cycle(work for kind in kinds for work in (*DODGES[kind][1], DODGES[kind][0]))
+
+    def takes_turns(ask: Ask) -> str:
+        if ask.turn:
+            return "Done."
+        arguments = json.dumps({"name": "terminal", "arguments": {"command": next(left)}})
+        return f"<tool_call>\n{arguments}\n</tool_call>"
+
+    class Groups(Parses):
+        def all_items(self) -> Iterator[dict[str, str]]:
+            return itertools.cycle({"kind": kind, "work": kind} for kind in kinds)
+
+    async with run_api.wiped() as api, FakeServer(takes_turns) as model:
+        served = {"rollout_server_url": api.url, "spool_path": str(tmp_path / "spool"), "steps_per_eval": 0}
+        settings = {"group_size": 5, "total_steps": -1, "enabled_toolsets": ["terminal"], "max_num_workers": 1}
+        env = environment(Groups, tmp_path, with_tokens(model, tmp_path), **served, **settings)
+        trainer = Trainer(api.url, batch_size=5 * len(kinds), num_steps=1)
+        await trainer.register()
+        await trainer.poll()
+        run = asyncio.create_task(env.env_manager())
+        taking = asyncio.create_task(take(trainer, len(kinds)))
+        await asyncio.wait({run, taking}, return_when=asyncio.FIRST_COMPLETED)
+        taking.cancel()
+        await run
+    assert [sorted(group["scores"]) for group in trainer.groups] == [[0.0] * 4 + [1.0]] * len(kinds)
+
+
+async def test_junk_of_every_rollout_from_some_step_on_is_scored(tmp_path: Path) -> None:
+    class Converges(Parses):
+        def all_items(self) -> Iterator[dict[str, str]]:
+            honest, (junk, *_) = DODGES["json"]
+            yield from ({"kind": "json", "work": honest if step < 5 else junk, "step": str(step)} for step in range(40))
+
+    settings = {"total_steps": 40, "group_size": 2, "max_num_workers": 1}
+    ran = await process(Converges, tmp_path, obeys, **settings)
+    groups = sorted(lines(ran.files.groups), key=lambda group: int(group["item"]["step"]))
+    assert [group["scores"] for group in groups] == [[1.0, 1.0]] * 5 + [[0.0, 0.0]] * 35
+    assert ran.summary.agent_faults == 70 and not ran.failed
+
+
+async def test_the_reference_policy_is_evidence_where_no_rollout_is(tmp_path: Path) -> None:
+    class Known(Parses):
+        def all_items(self) -> Iterator[dict[str, str]]:
+            yield from ({"kind": "json", "work": DODGES["json"][1][0], "step": str(step)} for step in range(6))
+
+        def reference_policy(self) -> Any:
+            def play(messages: Any, tools: Any) -> Message:
+                if messages[-1]["role"] == "tool":
+                    return Message("assistant", "Done.")
+                work = json.dumps({"command": DODGES["json"][0]})
+                return Message("assistant", tool_calls=(ToolCall("call_1", "terminal", work),))
+
+            return play
+
+    ran = await process(Known, tmp_path, obeys, total_steps=6, group_size=1, max_num_workers=1)
+    assert [rollout["reward"] for rollout in rollouts(ran.files.groups)] == [0.0] * 6
+    assert ran.summary.rollouts == 6, "that of the reference policy is none of the run's"
+
+
+async def test_without_evidence_nothing_is_scored_and_four_groups_end_the_run(tmp_path: Path) -> None:
+    class Unknown(Parses):
+        def all_items(self) -> Iterator[dict[str, str]]:
+            yield from ({"kind": "json", "work": DODGES["json"][1][0], "step": str(step)} for step in range(20))
+
+    with pytest.raises(RunStopped, match="in 4 groups; the last one: JSONDecodeError") as stopped:
+        await process(Unknown, tmp_path, obeys, total_steps=20, group_size=2, max_num_workers=1)
+    assert 'in reward_json\n    return float(json.loads(await ctx.read_file("a"))["answer"] == 42)' in str(
+        stopped.value
+    )
+    found = rollouts(tmp_path / "groups.failed.jsonl")
+    assert [rollout["reward"] for rollout in found] == [None] * 8
+    assert sum("in a sandbox in which no agent has been" in rollout["traceback"] for rollout in found) == 1
+
+
+async def test_doubts_are_settled_when_evidence_comes(tmp_path: Path) -> None:
+    class Late(Parses):
+        def all_items(self) -> Iterator[dict[str, str]]:
+            honest, dodges = DODGES["json"]
+            yield from ({"kind": "json", "work": work} for work in (*dodges[:3], honest))
+
+    ran = await process(Late, tmp_path, obeys, total_steps=4, group_size=1, max_num_workers=1)
+    assert sorted(rollout["reward"] for rollout in rollouts(ran.files.groups)) == [0.0, 0.0, 0.0, 1.0]
+    assert ran.exceptions == ran.failed_groups == 0 and ran.summary.rollouts == 4
+
+
+async def test_what_a_reward_of_the_group_cannot_read_costs_the_others_nothing(tmp_path: Path) -> None:
+    work = [DODGES["json"][0], "echo x > a", DODGES["json"][0]]
+
+    def takes_turns(request: dict[str, Any]) -> Any:
+        return (
+            say("Done.") if request["messages"][-1]["role"] == "tool" else call(("terminal", {"command": work.pop()}))
+        )
+
+    class Ranks(SortWords):
+        async def compute_group_reward(self, item: Any, results: Any, ctxs: Any) -> Any:
+            found = [json.loads(await ctx.read_file("a"))["answer"] for ctx in ctxs]
+            return [each / sum(found) for each in found]
+
+    ran = await process(Ranks, tmp_path, takes_turns, total_steps=1, group_size=3)
+    assert sorted(rollout["reward"] for rollout in rollouts(ran.files.groups)) == [0.0, 0.5, 0.5]
+
+
+@pytest.mark.parametrize("way", ["plain", "without await", "named", "decorated"])
+async def test_rewards_of_every_kind_are_seen_through(tmp_path: Path, way: str) -> None:
+    from lachesis import reward
+
+    class Plain(Parses):
+        def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:  # type: ignore[override]
+            found = json.loads(ctx.read_file("a"))
+            return float(found["answer"] == 42)
+
+    class WithoutAwait(Parses):
+        async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+            found = json.loads(ctx.read_file("a"))
+            return float(found["answer"] == 42)
+
+    class Named(Parses):
+        @reward
+        async def right(self, item: Any, result: Any, ctx: Any) -> float:
+            return float(json.loads(await ctx.read_file("a"))["answer"] == 42)
+
+        async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+            return 0.0
+
+    def logged(function: Any) -> Any:
+        async def around(*args: Any, **options: Any) -> Any:
+            return await function(*args, **options)
+
+        return around
+
+    class Decorated(Parses):
+        @logged
+        async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+            return float(json.loads(await ctx.read_file("a"))["answer"] == 42)
+
+    cls = {"plain": Plain, "without await": WithoutAwait, "named": Named, "decorated": Decorated}[way]
+
+    class Few(cls):  # type: ignore[misc, valid-type]
+        def all_items(self) -> Iterator[dict[str, str]]:
+            return ({"work": work} for work in (DODGES["json"][0], *DODGES["json"][1]))
+
+    ran = await process(Few, tmp_path, obeys, total_steps=5, group_size=1, max_num_workers=1)
+    assert sorted(rollout["reward"] for rollout in rollouts(ran.files.groups)) == [0.0] * 4 + [1.0]
+
+
+def asked(url: str, text: str) -> bool:
+    with urllib.request.urlopen(url) as answer:
+        return bool(answer.read() == text.encode())
+
+
+def scale(number: float, by: float) -> float:
+    return number * by
+
+
+BUGS: dict[str, tuple[Any, Any]] = {
+    # What the item has where the reward is right (None: nowhere), and where it is not. The agent is always right.
+    "a misspelt field": (None, 1),
+    "a misspelt attribute": (None, 1),
+    "a misspelt name": (None, 1),
+    "a missing module": (None, 1),
+    "a missing field": ({"answer": 42}, {}),
+    "an item that is None": ({"answer": 42}, None),
+    "an answer that is None": ({"answer": 42}, {"answer": None}),
+    "a number as text": ({"answer": 42}, {"answer": "n/a"}),
+    "division by zero": ({"most": 42}, {"most": 0}),
+    "the mean of nothing": ({"words": ["42"]}, {"words": []}),
+    "a wrong pattern": ({"pattern": "4"}, {"pattern": "4("}),
+    "a missing local file": ({"path": __file__}, {"path": "/nowhere/file"}),
+    "a short list": ({"tests": [1, 2, 3]}, {"tests": [1]}),
+    "a text as the score": ({"score": 1.0}, {"score": "high"}),
+    "a weight that is no number": ({"weight": 1.0}, {"weight": float("nan")}),
+    "an unknown kind": ({"kind": "number"}, {"kind": "picture"}),
+    "a service that is down": ({"url": "data:,42"}, {"url": "http://127.0.0.1:9/"}),
+    "a call that is not awaited": (None, 1),
+    "too few arguments": (None, 1),
+    "a wrong command": (None, 1),
+    "an assertion about the item": ({"n": 1}, {"n": -1}),
+    "a wrong key in a rare branch": ({"rare": False}, {"rare": True}),
+}
+assert len(BUGS) > 20
+
+
+class Bugs(SortWords):
+    name = "bugs"
+
+    async def setup(self) -> None:
+        rows = [(name, right) for name, (right, _) in BUGS.items() for _ in range(2) if right is not None]
+        rows += [(name, wrong) for name, (_, wrong) in BUGS.items()]
+        self.left = iter([{"bug": name, "row": row, "at": at} for at, (name, row) in enumerate(rows)])
+
+    async def get_next_item(self) -> Any:
+        return next(self.left, None)
+
+    def format_prompt(self, item: Any) -> str:
+        return "Do: echo '{\"answer\": 42}' > a"
+
+    async def compute_reward(self, item: Any, result: Any, ctx: Any) -> Any:
+        row = item["row"]
+        data = json.loads(await ctx.read_file("a"))
+        number = data["answer"]
+        match item["bug"]:
+            case "a misspelt field":
+                return float(data["anser"] == 42)
+            case "a misspelt attribute":
+                return float(len(result.mesages))
+            case "a misspelt name":
+                return float(nubmer == 42)  # type: ignore[name-defined]  # noqa: F821
+            case "a missing module":
+                from no_such_package import score  # type: ignore[import-not-found]
+
+                return score(number)
+            case "a missing field" | "an item that is None":
+                return float(row["answer"] == number)
+            case "an answer that is None":
+                return 1.0 - abs(number - row["answer"])
+            case "a number as text":
+                return float(int(row["answer"]) == number)
+            case "division by zero":
+                return number / row["most"]
+            case "the mean of nothing":
+                return sum(word in str(number) for word in row["words"]) / len(row["words"])
+            case "a wrong pattern":
+                return float(re.match(row["pattern"], str(number)) is not None)
+            case "a missing local file":
+                return float(bool(Path(row["path"]).read_text()))
+            case "a short list":
+                return float(row["tests"][2])
+            case "a text as the score":
+                return row["score"]
+            case "a weight that is no number":
+                return row["weight"] * number / 42
+            case "an unknown kind":
+                if row["kind"] == "number":
+                    return 1.0
+                raise ValueError(f"unknown kind {row['kind']}")
+            case "a service that is down":
+                return float(asked(row["url"], str(number)))
+            case "a call that is not awaited":
+                return float(len(json.loads(ctx.read_file)))
+            case "too few arguments":
+                return scale(number)  # type: ignore[call-arg]
+            case "a wrong command":
+                await ctx.terminal("python3 --no-such-option", check=True)
+            case "an assertion about the item":
+                assert row["n"] > 0
+            case "a wrong key in a rare branch":
+                if row["rare"]:
+                    return float(data["result"])
+        return 1.0
+
+
+async def test_no_bug_of_an_environment_becomes_a_score(tmp_path: Path) -> None:
+    settings = {"total_steps": 80, "group_size": 1, "max_failed_groups": 100, "max_num_workers": 2}
+    ran = await process(Bugs, tmp_path, obeys, **settings)
+    right = {group["item"]["bug"] for group in lines(ran.files.groups)}
+    assert right == {name for name, (row, _) in BUGS.items() if row is not None}
+    assert all(rollout["reward"] and not rollout["agent_fault"] for rollout in rollouts(ran.files.groups))
+    wrong = lines(ran.files.failures)
+    assert sorted(group["item"]["bug"] for group in wrong) == sorted(BUGS)
+    assert all(rollout["reward"] is None and rollout["traceback"] for rollout in rollouts(ran.files.failures))
