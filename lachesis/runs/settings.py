@@ -544,13 +544,16 @@ def as_env_config(config: BaseModel, env_config_cls: type[HermesAgentEnvConfig])
 def _without_values(settings: dict[str, Any]) -> dict[str, Any]:
     """The settings without what may be a secret.
 
-    Of a sandbox's variables and of `extra_body`, digests are written, which still show a change. URLs lose their login.
+    Of a sandbox's variables, of `extra_body` and of what is ephemeral, digests are written, which still show a change.
+    URLs lose their login.
     """
-    digested = {
+    digested: dict[str, Any] = {
         field: {name: _digest(value) for name, value in settings[field].items()}
         for field in ("terminal_env", "extra_body")
         if settings.get(field)
     }
+    ephemeral = ("ephemeral_system_prompt", "prefill_messages")
+    digested |= {field: _digest(settings[field]) for field in ephemeral if settings.get(field)}
     for field in ("compress_context_with", "judge_server"):
         if isinstance(server := settings.get(field), dict):
             digested[field] = {name: _without_login(value) for name, value in server.items() if name != "api_key"}
