@@ -208,11 +208,11 @@ async def test_text_that_the_model_did_not_say_is_refused_by_name(
     assert '"refused": 4' in capsys.readouterr().out
 
 
-async def test_an_item_without_a_group_is_no_failure(tmp_path: Path) -> None:
+async def test_an_item_without_a_group_is_no_failure_and_no_data(tmp_path: Path) -> None:
     async with fake() as server:
         env = player(stock.NoneEnv, server, tmp_path, "--env.total_steps", "5", "--env.max_failed_groups", "1")
         result = await env.process_manager()
-    assert (result.declined, result.failed_groups, result.failed) == (5, 0, False)
+    assert (result.declined, result.failed_groups, result.exit_code) == (5, 0, 1)
     assert failures_of(tmp_path)[0]["beside"]["completion_tokens"] > 0 and result.tokens > 0
 
 
