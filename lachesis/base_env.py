@@ -34,7 +34,7 @@ from lachesis.tasks import cancel_requests
 from lachesis.tools import BUILTIN_TOOLS, ToolRegistry, get_tool_definitions
 from lachesis.tools.distributions import REMOVED_TOOLSETS, distribution, draw_toolsets
 from lachesis.tools.terminal import without_carried_folder
-from lachesis.tools.toolsets import ToolsetError, has_toolset
+from lachesis.tools.toolsets import ToolsetError, has_toolset, left_out_tools
 
 # Imported where they are used: this module has to be cheap to import, for `--help`.
 if TYPE_CHECKING:
@@ -289,9 +289,9 @@ class HermesAgentBaseEnv(AtroposBase):
         if isinstance(self._server, inference.TokenServer):
             return self._server.prompts.tokenizer
         if self._tokenizer is None:
-            from transformers import AutoTokenizer
+            from lachesis.runs.model_servers import named_tokenizer
 
-            self._tokenizer = AutoTokenizer.from_pretrained(self.config.tokenizer_name)
+            self._tokenizer = named_tokenizer(self.config.tokenizer_name, "env.tokenizer_name")
         return self._tokenizer
 
     @tokenizer.setter
@@ -341,6 +341,14 @@ class HermesAgentBaseEnv(AtroposBase):
                 "environment's `tools` with tools of these toolsets"
             )
         return get_tool_definitions(enabled, disabled, registry=self.tools)
+
+    def left_out_tools(self) -> Mapping[str, str]:
+        """The tools of the settings that lack something on this machine, and what."""
+        name = self.config.distribution
+        toolsets = self.config.enabled_toolsets if name is None else [*distribution(name)]
+        known = None if toolsets is None else [each for each in toolsets if not self._is_missing(each)]
+        disabled = [each for each in self.config.disabled_toolsets or () if not self._is_missing(each)]
+        return left_out_tools(known, disabled, registry=self.tools)
 
     def _has_toolset(self, name: str) -> bool:
         return has_toolset(name, registry=self.tools)

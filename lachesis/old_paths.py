@@ -1,7 +1,8 @@
 """Finds the import paths of the removed Hermes stack: `tools.terminal_tool`, `model_tools`, `environments.patches`.
 
 The files are in `lachesis/compat/modules/`. The finder is the last of `sys.meta_path`, so modules of a user's own
-project with these names win, and nothing is loaded before it is imported. `import lachesis` registers it.
+project with these names win, and nothing is loaded before it is imported. `import lachesis` registers it; of an
+installed wheel, `lachesis_old_paths.pth` does so in every process, without importing anything.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ from typing import Any
 _ROOT = __file__.rpartition("/")[0]
 _MODULES = f"{_ROOT}/compat/modules"
 _ENVIRONMENTS = f"{_ROOT.rpartition('/')[0]}/environments"
-_TOP = frozenset({"environments", "model_tools", "tools", "toolset_distributions", "toolsets"})
+_TOP = frozenset(
+    {"agent", "atropos", "batch_runner", "environments", "model_tools", "tools", "toolset_distributions", "toolsets"}
+    | {"trajectory_compressor"}
+)
 
 
 class OldPaths:

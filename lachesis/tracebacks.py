@@ -10,7 +10,7 @@ import re
 import resource
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -58,6 +58,7 @@ def explained(error: BaseException) -> str:
     if expected or place(error):  # otherwise the mistake is ours
         for each in chain:
             _remove_ours(each, expected=expected)
+        _cut_packages(chain)
     if len(chain) == 1 and not trace.stack:
         rest = _text(error).splitlines()[1:]
         if isinstance(error, SyntaxError):  # its line, and the place there
@@ -183,6 +184,21 @@ def _remove_ours(trace: traceback.TracebackException, *, expected: bool) -> None
     trace.stack = traceback.StackSummary.from_list([*theirs, *end])
     if not trace.stack:
         trace.stack = None  # type: ignore[assignment]  # no "Traceback" above nothing
+
+
+def _cut_packages(chain: Sequence[traceback.TracebackException]) -> None:
+    """Of the frames within installed packages leave the one where each exception was raised, unless the author's code
+    is such a package."""
+    if not any(not _is_installed(frame) for each in chain for frame in each.stack or ()):
+        return
+    for each in chain:
+        if each.stack:
+            *before, last = each.stack
+            each.stack = traceback.StackSummary.from_list([*(f for f in before if not _is_installed(f)), last])
+
+
+def _is_installed(frame: traceback.FrameSummary) -> bool:
+    return "-packages/" in frame.filename
 
 
 def _leads_there(file: str) -> bool:

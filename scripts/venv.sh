@@ -49,4 +49,6 @@ if [ -t 1 ]; then terminal=1; else terminal=0; fi
 } | progress "$terminal"
 [ "$(cat "$status")" = 0 ] || fail "pip could not install $lock, see above; run the same command again to go on"
 "$venv/bin/pip" install --quiet --disable-pip-version-check --no-deps --editable .
+# A wheel has this file beside the packages; an editable install has not.
+cp lachesis/compat/lachesis_old_paths.pth "$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 "$venv/bin/python" -c 'import xllamacpp' 2>/dev/null || debian_packages "a library that the embedded model needs is missing"

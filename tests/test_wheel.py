@@ -54,7 +54,7 @@ def run(*command: str | Path, cwd: Path) -> str:
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = tmp_path_factory.mktemp("source")
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     for name in PACKAGES:
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -97,7 +97,8 @@ def test_the_wheel_has_every_file_of_the_packages(wheel: Path) -> None:
     }
     packed = set(zipfile.ZipFile(wheel).namelist())
     assert tracked - packed == set()
-    assert {name.split("/")[0] for name in packed if ".dist-info" not in name} == set(PACKAGES)
+    others = {name.split("/")[0] for name in packed if ".dist-info" not in name} - set(PACKAGES)
+    assert others == {"lachesis_old_paths.pth"}
 
 
 def test_an_environment_runs_beside_packages_of_the_same_names(python: Path, folder: Path) -> None:
@@ -122,6 +123,20 @@ def test_the_paths_of_the_hermes_stack_are_installed(python: Path, tmp_path: Pat
         "import lachesis; assert issubclass(HermesAgentBaseEnv, lachesis.HermesAgentBaseEnv)\n"
     )
     run(python, "-c", program, cwd=tmp_path)
+
+
+@pytest.mark.parametrize(
+    "first", ["model_tools", "toolsets", "tools.terminal_tool", "agent.trajectory", "batch_runner"]
+)
+def test_an_old_path_can_be_the_first_import_of_a_process(python: Path, tmp_path: Path, first: str) -> None:
+    run(python, "-c", f"import {first}", cwd=tmp_path)
+    loaded = run(python, "-c", "import sys; print([name for name in sys.modules if 'lachesis' in name])", cwd=tmp_path)
+    assert loaded.strip() == "[]", "a process that asks for nothing of it loads nothing"
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools" / "__init__.py").write_text("OWN = True\n")
+    run(python, "-c", "import tools; assert tools.OWN", cwd=tmp_path)
+    program = "try:\n    import tools.web_tools\nexcept ModuleNotFoundError:\n    print('left out')"
+    assert run(python, "-c", program, cwd=tmp_path).strip() == "left out"
 
 
 @pytest.mark.model

@@ -54,7 +54,9 @@ class DataFlow:
 
     def _is_named(self, node: ast.AST) -> bool:
         if isinstance(node, ast.Name):
-            return node.id in self.names
+            around = getattr(node, "parent", None)
+            is_name_of_rollout = isinstance(around, ast.Attribute) and around.attr == "task_id"
+            return node.id in self.names and not is_name_of_rollout
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
             of_self = any(name.startswith("self.") for name in self.names)
             called = isinstance(getattr(node, "parent", None), ast.Call) and node.parent.func is node  # type: ignore[attr-defined]

@@ -26,8 +26,10 @@ from lachesis.agent.reward import RewardError
 from lachesis.agent.statements import Statement, Watch, add_home, is_own, source_of
 from lachesis.tracebacks import explained, in_one_line
 
+LIGHT = 0.005
+"""Seconds of processor time in a call of a reward up to which all of them are watched."""
 WATCHED_FIRST = 64
-"""Calls of rewards that are watched, before only some are."""
+"""Calls of longer rewards that are watched, before only some are."""
 WATCHED_LATER = 8
 """Then one of so many."""
 _ITEMS = 4096
@@ -97,15 +99,16 @@ class Evidence:
         self._passed: dict[tuple[Statement, bool], _Passed] = {}
         self._of_items: OrderedDict[str, dict[tuple[Statement, bool], set[str]]] = OrderedDict()
         self._wanted_until = WATCHED_FIRST
+        self._are_light = True
         self.asked: set[Statement] = set()
         """Those that were looked at more closely already."""
         self.shown: set[str] = set()
         """Lines of which a first exception was printed."""
 
     def watch(self) -> Watch | None:
-        """For the next call of a reward. Most of them teach nothing new."""
+        """For the next call of a reward."""
         self._calls += 1
-        wanted = self._calls <= self._wanted_until or not self._calls % WATCHED_LATER
+        wanted = self._are_light or self._calls <= self._wanted_until or not self._calls % WATCHED_LATER
         return Watch() if wanted else None
 
     def want(self) -> None:
@@ -116,6 +119,8 @@ class Evidence:
         """What the call of a rollout's reward passed. `source`: the reward that returned a score."""
         if not rollout:
             return
+        if watch is not None:
+            self._are_light = watch.seconds <= LIGHT
         found = {(each, False) for each in watch.passed} if watch is not None else set()
         found |= {(each, True) for each in watch.returned} if watch is not None else set()
         if source:
@@ -192,6 +197,8 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
     if isinstance(error, BaseExceptionGroup):
         for each in error.exceptions:
             yield from _causes(each)
+    elif isinstance(error, RuntimeError) and isinstance(error.__cause__, StopIteration | StopAsyncIteration):
+        yield error.__cause__  # which Python replaces where it leaves a coroutine
     else:
         yield error
 
@@ -248,7 +255,7 @@ def _place_of_value(reward: Callable[..., Any] | None, source: str) -> _Place | 
 def _place(error: BaseException, rewards: Collection[str]) -> _Place | None:
     """The statement that raised, in the innermost function of the environment. None where nothing of the agent's is in
     the expression, and where there is no source."""
-    own = [(frame, at) for frame, at in _frames(error) if is_own(frame.f_code.co_filename)]
+    own = [(frame, at) for frame, at in _frames(error) if is_own(frame.f_code.co_filename) and _has_source(frame)]
     if len(own) > _FRAMES:
         own = [*own[: _FRAMES - 1], own[-1]]
     flow: DataFlow | None = None
@@ -296,6 +303,12 @@ def _place(error: BaseException, rewards: Collection[str]) -> _Place | None:
             return None
         return _Place(place, None, mixed=_is_mixed(failed, flow))
     return None
+
+
+def _has_source(frame: FrameType) -> bool:
+    """Generated code has none: the `__init__` of a dataclass, and what `exec` runs."""
+    source = source_of(frame.f_code.co_filename, frame.f_globals)
+    return source is not None and bool(source.nodes)
 
 
 def _function(node: Any) -> Function | None:

@@ -321,9 +321,7 @@ class Scorer:
         if not scope.plain:
             return await function(*args)
         watch = scope.watch
-        given = await self.threads.run(
-            *((function, *args) if watch is None else (watch.call, partial(function, *args)))
-        )
+        given = await self.threads.run(*((function, *args) if watch is None else (watch.call, function, *args)))
         if not inspect.isawaitable(given):
             return given
         scope.plain = False  # a decorator around an `async def`

@@ -12,8 +12,11 @@ import functools
 import inspect
 import linecache
 import sys
+import time
+from asyncio import BaseEventLoop
 from bisect import bisect_right
 from collections.abc import Callable, Coroutine, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import CodeType, FrameType
 from typing import Any, NamedTuple, TypeVar
@@ -26,6 +29,7 @@ T = TypeVar("T")
 MOST_EVENTS = 20_000
 """Lines of one call of a function that are watched: what goes on longer repeats itself."""
 _MOST_CODES = 4096
+_IN_THREAD = BaseEventLoop.run_in_executor.__code__
 
 
 class Statement(NamedTuple):
@@ -154,22 +158,28 @@ class Watch:
     passed: set[Statement] = field(default_factory=set)
     returned: set[Statement] = field(default_factory=set)
     """Those of calls that went on to their end and returned a value."""
+    seconds: float = 0.0
+    """Of processor time, watching included."""
 
-    def call(self, function: Callable[[], T]) -> T:
+    def call(self, function: Callable[..., T], *args: Any) -> T:
         """The value of a function that runs watched in this thread, unless a debugger watches it already."""
         if sys.gettrace() is not None:
-            return function()
+            return function(*args)
+        begun = time.thread_time()
         sys.settrace(self._trace)
         try:
-            return function()
+            return function(*args)
         finally:
             sys.settrace(None)
+            self.seconds += time.thread_time() - begun
 
     def over(self, coroutine: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
         return _Watched(coroutine, self)
 
     def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
         if not is_own(frame.f_code.co_filename):
+            if frame.f_code is _IN_THREAD and isinstance(frame.f_locals["executor"], ThreadPoolExecutor | None):
+                frame.f_locals["func"] = functools.partial(self.call, frame.f_locals["func"])  # `asyncio.to_thread` too
             return None
         if frame.f_trace is not None:  # a coroutine goes on
             return frame.f_trace
@@ -241,10 +251,10 @@ class _Watched(Coroutine[Any, Any, T]):
         return self.send(None)
 
     def send(self, value: Any) -> Any:
-        return self._watch.call(functools.partial(self._coroutine.send, value))
+        return self._watch.call(self._coroutine.send, value)
 
     def throw(self, *error: Any) -> Any:
-        return self._watch.call(functools.partial(self._coroutine.throw, *error))
+        return self._watch.call(self._coroutine.throw, *error)
 
     def close(self) -> None:
         self._coroutine.close()

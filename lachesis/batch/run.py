@@ -24,7 +24,7 @@ from lachesis.evaluation.repaired_calls import NAME as REPAIRED_CALLS
 from lachesis.run_folder import RunFolderError, settings_of, unused
 from lachesis.runs.commands import about_content
 from lachesis.runs.failures import REPEATS, FailureBrake
-from lachesis.runs.group_player import play_item
+from lachesis.runs.group_player import play_item, settled_group
 from lachesis.runs.item_keys import item_digest, or_none
 from lachesis.runs.own_code import code_of
 from lachesis.runs.own_place import own_place
@@ -201,6 +201,7 @@ async def run_batch(env: HermesAgentBaseEnv, settings: BatchSettings) -> BatchRe
             sink=sink,
             console=env.console,
             brake=FailureBrake(env.console, config.max_failed_groups, figures.causes),
+            ask_again=partial(settled_group, env, figures.add),
             grace_period=settings.grace_period,
         )
         await pipeline.run(signals=True)

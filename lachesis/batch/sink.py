@@ -17,7 +17,7 @@ from typing import Any
 
 from backends import ImageUnavailable
 from lachesis.agent.rollout import Rollout
-from lachesis.batch.entries import NO_REASONING, EntryFormat
+from lachesis.batch.entries import NO_ANSWER, NO_REASONING, EntryFormat
 from lachesis.batch.files import CHECKPOINT, STATISTICS, BatchFiles, write_json
 from lachesis.batch.totals import Caps, Totals, completion_tokens
 from lachesis.errors import LachesisError
@@ -44,9 +44,7 @@ MOST_IN_REPORT = 20_000
 """Samples; it holds some kilobytes of each."""
 CHECKPOINT_EVERY = 60.0
 RETRY_PAUSE = 1.0
-PROMOTES = (
-    "--keep_without_reasoning keeps such samples, also those that were discarded before, which are not played again"
-)
+PROMOTES = "--keep_without_reasoning keeps such samples, and without playing also those that were discarded before"
 
 
 class Work(ItemKeys):
@@ -242,11 +240,13 @@ class BatchSink(FileSink):
         if found == NO_REASONING:  # nothing failed
             return LeftOut("no reasoning", found, declined=True, record=record, tracebacks=group.tracebacks)
         record["bad_input"] = isinstance(rollout.error, ImageUnavailable)
+        silent = found == NO_ANSWER and _heard_nothing(rollout)
         return LeftOut(
             "failed",
             found,
             completion_tokens(record),
-            again=rollout.may_pass,
+            again=rollout.may_pass or silent,
+            left_to_agents=found == NO_ANSWER and not silent,  # of a hard prompt: the next one may have a line
             broken_item=rollout.broken_item,
             record=record,
             unscored_because=found,
@@ -371,3 +371,9 @@ class BatchSink(FileSink):
             "last_updated": datetime.now().isoformat(),
         }
         write_json(self.folder / CHECKPOINT, content)
+
+
+def _heard_nothing(rollout: Rollout) -> bool:
+    """Whether the server answered without saying anything: it is tried again like one that does not answer."""
+    said = [each.message for each in rollout.result.history.completions()] if rollout.result is not None else []
+    return not any(each.text.strip() or each.reasoning or each.tool_calls for each in said)

@@ -13,6 +13,7 @@ from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import Console
@@ -107,6 +108,8 @@ async def _run(given: argparse.Namespace, settings: Settings, jobs: Sequence[Job
     if not given.dry_run:
         _finish(jobs, settings, totals, folder=given.input.is_dir(), console=console)
     console.print(_table(settings, totals, dry_run=given.dry_run))
+    if totals.over:
+        print(f"  {_why_over(settings, totals)}", file=sys.stderr)
     for kind, entries in totals.errors.items():
         print(f"  left as they were: {entries} entries, {kind}", file=sys.stderr)
     if not totals.sums["entries"]:
@@ -261,6 +264,27 @@ def _digest(settings: Settings, given: argparse.Namespace) -> bytes:
     summary = "extractive" if given.extractive else settings.summarization.model_dump(mode="json")
     said = [sections, processing, summary, given.sample_percent, given.seed]
     return blake2b(json.dumps(said, sort_keys=True).encode(), digest_size=32).digest()
+
+
+def _why_over(settings: Settings, totals: Totals) -> str:
+    """Why entries are longer than the target although nothing failed, and what to change."""
+    budget, turns = settings.compression, settings.protected_turns
+    target, summary = budget.target_max_tokens, budget.summary_target_tokens
+    alone = [tokens for tokens in totals.over if tokens > target]
+    said = [f"still over the limit, {len(totals.over):,} of {totals.sums['entries']:,}"]
+    if alone:
+        typical, most = int(median(alone)), max(alone)
+        said.append(
+            f"in {len(alone)} the protected turns alone take {typical:,} of {target:,} tokens (at most {most:,})"
+        )
+    if rest := [tokens for tokens in totals.over if tokens <= target]:
+        said.append(
+            f"in {len(rest)} the protected turns take {int(median(rest)):,} of {target:,}, which leaves too little for "
+            f"a summary (compression.summary_target_tokens is {summary:,}) or for turns that stay"
+        )
+    first = [f"first_{role}" for role in ("system", "human", "gpt", "tool") if getattr(turns, f"first_{role}")]
+    protecting = ", ".join([f"last_n_turns {turns.last_n_turns}", *first])
+    return f"{'; '.join(said)}. Raise --target_max_tokens, or protect less (protected_turns in --config: {protecting})"
 
 
 def _table(settings: Settings, totals: Totals, *, dry_run: bool) -> Table:

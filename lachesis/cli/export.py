@@ -17,6 +17,7 @@ import yaml
 from lachesis.errors import LachesisError
 from lachesis.plugins import UnknownPlugin
 from lachesis.run_folder import refuse_files_of_runs, settings_of
+from lachesis.tools import BUILTIN_TOOLS
 from lachesis.tracebacks import explained, place
 from lachesis.trajectories.exports import (
     EXPORTS,
@@ -82,6 +83,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             read = read_items if getattr(export, "of_items", False) else read_groups
             read = _with_failures if getattr(export, "with_failures", False) else read
             _check_ending(arguments.out, getattr(export, "ending", ""))
+            if hasattr(export, "all_tools"):
+                export.all_tools = tuple(BUILTIN_TOOLS)
             if hasattr(export, "settings"):
                 export.settings = settings_of(arguments.groups)
         if arguments.groups.name.endswith(".failed.jsonl"):

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from lachesis.training.curves.recorder import TrainingRecorder
     from lachesis.training.trainer.engine_link import EngineLink
 
+EXAMPLE: Final = Path(__file__).parents[2] / "configs" / "train_tool_call.yaml"
+"""The settings of a start without any; a wheel has none."""
 TOKEN: Final = "LACHESIS_POLICY_TOKEN"
 """Environment variable with the bearer token of the policy server."""
 AT_ONCE: Final = 10.0
@@ -56,6 +58,10 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "launch_training.py")
         config, resume = given.pop("config", None), given.pop("resume")
         files, serve = given.pop("sft", None), given.pop("serve")
         path, flags = Path(config) if config else None, nest_flags(given)
+        if path is None and not flags and not files and EXAMPLE.is_file():
+            path = EXAMPLE
+            text = f"no settings are given: the model of {EXAMPLE} is trained, with the settings of that file"
+            console.print(text, markup=False, highlight=False, soft_wrap=True)
         settings = read_settings(path, flags, of_files=bool(files))
         check_packages()
         if files:

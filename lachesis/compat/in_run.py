@@ -20,6 +20,13 @@ def registry_in_use() -> ToolRegistry:
         return BUILTIN_TOOLS
 
 
+def missing(toolset: str) -> dict[str, str]:
+    """The tools of a toolset that lack something on this machine, and what."""
+    registry = registry_in_use()
+    lacking = registry.unavailable()
+    return {name: why for name, why in lacking.items() if registry[name].toolset == toolset}
+
+
 def on_loop_of(run: OpenRun) -> bool:
     """Whether the caller is on the thread of the run's event loop, where waiting would stop everything."""
     try:

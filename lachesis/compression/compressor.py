@@ -15,7 +15,7 @@ from threading import Event
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from lachesis.compression.conversation import Conversation, UnknownEntry, without_media
-from lachesis.compression.region import Turn, choose_region
+from lachesis.compression.region import Turn, choose_region, protected
 from lachesis.compression.settings import Settings
 from lachesis.compression.summary import Passage, Summary, SummaryFailed
 from lachesis.errors import LachesisError
@@ -69,6 +69,8 @@ class EntryMetrics:
     summarization_api_calls: int = 0
     summarization_errors: int = 0
     target_max_tokens: int = 0
+    protected_tokens: int = 0
+    """Those of the turns that no summary may replace, and of what the chat template writes around all of them."""
     uncounted_parts: int = 0
     """Images and other parts whose tokens are not in the counts."""
     error: str | None = None
@@ -129,6 +131,8 @@ class Compressor:
             return found
         if metrics.error is not None:
             metrics.set_result(_NONE, metrics.original_tokens)
+        # The template's share of the turns that went is counted above.
+        metrics.protected_tokens = min(metrics.protected_tokens, metrics.compressed_tokens)
         said = asdict(metrics)
         if not isinstance(entry, dict):
             return Compressed(entry, said)
@@ -139,6 +143,8 @@ class Compressor:
         conversation = await self._in_thread(Conversation.read, entry)
         whole, turns = await self._in_thread(_measure, conversation, count)
         metrics.original_tokens, metrics.original_turns = whole, len(turns)
+        kept = protected(turns, self._settings.protected_turns)
+        metrics.protected_tokens = whole - sum(turn.tokens for at, turn in enumerate(turns) if at not in kept)
         metrics.uncounted_parts = conversation.uncounted_parts
         metrics.set_result(_NONE, whole)
         if (done := _earlier(entry, metrics)) is not None:

@@ -21,6 +21,8 @@ class Totals:
     sums: Counter[str] = field(default_factory=Counter)
     """Name of a metric -> its sum; of a flag, the entries that have it. `failed` are those with an error."""
     ratios: float = 0.0
+    over: list[int] = field(default_factory=list)
+    """Of each entry that is still over the limit, the tokens that no summary may replace."""
     errors: Counter[str] = field(default_factory=Counter)
     """Kind of error -> entries. The kind is what an error begins with."""
 
@@ -32,6 +34,8 @@ class Totals:
                 self.sums[name] += value
         if metrics["was_compressed"]:
             self.ratios += metrics["compression_ratio"]
+        if metrics["still_over_limit"] and metrics["error"] is None and "protected_tokens" in metrics:
+            self.over.append(metrics["protected_tokens"])
         if (error := metrics["error"]) is not None:
             self.sums["failed"] += 1
             self.errors[str(error).partition(":")[0]] += 1

@@ -48,7 +48,7 @@ def choose_region(turns: Sequence[Turn], settings: CompressionSettings, target: 
 
 def _stretches(turns: Sequence[Turn], settings: ProtectedTurns) -> Iterator[list[range]]:
     """The longest runs of blocks without a protected turn."""
-    kept = _protected(turns, settings)
+    kept = protected(turns, settings)
     run: list[range] = []
     for block in _blocks(turns):
         open_calls = block.stop == len(turns) and turns[block.stop - 1].opens_calls
@@ -71,7 +71,8 @@ def _blocks(turns: Sequence[Turn]) -> Iterator[range]:
             start = index
 
 
-def _protected(turns: Sequence[Turn], settings: ProtectedTurns) -> set[int]:
+def protected(turns: Sequence[Turn], settings: ProtectedTurns) -> set[int]:
+    """The indices of the turns that no summary replaces."""
     firsts: dict[str, int] = {}
     for index, turn in enumerate(turns):
         firsts.setdefault(turn.role, index)

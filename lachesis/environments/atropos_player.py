@@ -36,6 +36,7 @@ from lachesis.runs.atropos import BaseEnv, BaseEnvConfig, built_with, wrap_token
 from lachesis.runs.atropos_base import NEVER_CALLED
 from lachesis.runs.flags import close_names
 from lachesis.runs.group_player import PlayedGroup
+from lachesis.runs.hooks import used_names
 from lachesis.runs.item_keys import ItemError, item_digest
 from lachesis.runs.server_settings import as_server_configs
 from lachesis.runs.setting_facts import NO_FACTS
@@ -48,7 +49,7 @@ _OF_THE_LOOP = (
     *("rollout_token_budget", "reward_timeout", "agent_temperature", "eval_temperature", "ephemeral_system_prompt"),
     *("prefill_messages", "extra_body", "max_resamples", "max_faulty_turns", "terminal_backend", "terminal_options"),
     *("sandbox", "terminal_timeout", "terminal_lifetime", "terminal_image", "terminal_workdir", "terminal_env"),
-    "terminal_carries_cd",
+    *("terminal_carries_cd", "tool_result_format"),
     *("compress_context_at", "compress_context_to", "compress_context_keep", "compress_context_with"),
     *("judge_server", "setup_timeout"),
     *("terminal_network", "terminal_cpus", "terminal_memory", "terminal_pids", "terminal_disk", "sandbox_profile"),
@@ -157,6 +158,7 @@ class AtroposPlayer(HermesAgentBaseEnv):
         assert server is not None
         recorded_server.bind(server)
         recorded_server.tell = partial(own_groups.tell, self)
+        await self._load_tokenizer()
         self.stock = self._built(recorded_server)
         self._recorded = recorded_server
         self._collector = Collector(
@@ -176,6 +178,13 @@ class AtroposPlayer(HermesAgentBaseEnv):
             yield
         finally:
             self._report()
+
+    async def _load_tokenizer(self) -> None:
+        """Where the environment uses one that is not the model's own: once, and before anything is sampled."""
+        if isinstance(self._server, inference.TokenServer) or "tokenizer" not in used_names(self.stock_cls):
+            return
+        own_groups.tell(self, f"loading the tokenizer {self.config.tokenizer_name} (env.tokenizer_name)")
+        await asyncio.to_thread(lambda: self.tokenizer)
 
     def _built(self, server: RecordedServer) -> Any:
         """The environment, made by its own `__init__`."""
@@ -290,7 +299,8 @@ class AtroposPlayer(HermesAgentBaseEnv):
         metrics = dict(wandb_metrics or {})
         if self.tracker.on:
             metrics |= training_metrics(self.tracker.take()) | await self.tracker.exclusion_metrics()
-        await own_groups.call_hook(self.stock, "wandb_log", metrics)
+        if not self.tracker.lost:
+            await self.tracker.hook(own_groups.call_hook(self.stock, "wandb_log", metrics))
 
     def at_step(self, step: int, registration: Registration) -> None:
         own_groups.at_step(self.stock, step, registration)

@@ -61,8 +61,8 @@ def mean_of(values: Sequence[float]) -> float:
     try:
         return math.fsum(values) / len(values)
     except OverflowError:
-        half = math.fsum(value / 2 / len(values) for value in values)
-        return max(min(values), min(max(values), 2 * half))  # rounding may be what is too large
+        largest = max(map(abs, values))
+        return largest * (math.fsum(value / largest for value in values) / len(values))
 
 
 def deviations(values: Sequence[float], mean: float) -> float:

@@ -178,8 +178,9 @@ def _is_single_turn(guest: Any, state: Mapping[str, Any]) -> bool:
     """Whether the environment has one turn by its nature: its end is no limit."""
     import verifiers
 
-    if isinstance(guest, verifiers.EnvGroup):
-        guest = guest.get_env_for_task(state["task"])
+    route = (state.get("info") or {}).get("env_id") or ()  # of a group of environments, one name for each level
+    for name in [route] if isinstance(route, str) else route:
+        guest = guest.env_map.get(name) if isinstance(guest, verifiers.EnvGroup) else guest
     return isinstance(guest, verifiers.SingleTurnEnv)
 
 

@@ -62,6 +62,8 @@ def _said(body: str) -> str:
         answer = json.loads(body)
     except (ValueError, RecursionError):
         return body
+    if isinstance(answer, list) and len(answer) == 1:  # Gemini
+        (answer,) = answer
     error = answer.get("error", answer) if isinstance(answer, dict) else None
     message = error.get("message") if isinstance(error, dict) else error
     return message if isinstance(message, str) and message.strip() else body

@@ -91,4 +91,4 @@ def check_answer(answer: dict[str, Any], check: Callable[[dict[str, Any]], objec
         if check is not None:
             check(answer)
     except BadResponse as nothing:
-        raise Failed(nothing.reason, final=nothing) from nothing
+        raise Failed(nothing.reason, final=nothing) from None

@@ -318,7 +318,12 @@ class ManagedServer:
         found = [(len(text), after) for text, after in zip(self._texts, known, strict=True) if prompt.startswith(text)]
         if not found:
             return TokenPrefix(self.server.prompts.tokenizer(without_lone_surrogates(prompt))["input_ids"])
-        length, after = max(found, key=itemgetter(0))
+        length = max(map(itemgetter(0), found))
+        equal = [after for its_length, after in found if its_length == length]
+        after = equal[0]
+        if len(equal) > 1:  # answers with one text are continued one after the other
+            continued = {piece for tokens in sampled for piece in tokens.prompt.lineage()}
+            after = next((each for each in equal if each not in continued), after)
         return after.extend(self.server.prompts.encode(prompt[length:]))
 
 

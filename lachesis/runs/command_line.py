@@ -9,7 +9,7 @@ import asyncio
 import itertools
 import signal
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -41,10 +41,12 @@ Model = TypeVar("Model", bound=BaseModel)
 
 def main(env_cls: type[Environment], argv: Sequence[str] | None = None, *, prog: str | None = None) -> int:
     """Run one command of an environment; the exit code. `prog`: see `make_parser`."""
+    from lachesis.runs.policy_servers import policy_server_at
+
     console = Console(stderr=True)
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        command, settings = read_settings(env_cls, arguments, prog=prog)
+        command, settings = read_settings(env_cls, arguments, prog=prog, ask=policy_server_at)
         note_misspelt_hooks(env_cls, console)
         announce(env_cls.name or env_cls.__name__, command, settings["server_configs"], console)
         env = env_cls(**settings)
@@ -111,9 +113,14 @@ async def _run(command: str, env: Environment) -> int:
 
 
 def read_settings(
-    env_cls: type[Environment], argv: Sequence[str], *, prog: str | None = None
+    env_cls: type[Environment],
+    argv: Sequence[str],
+    *,
+    prog: str | None = None,
+    ask: Callable[[str, str], Mapping[str, str]] | None = None,
 ) -> tuple[str, dict[str, Any]]:
-    """The command, and the arguments of the environment's constructor. `prog`: see `make_parser`.
+    """The command, and the arguments of the environment's constructor. `prog`: see `make_parser`; `ask`: called with
+    URL and key of a server of which nothing says how it is asked, as `policy_server_at`.
 
     Raises:
         SettingsError: names the setting, what is wrong with it, and the next step.
@@ -158,6 +165,7 @@ def read_settings(
         file.get("openai"),
         flags.get("openai", {}),
         names_tokenizer="tokenizer_name" in {**from_file, **flags.get("env", {})},
+        ask=ask,
     )
     _note_without_effect(command, default_config, file, flags)
     options = {name: bool(flags.get(name, file.get(name, False))) for name in ("slurm", "testing")}
@@ -173,7 +181,12 @@ def _agent_section(path: str | None, section: Any) -> dict[str, Any]:
 
 
 def _servers(
-    defaults: list[ServerConfig], from_file: Any, from_flags: Mapping[str, Any], *, names_tokenizer: bool
+    defaults: list[ServerConfig],
+    from_file: Any,
+    from_flags: Mapping[str, Any],
+    *,
+    names_tokenizer: bool,
+    ask: Callable[[str, str], Mapping[str, str]] | None = None,
 ) -> list[ServerConfig]:
     """The servers: as many as the file or, without one, the code names; flags apply when it is one.
 
@@ -197,6 +210,15 @@ def _servers(
     servers = []
     own_models = {default.model_name for default in defaults}
     for base, chosen in layers:
+        given = {**chosen, **from_flags}
+        if ask is not None and "base_url" in given and not given.keys() & {"server_type", "engine"}:
+            own = ask(str(given["base_url"] or ""), str(given.get("api_key") or ""))
+            known = {*given, *(["tokenizer_name"] if names_tokenizer else [])}
+            if told := {name: value for name, value in own.items() if name not in known}:
+                chosen = {**chosen, **told}
+                shown = ", ".join(f"{name} {value}" for name, value in told.items())
+                text = f"{given['base_url']} is the policy server of a training run: {shown}"
+                Console(stderr=True).print(text, markup=False, highlight=False, soft_wrap=True)
         values = {**base, **chosen, **from_flags}
         reject_unknown("openai.", values, ServerConfig.model_fields)
         server = validate_settings(ServerConfig, values, "openai")
@@ -231,6 +253,8 @@ def _note_without_effect(
             facts = facts_of(model, name)
             if facts.removed:
                 removed[f"env.{name}"] = None
+            elif name == "batch_size" and any(file.get(section) for section in OF_TRAINER):
+                continue  # the trainer reads it in the same file
             elif facts.ignored:
                 ignored.append(f"{namespace}.{name}")
             elif facts.only_serve and command != "serve":

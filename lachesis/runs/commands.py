@@ -34,7 +34,7 @@ from lachesis.runs.model_servers import model_files
 from lachesis.runs.own_code import code_of
 from lachesis.runs.own_figures import own_figures
 from lachesis.runs.own_place import own_place
-from lachesis.runs.pipeline import NextItem, Pipeline, PlayItem
+from lachesis.runs.pipeline import AskAgain, NextItem, Pipeline, PlayItem
 from lachesis.runs.results import RunFiles, RunResult, ServeResult
 from lachesis.runs.rollout_api_sink import RolloutApiSink
 from lachesis.runs.running_figures import RunningFigures
@@ -253,7 +253,7 @@ async def _into_files(
         console=env.console,
         brake=brake,
         on_group=on_group,
-        ask_again=partial(settled_group, env, figures.add),
+        ask_again=_asking(partial(settled_group, env, figures.add), exclusions),
     )
     await pipeline.run()
     assert sink.summary is not None
@@ -326,7 +326,7 @@ async def serve(env: Environment, *, hold_out: bool) -> ServeResult:
             console=env.console,
             brake=FailureBrake(env.console, config.max_failed_groups, figures.causes),
             on_group=on_group,
-            ask_again=partial(settled_group, env, figures.add),
+            ask_again=_asking(partial(settled_group, env, figures.add), env.tracker.exclusions),
             timeout=longest_group(config),
             grace_period=config.grace_period,
         )
@@ -343,10 +343,23 @@ def _noting(play: PlayItem[PlayedGroup], exclusions: Exclusions | None) -> PlayI
     async def noted(item: Any, key: str) -> Sequence[PlayedGroup]:
         groups = await play(item, key)
         for group in groups:
-            exclusions.add(group.item_key, map(of_rollout, group.rollouts))
+            if not group.in_doubt:
+                exclusions.add(group.item_key, map(of_rollout, group.rollouts))
         return groups
 
     return noted
+
+
+def _asking(ask_again: AskAgain[PlayedGroup], exclusions: Exclusions | None) -> AskAgain[PlayedGroup]:
+    """`ask_again`, and the rollouts of a group are counted when it is settled."""
+
+    def asking(group: PlayedGroup, *, last: bool = False) -> PlayedGroup:
+        settled: PlayedGroup = ask_again(group, last=last)
+        if exclusions is not None and not settled.in_doubt:
+            exclusions.add(settled.item_key, map(of_rollout, settled.rollouts))
+        return settled
+
+    return asking
 
 
 def _note_earlier(exclusions: Exclusions, record: Mapping[str, Any]) -> None:

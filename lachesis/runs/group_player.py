@@ -185,5 +185,5 @@ def stop_if_hopeless(rollouts: Sequence[Rollout]) -> None:
 
 def _every_request_would_fail(error: Exception | None) -> bool:
     """Whether the key, the name of the model or the kind of server is wrong."""
-    of_route = isinstance(error, RequestRejected) and error.status == 404
+    of_route = isinstance(error, RequestRejected) and error.status == 404 and not error.refuses_content
     return of_route or isinstance(error, Unauthorized | NothingThere)

@@ -41,7 +41,7 @@ def misspelt_hooks(env_cls: Any) -> list[str]:
     """A line for each method that nothing calls and whose name is nearly that of an optional hook."""
     own = _own_methods(env_cls)
     known = [base for base in env_cls.__mro__ if base.__module__.startswith("lachesis.")]
-    used = {name for cls in _own_classes(env_cls) for value in vars(cls).values() for name in _names_used(value)}
+    used = used_names(env_cls)
     lines = []
     for name, cls in own.items():
         if name in used or name in env_cls._reward_weights or any(name in vars(base) for base in known):
@@ -50,6 +50,11 @@ def misspelt_hooks(env_cls: Any) -> list[str]:
         if near not in own and _likeness(name, near) >= NEAR:
             lines.append(f"{cls.__name__}.{name} is called by nothing; did you mean {near}{CALLED[near]}?")
     return lines
+
+
+def used_names(env_cls: type) -> set[str]:
+    """Attributes and functions that the methods of an environment's own classes use."""
+    return {name for cls in _own_classes(env_cls) for value in vars(cls).values() for name in _names_used(value)}
 
 
 def _own_classes(env_cls: type) -> Iterator[type]:

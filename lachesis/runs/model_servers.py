@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from pydantic import ValidationError
 from rich.console import Console
@@ -276,27 +279,56 @@ def load_tokenizer(
     Names, in this order: `openai.tokenizer_name`, `env.tokenizer_name` where it was set, `openai.model_name`.
     """
     if model_file is not None and config.tokenizer_name == "none":
-        from lachesis.inference.gguf_tokenizer import tokenizer_from_gguf
-
-        tokenizer = tokenizer_from_gguf(model_file)
-        if "tools" not in (tokenizer.chat_template or ""):
-            tokenizer.chat_template = HERMES_TEMPLATE.read_text(encoding="utf-8")
-        return tokenizer, model_file.name, "openai.model_name"
+        return _tokenizer_of_file(model_file), model_file.name, "openai.model_name"
     if config.tokenizer_name not in ("none", config.model_name):
         name, source = config.tokenizer_name, "openai.tokenizer_name"
     elif config.tokenizer_name == "none" and is_chosen(settings, "tokenizer_name"):
         name, source = settings.tokenizer_name, "env.tokenizer_name"
     else:
         name, source = config.model_name, "openai.model_name"
+    return named_tokenizer(name, "openai.tokenizer_name"), name, source
+
+
+def named_tokenizer(name: str, setting: str) -> Any:
+    """The tokenizer with this name: a folder, a GGUF file, a name of the hub, or `embedded`. Blocks.
+
+    Raises:
+        ServerConfigError: it cannot be loaded; `setting` names another one.
+    """
+    if name == EMBEDDED or name.endswith(".gguf"):
+        return _tokenizer_of_file(EmbeddedServer("smollm2" if name == EMBEDDED else name).model_file)
     with quiet_imports():
         from transformers import AutoTokenizer
 
     from lachesis.training.engine.folders import tokenizer_of
 
+    place = tokenizer_of(name)
     try:
-        return AutoTokenizer.from_pretrained(tokenizer_of(name)), name, source
+        return AutoTokenizer.from_pretrained(place, local_files_only=not Path(place).exists() and _is_offline())
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ServerConfigError(
-            f"tokenizer {name!r} cannot be loaded ({reason}); set --openai.tokenizer_name to the model's folder or name"
+            f"tokenizer {name!r} cannot be loaded ({reason}); set --{setting} to the model's folder or name"
         ) from error
+
+
+def _tokenizer_of_file(path: Path) -> Any:
+    from lachesis.inference.gguf_tokenizer import tokenizer_from_gguf
+
+    tokenizer = tokenizer_from_gguf(path)
+    if "tools" not in (tokenizer.chat_template or ""):
+        tokenizer.chat_template = HERMES_TEMPLATE.read_text(encoding="utf-8")
+    return tokenizer
+
+
+def _is_offline() -> bool:
+    """Whether the hub has no address here: its library would try a minute long."""
+    from huggingface_hub.constants import ENDPOINT
+
+    if getproxies():
+        return False
+    try:
+        socket.getaddrinfo(urlsplit(ENDPOINT).hostname, None)
+    except OSError:
+        return True
+    return False

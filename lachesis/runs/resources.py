@@ -175,6 +175,9 @@ def _note_without_effect(env: Environment, *, training: bool) -> None:
         )
     if unknown := sorted(set(config.tool_result_overrides or ()) - set(env.tools)):
         notes.append(f"env.tool_result_overrides names tools that do not exist: {', '.join(unknown)}")
+    if lacking := env.left_out_tools():
+        named = "; ".join(f"{name!r}: {why}" for name, why in lacking.items())
+        notes.append(f"tools that are not available here are left out: {named}")
     if missing := env.missing_toolsets():
         notes.append(f"toolsets of the removed stack that have no tools here are left out: {', '.join(missing)}")
     if config.compress_context_at is not None and training and config.split_rollouts != "all":

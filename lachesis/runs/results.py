@@ -89,12 +89,12 @@ class RunResult:
 
     @property
     def failed(self) -> bool:
-        return bool(self.failed_groups or self.exceptions) or not self.summary.scored
+        return bool(self.failed_groups or self.exceptions)
 
     @property
     def exit_code(self) -> ExitCode:
         if not self.failed:
-            return ExitCode.DONE if self.summary.scored else ExitCode.FAILED  # no data is no success
+            return ExitCode.DONE
         of_settings = self.figures.causes.of_settings and not self.exceptions
         return ExitCode.SETTINGS if of_settings else ExitCode.FAILED
 

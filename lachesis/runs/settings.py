@@ -176,6 +176,9 @@ class HermesAgentEnvConfig(RemovedSettings):
         default=None,
         description="Tool -> its own limit in place of default_result_size_chars; results of read_file have none.",
     )
+    tool_result_format: Literal["text", "json"] = Field(
+        default="text", description="json: the model reads every tool result as a JSON object."
+    )
 
     # Exact tokens (Phase 2: server_type vllm or sglang, openai.engine, and always in `serve`).
     tokenizer_name: str = Field(
@@ -460,6 +463,7 @@ class HermesAgentEnvConfig(RemovedSettings):
             self.turn_budget_chars,
             self.preview_size_chars,
             dict(self.tool_result_overrides or {}),
+            self.tool_result_format == "json",
         )
 
     def backend_options(self) -> dict[str, Any]:
@@ -540,13 +544,16 @@ def as_env_config(config: BaseModel, env_config_cls: type[HermesAgentEnvConfig])
 def _without_values(settings: dict[str, Any]) -> dict[str, Any]:
     """The settings without what may be a secret.
 
-    Of a sandbox's variables and of `extra_body`, digests are written, which still show a change. URLs lose their login.
+    Of a sandbox's variables, of `extra_body` and of what is ephemeral, digests are written, which still show a change.
+    URLs lose their login.
     """
-    digested = {
+    digested: dict[str, Any] = {
         field: {name: _digest(value) for name, value in settings[field].items()}
         for field in ("terminal_env", "extra_body")
         if settings.get(field)
     }
+    ephemeral = ("ephemeral_system_prompt", "prefill_messages")
+    digested |= {field: _digest(settings[field]) for field in ephemeral if settings.get(field)}
     for field in ("compress_context_with", "judge_server"):
         if isinstance(server := settings.get(field), dict):
             digested[field] = {name: _without_login(value) for name, value in server.items() if name != "api_key"}

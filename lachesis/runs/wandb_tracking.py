@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
 from lachesis.errors import LachesisError
@@ -14,8 +13,6 @@ from lachesis.runs.exclusion import WINDOW, Exclusion, Exclusions
 from lachesis.runs.settings import HermesAgentEnvConfig
 from lachesis.runs.summary import Summariser
 from lachesis.trajectories.exports import stored_messages
-
-log = logging.getLogger(__name__)
 
 CONTENT_LIMIT, CALL_LIMIT, RESULT_LIMIT = 300, 200, 500
 """Characters of reasoning and text, of a call's arguments, and of a tool's result in the rollout table."""
@@ -38,6 +35,8 @@ class Tracker:
         """All rollouts that the run played; with W&B also those of earlier starts that are in its file of groups."""
         self.repaired = RepairedCalls()
         """Of the groups that `serve` has finished."""
+        self.lost = False
+        """Whether W&B failed meanwhile."""
         self._shown: Exclusion | None = None
         self._alarmed: set[str] = set()
         self._finished = Summariser()
@@ -130,21 +129,23 @@ class Tracker:
         self._send(lambda run: run.log(shown, step=step))
 
     def _send(self, send: Callable[[Any], object]) -> None:
-        """Nothing that happens to W&B ends a run: after an error it goes on without."""
-        try:
-            send(self._run)
-        except Exception as error:
-            self._run = None
-            with suppress(Exception):  # or it prints its traceback when the interpreter ends
-                import wandb
+        from lachesis.training.curves.wandb_run import is_gone
 
-                wandb.teardown()
-            log.warning(
-                "W&B is gone (%s: %s): the run goes on without it. What it had is in its folder wandb/; every group is "
-                "in the run's own files",
-                type(error).__name__,
-                error,
-            )
+        run = self._run
+        if is_gone(lambda: send(run)):
+            self._run, self.lost = None, True
+
+    async def hook(self, call: Awaitable[Any]) -> None:
+        """Await a hook of an environment that logs to W&B by itself. What W&B raises there ends no run either."""
+        try:
+            await call
+        except Exception as error:
+            if not self.on or not (type(error).__module__.startswith("wandb") or isinstance(error, ConnectionError)):
+                raise
+            from lachesis.training.curves.wandb_run import say_gone
+
+            say_gone(error)
+            self._run, self.lost = None, True
 
 
 def _open_run(config: HermesAgentEnvConfig, project: str, group: str | None, job: str) -> Any:

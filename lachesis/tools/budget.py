@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from lachesis.tools.dispatch import ToolResult
+from lachesis.tools.json_results import as_json
 from lachesis.tools.text import cap_text
 from lachesis.tools.tool_session import ToolSession
 
@@ -37,6 +38,8 @@ class ResultBudget:
     """Of the beginning that the model reads in place of a result."""
     tool_overrides: Mapping[str, int] = field(default_factory=dict)
     """Tool -> the limit of its results, in place of `default_result_size`."""
+    as_json: bool = False
+    """Whether the model reads every result as a JSON object."""
 
     def limit(self, tool: str) -> float:
         """The limit of one result of a tool."""
@@ -65,6 +68,10 @@ class ResultBudget:
             if len(shorter.content) >= len(kept[longest].content):
                 break  # so are all that are left
             kept[longest] = shorter
+        if self.as_json:
+            return [
+                replace(each, content=as_json(tool, each.content)) for (_, tool), each in zip(calls, kept, strict=True)
+            ]
         return kept
 
     async def _persisted(self, call_id: str, result: ToolResult, session: ToolSession) -> ToolResult:

@@ -19,6 +19,7 @@ from backends.base import BackendError
 from lachesis.tasks import run_all
 from lachesis.tools.argument_schema import BadArguments, validate
 from lachesis.tools.builtin import BUILTIN_TOOLS
+from lachesis.tools.json_results import as_json
 from lachesis.tools.text import cap_text, described, did_you_mean, shortened, to_json, valid_utf8
 from lachesis.tools.tool_registry import Tool, ToolCrashed, ToolFailure, ToolRegistry
 from lachesis.tools.tool_session import SessionClosed, ToolSession, ToolSessions, UnusablePath
@@ -132,7 +133,7 @@ async def handle_function_call(
     registry: ToolRegistry = BUILTIN_TOOLS,
     allowed: Collection[str] | None = None,
 ) -> str:
-    """`call_tool` for callers that identify a rollout by its task id. Returns a string, errors included.
+    """`call_tool` for callers that identify a rollout by its task id. Returns JSON, errors included.
 
     Raises:
         BackendError, ToolCrashed: as in `call_tool`. No other error is raised.
@@ -142,7 +143,7 @@ async def handle_function_call(
     except KeyError as error:
         return to_json({"error": str(error.args[0])})
     result = await call_tool(name, args, session, registry=registry, allowed=allowed)
-    return to_json(result.parts) if result.images else result.content
+    return to_json(result.parts) if result.images else as_json(name, result.content)
 
 
 def _find(name: str, registry: ToolRegistry, allowed: Collection[str] | None) -> Tool:

@@ -60,7 +60,7 @@ def _crashed(message: str, tool: str) -> ToolCrashed:
 
 
 class ToolUnavailable(LachesisError, LookupError):
-    """Tools that were enabled by name lack a requirement on this machine."""
+    """Tools that were enabled by name, or all of an enabled toolset, lack a requirement on this machine."""
 
     exit_code = ExitCode.SETTINGS
 

@@ -115,9 +115,29 @@ def resolve_tools(
 
     Raises:
         ToolsetError: a name is neither a toolset nor a tool, or its tool is not in the registry.
-        ToolUnavailable: a tool that is enabled by its name or its toolset is not available here. With `enabled` None
-            or `all`, unavailable tools are left out; `registry.unavailable()` names the reasons.
+        ToolUnavailable: a tool that is enabled by its name is not available here, or no tool of an enabled toolset is.
+            Other unavailable tools are left out; `left_out_tools` names them.
     """
+    return _resolved(enabled, disabled, registry, toolsets)[0]
+
+
+def left_out_tools(
+    enabled: Iterable[str] | None = None,
+    disabled: Iterable[str] | None = None,
+    *,
+    registry: ToolRegistry = BUILTIN_TOOLS,
+    toolsets: Mapping[str, ToolsetLike] = TOOLSETS,
+) -> dict[str, str]:
+    """The tools that `resolve_tools` leaves out because they are not available here, and why. Raises the same."""
+    return _resolved(enabled, disabled, registry, toolsets)[1]
+
+
+def _resolved(
+    enabled: Iterable[str] | None,
+    disabled: Iterable[str] | None,
+    registry: ToolRegistry,
+    toolsets: Mapping[str, ToolsetLike],
+) -> tuple[list[str], dict[str, str]]:
     if isinstance(enabled, str) or isinstance(disabled, str):
         raise TypeError("enabled and disabled are lists of names, not one string")
     known = _with_registry(registry, toolsets)
@@ -126,13 +146,17 @@ def resolve_tools(
     wanted = _expand((name for name in names if not _means_all(name, known)), registry, known) - excluded
     if strangers := sorted(wanted - set(registry)):
         raise ToolsetError(f"tools {strangers} are not in this registry, which has: {', '.join(registry)}")
-    missing = registry.unavailable()
-    if lacking := {name: missing[name] for name in registry if name in wanted and name in missing}:
-        raise ToolUnavailable(lacking)
     everything = any(_means_all(name, known) for name in names)
-    return [
-        name for name in registry if name not in excluded and name not in missing and (everything or name in wanted)
-    ]
+    chosen = [name for name in registry if name not in excluded and (everything or name in wanted)]
+    missing = {name: why for name, why in registry.unavailable().items() if name in chosen}
+    lacking: set[str] = set()
+    for name in names:
+        own = _expand([name], registry, known) - excluded if not _means_all(name, known) else set()
+        if own <= missing.keys():  # a tool by its name, or a toolset of which nothing is left
+            lacking |= own
+    if lacking:
+        raise ToolUnavailable({name: missing[name] for name in registry if name in lacking})
+    return [name for name in chosen if name not in missing], missing
 
 
 def get_tool_definitions(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import count
 from typing import Any
 
@@ -17,6 +17,7 @@ from lachesis.trajectories.exports import (
     LeftOut,
     rollout_samples,
 )
+from lachesis.trajectories.markup import EMPTY_THINK
 from lachesis.trajectories.sharegpt import SystemTurn, WarningKind
 
 
@@ -65,11 +66,21 @@ dataset = of_rollouts(dataset_line)
 
 
 class Batch:
-    """The lines of a batch run. Where the group has no `prompt_index`, it is its place in the file, from 0."""
+    """The lines of a batch run. Where the group has no `prompt_index`, it is its place in the file, from 0.
 
-    def __init__(self, toolsets: Sequence[str] = (), system: SystemTurn = "generated") -> None:
+    Every tool that was offered or is one of `all_tools` has a column. A sample without any reasoning is left out, as a
+    batch run does, unless `keep_without_reasoning`.
+    """
+
+    all_tools: Collection[str] = ()
+    """`lachesis export` names the built-in tools here."""
+
+    def __init__(
+        self, toolsets: Sequence[str] = (), system: SystemTurn = "generated", keep_without_reasoning: bool = False
+    ) -> None:
         self.toolsets = toolsets
         self.system = system
+        self.keep_without_reasoning = keep_without_reasoning
         self.numbers = count()
 
     def __call__(self, group: GroupRecord) -> Iterator[ExportLine | LeftOut]:
@@ -79,7 +90,8 @@ class Batch:
         def line(chat: Chat) -> dict[str, Any]:
             metadata = {name: value for name, value in chat.facts.items() if name not in ("model", "timestamp")}
             completed, rollout = metadata.pop("completed"), rollouts[chat.facts["rollout_id"]]
-            return _written(
+            names = dict.fromkeys([*self.all_tools, *(tool["function"]["name"] for tool in chat.tools)])
+            entry = _written(
                 chat,
                 to_batch_entry(
                     _answered(chat),
@@ -91,11 +103,15 @@ class Batch:
                     partial=not completed,
                     api_calls=rollout["api_calls"],
                     toolsets_used=self.toolsets or group.get("toolsets") or (),
-                    tool_stats=rollout["tool_stats"],
-                    all_tools=[tool["function"]["name"] for tool in chat.tools],
+                    tool_stats={name: row for name, row in rollout["tool_stats"].items() if name in names},
+                    all_tools=names,
                     system=self.system,
                 ),
             )
+            said = [turn["value"] for turn in entry["conversations"] if turn["from"] == "gpt"]
+            if not self.keep_without_reasoning and all(value.startswith(EMPTY_THINK) for value in said):
+                raise Unsuitable("no reasoning")
+            return entry
 
         yield from of_rollouts(line)(group)
 

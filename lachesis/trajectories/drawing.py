@@ -149,7 +149,10 @@ def _node(node: Node, name: str, width: int, edges: list[Edge], drawn: set[int])
     content = _said(node.message, width)
     if isinstance(node.origin, ToolResponse):
         result = node.origin
-        facts = [f"Length: {result.length}", f"Duration: {result.duration:.3g} s"]
+        length = [f"Length: {result.length}"]
+        if result.chat is not None:  # in messages, as its chat is beside it
+            length = [f"Length: {len(result.chat)}", f"Characters: {result.length}"]
+        facts = [*length, f"Duration: {result.duration:.3g} s"]
         if result.error is not None:
             facts.append(f"Error: {_shortened(result.error, width)}")
         metadata = Box(f"{name}_meta", ("📊 Tool Metadata", *facts), "metadataNode")

@@ -214,6 +214,7 @@ def dataset_features(format: str) -> Features:
         "batch": {
             **batch,
             "conversations": turns,
+            "reward": number,  # of a batch with an environment
             "toolsets_used": List(text),
             **dict.fromkeys(("tool_stats", "tool_error_counts"), any_json),
         },

@@ -46,7 +46,7 @@ class MessageHistory(MutableSequence[OpenAIMessage]):
     Not thread-safe: one rollout, one history.
     """
 
-    __slots__ = ("_discarded", "_encoded", "_homes", "_nodes", "_path", "_prompts", "_views")
+    __slots__ = ("_discarded", "_encoded", "_frozen", "_homes", "_nodes", "_path", "_prompts", "_snapshot", "_views")
 
     def __init__(self, messages: Iterable[MessageLike] = ()) -> None:
         self._path: list[Node] = []  # root to head; the graph itself lives in the nodes' parent pointers
@@ -56,6 +56,8 @@ class MessageHistory(MutableSequence[OpenAIMessage]):
         self._prompts: dict[int, tuple[TokenPrefix, Node | None]] = {}  # id of a prompt -> the prompt and its head
         self._views: WeakValueDictionary[Node, MessageView] | None = None
         self._encoded: dict[str | None, EncodedPath] = {}
+        self._frozen = False
+        self._snapshot: MessageHistory | None = None
         self.extend(messages)
 
     @classmethod
@@ -312,6 +314,7 @@ class MessageHistory(MutableSequence[OpenAIMessage]):
         A completion of this prompt then counts as sampled where the conversation is still the same, also if it was
         edited in between or if `prompt` shares no piece with earlier prompts.
         """
+        self._check_open()
         self._prompts[id(prompt)] = prompt, self.head
 
     def to_mermaid(self, *, width: int = 60) -> str:
@@ -344,6 +347,16 @@ class MessageHistory(MutableSequence[OpenAIMessage]):
         other._prompts = dict(self._prompts)
         return other
 
+    def frozen(self) -> MessageHistory:
+        """This history as it is now: a fork that cannot be changed (TypeError); the same one until this changes."""
+        if self._frozen:
+            return self
+        last = self._snapshot
+        if last is None or (len(last._nodes), last._discarded) != (len(self._nodes), self._discarded):
+            last = self._snapshot = self.fork()
+            last._frozen = True
+        return last
+
     def __copy__(self) -> MessageHistory:
         return self.fork()
 
@@ -375,6 +388,7 @@ class MessageHistory(MutableSequence[OpenAIMessage]):
         return [self._written(message, place, next(sources, None)) for place, message in enumerate(given, start)]
 
     def _made(self, written: _Written) -> Node:
+        self._check_open()
         origin, head = written.origin, self.head
         sampled = isinstance(origin, ChatResponse) and self._is_sampled_here(origin)
         node = Node.after(head, written.message, origin, sampled=sampled, source=written.source)
@@ -386,6 +400,10 @@ class MessageHistory(MutableSequence[OpenAIMessage]):
             if node.sampled:
                 self._prompts.setdefault(id(origin.tokens.prompt), (origin.tokens.prompt, node.parent))
         return node
+
+    def _check_open(self) -> None:
+        if self._frozen:
+            raise TypeError("the chat of a tool response cannot be changed: change a fork() of it")
 
     def _push(self, written: _Written) -> None:
         self._path.append(self._made(written))
@@ -433,6 +451,7 @@ class MessageHistory(MutableSequence[OpenAIMessage]):
 
     def _edit(self, start: int, tail: Sequence[Node | _Written], reason: str, *, attempt: bool = False) -> None:
         """Replace the path from `start` on by `tail`: nodes in their place stay, the others are created or copied."""
+        self._check_open()
         kept = 0
         for entry, node in zip(tail, self._path[start:], strict=False):
             if entry is not node and not (isinstance(entry, _Written) and _is_no_edit(entry, node)):

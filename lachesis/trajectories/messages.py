@@ -270,7 +270,12 @@ class ToolResponse:
     error: str | None = None
     """Why the call failed; None where it did not."""
     chat: MessageHistory | None = field(default=None, repr=False, compare=False)
-    """The conversation of the sub-agent, if the tool was one. Its samples belong to the same rollout."""
+    """The conversation of the sub-agent, if the tool was one, frozen: what is changed later in the given one is no part
+    of it. Its samples belong to the same rollout."""
+
+    def __post_init__(self) -> None:
+        if self.chat is not None:
+            object.__setattr__(self, "chat", self.chat.frozen())
 
     @property
     def length(self) -> int:

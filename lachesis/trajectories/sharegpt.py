@@ -8,6 +8,7 @@ contains tags of the format survives a round trip (`markup`). `warnings` name ev
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -66,6 +67,9 @@ class WarningKind(StrEnum):
     """A content part that is not text (an image, audio), replaced by its type in brackets."""
     CHARACTER_REPLACED = "character_replaced"
     """Half of a surrogate pair, which UTF-8 cannot hold, replaced by U+FFFD."""
+
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +141,11 @@ def to_conversations(
             results = sorted(enumerate(read[first:index], first), key=lambda r: calls[r[1].tool_call_id or ""][0])
             blocks = [writer.result(at, result, calls[result.tool_call_id or ""][1]) for at, result in results]
             writer.add(first, "tool", "\n".join(blocks))
-    return Conversion(writer.turns, tuple(writer.warnings))
+    conversion = Conversion(writer.turns, tuple(writer.warnings))
+    if conversion.malformed:
+        replaced = [str(each) for each in conversion.warnings if each.kind is WarningKind.ARGUMENTS_REPLACED]
+        log.warning("%s", "; ".join(replaced))
+    return conversion
 
 
 def system_prompt(tools: Tools) -> str:

@@ -9,6 +9,7 @@ import gc
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -317,6 +318,49 @@ def test_a_sample_that_failed_is_played_again_and_counted_once_whatever_becomes_
     assert [statistics[name] for name in ("samples", "discarded_no_reasoning", "failed")] == [3, 1, 0]
 
 
+def test_a_server_that_says_nothing_is_waited_for_and_a_model_that_says_nothing_usable_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lachesis.batch.sink.RETRY_PAUSE", 0.01)
+    monkeypatch.setattr("lachesis.runs.failures._FIRST_PAUSE", 0.01)
+    monkeypatch.setattr("lachesis.runs.failures._LONGEST_PAUSE", 0.01)
+    source = write_rows(tmp_path / "rows.jsonl", [{"prompt": f"prompt {number}"} for number in range(7)])
+    heard = 0
+
+    def silent(request: dict[str, Any]) -> Any:
+        nonlocal heard
+        heard += 1
+        return say("") if heard <= 40 else thinks(request)
+
+    with served(silent) as server:
+        assert batch(flags(source, tmp_path, server.base_url)) == 0
+    assert len(entries(tmp_path / "run")) == 7
+
+    def stubborn(request: dict[str, Any]) -> Any:
+        wrong = int(request["messages"][-1]["content"].split()[1]) < 5
+        return say("<think>only a thought</think>") if wrong else thinks(request)
+
+    with served(stubborn) as server:
+        assert batch(flags(source, tmp_path, server.base_url, run="other")) == 1
+        assert len(server.requests) == 5 * 4 + 2, "what the model cannot do is not played again"
+    assert (len(entries(tmp_path / "other")), len(keys(tmp_path / "other", "failed"))) == (2, 5)
+
+
+def test_what_is_ephemeral_is_in_no_file_of_a_run_and_still_decides_it(tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "rows.jsonl", [{"prompt": "a"}])
+    prefill = tmp_path / "prefill.json"
+    prefill.write_text(json.dumps([{"role": "user", "content": "PREFILLED"}]))
+    ephemeral = ["--ephemeral_system_prompt", "EPHEMERAL", "--prefill_messages_file", str(prefill)]
+    with served(thinks) as server:
+        assert batch(flags(source, tmp_path, server.base_url, *ephemeral)) == 0
+        sent = server.requests[0]["messages"]
+        with pytest.raises(OtherSettings, match="ephemeral_system_prompt"):
+            main(flags(source, tmp_path, server.base_url, "--ephemeral_system_prompt", "other", *ephemeral[2:]))
+    assert [message["content"] for message in sent] == ["EPHEMERAL", "PREFILLED", "a"]
+    for path in (tmp_path / "run").rglob("*"):
+        assert not path.is_file() or not {b"EPHEMERAL", b"PREFILLED"} & {*re.findall(b"[A-Z]{9}", path.read_bytes())}
+
+
 def test_a_row_whose_image_is_missing_fails_at_once_as_bad_input(tmp_path: Path) -> None:
     rows = [{"prompt": "a", "image": str(tmp_path / "none")}, {"prompt": "b"}]
     source = write_rows(tmp_path / "rows.jsonl", rows)
@@ -404,7 +448,11 @@ def test_no_run_name_leaves_the_folder_of_the_data(
     assert f"--run_name {name!r} " in capsys.readouterr().err
 
 
-def test_edited_code_of_an_environment_is_refused_until_it_is_continued(tmp_path: Path) -> None:
+def test_edited_code_of_an_environment_is_refused_until_it_is_continued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "three_tools", raising=False)  # that of another test
+    monkeypatch.setattr(sys, "path", [*sys.path])
     module, source = write_three_tools(tmp_path), write_rows(tmp_path / "rows.jsonl", ROWS[:2])
     with served(thinks) as server:
         tools = ["--env", f"{module}:ThreeTools", "--env.enabled_toolsets", "[code_tools]"]

@@ -13,6 +13,7 @@ import pytest
 
 from lachesis.agent.rollout import Rollout
 from lachesis.cli import main
+from lachesis.compat.modules.model_tools import TOOL_TO_TOOLSET_MAP
 from lachesis.runs.group_records import rollout_record
 from lachesis.testing.export_suite import ExportSuite, example_groups
 from lachesis.trajectories import JsonlWriter, read_lines
@@ -70,10 +71,43 @@ def test_the_totals_name_every_rollout(groups: Path, capsys: pytest.CaptureFixtu
 
 def test_a_batch_numbers_its_groups_by_their_place(groups: Path) -> None:
     out = groups.with_name("out.jsonl")
-    assert export(groups, "--format", "batch", "--options", "{toolsets: [terminal]}", "--out", out) == 0
+    options = "{toolsets: [terminal], keep_without_reasoning: true}"
+    assert export(groups, "--format", "batch", "--options", options, "--out", out) == 0
     assert [line["prompt_index"] for line in lines(out)] == [0, 0, 0, 0, 1, 3, 3]
     assert all(line["toolsets_used"] == ["terminal"] for line in lines(out))
-    assert lines(out)[0]["tool_stats"] == {"terminal": {"count": 1, "success": 1, "failure": 0}}
+    assert {name for line in lines(out) for name in line["tool_stats"]} == set(TOOL_TO_TOOLSET_MAP)
+    used = {name: row for name, row in lines(out)[0]["tool_stats"].items() if row["count"]}
+    assert used == {"terminal": {"count": 1, "success": 1, "failure": 0}}
+
+
+async def test_a_batch_has_a_column_for_every_tool_and_leaves_out_what_shows_no_reasoning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import datasets
+
+    datasets.disable_progress_bars()
+
+    def policy(request: dict[str, Any]) -> Any:
+        return say("No.", **({"reasoning_content": "Hm."} if "apple" in asked_words(request) else {}))
+
+    outs = []
+    for toolset in ("file", "terminal"):
+        (tmp_path / toolset).mkdir()
+        result = await process(SortWords, tmp_path / toolset, policy, enabled_toolsets=[toolset])
+        outs.append(tmp_path / f"{toolset}.jsonl")
+        assert export(result.files.groups, "--format", "batch", "--out", outs[-1]) == 0
+        assert "left out: 2 rollouts, no reasoning" in capsys.readouterr().out
+    written = [line for out in outs for line in lines(out)]
+    assert len(written) == 4
+    zero = {"count": 0, "success": 0, "failure": 0}
+    assert all(line["tool_stats"] == dict.fromkeys(TOOL_TO_TOOLSET_MAP, zero) for line in written)
+    assert all(line["tool_error_counts"] == dict.fromkeys(TOOL_TO_TOOLSET_MAP, 0) for line in written)
+    for files in (outs, outs[::-1]):
+        of_both = datasets.load_dataset(
+            "json", data_files=list(map(str, files)), split="train", cache_dir=str(tmp_path / "cache")
+        )
+        assert sorted(map(str, of_both["metadata"])) == sorted(str(line["metadata"]) for line in written)
+        assert list(of_both["tool_stats"]) == [line["tool_stats"] for line in written]
 
 
 def test_a_folder_is_the_run_whose_groups_it_holds(groups: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -217,7 +251,10 @@ async def test_a_run_of_process_exports_in_every_format(tmp_path: Path) -> None:
         out = tmp_path / f"{name}.jsonl"
         # This run is of Phase 1, without token samples, and one rollout of each of its groups has a reward.
         empty = name in ("samples", "dpo")
-        assert export(result.files.groups, "--format", name, "--out", out) == int(empty), "nothing is no success"
+        options = ["--options", "{keep_without_reasoning: true}"] if name == "batch" else []
+        assert export(result.files.groups, "--format", name, *options, "--out", out) == int(empty), (
+            "nothing: no success"
+        )
         written = list(read_rows(out)) if name == "parquet" else lines(out)
         assert len(written) == (0 if empty else 4)
         assert [problem for line in written for problem in validate_entry(line, OLD_NAMES.get(name, name))] == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,13 +14,19 @@ NAMES = {
     "environments.agent_loop": "AgentResult HermesAgentLoop ToolError resize_tool_pool _tool_executor",
     "environments.hermes_base_env": "HermesAgentBaseEnv HermesAgentEnvConfig",
     "environments.patches": "apply_patches",
-    "environments.tool_call_parsers": "get_parser list_parsers ToolCallParser",
+    "agent.trajectory": "save_trajectory load_trajectories convert_scratchpad_to_think has_incomplete_scratchpad "
+    "_convert_to_trajectory_format",
+    "atropos.backends": "create_backend Backend SandboxSpec",
+    "batch_runner": "main",
+    "trajectory_compressor": "main",
+    "environments.tool_call_parsers": "get_parser list_parsers register_parser ToolCallParser",
+    "tools.file_tools": "check_file_requirements read_file_tool write_file_tool patch_tool search_tool",
     "environments.tool_context": "ToolContext",
     "model_tools": "get_tool_definitions handle_function_call TOOL_TO_TOOLSET_MAP",
     "tools.budget_config": "BudgetConfig DEFAULT_BUDGET DEFAULT_RESULT_SIZE_CHARS DEFAULT_TURN_BUDGET_CHARS "
     "DEFAULT_PREVIEW_SIZE_CHARS",
     "tools.terminal_tool": "register_task_env_overrides clear_task_env_overrides cleanup_vm cleanup_all_environments "
-    "get_active_env terminal_tool",
+    "get_active_env terminal_tool check_terminal_requirements",
     "toolset_distributions": "get_distribution list_distributions sample_toolsets_from_distribution "
     "validate_distribution DISTRIBUTIONS",
     "toolsets": "get_toolset resolve_toolset resolve_multiple_toolsets get_all_toolsets get_toolset_names "
@@ -44,6 +51,68 @@ def test_nothing_of_it_is_loaded_before_it_is_asked_for(tmp_path: Path, first: s
     loaded = "[name for name in sys.modules if 'lachesis.compat' in name or name in ('tools', 'model_tools')]"
     program = f"import {first}, sys; print({loaded})"
     assert run(program, tmp_path).strip() == "[]"
+
+
+def test_the_file_of_the_wheel_names_every_old_path(tmp_path: Path) -> None:
+    from lachesis.old_paths import _TOP
+    from lachesis.old_paths import __file__ as place
+
+    line = (Path(place).parent / "compat" / "lachesis_old_paths.pth").read_text()
+    assert line.count("\n") == 1 and line.startswith("import ")
+    assert set(re.findall(r'"(\w+)"', line.partition(" in {")[2])) == _TOP
+    shown = run(
+        "import sys; sys.meta_path[:] = [each for each in sys.meta_path if 'OldPaths' not in repr(each)]\n"
+        f"exec({line!r})\nassert 'lachesis' not in sys.modules\nimport model_tools; print(model_tools.__file__)",
+        tmp_path,
+    )
+    assert shown.strip().endswith("compat/modules/model_tools.py")
+
+
+def test_a_parser_of_the_old_form_is_one_of_ours(tmp_path: Path) -> None:
+    program = """
+import json, lachesis, tool_call_parsers
+from environments.tool_call_parsers import ToolCallParser, get_parser, register_parser
+
+@register_parser("at_sign")
+class AtSign(ToolCallParser):
+    def parse(self, text):
+        calls = [{"id": f"c{at}", "type": "function", "function": {"name": line[1:], "arguments": arguments}}
+                 for at, line in enumerate(text.splitlines()) if line.startswith("@")
+                 for arguments in (['{"a": 1}', "{bad", "[1]"][at % 3],)]
+        return "said", calls or None
+
+parsed = tool_call_parsers.get_parser("at_sign").parse("@one\\n@two\\n@three")
+calls = [(call.name, call.arguments, call.id) for call in parsed.tool_calls]
+print(calls, [call.status.value for call in parsed.attempts])
+print(type(get_parser("at_sign")).__name__, get_parser("at_sign").parse("no"), get_parser("deepseek").parse("text"))
+"""
+    first, second = run(program, tmp_path).splitlines()
+    assert first == "[('one', {'a': 1}, 'c0')] ['ok', 'invalid_json', 'not_an_object']"
+    assert second == "AtSign ('said', None) ('text', None)"
+
+
+def test_trajectories_under_their_old_names(tmp_path: Path) -> None:
+    program = """
+import lachesis
+from agent.trajectory import _convert_to_trajectory_format, has_incomplete_scratchpad
+from agent.trajectory import load_trajectories, save_trajectory
+turns = _convert_to_trajectory_format([{"role": "assistant", "content": "four"}], "2 + 2?")
+save_trajectory(turns, "m", True, "a.jsonl")
+print([turn["from"] for turn in turns], len(load_trajectories("a.jsonl")), load_trajectories("a.jsonl", False))
+print(has_incomplete_scratchpad("<REASONING_SCRATCHPAD>x"), has_incomplete_scratchpad(None))
+_convert_to_trajectory_format([{"role": "user", "content": "q"}, {"role": "assistant", "content": "", "tool_calls": [
+    {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{bad"}}]}], completed=False)
+import batch_runner, trajectory_compressor
+print(batch_runner.main(["--list_distributions"]))
+from tools.terminal_tool import check_terminal_requirements
+from tools.file_tools import check_file_requirements
+print(check_terminal_requirements(), check_file_requirements())
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("['system', 'human', 'gpt'] 1 []\nTrue False\n")
+    assert done.stdout.endswith("0\nTrue True\n")
+    assert "message 1: arguments of f (a) replaced by {}" in done.stderr
 
 
 def test_modules_of_a_users_own_project_win(tmp_path: Path) -> None:

@@ -126,6 +126,23 @@ def test_an_extract_needs_no_server_and_a_dry_run_writes_nothing(
     assert all(entry[MARK]["compressed_tokens"] <= 1000 for entry in read_lines(folder / "a.jsonl"))
 
 
+def test_where_nothing_fits_it_says_what_the_protected_turns_take(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert compress("--extractive", "--output", "a.jsonl", "--target_max_tokens", "100") == 1
+    said = capsys.readouterr().err
+    assert "still over the limit, 4 of 5; in 4 the protected turns alone take " in said and " of 100 tokens" in said
+    assert "protected_turns in --config: last_n_turns 4, first_system, first_human, first_gpt, first_tool" in said
+    marks = [entry[MARK] for entry in read_lines(folder / "a.jsonl") if entry[MARK]["error"] is None]
+    for mark in marks:
+        assert 100 < mark["protected_tokens"] <= mark["compressed_tokens"] <= mark["original_tokens"]
+    least = max(mark["protected_tokens"] for mark in marks)
+    assert compress("--extractive", "--output", "b.jsonl", "--target_max_tokens", str(least)) == 1
+    assert "which leaves too little for a summary" in capsys.readouterr().err
+    assert compress("--extractive", "--output", "c.jsonl", "--target_max_tokens", "1000") == 1
+    assert "still over the limit, " not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

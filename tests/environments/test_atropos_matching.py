@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -155,6 +155,19 @@ async def test_a_trained_text_with_an_answer_that_was_given_otherwise_is_refused
     for group in failures_of(tmp_path):
         assert {rollout["unscored_kind"] for rollout in group["rollouts"]} == {"not_sampled"}
         assert all("is refused: it trains" in rollout["reason"] for rollout in group["rollouts"])
+
+
+async def test_equal_answers_that_are_continued_are_each_trained_once(tmp_path: Path) -> None:
+    class Stopped(hostile.Observed):
+        stop: ClassVar[list[str]] = ["</call>"]
+        between = "</call><obs>3</obs>"
+
+    def policy(ask: Any) -> str:
+        return "so it is 3" if "<obs>" in ask.prompt else "I compute <call>1+2</call>"
+
+    groups = await played(Stopped, tmp_path, policy=policy)
+    assert [rollout["turns"] for group in groups for rollout in group["rollouts"]] == [2] * 6
+    assert all("beside" not in group for group in groups)
 
 
 async def test_a_mask_over_several_turns_with_calls_is_refused(tmp_path: Path) -> None:

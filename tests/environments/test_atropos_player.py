@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from lachesis.cli.environment_classes import load_env
 from lachesis.collecting.matching import Matcher
 from lachesis.environments.atropos_player import AtroposPlayer, EvaluationFailed, player_for, prepare_imports
 from lachesis.errors import SettingsError
 from lachesis.runs.command_line import read_settings
+from lachesis.runs.server_settings import ServerConfigError
 from lachesis.testing.fake_server import FakeServer, Scripted
 from lachesis.testing.fake_server.policies import RandomTokens
 from lachesis.trajectories import read_lines, verify_records
@@ -205,11 +208,11 @@ async def test_text_that_the_model_did_not_say_is_refused_by_name(
     assert '"refused": 4' in capsys.readouterr().out
 
 
-async def test_an_item_without_a_group_is_no_failure(tmp_path: Path) -> None:
+async def test_an_item_without_a_group_is_no_failure_and_no_data(tmp_path: Path) -> None:
     async with fake() as server:
         env = player(stock.NoneEnv, server, tmp_path, "--env.total_steps", "5", "--env.max_failed_groups", "1")
         result = await env.process_manager()
-    assert (result.declined, result.failed_groups, result.failed) == (5, 0, False)
+    assert (result.declined, result.failed_groups, result.exit_code) == (5, 0, 1)
     assert failures_of(tmp_path)[0]["beside"]["completion_tokens"] > 0 and result.tokens > 0
 
 
@@ -470,3 +473,19 @@ async def test_samples_are_matched_beside_the_event_loop(tmp_path: Path, monkeyp
     monkeypatch.setattr(Matcher, "match", noted)
     await played(stock.ChatEnv, tmp_path)
     assert len(threads) == 2 and threading.get_ident() not in threads
+
+
+async def test_a_tokenizer_that_cannot_be_loaded_is_tried_once_before_anything_is_sampled(tmp_path: Path) -> None:
+    class Tokenizes(stock.ChatEnv):
+        async def collect_trajectories(self, item: Any) -> Any:
+            self.tokenizer.encode("x")
+            return await super().collect_trajectories(item)
+
+    console = io.StringIO()
+    async with fake() as server:
+        env = player(Tokenizes, server, tmp_path, "--env.tokenizer_name", str(tmp_path / "nowhere"), phase=1)
+        env.console = Console(file=console)
+        with pytest.raises(ServerConfigError, match=r"nowhere' cannot be loaded .*; set --env.tokenizer_name to"):
+            await env.process_manager()
+        assert not server.requests
+    assert console.getvalue().count("loading the tokenizer") == 1

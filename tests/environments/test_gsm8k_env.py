@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -151,6 +152,31 @@ def test_the_servers_of_the_environment_variables(monkeypatch: pytest.MonkeyPatc
     config, (server,) = GSM8kAgentEnv.config_init()
     assert (server.base_url, server.model_name, server.api_key) == ("http://10.0.0.1:9/v1", "qwen", "key")
     assert config.tokenizer_name == "tok"
+
+
+def test_a_file_in_the_folder_names_a_server_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("BASE_URL", "MODEL", "API_KEY"):
+        monkeypatch.delenv(f"ATROPOS_SERVER_{name}", raising=False)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OTHER", "of the process")
+    (tmp_path / ".env").write_text(
+        "ATROPOS_SERVER_BASE_URL=http://10.0.0.1:9/v1\nATROPOS_SERVER_MODEL=${OTHER}\nPATH=/nowhere\nHF_TOKEN=x\n"
+        "ATROPOS_TOKENIZER_NAME=tok\n"
+    )
+    before = dict(os.environ)
+    for _ in range(2):
+        config, (server,) = GSM8kAgentEnv.config_init()
+        assert (server.base_url, server.model_name, server.api_key) == ("http://10.0.0.1:9/v1", "${OTHER}", "")
+    assert dict(os.environ) == before
+    assert config.tokenizer_name != "tok"
+    said = capsys.readouterr().err
+    assert said.count("note: ATROPOS_SERVER_BASE_URL, ATROPOS_SERVER_MODEL of ") == 1
+    monkeypatch.setenv("ATROPOS_SERVER_API_KEY", "of the process")
+    assert GSM8kAgentEnv.config_init()[1][0].api_key == "", "a file cannot send a key of the process anywhere"
+    monkeypatch.setenv("ATROPOS_SERVER_BASE_URL", "http://10.0.0.2:9/v1")
+    assert GSM8kAgentEnv.config_init()[1][0].api_key == "of the process"
 
 
 def test_answers_and_solutions_of_rows() -> None:

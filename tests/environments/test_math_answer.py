@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lachesis.environments.gsm8k import math_answer
 from lachesis.environments.gsm8k.math_answer import MAX_LENGTH, MathVerifier, as_number, boxed, last_number
 
 
@@ -148,3 +149,17 @@ async def test_a_folder_of_the_same_name_where_the_user_stands_does_not_matter(
     (tmp_path / "environments" / "__init__.py").write_text("raise SystemExit(3)")
     monkeypatch.chdir(tmp_path)
     assert await verifier.equal("x+1", "1+x")
+
+
+async def test_texts_are_compared_where_math_verify_cannot_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    child = tmp_path / "math_child.py"
+    child.write_text("import no_such_module\n")
+    monkeypatch.setattr(math_answer, "_CHILD", child)
+    verifier = MathVerifier()
+    assert await verifier.equal("x = 42", "x=42")
+    assert not await verifier.equal("x + 1", "1 + x")
+    assert await verifier.equal("42.0", "42")
+    assert sum("math-verify does not start" in record.message for record in caplog.records) == 1
+    await verifier.close()

@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import re
+import shutil
 import tarfile
 import tomllib
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ import pytest
 
 from backends import SandboxSpec, create_backend
 from lachesis.agent.tool_context import ToolContext
+from lachesis.cli import main
 from lachesis.environments.harbor.causes import Invalid
 from lachesis.environments.harbor.grading import grade
 from lachesis.environments.swe import archives, building
@@ -26,6 +28,7 @@ from lachesis.environments.swe.trying import judging
 from lachesis.task_folders import read_task
 from lachesis.testing.cheats import CHEATS
 from lachesis.tools import BUILTIN_TOOLS, ToolSessions, call_tool
+from tests.support.small_envs import ROOT
 
 OLD = '''"""Prices."""
 
@@ -201,6 +204,73 @@ async def test_only_a_solution_is_worth_something(fix: building.SweTask, tmp_pat
     seen = made[0].tree["tests/test_prices.py"].decode()
     assert "test_empty" not in seen and "test_highest" in seen  # code that knows a test could tell it from the changed
     assert made[0].tests == {"tests/test_prices.py": TESTS.encode()}
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, python_image: Path) -> list[str]:
+    """The files of the page below the current folder; arguments that run tests in an image with pytest and the tree."""
+    page = (ROOT / "docs/swe.md").read_text(encoding="utf-8")
+    for name, text in re.findall(r"^```(?:toml|py)\n# (fixes/\S+)\n(.*?)^```", page, re.MULTILINE | re.DOTALL):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    shutil.copytree(tmp_path / "fixes/before", python_image / "workspace", dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(building, "PYTHON", PYTHON)
+    return ["--image", str(python_image), "--workdir", "/workspace"]
+
+
+def test_the_commands_of_the_page_make_a_sound_task_of_ones_own(
+    own: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (ROOT / "docs/swe.md").read_text(encoding="utf-8")
+    build, verify = re.findall(r"^lachesis (tasks (?:build tasks --recipe|verify tasks$).*)", page, re.MULTILINE)[-2:]
+    assert main(["tasks", "build", "tasks", "--recipe", "fixes/recipe.toml"]) == 1
+    assert re.search(r"expected/shop-total.txt.*--write-expected", capsys.readouterr().err)
+    (Path("fixes") / "after/tests/test_bad.py").write_text("def test_it_fails():\n    assert 1 == 2\n")
+    assert main([*build.split(), *own]) == 0
+    said = capsys.readouterr().out
+    assert "2 tests pass with the solution, 1 of them fail without it; 1 left out" in said
+    assert "left out: tests/test_bad.py::test_it_fails: failed" in said
+    listed = Path("fixes/expected/shop-total.txt").read_text().splitlines()
+    assert listed == ["! tests/test_prices.py::test_total", "tests/test_prices.py::test_highest"]
+    task = read_task("tasks/shop-total")
+    assert task.own_settings["judge"]["fail_to_pass"] == ["tests/test_prices.py::test_total"]
+    assert main([*verify.split(), *own, "--times", "1", "--only", "a time bomb"]) == 0
+    assert main([*build.replace("--write-expected", "").split(), *own]) == 0
+    assert read_task("tasks/shop-total").digest == task.digest
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('tests = "tests"', 'test = "tests"', r"recipe.toml: tasks.0.tests?: "),
+        ('old = "before"', 'old = "befor"', r"'befor' is no folder beside the recipe"),
+        ('new = "after"', 'new = "before"', r"the same sources"),
+        ('name = "shop-total"', 'name = "../shop"', r"tasks.0.name"),
+        ("[[tasks]]", "[[tasks]", r"cannot be read"),
+        ('tree = ["shop", "tests"]', 'tree = ["shop", "tests"]\nfix = {"shop/prices.py" = [9]}', r"only at \[2\]"),
+        ('tree = ["shop", "tests"]', 'tree = ["shop", "tests"]\nfix = {"shop/price.py" = [2]}', r"shop/price.py"),
+    ],
+)
+def test_a_mistake_in_a_recipe_is_named(own: list[str], old: str, new: str, said: str) -> None:
+    recipe = Path("fixes/recipe.toml")
+    assert old in recipe.read_text()
+    recipe.write_text(recipe.read_text().replace(old, new))
+    with pytest.raises(building.BuildError, match=said):
+        building.read_fixes(own=recipe, judged=False)
+
+
+def test_requirements_are_those_of_the_task_where_it_has_some(own: list[str]) -> None:
+    recipe = Path("fixes/recipe.toml")
+    text = recipe.read_text()
+    second = (
+        text.partition("[[tasks]]")[2].replace("shop-total", "other") + 'python = ["pytest==9.1.1", "attrs==25.4.0"]'
+    )
+    recipe.write_text(f"{text}\n[[tasks]]{second}\n")
+    first, other = building.read_fixes(own=recipe, judged=False)
+    assert first.python == ["pytest==9.1.1"]
+    assert "attrs==25.4.0" in (building.write_swe_task(other, Path("made")) / "environment/Dockerfile").read_text()
 
 
 def test_the_agent_does_not_get_the_tests_that_fail(fix: building.SweTask) -> None:

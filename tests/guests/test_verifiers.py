@@ -162,7 +162,7 @@ async def test_the_end_of_an_environment_with_one_turn_is_no_limit(tmp_path: Pat
     for grouped in (False, True):
         settings = {"module": str(module), "module_args": {"grouped": grouped}}
         for rollout in await played(VerifiersEnv, tmp_path / str(grouped), lambda ask: "yes", (), **settings):
-            assert (rollout["outcome"], rollout["reward"], rollout["turns"]) == ("completed", 1.0, 1)
+            assert (rollout["outcome"], rollout["reward"], rollout["turns"]) == ("completed", 1.0, 1), rollout["reason"]
     for rollout in await played(
         VerifiersEnv, tmp_path / "cut", lambda ask: "yes " * 50, (), module=str(module), max_token_length=4
     ):

@@ -29,9 +29,12 @@ class LlamaBench(Bench):
     log: Path
     repeatable = {"cache_prompt": False}  # noqa: RUF012 - a constant
 
+    def _session(self) -> aiohttp.ClientSession:
+        return aiohttp.ClientSession(headers={"Authorization": f"Bearer {self.embedded.api_key}"})
+
     async def _post(self, path: str, body: dict[str, Any]) -> Any:
         async with (
-            aiohttp.ClientSession() as session,
+            self._session() as session,
             session.post(f"{self.embedded.address}{path}", json=body) as answer,
         ):
             return await answer.json()
@@ -64,7 +67,7 @@ class LlamaBench(Bench):
 
     async def busy(self) -> bool:
         async with (
-            aiohttp.ClientSession() as session,
+            self._session() as session,
             session.get(f"{self.embedded.address}/slots") as answer,
         ):
             return any(slot["is_processing"] for slot in await answer.json())
@@ -86,7 +89,7 @@ async def bench(kind: str, embedded: EmbeddedServer | None, policy: Any = None, 
     """The engine of this kind with its server. `policy` and `server` are those of a fake server."""
     if kind == "llama.cpp":
         assert embedded is not None
-        settings = server.pop("settings", {})
+        settings = {"api_key": embedded.api_key, **server.pop("settings", {})}
         async with relayed_engine(kind, embedded.address, embedded.model_name, settings) as (engine, relay):
             yield LlamaBench(engine, relay, embedded, Path(str(embedded._log_path)))
         return

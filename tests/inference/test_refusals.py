@@ -194,8 +194,9 @@ async def test_an_answer_without_a_whole_completion_is_asked_for_again(serve: Se
 @pytest.mark.parametrize("what", NOTHING)
 async def test_one_that_never_comes_whole_is_a_failure_of_the_server(serve: Serve, what: str) -> None:
     server = await serve(NOTHING[what], first_retry_delay=0.001, max_retries=2)
-    with pytest.raises((BadResponse, ServerUnavailable)):
+    with pytest.raises((BadResponse, ServerUnavailable)) as caught:
         await server.chat(ASK)
+    assert caught.value.__cause__ is not caught.value
 
 
 async def test_a_page_of_another_service_is_no_answer_that_may_come_whole(serve: Serve) -> None:

@@ -149,6 +149,7 @@ def test_a_full_context_is_recognised_in_every_wording(who: str) -> None:
         (json.dumps({"error": message}, ensure_ascii=False), {"message": message}),
         (json.dumps({"detail": message}, ensure_ascii=False), {}),
         (json.dumps({"message": message}), {}),
+        (json.dumps([{"error": {"code": status, "message": message}}]), {}),
     ):
         assert type(rejection("s", status, body, error, has_key=True)) is ContextExhausted, body
 

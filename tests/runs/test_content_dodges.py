@@ -11,6 +11,7 @@ import re
 import urllib.request
 import zipfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -28,6 +29,7 @@ from tests.support.training_runs import environment, take, with_tokens
 __all__ = ["run_api"]
 
 DEEP = "python3 -c \"print('[' * 100000)\" > a"
+DOZEN = 'echo \'{"answer": "a dozen"}\' > a'
 DODGES: dict[str, tuple[str, list[str]]] = {
     "json": ("echo '{\"answer\": 42}' > a", ["echo x > a", "mkdir a", "echo '[]' > a", "echo '{\"answer\"' > a"]),
     "nested": (
@@ -53,6 +55,12 @@ DODGES: dict[str, tuple[str, list[str]]] = {
         "printf 42 > answer; python3 -m zipfile -c a answer",
         ["echo x > a", "printf 42 > other; python3 -m zipfile -c a other", "mkdir a", r"printf 'PK\x05\x06' > a"],
     ),
+    "gathered": ("echo '{\"answer\": 42}' > a", ["echo x > a", "echo {} > a", "echo '[]' > a", "true"]),
+    "task group": ("echo '{\"answer\": 42}' > a", ["echo x > a", "echo {} > a", "echo '[]' > a", "true"]),
+    "thread": ("echo '{\"answer\": 42}' > a", ["echo x > a", "echo {} > a", "echo '[]' > a", "true"]),
+    "first line": ("echo '= 42' > a", ["true", "echo 42 > a", "echo x = > a", "echo = x > a"]),
+    "class": ("echo '{\"answer\": 42}' > a", ["echo '{}' > a", "echo '[]' > a", "echo '{\"a\": 1}' > a", DOZEN]),
+    "again": ("echo 42 > a", ["echo x > a", "true", "echo 4 2 > a", "echo nan > a"]),
     "markup": (
         "echo '<a><b>42</b></a>' > a",
         ["echo '<a>' > a", "echo '<a/>' > a", "echo '<a><b/></a>' > a", "printf '<a>&x;</a>' > a"],
@@ -65,6 +73,25 @@ def parsed(text: str) -> int:
     if not text.startswith("answer="):
         raise ValueError("there is no answer")
     return int(text.removeprefix("answer="))
+
+
+async def answer_in(ctx: Any) -> Any:
+    text = await ctx.read_file("a")
+    return answer_of(text)
+
+
+def answer_of(text: str) -> Any:
+    found = json.loads(text)
+    return found["answer"]
+
+
+@dataclass
+class Answer:
+    answer: int
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.answer, int):
+            raise TypeError("the answer is a number")
 
 
 class Parses(SortWords):
@@ -89,7 +116,7 @@ class Parses(SortWords):
         return f"Do: {item['work']}"
 
     async def compute_reward(self, item: Any, result: Any, ctx: Any) -> Any:
-        return await getattr(self, f"reward_{item['kind']}")(item, result, ctx)
+        return await getattr(self, f"reward_{item['kind'].replace(' ', '_')}")(item, result, ctx)
 
     async def reward_json(self, item: Any, result: Any, ctx: Any) -> float:
         return float(json.loads(await ctx.read_file("a"))["answer"] == 42)
@@ -141,6 +168,33 @@ class Parses(SortWords):
 
     async def reward_archive(self, item: Any, result: Any, ctx: Any) -> float:
         return float(self.reward_archive_plain(await ctx.read_bytes("a")) == b"42")
+
+    async def reward_gathered(self, item: Any, result: Any, ctx: Any) -> float:
+        found = await asyncio.gather(answer_in(ctx), asyncio.wait_for(answer_in(ctx), 60))
+        return float(found == [42, 42])
+
+    async def reward_task_group(self, item: Any, result: Any, ctx: Any) -> float:
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(answer_in(ctx))
+        return float(task.result() == 42)
+
+    async def reward_thread(self, item: Any, result: Any, ctx: Any) -> float:
+        return float(await asyncio.to_thread(answer_of, await ctx.read_file("a")) == 42)
+
+    async def reward_first_line(self, item: Any, result: Any, ctx: Any) -> float:
+        text = await ctx.read_file("a")
+        line = next(each for each in text.splitlines() if each.startswith("="))
+        return float(int(line[1:]) == 42)
+
+    async def reward_class(self, item: Any, result: Any, ctx: Any) -> float:
+        return float(Answer(**json.loads(await ctx.read_file("a"))).answer == 42)
+
+    async def reward_again(self, item: Any, result: Any, ctx: Any) -> float:
+        try:
+            number = int(await ctx.read_file("a"))
+        except ValueError as error:
+            raise RuntimeError("no number") from error
+        return float(number == 42)
 
     async def reward_markup(self, item: Any, result: Any, ctx: Any) -> float:
         root = ElementTree.fromstring(await ctx.read_file("a"))

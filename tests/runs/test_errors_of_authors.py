@@ -6,6 +6,7 @@ import asyncio
 import errno
 import logging
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -223,3 +224,17 @@ def test_an_expected_error_has_no_traceback() -> None:
     assert explained(InferenceError("http://h", "it is down", "start it")) == (
         "InferenceError: server http://h: it is down; start it\n"
     )
+
+
+def test_frames_of_installed_packages_are_cut_down_to_the_place_that_raised() -> None:
+    import yaml
+
+    def reads() -> None:
+        yaml.safe_load("a: [")
+
+    with pytest.raises(yaml.YAMLError) as raised:
+        reads()
+    said = explained(raised.value)
+    files = re.findall(r'File "([^"]+)"', said)
+    assert sum("-packages/" in file for file in files) == 1 and "-packages/" in files[-1]
+    assert any(file.endswith("test_errors_of_authors.py") for file in files)

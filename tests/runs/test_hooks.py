@@ -12,6 +12,7 @@ from lachesis import HermesAgentBaseEnv, check_environment, reward
 from lachesis.errors import SettingsError
 from lachesis.runs.command_line import main
 from lachesis.runs.hooks import misspelt_hooks, require_hooks
+from lachesis.training.trainer.settings import TrainingSettings
 
 
 class Whole(HermesAgentBaseEnv):
@@ -158,3 +159,24 @@ def test_a_plain_def_that_a_run_awaits_is_told_to_be_a_coroutine(
     cls = without(**{hook: lambda self: "pear", "reference_policy": lambda self: lambda messages, tools: None})
     assert main(cls, ["process", "--openai.model_name", "reference"]) == 1
     assert "write `async def`" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["../out", "/tmp/out", "..", " ", "a/../../b"])
+def test_the_name_of_an_environment_leads_to_no_folder_elsewhere(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    for command in ("process", "evaluate", "serve"):
+        assert main(without(name=name), [command]) == 2
+        assert f"the name of Own, {name!r}, " in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["here"] and not [*(tmp_path / "here").iterdir()]
+
+
+@pytest.mark.parametrize(("name", "fits"), [("..", False), (".", False), ("../x", False), ("run-1.b", True)])
+def test_the_name_of_a_training_run_is_that_of_a_folder(name: str, fits: bool) -> None:
+    if fits:
+        assert TrainingSettings(name=name).name == name
+    else:
+        with pytest.raises(ValueError, match="should match pattern"):
+            TrainingSettings(name=name)

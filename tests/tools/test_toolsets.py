@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -20,6 +21,7 @@ from lachesis.tools import (
     tool,
     validate_toolset,
 )
+from lachesis.tools.toolsets import left_out_tools
 
 NAMES = "abcdef"
 
@@ -121,11 +123,20 @@ def test_a_users_tool_is_found_by_its_name_and_by_its_toolset() -> None:
 def test_asking_for_a_hidden_tool_is_an_error_with_its_reason_never_silently_less() -> None:
     assert names(registry=WITH_HIDDEN) == [*BUILTIN_TOOLS, "own"]
     web = {**TOOLSETS, "research": Toolset("", ("hidden",), ("python",))}
-    for asked in (["hidden"], ["web"], ["all", "hidden"], ["research"]):
+    for asked in (["hidden"], ["web"], ["all", "hidden"], ["research", "hidden"], ["python", "web"]):
         with pytest.raises(ToolUnavailable, match="'hidden': set SEARCH_KEY") as caught:
             get_tool_definitions(asked, registry=WITH_HIDDEN, toolsets=web)
         assert caught.value.reasons == {"hidden": "set SEARCH_KEY"}
     assert names(["research"], ["hidden"], registry=WITH_HIDDEN, toolsets=web) == ["python"]
+
+
+def test_a_toolset_of_which_one_tool_is_not_available_has_the_others() -> None:
+    web = {**TOOLSETS, "research": Toolset("", ("hidden",), ("python",))}
+    chosen: dict[str, Any] = {"registry": WITH_HIDDEN, "toolsets": web}
+    assert names(["research"], **chosen) == ["python"]
+    assert left_out_tools(["research"], **chosen) == {"hidden": "set SEARCH_KEY"}
+    assert left_out_tools(["research"], ["hidden"], **chosen) == left_out_tools(["file"], **chosen) == {}
+    assert left_out_tools(**chosen) == {"hidden": "set SEARCH_KEY"}
 
 
 def test_a_toolset_that_names_a_tool_the_registry_lacks_is_an_error() -> None:

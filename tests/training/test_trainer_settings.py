@@ -9,7 +9,7 @@ import pytest
 
 from lachesis.cli import main as lachesis
 from lachesis.cli import train
-from lachesis.cli.launch_training import Tokenizer, main, make_parser, read_settings
+from lachesis.cli.launch_training import EXAMPLE, Tokenizer, main, make_parser, read_settings
 from lachesis.errors import SettingsError
 from lachesis.runs.model_servers import load_tokenizer
 from lachesis.runs.server_settings import ServerConfig
@@ -104,6 +104,10 @@ def test_missing_packages_are_named_before_anything_starts(
     words = " ".join(capsys.readouterr().err.split())
     assert "torch, peft: pip install" in words
     assert "make train-venv" in words
+    assert main([]) == 2
+    words = " ".join(capsys.readouterr().err.split())
+    assert "no settings are given: the model of " in words and "torch, peft: pip install" in words
+    assert read_settings(EXAMPLE, {}).base_model == "smollm2"
     with pytest.raises(SettingsError, match="torch, peft"):
         train.main(["--env", "tool_call", *settings])
     assert not list(tmp_path.iterdir())

@@ -60,7 +60,7 @@ Content: Here is a #60;tool#62;call#60;/tool#62; #38; #34;more#34; of it"]
     end
     subgraph m6["🔧 Tool Response: subagent"]
         subgraph m6_meta["📊 Tool Metadata"]
-            m6_facts["Length: 4<br/>Duration: 2.5 s<br/>Error: took long"]
+            m6_facts["Length: 3<br/>Characters: 4<br/>Duration: 2.5 s<br/>Error: took long"]
             subgraph m6_chat["💭 Subagent Chat"]
                 m6_m0["📋 System Message<br/>Role: System<br/>Content: Subagent call received"]
                 m6_m1["👤 User Message<br/>Role: User<br/>Content: Process this request"]
@@ -120,13 +120,42 @@ def test_long_texts_are_cut_and_pictures_of_nothing_are_pictures():
     assert MessageHistory().to_dot().startswith("digraph history {")
 
 
-def test_a_history_below_itself_is_drawn_once():
+def test_a_history_below_itself_is_drawn_as_it_was():
     history = MessageHistory([USER])
     history.append(ToolResponse(Message("tool", "x", tool_call_id="c"), "subagent", chat=history))
-    assert history.to_mermaid().count("Subagent Chat") == 0
+    assert len(history.nodes()[-1].origin.chat) == 1
+    assert history.to_mermaid().count("Subagent Chat") == 1
     shared = MessageHistory([USER])
     results = [ToolResponse(Message("tool", "x", tool_call_id="c"), "subagent", chat=shared) for _ in range(2)]
     assert MessageHistory(results).to_mermaid().count("Subagent Chat") == 1
+
+
+def test_the_chat_of_a_tool_response_is_frozen_and_its_metadata_has_the_number_of_its_messages():
+    chat = MessageHistory([{"role": "system", "content": "guide"}, USER])
+    chat.append(ChatResponse(Message("assistant", "done"), FinishReason.STOP))
+    history = MessageHistory([USER])
+    history.append(ToolResponse(Message("tool", "Subagent call output", tool_call_id="c"), "subagent", chat=chat))
+    drawn, digest = history.to_mermaid(), history.nodes()[-1].digest
+    assert "Length: 3<br/>Characters: 20" in drawn
+    chat[0]["content"] = "X"
+    chat.append(USER)
+    assert (history.to_mermaid(), history.nodes()[-1].digest) == (drawn, digest)
+    kept = history.nodes()[-1].origin.chat
+    assert [message["content"] for message in kept] == ["guide", "hello", "done"]
+    for change in (
+        lambda: kept[0].update(content="X"),
+        lambda: kept.append(USER),
+        lambda: kept.pop(),
+        lambda: kept.rewind(1, "no"),
+        lambda: kept.branch(ChatResponse(Message("assistant", "b"), FinishReason.STOP), "no"),
+    ):
+        with pytest.raises(TypeError, match="fork"):
+            change()
+    assert history.to_mermaid() == drawn
+    fork = kept.fork()
+    fork.append(USER)
+    assert (len(fork), len(kept)) == (4, 3)
+    assert [each.message.text for each in history.completions()] == ["done"]
 
 
 @given(conversations(), hostile_text, st.text(st.characters(), max_size=20))

@@ -356,7 +356,7 @@ FORMATS: tuple[Format, ...] = (
             between="\n",
         ),
         "DeepSeek V3, R1-0528",
-        ("deepseek_r1",),
+        ("deepseek_r1", "deepseek"),
         reasoning="deepseek_r1",
         ends=("<｜end▁of▁sentence｜>",),
     ),

@@ -13,6 +13,7 @@ from lachesis.compat.toolset_dicts import get_all_toolsets
 from lachesis.tools import BUILTIN_TOOLS, call_tool
 from lachesis.tools import get_tool_definitions as definitions
 from lachesis.tools.distributions import REMOVED_TOOLSETS
+from lachesis.tools.json_results import as_json
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +50,7 @@ def get_tool_definitions(
 def handle_function_call(
     function_name: str, function_args: Mapping[str, Any] | str | None, task_id: str | None = None, **_: Any
 ) -> str:
-    """The text that a model reads after this call in the sandbox of the task. Blocks, so not on the event loop.
+    """The result of this call in the sandbox of the task, as JSON. Blocks, so not on the event loop.
 
     Raises:
         NoOpenRun: no run is open.
@@ -62,7 +63,8 @@ def handle_function_call(
     async def call() -> str:
         session = run.session(task)
         try:
-            return (await call_tool(function_name, function_args, session, registry=run.registry)).content
+            result = await call_tool(function_name, function_args, session, registry=run.registry)
+            return as_json(function_name, result.content)
         except BackendError as error:
             if not session.closed:  # by `cleanup_vm` under the call
                 note_failure(task, error)

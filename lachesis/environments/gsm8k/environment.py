@@ -19,6 +19,7 @@ from lachesis import HermesAgentBaseEnv, HermesAgentEnvConfig, Message, ServerCo
 from lachesis.environments.gsm8k.math_answer import MathVerifier, as_number, boxed, last_number
 from lachesis.environments.gsm8k.symbolic import gsm_symbolic
 from lachesis.runs.dataset_rows import is_local
+from lachesis.runs.server_variables import server_of_variables
 from lachesis.testing.worked_solutions import WorkedSolution, WorkedSolutionPolicy, arithmetic_steps, gsm8k_steps
 
 if TYPE_CHECKING:
@@ -61,19 +62,12 @@ class GSM8kAgentEnv(HermesAgentBaseEnv):
 
     @classmethod
     def config_init(cls) -> tuple[HermesAgentEnvConfig, list[ServerConfig]]:
-        """The embedded model, or the server that `ATROPOS_SERVER_{BASE_URL,MODEL,API_KEY}` name."""
+        """The embedded model, or the server that `ATROPOS_SERVER_{BASE_URL,MODEL,API_KEY}` name, as variables or in a
+        `.env` in the folder."""
         config = cls.env_config_cls()
         if tokenizer := os.environ.get("ATROPOS_TOKENIZER_NAME"):
             config.tokenizer_name = tokenizer
-        base_url = os.environ.get("ATROPOS_SERVER_BASE_URL")
-        if not base_url:
-            return config, [ServerConfig(model_name="embedded")]
-        server = ServerConfig(
-            base_url=base_url,
-            model_name=os.environ.get("ATROPOS_SERVER_MODEL", "default"),
-            api_key=os.environ.get("ATROPOS_SERVER_API_KEY", ""),
-        )
-        return config, [server]
+        return config, [server_of_variables() or ServerConfig(model_name="embedded")]
 
     async def setup(self) -> None:
         self.verifier = MathVerifier()

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import re
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from fractions import Fraction
 from pathlib import Path
+
+log = logging.getLogger(__name__)
 
 MAX_LENGTH = 300
 """Characters of an answer; a longer one is no final answer."""
@@ -63,15 +66,23 @@ def as_number(text: str) -> Fraction | None:
     return Fraction(*map(Fraction, bare.replace(",", "").replace(" ", "").split("/")))
 
 
+class MathVerifyMissing(RuntimeError):
+    """math-verify cannot start on this machine."""
+
+
 class MathVerifier:
     """math-verify in a child process that is started on first use, and anew after it had to be killed."""
 
     def __init__(self) -> None:
+        self._missing = False
         self._child: Process | None = None
         self._turn = asyncio.Lock()
 
     async def equal(self, answer: str, truth: str) -> bool:
-        """Whether two answers are the same number or expression. One that takes too long to decide is not."""
+        """Whether two answers are the same number or expression. One that takes too long to decide is not.
+
+        Where math-verify cannot start, texts are compared, spaces aside; the log says so once.
+        """
         given, wanted = as_number(answer), as_number(truth)
         if given is not None and wanted is not None:
             return given == wanted
@@ -80,7 +91,13 @@ class MathVerifier:
         if not answer.strip() or len(answer) > MAX_LENGTH:
             return False
         async with self._turn:
-            return await self._ask(answer, truth)
+            if not self._missing:
+                try:
+                    return await self._ask(answer, truth)
+                except MathVerifyMissing as error:
+                    self._missing = True
+                    log.warning("%s: answers that are no numbers are compared as text", error)
+        return _SPACES.sub("", answer) == _SPACES.sub("", truth)
 
     async def _ask(self, answer: str, truth: str) -> bool:
         try:
@@ -111,7 +128,8 @@ class MathVerifier:
             except TimeoutError:
                 ready = b""
             if not ready:
-                raise RuntimeError(f"math-verify does not start; see what `{sys.executable} {_CHILD}` prints")
+                await self.close()
+                raise MathVerifyMissing(f"math-verify does not start; see what `{sys.executable} {_CHILD}` prints")
         return self._child
 
     async def close(self) -> None:

@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from lachesis.environments.swe.archives import archive
-from lachesis.errors import LachesisError
+from lachesis.environments.swe.recipes import BuildError, read_expected, read_recipe
 from lachesis.task_folders import TaskConfig, create_task
+from lachesis.task_folders.task import files_below
 
 Files = Mapping[str, bytes]
 WORKSPACE = "/workspace"
@@ -32,11 +33,9 @@ PYTHON = "PYTHONPATH=src:. python3 -B"
 """The Python of the tests: the tree comes before anything that is installed."""
 ARGUMENTS = ("-p", "no:cacheprovider", "-o", "addopts=")
 _LICENSE = re.compile("LICENSE|COPYING")
+_MADE = {"__pycache__", ".git", ".pytest_cache"}
+"""Names in folders of one's own that no agent gets."""
 _VERSION = re.compile(rb"""^(__version__\s*=\s*)(["']).*?\2""", re.MULTILINE)
-
-
-class BuildError(LachesisError):
-    """A task cannot be built."""
 
 
 @dataclass(frozen=True)
@@ -69,51 +68,95 @@ def recipe() -> Mapping[str, Any]:
     return tomllib.loads(_resource("recipe.toml"))
 
 
-def read_fixes(names: Iterable[str] = (), archives: Sequence[Path] = ()) -> list[SweTask]:
-    """The real fixes of the recipe, all of them or those that are named, from archives that are fetched where needed.
+def read_fixes(
+    names: Iterable[str] = (), archives: Sequence[Path] = (), own: Path | None = None, *, judged: bool = True
+) -> list[SweTask]:
+    """The real fixes of a recipe, all of them or those that are named, from archives that are fetched where needed.
 
     Args:
         archives: folders that may hold archives already.
+        own: the file of another recipe than that of this package.
+        judged: False reads no lists of expected tests.
 
     Raises:
         BuildError: a name is not in the recipe, or a fix does not fit its archive.
         ArchiveError: an archive is not to be had.
     """
-    known, made = recipe(), []
-    wanted = list(names) or [entry["name"] for entry in known["tasks"]]
+    known = recipe() if own is None else read_recipe(own)
     entries = {entry["name"]: entry for entry in known["tasks"]}
-    for name in wanted:
+    made = []
+    for name in list(names) or entries:
         if name not in entries:
             raise BuildError(f"the recipe has no task {name!r}. Next step: choose from {', '.join(entries)}")
-        entry = entries[name]
-        old, new = (
-            archive(f"{entry[which]}.tar.gz", known["archives"][f"{entry[which]}.tar.gz"], archives)
-            for which in ("old", "new")
-        )
-        tree = {path: without_version(path, data) for path, data in old.items() if within(path, entry["tree"])}
-        ids = _resource(f"expected/{name}.txt").splitlines()
-        hidden = {path: data for path, data in new.items() if within(path, [entry["tests"]]) and tree.get(path) != data}
-        if "checks" in entry:
-            hidden[f"{entry['tests']}/test_checks.py"] = entry["checks"].lstrip().encode()
-        made.append(
-            SweTask(
-                name=name,
-                instruction=entry["instruction"].strip(),
-                tree=tree,
-                tests=hidden,
-                solution={
-                    path: without_version(path, with_hunks(old[path], new[path], lines))
-                    for path, lines in entry["fix"].items()
-                },
-                sources=[path for path in entry["tree"] if path != entry["tests"] and not _LICENSE.match(path)],
-                test_folder=entry["tests"],
-                expected=[id.removeprefix("! ") for id in ids],
-                fail_to_pass=[id[2:] for id in ids if id.startswith("! ")],
-                python=known["python"],
-                origin={"kind": "fix", "old": entry["old"], "new": entry["new"]},
-            )
-        )
+        made.append(_task(entries[name], known, archives, own, judged=judged))
     return made
+
+
+def _task(
+    entry: Mapping[str, Any], known: Mapping[str, Any], archives: Sequence[Path], own: Path | None, *, judged: bool
+) -> SweTask:
+    name = entry["name"]
+    old, new = (_files(entry[which], known, archives, own) for which in ("old", "new"))
+    tree = {path: without_version(path, data) for path, data in old.items() if within(path, entry["tree"])}
+    ids = []
+    if judged:
+        ids = _resource(f"expected/{name}.txt").splitlines() if own is None else read_expected(own, name)
+    hidden = {path: data for path, data in new.items() if within(path, [entry["tests"]]) and tree.get(path) != data}
+    if entry.get("checks"):
+        hidden[f"{entry['tests']}/test_checks.py"] = entry["checks"].lstrip().encode()
+    changed: Files
+    if fix := entry.get("fix"):
+        if missing := sorted(fix.keys() - new.keys()):
+            raise BuildError(f"{name}: the new tree has no {missing[0]}. Next step: correct `fix` in the recipe")
+        changed = {path: with_hunks(old.get(path, b""), new[path], lines) for path, lines in fix.items()}
+    else:
+        changed = _changed(
+            name, old, new, [place for place in entry["tree"] if place != entry["tests"]], entry["tests"]
+        )
+    return SweTask(
+        name=name,
+        instruction=entry["instruction"].strip(),
+        tree=tree,
+        tests=hidden,
+        solution={path: without_version(path, data) for path, data in changed.items()},
+        sources=[path for path in entry["tree"] if path != entry["tests"] and not _LICENSE.match(path)],
+        test_folder=entry["tests"],
+        expected=[id.removeprefix("! ") for id in ids],
+        fail_to_pass=[id[2:] for id in ids if id.startswith("! ")],
+        python=entry.get("python") or known["python"],
+        origin={"kind": "fix", "old": entry["old"], "new": entry["new"]},
+    )
+
+
+def _files(source: str, known: Mapping[str, Any], archives: Sequence[Path], own: Path | None) -> Files:
+    """A folder beside a recipe of one's own, or an archive."""
+    folder = own.parent / source if own is not None else None
+    if folder is not None and folder.is_dir():
+        return {
+            file.relative_to(folder).as_posix(): file.read_bytes()
+            for file in files_below(folder)
+            if file.is_file() and not _MADE.intersection(file.relative_to(folder).parts)
+        }
+    sums = known.get("archives", {})
+    if f"{source}.tar.gz" not in sums:
+        raise BuildError(
+            f"{source!r} is no folder beside the recipe, and [archives] has no SHA-256 of {source}.tar.gz. Next step: "
+            "make the folder, or write the line"
+        )
+    return archive(f"{source}.tar.gz", sums[f"{source}.tar.gz"], archives)
+
+
+def _changed(name: str, old: Files, new: Files, places: Sequence[str], tests: str) -> Files:
+    """All sources that the new tree has otherwise."""
+    sources = {path for path in (*old, *new) if within(path, places) and not within(path, [tests])}
+    if gone := sorted(path for path in sources if path not in new):
+        raise BuildError(
+            f"{name}: the new tree has no {gone[0]}, and a solution removes no file. Next step: name in `fix` what is "
+            "to be corrected, or keep the file"
+        )
+    if found := {path: new[path] for path in sorted(sources) if old.get(path) != new[path]}:
+        return found
+    raise BuildError(f"{name}: the two trees have the same sources at {', '.join(places)}. Next step: correct `tree`")
 
 
 def without_version(path: str, data: bytes) -> bytes:

@@ -16,7 +16,7 @@ from lachesis.training.curves.metrics import step_metrics
 from lachesis.training.curves.progress import TrainingProgress
 from lachesis.training.curves.records import GroupRecord, SampleRecord, StepRecord
 from lachesis.training.curves.rollouts import RolloutFiles
-from lachesis.training.curves.wandb_run import WandbSettings, start_run
+from lachesis.training.curves.wandb_run import WandbSettings, is_gone, start_run
 from lachesis.trajectories.jsonl import JsonlWriter, read_lines
 
 __all__ = ["GroupRecord", "SampleRecord", "StepRecord", "TrainingRecorder", "WandbSettings"]
@@ -99,7 +99,9 @@ class TrainingRecorder:
         self._next = record.step + 1
         if self._run is not None:
             # W&B keeps what it has of a step that is trained again after a resume.
-            self._run.log({name: value for name, value in line.items() if "/" in name}, step=record.step)
+            run, shown = self._run, {name: value for name, value in line.items() if "/" in name}
+            if is_gone(lambda: run.log(shown, step=record.step)):
+                self._run = None
         if self._progress is not None:
             self._progress.show(line)
             if alarm:
@@ -130,7 +132,8 @@ class TrainingRecorder:
         self._metrics.close()
         self.report()
         if self._run is not None:
-            self._run.finish(exit_code=1 if failed else 0)
+            run = self._run
+            is_gone(lambda: run.finish(exit_code=1 if failed else 0))
             self._run = None
 
     def __enter__(self) -> Self:

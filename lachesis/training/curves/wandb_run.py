@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from lachesis.errors import LachesisError
+
+log = logging.getLogger(__name__)
 
 
 class TrackingError(LachesisError, RuntimeError):
@@ -55,6 +59,30 @@ def start_run(settings: WandbSettings, run_dir: Path) -> Any:
         raise TrackingError(_no_login(str(error))) from error
     known.write_text(f"{run.id}\n")
     return run
+
+
+def is_gone(send: Callable[[], object]) -> bool:
+    """Whether W&B fails to take something: nothing that happens to it ends a run, which goes on without it."""
+    try:
+        send()
+        return False
+    except Exception as error:
+        say_gone(error)
+        return True
+
+
+def say_gone(error: Exception) -> None:
+    """Say that the run goes on without W&B, and let go of its process."""
+    with suppress(Exception):  # or it prints its traceback when the interpreter ends
+        import wandb
+
+        wandb.teardown()
+    log.warning(
+        "W&B is gone (%s: %s): the run goes on without it. What it had is in its folder wandb/; everything is in the "
+        "run's own files",
+        type(error).__name__,
+        error,
+    )
 
 
 def _no_login(reason: str) -> str:

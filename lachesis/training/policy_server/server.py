@@ -86,6 +86,7 @@ class PolicyServer(WebService):
         self.context_length = context_length
         self.in_flight = 0
         """Requests that are sampled or wait."""
+        self._tokenizer_name = str(tokenizer.name_or_path)
         self._address_text = f"{host}:{port}"
         self._is_public = not is_loopback(host) and not token
         self._token = (token or "").encode()
@@ -197,8 +198,9 @@ class PolicyServer(WebService):
         return _response(refused.status, error(refused), self._retry_after if refused.status in (429, 503) else None)
 
     def _models(self) -> JSON:
-        card = {"id": self.model_name, "object": "model", "created": 0, "owned_by": "lachesis"}
-        return {"object": "list", "data": [{**card, "max_model_len": self.context_length}]}
+        card = {"id": self.model_name, "object": "model", "created": 0, "owned_by": "lachesis", "policy_server": True}
+        card |= {"root": self._tokenizer_name, "max_model_len": self.context_length}
+        return {"object": "list", "data": [card]}
 
     def _model_info(self) -> JSON:
         return {

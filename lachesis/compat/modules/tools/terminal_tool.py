@@ -7,11 +7,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from lachesis.agent.open_runs import open_run
-from lachesis.compat.in_run import begun
+from lachesis.compat.in_run import begun, missing
 from lachesis.compat.modules.model_tools import handle_function_call
 from lachesis.tools import ToolSession
 
 log = logging.getLogger(__name__)
+
+
+def check_terminal_requirements() -> bool:
+    """Whether the tools of the terminal work on this machine."""
+    return not missing("terminal")
 
 
 def register_task_env_overrides(task_id: str, overrides: Mapping[str, Any]) -> None:

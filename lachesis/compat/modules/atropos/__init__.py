@@ -1,0 +1,1 @@
+"""The old package `atropos`: its backends are the package `backends`."""
