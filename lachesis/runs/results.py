@@ -89,7 +89,7 @@ class RunResult:
 
     @property
     def failed(self) -> bool:
-        return bool(self.failed_groups or self.exceptions) or not self.summary.scored
+        return bool(self.failed_groups or self.exceptions)
 
     @property
     def exit_code(self) -> ExitCode:
