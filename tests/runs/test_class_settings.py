@@ -215,7 +215,7 @@ def test_a_tokenizer_in_code_is_that_of_the_model_in_code(
     path = tmp_path / "settings.yaml"
     path.write_text(json.dumps({"openai": file}))
     found: list[str] = []
-    monkeypatch.setattr(AutoTokenizer, "from_pretrained", staticmethod(found.append))
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", staticmethod(lambda name, **_: found.append(name)))
     server = ["--openai.server_type", "vllm", "--openai.base_url", "http://h/v1"] if isinstance(file, dict) else []
     _, settings = cli.read_settings(env_cls, ["serve", "--config", str(path), *server, *flags])
     env = env_cls(**settings)

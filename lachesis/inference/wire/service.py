@@ -21,7 +21,7 @@ _LARGEST_REQUEST: Final = 256 * 2**20
 class WebService(AsyncService):
     """Serves `routes`. Port 0 is a free port."""
 
-    title: ClassVar[str]
+    title: ClassVar[str] = "the server"
     """Its name in messages."""
 
     def __init__(self, host: str = "127.0.0.1", port: int = 0, *, has_token: bool = False, others: str = "") -> None:
