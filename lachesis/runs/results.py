@@ -94,7 +94,7 @@ class RunResult:
     @property
     def exit_code(self) -> ExitCode:
         if not self.failed:
-            return ExitCode.DONE
+            return ExitCode.DONE if self.summary.scored else ExitCode.FAILED  # no data is no success
         of_settings = self.figures.causes.of_settings and not self.exceptions
         return ExitCode.SETTINGS if of_settings else ExitCode.FAILED
 

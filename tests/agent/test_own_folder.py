@@ -29,6 +29,7 @@ def start(place: Path, kept: Path) -> tuple[subprocess.Popen[str], Path]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background ignores it
         env={"TMPDIR": str(place), "PATH": "/usr/bin:/bin"},
     )
     assert process.stdout is not None

@@ -469,7 +469,14 @@ def test_a_verification_that_was_stopped_goes_on_where_it_was_and_leaves_nothing
     command += ["--only", "a time bomb", "--at-once", "2"]
     world = {**os.environ, "TMPDIR": str(temporary), "PYTHONPATH": str(ROOT)}
     trials = tmp_path / "data/tasks-verify/trials.jsonl"
-    with subprocess.Popen(command, cwd=tmp_path, env=world, stderr=subprocess.PIPE, text=True) as stopped:
+    with subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        env=world,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background ignores it
+    ) as stopped:
         assert stopped.stderr is not None and stopped.stderr.readline() == "verify: trials 0/18\n"
         while not (trials.exists() and trials.read_bytes().count(b"\n") >= 2):
             assert stopped.poll() is None

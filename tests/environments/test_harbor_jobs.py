@@ -131,11 +131,11 @@ def test_names_of_items_and_links_of_an_agent_write_nothing_elsewhere(tmp_path: 
     assert (job / "b-1---__b-1-0").is_dir() or [path for path in job.iterdir() if path.name.endswith("__b-1-0")]
 
 
-def test_a_run_without_groups_is_an_empty_job(tmp_path: Path) -> None:
+def test_a_run_without_groups_is_an_empty_job_and_no_success(tmp_path: Path) -> None:
     empty = tmp_path / "groups.jsonl"
     empty.touch()
-    assert export(empty, tmp_path / "job") == 0
+    assert export(empty, tmp_path / "job") == 1
     assert [path.name for path in (tmp_path / "job").iterdir()] == ["config.json"]
     with JsonlWriter(empty) as writer:
         writer.write({**example_groups()[0], "rollouts": [], "scores": [], "messages": []})
-    assert export(empty, tmp_path / "other") == 0
+    assert export(empty, tmp_path / "other") == 1

@@ -102,7 +102,7 @@ def test_names_of_models_find_their_format(typed, name):
 @pytest.mark.parametrize(
     "typed",
     [
-        "deepseek", "DeepSeek-R1-Distill-Qwen-7B", "DeepSeek-V3.2-Speciale", "kimi_k2.9", "qwen-7b-chat", "qwen4",
+        "DeepSeek-R1-Distill-Qwen-7B", "DeepSeek-V3.2-Speciale", "kimi_k2.9", "qwen-7b-chat", "qwen4",
         "Meta-Llama-3-8B-Instruct", "llama-7b", "GLM-4-9B-0414", "gemma-3-27b-it", "granite-4.5", "Hunyuan-7B-Instruct",
         "solar-10.7b-instruct", "phi-4-reasoning", "command-r-plus", "MiniMax-Text-01", "gpt-4o", "instruct", "8b", "/",
     ],
