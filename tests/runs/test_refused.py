@@ -98,7 +98,8 @@ async def test_what_lists_outcomes_has_the_refused_ones(tmp_path: Path) -> None:
     assert ([line["completed"] for line in kept], [line["completed"] for line in failed]) == ([True] * 3, [False])
     for name in ("inspect", "atif", "hermes", "openai", "batch"):
         out = tmp_path / f"{name}.eval"
-        assert main(["export", str(files.groups), "--format", name, "--out", str(out)]) == 0, name
+        option = ["--options", "{keep_without_reasoning: true}"] if name == "batch" else []
+        assert main(["export", str(files.groups), "--format", name, "--out", str(out), *option]) == 0, name
 
 
 async def test_a_refusal_of_the_first_prompt_is_scored_as_well(tmp_path: Path) -> None:
