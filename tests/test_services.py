@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -122,6 +123,23 @@ async def test_another_user_does_not_reset_the_data_whatever_becomes_of_the_conn
             assert answer.status == 200
         await as_another_user(f"{server.url}/reset_data", "GET", last_words)
         assert len(server.state.waiting) == 1
+
+
+async def test_the_kernel_is_asked_once_for_each_connection(tmp_path: Path) -> None:
+    questions: list[int] = []
+
+    def note(event: str, args: tuple[object, ...]) -> None:
+        if event == "socket.__new__" and args[1] == socket.AF_NETLINK:
+            questions.append(1)
+
+    sys.addaudithook(note)  # for the rest of the process: nothing takes one away
+    async with fake_server(tmp_path) as url:
+        for asked in (1, 2):
+            async with aiohttp.ClientSession() as session:
+                for _ in range(5):
+                    async with session.get(url) as answer:
+                        assert answer.status == 200
+            assert len(questions) == asked
 
 
 async def test_other_users_are_let_in_where_the_owner_says_so(tmp_path: Path) -> None:

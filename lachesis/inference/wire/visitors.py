@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
+from weakref import WeakSet
 
 from aiohttp import web
 
@@ -61,6 +62,8 @@ class Visitors:
         # Other systems do not tell whose a connection is.
         self._by_user = self._by_name and not open_to_users and sys.platform == "linux"
         self._owners = {0, os.getuid(), os.geteuid()}
+        self._known: WeakSet[Any] = WeakSet()
+        """Connections of theirs: the kernel is asked once for each."""
 
     def refusal(self, request: web.BaseRequest) -> str | None:
         """Why a request is not answered; None if it is. The status is 403."""
@@ -69,7 +72,10 @@ class Visitors:
         if self._by_name and not is_loopback(_name(request)):
             # A page whose name was made to lead here is of the same origin for the browser.
             return f"{self.service} listens on {self.host} only and is not {request.host[:200]!r}; use that address"
-        if self._by_user and (user := peer_user(request.transport)) not in self._owners:
+        if self._by_user and request.transport not in self._known:
+            if (user := peer_user(request.transport)) in self._owners:
+                self._known.add(request.transport)
+                return None
             whose = "of a user who cannot be told" if user is None else f"of user {user}"
             way = f"; to let others ask, {self.others}" if self.others else ""
             return f"{self.service} answers its owner only, and this connection is {whose}{way}"
