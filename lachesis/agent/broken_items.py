@@ -30,12 +30,12 @@ class BrokenItems:
     def answered(self, item_key: str) -> None:
         """An attempt ended by the agent's doing."""
         self._answers += 1
-        self._rows.pop(_item(item_key), None)
+        self._rows.pop(item_of(item_key), None)
 
     def failed(self, item_key: str, reason: str) -> bool:
         """Note a failed attempt. Returns whether the item is broken."""
         alike = _VARYING.sub("#", reason)[:300]
-        item = _item(item_key)
+        item = item_of(item_key)
         row = self._rows.get(item)
         if row is None or row.reason != alike:
             row = self._rows[item] = _Row(alike)
@@ -49,6 +49,6 @@ class BrokenItems:
         return alone or self._answers > row.answers
 
 
-def _item(item_key: str) -> str:
-    """The same for the item played again in a later round of the data."""
+def item_of(item_key: str) -> str:
+    """The same for further groups of an item, and for the item played again in a later round of the data."""
     return item_key.rpartition("-")[0] or item_key

@@ -26,8 +26,8 @@ class DataFlow:
     def __init__(self, function: Function, given: set[str], item: str = "") -> None:
         self.function = function
         self.names = set(given)
-        self._kept = ("self", item)
         """Variables, and attributes of `self` as `self.x`."""
+        self._kept = ("self", item)
         nodes = [node for node in ast.walk(function) if node is not function]
         arguments = function.args
         self._own = {each.arg for each in _parameters(arguments)} | {

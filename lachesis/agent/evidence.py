@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
+from lachesis.agent.broken_items import item_of
 from lachesis.agent.data_flow import DataFlow, Function, flow_of_reward, parameters_given
 from lachesis.agent.reward import RewardError
 from lachesis.agent.statements import Statement, Watch, add_home, is_own, source_of
@@ -128,8 +129,8 @@ class Evidence:
         if not found:
             return
         shape = _shape(item)
-        of_item = self._of_items.setdefault(_same_item(item_key), {})
-        self._of_items.move_to_end(_same_item(item_key))
+        of_item = self._of_items.setdefault(item_of(item_key), {})
+        self._of_items.move_to_end(item_of(item_key))
         if len(self._of_items) > _ITEMS:
             self._of_items.popitem(last=False)
         for each in found:
@@ -143,7 +144,7 @@ class Evidence:
     def is_agents(self, doubt: Doubt) -> bool:
         """Whether the agent is at fault; False while nothing shows it."""
         places = [(doubt.statement, False), *([(doubt.head, True)] if doubt.head is not None else [])]
-        of_item = self._of_items.get(_same_item(doubt.item), {})
+        of_item = self._of_items.get(item_of(doubt.item), {})
         for place in places:
             if of_item.get(place, set()) - {doubt.rollout}:
                 return True
@@ -184,12 +185,6 @@ class Evidence:
 def _value_of(source: str) -> Statement:
     """Stands for the value that a reward returns."""
     return Statement(source, 0, 0)
-
-
-def _same_item(key: str) -> str:
-    """The same for further groups of an item, and for the item played again."""
-    key = key.partition("+")[0]
-    return key.rpartition("-")[0] or key
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
