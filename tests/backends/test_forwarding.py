@@ -125,7 +125,10 @@ async def test_ten_thousand_connections_are_carried_or_reset_and_leave_nothing()
             slowest = max(slowest, asyncio.get_running_loop().time() - begin)
         assert (await flood).exit_code == 0
         assert slowest < 10, "commands go on meanwhile"
-        assert await talk(sandbox, inside) == b"[]\n"
+        # The last of the flood are carried first; while they are as many as may be, others are reset.
+        async with asyncio.timeout(60):
+            while await talk(sandbox, inside) != b"[]\n":
+                assert inside.refused
         assert len(connection._pending) <= 4, "what waits for the next connections"
 
 
