@@ -34,6 +34,7 @@ from lachesis.training.engine.folders import tokenizer_of
 from lachesis.training.policy import Policy
 from lachesis.training.rollout_api import TOKEN_VARIABLE
 from lachesis.training.sft.settings import SftSettings
+from lachesis.training.trainer.forecast import check_memory
 from lachesis.training.trainer.settings import EnvSettings, Settings, TrainingSettings
 from lachesis.urls import http_url
 
@@ -70,6 +71,7 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "launch_training.py")
             return run_alone(
                 train_on_files(settings, read_sft(path, flags), files, console, resume=resume, serve=serve)
             )
+        check_memory(settings)
         return run_alone(train(settings, console, resume=resume))
     except Exception as error:
         return report_error(error, console)

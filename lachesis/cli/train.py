@@ -31,6 +31,7 @@ from lachesis.runs import command_line
 from lachesis.training.processes.ports import free_ports
 from lachesis.training.processes.process import Part
 from lachesis.training.processes.supervisor import Supervisor
+from lachesis.training.trainer.forecast import check_memory
 from lachesis.training.trainer.settings import EnvSettings, Settings
 
 COLOURS: Final = {"api": "cyan", "trainer": "green", "environment": "magenta", "lachesis": "bold"}
@@ -106,6 +107,7 @@ class Plan:
             chosen.setdefault(name, [value])
         settings = _trainer_settings(config, chosen)
         launch_training.check_packages()
+        check_memory(settings)
         if settings.tokenizer is None:
             chosen["env.tokenizer_name"] = [settings.base_model]
         folder = settings.run_dir.absolute()

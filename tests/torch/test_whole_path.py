@@ -135,6 +135,13 @@ def test_a_random_model_learns_beside_a_stock_api(of_stock_api: Run) -> None:
     check_that_it_learned(of_stock_api)
 
 
+def test_what_a_step_takes_is_said_before_the_policy_is_served(of_stock_api: Run) -> None:
+    said = [line for name, line in of_stock_api.lines if name == "trainer"]
+    forecast = next(place for place, line in enumerate(said) if "a step: its gradients take" in line)
+    served = next(place for place, line in enumerate(said) if "is served at" in line)
+    assert forecast < served
+
+
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [

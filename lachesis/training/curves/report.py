@@ -19,6 +19,7 @@ from lachesis.html.rollout import message_view
 from lachesis.training.curves.charts import Chart, Line, bar_chart, line_chart, number
 from lachesis.training.curves.rollouts import SCHEMA, step_files
 from lachesis.trajectories.jsonl import read_lines
+from lachesis.wording import duration
 
 MAX_STEPS = 60
 """Steps whose rollouts are shown."""
@@ -84,7 +85,7 @@ def _figures(lines: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     found += [
         (number(sum(line.get("train/samples", 0) for line in lines)), f"samples trained, {number(skipped)} skipped")
     ]
-    found += [(_duration(sum(line.get("train/step_time", 0) for line in lines)), "time of the steps")]
+    found += [(duration(sum(line.get("train/step_time", 0) for line in lines)), "time of the steps")]
     return found
 
 
@@ -103,17 +104,6 @@ def _change(lines: Sequence[Mapping[str, Any]], name: str, caption: str) -> list
     first, last = values[:RECENT], values[-RECENT:]
     text = f"{number(sum(first) / len(first))} → {number(sum(last) / len(last))}"
     return [(text, f"{caption}, mean of the first and the last {min(RECENT, len(values))} steps")]
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    return (
-        f"{minutes // 60} h {minutes % 60} min"
-        if minutes >= 60
-        else f"{minutes} min {rest} s"
-        if minutes
-        else f"{rest} s"
-    )
 
 
 def _charts(lines: Sequence[Mapping[str, Any]]) -> Iterator[Chart | None]:

@@ -15,10 +15,9 @@ import torch
 from transformers import DynamicCache
 
 from lachesis.training.engine.errors import RequestError
+from lachesis.training.engine.limits import BATCH_TOKENS
 from lachesis.training.engine.model import Model, token_logprobs, widened
 
-BATCH_TOKENS: Final = 1 << 16
-"""Largest product of rows and their longest possible length: bounds the memory of the KV cache."""
 PREFILL_TOKENS: Final = 8192
 """Tokens, padding included, of one forward pass over prompts."""
 POSITIONS_AT_ONCE: Final = 512

@@ -14,13 +14,10 @@ from torch.utils.checkpoint import checkpoint
 from transformers import DynamicCache
 
 from lachesis.training.engine.errors import RequestError
+from lachesis.training.engine.limits import LOGITS_AT_ONCE, MICRO_BATCH_TOKENS
 from lachesis.training.engine.losses import loss_metrics, loss_named, loss_settings
 from lachesis.training.engine.model import LoraSpec, Model, token_logprobs
 
-MICRO_BATCH_TOKENS: Final = 2048
-"""Tokens, padding included, of one forward pass. Activations grow with it."""
-LOGITS_AT_ONCE: Final = 1 << 25
-"""Logits that are held at once; more positions are computed in parts, whose logits are computed again backwards."""
 ADAM_DEFAULTS: Final = {
     "learning_rate": 1e-4,
     "beta1": 0.9,

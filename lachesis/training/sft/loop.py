@@ -23,6 +23,7 @@ from lachesis.training.sft.settings import SftSettings
 from lachesis.training.tinker_sdk import EngineError, Training
 from lachesis.training.trainer.checkpoints import Checkpoint, first_weights
 from lachesis.training.trainer.engine_link import EngineLink, begin, pause_after, while_alive
+from lachesis.training.trainer.forecast import Work, check_memory, forecast
 from lachesis.training.trainer.loop import stopped
 from lachesis.training.trainer.settings import Settings
 from lachesis.trajectories.jsonl import JsonlWriter
@@ -69,6 +70,9 @@ class SftRun:
         self._measured = set(accumulate(map(len, epochs)))
         self.last_step = min(len(self._plan), settings.training.num_steps or len(self._plan))
         """The steps of the whole run."""
+        longest = max(len(example.tokens) - 1 for batch in self._plan for example in batch)
+        self._work = Work(max(map(len, self._plan)), longest, self.last_step)
+        check_memory(settings, self._work)
         self._content = {**settings.content(), **{f"sft.{k}": v for k, v in sft.model_dump().items()}}
         self._content["sft.data"] = digest(dataset.examples)
         for name in [name for name in self._content if name.startswith("env.")]:
@@ -137,6 +141,8 @@ class SftRun:
         self._close_recorder()
         if found is None:
             self._training = await begin(self._link, service, settings, self._first)
+            for line in await self._alive(forecast(self._training, settings, self._work)):
+                self._say(line)
             self._recorder = await asyncio.to_thread(self._new_recorder, 0, self.last_step)
             await self._write_checkpoint(f"{settings.training.name}-{secrets.token_hex(3)}")
             evaluation = await self._measure()

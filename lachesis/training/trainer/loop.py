@@ -25,6 +25,7 @@ from lachesis.training.trainer.batches import Batch, BatchSource
 from lachesis.training.trainer.checkpoints import REMEMBERED, Checkpoint, first_weights
 from lachesis.training.trainer.datums import PreparedBatch, penalise_divergence, prepare
 from lachesis.training.trainer.engine_link import EngineLink, begin, pause_after, while_alive
+from lachesis.training.trainer.forecast import forecast
 from lachesis.training.trainer.settings import Settings
 from lachesis.wording import counted
 
@@ -149,6 +150,8 @@ class Trainer:
         self._recorder = await asyncio.to_thread(self._new_recorder, self.step + 1)
         version = self._version(await self._alive(self._training.sampler()))
         if self._policy is None:
+            for line in await self._alive(forecast(self._training, settings)):
+                self._say(line)
             self._policy = Policy(version)
         else:
             self._policy.restore(version)
