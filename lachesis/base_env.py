@@ -559,10 +559,10 @@ class HermesAgentBaseEnv(AtroposBase):
         """Log what happened since the last call. Subclasses add to `wandb_metrics` and call this."""
         from lachesis.runs.summary import training_metrics
 
+        metrics = self.perf_stats(dict(wandb_metrics or {}))
         if self.tracker.on:
-            finished = training_metrics(self.tracker.take()) | await self.tracker.exclusion_metrics()
-            metrics = {**(wandb_metrics or {}), **finished, **self.server.wandb_metrics()}
-            self.tracker.log(self.perf_stats(metrics), self.curr_step, prefix=self.wandb_prepend)
+            metrics |= training_metrics(self.tracker.take()) | await self.tracker.exclusion_metrics()
+            self.tracker.log({**metrics, **self.server.wandb_metrics()}, self.curr_step, prefix=self.wandb_prepend)
 
 
 async def _scored_otherwise(self: HermesAgentBaseEnv, item: Any, result: AgentResult, ctx: Any) -> float:

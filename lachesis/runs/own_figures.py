@@ -45,12 +45,21 @@ def own_figures(env: Any) -> Iterator[OwnFigures]:
 
         return wandb_log
 
-    own = {name: vars(env)[name] for name in ("evaluate_log", "wandb_log") if name in vars(env)}
+    def pass_on(call: Callable[..., Any]) -> Callable[..., Any]:
+        # The base's wandb_log calls it with all metrics, also those that an override has added.
+        def perf_stats(metrics_dict: Any, *args: Any, **kwargs: Any) -> Any:
+            noted.logged |= _numbers(metrics_dict)
+            return call(metrics_dict, *args, **kwargs)
+
+        return perf_stats
+
+    own = {name: vars(env)[name] for name in ("evaluate_log", "wandb_log", "perf_stats") if name in vars(env)}
     env.evaluate_log, env.wandb_log = write(env.evaluate_log), log(env.wandb_log)
+    env.perf_stats = pass_on(env.perf_stats)
     try:
         yield noted
     finally:
-        del env.evaluate_log, env.wandb_log
+        del env.evaluate_log, env.wandb_log, env.perf_stats
         vars(env).update(own)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -406,7 +407,7 @@ def test_a_method_that_is_missing_is_named() -> None:
             player_for(type("Lacking", (stock.BaseEnv,), body))
 
 
-@pytest.mark.parametrize("way", ["eval_metrics", "wandb_log", "returned"])
+@pytest.mark.parametrize("way", ["eval_metrics", "wandb_log", "added", "returned"])
 async def test_figures_of_an_evaluation_are_printed_and_written_however_they_are_given(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], way: str
 ) -> None:
@@ -417,6 +418,68 @@ async def test_figures_of_an_evaluation_are_printed_and_written_however_they_are
     shown = capsys.readouterr()
     assert "percent correct" in shown.out and "0.25" in shown.out
     assert f"metrics  {tmp_path / 'eval' / 'metrics.json'}" in shown.err
+
+
+OLD_FILE = """
+from atroposlib.envs.base import APIServerConfig, BaseEnv, BaseEnvConfig
+
+
+class OldEnv(BaseEnv):
+    name = "old"
+
+    @classmethod
+    def config_init(cls):
+        return BaseEnvConfig(tokenizer_name="unused", use_wandb=True), [APIServerConfig(model_name="fake", base_url="URL")]
+
+    async def setup(self):
+        self.rows = ["one", "two"]
+
+    async def get_next_item(self):
+        return None
+
+    async def collect_trajectories(self, item):
+        return None, []
+
+    async def evaluate(self, *args, **kwargs):
+        asked = [{"role": "user", "content": row} for row in self.rows]
+        answers = [await self.server.chat_completion(messages=[each], n=1, max_tokens=8) for each in asked]
+        self.right = sum(answer.choices[0].message.content == "yes" for answer in answers) / len(answers)
+        await self.wandb_log()
+
+    async def wandb_log(self, wandb_metrics=None):
+        await super().wandb_log({**(wandb_metrics or {}), "eval/percent_correct": self.right})
+
+
+if __name__ == "__main__":
+    OldEnv.cli()
+"""
+
+
+@pytest.mark.parametrize("command", [["play", "old_env.py", "evaluate"], ["eval", "old_env.py"]])
+def test_the_evaluation_of_a_file_that_knows_atropos_only_is_printed_and_written(
+    tmp_path: Path, command: list[str]
+) -> None:
+    async def run(url: str) -> tuple[int | None, str]:
+        (tmp_path / "old_env.py").write_text(OLD_FILE.replace("URL", url))
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "lachesis", *command),
+            cwd=tmp_path,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        output, _ = await asyncio.wait_for(process.communicate(), 120)
+        return process.returncode, output.decode()
+
+    async def all_of_it() -> tuple[int | None, str]:
+        async with fake(policy=Scripted("yes", "no"), vary=False) as server:
+            return await run(server.base_url)
+
+    code, output = asyncio.run(all_of_it())
+    assert code == 0, output
+    assert "percent_correct" in output.replace(" ", "_")
+    (written,) = tmp_path.rglob("metrics.json")
+    assert json.loads(written.read_text())["results"]["all"] == {"eval/percent_correct": 0.5}
+    assert str(written.relative_to(tmp_path)) in output
 
 
 async def test_an_evaluation_without_figures_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -267,6 +267,9 @@ class FiguresEnv(ChatEnv):
         elif self.way == "wandb_log":
             self.eval_metrics.append(("eval/percent_correct", 0.25))
             await self.wandb_log({"eval/other": 1})
+        elif self.way == "added":
+            self.right = 0.25
+            await self.wandb_log()
         elif self.way == "returned":
             return {"eval/percent_correct": 0.25, "samples": ["a"]}
         return None
@@ -274,5 +277,7 @@ class FiguresEnv(ChatEnv):
     async def wandb_log(self, wandb_metrics=None):
         wandb_metrics = wandb_metrics or {}
         wandb_metrics.update(dict(self.eval_metrics))
+        if self.way == "added":
+            wandb_metrics["eval/percent_correct"] = self.right
         self.eval_metrics = []
         await super().wandb_log(wandb_metrics)
