@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from backends import BackendError, SandboxExhausted
 from lachesis.agent.clock import RolloutClock, WaitedTooLong
 from lachesis.agent.context_compression import ContextCompression, LiveCompression
+from lachesis.agent.interrupted import note_agent
 from lachesis.agent.open_runs import note_failure
 from lachesis.agent.outcome import Outcome
 from lachesis.agent.result import AgentResult, TokenCount, ToolCount, ToolError
@@ -257,6 +258,13 @@ class _Rollout:
             else:
                 outcome, reason = Outcome.INFRA_ERROR, self.clock.waited_too_long
                 error = WaitedTooLong(reason)
+        except asyncio.CancelledError:
+            note_agent(self.result(Outcome.INFRA_ERROR, "interrupted"))
+            raise
+        return self.result(outcome, reason, error)
+
+    def result(self, outcome: Outcome, reason: str, error: Exception | None = None) -> AgentResult:
+        """The agent's result, without an unfinished turn."""
         compression = self.compression
         full = outcome in _OF_A_FULL_CONTEXT and not self.tokens_are_spent
         if compression is not None and compression.broken and full:

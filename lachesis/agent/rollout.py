@@ -22,6 +22,7 @@ from backends import BackendError, SandboxSpec
 from lachesis.agent.broken_items import ALIKE, BrokenItems
 from lachesis.agent.doubtful import settled, those_alone
 from lachesis.agent.evidence import Doubt
+from lachesis.agent.interrupted import Interrupted, interrupted_agents, note_rollout
 from lachesis.agent.loop import HermesAgentLoop
 from lachesis.agent.outcome import Outcome
 from lachesis.agent.result import AgentResult
@@ -326,8 +327,12 @@ class RolloutPlayer:
                     await self.scorer.set_up(item, session, self.registry)
                 for request in failed.values():
                     raise request
-                with failed_requests():  # the outcome tells of these
-                    result = await loop.run(messages)
+                with failed_requests(), interrupted_agents() as cut:  # the outcome tells of the requests
+                    try:
+                        result = await loop.run(messages)
+                    except asyncio.CancelledError:
+                        result = cut[-1] if cut else None
+                        raise
                 outcome, reason, error = result.outcome, result.reason, result.error
                 if isinstance(error, ToolCrashed):
                     scored = Scored(error=error)
@@ -356,6 +361,24 @@ class RolloutPlayer:
                 error = next(iter(failed.values()), None)  # a request of the environment's
                 scored = Scored(error=broken.__cause__ if error is None else None)
                 outcome, reason = Outcome.INFRA_ERROR, str(error or broken)
+            except asyncio.CancelledError:
+                if result is not None and result.outcome is not Outcome.COMPLETED:
+                    note_rollout(
+                        Interrupted(
+                            Rollout(
+                                rollout_id=rollout_id,
+                                item_key=item_key,
+                                index=index,
+                                outcome=Outcome.INFRA_ERROR,
+                                reason="interrupted",
+                                reward=None,
+                                result=result,
+                                attempts=attempts,
+                            ),
+                            tools,
+                        )
+                    )
+                raise
             finally:
                 if held is None:
                     await release()

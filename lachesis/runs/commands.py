@@ -15,6 +15,7 @@ from typing import Any
 from rich.console import Console
 
 from lachesis.agent.blocking_calls import with_blocking_calls
+from lachesis.agent.interrupted import interrupted_rollouts
 from lachesis.agent.open_runs import open_run
 from lachesis.errors import LachesisError
 from lachesis.inference import TokenServer
@@ -244,11 +245,12 @@ async def _into_files(
     # A sample is a rollout, and no group: as many may fail as in these groups.
     most = config.max_failed_groups * (config.group_size if evaluates else 1)
     brake = FailureBrake(env.console, most, figures.causes)
+    play = partial(play_item, env, size=group_size, evaluation=evaluates, finished=figures.add)
     pipeline = Pipeline(
         title=env.run_name,
         next_item=next_item,
         keys=keys or ItemKeys(),
-        play=_noting(partial(play_item, env, size=group_size, evaluation=evaluates, finished=figures.add), exclusions),
+        play=_noting(_keeping_interrupted(play, sink), exclusions),
         sink=sink,
         console=env.console,
         brake=brake,
@@ -273,6 +275,18 @@ async def _into_files(
         min_reward=config.trajectory_min_reward,
         evaluation=evaluates,
     )
+
+
+def _keeping_interrupted(play: PlayItem[PlayedGroup], sink: FileSink) -> PlayItem[PlayedGroup]:
+    async def played(item: Any, key: str) -> Sequence[PlayedGroup]:
+        with interrupted_rollouts() as interrupted:
+            try:
+                return await play(item, key)
+            except asyncio.CancelledError:
+                await sink.keep_interrupted(item, interrupted)
+                raise
+
+    return played
 
 
 async def serve(env: Environment, *, hold_out: bool) -> ServeResult:

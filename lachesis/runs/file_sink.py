@@ -7,15 +7,16 @@ killed between the two writes.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Container, Mapping
+from collections.abc import AsyncIterator, Callable, Container, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 from rich.console import Console
 
+from lachesis.agent.interrupted import Interrupted
 from lachesis.agent.rollout import Rollout
 from lachesis.run_folder import RunFolderError
 from lachesis.runs.decisions import Decision, Kept, LeftOut
@@ -36,6 +37,9 @@ from lachesis.tasks import finish
 from lachesis.trajectories import JsonlWriter, read_lines
 from lachesis.trajectories.digests import certified
 from lachesis.wording import counted
+
+INTERRUPTED: Final = "interrupted"
+"""Stands in place of the outcome in the trajectory of a rollout that was cancelled."""
 
 T = TypeVar("T")
 
@@ -224,6 +228,18 @@ class FileSink(Sink[PlayedGroup]):
     def _write_failure(self, record: Mapping[str, Any]) -> None:
         self._failures.write(certified(record))
         self._write_trajectories(record, frozenset(), of_failure=True)
+
+    async def keep_interrupted(self, item: Any, interrupted: Sequence[Interrupted]) -> None:
+        """Write the finished turns of rollouts that were cancelled into the failed trajectories. They have no outcome,
+        and are in no other file: the next start plays their item from its beginning."""
+        async with self._writing:
+            for each in interrupted if self.save_trajectories else ():
+                group = PlayedGroup(item, each.rollout.item_key, each.tools, [each.rollout])
+                await to_its_end(self._write_interrupted, group)
+
+    def _write_interrupted(self, group: PlayedGroup) -> None:
+        entries = trajectories_of(self._record(group), system=self.system)
+        self._writers[False].write_all({**entry, "outcome": INTERRUPTED} for entry in entries)
 
     def _write_trajectories(
         self, record: Mapping[str, Any], known: frozenset[str], *, of_failure: bool = False

@@ -175,8 +175,9 @@ class Ledger:
             fresh = {"created": datetime.now(UTC).isoformat(), "run": uuid.uuid4().hex, "groups": self.path.name}
             kept = {}
             # With trajectories, the groups file was removed. Without a finished group it may still be the same run.
-            if manifest and not self._has_trajectories(own=manifest.get("own_names") is True):
-                same = (manifest["settings"], manifest.get("items", [])) == (self._settings, self.items)
+            same = bool(manifest) and (manifest["settings"], manifest.get("items", [])) == (self._settings, self.items)
+            unfinished_of = manifest.get("run", "") if same else ""
+            if manifest and not self._has_trajectories(manifest.get("own_names") is True, unfinished_of):
                 names = ("run", "own_names") if same else ("own_names",)
                 kept = {name: manifest[name] for name in names if name in manifest}
             code = {} if self.code is None else {"code": self.code.to_record()}
@@ -189,8 +190,8 @@ class Ledger:
                 self._write_manifest(manifest)
         self.run = manifest.get("run", "")
         if (own_names := manifest.get("own_names")) is None:
-            own_names = self._plain_names_are_taken() or (not begun and self._has_trajectories(own=False))
-            if own_names and not begun and self._has_trajectories(own=True):
+            own_names = self._plain_names_are_taken() or (not begun and self._has_trajectories(False))
+            if own_names and not begun and self._has_trajectories(True):
                 raise RunFolderError(
                     f"{self.path} is missing, and the files of its trajectories are not; move them away or choose "
                     "another path"
@@ -286,11 +287,19 @@ class Ledger:
                     return True  # of an older version, or in the making
         return False
 
-    def _has_trajectories(self, *, own: bool) -> bool:
-        """Whether files of these names hold something."""
+    def _has_trajectories(self, own: bool, unfinished_of: str = "") -> bool:
+        """Whether files of these names hold something else than conversations of a run that did not complete and have
+        no reward. These were broken or interrupted before the run finished a group."""
         before = f"{self.path.stem}." if own else ""
         paths = [self.path.with_name(f"{before}{name}") for name in (COMPLETED_FILE, FAILED_FILE)]
-        return any(path.exists() and path.stat().st_size > 0 for path in paths)
+        held = [path for path in paths if path.exists() and path.stat().st_size > 0]
+        if not unfinished_of:
+            return bool(held)
+        entries = itertools.chain.from_iterable(read_lines(path, torn_tail=True) for path in held)
+        return any(
+            entry.get("completed") or entry.get("reward") is not None or entry.get("run") != unfinished_of
+            for entry in entries
+        )
 
     def _write_manifest(self, manifest: Mapping[str, Any]) -> None:
         """Replace the file. When this returns, the new one is on the disk; until then, the old one is."""

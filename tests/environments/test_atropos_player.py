@@ -429,7 +429,8 @@ class OldEnv(BaseEnv):
 
     @classmethod
     def config_init(cls):
-        return BaseEnvConfig(tokenizer_name="unused", use_wandb=True), [APIServerConfig(model_name="fake", base_url="URL")]
+        config = BaseEnvConfig(tokenizer_name="unused", use_wandb=True)
+        return config, [APIServerConfig(model_name="fake", base_url="URL")]
 
     async def setup(self):
         self.rows = ["one", "two"]

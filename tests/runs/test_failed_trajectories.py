@@ -63,6 +63,15 @@ async def test_what_the_infrastructure_broke_is_in_the_file_once_with_its_finish
     assert len(lines(result.files.samples)) == 1
 
 
+async def test_a_run_whose_first_start_finished_nothing_keeps_its_files(tmp_path: Path) -> None:
+    with pytest.raises(Exception, match="without a scored rollout"):
+        await played(tmp_path, breaks_in_its_second_turn, max_failed_groups=1)
+    result, failed = await played(tmp_path, sorts)
+    assert [entry["outcome"] for entry in failed] == ["infra_error"]
+    assert result.files.samples == tmp_path / "trajectory_samples.jsonl"
+    assert {entry["run"] for entry in (*failed, *lines(result.files.samples))} == {failed[0]["run"]}
+
+
 async def test_of_a_group_that_is_played_again_only_what_did_not_complete_is_in_the_file(tmp_path: Path) -> None:
     class Fails(SortWords):
         async def compute_reward(self, item: Any, result: Any, ctx: Any) -> Any:

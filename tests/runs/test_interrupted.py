@@ -1,0 +1,92 @@
+"""What was said in a rollout that a signal interrupted is in `failed_trajectories.jsonl`; the rollout is played again."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lachesis.trajectories.validation import validate_entry
+from tests.support.scripted_server import call
+from tests.support.small_envs import lines, served, sorts, start
+
+MODULE = "tests.support.small_envs"
+BOUND = 60.0
+
+
+class Model:
+    """It plays one command, and of its second turn nobody hears while `silent` is set."""
+
+    def __init__(self) -> None:
+        self.silent = True
+        self.waiting = threading.Semaphore(0)
+        """Counts second turns that were asked for."""
+
+    async def __call__(self, request: dict[str, Any]) -> Any:
+        last = request["messages"][-1]
+        if last["role"] != "tool":
+            return call(("terminal", {"command": "echo first"}))
+        if "first" not in str(last["content"]):
+            return sorts(request)
+        self.waiting.release()
+        while self.silent:  # noqa: ASYNC110 - set by a thread without a loop
+            await asyncio.sleep(0.02)
+        return sorts({**request, "messages": request["messages"][:-2]})
+
+
+def arguments(url: str, folder: Path, verb: str = "process") -> list[str]:
+    flags = {
+        "openai.base_url": url,
+        "openai.model_name": "m",
+        "openai.api_key": "x",
+        "env.total_steps": "2",
+        "env.group_size": "2",
+        "env.max_num_workers": "2",
+        "env.enabled_toolsets": "[terminal, file]",
+        "env.data_path_to_save_groups": str(folder / "groups.jsonl"),
+        "env.data_dir_to_save_evals": str(folder),
+        "env.eval_items": "4",
+    }
+    return ["-m", MODULE, verb, *(text for name, value in flags.items() for text in (f"--{name}", value))]
+
+
+def ended(run: subprocess.Popen[str]) -> tuple[int, str]:
+    output, _ = run.communicate(timeout=BOUND)
+    return run.returncode, output
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("verb", ["process", "evaluate"])
+def test_an_interrupted_conversation_is_kept_and_its_rollout_is_played_again(
+    tmp_path: Path, number: signal.Signals, verb: str
+) -> None:
+    model = Model()
+    with served(model) as server:
+        run = start(arguments(server.base_url, tmp_path, verb))
+        for _ in range(4):
+            assert model.waiting.acquire(timeout=BOUND), run.kill() or run.communicate()
+        run.send_signal(number)
+        code, output = ended(run)
+        assert code == 130, output
+        failed = lines(tmp_path / "failed_trajectories.jsonl")
+        assert [entry["outcome"] for entry in failed] == ["interrupted"] * 4
+        assert {(entry["reward"], entry["completed"]) for entry in failed} == {(None, False)}
+        for entry in failed:
+            assert [turn["from"] for turn in entry["conversations"]] == ["system", "human", "gpt", "tool"]
+            assert "first" in entry["conversations"][-1]["value"]
+            assert validate_entry(entry) == []
+        groups = tmp_path / ("groups.jsonl" if verb == "process" else "samples.jsonl")
+        assert not groups.exists() or lines(groups) == []
+        model.silent = False
+        code, output = ended(start(arguments(server.base_url, tmp_path, verb)))
+        assert code == 0, output
+        played = [rollout for group in lines(groups) for rollout in group["rollouts"]]
+        assert [rollout["reward"] for rollout in played] == [1.0] * 4
+        assert len(lines(tmp_path / "trajectory_samples.jsonl")) == 4
+        assert lines(tmp_path / "failed_trajectories.jsonl") == failed, "what was interrupted is counted once"
+        assert not {entry["rollout_id"] for entry in failed} & {rollout["rollout_id"] for rollout in played}
