@@ -20,6 +20,7 @@ from dataclasses import FrozenInstanceError
 from pathlib import Path
 from typing import Any, ClassVar
 
+import aiohttp
 import pytest
 import yaml
 
@@ -64,6 +65,8 @@ from lachesis.trajectories import (
 )
 from lachesis.trajectories.messages import FinishReason, as_message
 from tests.support.batch_runs import entries, flags, thinks, write_rows
+from tests.support.ports import free_port
+from tests.support.sampler import FakeSampler
 from tests.support.scripted_server import Answer, ScriptedServer, call, say
 from tests.support.small_envs import (
     ROOT,
@@ -77,6 +80,7 @@ from tests.support.small_envs import (
     served,
     sorts,
 )
+from tests.support.stock_run_api import LIVENESS, Trainer
 from tests.support.token_trees import END, completion
 from tests.support.training_runs import with_tokens
 
@@ -566,9 +570,25 @@ def test_34_without_arguments_it_trains_what_its_config_says_and_says_so(tmp_pat
     assert "train_tool_call.yaml" in done.stdout + done.stderr
 
 
-def test_35_configs_say_what_serves_tokens_as_made_up_ones_would_be_trained() -> None:
+async def test_35_a_server_without_tokens_is_refused_as_made_up_ones_would_be_trained(tmp_path: Path) -> None:
+    """`openai.base_url` alone is enough for the policy server of a run: see the test of claim 88."""
     servers = yaml.safe_load((ROOT / "configs" / "train_gsm8k.yaml").read_text())["openai"]
     assert [server["server_type"] for server in (servers if isinstance(servers, list) else [servers])] == ["vllm"]
+    async with FakeServer() as model:
+        file = tmp_path / "run.yaml"
+        file.write_text(f"openai: {{base_url: {model.base_url}, model_name: fake}}\nenv: {{batch_size: 8}}\n")
+        command = [str(ROOT / "environments" / "gsm8k_agent_env.py"), "serve", "--config", str(file)]
+        run = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *command,
+            cwd=tmp_path,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        output, _ = await asyncio.wait_for(run.communicate(), 100)
+    assert run.returncode == 2
+    assert "--openai.server_type vllm" in output.decode()
+    assert not model.stats["requests"], "nothing was sampled"
 
 
 def test_36_the_clients_of_backends_are_extras_and_wandb_is_there() -> None:
@@ -976,21 +996,42 @@ async def test_83_84_85_both_phases_and_tools_as_a_parameter(tmp_path: Path) -> 
     assert group is None or {"tokens", "masks", "scores"} <= set(group)
 
 
-def test_86_every_backend_plays_or_says_what_it_needs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+BACKENDS = (
+    ("docker", "{url: 'unix:///no'}", r"backend 'docker': .*unix:///no cannot be reached.*systemctl start docker"),
+    ("modal", "{}", r"backend 'modal': .*Token missing.*MODAL_TOKEN_ID and MODAL_TOKEN_SECRET"),
+    ("singularity", "{binary: /no/apptainer}", r"backend 'singularity': /no/apptainer.*install apptainer"),
+    ("ssh", "{}", r"backend 'ssh' needs its option host, for example terminal_options: \{host: worker-1\}"),
+    ("nomad", "{}", r"'nomad': there is no backend .*local, docker, singularity, ssh, modal"),
+)
+"""What is missing in a place where none of them is set up, and the next step."""
+
+
+@pytest.mark.parametrize(("name", "options", "says"), BACKENDS, ids=lambda value: str(value).split("\n")[0][:12])
+def test_86_a_backend_that_cannot_play_says_what_it_needs(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    options: str,
+    says: str,
+) -> None:
+    """That each of them plays where it is set up is shown by tests/backends, with real engines."""
     from lachesis.runs import command_line
 
+    monkeypatch.setenv("MODAL_CONFIG_PATH", str(tmp_path / "modal.toml"))
+    for variable in ("MODAL_TOKEN_ID", "MODAL_TOKEN_SECRET"):
+        monkeypatch.delenv(variable, raising=False)
     usual = ["process", "--openai.base_url", "http://127.0.0.1:9/v1", "--openai.model_name", "m"]
     usual += ["--env.data_path_to_save_groups", str(tmp_path / "groups.jsonl")]
-    for name, options in (
-        ("docker", "{url: 'unix:///no'}"),
-        ("modal", "{}"),
-        ("singularity", "{binary: /no/apptainer}"),
-        ("ssh", "{}"),
-        ("nomad", "{}"),
-    ):
-        more = ["--env.terminal_backend", name, "--env.terminal_options", options]
-        assert command_line.main(SortWords, [*usual, *more]) in (1, 2), name
-        assert re.search(r"error: .*\S", said := capsys.readouterr().err) and "Traceback" not in said, name
+    more = ["--env.terminal_backend", name, "--env.terminal_options", options]
+    assert command_line.main(SortWords, [*usual, *more]) in (1, 2)
+    said = capsys.readouterr().err
+    assert re.search(f"error: .*{says}", said) and "Traceback" not in said, said
+
+
+async def test_86_the_local_backend_plays(tmp_path: Path) -> None:
+    found = await process(SortWords, tmp_path, sorts, total_steps=1, terminal_backend="local")
+    assert found.summary.reward.mean == 1.0
 
 
 async def test_87_a_reward_uses_the_tools_of_its_rollout_with_and_without_await(tmp_path: Path) -> None:
@@ -1003,14 +1044,68 @@ async def test_87_a_reward_uses_the_tools_of_its_rollout_with_and_without_await(
     assert found.summary.reward.mean == 1.0
 
 
-def test_88_the_programs_of_the_three_terminals_exist(tmp_path: Path) -> None:
-    """They train together in the tests with torch; here each is asked for its settings."""
-    environment = (sys.executable, str(ROOT / "environments" / "gsm8k_agent_env.py"), "serve", "--help")
-    programs = (environment, (sys.executable, str(ROOT / "launch_training.py"), "--help"), ("run-api", "--help"))
-    for program, shown in zip(programs, ("rollout_server_url", "base_model", "--port"), strict=True):
-        path = [str(Path(sys.executable).parent / program[0]), *program[1:]] if program[0] == "run-api" else [*program]
-        done = subprocess.run(path, cwd=tmp_path, capture_output=True, text=True, timeout=100)
-        assert done.returncode == 0 and shown in done.stdout, done.stderr
+async def test_88_an_environment_and_a_trainer_meet_at_the_api_of_the_first_terminal(tmp_path: Path) -> None:
+    """Two of the terminals are run as they are typed. Of the trainer there are its policy server, with a sampler that
+    needs no torch, and its requests; `launch_training.py` trains beside both in tests/torch/test_whole_path.py."""
+    from transformers import AutoTokenizer
+
+    from lachesis.training.policy import Policy, PolicyVersion
+    from lachesis.training.policy_server import PolicyServer
+
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    fake_tokenizer().save_pretrained(tmp_path / "tokenizer")
+    sampler = FakeSampler()
+    policy = Policy(PolicyVersion(0, "run:0", sampler))
+    run_api = (str(Path(sys.executable).parent / "run-api"), "--port", str(port))
+    async with PolicyServer(
+        policy, AutoTokenizer.from_pretrained(tmp_path / "tokenizer"), model_name="policy", port=0
+    ) as policy_server:
+        flags = {
+            "--env.rollout_server_url": url,
+            "--openai.base_url": policy_server.base_url,
+            "--env.group_size": "2",
+            "--env.max_token_length": "24",
+            "--env.max_num_workers": "2",
+            "--env.total_steps": "3",
+            "--env.steps_per_eval": "0",
+            "--env.ensure_scores_are_not_same": "false",
+            "--env.spool_path": str(tmp_path / "spool"),
+        }
+        environment = (
+            *(sys.executable, str(ROOT / "environments" / "gsm8k_agent_env.py"), "serve"),
+            *(text for pair in flags.items() for text in pair),
+        )
+        started = []
+        try:
+            for program, name in ((run_api, "api"), (environment, "environment")):
+                with (tmp_path / f"{name}.log").open("wb") as log:
+                    started.append(await asyncio.create_subprocess_exec(*program, cwd=tmp_path, stdout=log, stderr=log))
+            trainer = Trainer(url, batch_size=4)
+            async with asyncio.timeout(LIVENESS):
+                while True:
+                    try:
+                        await trainer.register()
+                        break
+                    except aiohttp.ClientError:
+                        await asyncio.sleep(0.1)
+            await trainer.take(2)
+        finally:
+            for process_ in started:
+                process_.terminate()
+                await process_.wait()
+    (batch,) = trainer.batches
+    assert len(batch) == 2
+    sampled = {tuple(call["prompt_ids"]) for call in sampler.calls}
+    for group in batch:
+        assert len(group["scores"]) == len(group["tokens"]) == 2
+        for tokens, masks, logprobs in zip(group["tokens"], group["masks"], group["inference_logprobs"], strict=True):
+            assert len(tokens) == len(masks) == len(logprobs)
+            first = next(place for place, mask in enumerate(masks) if mask != -100)
+            assert tuple(tokens[:first]) in sampled, "trained in the context in which it was sampled"
+            assert all(p == 1.0 for p, mask in zip(logprobs, masks, strict=True) if mask == -100)
+    said = (tmp_path / "environment.log").read_text()
+    assert f"{flags['--openai.base_url']} is the policy server of a training run" in said
 
 
 async def test_89_rewards_go_to_wandb_by_the_names_of_atropos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
