@@ -336,6 +336,36 @@ async def test_13_tools_return_json(tmp_path: Path) -> None:
         assert isinstance(json.loads(text), dict)
 
 
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_13_lines_of_a_batch_show_results_as_the_model_read_them(tmp_path: Path, form: str) -> None:
+    """A block is a JSON object. Its content is text where the tool's result is text, as in the format's example: JSON
+    in the file for text in the prompt would train what comes after it in a context that no model saw."""
+    steps = (("write_file", {"path": "a.txt", "content": "x\n"}), ("read_file", {"path": "a.txt"}))
+    requests: list[dict[str, Any]] = []
+
+    def policy(request: dict[str, Any]) -> Answer:
+        requests.append(request)
+        done = sum(message["role"] == "tool" for message in request["messages"])
+        return say("Done.", reasoning_content="All done.") if done == len(steps) else call(steps[done])
+
+    with served(policy) as server:
+        rows = write_rows(tmp_path / "rows.jsonl", [{"prompt": "p"}])
+        more = ["--env.enabled_toolsets", "[file]", "--env.tool_result_format", form, "--keep_without_reasoning"]
+        assert main(["batch", *flags(rows, tmp_path, server.base_url, *more)]) == 0
+    (entry,) = entries(tmp_path / "run")
+    blocks = re.findall(
+        r"<tool_response>\n(.*?)\n</tool_response>",
+        "\n".join(turn["value"] for turn in entry["conversations"][1:]),
+        re.S,
+    )
+    shown = [json.loads(block) for block in blocks]
+    assert [list(block) for block in shown] == [["tool_call_id", "name", "content"]] * 2
+    read = [message["content"] for message in requests[-1]["messages"] if message["role"] == "tool"]
+    contents = [block["content"] for block in shown]
+    assert [type(content) for content in contents] == [str if form == "text" else dict] * 2
+    assert contents == (read if form == "text" else [json.loads(text) for text in read])
+
+
 @pytest.mark.parametrize("name", ["hermes", "qwen", "deepseek", "llama"])
 def test_14_the_parsers_that_are_named_exist(name: str) -> None:
     assert importlib.import_module("tool_call_parsers").get_parser(name)

@@ -60,7 +60,11 @@ LOCAL_REQUESTS: Final = 2
 def main(argv: Sequence[str] | None = None) -> int:
     """Compress, write the metrics and print a table; the exit code: 1 where an entry could not be compressed, or where
     there is none."""
-    given = _parser().parse_args(argv)
+    parser = _parser()
+    given = parser.parse_args(argv)
+    if (given.file is None) is (given.input is None):
+        parser.error("name one file or folder: lachesis compress PATH, or --input PATH")
+    given.input = given.input or given.file
     settings = _settings(given)
     jobs = find_jobs(given.input, given.output, settings.output.output_suffix)
     for job in jobs:
@@ -312,7 +316,8 @@ def _table(settings: Settings, totals: Totals, *, dry_run: bool) -> Table:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="lachesis compress", description=__doc__)
     add = parser.add_argument
-    add("--input", type=Path, required=True, metavar="PATH", help="JSON Lines of trajectories, or a folder of them")
+    add("file", nargs="?", type=Path, metavar="PATH", help="JSON Lines of trajectories, or a folder of them")
+    add("--input", type=Path, metavar="PATH", help="the same, as a flag")
     add("--output", type=Path, metavar="PATH", help="file or folder (default: the input's name with output_suffix)")
     add("--config", type=Path, metavar="FILE", help=f"YAML with the settings (default: {DEFAULT_CONFIG}, if it exists)")
     help_text = "longest entry, whatever the settings say"

@@ -63,6 +63,18 @@ def compress(*arguments: str) -> int:
     return main(["compress", "--input", "in.jsonl", *arguments])
 
 
+def test_the_file_may_come_without_a_flag_and_there_is_one(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    compress("--extractive", "--output", "a.jsonl")
+    main(["compress", "in.jsonl", "--extractive", "--output", "b.jsonl"])
+    assert (folder / "a.jsonl").read_bytes() == (folder / "b.jsonl").read_bytes()
+    for given in ([], ["in.jsonl", "--input", "in.jsonl"]):
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main(["compress", *given])
+        assert ended.value.code == 2
+        assert "name one file or folder: lachesis compress PATH" in capsys.readouterr().err
+
+
 def test_a_file_without_entries_is_no_success(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "in.jsonl").write_text("\n")
     assert compress("--extractive") == 1

@@ -1,4 +1,4 @@
-"""What was said in a rollout that a signal interrupted is in `failed_trajectories.jsonl`; the rollout is played again."""
+"""What was said in a rollout that a signal interrupted is in `failed_trajectories.jsonl`; it is played again."""
 
 from __future__ import annotations
 
