@@ -19,7 +19,7 @@ from lachesis.agent.driven import Driven
 from lachesis.agent.evidence import Doubt, Evidence
 from lachesis.agent.pace import OwnTime
 from lachesis.agent.result import AgentResult
-from lachesis.agent.reward import Reward, RewardError, checked_group, checked_reward, finite_number
+from lachesis.agent.reward import JudgeRefused, Reward, RewardError, checked_group, checked_reward, finite_number
 from lachesis.agent.reward_threads import RewardThreads
 from lachesis.agent.tool_context import ToolContext
 from lachesis.errors import SettingsError
@@ -168,6 +168,8 @@ class Scorer:
             said: Scored[Any] = await self._guarded(call, limit, scope)
         for request in failed.values():
             raise request
+        if isinstance(said.error, JudgeRefused):  # who plays the user refuses what the agent wrote
+            raise said.error.refused
         if said.error is not None:
             raise RewardError(f"{scope.name}: {type(said.error).__name__}: {said.error}") from said.error
         if not isinstance(said.value, str | None):
