@@ -1,8 +1,8 @@
 """For how long commands could have run while others had the processors.
 
-That tells a command that hangs from one that a busy machine keeps from its end: the first one sleeps, or has the time of
-a processor. It is found by looking at the processes of the sandbox again and again: the kernel keeps what an ended one
-waited for nobody.
+That tells a command that hangs from one that a busy machine keeps from its end: the first one sleeps, or has the time
+of a processor. It is found by looking at the processes of the sandbox again and again, since the kernel forgets how
+long an ended one has waited.
 """
 
 from __future__ import annotations

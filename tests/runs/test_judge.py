@@ -142,7 +142,7 @@ def an_error(status: int, message: str, **more: Any) -> web.Response:
 FORBIDDEN = {
     "a moderation": lambda: an_error(403, "The request was flagged by our moderation."),
     "a content filter": lambda: an_error(400, "The prompt was filtered.", code="content_filter"),
-    "too long": lambda: an_error(400, "This model's maximum context length is 10 tokens.", code="context_length_exceeded"),
+    "too long": lambda: an_error(400, "The maximum context length is 10 tokens.", code="context_length_exceeded"),
 }
 OF_OUR_CLIENT = {
     **FORBIDDEN,
@@ -168,7 +168,9 @@ class Moderated:
         return self.refusal() if self.closed or "BOMB" in str(request["messages"]) else say(GOOD)
 
 
-async def judged_by(folder: Path, kind: type[SortWords], moderated: Moderated, words: Iterable[str], **more: Any) -> Any:
+async def judged_by(
+    folder: Path, kind: type[SortWords], moderated: Moderated, words: Iterable[str], **more: Any
+) -> Any:
     """Play one rollout a group; the agent says each of `words` in turn, and the last one again and again."""
     left = itertools.chain(words, itertools.repeat("BOMB"))
     async with ScriptedServer(moderated) as judge:
@@ -195,9 +197,7 @@ async def test_what_the_judge_refuses_and_others_are_answered_is_the_agents_faul
 
 @pytest.mark.parametrize("kind", [Judged, Careless, Own])
 @pytest.mark.parametrize("name", FORBIDDEN)
-async def test_a_judge_that_refuses_everybody_scores_nobody(
-    tmp_path: Path, kind: type[SortWords], name: str
-) -> None:
+async def test_a_judge_that_refuses_everybody_scores_nobody(tmp_path: Path, kind: type[SortWords], name: str) -> None:
     moderated = Moderated(FORBIDDEN[name], closed=True)
     settings = {"total_steps": 1, "max_failed_groups": 2}
     with contextlib.suppress(Exception):
