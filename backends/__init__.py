@@ -29,6 +29,7 @@ from .base import (
     SupportsForward,
     SupportsPty,
     SupportsSnapshot,
+    SupportsWaited,
 )
 from .factory import BACKENDS, BackendOption, backend_names, backend_options, create_backend
 from .forwarding import Forward
@@ -63,6 +64,7 @@ __all__ = [
     "SupportsForward",
     "SupportsPty",
     "SupportsSnapshot",
+    "SupportsWaited",
     "backend_names",
     "backend_options",
     "create_backend",

@@ -215,6 +215,9 @@ class ExecResult:
     """Seconds of wall-clock time."""
     execution: str = ""
     """Identifies the command, for `Sandbox.read_output`."""
+    waited: float | None = None
+    """Seconds of `duration` in which the command could have run, and others had the processors. What sleeps does not
+    wait. None where that is not measured: by other backends, and without `fresh`."""
 
     @property
     def truncated(self) -> bool:
@@ -424,6 +427,16 @@ class SupportsSnapshot(Protocol):
 
     async def snapshot(self) -> str:
         """Save the file system as an image; returns the `SandboxSpec.image` for more such sandboxes."""
+        ...
+
+
+@runtime_checkable
+class SupportsWaited(Protocol):
+    """A sandbox that measures for how long its commands wait for a processor."""
+
+    async def waited(self) -> float | None:
+        """`ExecResult.waited` of all `fresh` commands so far, cancelled ones and those that still run included. Of a
+        sandbox that has ended, what is known; None where nothing is."""
         ...
 
 

@@ -91,6 +91,7 @@ async def initialise(
             wall_time=spec.wall_time,
             grace=grace,
             memory=spec.memory_bytes,
+            cpus=spec.cpus,
         )
     except SandboxLost as error:
         raise BackendError(f"the executor did not start: {error}") from None
@@ -143,6 +144,8 @@ class ExecutorSandbox:
         self._connection = connection
         self.id, self.workdir, self.python = id, workdir, python
         self._transfers = itertools.count(1)
+        self._waited: float | None = 0.0
+        """As the last answer said; None while a command that was cancelled may have waited longer."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id}{' (lost)' if self._connection.lost else ''}>"
@@ -187,6 +190,10 @@ class ExecutorSandbox:
             )
         except OSError as error:  # errors of the command are in its result
             raise self._without_room("run commands", error) from error
+        except asyncio.CancelledError:
+            self._waited = None
+            raise
+        self._waited = header.get("waited_in_all")
         return ExecResult(
             exit_code=header["exit_code"],
             stdout=data[: header["stdout"]],
@@ -195,8 +202,16 @@ class ExecutorSandbox:
             stdout_elided=header["stdout_elided"],
             stderr_elided=header["stderr_elided"],
             duration=header["duration"],
+            waited=header.get("waited"),
             execution=header["execution"],
         )
+
+    async def waited(self) -> float | None:
+        """See `SupportsWaited.waited`."""
+        with contextlib.suppress(BackendError):
+            header, _ = await self._connection.request("waited")
+            self._waited = header["waited"]
+        return self._waited
 
     async def read_output(
         self, result: ExecResult, stream: Literal["stdout", "stderr"] = "stdout", *, offset: int = 0, limit: int

@@ -226,6 +226,7 @@ class HermesAgentBaseEnv(AtroposBase):
 
         Raises:
             JudgeFailed: it gave no such answer. This and any failed request leave the rollout unscored.
+            JudgeRefused: it refuses this question for what it says, and has answered others of the run.
             SettingsError: there is no `judge_server`. From a reward it ends the run.
             NotRunning: there is no run.
         """

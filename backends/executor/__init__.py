@@ -27,10 +27,11 @@ A frame is two big-endian 32-bit lengths (`!II`), a JSON header and a binary pay
 
 Requests, their fields, and their answers (`?` marks optional fields; times in seconds, sizes in bytes):
 
-  init       workdir, env, lifetime, wall_time?, grace?, memory?                     python?, unfiltered; first, once
+  init       workdir, env, lifetime, wall_time?, grace?, memory?, cpus?              python?, unfiltered; first, once
   exec       command, timeout, cwd?, env?, stdin? (true: the payload), max_output,   as `ExecResult`; see below
              fresh? (true: use the initial variables and folder, discard all changes,
              and run the bash of `--bash`, whose folder comes first in PATH)
+  waited                                                                             waited?
   spilled    execution, stream ("stdout" or "stderr"), offset, limit                 payload
   start      command, cwd?, env?, terminal? ([rows, columns])                        process: its id
   processes                                                                          processes: [[id, command], ...]
@@ -65,7 +66,8 @@ with what has arrived (at most 64 KiB, `end` at the end), `push` when all of it 
 outgoing half. At most 256 connections exist at once; `refused` is how many others have been reset so far.
 
 `unfiltered` is why an executor that is PID 1 could install no filter of system calls; empty when it has one.
-`memory` is the memory limit of the sandbox, if it has one. `wall_time` bounds every command, background ones included.
+`memory` and `cpus` are limits of the sandbox, if it has them. `waited` is how long `fresh` commands waited for a
+processor, in all; see `Waiting`. `wall_time` bounds every command, background ones included.
 
 Sessions
 --------

@@ -27,6 +27,7 @@ from .shell import ShellState
 from .shells import Shells
 from .transfers import FileReader, FileWriter, FolderPacker, FolderUnpacker
 from .trees import make_folders
+from .waiting import Waiting
 
 if TYPE_CHECKING:
     from .framing import Header
@@ -56,6 +57,7 @@ class Executor:
         self.session = OwnerSession(self.loop, self.serve)
         self.shells = Shells(self.loop, bash, oom, group, own_bash)
         self.prewarmed = PrewarmedShells(self.shells)
+        self.waiting = Waiting(self.loop)
         self.wall_time = math.inf
         self.spill_limit = SPILL
         self.execs: dict[int, Exec] = {}
@@ -146,6 +148,7 @@ class Executor:
         self.shells.state = ShellState(workdir, env)
         self.wall_time = header.get("wall_time") or math.inf
         self.session.grace = header.get("grace") or self.session.grace
+        self.waiting.cpus = header.get("cpus") or math.inf
         if header.get("memory"):
             self.spill_limit = min(SPILL, header["memory"] // 8)
         self.loop.after(lifetime, lambda: self.session.stop("its lifetime of %g s is over" % lifetime))
@@ -154,6 +157,11 @@ class Executor:
 
     def op_exec(self, header: Header, payload: bytes) -> None:
         self.execs[header["id"]] = Exec(self, header, payload)
+
+    def op_waited(self, header: Header, _: bytes) -> None:
+        self.waiting.look()
+        waited = self.waiting.total if self.waiting.is_known else None
+        self.session.send({"id": header["id"], "waited": waited})
 
     def op_spilled(self, header: Header, _: bytes) -> None:
         offset = header["offset"]
@@ -264,6 +272,7 @@ class Executor:
     def op_cancel(self, header: Header, _: bytes) -> None:
         target = header["target"]
         if target in self.execs:
+            self.waiting.look()
             self.execs[target].kill()
         self.session.cancel_file(target)
         for process in self.processes.values():

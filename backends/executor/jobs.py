@@ -145,9 +145,11 @@ class Exec(Job):
         self.request = request["id"]
         self.timed_out = False
         self.report = -1
+        self.waited_before = -1.0
         self.cwd, self.env = request.get("cwd"), request.get("env") or {}
         self.fresh = request.get("fresh", False)
         self.sets_aside = False
+        self.waited: float | None = None
         if self.fresh:
             self.cwd = self.cwd or self.shells.state.workdir
         self.begin = time.monotonic()
@@ -158,6 +160,8 @@ class Exec(Job):
         self.timer = self.loop.after(min(request["timeout"], executor.wall_time), self.on_timeout)
         if self.prewarmed is None:
             self.start_new_shell(stdin if request.get("stdin") else None)
+            if self.fresh and not self.finished:
+                self.waited_before = executor.waiting.begin()
             return
         self.report = self.prewarmed.report
         self.drain(self.prewarmed.stdout, self.stdout.feed)
@@ -200,6 +204,13 @@ class Exec(Job):
             self.sets_aside = False
             self.shells.preload.end()
 
+    def end_watch(self) -> None:
+        if self.waited_before >= 0.0:
+            waiting = self.executor.waiting
+            waiting.end()
+            self.waited = waiting.total - self.waited_before if waiting.is_known else None
+            self.waited_before = -1.0
+
     def on_taking(self) -> None:
         if self.prewarmed is not None and not self.abandoned and not self.prewarmed.has_begun():
             send_signal(self.pid, signal.SIGKILL)  # a process inside has stopped it
@@ -220,6 +231,8 @@ class Exec(Job):
     def on_timeout(self) -> None:
         if self.exit_code is None and not self.finished:
             self.timed_out = True
+            self.executor.waiting.look()
+            self.end_watch()
             self.kill()
             self.loop.after(0.2, self.finish)  # answer in time even if it is stuck in the kernel
 
@@ -229,6 +242,7 @@ class Exec(Job):
         self.finished = True
         self.timer[2] = None
         self.end_fresh()
+        self.end_watch()
         duration = time.monotonic() - self.begin
         for fd in self.sinks:
             self.sinks[fd] = discard
@@ -249,6 +263,7 @@ class Exec(Job):
             for name in rejected:
                 self.stderr.feed(b"bash: export: %s: too large to carry over to the next command\n" % os.fsencode(name))
         stdout, stderr = self.stdout.result(), self.stderr.result()
+        waiting = self.executor.waiting
         self.executor.execs.pop(self.request, None)
         execution = "e%d" % self.request
         if self.stdout.total > len(stdout) or self.stderr.total > len(stderr):
@@ -263,6 +278,8 @@ class Exec(Job):
                 "stdout_elided": self.stdout.total - len(stdout),
                 "stderr_elided": self.stderr.total - len(stderr),
                 "duration": duration,
+                "waited": self.waited,
+                "waited_in_all": waiting.total if waiting.is_known else None,
             },
             stdout + stderr,
         )

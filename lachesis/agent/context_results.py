@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Coroutine, Generator
 from typing import Any, NoReturn, Self
 
+from lachesis.agent.pace import OwnTime
+
 
 class _Done(Coroutine[Any, Any, Any]):
     """A coroutine that has its result already."""
@@ -38,6 +40,8 @@ class Reply(_Done, dict[str, Any]):
     __hash__ = object.__hash__  # type: ignore[assignment]  # `asyncio.gather` keeps what it is given in a dictionary
     cause: OSError | None = None
     """What awaiting the call raises."""
+    late: OwnTime | None = None
+    """What a command took that its time limit has ended."""
 
     @classmethod
     def written(cls, size: int) -> Reply:

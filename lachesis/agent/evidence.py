@@ -23,8 +23,9 @@ from typing import Any
 
 from lachesis.agent.broken_items import item_of
 from lachesis.agent.data_flow import DataFlow, Function, flow_of_reward, parameters_given
-from lachesis.agent.reward import RewardError
+from lachesis.agent.reward import JudgeRefused, RewardError
 from lachesis.agent.statements import Statement, Watch, add_home, is_own, source_of
+from lachesis.inference.server_words import is_refusal
 from lachesis.tracebacks import explained, in_one_line
 
 LIGHT = 0.005
@@ -172,7 +173,8 @@ class Evidence:
         if found is None:
             return None
         strange = frozenset[str]()
-        if isinstance(error, RewardError) and not of_value and not is_own(frames[-1].co_filename):
+        of_ours = isinstance(error, RewardError) and not isinstance(error, JudgeRefused)
+        if of_ours and not of_value and not is_own(frames[-1].co_filename):
             if frames[-1].co_name != "terminal":  # the others tell of the environment's own mistakes
                 return None
             strange = frozenset(["that of the same item"])
@@ -204,6 +206,8 @@ def _is_of_others(error: BaseException | None) -> bool:
     while error is not None and id(error) not in seen:
         seen.add(id(error))
         package = type(error).__module__.partition(".")[0]
+        if is_refusal(error):  # by an author's own client, of what the agent wrote or of something else
+            return False
         if isinstance(error, _NEVER) and not isinstance(error, UnicodeError):
             return True
         if type(error) is NameError or (package in _OF_SERVICES and not isinstance(error, RewardError)):

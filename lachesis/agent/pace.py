@@ -2,7 +2,8 @@
 
 A limit of wall-clock time is reached by code that hangs, and also by right code on a machine that others keep busy. The
 first is the agent's failure, the second is none of it. The agent must not be able to pass the one off as the other: all
-of this is measured where nothing of the agent's runs any more.
+of this is measured where nothing of the agent's runs any more. What a program itself waited for a processor is
+measured as well, by a process that the agent cannot reach, and can only show that the agent is at fault.
 """
 
 from __future__ import annotations
@@ -19,9 +20,32 @@ read -r load _ < /proc/loadavg; echo "load $load $n" >&2"""
 _LIMIT = 120.0
 """Seconds. The program takes about half a second of processor time."""
 _FREE = 1.5
-_USABLE = 10.0
+USABLE = 10.0
+"""How many times as slow a machine may be. A limit of time becomes longer by no more than this."""
 MARGIN = 1.5
 """How much slower a machine may have become during a limit that was made for its pace."""
+
+
+_ENOUGH = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class OwnTime:
+    """What a program took that a time limit has ended."""
+
+    seconds: float
+    """Of wall-clock time."""
+    waited: float | None
+    """Seconds of them in which it could have run, and others had the processors: `ExecResult.waited`. None where that
+    is not known."""
+
+    def uses_up(self, limit: float) -> bool:
+        """Whether it would have reached `limit`, in seconds, on a machine that nobody else uses."""
+        return self.waited is not None and self.seconds - self.waited >= 0.9 * limit
+
+    def is_enough(self, limit: float) -> bool:
+        """Whether it slept, or had processors, for so large a part of `limit` that no right program needs more."""
+        return self.waited is not None and self.seconds - self.waited >= limit / _ENOUGH
 
 
 class MachineOverloaded(BackendError):
@@ -43,7 +67,7 @@ class Pace:
         """Whether others have not kept the machine busy, now or shortly before."""
         return max(self.stretch, self.load) < _FREE
 
-    def require_usable(self, what: str, at_most: float = _USABLE) -> None:
+    def require_usable(self, what: str, at_most: float = USABLE) -> None:
         """Raises `MachineOverloaded`: the failure of `what` says nothing about the agent."""
         if self.stretch > at_most:
             raise MachineOverloaded(

@@ -31,7 +31,7 @@ from backends.host.folders import cache_folder
 from lachesis.agent.changed_tests import ENDED, Change, Found, TestFile, found_test
 from lachesis.agent.file_copies import members
 from lachesis.agent.own_folder import own_folder
-from lachesis.agent.pace import MARGIN, Pace, pace
+from lachesis.agent.pace import MARGIN, USABLE, OwnTime, Pace, pace
 from lachesis.agent.placing import placed
 from lachesis.agent.reward import RewardError
 from lachesis.agent.sealing import Artifacts, resolved
@@ -115,8 +115,8 @@ class _Run:
     outcomes: Mapping[str, str]
     """By id as pytest knows it."""
     output: str
-    late: bool
-    """Whether the time limit ended it."""
+    late: OwnTime | None
+    """What it took, where the time limit ended it."""
 
 
 @dataclass(slots=True)
@@ -231,21 +231,27 @@ class PytestJudge:
     async def _with_time(
         self, artifacts: Artifacts, allow: Iterable[str], plan: _Plan, runs: Sequence[_Run]
     ) -> list[_Run]:
-        """Repeat late runs on a busy machine, one at a time and with as much processor time as a free one gives."""
+        """Repeat late runs that a busy machine may have kept from their end, one at a time and with as much processor
+        time as a free one gives."""
+        starved = [second for second, run in enumerate(runs) if run.late and not run.late.uses_up(self.timeout)]
+        if not starved:
+            return list(runs)
         before = await self._pace()
-        before.require_usable(f"the tests took longer than {self.timeout:g} s")
+        if any(run.late and run.late.waited is None for run in runs):
+            before.require_usable(f"the tests took longer than {self.timeout:g} s")
         if before.free:
             return list(runs)
-        repeated, limit = list(runs), self.timeout * before.stretch
-        for second, run in enumerate(runs):
-            if run.late:
-                fresh = self.open_fresh()
-                try:
-                    repeated[second] = await self._run(fresh, artifacts, allow, plan, bool(second), limit)
-                finally:
-                    await fresh.close()
-        if any(run.late for run in repeated):
-            (await self._pace()).require_usable(f"the tests took longer than {limit:g} s", before.stretch * MARGIN)
+        repeated, limit = list(runs), self.timeout * min(before.stretch, USABLE)
+        for second in starved:
+            fresh = self.open_fresh()
+            try:
+                repeated[second] = await self._run(fresh, artifacts, allow, plan, bool(second), limit)
+            finally:
+                await fresh.close()
+        if any(run.late and not run.late.is_enough(self.timeout) for run in repeated):
+            what = f"the tests took longer than {limit:g} s"
+            before.require_usable(what)
+            (await self._pace()).require_usable(what, before.stretch * MARGIN)
         return repeated
 
     async def _pace(self) -> Pace:
@@ -266,7 +272,8 @@ class PytestJudge:
         done = await sandbox.exec(f"{self.python} -", timeout=timeout, stdin=program, fresh=True, max_output=_OUTPUT)
         output = done.stderr.decode(errors="replace")
         output += f"\nthe tests took longer than {timeout:g} s" if done.timed_out else ""
-        return _Run(await in_own_thread(_reported, done.stdout, secret), output, done.timed_out)
+        late = OwnTime(done.duration, done.waited) if done.timed_out else None
+        return _Run(await in_own_thread(_reported, done.stdout, secret), output, late)
 
     async def _try_pytest(self) -> None:
         """Whether pytest works without anything of the agent's, nor of the suite, which may need that."""
@@ -282,9 +289,12 @@ class PytestJudge:
                 ["-c", f"{folder}/pytest.ini", f"--rootdir={folder}", folder],
                 ["test_trial.py::test_trial"],
             )
-            run = await self._report(sandbox, ended=[], args=args, expected=expected, timeout=self.timeout)
+            limit = self.timeout * USABLE
+            run = await self._report(sandbox, ended=[], args=args, expected=expected, timeout=limit)
         finally:
             await fresh.close()
+        if run.late and not run.late.is_enough(self.timeout):
+            (await self._pace()).require_usable(f"pytest without tests took longer than {limit:g} s")
         if "passed" not in run.outcomes.values():
             last = next((line for line in reversed(run.output.splitlines()) if line.strip()), "it printed nothing")
             raise RewardError(

@@ -76,6 +76,18 @@ class RewardError(Exception):
     """A reward function returned something that is no score, or took too long. An error of the environment."""
 
 
+class JudgeRefused(RewardError):
+    """The judge, which answers other questions of the run, refuses this one for what it says, or for its length.
+
+    That is the agent's doing where the statement that asked was passed by other rollouts.
+    """
+
+    def __init__(self, refused: Exception) -> None:
+        self.refused = refused
+        """As of a conversation of the agent with that server."""
+        super().__init__(f"the judge refused the question: {refused}")
+
+
 def checked_reward(given: Any, *, turns: int, source: str) -> Reward | None:
     """What a reward function returned, as a `Reward`; None leaves the rollout out.
 

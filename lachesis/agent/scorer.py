@@ -17,8 +17,9 @@ from lachesis.agent.call_scope import CallScope
 from lachesis.agent.context_calls import SharedState
 from lachesis.agent.driven import Driven
 from lachesis.agent.evidence import Doubt, Evidence
+from lachesis.agent.pace import OwnTime
 from lachesis.agent.result import AgentResult
-from lachesis.agent.reward import Reward, RewardError, checked_group, checked_reward, finite_number
+from lachesis.agent.reward import JudgeRefused, Reward, RewardError, checked_group, checked_reward, finite_number
 from lachesis.agent.reward_threads import RewardThreads
 from lachesis.agent.tool_context import ToolContext
 from lachesis.errors import SettingsError
@@ -84,6 +85,12 @@ class _Limit:
     def __post_init__(self) -> None:
         self.ends = asyncio.get_running_loop().time() + self.seconds
         self.inside_before = [context.seconds_inside if context is not None else 0.0 for context in self.contexts]
+
+    async def is_used_by(self, context: ToolContext) -> bool:
+        """Whether commands slept, or had processors, for so long that no busy machine has made them late."""
+        begun = self.inside_before[self.contexts.index(context)]
+        took = OwnTime(context.seconds_inside - begun, await context.waited_for_cpu())
+        return took.is_enough(self.seconds)
 
 
 @dataclass(slots=True)
@@ -161,6 +168,8 @@ class Scorer:
             said: Scored[Any] = await self._guarded(call, limit, scope)
         for request in failed.values():
             raise request
+        if isinstance(said.error, JudgeRefused):  # who plays the user refuses what the agent wrote
+            raise said.error.refused
         if said.error is not None:
             raise RewardError(f"{scope.name}: {type(said.error).__name__}: {said.error}") from said.error
         if not isinstance(said.value, str | None):
@@ -282,7 +291,9 @@ class Scorer:
             faults = self._late(limit) if limit.agents else {}
             for at in faults:
                 context = contexts[at]
-                found = await context.pace_without_agent() if context is not None else None
+                if context is None or await limit.is_used_by(context):
+                    continue
+                found = await context.pace_without_agent()
                 if found is not None:
                     found.require_usable(str(error))
         elif error is not None:

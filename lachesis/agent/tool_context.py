@@ -19,7 +19,7 @@ from lachesis.agent.context_calls import RewardCall, SharedState, answering, con
 from lachesis.agent.context_results import Data, FileText, Replies, Reply, Text
 from lachesis.agent.file_copies import chunks, files_below, members, remove_dead_links, write_local
 from lachesis.agent.open_runs import OpenRun, open_run
-from lachesis.agent.pace import Pace, pace
+from lachesis.agent.pace import OwnTime, Pace, pace
 from lachesis.agent.parsed_files import read_json, read_text
 from lachesis.agent.placing import placed
 from lachesis.agent.pytest_judge import Judgement, PytestJudge
@@ -155,7 +155,9 @@ class ToolContext:
             lines = output[-500:].strip().splitlines()[int(len(output) > 500) :] or [output[-500:]]
             ended = f"{command!r} ended with exit code {done.exit_code}: {'; '.join([*problems, *lines[-1:]])}"
             raise RewardError("\n".join([ended, *(lines if len(lines) > 1 else [])]))
-        return Reply(output=output, exit_code=done.exit_code, error="; ".join(problems) or None)
+        reply = Reply(output=output, exit_code=done.exit_code, error="; ".join(problems) or None)
+        reply.late = OwnTime(done.duration, done.waited) if done.timed_out else None
+        return reply
 
     @context_method
     async def read_file(self, path: str, default: str | None = "") -> FileText:
@@ -243,6 +245,12 @@ class ToolContext:
     async def pace(self) -> Pace:
         """How much of a processor a program gets here now. It is not to be trusted where an agent was root."""
         return await pace(await self._sandbox(), self._session.cpus)
+
+    async def waited_for_cpu(self) -> float | None:
+        """Seconds so far in which others had the processors that commands of the reward could have used; None where
+        that is not known."""
+        found = [await session.waited_for_cpu() for session in self._shared.sessions]
+        return None if None in found else sum(each or 0.0 for each in found)
 
     async def pace_without_agent(self) -> Pace | None:
         """The same in a fresh sandbox, after everything in the others of the rollout is killed; None without one."""
@@ -408,7 +416,13 @@ class ToolContext:
         self._require_open()
         if self._open_verifier is None:
             raise Sealed("this context is already the one of a verifier sandbox; judge the agent's own")
-        judge = PytestJudge(tests or {}, expect, python, args, timeout, self._open_verifier)
+        open_verifier = self._open_verifier
+
+        def opened() -> ToolSession:
+            self._shared.sessions.append(open_verifier())
+            return self._shared.sessions[-1]
+
+        judge = PytestJudge(tests or {}, expect, python, args, timeout, opened)
         async with taken(self._session, sources, max_bytes) as artifacts:
             self._sealed = True
             await self._session.close()

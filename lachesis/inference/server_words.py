@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from enum import Enum, auto
 from typing import Any, Final
 
@@ -98,6 +99,23 @@ def is_content_refusal(status: int, error: Mapping[str, Any], text: str) -> bool
     if status in (401, 402, 404, 429) or status > 500 or _OF_THE_ACCOUNT.search(text):
         return False
     return bool(_REFUSED.search(" ".join((*_codes(error), text))))
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether an exception of a client library (openai, anthropic, httpx, requests) is a 4xx of a model server that
+    refuses what the request says, or its length, and would answer others."""
+    response = getattr(error, "response", None)
+    status = getattr(error, "status_code", None) or getattr(response, "status_code", None)
+    if not isinstance(status, int) or not 400 <= status < 500:
+        return False
+    body = getattr(error, "body", None)
+    inner = body.get("error", body) if isinstance(body, Mapping) else None
+    text = str(error)
+    if inner is None:
+        with suppress(Exception):  # it was not read, and may never be
+            text = f"{text} {response.text if response is not None else ''}"
+    about = inner if isinstance(inner, Mapping) else {}
+    return is_content_refusal(status, about, text) or is_full_context(status, about, text)
 
 
 def blocked_prompt(body: Mapping[str, Any]) -> str:

@@ -1,7 +1,8 @@
 """A second model that scores what the agent did: `HermesAgentBaseEnv.judge`.
 
 It answers with JSON of a schema. What fits no schema is asked for again; a judge that cannot be asked, or gives no such
-answer, is a failure of the infrastructure. Answers are kept in the run's folder by what was asked.
+answer, is a failure of the infrastructure. One that refuses a question for its content while it answers others is not:
+an agent can write what is refused. Answers are kept in the run's folder by what was asked.
 """
 
 from __future__ import annotations
@@ -23,13 +24,16 @@ from pydantic import ConfigDict, Field, StrictBool, StrictFloat, StrictInt, Stri
 from typing_extensions import TypedDict
 
 from lachesis.agent.call_scope import outside_scopes
+from lachesis.agent.reward import JudgeRefused
 from lachesis.inference import InferenceError, Router
+from lachesis.inference.errors import ContextExhausted, ConversationRefused
 from lachesis.inference.failed_requests import failed_requests, note_answered, note_failed
 from lachesis.runs.environment import Environment
 from lachesis.runs.model_servers import SilenceWatch, start_another
 from lachesis.runs.server_settings import ServerConfig
 from lachesis.tasks import in_own_thread
 from lachesis.trajectories import JsonlWriter, read_lines
+from lachesis.trajectories.messages import FinishReason
 
 _ATTEMPTS = 3
 _FENCED = re.compile(r"```(?:json)?\s*\n(.*?)```", re.DOTALL)
@@ -93,6 +97,8 @@ class Judge:
             note_failed(key, self._failed("did not answer before the reward was stopped", "lower judge_server.timeout"))
             raise
         except InferenceError as error:
+            if self._answers and isinstance(error, ContextExhausted | ConversationRefused):
+                raise JudgeRefused(error) from None
             note_failed(key, error)
             raise
         note_answered(lambda: key)
@@ -112,6 +118,8 @@ class Judge:
             with failed_requests():  # the caller tells of these
                 response = await self.server.chat(messages, extra_body=extra)
             text = response.message.text
+            if response.refusal or response.finish_reason is FinishReason.CONTENT_FILTER:
+                raise ConversationRefused(response.server, 200, text or "content_filter")
             fenced = _FENCED.search(text)
             answer = (fenced[1] if fenced else text).strip()
             try:

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from types import TracebackType
 from typing import Any, TypeVar
 
-from backends.base import Backend, BackendError, Sandbox, SandboxSpec
+from backends.base import Backend, BackendError, Sandbox, SandboxSpec, SupportsWaited
 from backends.lease import Lessor, SandboxPerLease
 from lachesis.errors import LachesisError
 
@@ -95,6 +95,18 @@ class ToolSession:
             waited += asyncio.get_running_loop().time() - self._start_began
         if self.started and self._starting is not None:
             waited += getattr(self._starting.result(), "interrupted", 0.0)
+        return waited
+
+    async def waited_for_cpu(self) -> float | None:
+        """Seconds so far in which others had the processors that its `fresh` commands could have used, with those of
+        `another`; None where that is not known."""
+        waited: float | None = 0.0
+        if self.started and self._starting is not None:
+            sandbox = self._starting.result()
+            waited = await sandbox.waited() if isinstance(sandbox, SupportsWaited) else None
+        for other in self._others:
+            more = await other.waited_for_cpu()
+            waited = None if waited is None or more is None else waited + more
         return waited
 
     async def sandbox(self) -> Sandbox:

@@ -396,6 +396,13 @@ async def test_a_right_solution_on_an_overloaded_machine_is_not_a_low_score(judg
             assert found.passed
 
 
+@pytest.mark.parametrize("hang", ["while True: pass", "import time; time.sleep(600)"], ids=["loop", "sleep"])
+async def test_a_solution_that_hangs_is_scored_on_an_overloaded_machine_too(judge: Judge, hang: str) -> None:
+    with busy_machine(12):
+        found = await judge({"shop.py": hang}, tests={TEST_PATH: TESTS}, expect=IDS, timeout=1.5)
+    assert found.fraction == 0.0 and "took longer than" in found.output
+
+
 async def test_a_sandbox_that_may_use_little_of_a_processor_is_not_an_overloaded_machine() -> None:
     async with ToolSessions(create_backend("local"), SandboxSpec(cpus=0.1)) as sessions:
         limited, free = sessions.open("limited").another(), sessions.open("free", spec=SandboxSpec(cpus=0))

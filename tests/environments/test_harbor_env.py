@@ -402,6 +402,18 @@ async def test_slow_tests_on_an_overloaded_machine_are_no_score_of_0(tmp_path: P
             assert "test.sh took longer than 1.5 s" in str(error)
 
 
+@pytest.mark.parametrize("hang", ["while :; do :; done", "sleep 600"], ids=["loop", "sleep"])
+@pytest.mark.parametrize("toml", ["", 'artifacts = ["/app/answer.sh"]'], ids=["in_place", "seal"])
+async def test_an_answer_that_hangs_is_a_score_of_0_on_an_overloaded_machine_too(
+    tmp_path: Path, played: Played, toml: str, hang: str
+) -> None:
+    test = "[ ! -f /app/answer.sh ] || bash /app/answer.sh\necho 0 > /logs/verifier/reward.txt\n"
+    task = read_task(task_at(tmp_path / "task", f"{toml}\n[verifier]\ntimeout_sec = 1\n", **{"tests/test.sh": test}))
+    with busy_machine(12):
+        verdict = await played.trial(task, f"echo '{hang}' > answer.sh")
+    assert (verdict.reward.value, verdict.record["cause"]) == (0.0, "no_verdict")
+
+
 async def test_tests_that_the_agent_stops_in_its_sandbox_are_a_score(tmp_path: Path, played: Played) -> None:
     hook = '[[verifier.collect]]\ncommand = "true"\n'
     test = "#!/bin/bash\n/usr/bin/printf 1 > /logs/verifier/reward.txt\n"

@@ -251,6 +251,19 @@ async def test_a_late_reward_on_an_overloaded_machine_is_no_score(tmp_path: Path
     assert late["reward"] is None and late["outcome"] == "infra_error" and "overloaded" in str(late)
 
 
+async def test_a_program_of_a_reward_that_sleeps_is_a_score_on_an_overloaded_machine_too(tmp_path: Path) -> None:
+    class Sleeps(SortWords):
+        async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+            done = await ctx.terminal("sleep 600", timeout=900)
+            return float(done["exit_code"] == 0)
+
+    with busy_machine(14):
+        settings = {"total_steps": 1, "group_size": 1, "max_infra_retries": 0, "max_failed_groups": 2}
+        result = await process(Sleeps, tmp_path, sorts, reward_timeout=4, **settings)
+    (late,) = rollouts(result.files.groups)
+    assert late["reward"] == 0.0 and "of reward_timeout = 4 s" in late["agent_fault"]
+
+
 async def test_a_cancelled_error_of_the_rewards_own_doing_is_an_exception_and_no_rollout_is_lost(
     tmp_path: Path,
 ) -> None:

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from lachesis import AgentProgramEnv, ServerConfig
 from lachesis.environments.harbor import HarborEnv
 from lachesis.errors import SettingsError
 from lachesis.testing.fake_server import FakeServer, Scripted
+from tests.support.scripted_server import ScriptedServer, say
 from tests.support.small_envs import SortWords, does_nothing, process, rollouts
 from tests.support.training_runs import played
 
@@ -78,6 +80,28 @@ async def test_failure_is_not_zero_a_model_plays_the_user_or_the_rollout_has_no_
         (rollout,) = rollouts(result.files.failures if kind else result.files.groups)
         assert (rollout["reward"], rollout["traceback"]) == (None if kind else 3.0, None)
         assert rollout.get("unscored_kind", "") == kind
+
+
+async def test_what_the_model_refuses_that_plays_the_user_ends_the_rollout_as_refused(tmp_path: Path) -> None:
+    class Played(Asked):
+        async def follow_up(self, item: Any, messages: Any) -> Any:
+            return await self.judge(f"You are a customer, and read: {messages[-1]['content']}", str)
+
+        async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+            return 0.25
+
+    def user(request: dict[str, Any]) -> Any:
+        if "BOMB" not in str(request["messages"]):
+            return say('"And again?"')
+        return web.json_response({"error": {"message": "flagged", "code": "content_filter"}}, status=400)
+
+    said = iter(["Good.", "BOMB"])
+    async with ScriptedServer(user) as server:
+        judge = {"base_url": server.base_url, "model_name": "scripted", "max_retries": 0}
+        settings = {"total_steps": 1, "group_size": 1, "max_infra_retries": 0, "judge_server": judge}
+        result = await process(Played, tmp_path, lambda _: say(next(said)), **settings)
+    (rollout,) = rollouts(result.files.groups)
+    assert (rollout["outcome"], rollout["reward"], rollout["traceback"]) == ("refused", 0.25, None)
 
 
 async def test_an_agent_that_takes_no_answers_is_named_before_the_first_rollout(tmp_path: Path) -> None:

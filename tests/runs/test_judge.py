@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Literal
 
+import openai
 import pytest
+from aiohttp import web
 from pydantic import BaseModel, Field
 
 from lachesis import reward
@@ -116,6 +121,100 @@ async def test_an_error_that_a_later_equal_question_made_good_is_none(tmp_path: 
     async with FakeServer(Scripted(GOOD), faults={"unavailable": [0]}) as server:
         result = await process(Repeats, tmp_path, does_nothing, total_steps=1, group_size=1, **judge_at(server))
     assert [rollout["reward"] for rollout in rollouts(result.files.groups)] == [0.5]
+
+
+class Own(SortWords):
+    """The judge is asked by a client of the author's."""
+
+    judge_url = ""
+
+    async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+        async with openai.AsyncOpenAI(base_url=self.judge_url, api_key="none", max_retries=0) as client:
+            asked = [{"role": "user", "content": ASKED + result.final_response}]
+            answer = await client.chat.completions.create(model="scripted", messages=asked)  # type: ignore[arg-type]
+        return float(answer.choices[0].message.content == GOOD)
+
+
+def an_error(status: int, message: str, **more: Any) -> web.Response:
+    return web.json_response({"error": {"message": message, **more}}, status=status)
+
+
+FORBIDDEN = {
+    "a moderation": lambda: an_error(403, "The request was flagged by our moderation."),
+    "a content filter": lambda: an_error(400, "The prompt was filtered.", code="content_filter"),
+    "too long": lambda: an_error(400, "The maximum context length is 10 tokens.", code="context_length_exceeded"),
+}
+OF_OUR_CLIENT = {
+    **FORBIDDEN,
+    "a bare 403": lambda: an_error(403, "Forbidden"),
+    "a finish reason": lambda: say("", finish_reason="content_filter"),
+    "a refusal": lambda: say(None, refusal="I cannot help with that."),
+}
+BROKEN = {
+    "down": lambda: an_error(503, "overloaded"),
+    "the limit": lambda: an_error(429, "Too many requests"),
+    "its key": lambda: an_error(401, "Incorrect API key"),
+}
+
+
+class Moderated:
+    """A judge that refuses what contains a word, until `closed`: then it refuses or fails for everybody."""
+
+    def __init__(self, refusal: Callable[[], Any], *, closed: bool = False) -> None:
+        self.refusal = refusal
+        self.closed = closed
+
+    def __call__(self, request: dict[str, Any]) -> Any:
+        return self.refusal() if self.closed or "BOMB" in str(request["messages"]) else say(GOOD)
+
+
+async def judged_by(
+    folder: Path, kind: type[SortWords], moderated: Moderated, words: Iterable[str], **more: Any
+) -> Any:
+    """Play one rollout a group; the agent says each of `words` in turn, and the last one again and again."""
+    left = itertools.chain(words, itertools.repeat("BOMB"))
+    async with ScriptedServer(moderated) as judge:
+        if issubclass(kind, Own):
+            kind = type("Own", (kind,), {"judge_url": judge.base_url})
+        settings = {"group_size": 1, "max_num_workers": 1, "max_infra_retries": 0, **judge_at(judge), **more}
+        return await process(kind, folder, lambda _: say(next(left)), **settings)
+
+
+CASES = [(Judged, name) for name in OF_OUR_CLIENT] + [(Own, name) for name in FORBIDDEN]
+
+
+@pytest.mark.parametrize(("kind", "name"), CASES)
+async def test_what_the_judge_refuses_and_others_are_answered_is_the_agents_fault(
+    tmp_path: Path, kind: type[SortWords], name: str
+) -> None:
+    moderated = Moderated(OF_OUR_CLIENT[name])
+    result = await judged_by(tmp_path, kind, moderated, ["good", "fine", "BOMB"], total_steps=3)
+    scores = [(rollout["reward"], bool(rollout["agent_fault"])) for rollout in rollouts(result.files.groups)]
+    assert [fault for _, fault in scores] == [False, False, True] and scores[2][0] == 0.0
+    assert scores[0][0] > 0
+    assert result.failed_groups == 0
+
+
+@pytest.mark.parametrize("kind", [Judged, Careless, Own])
+@pytest.mark.parametrize("name", FORBIDDEN)
+async def test_a_judge_that_refuses_everybody_scores_nobody(tmp_path: Path, kind: type[SortWords], name: str) -> None:
+    moderated = Moderated(FORBIDDEN[name], closed=True)
+    settings = {"total_steps": 1, "max_failed_groups": 2}
+    with contextlib.suppress(Exception):
+        await judged_by(tmp_path, kind, moderated, ["good"], **settings)
+    assert [rollout for rollout in rollouts(tmp_path / "groups.jsonl") if rollout["reward"] is not None] == []
+
+
+@pytest.mark.parametrize("kind", [Judged, Own])
+@pytest.mark.parametrize("name", BROKEN)
+async def test_a_judge_that_fails_after_it_answered_is_never_the_agents_fault(
+    tmp_path: Path, kind: type[SortWords], name: str
+) -> None:
+    moderated = Moderated(BROKEN[name])
+    with contextlib.suppress(Exception):
+        await judged_by(tmp_path, kind, moderated, ["good", "fine", "BOMB"], total_steps=3, max_failed_groups=1)
+    scored = [rollout for rollout in rollouts(tmp_path / "groups.jsonl") if rollout["reward"] is not None]
+    assert [bool(rollout["agent_fault"]) for rollout in scored] == [False, False]
 
 
 class Plainly(SortWords):

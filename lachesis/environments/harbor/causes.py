@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from backends import BackendError
+from lachesis.agent.pace import OwnTime
 
 Fault = Literal["model", "task", "infrastructure"]
 
@@ -64,5 +65,7 @@ class Invalid(BackendError):
         self.cause = CAUSES[cause]
         self.record: dict[str, Any] = {"cause": cause}
         """For `"verifier"` of the rollout's record."""
+        self.late: OwnTime | None = None
+        """What the tests took that the time limit has ended."""
         self.may_pass = self.cause.retry
         super().__init__(f"{self.cause.meaning} ({cause}): {detail}")

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from backends import SandboxSpec
 from lachesis.agent.agent_fault import AgentFault
-from lachesis.agent.pace import MARGIN
+from lachesis.agent.pace import MARGIN, USABLE, Pace
 from lachesis.agent.tool_context import ToolContext
 from lachesis.environments.harbor.artifacts import artifacts_of, keep_artifacts, put, remove_excluded
 from lachesis.environments.harbor.causes import Invalid
@@ -228,24 +228,29 @@ async def _verdict(
         if not invalid.cause.grade and invalid.cause.name != "user":
             raise
         first = invalid
-    late = first.cause.name == "verifier_timeout"
-    if late:  # a busy machine gives the tests more time
+    before: Pace | None = None
+    if first.late is not None:  # a busy machine gives the tests more time
         fresh = await ctx.untouched(spec=spec) if place is ctx else place
-        found = await fresh.pace()
+        before = await fresh.pace()
         if fresh is not place:
             await fresh.cleanup()
-        found.require_usable(str(first))
-        stretch = found.stretch
+        if first.late.waited is None:
+            before.require_usable(str(first))
+        if not first.late.uses_up(step.verifier.timeout_sec):
+            stretch = min(before.stretch, USABLE)
     try:
         return await tested(place, record, keep)
-    except Invalid:
+    except Invalid as again:
+        # What the tests themselves took says it, on any machine.
+        decided = again.late is not None and again.late.is_enough(step.verifier.timeout_sec)
         if place is not ctx:
             await place.cleanup()
     untouched = await ctx.untouched(spec=spec)
     try:
         found = await untouched.pace()
-        if late:
-            found.require_usable(str(first), stretch * MARGIN)
+        if before is not None and not decided:
+            before.require_usable(str(first))
+            found.require_usable(str(first), before.stretch * MARGIN)
         stretch = max(stretch, found.stretch)
         await tested(untouched, _new_record(record["grading"]))
     except Invalid:
@@ -327,8 +332,10 @@ async def _run_tests(
     record["stdout"] = shortened(output)
     if keep is not None:
         await _keep_logs(ctx, keep, output, record)
-    if done["exit_code"] == 124 and str(done["error"] or "").startswith("the command took longer"):
-        raise Invalid("verifier_timeout", f"{script} took longer than {limit:g} s")
+    if done.late is not None:
+        late = Invalid("verifier_timeout", f"{script} took longer than {limit:g} s")
+        late.late = done.late
+        raise late
     written = {path: data for path in verdicts if (data := await _read(ctx, path)) is not None}
     if len(written) == 2 and step.test_folders and not _mention(step.test_folders, b"reward.json"):
         raise AgentFault(1, "the tests wrote reward.txt, and not this", verdicts[0])
