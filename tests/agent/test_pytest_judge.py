@@ -18,7 +18,7 @@ from backends import SandboxSpec, create_backend
 from backends.host.folders import cache_folder
 from lachesis.agent import pytest_judge
 from lachesis.agent.changed_tests import ENDED, INVERTED, VALUE, TestFile
-from lachesis.agent.pace import MachineOverloaded, pace
+from lachesis.agent.pace import MachineOverloaded, OwnTime, pace
 from lachesis.agent.pytest_judge import Judgement, PytestJudge, TestVerdict
 from lachesis.agent.reward import RewardError
 from lachesis.agent.sealing import Artifacts
@@ -394,6 +394,12 @@ async def test_a_right_solution_on_an_overloaded_machine_is_not_a_low_score(judg
             assert "took longer than" in str(error) and "Next step" in str(error)
         else:
             assert found.passed
+
+
+def test_a_late_program_shows_that_it_hangs_only_where_its_own_time_is_measured() -> None:
+    for waited, used_up, enough in ((None, False, False), (0.0, True, True), (70.0, False, True), (80.0, False, False)):
+        took = OwnTime(100.0, waited)
+        assert (took.uses_up(100.0), took.is_enough(100.0)) == (used_up, enough)
 
 
 @pytest.mark.parametrize("hang", ["while True: pass", "import time; time.sleep(600)"], ids=["loop", "sleep"])
