@@ -20,7 +20,7 @@ from lachesis.errors import LachesisError
 from lachesis.inference import TokenServer
 from lachesis.inference.failed_requests import failed_requests
 from lachesis.inference.sampling import read_sampling
-from lachesis.run_folder import unused
+from lachesis.run_folder import data_folder, unused
 from lachesis.runs.decisions import Decision, Kept
 from lachesis.runs.environment import Environment
 from lachesis.runs.evaluations import EvaluatedItems
@@ -77,7 +77,7 @@ async def process(env: Environment) -> RunResult:
     async with _tracking(env, "process"), env.running():
         return await _into_files(
             env,
-            RunFiles(Path(config.data_path_to_save_groups or Path("data") / env.run_name / "groups.jsonl")),
+            RunFiles(Path(config.data_path_to_save_groups or data_folder(env.run_name) / "groups.jsonl")),
             named=config.data_path_to_save_groups is not None,
             next_item=env.get_next_item,
             total=env.n_groups_to_process,
@@ -143,7 +143,7 @@ async def evaluate(env: Environment) -> RunResult:
     async def next_item() -> Any:
         return next(samples, None)
 
-    folder = Path(config.data_dir_to_save_evals or Path("data") / env.run_name / "eval")
+    folder = Path(config.data_dir_to_save_evals or data_folder(env.run_name) / "eval")
     started = time.time()
     result = await _into_files(
         env,
@@ -373,8 +373,8 @@ def _tracking(env: Environment, job: str) -> AbstractAsyncContextManager[None]:
 
 def _rollout_api_sink(env: Environment, figures: RunningFigures) -> RolloutApiSink[PlayedGroup]:
     config = env.config
-    folder = Path(config.spool_path or Path("data") / env.run_name / "spool")
-    evaluations = Path(config.data_dir_to_save_evals or Path("data") / env.run_name / "eval")
+    folder = Path(config.spool_path or data_folder(env.run_name) / "spool")
+    evaluations = Path(config.data_dir_to_save_evals or data_folder(env.run_name) / "eval")
 
     async def evaluate_step() -> None:
         config.data_dir_to_save_evals = str(unused(evaluations / f"step-{env.curr_step}"))

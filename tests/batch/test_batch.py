@@ -439,7 +439,7 @@ def test_a_file_and_a_model_are_enough(
     }
 
 
-@pytest.mark.parametrize("name", ["..", "../out", "/tmp/out", "a/../../out", "", " a", "a\nb", "."])
+@pytest.mark.parametrize("name", ["..", "../out", "/tmp/out", "a/../../out", "", " a", "a\nb", ".", "a/" * 3000 + "a"])
 def test_no_run_name_leaves_the_folder_of_the_data(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
