@@ -163,8 +163,9 @@ class RunResult:
         if best > 0 and not self.evaluation:
             yield f"lachesis export {quote(str(files.groups))} --format trl   (or openai, dpo, parquet, ...)"
             if files.samples.exists() and files.samples.stat().st_size:
+                samples = quote(str(files.samples))
                 yield (
-                    f"lachesis train --sft {quote(str(files.samples))} --sft.min_reward {best:g} --training.base_model MODEL   "
+                    f"lachesis train --sft {samples} --sft.min_reward {best:g} --training.base_model MODEL   "
                     "(teach it what went well)"
                 )
 
