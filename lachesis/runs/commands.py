@@ -50,7 +50,7 @@ from lachesis.runs.settings import HermesAgentEnvConfig, is_chosen
 from lachesis.runs.summary import evaluation_metrics
 from lachesis.runs.training_decision import ANY_TRAINER, decide_for_training
 from lachesis.training.outbox import Outbox
-from lachesis.training.rollout_api import EnvDescription, RolloutApi
+from lachesis.training.rollout_api import TOKEN_VARIABLE, EnvDescription, RolloutApi
 from lachesis.trajectories import sampling_problem
 from lachesis.trajectories.sampling_record import HARMLESS_FIELDS
 from lachesis.wording import counted
@@ -309,6 +309,16 @@ async def serve(env: Environment, *, hold_out: bool) -> ServeResult:
 
         figures = RunningFigures(window=1_000)  # the policy changes
         sink = _rollout_api_sink(env, figures)
+        if (
+            config.terminal_network
+            and config.terminal_backend in ("local", "singularity")
+            and not sink.relay.api.has_token
+        ):
+            _note(
+                env.console,
+                "agents have the network of this machine, and the rollout API asks for no token: they could reset its "
+                f"data or send groups of their own; set {TOKEN_VARIABLE}, for it, here and for the trainer",
+            )
         pipeline = Pipeline(
             title=config.wandb_name or env.run_name,
             next_item=env.get_next_item,
