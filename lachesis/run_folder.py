@@ -35,16 +35,29 @@ def refuse_files_of_runs(output: Path) -> None:
         raise WrongFolder(f"{output} is a file of a run, which would be lost; choose another name")
 
 
-def name_problem(name: str) -> str:
+def name_problem(name: object) -> str:
     """What is wrong with a name of which a folder is made, below another one; empty where nothing is."""
+    if not isinstance(name, str):
+        return "is no text"
     path = PurePath(name)
     if not name.strip() or name != name.strip():
         return "is empty, or begins or ends with a space"
     if path.is_absolute() or {"..", "~"} & {*path.parts} or not path.parts:
         return "would be a folder outside of that of the data"
-    if not name.isprintable() or any(len(part.encode("utf-8", "replace")) > 200 for part in path.parts):
+    if not name.isprintable() or len(name.encode("utf-8", "replace")) > 200:
         return "is no name of a folder: use letters, digits, - and _, at most 200"
     return ""
+
+
+def data_folder(name: str) -> Path:
+    """Where the runs of an environment are: `data/NAME`.
+
+    Raises:
+        WrongFolder: the name would lead elsewhere.
+    """
+    if problem := name_problem(name):
+        raise WrongFolder(f"the name {name!r} {problem}; the runs of an environment are in data/NAME")
+    return Path("data") / name
 
 
 def settings_of(groups: Path) -> dict[str, Any]:

@@ -156,6 +156,15 @@ async def test_pages_of_others_may_link_to_the_viewer_and_not_to_what_a_link_wou
         assert await status_of(url, "GET", link) == 403
 
 
+@pytest.mark.parametrize("service", [each for each in OPEN if each is not pages])
+async def test_a_picture_on_a_page_in_an_old_browser_is_refused(service: Service, tmp_path: Path) -> None:
+    """Which sends neither Origin nor Sec-Fetch-Site with it."""
+    async with service(tmp_path) as url:
+        assert await status_of(url, "GET", {"Referer": "http://evil.example/page"}) == 403
+        assert await status_of(url, "GET", {"Referer": "http://localhost:1/page"}) == 403
+        assert await status_of(url, "GET", {"Referer": f"{url}?page"}) == 200
+
+
 @pytest.mark.parametrize("own", ["localhost", "LOCALHOST:{port}", "127.0.0.1", "[::1]:{port}", "127.0.0.2:{port}"])
 async def test_every_spelling_of_this_machine_is_answered(own: str, tmp_path: Path) -> None:
     async with rollout_api(tmp_path) as url:

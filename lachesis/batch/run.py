@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from statistics import fmean
 from typing import Any
 
@@ -111,7 +112,7 @@ class BatchResult:
         yield from ()
 
     def next_steps(self) -> Iterator[str]:
-        yield f"lachesis view {self.sink.folder}   (every sample, in the browser)"
+        yield f"lachesis view {quote(str(self.sink.folder))}   (every sample, in the browser)"
 
     def warnings(self) -> Iterator[str]:
         if self.totals.failed:

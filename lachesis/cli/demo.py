@@ -11,6 +11,7 @@ import asyncio
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -100,7 +101,7 @@ async def _play(console: Console, arguments: argparse.Namespace) -> int:
             if player == "embedded":
                 console.print(f"\n{_why_it_fails([one for _, one in scored])}", highlight=False)
     larger = "lachesis eval gsm8k -n 20 -m MODEL -b URL"
-    console.print(f"\nnext: lachesis view {arguments.output}, or a larger model: {larger}", soft_wrap=True)
+    console.print(f"\nnext: lachesis view {quote(str(arguments.output))}, or a larger model: {larger}", soft_wrap=True)
     return 0 if all(result.summary.scored for result in results.values()) else 1
 
 

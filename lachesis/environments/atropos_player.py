@@ -32,6 +32,7 @@ from lachesis.collecting.recording import recorded
 from lachesis.collecting.returned import ReturnedSample, only
 from lachesis.errors import LachesisError, SettingsError
 from lachesis.inference.chat_template import read_template
+from lachesis.run_folder import data_folder
 from lachesis.runs.atropos import BaseEnv, BaseEnvConfig, built_with, wrap_tokenize_for_trainer
 from lachesis.runs.atropos_base import NEVER_CALLED
 from lachesis.runs.flags import close_names
@@ -230,7 +231,7 @@ class AtroposPlayer(HermesAgentBaseEnv):
             values[name] = getattr(value, "value", value)
         values["data_path_to_save_groups"] = None
         values["data_dir_to_save_evals"] = values.get("data_dir_to_save_evals") or str(
-            Path("data") / self.run_name / "eval"
+            data_folder(self.run_name) / "eval"
         )
         try:
             return self.stock_config_cls(**{name: value for name, value in values.items() if name in fields})

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lachesis.lazy import after_import
-from lachesis.run_folder import RunFolderError, unused
+from lachesis.run_folder import RunFolderError, data_folder, unused
 from lachesis.runs.server_settings import ServerConfig, describe
 from lachesis.runs.settings import HermesAgentEnvConfig
 
@@ -168,7 +168,7 @@ class AtroposBase(ABC):
     def _default_eval_folder(self) -> Path:
         """Chosen once in a run, beside the evaluations of earlier ones."""
         if self._eval_folder is None:
-            self._eval_folder = unused(Path("data") / (self.name or type(self).__name__) / "eval")
+            self._eval_folder = unused(data_folder(self.name or type(self).__name__) / "eval")
         return self._eval_folder
 
 

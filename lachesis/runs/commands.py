@@ -21,7 +21,7 @@ from lachesis.errors import LachesisError
 from lachesis.inference import TokenServer
 from lachesis.inference.failed_requests import failed_requests
 from lachesis.inference.sampling import read_sampling
-from lachesis.run_folder import unused
+from lachesis.run_folder import data_folder, unused
 from lachesis.runs.decisions import Decision, Kept
 from lachesis.runs.environment import Environment
 from lachesis.runs.evaluations import EvaluatedItems
@@ -51,7 +51,7 @@ from lachesis.runs.settings import HermesAgentEnvConfig, is_chosen
 from lachesis.runs.summary import evaluation_metrics
 from lachesis.runs.training_decision import ANY_TRAINER, decide_for_training
 from lachesis.training.outbox import Outbox
-from lachesis.training.rollout_api import EnvDescription, RolloutApi
+from lachesis.training.rollout_api import TOKEN_VARIABLE, EnvDescription, RolloutApi
 from lachesis.trajectories import sampling_problem
 from lachesis.trajectories.sampling_record import HARMLESS_FIELDS
 from lachesis.wording import counted
@@ -78,7 +78,7 @@ async def process(env: Environment) -> RunResult:
     async with _tracking(env, "process"), env.running():
         return await _into_files(
             env,
-            RunFiles(Path(config.data_path_to_save_groups or Path("data") / env.run_name / "groups.jsonl")),
+            RunFiles(Path(config.data_path_to_save_groups or data_folder(env.run_name) / "groups.jsonl")),
             named=config.data_path_to_save_groups is not None,
             next_item=env.get_next_item,
             total=env.n_groups_to_process,
@@ -144,7 +144,7 @@ async def evaluate(env: Environment) -> RunResult:
     async def next_item() -> Any:
         return next(samples, None)
 
-    folder = Path(config.data_dir_to_save_evals or Path("data") / env.run_name / "eval")
+    folder = Path(config.data_dir_to_save_evals or data_folder(env.run_name) / "eval")
     started = time.time()
     result = await _into_files(
         env,
@@ -323,6 +323,16 @@ async def serve(env: Environment, *, hold_out: bool) -> ServeResult:
 
         figures = RunningFigures(window=1_000)  # the policy changes
         sink = _rollout_api_sink(env, figures)
+        if (
+            config.terminal_network
+            and config.terminal_backend in ("local", "singularity")
+            and not sink.relay.api.has_token
+        ):
+            _note(
+                env.console,
+                "agents have the network of this machine, and the rollout API asks for no token: they could reset its "
+                f"data or send groups of their own; set {TOKEN_VARIABLE}, for it, here and for the trainer",
+            )
         pipeline = Pipeline(
             title=config.wandb_name or env.run_name,
             next_item=env.get_next_item,
@@ -387,8 +397,8 @@ def _tracking(env: Environment, job: str) -> AbstractAsyncContextManager[None]:
 
 def _rollout_api_sink(env: Environment, figures: RunningFigures) -> RolloutApiSink[PlayedGroup]:
     config = env.config
-    folder = Path(config.spool_path or Path("data") / env.run_name / "spool")
-    evaluations = Path(config.data_dir_to_save_evals or Path("data") / env.run_name / "eval")
+    folder = Path(config.spool_path or data_folder(env.run_name) / "spool")
+    evaluations = Path(config.data_dir_to_save_evals or data_folder(env.run_name) / "eval")
 
     async def evaluate_step() -> None:
         config.data_dir_to_save_evals = str(unused(evaluations / f"step-{env.curr_step}"))

@@ -28,6 +28,7 @@ from lachesis.agent.reward import JudgeRefused
 from lachesis.inference import InferenceError, Router
 from lachesis.inference.errors import ContextExhausted, ConversationRefused
 from lachesis.inference.failed_requests import failed_requests, note_answered, note_failed
+from lachesis.run_folder import data_folder
 from lachesis.runs.environment import Environment
 from lachesis.runs.model_servers import SilenceWatch, start_another
 from lachesis.runs.server_settings import ServerConfig
@@ -59,10 +60,10 @@ async def start_judge(env: Environment, stack: AsyncExitStack, watch: SilenceWat
     if not env.testing:
         await server.check()
     if training or env.process_mode:
-        groups = Path(config.data_path_to_save_groups or Path("data") / env.run_name / "groups.jsonl")
+        groups = Path(config.data_path_to_save_groups or data_folder(env.run_name) / "groups.jsonl")
         path = groups.with_suffix(".judge.jsonl")
     else:
-        path = Path(config.data_dir_to_save_evals or Path("data") / env.run_name / "eval") / "judge.jsonl"
+        path = Path(config.data_dir_to_save_evals or data_folder(env.run_name) / "eval") / "judge.jsonl"
     judge = Judge(server, server_config, path)
     await in_own_thread(judge.load)
     return judge

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
+from shlex import quote
 from typing import Protocol
 
 from rich.console import Console
@@ -157,13 +158,14 @@ class RunResult:
         summary, files = self.summary, self.files
         if not summary.rollouts:
             return
-        yield f"lachesis view {files.groups.parent}   (every rollout, in the browser)"
+        yield f"lachesis view {quote(str(files.groups.parent))}   (every rollout, in the browser)"
         best = max(summary.rewards, default=0.0)
         if best > 0 and not self.evaluation:
-            yield f"lachesis export {files.groups} --format trl   (or openai, dpo, parquet, ...)"
+            yield f"lachesis export {quote(str(files.groups))} --format trl   (or openai, dpo, parquet, ...)"
             if files.samples.exists() and files.samples.stat().st_size:
+                samples = quote(str(files.samples))
                 yield (
-                    f"lachesis train --sft {files.samples} --sft.min_reward {best:g} --training.base_model MODEL   "
+                    f"lachesis train --sft {samples} --sft.min_reward {best:g} --training.base_model MODEL   "
                     "(teach it what went well)"
                 )
 

@@ -192,6 +192,11 @@ class RolloutApi(HttpSessionOwner):
         self._send_timeout = send_timeout
         self._turn = asyncio.Lock()
 
+    @property
+    def has_token(self) -> bool:
+        """Whether it sends one."""
+        return bool(self._authorization)
+
     async def identify(self) -> ApiIdentity:
         """Ask the API which server it is."""
         try:

@@ -402,9 +402,15 @@ def test_discarded_samples_are_kept_later_without_being_played_again(
         assert "10 finished samples are discarded" in " ".join(said.out.split())
         of_both = sorted(keys(folder) + keys(folder, "discarded"))
         discards = (folder / "groups.discarded.jsonl").read_bytes()
+        exported = tmp_path / "exported.jsonl"
+        options = ["--format", "batch", "--options", "{keep_without_reasoning: true}", "--out", str(exported)]
+        assert lachesis(["export", str(folder / "groups.discarded.jsonl"), *options]) == 0
         assert batch([*arguments, "--keep_without_reasoning"]) == 0
         assert "10 samples without reasoning, which earlier starts discarded, are kept now" in capsys.readouterr().err
         kept = entries(folder)
+        said_by = {entry["prompt_index"]: entry["conversations"] for entry in kept}
+        without_server = {entry["prompt_index"]: entry["conversations"] for entry in lines(exported)}
+        assert len(without_server) == 10 and without_server.items() <= said_by.items()
         # As after a kill between the last line and the end of the file of discards.
         (folder / "groups.discarded.jsonl").write_bytes(discards)
         assert batch([*arguments, "--keep_without_reasoning"]) == batch(arguments) == 0
@@ -439,7 +445,7 @@ def test_a_file_and_a_model_are_enough(
     }
 
 
-@pytest.mark.parametrize("name", ["..", "../out", "/tmp/out", "a/../../out", "", " a", "a\nb", "."])
+@pytest.mark.parametrize("name", ["..", "../out", "/tmp/out", "a/../../out", "", " a", "a\nb", ".", "a/" * 3000 + "a"])
 def test_no_run_name_leaves_the_folder_of_the_data(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

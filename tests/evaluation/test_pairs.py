@@ -90,7 +90,7 @@ def test_without_a_common_item_there_is_no_difference() -> None:
 def test_one_run_against_the_other_is_the_opposite() -> None:
     a, b = [[1.0, 0.0], [1.0, 1.0], [0.0, 0.0]], [[1.0, 1.0], [0.0, 1.0], [1.0, 1.0]]
     there, back = paired(a, b), paired(b, a)
-    assert (there.mean, there.low, there.high, there.p) == (-back.mean, -back.high, -back.low, back.p)
+    assert (there.mean, there.low, there.high, there.p) == pytest.approx((-back.mean, -back.high, -back.low, back.p))
     assert (there.better, there.worse) == (back.worse, back.better)
 
 
@@ -110,3 +110,24 @@ def test_the_interval_holds_the_difference_and_p_keeps_its_level(samples: int, e
         small += found.p <= 0.05
     assert inside / runs >= 0.93
     assert small / runs > 0.25 if effect else small / runs <= 0.08
+
+
+@pytest.mark.parametrize("items", [4, 5, 6, 8, 10, 12, 15, 20])
+def test_the_interval_holds_the_difference_whatever_share_of_the_items_is_better_or_worse(items: int) -> None:
+    """Enumerated: how many items go from 0 to 1 and from 1 to 0, where up to 95 % do either."""
+    ends, ways, counts = [], [], []
+    for up in range(items + 1):
+        for down in range(items + 1 - up):
+            equal = items - up - down
+            before, after = [[0.0]] * up + [[1.0]] * down, [[1.0]] * up + [[0.0]] * down
+            found = paired(before + [[0.0]] * equal, after + [[0.0]] * equal)
+            ends.append((found.low - 1e-9, found.high + 1e-9))
+            ways.append(math.comb(items, up) * math.comb(items - up, down))
+            counts.append((up, down, equal))
+    low, high = numpy.array(ends).T
+    each, (ups, downs, equals) = numpy.array(ways, dtype=float), numpy.array(counts).T
+    for differ, of_them in product((0.3, 0.5, 0.8, 0.9, 0.95), numpy.arange(0.0, 1.001, 0.01)):
+        better, worse = differ * of_them, differ * (1 - of_them)
+        likely = each * better**ups * worse**downs * (1 - differ) ** equals
+        inside = likely[(low <= better - worse) & (better - worse <= high)].sum()
+        assert inside >= 0.93, (better, worse)

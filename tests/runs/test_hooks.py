@@ -10,6 +10,7 @@ import pytest
 
 from lachesis import HermesAgentBaseEnv, check_environment, reward
 from lachesis.errors import SettingsError
+from lachesis.run_folder import WrongFolder
 from lachesis.runs.command_line import main
 from lachesis.runs.hooks import misspelt_hooks, require_hooks
 from lachesis.training.trainer.settings import TrainingSettings
@@ -161,15 +162,30 @@ def test_a_plain_def_that_a_run_awaits_is_told_to_be_a_coroutine(
     assert "write `async def`" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["../out", "/tmp/out", "..", " ", "a/../../b"])
+@pytest.mark.parametrize(
+    "name", ["../out", "/tmp/out", "..", " ", "a/../../b", "a\0b", "a" * 201, "a/" * 3000 + "a", 5]
+)
 def test_the_name_of_an_environment_leads_to_no_folder_elsewhere(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     for command in ("process", "evaluate", "serve"):
         assert main(without(name=name), [command]) == 2
         assert f"the name of Own, {name!r}, " in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["here"] and not [*(tmp_path / "here").iterdir()]
+
+
+async def test_a_run_that_python_code_starts_leads_to_no_folder_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    cls = without(name="../out", reference_policy=lambda self: lambda messages, tools: None)
+    for method in ("process_manager", "env_manager", "_run_evaluate"):
+        env = cls(*cls.config_init())
+        with pytest.raises(WrongFolder, match=r"the name '\.\./out' would be a folder outside"):
+            await getattr(env, method)()
     assert [path.name for path in tmp_path.iterdir()] == ["here"] and not [*(tmp_path / "here").iterdir()]
 
 

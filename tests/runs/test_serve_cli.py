@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from backends import SandboxSpec, create_backend
 from lachesis.agent.outcome import Outcome
 from lachesis.agent.rollout import Rollout
 from lachesis.inference import RequestRejected, ServerUnavailable
@@ -30,6 +31,7 @@ from lachesis.runs.server_settings import ServerConfig
 from lachesis.runs.training_decision import ANY_TRAINER, decide_for_training
 from lachesis.testing.fake_server import Ask, FakeServer, RandomWords, ToolUser, fake_tokenizer
 from lachesis.testing.fake_server.completions import Reply
+from lachesis.training.api import ApiSettings, RolloutApiServer
 from lachesis.training.groups import samples_from_atropos
 from lachesis.trajectories import TokenPrefix, samples, verify
 from lachesis.trajectories.tokens import PromptChecked
@@ -182,6 +184,37 @@ async def test_kill_9_during_200_rollouts_loses_and_doubles_no_group(tmp_path: P
             await until(lambda: len(trainer.groups) >= items)
     assert len(finished(tmp_path)) == items
     check_arrived(trainer, finished(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"terminal_network": True}, True),
+        ({"terminal_network": True, "rollout_server_token": "secret"}, False),
+        ({"terminal_network": False}, False),
+    ],
+)
+async def test_an_api_that_agents_could_reset_is_told(
+    settings: dict[str, Any], told: bool, tmp_path: Path, tokenizer: Path
+) -> None:
+    """Its data is reset by a command in a sandbox that shares the network, where no token is asked for."""
+    token = str(settings.get("rollout_server_token", ""))
+    async with (
+        RolloutApiServer(ApiSettings(tmp_path / "api.db", port=0, token=token)) as api,
+        FakeServer(RandomWords(), latency=60.0) as model,
+    ):
+        flags = arguments(api.url, tmp_path, model.base_url, tokenizer, **settings)
+        async with command("coins", flags) as run:
+            await run.says("no trainer")
+            assert ("they could reset its data" in run.text) == told, run.text
+        backend, before = create_backend("local"), api.state.instance
+        box = await backend.create(SandboxSpec(network=bool(settings["terminal_network"])))
+        try:
+            command_inside = f"""python3 -c "import urllib.request as r; r.urlopen('{api.url}/reset_data')" """
+            await box.exec(command_inside, timeout=60)
+        finally:
+            await box.close()
+        assert (api.state.instance != before) == told
 
 
 async def test_signals_and_a_start_with_other_settings(tmp_path: Path, tokenizer: Path, run_api: StockRunApi) -> None:

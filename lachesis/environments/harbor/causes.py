@@ -44,7 +44,7 @@ _ROWS = (
     Cause("image_failed", False, False, False, "task", "SandboxBuildFailedError", "the image cannot be made"),
     Cause("healthcheck", True, False, False, "task", "HealthcheckError", "the environment did not become healthy"),
     Cause("setup", False, False, False, "task", "RuntimeError", "setup.sh of a step failed"),
-    Cause("variable", False, False, False, "task", "ValueError", "a variable that the task asks for is not set here"),
+    Cause("variable", False, False, False, "task", "ValueError", "the task asks for a variable that it cannot have"),
     Cause("user", False, False, False, "task", "", "the sandbox cannot run a command as the user that the task names"),
     Cause("network", False, False, False, "task", "", "the network that the task asks for cannot be had"),
     Cause("no_tests", False, False, False, "task", "FileNotFoundError", "the task has no tests/test.sh"),

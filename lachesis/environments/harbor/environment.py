@@ -29,6 +29,7 @@ from lachesis.environments.harbor.places import Places, places_of
 from lachesis.environments.harbor.trial import Trial, solve
 from lachesis.environments.harbor.variables import problems_of
 from lachesis.errors import SettingsError
+from lachesis.run_folder import data_folder
 from lachesis.runs.settings import HermesAgentEnvConfig, is_chosen
 from lachesis.task_folders import Problem, Task, TaskError, find_tasks, read_task
 from lachesis.tasks import in_own_thread
@@ -210,8 +211,8 @@ class HarborEnv(HermesAgentBaseEnv):
     def _data_folders(self) -> tuple[Path, Path]:
         """Of `process` and of `evaluate`."""
         config = self.config
-        groups = Path(config.data_path_to_save_groups or Path("data") / self.run_name / "groups.jsonl")
-        return groups.parent, Path(config.data_dir_to_save_evals or Path("data") / self.run_name / "eval")
+        groups = Path(config.data_path_to_save_groups or data_folder(self.run_name) / "groups.jsonl")
+        return groups.parent, Path(config.data_dir_to_save_evals or data_folder(self.run_name) / "eval")
 
     def player_for(self, item: Mapping[str, str]) -> RolloutPlayer:
         player = super().player_for(item)

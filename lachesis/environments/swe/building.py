@@ -98,6 +98,9 @@ def _task(
     name = entry["name"]
     old, new = (_files(entry[which], known, archives, own) for which in ("old", "new"))
     tree = {path: without_version(path, data) for path, data in old.items() if within(path, entry["tree"])}
+    if not tree:
+        places = ", ".join(entry["tree"])
+        raise BuildError(f"{name}: the tree {entry['old']} has nothing at {places}. Next step: correct `old` or `tree`")
     ids = []
     if judged:
         ids = _resource(f"expected/{name}.txt").splitlines() if own is None else read_expected(own, name)

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterable, Mapping
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from lachesis.errors import LachesisError
 
 
 class BuildError(LachesisError):
     """A task cannot be built."""
+
+
+def _inside(path: str) -> str:
+    pure = PurePosixPath(path)
+    if pure.is_absolute() or ".." in pure.parts or not pure.parts:
+        raise ValueError(f"{path!r} is no path within a tree, as 'src/shop'")
+    return str(pure)
+
+
+Inside = Annotated[str, AfterValidator(_inside)]
 
 
 class _Strict(BaseModel):
@@ -28,12 +38,12 @@ class RecipeTask(_Strict):
     """The tree before the fix: a folder beside the recipe, or an archive without `.tar.gz`."""
     new: str
     """The tree after it."""
-    tree: list[str] = Field(min_length=1)
+    tree: list[Inside] = Field(min_length=1)
     """Files and folders that the agent gets."""
-    tests: str
+    tests: Inside
     """The folder of the tests."""
     instruction: str = Field(min_length=1)
-    fix: dict[str, list[int]] = {}
+    fix: dict[Inside, list[int]] = {}
     """By file, the lines at which the hunks begin that belong to the fix; without it, all that differs does."""
     python: list[str] = []
     """Requirements of this task; without them, those of the recipe."""

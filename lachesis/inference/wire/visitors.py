@@ -96,8 +96,9 @@ class Visitors:
         if headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
             followed = headers.get("Sec-Fetch-Mode") == "navigate" and headers.get("Sec-Fetch-Dest") == "document"
             return not (self.links and followed and request.method == "GET")
-        # Other ports of this machine are other origins, and may be those of other users.
-        origins = headers.getall("Origin", ())
+        # Other ports of this machine are other origins, and may be those of other users. Of a picture or a link, old
+        # browsers say by Referer alone which page it is on, and not which of the two it is.
+        origins = [*headers.getall("Origin", ()), *(() if self.links else headers.getall("Referer", ()))]
         return any(_netloc(origin) != request.host.lower() for origin in origins)
 
 
