@@ -266,7 +266,7 @@ class HttpClient(HttpSessionOwner):
                     if harmless is None or not self._may_be_meant(refused, continues):
                         raise
                     meant = await self._meant(refused, url, harmless(), headers, started)
-                    if refused.status != 401 or isinstance(meant, ServerUnavailable | Unauthorized):
+                    if refused.status != 401 or not isinstance(meant, ConversationRefused):
                         raise meant from refused
                     # A key is not refused for what a conversation says: one of several machines has not heard of it.
                     delay = retry_delay(attempt, None, self.settings.first_retry_delay)
@@ -291,7 +291,7 @@ class HttpClient(HttpSessionOwner):
         """Whether a rejection may be of one conversation, and its words do not tell."""
         if isinstance(refused, ContextExhausted | ConversationRefused):
             return False
-        if refused.status in (401, *REFUSING):
+        if refused.status in REFUSING or (refused.status == 401 and self._completed_at):
             return True
         unclear = self._continues and may_be_of_the_content(refused.status, refused.body)
         return unclear and continues is not None and continues()

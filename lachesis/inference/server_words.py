@@ -227,5 +227,6 @@ def ending(reason: object) -> FinishReason | Ending:
         return FinishReason.UNKNOWN
     if not isinstance(reason, str):
         return Ending.BROKEN
-    word = _AROUND.sub("", reason.partition(":")[0].strip().lower()).replace("-", "_").replace(" ", "_")
-    return _ENDINGS.get(word, Ending.BROKEN)
+    given = reason.strip().lower()
+    word = _AROUND.sub("", given.partition(":")[0].strip()).replace("-", "_").replace(" ", "_")
+    return _ENDINGS.get(word or given, Ending.BROKEN)
