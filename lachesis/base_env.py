@@ -448,7 +448,9 @@ class HermesAgentBaseEnv(AtroposBase):
                 split="eval" if evaluation else "train",
                 spec=self.sandbox_for(item, player.sessions.spec),
             )
-        except (Exception, asyncio.CancelledError) as error:
+        except (KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException as error:  # SystemExit would end the run, with its own exit code
             if isinstance(error, asyncio.CancelledError) and cancel_requests() > before:
                 raise
             return Rollout.broken(item_key, index, error)

@@ -388,5 +388,7 @@ async def _attempt(
     try:
         with scope.entered():
             return await Driven(call() if scope.watch is None else scope.watch.over(call())), None
-    except (Exception, SystemExit, asyncio.CancelledError) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         return None, error

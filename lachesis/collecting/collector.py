@@ -111,7 +111,9 @@ class Collector:
                 name = f"{self.name}: collect_trajectories"
                 groups, backlog = await with_blocking_calls(self._collected(item), name=name)
             return groups, backlog, None
-        except (Exception, asyncio.CancelledError) as error:
+        except (KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException as error:  # SystemExit would end the run, with its own exit code
             if isinstance(error, asyncio.CancelledError) and cancel_requests() > before:
                 raise
             if limit.expired():
@@ -121,7 +123,8 @@ class Collector:
             return [], [], error
 
     async def _collected(self, item: Any) -> tuple[list[ReturnedGroup], list[Any]]:
-        given, backlog = await self.source.collect_trajectories(item)
+        returned = await self.source.collect_trajectories(item)
+        given, backlog = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, None)
         if given:
             given = await self.source.postprocess_histories(given)
         groups = returned_groups(given, f"{self.name}.collect_trajectories")

@@ -13,7 +13,7 @@ from lachesis.agent.rollout import Rollout
 from lachesis.collecting.collector import Collector
 from lachesis.collecting.recorded_server import RecordedServer, describe_servers
 from lachesis.collecting.recording import current_recording
-from lachesis.collecting.returned import only
+from lachesis.collecting.returned import ReturnedGroupError, only
 from lachesis.inference import Router, TokenServer
 from lachesis.runs import commands
 from lachesis.runs.environment import Environment
@@ -77,10 +77,18 @@ async def own_trajectory(env: Environment, item: Any) -> tuple[dict[str, Any] | 
     }, []
 
 
-async def group_of_trajectories(env: Environment, item: Any) -> tuple[dict[str, Any] | None, list[Any]]:
-    """`group_size` results of an overridden `collect_trajectory`; those that are None are left out."""
-    results = await asyncio.gather(*(env.collect_trajectory(item) for _ in range(env.config.group_size)))
+async def group_of_trajectories(env: Any, item: Any) -> tuple[dict[str, Any] | None, list[Any]]:
+    """`group_size` results of an overridden `collect_trajectory`, each with a backlog or without one; those that are None
+    are left out."""
+    given = await asyncio.gather(*(env.collect_trajectory(item) for _ in range(env.config.group_size)))
+    results = [each if isinstance(each, tuple) and len(each) == 2 else (each, None) for each in given]
     found = [only(trajectory, Mapping) for trajectory, _ in results if trajectory is not None]
+    for trajectory in found:
+        if not isinstance(trajectory, Mapping):
+            raise ReturnedGroupError(
+                f"collect_trajectory returned {type(trajectory).__name__}; it has to be a dict with tokens, masks and "
+                "scores, or None to leave the trajectory out"
+            )
     backlog = [later for _, items in results for later in items or ()]
     if not found:
         return None, backlog

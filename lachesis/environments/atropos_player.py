@@ -29,7 +29,7 @@ from lachesis.collecting.drift import Drift, DriftTotals
 from lachesis.collecting.encoded_chats import note_chats, noting_trained
 from lachesis.collecting.recorded_server import RecordedServer, describe_servers
 from lachesis.collecting.recording import recorded
-from lachesis.collecting.returned import ReturnedSample, only
+from lachesis.collecting.returned import ReturnedSample
 from lachesis.errors import LachesisError, SettingsError
 from lachesis.inference.chat_template import read_template
 from lachesis.run_folder import data_folder
@@ -37,7 +37,7 @@ from lachesis.runs.atropos import BaseEnv, BaseEnvConfig, built_with, wrap_token
 from lachesis.runs.atropos_base import NEVER_CALLED
 from lachesis.runs.flags import close_names
 from lachesis.runs.group_player import PlayedGroup
-from lachesis.runs.hooks import used_names
+from lachesis.runs.hooks import of_hook, used_names
 from lachesis.runs.item_keys import ItemError, item_digest
 from lachesis.runs.server_settings import as_server_configs
 from lachesis.runs.setting_facts import NO_FACTS
@@ -174,7 +174,7 @@ class AtroposPlayer(HermesAgentBaseEnv):
         )
         self.note_uncalled(self.stock_cls, BaseEnv, (*NEVER_CALLED, "env_manager", "process_manager"))
         async with self._outside_of_items():
-            await self.stock.setup()
+            await of_hook(self.stock.setup())
         try:
             yield
         finally:
@@ -201,13 +201,7 @@ class AtroposPlayer(HermesAgentBaseEnv):
         with built_with(server, tokenizer):
             stock = cls(self._stock_config(), [], slurm=self.slurm, testing=self.testing)
         if not _has(cls, "collect_trajectories"):
-            collect = stock.collect_trajectory
-
-            async def collect_trajectory(item: Any) -> tuple[Any, Any]:
-                given, backlog = await collect(item)
-                return only(given, Mapping), backlog
-
-            stock.collect_trajectory = collect_trajectory
+            stock.collect_trajectories = partial(own_groups.group_of_trajectories, stock)
         stock.process_mode = self.process_mode
         stock.n_groups_to_process, stock.group_size_to_process = self.n_groups_to_process, self.group_size_to_process
         stock.curr_step = self.curr_step

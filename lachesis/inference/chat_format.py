@@ -17,10 +17,15 @@ from lachesis.trajectories.encoded import EncodedMessages, NodeMessages
 from lachesis.trajectories.frozen import freeze_dict
 from lachesis.trajectories.markup import NotJson, load_arguments, write_json
 from lachesis.trajectories.messages import (
+    ARGUMENTS,
+    REASONING_KEYS,
     FinishReason,
     Message,
     ToolCall,
     Usage,
+    call_function,
+    is_call_part,
+    is_reasoning_part,
     joined_reasoning,
     thought,
     without_reasoning_parts,
@@ -31,8 +36,9 @@ Payload: TypeAlias = dict[str, Any]
 Tools: TypeAlias = Sequence[Mapping[str, Any]]
 REASONING_FIELDS = ("reasoning_content", "reasoning")
 _REASONING = frozenset((*REASONING_FIELDS, "reasoning_details"))
-_OF_A_CALL = frozenset({"id", "type", "function", "index"})
+_OF_A_CALL = frozenset({"id", "call_id", "type", "function", "index"})
 """Fields of a call that are read. `index` belongs to streams and has no meaning in a whole answer."""
+_OF_A_FLAT_CALL = _OF_A_CALL | {"name", *ARGUMENTS}
 _NOT_MALFORMED = CALLABLE | {CallStatus.IN_REASONING}
 
 
@@ -154,11 +160,8 @@ def is_refusal(data: Mapping[str, Any]) -> bool:
 
 
 def read_reasoning(data: Mapping[str, Any]) -> str | None:
-    """`reasoning_content`, else `reasoning`, else the texts of `reasoning_details` (OpenRouter)."""
-    for key in REASONING_FIELDS:
-        if isinstance(text := data.get(key), str) and text:
-            return text
-    return thought(data.get("reasoning_details")) or None
+    """From the first of `REASONING_KEYS` that has any, in whatever form: a text, parts of it, an object around it."""
+    return next(filter(None, (thought(data[key]) for key in REASONING_KEYS if data.get(key))), None)
 
 
 def read_finish_reason(raw: object) -> FinishReason:
@@ -170,9 +173,11 @@ def read_finish_reason(raw: object) -> FinishReason:
 def raw_finish_reason(choice: Mapping[str, Any]) -> str | None:
     """As the server wrote it. A router that writes "error" may have the provider's word beside it (OpenRouter)."""
     reason, native = choice.get("finish_reason"), choice.get("native_finish_reason")
+    if isinstance(reason, Mapping):  # SGLang's own form
+        reason = reason.get("type")
     if reason == "error" and isinstance(native, str) and ending(native) is not Ending.BROKEN:
         return native
-    return reason if isinstance(reason, str) else None
+    return reason if reason is None or isinstance(reason, str) else _json_text(reason)
 
 
 def finish_reasons(body: Mapping[str, Any]) -> list[str]:
@@ -213,10 +218,18 @@ def read_choices(body: Mapping[str, Any], server: str) -> list[Mapping[str, Any]
         if why := blocked_prompt(body):
             raise ConversationRefused(server, 200, f"the prompt is blocked: {why}")
         raise BadResponse(server, f"the answer has no choices (its keys: {', '.join(map(str, body)) or 'none'})")
-    for choice in choices:
-        if not isinstance(choice, dict) or not isinstance(choice.get("message"), dict):
-            raise BadResponse(server, "a choice of the answer has no message")
-    return choices
+    return [_with_message(choice, server) for choice in choices]
+
+
+def _with_message(choice: object, server: str) -> Mapping[str, Any]:
+    if isinstance(choice, dict) and isinstance(choice.get("message"), dict):
+        return choice
+    if isinstance(choice, dict) and ending(raw_finish_reason(choice)) in (
+        FinishReason.CONTENT_FILTER,
+        FinishReason.LENGTH,
+    ):  # nothing was left of it
+        return {**choice, "message": {"role": "assistant", "content": None}}
+    raise BadResponse(server, "a choice of the answer has no message")
 
 
 def restate_choices(
@@ -232,12 +245,15 @@ def restate_choices(
 
 
 def _read_content(content: object) -> tuple[str | tuple[Mapping[str, Any], ...] | None, str | None]:
-    """The content, and the reasoning in parts of it."""
+    """The content, and the reasoning in parts of it. Calls in parts are read apart."""
     if content is None or isinstance(content, str):
         return content, None
+    if isinstance(content, Mapping) and ("type" in content or isinstance(content.get("text"), str)):
+        content = [content]
     if not isinstance(content, list):
-        return str(content), None
-    parts, reasoning = without_reasoning_parts([_read_part(part) for part in content])
+        return _json_text(content), None
+    read = [_read_part(part) for part in content if part is not None and not is_call_part(part)]
+    parts, reasoning = without_reasoning_parts(read)
     if isinstance(parts, list) and all(part["type"] == "text" for part in parts):
         return "".join(part["text"] for part in parts), reasoning
     return tuple(parts) if isinstance(parts, list) else parts, reasoning
@@ -246,34 +262,55 @@ def _read_content(content: object) -> tuple[str | tuple[Mapping[str, Any], ...] 
 def _read_part(part: object) -> Mapping[str, Any]:
     """A content part with a type, and with a text if it is a text part."""
     if not isinstance(part, Mapping):
-        return {"type": "text", "text": str(part)}
-    if part.get("type", "text") in ("text", "output_text", "refusal"):
+        return {"type": "text", "text": part if isinstance(part, str) else _json_text(part)}
+    if is_reasoning_part(part):
+        return part
+    if (part.get("type") or "text") in ("text", "output_text", "refusal"):
         return {"type": "text", "text": str(part.get("text") or part.get("refusal") or "")}
     return {**part, "type": str(part["type"])}
 
 
 def _read_tool_calls(data: Mapping[str, Any]) -> tuple[tuple[ToolCall, ...], tuple[str, ...]]:
     """The calls, and the JSON of those that name no function. A call keeps its unknown fields."""
-    listed = data.get("tool_calls")
     calls: list[ToolCall] = []
     nameless: list[str] = []
     taken: set[str] = set()
-    for item in listed if isinstance(listed, list) else ():
-        function = item.get("function") if isinstance(item, dict) else None
-        name = function.get("name") if isinstance(function, dict) else None
-        if not isinstance(function, dict) or not isinstance(name, str) or not name:
+    for item in _listed_calls(data):
+        function, fields = call_function(item), _OF_A_CALL
+        if function is item:
+            fields = _OF_A_FLAT_CALL
+        name = function.get("name") if function is not None else None
+        if function is None or not isinstance(name, str) or not name:
             nameless.append(_json_text(item))
             continue
-        call_id = item.get("id")
+        call_id = item.get("id") or item.get("call_id")
         if not isinstance(call_id, str) or not call_id or call_id in taken:
             call_id = new_call_id()  # tool results refer to calls by id
         taken.add(call_id)
-        extra = {key: value for key, value in item.items() if key not in _OF_A_CALL and value is not None}
-        text = _arguments_text(function.get("arguments"))
-        inner = _encoded_twice(text)
-        repaired = {"status": str(CallStatus.REPAIRED), "error": "the arguments are a JSON string"}
+        extra = {key: value for key, value in item.items() if key not in fields and value is not None}
+        text = _arguments_text(next((function[key] for key in ARGUMENTS if function.get(key) is not None), None))
+        inner, why = _encoded_otherwise(text)
+        repaired = {"status": str(CallStatus.REPAIRED), "error": why}
         calls.append(ToolCall(call_id, name, inner or text, freeze_dict(extra), **(repaired if inner else {})))
     return tuple(calls), tuple(nameless)
+
+
+def _listed_calls(data: Mapping[str, Any]) -> list[Any]:
+    """The calls of an answer: in `tool_calls`, in content parts (Anthropic, Responses), or in the retired
+    `function_call`."""
+    listed = data.get("tool_calls")
+    if isinstance(listed, str):
+        try:
+            listed = json.loads(listed)
+        except (ValueError, RecursionError):
+            listed = [listed] if listed.strip() else None
+    if isinstance(listed, dict):
+        listed = [listed] if call_function(listed) is not None else list(listed.values())
+    content = data.get("content")
+    found = list(listed) if isinstance(listed, list) else []
+    found = found or [part for part in (content if isinstance(content, list) else ()) if is_call_part(part)]
+    retired = data.get("function_call")
+    return found or ([{"function": retired}] if isinstance(retired, dict) and retired.get("name") else [])
 
 
 def _arguments_text(arguments: object) -> str:
@@ -283,14 +320,17 @@ def _arguments_text(arguments: object) -> str:
     return "" if arguments is None else _json_text(arguments)
 
 
-def _encoded_twice(text: str) -> str:
-    """The arguments in the JSON text of a text, as some servers write them; else empty."""
-    if not text.lstrip().startswith('"'):
-        return ""
+def _encoded_otherwise(text: str) -> tuple[str, str]:
+    """The arguments where they are written in another way than as the JSON of an object, and in which; else empty."""
+    given = text.strip()
+    if given in ("null", "[]"):  # no arguments, of servers whose languages know one kind of nothing
+        return "{}", f"the arguments are {given}"
+    if not given.startswith('"'):
+        return "", ""
     try:
-        return write_json(load_arguments(text))
+        return write_json(load_arguments(text)), "the arguments are a JSON string"
     except NotJson:
-        return ""
+        return "", ""
 
 
 def _json_text(value: object) -> str:

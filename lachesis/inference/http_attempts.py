@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import email.utils
 import json
-import math
 import random
 import time
 from collections.abc import Callable, Mapping
@@ -16,6 +15,7 @@ import orjson
 from lachesis.inference.errors import BadResponse, InferenceError
 
 _FIRST_DELAY, _LONGEST_DELAY = 0.5, 30.0
+_LONGEST_PAUSE, _AN_EPOCH = 86_400.0, 1e9
 ARRAY: Final = "array"
 """The key under which `HttpAnswer.body` holds an answer that is a JSON array."""
 
@@ -47,17 +47,6 @@ def decode(raw: bytes) -> dict[str, Any] | None:
     return answer if isinstance(answer, dict) else None
 
 
-def error_of(answer: Mapping[str, Any] | None) -> dict[str, Any]:
-    error = (answer or {}).get("error")
-    if isinstance(error, Mapping):
-        return dict(error)
-    if isinstance(error, str):
-        return {"message": error}
-    if answer is not None and answer.get("object") == "error":  # vLLM before 0.10: the body itself is the error
-        return dict(answer)
-    return {}
-
-
 def retry_delay(attempt: int, asked: float | None = None, first: float | None = None) -> float:
     """Seconds before the next attempt: exponential, and at least what the server requests; jitter spreads the clients.
 
@@ -70,19 +59,34 @@ def retry_delay(attempt: int, asked: float | None = None, first: float | None = 
     return max(own, asked + random.uniform(0.0, min(1.0, 0.1 * asked)))
 
 
-def retry_after(header: str | None) -> float | None:
-    """Seconds from a Retry-After header in either of its forms; None where it names no time to come."""
+def retry_after(header: str | None, date: str | None = None) -> float | None:
+    """Seconds from a Retry-After header in either of its forms; None where it names no time to come, or none within a
+    day.
+
+    Args:
+        date: the Date header, by which a time is counted: the clocks of the two machines may differ.
+    """
     if header is None:
         return None
+    now = _time(date) or time.time()
     try:
         seconds = float(header)
+        if seconds > _AN_EPOCH:  # some servers send the time itself
+            seconds -= now
     except ValueError:
-        try:
-            date = email.utils.parsedate_to_datetime(header)
-            seconds = (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp() - time.time()
-        except (ValueError, TypeError, OverflowError):
+        then = _time(header)
+        if then is None:
             return None
-    return seconds if math.isfinite(seconds) and seconds > 0 else None
+        seconds = then - now
+    return seconds if 0 < seconds <= _LONGEST_PAUSE else None
+
+
+def _time(date: str | None) -> float | None:
+    try:
+        read = email.utils.parsedate_to_datetime(date or "")
+        return (read if read.tzinfo else read.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, TypeError, OverflowError):
+        return None
 
 
 def check_answer(answer: dict[str, Any], check: Callable[[dict[str, Any]], object] | None) -> None:

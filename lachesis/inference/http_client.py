@@ -25,6 +25,7 @@ from lachesis.inference.errors import (
     LOGIN,
     Asked,
     BadResponse,
+    ContextExhausted,
     ConversationRefused,
     InferenceError,
     RequestRejected,
@@ -33,11 +34,11 @@ from lachesis.inference.errors import (
     rejection,
 )
 from lachesis.inference.http_attempts import ARRAY as ARRAY
-from lachesis.inference.http_attempts import Failed, check_answer, decode, error_of, retry_after, retry_delay
+from lachesis.inference.http_attempts import Failed, check_answer, decode, retry_after, retry_delay
 from lachesis.inference.http_session import HttpSessionOwner
 from lachesis.inference.request_body import json_body
 from lachesis.inference.sampling import LogprobsKind
-from lachesis.inference.server_words import REFUSING, Ending, ending
+from lachesis.inference.server_words import REFUSING, Ending, ending, error_of, is_transient, may_be_of_the_content
 from lachesis.trajectories.messages import FinishReason
 
 _CONNECT_TIMEOUT = 15.0
@@ -142,6 +143,8 @@ class HttpClient(HttpSessionOwner):
         self._in_flight = 0
         self._completed_at = 0.0
         """When it gave the last completion; 0 before the first."""
+        self._continues = False
+        """It has answered a conversation in which a model had said something."""
         self._waiting_since = self._answered_at = time.monotonic()
         self._gate = asyncio.Semaphore(settings.max_concurrency)
 
@@ -196,6 +199,7 @@ class HttpClient(HttpSessionOwner):
         route: Route | None = None,
         check: Callable[[dict[str, Any]], object] | None = None,
         harmless: Callable[[], Mapping[str, Any]] | None = None,
+        continues: Callable[[], bool] | None = None,
     ) -> HttpAnswer:
         """`send` to a route of OpenAI's API, with the model's name and the settings' `extra_body`."""
         named = {"model": self.settings.model_name, **self.settings.extra_body, **payload}
@@ -206,6 +210,7 @@ class HttpClient(HttpSessionOwner):
             route=route,
             check=check,
             harmless=None if harmless is None else lambda: {**named, **harmless()},
+            continues=continues,
         )
 
     def concurrency_slot(self) -> asyncio.Semaphore:
@@ -225,6 +230,7 @@ class HttpClient(HttpSessionOwner):
         partial: bool = False,
         check: Callable[[dict[str, Any]], object] | None = None,
         harmless: Callable[[], Mapping[str, Any]] | None = None,
+        continues: Callable[[], bool] | None = None,
     ) -> HttpAnswer:
         """POST `payload` until an attempt succeeds, the retries are used up or the deadline passes.
 
@@ -236,6 +242,8 @@ class HttpClient(HttpSessionOwner):
             check: raises `BadResponse` for an answer that has no completion; the request is then sent again.
             harmless: makes the payload of another conversation, for a completion. After a 403 or 404 it tells whether
                 the server refuses this conversation (`ConversationRefused`) or everybody.
+            continues: whether the model has said something in this conversation. A 400 that names nothing is then about
+                what was said, if the server takes the later turns of others.
         """
         headers = self._route_headers(route) if route is not None else None
         retries = self.settings.max_retries if max_retries is None else max_retries
@@ -251,11 +259,19 @@ class HttpClient(HttpSessionOwner):
                     self.slowest = max(self.slowest, latency)
                     if harmless is not None:
                         self._completed_at = ended
+                    if continues is not None and not self._continues:
+                        self._continues = continues()
                     return HttpAnswer(answer, latency, attempt)
                 except RequestRejected as refused:
-                    if harmless is None or refused.status not in REFUSING or refused.refuses_content:
+                    if harmless is None or not self._may_be_meant(refused, continues):
                         raise
-                    raise await self._meant(refused, url, harmless(), headers, started) from refused
+                    meant = await self._meant(refused, url, harmless(), headers, started)
+                    if refused.status != 401 or not isinstance(meant, ConversationRefused):
+                        raise meant from refused
+                    # A key is not refused for what a conversation says: one of several machines has not heard of it.
+                    delay = retry_delay(attempt, None, self.settings.first_retry_delay)
+                    if attempt > retries:
+                        raise ServerUnavailable(self.base_url, refused.reason, attempt) from refused
                 except Failed as failure:
                     delay = retry_delay(attempt, failure.retry_after, self.settings.first_retry_delay)
                     enough = retries if failure.final is None or self._completed_at else min(retries, _FIRST_RETRIES)
@@ -271,6 +287,15 @@ class HttpClient(HttpSessionOwner):
         except Failed as failure:
             self._give_up(failure, 1)
 
+    def _may_be_meant(self, refused: RequestRejected, continues: Callable[[], bool] | None) -> bool:
+        """Whether a rejection may be of one conversation, and its words do not tell."""
+        if isinstance(refused, ContextExhausted | ConversationRefused):
+            return False
+        if refused.status in REFUSING or (refused.status == 401 and self._completed_at):
+            return True
+        unclear = self._continues and may_be_of_the_content(refused.status, refused.body)
+        return unclear and continues is not None and continues()
+
     async def _meant(
         self,
         refused: RequestRejected,
@@ -279,7 +304,7 @@ class HttpClient(HttpSessionOwner):
         headers: Mapping[str, str] | None,
         started: float,
     ) -> InferenceError:
-        """What a 403 or 404 is about. The same words may be about one conversation (a moderation, a routing) or about
+        """What a rejection is about. The same words may be about one conversation (a moderation, a routing) or about
         the key and the model: the server answers others meanwhile, or it does not."""
         if self._completed_at < started:
             try:
@@ -341,13 +366,13 @@ class HttpClient(HttpSessionOwner):
             answer = decode(raw)
         error_object = error_of(answer)
         said = status
-        if status == 200 and error_object and "choices" not in (answer or {}):
+        if status == 200 and error_object:
             code = str(error_object.get("code"))  # OpenRouter reports upstream failures under a 200
             number = int(code) if code.isdecimal() else 0
             status, said = (number, number) if 400 <= number < 600 else (502, 400)
         if status < 300:
             for reason in self.finish_reasons(answer or {}):
-                meant = ending(reason.partition(":")[0])  # SGLang's comes with its message
+                meant = ending(reason)
                 if meant is Ending.BROKEN or (meant is FinishReason.ABORT and not partial):
                     raise Failed(f"the server broke the completion off (finish_reason {reason!r})")
             if answer is None and expect_json:
@@ -361,8 +386,10 @@ class HttpClient(HttpSessionOwner):
         if payload is not None and (about := of_conversation(self.base_url, said, text, error_object)) is not None:
             raise about
         out_of_money = error_object.get("code") == "insufficient_quota"
-        if (status in _RETRIED_STATUS or status >= 500) and status != 501 and not out_of_money:
-            raise Failed(f"status {status}: {text[:300]}", retry_after(answered.get("Retry-After")))
+        may_pass = status in _RETRIED_STATUS or status >= 500 or (payload is not None and is_transient(status, text))
+        if may_pass and status != 501 and not out_of_money:
+            pause = retry_after(answered.get("Retry-After"), answered.get("Date"))
+            raise Failed(f"status {status}: {text[:300]}", pause)
         raise rejection(
             self.base_url,
             status,

@@ -22,7 +22,7 @@ from lachesis.inference.chat_format import (
 from lachesis.inference.http_client import HttpClient, ServerSettings
 from lachesis.inference.parse_thread import is_long, parse
 from lachesis.inference.sampling import recorded_fields
-from lachesis.trajectories.messages import ChatResponse, Message
+from lachesis.trajectories.messages import ChatResponse, Message, as_message
 from tool_call_parsers import get_parser
 
 HARMLESS: Final = ({"role": "user", "content": "Hi"},)
@@ -64,7 +64,8 @@ class OpenAIServer(HttpClient):
             max_retries=max_retries,
             route=route,
             check=partial(read_choices, server=self.base_url),
-            harmless=lambda: {"messages": HARMLESS},
+            harmless=lambda: {**payload, "messages": HARMLESS},
+            continues=lambda: any(as_message(message).role == "assistant" for message in messages),
         )
         choice = read_choices(answer.body, self.base_url)[0]
         read = partial(read_message, choice["message"], self.parser, tools)

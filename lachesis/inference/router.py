@@ -127,7 +127,7 @@ class Router(Balancer[OpenAIServer]):
                     max_retries=retries,
                     route=route,
                     check=None if text else partial(read_choices, server=server.base_url),
-                    harmless=lambda: {"prompt": "Hi"} if text else {"messages": HARMLESS},
+                    harmless=lambda: {**body, **({"prompt": "Hi"} if text else {"messages": HARMLESS})},
                 )
                 if text:
                     return [answer]

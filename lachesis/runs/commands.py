@@ -30,6 +30,7 @@ from lachesis.runs.failures import FailureBrake, UnusableSettings
 from lachesis.runs.file_sink import FileSink
 from lachesis.runs.group_player import PlayedGroup, play_group, play_item, settled_group
 from lachesis.runs.group_records import group_record
+from lachesis.runs.hooks import of_hook
 from lachesis.runs.item_keys import ItemKeys, SampleKeys, item_digest
 from lachesis.runs.model_servers import model_files
 from lachesis.runs.own_code import code_of
@@ -109,11 +110,11 @@ async def own_evaluation(env: Environment) -> Any:
         BackendError: it failed in one of these contexts.
     """
     if not env.evaluates_itself:
-        return await env.evaluate()
+        return await of_hook(env.evaluate())
     of_tasks = open_run().failures
     of_tasks.clear()
     with failed_requests() as failed, own_figures(env.reporting) as figures:
-        result = await with_blocking_calls(env.evaluate(), name=f"{env.run_name}: evaluate")
+        result = await of_hook(with_blocking_calls(env.evaluate(), name=f"{env.run_name}: evaluate"))
     # A loop made by hand notes the error of its request again.
     if broken := list({id(error): error for error in (*failed.values(), *of_tasks.values())}.values()):
         raise EvaluationBroken(
@@ -136,7 +137,7 @@ async def evaluate(env: Environment) -> RunResult:
     that are missing, and a long one holds no other up. All items come before the second sample of the first one.
     """
     config = env.config
-    items = list(await env.get_eval_items())[: config.eval_items]
+    items = list(await of_hook(env.get_eval_items()))[: config.eval_items]
     digests = await asyncio.to_thread(lambda: [item_digest(item) for item in items])
     samples = iter(items * config.eval_samples)
     _choose_temperature(env)
@@ -492,7 +493,7 @@ def _content_of(files: Sequence[Path]) -> list[str]:
 async def _draw_eval_items(env: Environment) -> None:
     """Take the items of evaluations out of the stream."""
     wanted = env.config.eval_items
-    if (found := len(await env.get_eval_items())) < wanted:
+    if (found := len(await of_hook(env.get_eval_items()))) < wanted:
         raise UnusableSettings(
             f"evaluation would take all {counted(found, 'item')} (env.eval_items is {wanted}) and leave none to train "
             "on: write get_eval_items, or set --env.eval_items lower or --env.steps_per_eval 0"

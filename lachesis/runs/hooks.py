@@ -2,17 +2,46 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from difflib import SequenceMatcher
 from types import CodeType
-from typing import Any
+from typing import Any, TypeVar
 
 from lachesis.errors import SettingsError
+from lachesis.tasks import cancel_requests
 from lachesis.tracebacks import CALLED
 
 NEAR, NEAR_MISSING = 0.8, 0.6
 """How much of two names is the same: of one that nobody calls and an optional hook; where a hook is missing, less."""
+
+T = TypeVar("T")
+
+
+class HookEnded(Exception):
+    """An environment's own code raised what ends programs, and not only the call."""
+
+
+async def of_hook(call: Awaitable[T]) -> T:
+    """What a method of an environment returns.
+
+    Raises:
+        HookEnded: for SystemExit and the like: a run ends with its exit code, not with theirs, which may be 0. Also for
+            a CancelledError where nobody cancelled this task.
+    """
+    before = cancel_requests()
+    try:
+        return await call
+    except (Exception, KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as error:
+        if isinstance(error, asyncio.CancelledError) and cancel_requests() > before:
+            raise
+        said = f"{type(error).__name__}: {error}".removesuffix(": ")
+        raise HookEnded(f"{said}; an environment's method does not end the run").with_traceback(
+            error.__traceback__
+        ) from None
 
 
 def require_hooks(env_cls: Any) -> None:

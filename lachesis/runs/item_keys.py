@@ -15,6 +15,7 @@ from pathlib import PurePath
 from typing import Any
 
 from lachesis.errors import LachesisError
+from lachesis.runs.hooks import of_hook
 
 
 class ItemError(LachesisError, TypeError):
@@ -79,7 +80,7 @@ def _unwrapped(value: Any) -> Any:
 async def or_none(next_item: Callable[[], Awaitable[Any]]) -> Any:
     """The next item; None also where `next_item` lets the StopIteration of an iterator pass."""
     try:
-        return await next_item()
+        return await of_hook(next_item())
     except StopAsyncIteration:
         return None
     except RuntimeError as error:  # Python makes one of it

@@ -1,4 +1,5 @@
-"""The code that a run's rewards come from: the file of the environment's class, and the modules that it imports.
+"""The code that a run's rewards come from: the file of the environment's class, the modules that it imports, and the
+data that they name (`own_data`).
 
 It is compared by its syntax trees, without comments and without docstrings that nothing reads. Installed packages, this
 one among them, are no part of it: a new version of one begins no other run.
@@ -13,12 +14,14 @@ import site
 import sys
 import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from importlib.machinery import PathFinder
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
+
+from lachesis.runs import own_data
 
 _ROOT = Path(__file__).parents[2]
 _PACKAGES = ("lachesis", "backends", "tool_call_parsers")
@@ -34,24 +37,31 @@ class OwnCode:
     Args:
         file: where the class is, for messages; absolute.
         files: digests of the syntax trees, by the path from the folder of `file`.
+        data: digests of the files that they name, by the same paths.
     """
 
     file: str
     files: Mapping[str, str]
+    data: Mapping[str, str] = field(default_factory=dict)
 
     def to_record(self) -> dict[str, Any]:
         """As JSON holds it."""
-        return {"file": self.file, "files": dict(self.files)}
+        return {"file": self.file, "files": dict(self.files), "data": dict(self.data)}
 
     def change(self, before: Mapping[str, Any] | None, path: Path) -> str:
         """What is different from an earlier record, that of the run at `path`, in words; empty where nothing is, or
         where the record is of an older version, which had none. Names of files make no difference."""
-        if not before or sorted(before["files"].values()) == sorted(self.files.values()):
+        if not before:
             return ""
+        if sorted(before["files"].values()) == sorted(self.files.values()):
+            return _said(own_data.changed(before.get("data", {}), Path(before["file"]).parent, path), path)
         if before["file"] != self.file:
             return f"{path} was begun by {_shown(before['file'])}, not by {_shown(self.file)}"
-        names = sorted({name for name, _ in {*before["files"].items()} ^ {*self.files.items()}})
-        return f"{', '.join(names[:3])}{', ...' if len(names) > 3 else ''} changed since {path} was begun"
+        return _said(sorted({name for name, _ in {*before["files"].items()} ^ {*self.files.items()}}), path)
+
+
+def _said(names: Sequence[str], path: Path) -> str:
+    return f"{', '.join(names[:3])}{', ...' if len(names) > 3 else ''} changed since {path} was begun" if names else ""
 
 
 def _shown(file: str) -> str:
@@ -73,18 +83,25 @@ def own_code(env_cls: type, guest: Sequence[str] = ()) -> OwnCode | None:
     classes = [*env_cls.__mro__, *getattr(getattr(env_cls, "stock_cls", None), "__mro__", ())]
     todo = dict.fromkeys([*guest, *(cls.__module__ for cls in classes)])
     digests: dict[Path, str] = {}
+    data: dict[Path, None] = {}
     while todo:
         del todo[name := next(iter(todo))]
         path = _file_of(name) if name else None
         if path is None or path in digests:
             continue
         facts = path.stat()
-        digests[path], imported = _read(path, _package(name, path), facts.st_mtime_ns, facts.st_size)
-        todo |= dict.fromkeys(imported)
+        digests[path], imported, texts = _read(path, _package(name, path), facts.st_mtime_ns, facts.st_size)
+        named = own_data.files(texts, path.parent)
+        data |= named
+        todo |= dict.fromkeys([*imported, *(str(each) for each in named if each.suffix == ".py")])
     if not digests:
         return None
     first = next(iter(digests))
-    return OwnCode(str(first), {os.path.relpath(path, first.parent): digest for path, digest in digests.items()})
+    return OwnCode(
+        str(first),
+        {os.path.relpath(path, first.parent): digest for path, digest in digests.items()},
+        {os.path.relpath(path, first.parent): own_data.digest(path) for path in data if path not in digests},
+    )
 
 
 def _file_of(name: str) -> Path | None:
@@ -134,15 +151,17 @@ def _package(name: str, path: Path) -> str:
 
 
 @lru_cache(maxsize=1_000)
-def _read(path: Path, package: str, *changed: int) -> tuple[str, tuple[str, ...]]:
-    """The digest of a file's syntax tree, and the names of modules that it may import. `changed`: see `cache`."""
+def _read(path: Path, package: str, *changed: int) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
+    """The digest of a file's syntax tree, the names of modules that it may import, and texts that may name files.
+    `changed`: see `cache`."""
     source = path.read_bytes()
     try:
         tree = ast.parse(source)
         text, imported = _text(tree, _reads_docstrings(tree)), tuple(_imported(tree, package))
+        texts = own_data.named(tree)
     except (SyntaxError, ValueError, RecursionError):  # no Python of this version; or too deep for any walk
-        text, imported = source.decode("utf-8", "replace"), ()
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16], imported
+        text, imported, texts = source.decode("utf-8", "replace"), (), ()
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16], imported, texts
 
 
 def _reads_docstrings(tree: ast.AST) -> bool:
@@ -169,8 +188,11 @@ def _text(node: Any, docstrings: bool) -> str:
 
 def _is_of_tools(decorator: ast.AST) -> bool:
     """Whether a decorator makes a tool, whose docstring is what the model reads."""
-    names = (getattr(node, "attr", getattr(node, "id", "")) for node in ast.walk(decorator))
-    return any("tool" in name.lower() for name in names)
+    return any("tool" in _name(node).lower() for node in ast.walk(decorator))
+
+
+def _name(node: ast.AST) -> str:
+    return str(getattr(node, "attr", getattr(node, "id", "")))
 
 
 def _imported(tree: ast.AST, package: str) -> Iterator[str]:
@@ -182,5 +204,8 @@ def _imported(tree: ast.AST, package: str) -> Iterator[str]:
             parts = package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else []
             base = ".".join([*parts, *filter(None, [node.module])])
             names = [f"{base}.{alias.name}".strip(".") for alias in node.names]
+        elif isinstance(node, ast.Call) and _name(node.func) in ("__import__", "import_module"):
+            names = [arg.value for arg in node.args[:1] if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
+            names = [f"{package}{name}" if name.startswith(".") else name for name in names]
         for name in names:
             yield from accumulate(name.split("."), "{}.{}".format)

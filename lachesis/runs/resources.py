@@ -24,6 +24,7 @@ from lachesis.runs.class_settings import source_of, without_effect
 from lachesis.runs.context_summaries import context_compression
 from lachesis.runs.environment import Environment
 from lachesis.runs.flags import close_names
+from lachesis.runs.hooks import of_hook
 from lachesis.runs.judge import Judge, start_judge
 from lachesis.runs.model_servers import SilenceWatch, start_servers
 from lachesis.runs.server_settings import ServerConfigError, needs_start, token_engine
@@ -82,7 +83,7 @@ async def run_resources(
             walls=config.terminal_backend != "local" or config.sandbox != "none",
         )
         stack.enter_context(opened(open_run))
-        await env.setup()
+        await of_hook(env.setup())
         open_run.after_setup = dict(os.environ)
         _note_without_effect(env, training=training)
         limits = loop_limits(config, training=training)

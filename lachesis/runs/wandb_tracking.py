@@ -69,7 +69,9 @@ class Tracker:
             exit_code = 0
         finally:
             if self._run is not None:
-                await asyncio.to_thread(self._send, lambda run: run.finish(exit_code=exit_code))
+                from lachesis.training.curves.wandb_run import finish
+
+                await asyncio.to_thread(self._send, lambda run: finish(run, exit_code))
             self._run = None
 
     def add(self, group: Mapping[str, Any]) -> None:
@@ -153,18 +155,21 @@ def _open_run(config: HermesAgentEnvConfig, project: str, group: str | None, job
         import wandb
     except ImportError as error:
         raise TrackingError("use_wandb is set, but wandb is not installed: pip install wandb") from error
+    from lachesis.training.curves.wandb_run import waiting_is_said
+
     try:
         # Checked here: wandb.init would ask a person at the terminal, and wait.
         if wandb.setup().settings.mode in ("online", "run", "shared") and not wandb.api.api_key:
             raise TrackingError(_no_login("there is no API key"))
-        return wandb.init(
-            project=project,
-            group=group,
-            name=config.wandb_name,
-            job_type=job,
-            config=config.public(),
-        )
-    except wandb.errors.Error as error:
+        with waiting_is_said():
+            return wandb.init(
+                project=project,
+                group=group,
+                name=config.wandb_name,
+                job_type=job,
+                config=config.public(),
+            )
+    except (wandb.errors.Error, OSError) as error:
         raise TrackingError(_no_login(str(error))) from error
 
 

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from lachesis.trajectories.formats import REASONING, format_of
-from lachesis.trajectories.messages import thought, without_reasoning_parts
+from lachesis.trajectories.formats import format_of
+from lachesis.trajectories.messages import REASONING_KEYS, thought, without_reasoning_parts
 
 NAMES = 1000
 """Distinct names that a count keeps; all further ones are counted together."""
@@ -134,7 +134,7 @@ def _figures(turn: Mapping[str, Any]) -> tuple[str, int, list[str], bool]:
     if "value" in turn:
         return role, len(text), _CALL.findall(text), in_text
     parts = turn["content"] if isinstance(turn.get("content"), list) else []
-    thoughts = [thought(turn.get(key)) for key in REASONING] + [without_reasoning_parts(parts)[1] or ""]
+    thoughts = [thought(turn.get(key)) for key in REASONING_KEYS] + [without_reasoning_parts(parts)[1] or ""]
     thoughts = list(filter(str.strip, thoughts))
     size, names = len(text) + sum(map(len, thoughts)), []
     for call in turn["tool_calls"] if isinstance(turn.get("tool_calls"), list) else ():

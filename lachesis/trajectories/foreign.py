@@ -6,6 +6,8 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from lachesis.trajectories.messages import ARGUMENTS, call_function, is_call_part
+
 LISTS = ("messages", "prompt", "completion", "chosen", "rejected")
 NULLS_REMOVED = "null_arguments_removed"
 """Arguments that are null, and no arguments of the tool, in a row of a columnar file."""
@@ -105,6 +107,49 @@ def _without_nulls(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: _without_nulls(inner) for name, inner in value.items() if inner is not None}
     return [_without_nulls(each) for each in value] if isinstance(value, list) else value
+
+
+def without_blocks(messages: Iterable[Any]) -> list[Any]:
+    """The messages with calls and results that are content parts (Anthropic's form) as OpenAI has them, and a refusal
+    as what was said. What is no message stays as it is."""
+    found: list[Any] = []
+    for message in messages:
+        content = message.get("content") if isinstance(message, Mapping) else None
+        if isinstance(message, Mapping) and not content and isinstance(message.get("refusal"), str):
+            message = {**message, "content": message["refusal"]}
+        if not isinstance(content, list):
+            found.append(message)
+            continue
+        calls = [part for part in content if is_call_part(part)]
+        results = [part for part in content if isinstance(part, Mapping) and part.get("type") == "tool_result"]
+        if message.get("role") == "assistant" and calls:
+            rest = [part for part in content if not is_call_part(part)]
+            own = message.get("tool_calls") or [_openai_call(part) for part in calls]
+            found.append({**message, "content": _as_text(rest) or None, "tool_calls": own})
+        elif message.get("role") == "user" and results:
+            found += [
+                {"role": "tool", "tool_call_id": part.get("tool_use_id"), "content": _as_text(part.get("content")) or ""}
+                for part in results
+            ]
+            if rest := [part for part in content if part not in results]:
+                found.append({**message, "content": _as_text(rest)})
+        else:
+            found.append(message)
+    return found
+
+
+def _openai_call(part: Mapping[str, Any]) -> dict[str, Any]:
+    function = call_function(part) or {}
+    given = next((function[key] for key in ARGUMENTS if function.get(key) is not None), None)
+    written = {"name": function.get("name"), "arguments": given}
+    return {"id": part.get("id") or part.get("call_id"), "type": "function", "function": written}
+
+
+def _as_text(parts: Any) -> Any:
+    """The text of parts that are nothing else; other parts as they are."""
+    if isinstance(parts, list) and all(isinstance(part, Mapping) and part.get("type") == "text" for part in parts):
+        return "".join(str(part.get("text", "")) for part in parts)
+    return parts
 
 
 def with_own_ids(messages: Iterable[Mapping[str, Any]], *, by_place: bool = True) -> list[dict[str, Any]]:

@@ -12,11 +12,11 @@ from lachesis.trajectories.builtin_exports import dataset_line, trajectory_line
 from lachesis.trajectories.chat_exports import Chat, Unsuitable, openai_line, trl_line
 from lachesis.trajectories.errors import MessageError
 from lachesis.trajectories.exports import checked_options
-from lachesis.trajectories.foreign import with_own_ids
+from lachesis.trajectories.foreign import with_own_ids, without_blocks
 from lachesis.trajectories.loading import from_sharegpt, tools_from_sharegpt
 from lachesis.trajectories.markup import load_arguments, write_json
 from lachesis.trajectories.message_rules import validate_messages
-from lachesis.trajectories.messages import joined_reasoning, thought, without_reasoning_parts
+from lachesis.trajectories.messages import REASONING_KEYS, joined_reasoning, thought, without_reasoning_parts
 from lachesis.trajectories.parquet import TEXTS, parquet_row
 from lachesis.trajectories.sharegpt import tool_function
 
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 FACTS: dict[str, Any] = {**dict.fromkeys(TEXTS, str), "evaluation": bool, "completed": bool, "reward": int | float}
 SHAPE_ERRORS = (AttributeError, LookupError, TypeError, ValueError, RecursionError)
 """What reading an entry raises if a part of it is of another type than the format says."""
-REASONING = ("reasoning", "reasoning_content", "thinking", "reasoning_details", "thinking_blocks")
-"""The keys of messages under which writers keep reasoning, in order of preference."""
 SYSTEM_REPLACED = "system_replaced"
 """The system message gave way to the generated prompt of the format."""
 
@@ -65,8 +63,8 @@ def plain_message(message: Any, at: str, text: bool | None = None) -> dict[str, 
     """A message with arguments as text and reasoning under `reasoning`. With `text`, the other form is Unsuitable."""
     if not isinstance(message, Mapping):
         raise Unsuitable(f"{at} is {type(message).__name__}, not an object")
-    plain = {name: value for name, value in message.items() if name not in REASONING}
-    reasoning = next(filter(None, (thought(message.get(name)) for name in REASONING)), None)
+    plain = {name: value for name, value in message.items() if name not in REASONING_KEYS}
+    reasoning = next(filter(None, (thought(message.get(name)) for name in REASONING_KEYS)), None)
     if message.get("role") == "assistant" and isinstance(message.get("content"), list):
         plain["content"], own = without_reasoning_parts(message["content"])
         reasoning = joined_reasoning(reasoning, own)
@@ -111,7 +109,7 @@ def read_chat(entry: Any) -> Chat:
         return Chat(messages, _tools(tools_from_sharegpt, entry), _facts(metadata) | _facts(entry), of_program=True)
     if form in ("openai", "trl", "parquet"):
         given = entry["messages"] if "messages" in entry else [*(entry.get("prompt") or ()), *entry["completion"]]
-        messages = [plain_message(message, f"messages[{index}]") for index, message in enumerate(given)]
+        messages = [plain_message(message, f"messages[{index}]") for index, message in enumerate(without_blocks(given))]
         copied = frozenset(index for index, message in enumerate(messages) if message.pop("weight", 1) == 0)
         for message in messages:
             if message.get("role") == "tool":

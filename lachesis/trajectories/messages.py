@@ -27,8 +27,16 @@ Purpose: TypeAlias = Literal["turn", "summary"]
 
 REASONING_FIELDS = ("reasoning_content", "reasoning", "reasoning_details")
 """The fields in which servers send reasoning, in order of preference; the last is a list of `{"text": ...}`."""
-REASONING_PARTS = frozenset({"thinking", "redacted_thinking", "reasoning"})
+REASONING_KEYS = (*REASONING_FIELDS, "thinking", "thinking_blocks", "reasoning_text")
+"""All keys of messages under which servers and writers of files keep it, in order of preference."""
+REASONING_PARTS = frozenset(
+    {"thinking", "redacted_thinking", "reasoning", "reasoning_text", "reasoning_content", "thought", "thoughts"}
+)
 """Types of content parts that are reasoning: Mistral's, Anthropic's and Cohere's, and those of OpenAI's Responses."""
+CALL_PARTS = frozenset({"tool_use", "tool_call", "function_call", "toolCall", "functionCall"})
+"""Types of content parts that are tool calls: Anthropic's, those of OpenAI's Responses, and of gateways."""
+ARGUMENTS = ("arguments", "input", "args", "parameters")
+"""The keys of a call under which its arguments may be."""
 
 
 _NOTHING = FrozenDict()
@@ -341,25 +349,52 @@ def _reasoning(message: Mapping[str, Any], index: int | None) -> str | None:
     return thought(details) or None
 
 
+_THOUGHT = ("thinking", "reasoning", "text", "content", "summary")
+_THOUGHT_OF_GATEWAYS = ("reasoning_content", "reasoning_text", "reasoningContent", "reasoningText", "thought")
+
+
 def thought(part: Any) -> str:
     """The text of a content part that is reasoning, or of a list of such parts or of their texts."""
     if isinstance(part, (list, tuple)):
         return "".join(map(thought, part))
     if isinstance(part, Mapping):
-        return next(filter(None, (thought(part.get(key)) for key in ("thinking", "reasoning", "text", "summary"))), "")
+        return next(filter(None, (thought(part.get(key)) for key in (*_THOUGHT, *_THOUGHT_OF_GATEWAYS))), "")
     return part if isinstance(part, str) else ""
+
+
+def is_reasoning_part(part: Any) -> bool:
+    """Whether a content part is reasoning: by its type, by Gemini's mark, or by Bedrock's key."""
+    if not isinstance(part, Mapping):
+        return False
+    return part.get("type") in REASONING_PARTS or part.get("thought") is True or "reasoningContent" in part
+
+
+def is_call_part(part: Any) -> bool:
+    """Whether a content part is a tool call."""
+    return isinstance(part, Mapping) and part.get("type") in CALL_PARTS and call_function(part) is not None
+
+
+def call_function(call: Any) -> Mapping[str, Any] | None:
+    """Where a call has its name and its arguments: in OpenAI's `function`, or in itself; None where it has neither."""
+    if not isinstance(call, Mapping):
+        return None
+    function = call.get("function")
+    if isinstance(function, Mapping):
+        return function
+    named = isinstance(call.get("name"), str) and any(key in call for key in ARGUMENTS)
+    return call if named else None
 
 
 def without_reasoning_parts(content: Sequence[Any]) -> tuple[Any, str | None]:
     """The content parts of an answer without those that are reasoning, as text where the others are text, and the
     reasoning. Without any, the content is returned as it is."""
-    thoughts = [part for part in content if isinstance(part, Mapping) and part.get("type") in REASONING_PARTS]
-    if not thoughts:
+    if not any(map(is_reasoning_part, content)):
         return content, None
-    rest = tuple(part for part in content if not any(part is each for each in thoughts))
+    reasoning = _lines(thought(part) for part in content if is_reasoning_part(part))
+    rest = tuple(part for part in content if not is_reasoning_part(part))
     if all(isinstance(part, Mapping) and part.get("type") == "text" for part in rest):
-        return "".join(str(part.get("text", "")) for part in rest) or None, _lines(map(thought, thoughts))
-    return rest, _lines(map(thought, thoughts))
+        return "".join(str(part.get("text", "")) for part in rest) or None, reasoning
+    return rest, reasoning
 
 
 def joined_reasoning(native: str | None, own: str | None) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from email.utils import formatdate
@@ -253,7 +254,11 @@ def test_a_pause_that_is_none_keeps_the_clients_own(header: str) -> None:
 def test_a_pause_is_at_least_as_long_as_asked_and_as_the_clients_own() -> None:
     assert retry_delay(1, 7.0) >= 7.0
     assert retry_delay(6, 0.1) >= 8.0
-    assert (retry_after("Wed, 21 Oct 2215 07:28:00 GMT") or 0) > 0
+    assert (retry_after(formatdate(time.time() + 60, usegmt=True)) or 0) > 0
+    assert retry_after("Wed, 21 Oct 2037 07:28:00 GMT") is None and retry_after("1e9") is None
+    assert retry_after(str(int(time.time()) + 9)) == pytest.approx(9, abs=2)
+    server_clock = formatdate(time.time() - 3600, usegmt=True)
+    assert retry_after(formatdate(time.time() - 3595, usegmt=True), server_clock) == pytest.approx(5, abs=1)
     assert retry_after("2.5") == 2.5
 
 
@@ -265,3 +270,126 @@ async def test_calls_of_atropos_environments_are_refused_alike(serve: Serve) -> 
         with pytest.raises(ConversationRefused):
             await router.completion(prompt="the flagged one")
     assert asked["flagged"] == 2
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"choices": [], "error": {"code": 403, "message": "Your input was flagged"}},
+        {"choices": [{"error": {"code": 403, "message": "flagged by moderation"}, "finish_reason": "error"}]},
+        {"choices": None, "base_resp": {"status_code": 1026, "status_msg": "input new_sensitive"}},
+    ],
+)
+async def test_an_error_beside_choices_is_that_error(serve: Serve, body: dict[str, Any]) -> None:
+    with pytest.raises(ConversationRefused):
+        await (await serve(_answers(body))).chat(ASK)
+
+
+@pytest.mark.parametrize(
+    "error", [{"code": 502, "message": "disconnected"}, {"message": "overloaded", "type": "server_error"}]
+)
+async def test_half_an_answer_with_an_error_is_asked_for_again(serve: Serve, error: dict[str, Any]) -> None:
+    whole, count = completion(), 0
+
+    async def answer(request: web.Request) -> Any:
+        nonlocal count
+        count += 1
+        broken = {**whole, "choices": [{**whole["choices"][0], "error": error}]}
+        return await _answers({**whole, "error": error} if count == 1 else broken if count == 2 else whole)(request)
+
+    response = await (await serve(answer, first_retry_delay=0.001)).chat(ASK)
+    assert response.attempts == 3
+
+
+@pytest.mark.parametrize("error", [None, "", {}, {"code": 0, "message": "success"}])
+async def test_an_error_that_is_none_beside_an_answer_changes_nothing(serve: Serve, error: Any) -> None:
+    assert (await (await serve(_answers({**completion(), "error": error}))).chat(ASK)).attempts == 1
+
+
+@pytest.mark.parametrize("choice", [{"message": None}, {}])
+async def test_a_filter_that_left_no_message_is_a_refusal_and_no_failure(serve: Serve, choice: dict[str, Any]) -> None:
+    body = {"choices": [{"index": 0, "finish_reason": "content_filter: SAFETY", **choice}]}
+    assert (await (await serve(_answers(body))).chat(ASK)).finish_reason is FinishReason.CONTENT_FILTER
+
+
+@pytest.mark.parametrize(
+    ("status", "message"), [(403, "Rate limit exceeded"), (400, "The engine is currently overloaded, try again later")]
+)
+async def test_words_of_a_pause_are_a_pause_under_any_status(serve: Serve, status: int, message: str) -> None:
+    count = 0
+
+    async def answer(request: web.Request) -> web.Response:
+        nonlocal count
+        count += 1
+        said = {"error": {"message": message}}
+        return web.json_response(said, status=status) if count == 1 else web.json_response(completion())
+
+    assert (await (await serve(answer, first_retry_delay=0.001)).chat(ASK)).attempts == 2
+
+
+async def test_a_key_that_is_refused_once_while_others_are_answered_is_asked_with_again(serve: Serve) -> None:
+    answer, asked = moderated(401)
+    server = await serve(answer, first_retry_delay=0.001, max_retries=2)
+    await server.chat(ASK)
+    with pytest.raises(ServerUnavailable):
+        await server.chat(FLAGGED)
+    assert asked["flagged"] == 3
+
+
+@pytest.mark.parametrize("continues", [True, False])
+async def test_a_400_that_names_nothing_is_of_what_was_said_where_others_go_on(serve: Serve, continues: bool) -> None:
+    answer, _ = moderated(400, "Bad Request")
+    server = await serve(answer)
+    later = [*ASK, {"role": "assistant", "content": "yes"}, *ASK]
+    if continues:
+        await server.chat(later)
+    with pytest.raises(ConversationRefused if continues else RequestRejected) as caught:
+        await server.chat([*later[:-1], *FLAGGED])
+    assert isinstance(caught.value, ConversationRefused) is continues
+
+
+async def test_a_404_for_tools_of_everybody_is_no_refusal_of_a_conversation(serve: Serve) -> None:
+    async def answer(request: web.Request) -> web.Response:
+        with_tools = "tools" in await request.json()
+        return web.json_response({}, status=404) if with_tools else web.json_response(completion())
+
+    tool = {"type": "function", "function": {"name": "t", "parameters": {}}}
+    with pytest.raises(NothingThere):
+        await (await serve(answer)).chat(ASK, tools=[tool])
+
+
+TODO = {"name": "todo", "arguments": "{}"}
+CALLS = {
+    "the retired field": {"content": None, "function_call": TODO},
+    "an object": {"content": None, "tool_calls": {"id": "c", "function": TODO}},
+    "a text": {"content": None, "tool_calls": json.dumps([{"id": "c", "function": TODO}])},
+    "flat": {"content": None, "tool_calls": [{"id": "c", **TODO}]},
+    "a part": {"content": [{"type": "tool_use", "id": "c", "name": "todo", "input": {}}]},
+    "null as arguments": {"content": None, "tool_calls": [{"id": "c", "function": {**TODO, "arguments": "null"}}]},
+    "a list as arguments": {"content": None, "tool_calls": [{"id": "c", "function": {**TODO, "arguments": []}}]},
+}
+
+
+@pytest.mark.parametrize("form", CALLS)
+async def test_a_call_in_another_form_is_a_call(serve: Serve, form: str) -> None:
+    body = {"choices": [{"index": 0, "finish_reason": "tool_calls", "message": {"role": "assistant", **CALLS[form]}}]}
+    (call,) = (await (await serve(_answers(body))).chat(ASK)).message.tool_calls
+    assert (call.name, call.arguments) == ("todo", "{}")
+
+
+THOUGHTS = {
+    "an object": {"reasoning": {"content": "six"}, "content": "42"},
+    "a list": {"reasoning_content": [{"type": "text", "text": "six"}], "content": "42"},
+    "blocks": {"thinking_blocks": [{"type": "thinking", "thinking": "six"}], "content": "42"},
+    "thinking": {"thinking": "six", "content": "42"},
+    "a part": {"content": [{"type": "reasoning_text", "text": "six"}, {"type": "text", "text": "42"}]},
+    "a marked part": {"content": [{"type": "text", "text": "six", "thought": True}, {"type": "text", "text": "42"}]},
+    "bedrock": {"content": [{"reasoningContent": {"reasoningText": {"text": "six"}}}, {"text": "42"}]},
+}
+
+
+@pytest.mark.parametrize("form", THOUGHTS)
+async def test_reasoning_in_another_form_is_reasoning(serve: Serve, form: str) -> None:
+    body = {"choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", **THOUGHTS[form]}}]}
+    message = (await (await serve(_answers(body))).chat(ASK)).message
+    assert (message.reasoning, message.text) == ("six", "42")

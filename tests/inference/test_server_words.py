@@ -65,6 +65,11 @@ FULL = {
     "ollama": (500, "prompt too long; exceeded max context length by 24 tokens"),
     "lm studio": (400, "The number of tokens to keep from the initial prompt is greater than the context length."),
     "litellm": (400, "litellm.ContextWindowExceededError: litellm.BadRequestError: OpenAIException - too much"),
+    "bedrock, titan": (400, "Malformed input request: expected maxLength: 2048, actual: 9000, please reformat it."),
+    "snowflake": (400, "max tokens of 9000 exceeded"),
+    "writer": (400, "This model's maximum context is 8192 tokens"),
+    "perplexity": (400, "Prompt tokens limit reached"),
+    "in japanese": (400, "入力トークン数が上限を超えています"),
     "nginx": (413, "<html><head><title>413 Request Entity Too Large</title></head></html>"),
 }
 NOT_FULL = {
@@ -176,7 +181,7 @@ def test_other_rejections_are_no_refusal_of_a_conversation(who: str) -> None:
 @pytest.mark.parametrize(
     ("words", "meant"),
     [
-        ("stop STOP eos_token end_turn stop_sequence COMPLETE FINISH_REASON_STOP", FinishReason.STOP),
+        ("stop STOP <|im_end|> FinishReason.STOP stop_str eos_token end_turn stop_sequence COMPLETE FINISH_REASON_STOP", FinishReason.STOP),
         ("tool_calls function_call tool_use tool-calls", FinishReason.TOOL_CALLS),
         ("length max_tokens MAX_TOKENS model_length model_context_window_exceeded repetition", FinishReason.LENGTH),
         (

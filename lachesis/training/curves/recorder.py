@@ -16,7 +16,7 @@ from lachesis.training.curves.metrics import step_metrics
 from lachesis.training.curves.progress import TrainingProgress
 from lachesis.training.curves.records import GroupRecord, SampleRecord, StepRecord
 from lachesis.training.curves.rollouts import RolloutFiles
-from lachesis.training.curves.wandb_run import WandbSettings, is_gone, start_run
+from lachesis.training.curves.wandb_run import WandbSettings, finish, is_gone, start_run
 from lachesis.trajectories.jsonl import JsonlWriter, read_lines
 
 __all__ = ["GroupRecord", "SampleRecord", "StepRecord", "TrainingRecorder", "WandbSettings"]
@@ -133,7 +133,7 @@ class TrainingRecorder:
         self.report()
         if self._run is not None:
             run = self._run
-            is_gone(lambda: run.finish(exit_code=1 if failed else 0))
+            is_gone(lambda: finish(run, 1 if failed else 0))
             self._run = None
 
     def __enter__(self) -> Self:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,9 @@ from typing import Any
 from lachesis.errors import LachesisError
 
 log = logging.getLogger(__name__)
+
+FINISH_LIMIT = 300.0
+"""Seconds that W&B may take to send the rest at the end of a run."""
 
 
 class TrackingError(LachesisError, RuntimeError):
@@ -46,19 +52,67 @@ def start_run(settings: WandbSettings, run_dir: Path) -> Any:
         # Checked here: wandb.init would ask a person at the terminal, and wait.
         if wandb.setup().settings.mode in ("online", "run", "shared") and not wandb.api.api_key:
             raise TrackingError(_no_login("there is no API key"))
-        run = wandb.init(
-            project=settings.project,
-            name=settings.name,
-            group=settings.group,
-            id=run_id,
-            resume="allow" if run_id else None,
-            job_type="trainer",
-            config=dict(settings.config),
-        )
-    except wandb.errors.Error as error:
+        with waiting_is_said():
+            run = wandb.init(
+                project=settings.project,
+                name=settings.name,
+                group=settings.group,
+                id=run_id,
+                resume="allow" if run_id else None,
+                job_type="trainer",
+                config=dict(settings.config),
+            )
+    except (wandb.errors.Error, OSError) as error:
         raise TrackingError(_no_login(str(error))) from error
     known.write_text(f"{run.id}\n")
     return run
+
+
+@contextmanager
+def waiting_is_said(after: float = 10.0) -> Iterator[None]:
+    """Says that W&B is waited for, where it takes longer than `after` seconds: by itself it says nothing."""
+    said = "W&B has not answered for %.0f s; it is waited for up to WANDB_INIT_TIMEOUT (90 s)"
+    timer = threading.Timer(after, log.warning, (said, after))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def finish(run: Any, exit_code: int) -> None:
+    """Finish the run. Where W&B's own process makes no end, it is killed: what it had is in its folder.
+
+    Raises:
+        TimeoutError: it took longer than `FINISH_LIMIT`.
+    """
+    raised: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            run.finish(exit_code=exit_code)
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=work, name="wandb-finish", daemon=True)
+    thread.start()
+    thread.join(FINISH_LIMIT)
+    if thread.is_alive():
+        _kill_service()
+        thread.join(10)
+        raise TimeoutError(f"it did not finish within {FINISH_LIMIT:g} s")
+    if raised:
+        raise raised[0]
+
+
+def _kill_service() -> None:
+    """End W&B's process, which is a child of this one."""
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError, ValueError, IndexError):
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == os.getpid() and b"wandb" in (entry / "cmdline").read_bytes():
+                os.kill(int(entry.name), signal.SIGKILL)
 
 
 def is_gone(send: Callable[[], object]) -> bool:
