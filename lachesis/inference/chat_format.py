@@ -314,17 +314,19 @@ def _listed_calls(data: Mapping[str, Any]) -> list[Any]:
 
 
 def _arguments_text(arguments: object) -> str:
-    """The text; "" for null; compact JSON for servers that send an object."""
+    """The text; "" for null; compact JSON for servers that send an object. Some write an empty one as `[]` (PHP)."""
     if isinstance(arguments, str):
         return arguments
+    if arguments == []:
+        return "{}"
     return "" if arguments is None else _json_text(arguments)
 
 
 def _encoded_otherwise(text: str) -> tuple[str, str]:
     """The arguments where they are written in another way than as the JSON of an object, and in which; else empty."""
     given = text.strip()
-    if given in ("null", "[]"):  # no arguments, of servers whose languages know one kind of nothing
-        return "{}", f"the arguments are {given}"
+    if given == "null":
+        return "{}", "the arguments are null"
     if not given.startswith('"'):
         return "", ""
     try:
