@@ -78,8 +78,8 @@ async def own_trajectory(env: Environment, item: Any) -> tuple[dict[str, Any] | 
 
 
 async def group_of_trajectories(env: Any, item: Any) -> tuple[dict[str, Any] | None, list[Any]]:
-    """`group_size` results of an overridden `collect_trajectory`, each with a backlog or without one; those that are None
-    are left out."""
+    """`group_size` results of an overridden `collect_trajectory`, each with a backlog or without one. Those that are
+    None are left out."""
     given = await asyncio.gather(*(env.collect_trajectory(item) for _ in range(env.config.group_size)))
     results = [each if isinstance(each, tuple) and len(each) == 2 else (each, None) for each in given]
     found = [only(trajectory, Mapping) for trajectory, _ in results if trajectory is not None]

@@ -289,8 +289,8 @@ def _read_tool_calls(data: Mapping[str, Any]) -> tuple[tuple[ToolCall, ...], tup
         taken.add(call_id)
         extra = {key: value for key, value in item.items() if key not in fields and value is not None}
         text = _arguments_text(next((function[key] for key in ARGUMENTS if function.get(key) is not None), None))
-        inner, why = _encoded_otherwise(text)
-        repaired = {"status": str(CallStatus.REPAIRED), "error": why}
+        inner = _encoded_twice(text)
+        repaired = {"status": str(CallStatus.REPAIRED), "error": "the arguments are a JSON string"}
         calls.append(ToolCall(call_id, name, inner or text, freeze_dict(extra), **(repaired if inner else {})))
     return tuple(calls), tuple(nameless)
 
@@ -314,23 +314,22 @@ def _listed_calls(data: Mapping[str, Any]) -> list[Any]:
 
 
 def _arguments_text(arguments: object) -> str:
-    """The text; "" for null; compact JSON for servers that send an object."""
+    """The text; "" for null; compact JSON for servers that send an object. Some write an empty one as `[]` (PHP)."""
     if isinstance(arguments, str):
         return arguments
+    if arguments == []:
+        return "{}"
     return "" if arguments is None else _json_text(arguments)
 
 
-def _encoded_otherwise(text: str) -> tuple[str, str]:
-    """The arguments where they are written in another way than as the JSON of an object, and in which; else empty."""
-    given = text.strip()
-    if given in ("null", "[]"):  # no arguments, of servers whose languages know one kind of nothing
-        return "{}", f"the arguments are {given}"
-    if not given.startswith('"'):
-        return "", ""
+def _encoded_twice(text: str) -> str:
+    """The arguments in the JSON text of a text, as some servers write them; else empty."""
+    if not text.lstrip().startswith('"'):
+        return ""
     try:
-        return write_json(load_arguments(text)), "the arguments are a JSON string"
+        return write_json(load_arguments(text))
     except NotJson:
-        return "", ""
+        return ""
 
 
 def _json_text(value: object) -> str:

@@ -6,7 +6,7 @@ import email.utils
 import json
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import UTC
 from typing import Any, Final
 

@@ -24,7 +24,8 @@ _FULL_CODES: Final = frozenset(
     )
 )
 _FULL: Final = re.compile(
-    r"context[\s_-]*(length|size|window|limit|overflow)|the context of the model|max(imum)? context\b|\bmax(imum)?[\s_](model|prompt|input|"
+    r"context[\s_-]*(length|size|window|limit|overflow)|the context of the model|"
+    r"max(imum)? context\b|\bmax(imum)?[\s_](model|prompt|input|"
     r"seq|sequence)[\s_]len(gth)?\b|request( body| entity| payload)?( is| was)? too (large|long)|payload too large|"
     r"request( \w+){0,4} exceed\w*( \w+){0,4} (tokens?|length|size)\b|"
     r"max_tokens must be at least 1, got (0|-\d)|inputs. (tokens \+ .max_new_tokens|must have less than)|"
@@ -83,7 +84,8 @@ REFUSING: Final = frozenset({403, 404, 405, 406, 451})
 """Statuses by which servers, and the firewalls before them, refuse one conversation, or all requests."""
 _OF_THE_FORM: Final = re.compile(
     r"support|unknown|unrecogni[sz]ed|unexpected|extra|permitted|allowed|missing|required|field|parameter|property|"
-    r"schema|\brole|\btype\b|content part|reasoning|thinking|signature|image|audio|version|model\b|deprecated|tool_choice",
+    r"schema|\brole|\btype\b|content part|reasoning|thinking|signature|image|audio|version|model\b|deprecated|"
+    r"tool_choice",
     re.IGNORECASE,
 )
 """In words of a 400: it is about the way in which requests are written, which the settings decide."""
@@ -220,9 +222,9 @@ _WORDS: Final[Mapping[FinishReason | Ending, str]] = {
     "stopped normal natural success",
     FinishReason.TOOL_CALLS: "tool_calls tool_call tool_use function_call function_calls",
     FinishReason.LENGTH: "length max_tokens max_output_tokens max_completion_tokens max_length model_length "
-    "max_new_tokens max_tokens_reached max_tokens_exceeded max_seq_len max_context_length token_limit token_limit_reached "
-    "model_context_window_exceeded context_window_exceeded context_length_exceeded context_length context_limit "
-    "context_overflow context_full error_limit truncated incomplete repetition",
+    "max_new_tokens max_tokens_reached max_tokens_exceeded max_seq_len max_context_length token_limit "
+    "token_limit_reached model_context_window_exceeded context_window_exceeded context_length_exceeded context_length "
+    "context_limit context_overflow context_full error_limit truncated incomplete repetition",
     FinishReason.CONTENT_FILTER: "content_filter content_filtered content_filter_error content_policy_violation safety "
     "sensitive refusal recitation prohibited_content blocklist spii image_safety language moderation flagged blocked "
     "guardrail_intervened error_toxic data_inspection_failed content_moderation content_blocked safety_blocked "
@@ -239,7 +241,9 @@ _AROUND: Final = re.compile(r"^(<\|?|finish_?reason[_.])|\|?>$")
 
 
 def ending(reason: object) -> FinishReason | Ending:
-    """What a finish reason means, in any spelling, also with a message after a colon. One that no list here has is `Ending.BROKEN`: no completed answer.
+    """What a finish reason means, in any spelling, also with a message after a colon.
+
+    One that no list here has is `Ending.BROKEN`: no completed answer.
     None is `FinishReason.UNKNOWN`: the server gives no reasons."""
     if reason is None:
         return FinishReason.UNKNOWN

@@ -17,7 +17,10 @@ _LONGEST_NAME, _MOST_NAMES, _LARGEST = 200, 2_000, 64 << 20
 _GROWING: Final = frozenset({".jsonl", ".csv", ".tsv"})
 """Rows may be appended to such files: what the old ones said is the same."""
 _OF_THE_SANDBOX: Final = frozenset(
-    {"read_file", "write_file", "read_text", "read_json", "search", "terminal", "download_file", "download_dir", "patch"}
+    (
+        *("read_file", "write_file", "read_text", "read_json", "search", "terminal"),
+        *("download_file", "download_dir", "patch"),
+    )
 )
 """Methods of `ctx`, whose paths are no files here."""
 _WRITES: Final = frozenset(

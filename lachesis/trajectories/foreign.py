@@ -127,10 +127,7 @@ def without_blocks(messages: Iterable[Any]) -> list[Any]:
             own = message.get("tool_calls") or [_openai_call(part) for part in calls]
             found.append({**message, "content": _as_text(rest) or None, "tool_calls": own})
         elif message.get("role") == "user" and results:
-            found += [
-                {"role": "tool", "tool_call_id": part.get("tool_use_id"), "content": _as_text(part.get("content")) or ""}
-                for part in results
-            ]
+            found += map(_result, results)
             if rest := [part for part in content if part not in results]:
                 found.append({**message, "content": _as_text(rest)})
         else:
@@ -143,6 +140,10 @@ def _openai_call(part: Mapping[str, Any]) -> dict[str, Any]:
     given = next((function[key] for key in ARGUMENTS if function.get(key) is not None), None)
     written = {"name": function.get("name"), "arguments": given}
     return {"id": part.get("id") or part.get("call_id"), "type": "function", "function": written}
+
+
+def _result(part: Mapping[str, Any]) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": part.get("tool_use_id"), "content": _as_text(part.get("content")) or ""}
 
 
 def _as_text(parts: Any) -> Any:

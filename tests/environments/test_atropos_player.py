@@ -374,6 +374,20 @@ async def test_a_trajectory_that_is_a_group_of_one_is_a_trajectory(tmp_path: Pat
     assert groups[0]["overrides"] == [{"set_advantage_to_zero": True}] * 3
 
 
+async def test_a_trajectory_may_come_without_a_backlog_and_may_be_none(tmp_path: Path) -> None:
+    groups = await played(stock.BareEnv, tmp_path)
+    assert sum(len(group["scores"]) for group in groups) == 3
+
+
+async def test_code_that_ends_its_program_ends_no_run_with_its_exit_code(tmp_path: Path) -> None:
+    async with fake() as server:
+        result = await player(stock.ExitingEnv, server, tmp_path).process_manager()
+    assert result.exit_code == 1 and not groups_of(tmp_path)
+    assert {failure["rollouts"][0]["reason"] for failure in failures_of(tmp_path)} == {
+        "exception in the environment: SystemExit: 0"
+    }
+
+
 async def test_a_run_without_data_is_no_success(tmp_path: Path) -> None:
     class NoItems(stock.ChatEnv):
         async def get_next_item(self) -> None:

@@ -365,7 +365,6 @@ CALLS = {
     "a text": {"content": None, "tool_calls": json.dumps([{"id": "c", "function": TODO}])},
     "flat": {"content": None, "tool_calls": [{"id": "c", **TODO}]},
     "a part": {"content": [{"type": "tool_use", "id": "c", "name": "todo", "input": {}}]},
-    "null as arguments": {"content": None, "tool_calls": [{"id": "c", "function": {**TODO, "arguments": "null"}}]},
     "a list as arguments": {"content": None, "tool_calls": [{"id": "c", "function": {**TODO, "arguments": []}}]},
 }
 

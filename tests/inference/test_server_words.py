@@ -181,7 +181,11 @@ def test_other_rejections_are_no_refusal_of_a_conversation(who: str) -> None:
 @pytest.mark.parametrize(
     ("words", "meant"),
     [
-        ("stop STOP <|im_end|> FinishReason.STOP stop_str eos_token end_turn stop_sequence COMPLETE FINISH_REASON_STOP", FinishReason.STOP),
+        (
+            "stop STOP <|im_end|> FinishReason.STOP stop_str eos_token end_turn stop_sequence COMPLETE "
+            "FINISH_REASON_STOP",
+            FinishReason.STOP,
+        ),
         ("tool_calls function_call tool_use tool-calls", FinishReason.TOOL_CALLS),
         ("length max_tokens MAX_TOKENS model_length model_context_window_exceeded repetition", FinishReason.LENGTH),
         (

@@ -238,3 +238,42 @@ def test_frames_of_installed_packages_are_cut_down_to_the_place_that_raised() ->
     files = re.findall(r'File "([^"]+)"', said)
     assert sum("-packages/" in file for file in files) == 1 and "-packages/" in files[-1]
     assert any(file.endswith("test_errors_of_authors.py") for file in files)
+
+
+ENDING = """
+from lachesis import HermesAgentBaseEnv
+
+class Ends(HermesAgentBaseEnv):
+    name = "ends"
+    toolsets = ()
+    async def setup(self):
+        {setup}
+    async def get_next_item(self):
+        {get_next_item}
+        return "item"
+    def format_prompt(self, item):
+        {format_prompt}
+        return "Say it"
+    async def compute_reward(self, item, result, ctx):
+        {compute_reward}
+        return 1.0
+    def reference_policy(self):
+        from lachesis import Message
+        return lambda messages, tools: Message("assistant", "it")
+
+if __name__ == "__main__":
+    Ends.cli()
+"""
+
+
+@pytest.mark.parametrize("hook", ["setup", "get_next_item", "format_prompt", "compute_reward"])
+@pytest.mark.parametrize("raised", ["SystemExit(0)", "__import__('asyncio').CancelledError", "BaseException('x')"])
+def test_what_ends_a_program_ends_a_run_with_its_own_error(hook: str, raised: str, tmp_path: Path) -> None:
+    bodies = {**dict.fromkeys(("setup", "get_next_item", "format_prompt", "compute_reward"), "pass")}
+    (tmp_path / "ends.py").write_text(ENDING.format(**{**bodies, hook: f"raise {raised}"}))
+    command = [sys.executable, "-m", "lachesis", "process", "ends.py", "-m", "reference", "-n", "1", "-r", "1"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ended.returncode == ExitCode.FAILED, ended.stderr
+    said = ended.stdout + ended.stderr
+    assert "ends.py" in said and raised.partition("(")[0].rpartition(".")[2] in said
+    assert "mistake of Lachesis" not in said

@@ -281,3 +281,21 @@ class FiguresEnv(ChatEnv):
             wandb_metrics["eval/percent_correct"] = self.right
         self.eval_metrics = []
         await super().wandb_log(wandb_metrics)
+
+
+class BareEnv(TurnsEnv):
+    """Trajectories without a backlog; every second one is None."""
+
+    made = 0
+
+    async def collect_trajectory(self, item):
+        self.made += 1
+        trajectory, _ = await super().collect_trajectory(item) if self.made % 2 else (None, [])
+        return trajectory
+
+
+class ExitingEnv(ChatEnv):
+    """Code that ends its program."""
+
+    async def collect_trajectories(self, item):
+        raise SystemExit(0)

@@ -285,3 +285,33 @@ def test_an_array_is_converted_without_a_word_about_a_torn_line(
     assert capsys.readouterr().err == ""
     assert main(["trajectories", "dedup", str(source), "--out", str(out)]) == 0
     assert json.loads(out.read_text()) == {"messages": PLAIN}
+
+
+def test_calls_and_results_that_are_content_parts_are_calls_and_results() -> None:
+    asks = [{"type": "text", "text": "let me"}, {"type": "tool_use", "id": "t1", "name": "f", "input": {"a": 1}}]
+    answers = [{"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "r"}]}]
+    entry = {"messages": [ASKED, {"role": "assistant", "content": asks}, {"role": "user", "content": answers}, DONE]}
+    messages = read_chat(entry).messages
+    assert arguments_of(entry) == [{"a": 1}]
+    assert [(message["role"], message["content"]) for message in messages[1:3]] == [
+        ("assistant", "let me"),
+        ("tool", "r"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"content": [{"type": "reasoning_text", "text": "six"}, {"type": "text", "text": "42"}]},
+        {"content": "42", "reasoning": {"content": "six"}},
+        {"content": "42", "reasoning_text": "six"},
+    ],
+)
+def test_reasoning_of_other_writers_is_reasoning(said: dict[str, Any]) -> None:
+    message = read_chat({"messages": [ASKED, {"role": "assistant", **said}]}).messages[-1]
+    assert (message["reasoning"], message["content"]) == ("six", "42")
+
+
+def test_a_refusal_is_what_was_said() -> None:
+    said = {"role": "assistant", "content": None, "refusal": "I cannot"}
+    assert read_chat({"messages": [ASKED, said]}).messages[-1]["content"] == "I cannot"
