@@ -25,8 +25,6 @@ def settled(player: RolloutPlayer, rollouts: Sequence[Rollout]) -> list[Rollout]
             if player.scorer.evidence.is_agents(doubt):
                 found = replace(rollout, doubt=None, traceback=None, fault_traceback=doubt.trace)
                 rollout = player.at_fault(found, doubt.fault, "")
-            else:
-                player.scorer.evidence.want()
         finished.append(rollout)
     return finished
 

@@ -1,4 +1,7 @@
-"""The statements of an environment's own code: which of them an instruction belongs to, and which others stopped there.
+"""The statements of an environment's own code: which of them an instruction belongs to, and which a call passed.
+
+A part of a statement that is not evaluated every time stands for itself: what follows an `and` or an `if`, and what a
+comprehension or a lambda makes.
 
 A call of a reward is watched while it runs. Only code of its author is looked at; of other code, Python tells the calls
 alone.
@@ -12,11 +15,12 @@ import functools
 import inspect
 import linecache
 import sys
+import threading
 import time
-from asyncio import BaseEventLoop
 from bisect import bisect_right
 from collections.abc import Callable, Coroutine, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures.thread import _worker
 from dataclasses import dataclass, field
 from types import CodeType, FrameType
 from typing import Any, NamedTuple, TypeVar
@@ -27,37 +31,102 @@ from lachesis.tracebacks import is_of_an_author
 T = TypeVar("T")
 
 MOST_EVENTS = 20_000
-"""Lines of one call of a function that are watched: what goes on longer repeats itself."""
+"""Lines of one call of a function that are watched, and calls in one call of a reward: what goes on longer repeats
+itself."""
 _MOST_CODES = 4096
-_IN_THREAD = BaseEventLoop.run_in_executor.__code__
+_SUBMIT, _START = ThreadPoolExecutor.submit.__code__, threading.Thread.start.__code__
+_SERVICES = (
+    *("aiohttp", "anthropic", "asyncpg", "botocore", "cohere", "docker", "elastic_transport", "elasticsearch", "google"),
+    *("grpc", "httpcore", "httpx", "huggingface_hub", "litellm", "mistralai", "ollama", "openai", "psycopg", "psycopg2"),
+    *("pymongo", "pymysql", "redis", "requests", "smtplib", "sqlalchemy", "urllib3", "websockets"),
+)
+"""Packages that ask a service."""
+SERVICES = frozenset((*_SERVICES, "asyncssh", "http", "socket", "ssl", "urllib"))
+_SERVICE_FILES = (
+    *(f"/{name}/" for name in _SERVICES),
+    *("/urllib/request.py", "/http/client.py", "/socket.py", "/asyncio/streams.py"),
+)
+_OURS = tuple(f"/{name}/" for name in ("lachesis", "backends"))
+_SCOPES = {
+    "<lambda>": ast.Lambda,
+    "<genexpr>": ast.GeneratorExp,
+    "<listcomp>": ast.ListComp,
+    "<setcomp>": ast.SetComp,
+    "<dictcomp>": ast.DictComp,
+}
+Span = tuple[int, int, int, int]
+"""Line and column in bytes of a beginning, and of an end."""
 
 
 class Statement(NamedTuple):
-    """The place where a statement begins."""
+    """The place where a statement begins, or of a part of one."""
 
     file: str
     line: int
     column: int
     """In bytes, from 0."""
+    end: tuple[int, int] = (0, 0)
+    """Of a part."""
+
+    @classmethod
+    def of(cls, file: str, node: ast.stmt | ast.expr) -> Statement:
+        end = (node.end_lineno or 0, node.end_col_offset or 0) if isinstance(node, ast.expr) else (0, 0)
+        return cls(file, node.lineno, node.col_offset, end)
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
     """A file of the environment, parsed."""
 
-    nodes: list[ast.stmt]
-    """All statements, in their order. Every node below has its `parent`."""
+    nodes: list[ast.stmt | ast.expr]
+    """All statements and parts, in their order. Every node below has its `parent`."""
     starts: list[tuple[int, int]]
 
-    def at(self, line: int, column: int) -> ast.stmt | None:
-        """The innermost statement there. Of one with a body, that is its head."""
-        place = bisect_right(self.starts, (line, column)) - 1
+    def at(self, span: Span) -> ast.stmt | ast.expr | None:
+        """The innermost one around it. Of a statement with a body, that is its head."""
+        place = bisect_right(self.starts, span[:2]) - 1
         node: Any = self.nodes[place] if place >= 0 else None
         while node is not None and not (
-            isinstance(node, ast.stmt) and (line, column) < (node.end_lineno or 0, node.end_col_offset or 0)
+            is_part(node)
+            and (node.lineno, node.col_offset) <= span[:2]
+            and span[2:] <= (node.end_lineno or 0, node.end_col_offset or 0)
         ):
             node = getattr(node, "parent", None)
-        return node
+        return node  # type: ignore[no-any-return]
+
+
+def is_part(node: ast.AST) -> bool:
+    """Whether it is a statement, or a part of one that is not evaluated every time."""
+    around: Any = getattr(node, "parent", None)
+    match around:
+        case _ if isinstance(node, ast.stmt):
+            return True
+        case _ if not isinstance(node, ast.expr) or getattr(node, "quoted", False):  # in an f-string, Python 3.11 does not know the places
+            return False
+        case ast.IfExp():
+            return node is not around.test
+        case ast.BoolOp():
+            return node is not around.values[0]
+        case ast.Compare():
+            return node in around.comparators[1:]
+        case ast.Lambda():
+            return node is around.body
+        case ast.ListComp() | ast.SetComp() | ast.GeneratorExp():
+            return node is around.elt
+        case ast.DictComp():
+            return node is around.key or node is around.value
+        case ast.comprehension():
+            inner = around is not around.parent.generators[0]  # type: ignore[attr-defined]
+            return node in around.ifs or (inner and node is around.iter)
+    return False
+
+
+def enclosing(node: Any) -> Iterator[Any]:
+    """The nodes around it, from the inside, up to the function."""
+    node = getattr(node, "parent", None)
+    while node is not None and not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        yield node
+        node = getattr(node, "parent", None)
 
 
 @in_turn
@@ -67,12 +136,13 @@ def _parsed(text: str) -> Source | None:
         tree: ast.Module = parse(text)
     except (SyntaxError, ValueError, RecursionError):
         return None
-    found: list[ast.stmt] = []
+    found: list[Any] = []
     for node in ast.walk(tree):
-        if isinstance(node, ast.stmt):
+        if is_part(node):
             found.append(node)
         for child in ast.iter_child_nodes(node):
-            child.parent = node  # type: ignore[attr-defined]
+            child.parent = None if isinstance(node, ast.Module) else node  # type: ignore[attr-defined]
+            child.quoted = isinstance(node, ast.JoinedStr) or getattr(node, "quoted", False)  # type: ignore[attr-defined]
     # Of two that begin together, the inner one is the later: `@decorator` lines are no beginning.
     found.sort(key=lambda node: (node.lineno, node.col_offset))
     return Source(found, [(node.lineno, node.col_offset) for node in found])
@@ -90,6 +160,12 @@ class _Table:
     code: CodeType  # kept, so that its id is nobody else's
     of: list[Statement | None]
     """By half the offset of the instruction."""
+    around: dict[Statement, tuple[Statement, ...]]
+    """The parts, and the statement, in which a part is."""
+    tries: dict[Statement, tuple[Statement, ...]]
+    """The `try` around one, which has no instruction where it shares a line."""
+    before: dict[Statement, tuple[Statement, ...]]
+    """Those that have to be passed on the way to one."""
     shared: bool
     """Whether two of them are on one line."""
     returns: frozenset[int]
@@ -107,30 +183,70 @@ def _table(code: CodeType, names: dict[str, Any]) -> _Table | None:
         pass
     if len(_tables) >= _MOST_CODES:  # code that is compiled again and again
         _tables.clear()
-    source = source_of(code.co_filename, names) if is_own(code.co_filename) and code.co_name[0] != "<" else None
-    table = None
-    if source is not None:
-        found: dict[Any, Statement | None] = {}
-        own: dict[Statement, Statement] = {}  # one object for each: they are compared at every line
-        of = []
-        for line, _, column, _ in code.co_positions():
-            if (line, column) not in found:
-                node = source.at(line, column) if line is not None and column is not None else None
-                if node is None or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                    found[line, column] = None
-                else:
-                    place = Statement(code.co_filename, node.lineno, node.col_offset)
-                    found[line, column] = own.setdefault(place, place)
-            of.append(found[line, column])
-        steps = dis.get_instructions(code)
-        table = _Table(
-            code,
-            of,
-            len({each.line for each in own}) < len(own),
-            frozenset(each.offset for each in steps if each.opname in ("RETURN_VALUE", "RETURN_CONST")),
-        )
+    source = source_of(code.co_filename, names) if is_own(code.co_filename) else None
+    table = _table_of(code, source) if source is not None and source.nodes else None
     _tables[id(code)] = table
     return table if table is None or table.code is code else None
+
+
+def _table_of(code: CodeType, source: Source) -> _Table | None:
+    scope = _SCOPES.get(code.co_name)
+    if scope is None and code.co_name.startswith("<"):
+        return None
+    found: dict[Span, Statement | None] = {}
+    nodes: dict[Statement, Any] = {}
+    own: dict[Statement, Statement] = {}  # one object for each: they are compared at every line
+    of = []
+    for line, end_line, column, end_column in code.co_positions():
+        span = (line or 0, column or 0, end_line or 0, end_column or 0)
+        if span not in found:
+            node = source.at(span) if line is not None and column is not None else None
+            around = None if node is None or isinstance(node, ast.stmt) else _scope_of(node)
+            if node is None or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                found[span] = None
+            elif scope is not None and not isinstance(around, scope):
+                found[span] = None  # where a comprehension begins: the code around it tells
+            else:
+                place = Statement.of(code.co_filename, node)
+                found[span] = place = own.setdefault(place, place)
+                nodes[place] = node
+        of.append(found[span])
+    parts = {place: tuple(_wholes(node, code)) for place, node in nodes.items() if isinstance(node, ast.expr)}
+    tries = {place: tuple(_tries(node, code)) for place, node in nodes.items()}
+    before = {place: tuple(_before(node, code)) for place, node in nodes.items()} if scope is None else {}
+    steps = dis.get_instructions(code)
+    returns = frozenset(each.offset for each in steps if each.opname in ("RETURN_VALUE", "RETURN_CONST"))
+    shared = bool(parts) or len({each.line for each in own}) < len(own)
+    return _Table(code, of, parts, tries, before, shared, returns)
+
+
+def _scope_of(node: Any) -> Any:
+    """The lambda or comprehension around a part, or its function."""
+    return next((each for each in enclosing(node) if isinstance(each, tuple(_SCOPES.values()))), None)
+
+
+def _wholes(node: Any, code: CodeType) -> Iterator[Statement]:
+    for each in enclosing(node):
+        if isinstance(each, _SCOPES.get(code.co_name, ())):
+            return
+        if is_part(each):
+            yield Statement.of(code.co_filename, each)
+        if isinstance(each, ast.stmt):
+            return
+
+
+def _tries(node: Any, code: CodeType) -> Iterator[Statement]:
+    return (Statement.of(code.co_filename, each) for each in enclosing(node) if isinstance(each, ast.Try | ast.TryStar))
+
+
+def _before(node: Any, code: CodeType) -> Iterator[Statement]:
+    for each in (node, *enclosing(node)):
+        around = getattr(each, "parent", None)
+        bodies = [getattr(around, name, None) for name in ("body", "orelse", "finalbody")]
+        for body in bodies:
+            if isinstance(each, ast.stmt) and isinstance(body, list) and each in body:
+                yield from (Statement.of(code.co_filename, other) for other in body[: body.index(each)])
+                yield from [] if isinstance(each, ast.Try) else [Statement.of(code.co_filename, each)]
 
 
 _homes: set[str] = set()
@@ -158,8 +274,14 @@ class Watch:
     passed: set[Statement] = field(default_factory=set)
     returned: set[Statement] = field(default_factory=set)
     """Those of calls that went on to their end and returned a value."""
+    asked: set[tuple[str, Span]] = field(default_factory=set)
+    """By file, the expressions during which a service was asked."""
     seconds: float = 0.0
     """Of processor time, watching included."""
+    given_by: Statement | None = None
+    """Where the value that was returned last came from, however many calls handed it on."""
+    _value: Any = None
+    _calls: int = 0
 
     def call(self, function: Callable[..., T], *args: Any) -> T:
         """The value of a function that runs watched in this thread, unless a debugger watches it already."""
@@ -176,18 +298,64 @@ class Watch:
     def over(self, coroutine: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
         return _Watched(coroutine, self)
 
+    def gives(self, value: Any, place: Statement) -> None:
+        if value is not self._value or self.given_by is None:
+            self._value, self.given_by = value, place
+
     def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
-        if not is_own(frame.f_code.co_filename):
-            if frame.f_code is _IN_THREAD and isinstance(frame.f_locals["executor"], ThreadPoolExecutor | None):
-                frame.f_locals["func"] = functools.partial(self.call, frame.f_locals["func"])  # `asyncio.to_thread` too
+        code = frame.f_code
+        if not is_own(code.co_filename):
+            if _asks(code.co_filename):
+                back = frame.f_back
+                if back is not None and not _asks(back.f_code.co_filename):
+                    self.asked.update(_calls_of(back))
+            elif code is _SUBMIT:  # `asyncio.to_thread` too
+                frame.f_locals["fn"] = self._elsewhere(frame, frame.f_locals["fn"])
+            elif code is _START and getattr(frame.f_locals["self"], "_target", None) is not _worker:
+                thread = frame.f_locals["self"]
+                thread.run = self._elsewhere(frame, thread.run)
             return None
         if frame.f_trace is not None:  # a coroutine goes on
             return frame.f_trace
-        table = _table(frame.f_code, frame.f_globals)
+        self._calls += 1
+        table = _table(code, frame.f_globals) if self._calls <= MOST_EVENTS else None
         if table is None:
             return None
         frame.f_trace_opcodes = table.shared
         return _Call(table, self)
+
+    def _elsewhere(self, frame: FrameType, function: Callable[..., T]) -> Callable[..., T]:
+        """The function for another thread."""
+        calls = list(_calls_of(frame.f_back))
+
+        def watched(*args: Any, **options: Any) -> T:
+            before = len(self.asked)
+            try:
+                return self.call(functools.partial(function, *args, **options))
+            finally:
+                if len(self.asked) > before:
+                    self.asked.update(calls)
+
+        return watched
+
+
+def _calls_of(frame: FrameType | None) -> Iterator[tuple[str, Span]]:
+    """Where the environment's own code waits for this one; nowhere where a call of a `ToolContext` does."""
+    found = []
+    while frame is not None and frame.f_code is not Watch.call.__code__:
+        file = frame.f_code.co_filename
+        if is_own(file):
+            line, end_line, column, end_column = list(frame.f_code.co_positions())[frame.f_lasti // 2]
+            found.append((file, (line or 0, column or 0, end_line or 0, end_column or 0)))
+        elif any(each in file for each in _OURS):
+            break
+        frame = frame.f_back
+    yield from found
+
+
+@functools.lru_cache(maxsize=4096)
+def _asks(file: str) -> bool:
+    return any(each in file for each in _SERVICE_FILES)
 
 
 class _Call:
@@ -212,21 +380,37 @@ class _Call:
                 return self
             at = self._table.of[frame.f_lasti // 2]
             if at is not self._at and at is not None:
-                self._leave()
+                self._leave(at)
                 self._at = at
         elif event == "exception":
             # The two tell that an iterator or a coroutine is at its end.
             self._raised = self._raised or not issubclass(given[0], StopIteration | StopAsyncIteration)
         elif event == "return" and frame.f_lasti in self._table.returns:
-            self._leave()
+            at = self._table.of[frame.f_lasti // 2]
+            if self._events > MOST_EVENTS and at is not None:
+                self._pass(at, *self._table.before.get(at, ()))
+            else:
+                self._leave(None)
             self._watch.returned |= self._passed
+            if at is not None:
+                self._watch.gives(given, at)
         return self
 
-    def _leave(self) -> None:
-        if not self._raised and self._at is not None:
-            self._passed.add(self._at)
-            self._watch.passed.add(self._at)
+    def _leave(self, to: Statement | None) -> None:
+        """A statement is passed when no part of it follows."""
+        at, around = self._at, self._table.around
+        if at is None or (to is not None and at in around.get(to, ())):
+            return
+        if not self._raised:
+            kept = (to, *around.get(to, ())) if to is not None else ()
+            self._pass(at, *(each for each in around.get(at, ()) if each not in kept))
         self._raised = False
+
+    def _pass(self, *places: Statement) -> None:
+        for each in places:
+            found = each, *self._table.tries.get(each, ())
+            self._passed.update(found)
+            self._watch.passed.update(found)
 
 
 class _Watched(Coroutine[Any, Any, T]):
