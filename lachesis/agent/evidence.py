@@ -27,7 +27,7 @@ from lachesis.agent.agent_fault import AgentFault
 from lachesis.agent.broken_items import item_of
 from lachesis.agent.data_flow import DataFlow, Function, flow_of_reward, flows_of_reward, parameters_given
 from lachesis.agent.reward import RewardError
-from lachesis.agent.statements import SERVICES, Span, Statement, Watch, add_home, enclosing, is_own, source_of
+from lachesis.agent.statements import SERVICES, Span, Statement, Watch, add_home, enclosing, is_own, source_of, spanned
 from lachesis.tracebacks import explained, in_one_line
 
 LIGHT = 0.005
@@ -320,8 +320,7 @@ def _last(error: BaseException) -> ast.AST | None:
 
 
 def _span(frame: FrameType, at: int) -> Span:
-    line, end_line, column, end_column = list(frame.f_code.co_positions())[at // 2]
-    return line or 0, column or 0, end_line or line or 0, end_column or column or 0
+    return spanned(*list(frame.f_code.co_positions())[at // 2])
 
 
 def _frames(error: BaseException) -> list[tuple[FrameType, int]]:
@@ -368,7 +367,11 @@ def _place(
     """The statement that raised, in the innermost function of the environment. None where nothing of the agent's is in
     the expression, or what a service answered is, and where there is no source."""
     own = [(frame, at) for frame, at in _frames(error) if is_own(frame.f_code.co_filename) and _has_source(frame)]
-    if len(own) > _FRAMES:
+    codes = [frame.f_code for frame, _ in own]
+    if isinstance(error, RecursionError):  # where it comes to its end is chance
+        again = (at for at, code in enumerate(codes) if code in codes[at + 1 :])
+        own = own[: next(again, len(own)) + 1]
+    elif len(own) > _FRAMES:
         own = [*own[: _FRAMES - 1], own[-1]]
     flows: dict[Function, _Flows] = {}
     last: _Flows | None = None

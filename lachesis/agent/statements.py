@@ -95,6 +95,13 @@ class Source:
         return node  # type: ignore[no-any-return]
 
 
+def spanned(line: int | None, end_line: int | None, column: int | None, end_column: int | None) -> Span:
+    """What Python says of an instruction, where it does."""
+    if line is None or column is None:
+        return 0, 0, 0, 0
+    return line, column, end_line or line, end_column or column
+
+
 def is_part(node: ast.AST) -> bool:
     """Whether it is a statement, or a part of one that is not evaluated every time."""
     around: Any = getattr(node, "parent", None)
@@ -134,7 +141,7 @@ def enclosing(node: Any) -> Iterator[Any]:
 def _parsed(text: str) -> Source | None:
     try:
         tree: ast.Module = parse(text)
-    except (SyntaxError, ValueError, RecursionError):
+    except (SyntaxError, ValueError):
         return None
     found: list[Any] = []
     for node in ast.walk(tree):
@@ -149,8 +156,11 @@ def _parsed(text: str) -> Source | None:
 
 
 def source_of(frame_file: str, names: dict[str, Any] | None = None) -> Source | None:
-    """None where there is no source that can be read."""
-    return _parsed("".join(linecache.getlines(frame_file, names)))
+    """None where there is no source that can be read, or the stack is full."""
+    try:
+        return _parsed("".join(linecache.getlines(frame_file, names)))
+    except RecursionError:
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +176,8 @@ class _Table:
     """The `try` around one, which has no instruction where it shares a line."""
     before: dict[Statement, tuple[Statement, ...]]
     """Those that have to be passed on the way to one."""
-    shared: bool
-    """Whether two of them are on one line."""
+    shared: frozenset[int]
+    """Lines on which there are several."""
     returns: frozenset[int]
     """Offsets at which the function is left with a value."""
 
@@ -183,8 +193,13 @@ def _table(code: CodeType, names: dict[str, Any]) -> _Table | None:
         pass
     if len(_tables) >= _MOST_CODES:  # code that is compiled again and again
         _tables.clear()
-    source = source_of(code.co_filename, names) if is_own(code.co_filename) else None
-    table = _table_of(code, source) if source is not None and source.nodes else None
+    table = None
+    if is_own(code.co_filename):
+        try:
+            source = _parsed("".join(linecache.getlines(code.co_filename, names)))
+            table = _table_of(code, source) if source is not None and source.nodes else None
+        except RecursionError:  # the stack of the reward is full
+            return None
     _tables[id(code)] = table
     return table if table is None or table.code is code else None
 
@@ -197,10 +212,10 @@ def _table_of(code: CodeType, source: Source) -> _Table | None:
     nodes: dict[Statement, Any] = {}
     own: dict[Statement, Statement] = {}  # one object for each: they are compared at every line
     of = []
-    for line, end_line, column, end_column in code.co_positions():
-        span = (line or 0, column or 0, end_line or 0, end_column or 0)
+    spans = [spanned(*each) for each in code.co_positions()]
+    for span in spans:
         if span not in found:
-            node = source.at(span) if line is not None and column is not None else None
+            node = source.at(span) if span[0] else None
             around = None if node is None or isinstance(node, ast.stmt) else _scope_of(node)
             if node is None or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 found[span] = None
@@ -216,7 +231,11 @@ def _table_of(code: CodeType, source: Source) -> _Table | None:
     before = {place: tuple(_before(node, code)) for place, node in nodes.items()} if scope is None else {}
     steps = dis.get_instructions(code)
     returns = frozenset(each.offset for each in steps if each.opname in ("RETURN_VALUE", "RETURN_CONST"))
-    shared = bool(parts) or len({each.line for each in own}) < len(own)
+    on_lines: dict[int, set[Statement | None]] = {}
+    for (line, *_), there in zip(spans, of, strict=True):
+        if there is not None or scope is not None:
+            on_lines.setdefault(line, set()).add(there)
+    shared = frozenset(line for line, places in on_lines.items() if len(places) > 1)
     return _Table(code, of, parts, tries, before, shared, returns)
 
 
@@ -321,7 +340,6 @@ class Watch:
         table = _table(code, frame.f_globals) if self._calls <= MOST_EVENTS else None
         if table is None:
             return None
-        frame.f_trace_opcodes = table.shared
         return _Call(table, self)
 
     def _elsewhere(self, frame: FrameType, function: Callable[..., T]) -> Callable[..., T]:
@@ -345,8 +363,7 @@ def _calls_of(frame: FrameType | None) -> Iterator[tuple[str, Span]]:
     while frame is not None and frame.f_code is not Watch.call.__code__:
         file = frame.f_code.co_filename
         if is_own(file):
-            line, end_line, column, end_column = list(frame.f_code.co_positions())[frame.f_lasti // 2]
-            found.append((file, (line or 0, column or 0, end_line or 0, end_column or 0)))
+            found.append((file, spanned(*list(frame.f_code.co_positions())[frame.f_lasti // 2])))
         elif any(each in file for each in _OURS):
             break
         frame = frame.f_back
@@ -372,15 +389,20 @@ class _Call:
         self._events = 0
 
     def __call__(self, frame: FrameType, event: str, given: Any) -> _Call:
-        if event == "line" or event == "opcode":
+        if event == "opcode" or event == "line":
             self._events += 1
             if self._events > MOST_EVENTS:
                 frame.f_trace_lines = frame.f_trace_opcodes = False
                 self._at = None
                 return self
+            if event == "line":
+                frame.f_trace_opcodes = frame.f_lineno in self._table.shared
             at = self._table.of[frame.f_lasti // 2]
             if at is not self._at and at is not None:
-                self._leave(at)
+                try:
+                    self._leave(at)
+                except RecursionError:  # the stack of the reward is full: what it does next raises the same
+                    self._raised = True
                 self._at = at
         elif event == "exception":
             # The two tell that an iterator or a coroutine is at its end.
