@@ -419,6 +419,8 @@ def _place(
         depends = flow.is_made if _is_of_place(error) else flow.depends
         if answered.depends(failed) or not depends(failed):
             return None
+        if isinstance(error, RecursionError | MemoryError):
+            return _Place(place, None, mixed=False, direct=False)
         direct = _is_mixed(failed, flow, frame)
         return _Place(place, None, direct or of_item.depends(failed), direct)
     return None
