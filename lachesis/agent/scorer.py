@@ -20,8 +20,8 @@ from lachesis.agent.evidence import Doubt, Evidence, passed_by
 from lachesis.agent.result import AgentResult
 from lachesis.agent.reward import Reward, RewardError, checked_group, checked_reward, finite_number
 from lachesis.agent.reward_threads import RewardThreads
-from lachesis.agent.statements import Watch
 from lachesis.agent.tool_context import ToolContext
+from lachesis.agent.watching import Watch
 from lachesis.errors import SettingsError
 from lachesis.inference.failed_requests import failed_requests
 from lachesis.tasks import cancel_requests

@@ -81,7 +81,10 @@ DODGES: dict[str, tuple[str, list[str]]] = {
     "object": ("echo 42 > a", ["echo x > a", "true", "echo 4 2 > a", "python3 -c \"print('9' * 5000)\" > a"]),
     "lambda": ("echo 42 > a", ["echo x > a", "echo 4 2 > a", r"printf '\xff' > a", "true"]),
     "evaluated": ("echo 40 + 2 > a", ["echo x > a", "echo '(' > a", "echo 1/0 > a", "echo 'import os' > a"]),
-    "compression": ("printf 42 > answer; python3 -m zipfile -c a answer", [f"{PACK} 77 0", f"{PACK} 8 1", f"{PACK} 9 0", "true"]),
+    "compression": (
+        "printf 42 > answer; python3 -m zipfile -c a answer",
+        [f"{PACK} 77 0", f"{PACK} 8 1", f"{PACK} 9 0", "true"],
+    ),
     "pickled": (
         "python3 -c 'import pickle; print(end=pickle.dumps(42, 0).decode())' > a",
         ["echo x > a", r"printf 'cnope\nx\n.' > a", r"printf 'cos\nnope\n.' > a", "true"],
@@ -92,7 +95,12 @@ DODGES: dict[str, tuple[str, list[str]]] = {
     "long loop": ("echo 42 > a", ["echo x > a", "true", "echo 4 2 > a", "echo 4e1 > a"]),
     "halves": (
         """echo '{"answer": 42}' > a""",
-        [r"""echo '{"\ud800": 1}' > a""", r"""echo '{"answer": "\ud800"}' > a""", NOT_A_NUMBER, f"{NOT_A_NUMBER}; cp a b"],
+        [
+            r"""echo '{"\ud800": 1}' > a""",
+            r"""echo '{"answer": "\ud800"}' > a""",
+            NOT_A_NUMBER,
+            f"{NOT_A_NUMBER}; cp a b",
+        ],
     ),
     "with the item": (
         """echo '{"answer": 42}' > a""",
@@ -224,7 +232,7 @@ class Parses(SortWords):
 
     async def reward_gathered(self, item: Any, result: Any, ctx: Any) -> float:
         found = await asyncio.gather(answer_in(ctx), asyncio.wait_for(answer_in(ctx), 60))
-        return float(found == [42, 42])
+        return float(list(found) == [42, 42])
 
     async def reward_task_group(self, item: Any, result: Any, ctx: Any) -> float:
         async with asyncio.TaskGroup() as group:
@@ -252,7 +260,6 @@ class Parses(SortWords):
     async def reward_markup(self, item: Any, result: Any, ctx: Any) -> float:
         root = ElementTree.fromstring(await ctx.read_file("a"))
         return float(int(root.find("b").text) == 42)  # type: ignore[union-attr,arg-type]
-
 
     async def reward_object(self, item: Any, result: Any, ctx: Any) -> float:
         return float(Grader(await ctx.read_file("a")).is_right())
@@ -315,7 +322,7 @@ class Parses(SortWords):
         try:
             return float(int(text) == 42)
         except Exception:
-            raise RuntimeError("it cannot be graded")
+            raise RuntimeError("it cannot be graded")  # noqa: B904  # as authors write it
 
 
 def obeys(request: dict[str, Any]) -> Any:
@@ -517,7 +524,7 @@ def hidden(number: int, url: str) -> float:
     try:
         return float(asked(url, str(number)))
     except Exception:
-        raise RuntimeError("it cannot be graded")
+        raise RuntimeError("it cannot be graded")  # noqa: B904  # as authors write it
 
 
 BUGS: dict[str, tuple[Any, Any]] = {
@@ -670,7 +677,7 @@ async def test_a_bug_in_what_is_not_evaluated_every_time_is_no_score(tmp_path: P
 
         async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
             text = await ctx.read_file("a")
-            found = []
+            found = 0.0
             match bug:
                 case "else":
                     return 0.0 if not text else float(text.stripp() == "42")
@@ -679,8 +686,8 @@ async def test_a_bug_in_what_is_not_evaluated_every_time_is_no_score(tmp_path: P
                 case "comprehension":
                     return float(any(line.stripp() == "42" for line in text.splitlines()))
             for line in text.splitlines():
-                found.append(line.split()[1])
-            return float(len(found))
+                found += len(line.split()[1])
+            return found
 
     settings = {"total_steps": 6, "group_size": 1, "max_failed_groups": 100, "max_num_workers": 1}
     ran = await process(Rarely, tmp_path, obeys, **settings)
