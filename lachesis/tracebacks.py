@@ -18,6 +18,8 @@ _PACKAGES = ("lachesis", "backends", "tool_call_parsers")
 _ROOT, _LIBRARY = Path(__file__).parents[1], Path(os.__file__).parent
 _ENVIRONMENTS = f"{_ROOT}/lachesis/environments/"  # which authors wrote
 _AROUND = tuple(f"{_ENVIRONMENTS}{name}.py" for name in ("checking", "atropos_player"))  # which play them
+_LONGEST = 20_000
+"""Characters of a traceback, which may quote what an agent left."""
 _BETWEEN = (
     *(f"{_ROOT}/{name}/" for name in _PACKAGES),
     *(f"{_LIBRARY}/{name}" for name in ("asyncio/", "concurrent/", "contextlib.py", "importlib/", "threading.py")),
@@ -64,7 +66,7 @@ def explained(error: BaseException) -> str:
         if isinstance(error, SyntaxError):  # its line, and the place there
             rest = "".join(trace.format_exception_only()).splitlines()[:-1]
         return "\n".join([headline(error), *rest]) + "\n"
-    return f"{headline(error)}\n{''.join(trace.format())}"
+    return _shown(f"{headline(error)}\n{''.join(trace.format())}")
 
 
 def headline(error: BaseException) -> str:
@@ -99,9 +101,18 @@ def place(error: BaseException | None) -> str:
 
 def _text(error: BaseException) -> str:
     try:
-        return str(error)
+        return _shown(str(error))
     except Exception:  # an author wrote it
         return "its text cannot be shown"
+
+
+def _shown(text: str) -> str:
+    """The text as every file and console takes it: halves of characters escaped, and the middle of a long one left
+    out."""
+    if len(text) > _LONGEST:
+        left_out = len(text) - _LONGEST
+        text = f"{text[: _LONGEST // 2]} ... {left_out} characters left out ... {text[-_LONGEST // 2 :]}"
+    return text.encode(errors="backslashreplace").decode()
 
 
 def guess(error: BaseException) -> str:

@@ -16,6 +16,8 @@ class AgentFault(OSError):
 
     method = ""
     """The method that met it."""
+    of_image = False
+    """A file is missing where agents leave none: the image may lack it."""
     place: object = None
     """Identifies the rollout whose sandbox it is."""
 

@@ -23,7 +23,7 @@ from lachesis.agent.agent_fault import AgentFault, agent_faults
 from lachesis.agent.blocked_loop import BlockedLoop
 from lachesis.agent.driven import Driven
 from lachesis.agent.reward import RewardError
-from lachesis.agent.statements import Watch
+from lachesis.agent.watching import Watch
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import functools
+import os
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
@@ -11,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 from backends import BackendError, SandboxExhausted
 from backends.lease import LeaseOver
 from lachesis.agent.agent_fault import AgentFault
-from lachesis.agent.blame import UPLOADS, blamed, local_path
+from lachesis.agent.blame import DOWNLOADS, UPLOADS, blamed, local_path
 from lachesis.agent.blocking_calls import result_of, running_loop
 from lachesis.agent.call_scope import CallScope, outside_scopes, scopes_of_a_thread
 from lachesis.agent.context_results import FileText
@@ -24,6 +26,9 @@ _LONGEST = 500
 """Characters of an argument in a `RewardCall`."""
 _LONGEST_OUTPUT = 4000
 """Characters of an output: its first half and its last."""
+_READ = ("read_file", "read_text", "read_json", "read_bytes")
+_OF_AGENTS = ("/tmp/", "/home/", "/root/", "/workspace/", "/var/tmp/", "/dev/shm/")
+"""Folders in which agents leave files."""
 _RUN = ("terminal", "call_tool", "search")
 """Methods that run commands."""
 
@@ -118,6 +123,7 @@ async def _noted(
                 if self._shared.before_agent:
                     raise
                 whose.method, whose.place = method, self._shared
+                whose.of_image = await _is_of_image(self._session, method, whose, args, kwargs)
             if whose is error:
                 raise
             raise whose from error
@@ -136,6 +142,15 @@ async def _noted(
         seconds = round(time.monotonic() - begin, 4)
         output, exit_code = _output(result)
         self._shared.calls.append(RewardCall(method, tuple(arguments), seconds, problem[:500], output, exit_code))
+
+
+async def _is_of_image(session: ToolSession, method: str, fault: AgentFault, args: Any, kwargs: Any) -> bool:
+    """Whether a file is missing that the image has, if it is not the agent that removed it."""
+    path = os.fspath(args[0] if args else kwargs.get("path", kwargs.get("remote_path", "")))
+    if fault.errno != errno.ENOENT or method not in (*_READ, *DOWNLOADS) or not isinstance(path, str):
+        return False
+    workspace = (await session.sandbox()).workdir.rstrip("/") + "/"
+    return path.startswith("/") and not path.startswith((workspace, *_OF_AGENTS))
 
 
 @dataclass(slots=True)

@@ -21,12 +21,9 @@ def settled(player: RolloutPlayer, rollouts: Sequence[Rollout]) -> list[Rollout]
     """The rollouts, those with a score whose doubt is settled by now as the agent's fault."""
     finished = []
     for rollout in rollouts:
-        if (doubt := rollout.doubt) is not None:
-            if player.scorer.evidence.is_agents(doubt):
-                found = replace(rollout, doubt=None, traceback=None, fault_traceback=doubt.trace)
-                rollout = player.at_fault(found, doubt.fault, "")
-            else:
-                player.scorer.evidence.want()
+        if (doubt := rollout.doubt) is not None and player.scorer.evidence.is_agents(doubt):
+            found = replace(rollout, doubt=None, traceback=None, fault_traceback=doubt.trace)
+            rollout = player.at_fault(found, doubt.fault, "")
         finished.append(rollout)
     return finished
 

@@ -13,7 +13,7 @@ from typing import Any, NoReturn, TypeVar
 
 from greenlet import getcurrent, greenlet
 
-from lachesis.agent.statements import unwatched
+from lachesis.agent.watching import unwatched
 
 T = TypeVar("T")
 

@@ -1,55 +1,40 @@
 """Whether an exception of a reward is the doing of the agent, by what the rewards of other rollouts came to.
 
 A reward reads what the agent left, and an agent may leave anything. Where the statement that raised was passed by the
-reward of another rollout, the agent is at fault, unless nothing of the agent's is in the expression that failed. Where
-nobody has passed it yet, nothing is decided: that all rollouts of an item, or of a run, fail alike shows nothing.
+reward of another rollout, the agent is at fault, unless nothing of the agent's is in the expression that failed, or the
+answer of a service is. Where something else is in it besides, and only rollouts of other items passed it, the reward is
+called with the item of one and what the agent of the other left: that tells the two apart. Where nobody has passed the
+statement yet, nothing is decided: that all rollouts of an item, or of a run, fail alike shows nothing.
 """
 
 from __future__ import annotations
 
-import ast
-import builtins
-import errno
-import hashlib
 import inspect
-import math
-import re
-import ssl
+import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from types import FrameType
+from functools import partial
 from typing import Any
 
 from lachesis.agent.broken_items import item_of
-from lachesis.agent.data_flow import DataFlow, Function, flow_of_reward, parameters_given
+from lachesis.agent.failed_expression import causes_of, frames_of, is_of_others, place_of, place_of_value
 from lachesis.agent.reward import JudgeRefused, RewardError
-from lachesis.agent.statements import Statement, Watch, add_home, is_own, source_of
-from lachesis.inference.server_words import is_refusal
+from lachesis.agent.statements import Span, Statement, add_home, is_own
+from lachesis.agent.watching import Watch
 from lachesis.tracebacks import explained, in_one_line
 
-LIGHT = 0.005
-"""Seconds of processor time in a call of a reward up to which all of them are watched."""
+MOST_TIME = 0.1
+"""Of the time of the run, what watched calls may take of a processor before only some are watched."""
 WATCHED_FIRST = 64
-"""Calls of longer rewards that are watched, before only some are."""
+"""Calls that are watched in any case."""
 WATCHED_LATER = 8
 """Then one of so many."""
 _ITEMS = 4096
 """Latest items of which is known what their rollouts passed."""
-_SHAPES = 256
-_FRAMES = 40
-"""Of a call within a call: further ones repeat themselves."""
-
-_NEVER = (
-    *(ConnectionError, TimeoutError, ssl.SSLError, ImportError, NotImplementedError),
-    *(KeyboardInterrupt, GeneratorExit),
-)
-_OF_THE_MACHINE = (errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EIO, errno.EAGAIN)
-_OF_SERVICES = (
-    *("aiohttp", "anthropic", "asyncssh", "backends", "botocore", "grpc", "httpcore", "httpx", "lachesis", "openai"),
-    *("requests", "socket", "urllib", "urllib3", "websockets"),
-)
-"""Packages whose exceptions tell of a service that the reward asks."""
+_OPEN = 64
+"""Doubts that ask for evidence at once."""
+_OF_VALUE = (0, -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +47,30 @@ class Doubt:
     """Where the statement only raises: that of the `if`, the loop or the `try` around it."""
     item: str
     rollout: str
-    strange: frozenset[str]
-    """What the item would have to be like, where its kind of content may be the cause; empty where it may not."""
+    row: Any = field(repr=False, compare=False)
+    """The item itself."""
+    mixed: bool
+    """Whether something besides what the agent left had a part in it: the item may be the cause."""
+    direct: bool
+    """Whether that is in the expression itself."""
     what: str
     """The error and the line, for a person."""
     trace: str
+    of_item: bool | None = None
+    """Whether the item, or what else is in the expression, is the cause; None where that was not found out."""
+
+    @property
+    def of_value(self) -> bool:
+        return self.statement.end == _OF_VALUE
+
+    @property
+    def places(self) -> list[tuple[Statement, bool]]:
+        """What another rollout would have to pass, and whether to the end."""
+        return [(self.statement, False), *([(self.head, True)] if self.head is not None else [])]
 
     def raises_as(self, other: Doubt) -> bool:
         """Whether the same statement raised the same kind of exception."""
-        of_value = not self.statement.line
-        kinds = {each.what if of_value else each.what.partition(":")[0] for each in (self, other)}
+        kinds = {each.what if each.of_value else each.what.partition(":")[0] for each in (self, other)}
         return self.statement == other.statement and len(kinds) == 1
 
     @property
@@ -86,22 +85,29 @@ class _Passed:
 
     rollouts: set[str] = field(default_factory=set)
     """The first two."""
-    shapes: set[str] = field(default_factory=set)
-    """Of their items."""
+    row: Any = None
+    """The item of the last one."""
 
 
 class Evidence:
     """What the rewards of one environment passed in a run."""
 
-    def __init__(self, *functions: Callable[..., Any] | None) -> None:
-        self._rewards = {each.__name__: each for each in map(inspect.unwrap, filter(None, functions))}
+    def __init__(self, rewards: Mapping[str, Callable[..., Any] | None]) -> None:
+        self._rewards = {name: inspect.unwrap(each) for name, each in rewards.items() if each is not None}
+        self._names = {getattr(each, "__name__", name) for name, each in self._rewards.items()}
         for function in self._rewards.values():
             add_home(function)
         self._calls = 0
         self._passed: dict[tuple[Statement, bool], _Passed] = {}
         self._of_items: OrderedDict[str, dict[tuple[Statement, bool], set[str]]] = OrderedDict()
         self._wanted_until = WATCHED_FIRST
-        self._are_light = True
+        self._begun = time.monotonic()
+        self._seconds = 0.0
+        """Of processor time in watched calls."""
+        self._services: set[tuple[str, Span]] = set()
+        self._open: OrderedDict[tuple[Statement, str], Doubt] = OrderedDict()
+        self._causes: dict[tuple[Statement, str], bool] = {}
+        """Whether an item is the cause of what is raised at a statement."""
         self.asked: set[Statement] = set()
         """Those that were looked at more closely already."""
         self.shown: set[str] = set()
@@ -110,272 +116,133 @@ class Evidence:
     def watch(self) -> Watch | None:
         """For the next call of a reward."""
         self._calls += 1
-        wanted = self._are_light or self._calls <= self._wanted_until or not self._calls % WATCHED_LATER
+        has_time = self._seconds <= MOST_TIME * (time.monotonic() - self._begun)
+        wanted = has_time or self._calls <= self._wanted_until or not self._calls % WATCHED_LATER
         return Watch() if wanted else None
 
-    def want(self) -> None:
+    def want(self, doubt: Doubt) -> None:
         """A doubt waits: the next calls are all watched."""
         self._wanted_until = self._calls + WATCHED_FIRST
+        self._open[doubt.statement, item_of(doubt.item)] = doubt
+        if len(self._open) > _OPEN:
+            self._open.popitem(last=False)
 
-    def learn(self, watch: Watch | None, item: Any, item_key: str, rollout: str, source: str = "") -> None:
-        """What the call of a rollout's reward passed. `source`: the reward that returned a score."""
+    def learn(
+        self,
+        watch: Watch | None,
+        item: Any,
+        item_key: str,
+        rollout: str,
+        source: str = "",
+        doubt: Doubt | None = None,
+    ) -> None:
+        """What the call of a rollout's reward passed.
+
+        Args:
+            source: the reward that returned a score.
+            doubt: about what it raised. A statement that was passed before it raised, in a loop, is not passed.
+        """
+        if watch is not None:
+            self._services |= watch.asked
+            self._seconds += watch.seconds
         if not rollout:
             return
-        if watch is not None:
-            self._are_light = watch.seconds <= LIGHT
-        found = {(each, False) for each in watch.passed} if watch is not None else set()
-        found |= {(each, True) for each in watch.returned} if watch is not None else set()
-        if source:
-            found.add((_value_of(source), False))
+        found = passed_by(watch, source)
+        if doubt is not None:
+            found -= {*doubt.places, (doubt.statement, True)}
         if not found:
             return
-        shape = _shape(item)
         of_item = self._of_items.setdefault(item_of(item_key), {})
         self._of_items.move_to_end(item_of(item_key))
         if len(self._of_items) > _ITEMS:
             self._of_items.popitem(last=False)
         for each in found:
             passed = self._passed.setdefault(each, _Passed())
+            passed.row = item
             for rollouts in (passed.rollouts, of_item.setdefault(each, set())):
                 if len(rollouts) < 2:
                     rollouts.add(rollout)
-            if len(passed.shapes) < _SHAPES:
-                passed.shapes.add(shape)
 
     def is_agents(self, doubt: Doubt) -> bool:
         """Whether the agent is at fault; False while nothing shows it."""
-        places = [(doubt.statement, False), *([(doubt.head, True)] if doubt.head is not None else [])]
-        of_item = self._of_items.get(item_of(doubt.item), {})
-        for place in places:
-            if of_item.get(place, set()) - {doubt.rollout}:
-                return True
-            passed = self._passed.get(place)
-            if passed is not None and passed.rollouts - {doubt.rollout}:
-                return not doubt.strange or bool(doubt.strange & passed.shapes)
-        return False
+        if self._passed_for_item(doubt):
+            return True
+        if not any(map(partial(self._passed_by_others, doubt), doubt.places)):
+            return False
+        of_item = doubt.of_item
+        if of_item is None:
+            of_item = self._causes.get((doubt.statement, item_of(doubt.item)), True)
+        return not (doubt.mixed and of_item)
 
-    def doubt(self, error: BaseException, item: Any, item_key: str, rollout: str, source: str) -> Doubt | None:
+    def _passed_for_item(self, doubt: Doubt) -> bool:
+        of_item = self._of_items.get(item_of(doubt.item), {})
+        return any(of_item.get(place, set()) - {doubt.rollout} for place in doubt.places)
+
+    def _passed_by_others(self, doubt: Doubt, place: tuple[Statement, bool]) -> bool:
+        passed = self._passed.get(place)
+        return passed is not None and bool(passed.rollouts - {doubt.rollout})
+
+    def item_to_try(self, doubt: Doubt | None) -> tuple[Any] | None:
+        """An item with which the reward passed what it raises for this one, where that would tell whose fault it is."""
+        if doubt is None or not doubt.mixed or self._passed_for_item(doubt):
+            return None
+        found = (place for place in doubt.places if self._passed_by_others(doubt, place))
+        place = next(found, None)
+        return None if place is None else (self._passed[place].row,)
+
+    def doubts_to_try(self, passed: Collection[tuple[Statement, bool]], item_key: str) -> list[Doubt]:
+        """Those that wait, of other items, of which what was passed now may tell."""
+        return [
+            doubt
+            for (_, item), doubt in self._open.items()
+            if doubt.mixed
+            and item != item_of(item_key)
+            and (doubt.statement, item) not in self._causes
+            and any(place in passed for place in doubt.places)
+        ]
+
+    def found_out(self, doubt: Doubt, *, of_item: bool) -> None:
+        self._causes[doubt.statement, item_of(doubt.item)] = of_item
+
+    def doubt(
+        self, error: BaseException, item: Any, item_key: str, rollout: str, source: str, watch: Watch | None
+    ) -> Doubt | None:
         """None where the exception is none of the agent's doing, whatever others pass.
 
         Args:
             source: the environment and the reward, for one that returned something that is no score.
         """
-        causes = list(_causes(error))
-        if not causes or any(map(_is_of_others, causes)):
+        causes = list(causes_of(error))
+        if not causes or any(map(is_of_others, causes)):
             return None
         error = causes[0]
-        frames = [frame.f_code for frame, _ in _frames(error)]
-        of_value = isinstance(error, RewardError) and not any(is_own(code.co_filename) for code in frames)
+        frames = [frame.f_code for frame, _ in frames_of(error)]
+        ours = isinstance(error, RewardError) and not isinstance(error, JudgeRefused)
+        ours = ours and not is_own(frames[-1].co_filename)
+        of_value = ours and not any(is_own(code.co_filename) for code in frames)
+        if ours and not of_value and frames[-1].co_name != "terminal":
+            return None  # the others tell of the environment's own mistakes
         if of_value:
-            found = _place_of_value(self._rewards.get(source.rpartition(": ")[2]), source)
+            place = value_places(source, watch)[-1]
+            found = place_of_value(self._rewards.get(source.rpartition(": ")[2]), place)
         else:
-            found = _place(error, self._rewards.keys())
+            found = place_of(error, self._names, self._services)
         if found is None:
             return None
-        strange = frozenset[str]()
-        of_ours = isinstance(error, RewardError) and not isinstance(error, JudgeRefused)
-        if of_ours and not of_value and not is_own(frames[-1].co_filename):
-            if frames[-1].co_name != "terminal":  # the others tell of the environment's own mistakes
-                return None
-            strange = frozenset(["that of the same item"])
-        elif found.mixed and isinstance(error, TypeError | AttributeError | RewardError):
-            strange = frozenset([_shape(item)])
         trace = explained(error)
-        return Doubt(found.statement, found.head, item_key, rollout, strange, in_one_line(trace), trace)
+        about = item_key, rollout, item, found.mixed or ours, found.direct or ours
+        return Doubt(found.statement, found.head, *about, in_one_line(trace), trace)
 
 
-def _value_of(source: str) -> Statement:
-    """Stands for the value that a reward returns."""
-    return Statement(source, 0, 0)
+def passed_by(watch: Watch | None, source: str) -> set[tuple[Statement, bool]]:
+    """The places that a call passed: a statement, and whether it went on to its end."""
+    found = {(each, False) for each in watch.passed} if watch is not None else set()
+    found |= {(each, True) for each in watch.returned} if watch is not None else set()
+    return found | ({(each, False) for each in value_places(source, watch)} if source else set())
 
 
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The exceptions of a group."""
-    if isinstance(error, BaseExceptionGroup):
-        for each in error.exceptions:
-            yield from _causes(each)
-    elif isinstance(error, RuntimeError) and isinstance(error.__cause__, StopIteration | StopAsyncIteration):
-        yield error.__cause__  # which Python replaces where it leaves a coroutine
-    else:
-        yield error
-
-
-def _is_of_others(error: BaseException | None) -> bool:
-    """Whether a service, this machine or the installation is what failed."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        package = type(error).__module__.partition(".")[0]
-        if is_refusal(error):  # by an author's own client, of what the agent wrote or of something else
-            return False
-        if isinstance(error, _NEVER) and not isinstance(error, UnicodeError):
-            return True
-        if type(error) is NameError or (package in _OF_SERVICES and not isinstance(error, RewardError)):
-            return True
-        if isinstance(error, OSError) and error.errno in _OF_THE_MACHINE:
-            return True
-        error = error.__cause__
-    return False
-
-
-def _frames(error: BaseException) -> list[tuple[FrameType, int]]:
-    found = []
-    trace = error.__traceback__
-    while trace is not None:
-        found.append((trace.tb_frame, trace.tb_lasti))
-        trace = trace.tb_next
-    return found
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    statement: Statement
-    head: Statement | None
-    mixed: bool
-    """Whether something besides what the agent left is in the expression."""
-
-
-def _place_of_value(reward: Callable[..., Any] | None, source: str) -> _Place | None:
-    """The same for a reward that returned what is no score. None where nothing of the agent's is in what it returns."""
-    code = getattr(reward, "__code__", None)
-    parsed = source_of(code.co_filename, getattr(reward, "__globals__", {})) if code is not None else None
-    if code is None or parsed is None:
-        return None
-    for node in parsed.nodes:
-        first = min((each.lineno for each in getattr(node, "decorator_list", ())), default=node.lineno)
-        if isinstance(node, Function) and node.name == code.co_name and first == code.co_firstlineno:
-            flow = flow_of_reward(node)
-            returned = [each for each in ast.walk(node) if isinstance(each, ast.Return)]
-            if any(flow.depends(each.value) or flow.is_reached_by_choice(each) for each in returned):
-                return _Place(_value_of(source), None, mixed=True)
-    return None
-
-
-def _place(error: BaseException, rewards: Collection[str]) -> _Place | None:
-    """The statement that raised, in the innermost function of the environment. None where nothing of the agent's is in
-    the expression, and where there is no source."""
-    own = [(frame, at) for frame, at in _frames(error) if is_own(frame.f_code.co_filename) and _has_source(frame)]
-    if len(own) > _FRAMES:
-        own = [*own[: _FRAMES - 1], own[-1]]
-    flow: DataFlow | None = None
-    flows: dict[Function, DataFlow] = {}
-    calls: list[ast.Call] = []
-    found: list[tuple[ast.stmt, Statement, ast.AST, DataFlow]] = []
-    for frame, at in own:
-        code = frame.f_code
-        source = source_of(code.co_filename, frame.f_globals)
-        line, end_line, column, end_column = list(code.co_positions())[at // 2]
-        if source is None or line is None or column is None:
-            return None
-        statement = source.at(line, column)
-        function = _function(statement)
-        if statement is None or function is None:
-            return None
-        if flow is None or function.name in rewards:
-            flow = flow_of_reward(function)
-        elif function in flows:
-            flow = flows[function]
-        else:
-            outer = flows.get(_function(getattr(function, "parent", None)))  # type: ignore[arg-type]
-            shared = outer.names if outer is not None else set()
-            flow = DataFlow(function, parameters_given(flow, calls, function) | shared)
-        flows[function] = flow
-        node = _expression(statement, (line, column), (end_line or line, end_column or column))
-        calls = [each for each in ast.walk(node) if isinstance(each, ast.Call)]
-        place = Statement(code.co_filename, statement.lineno, statement.col_offset)
-        found.append((statement, place, node, flow))
-    head = None
-    raises = False
-    while found:
-        statement, place, node, flow = found.pop()
-        raises = raises or isinstance(statement, ast.Raise) or _always_fails(statement)
-        around = _head(statement) if raises else None
-        if raises and around is None and found:
-            continue  # it does nothing else: the call of it is what others pass
-        if around is not None:
-            head = Statement(place.file, around.lineno, around.col_offset)
-            if not (flow.depends(statement) or flow.is_reached_by_choice(statement)):
-                return None
-            return _Place(place, head, mixed=False)
-        failed = _failing(node, error)
-        if not flow.depends(failed):
-            return None
-        return _Place(place, None, mixed=_is_mixed(failed, flow))
-    return None
-
-
-def _has_source(frame: FrameType) -> bool:
-    """Generated code has none: the `__init__` of a dataclass, and what `exec` runs."""
-    source = source_of(frame.f_code.co_filename, frame.f_globals)
-    return source is not None and bool(source.nodes)
-
-
-def _function(node: Any) -> Function | None:
-    """The function around a part of the code."""
-    while node is not None and not isinstance(node, Function):
-        node = getattr(node, "parent", None)
-    return node
-
-
-def _expression(statement: ast.stmt, start: tuple[int, int], end: tuple[int, int]) -> ast.AST:
-    """The smallest part of the statement that has these places; the statement where none has."""
-    best: ast.AST = statement
-    for node in ast.walk(statement):
-        if not isinstance(node, ast.expr) or node.end_lineno is None or node.end_col_offset is None:
-            continue
-        if (node.lineno, node.col_offset) <= start and end <= (node.end_lineno, node.end_col_offset):
-            best = node  # a walk comes to the parts after the whole
-    return best
-
-
-def _always_fails(statement: ast.stmt) -> bool:
-    return isinstance(statement, ast.Assert) and isinstance(statement.test, ast.Constant)
-
-
-def _head(statement: ast.stmt) -> ast.stmt | None:
-    node: Any = getattr(statement, "parent", None)
-    while node is not None and not isinstance(node, Function):
-        if isinstance(node, ast.If | ast.While | ast.For | ast.AsyncFor | ast.Try | ast.TryStar | ast.Match):
-            return node
-        node = getattr(node, "parent", None)
-    return None
-
-
-def _failing(node: ast.AST, error: BaseException) -> ast.AST:
-    """The part of an expression that an error of this kind is about."""
-    if isinstance(error, ZeroDivisionError) and isinstance(node, ast.BinOp | ast.AugAssign):
-        return node.right if isinstance(node, ast.BinOp) else node.value
-    if isinstance(error, re.error) and isinstance(node, ast.Call) and node.args:
-        return node.args[0]
-    if isinstance(error, AttributeError) and isinstance(node, ast.Attribute):
-        return node.value
-    if isinstance(error, AttributeError) and isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        return node.func.value if not _frames(error)[-1][0].f_code.co_name.startswith("__") else node
-    return node
-
-
-def _is_mixed(node: ast.AST, flow: DataFlow) -> bool:
-    """Whether a variable that the agent has no part in is in it."""
-    own = (each for each in ast.walk(node) if isinstance(each, ast.Name) and not hasattr(builtins, each.id))
-    return any(each.id not in flow.names for each in own)
-
-
-def _shape(value: Any) -> str:
-    """What kinds of values are where in an item: two of the same shape differ in texts and numbers only."""
-    return hashlib.blake2b(repr(_kinds(value, 0)).encode(errors="replace"), digest_size=8).hexdigest()
-
-
-def _kinds(value: Any, depth: int) -> Any:
-    if value is None or isinstance(value, str | bytes):
-        return type(value).__name__ if value is None or value else "empty"
-    if isinstance(value, float) and not math.isfinite(value):
-        return "not finite"
-    if isinstance(value, int | float):
-        return "number"
-    if depth > 5:
-        return "deep"
-    if isinstance(value, Mapping):
-        return sorted((str(key), repr(_kinds(each, depth + 1))) for key, each in list(value.items())[:64])
-    if isinstance(value, list | tuple | set):
-        return "list", sorted({repr(_kinds(each, depth + 1)) for each in list(value)[:64]})
-    return type(value).__qualname__, _kinds(getattr(value, "__dict__", {}), depth + 1)
+def value_places(source: str, watch: Watch | None) -> list[Statement]:
+    """They stand for the value that a reward returns: of all its values, and of those from the same statement."""
+    at = watch.given_by if watch is not None else None
+    given = [at._replace(end=_OF_VALUE)] if at is not None else []
+    return [Statement(source, 0, 0, _OF_VALUE), *given]

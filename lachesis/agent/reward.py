@@ -114,10 +114,15 @@ def checked_reward(given: Any, *, turns: int, source: str) -> Reward | None:
                 f"{source}: turn_rewards has {len(turn_rewards)} numbers for {turns} turns; give one for each turn"
             )
     components = {
-        str(name): finite_number(value, f"{source}: component {str(name)!r} is")
+        _printable(name): finite_number(value, f"{source}: component {str(name)!r} is")
         for name, value in given.components.items()
     }
     return Reward(finite_number(given.value, f"{source} returned"), components, turn_rewards)
+
+
+def _printable(name: object) -> str:
+    """Halves of characters, which an agent may have left, as their escapes."""
+    return str(name).encode(errors="backslashreplace").decode()
 
 
 def checked_group(given: Any, *, turns: Sequence[int], source: str) -> list[Reward | None]:

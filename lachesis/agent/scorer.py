@@ -16,12 +16,13 @@ from lachesis.agent.agent_fault import AgentFault, agent_faults
 from lachesis.agent.call_scope import CallScope
 from lachesis.agent.context_calls import SharedState
 from lachesis.agent.driven import Driven
-from lachesis.agent.evidence import Doubt, Evidence
+from lachesis.agent.evidence import Doubt, Evidence, passed_by
 from lachesis.agent.pace import OwnTime
 from lachesis.agent.result import AgentResult
 from lachesis.agent.reward import JudgeRefused, Reward, RewardError, checked_group, checked_reward, finite_number
 from lachesis.agent.reward_threads import RewardThreads
 from lachesis.agent.tool_context import ToolContext
+from lachesis.agent.watching import Watch
 from lachesis.errors import SettingsError
 from lachesis.inference.failed_requests import failed_requests
 from lachesis.tasks import cancel_requests
@@ -119,8 +120,9 @@ class Scorer:
     evidence: Evidence = field(init=False)
 
     def __post_init__(self) -> None:
-        named = [function for _, function in self.named.values()]
-        self.evidence = Evidence(self.compute_reward, self.compute_group_reward, *named)
+        named = {name: function for name, (_, function) in self.named.items()}
+        own = {"compute_reward": self.compute_reward, "compute_group_reward": self.compute_group_reward}
+        self.evidence = Evidence({**named, **own})
 
     async def set_up(self, item: Any, session: ToolSession, registry: ToolRegistry) -> None:
         """Make the sandbox ready for the agent.
@@ -220,22 +222,83 @@ class Scorer:
         about: tuple[str, str],
     ) -> Scored[Reward | None]:
         source = f"{self.environment}: {name}"
-        scope = CallScope(source, plain=_is_plain(function), watch=self.evidence.watch())
 
-        async def call() -> Reward | None:
-            given = await self._call(scope, function, item, result, context)
-            if name in self.named and given is not None:
-                given = finite_number(given, f"{source} returned")
-            return checked_reward(given, turns=result.turns_used, source=source)
+        async def once(item: Any, watch: Watch | None, limit: _Limit) -> Scored[Reward | None]:
+            scope = CallScope(source, plain=_is_plain(function), watch=watch)
 
-        return self._learnt(await self._guarded(call, limit, scope), scope, item, about)
+            async def call() -> Reward | None:
+                given = await self._call(scope, function, item, result, context)
+                if name in self.named and given is not None:
+                    given = finite_number(given, f"{source} returned")
+                return checked_reward(given, turns=result.turns_used, source=source)
 
-    def _learnt(self, scored: Scored[T], scope: CallScope, item: Any, about: tuple[str, str]) -> Scored[T]:
+            return self._doubted(await self._guarded(call, limit, scope), item, about, source, watch)
+
+        watch = self.evidence.watch()
+        scored = await once(item, watch, limit)
+        return await self._learnt(scored, watch, item, about, source, partial(once, limit=replace(limit)), [context])
+
+    def _doubted(
+        self, scored: Scored[T], item: Any, about: tuple[str, str], source: str, watch: Watch | None
+    ) -> Scored[T]:
         """The same, with the doubt about an error."""
-        self.evidence.learn(scope.watch, item, *about, source=scope.name if scored.value is not None else "")
         if scored.error is None or not scored.raised:
             return scored
-        return replace(scored, doubt=self.evidence.doubt(scored.error, item, *about, scope.name))
+        return replace(scored, doubt=self.evidence.doubt(scored.error, item, *about, source, watch))
+
+    async def _learnt(
+        self,
+        scored: Scored[T],
+        watch: Watch | None,
+        item: Any,
+        about: tuple[str, str],
+        source: str,
+        again: Callable[[Any, Watch], Coroutine[Any, Any, Scored[T]]],
+        contexts: Sequence[ToolContext | None],
+    ) -> Scored[T]:
+        """The same. Where only another item tells whether an exception is its agent's doing, the reward is called again
+        with that item and what the same agents left.
+
+        Args:
+            again: calls the reward with another item.
+        """
+        named = source if scored.value is not None else ""
+        self.evidence.learn(watch, item, *about, source=named, doubt=scored.doubt)
+        if not about[1]:
+            return scored
+        if (doubt := scored.doubt) is not None:
+            self.evidence.want(doubt)
+            if (other := self.evidence.item_to_try(doubt)) is not None:
+                same = await self._raises_again(doubt, other[0], again, contexts)
+                scored = replace(scored, doubt=replace(doubt, of_item=doubt.direct if same is None else not same))
+        if scored.value is not None and self.compute_group_reward is None:
+            passed = passed_by(watch, named)
+            for doubt in self.evidence.doubts_to_try(passed, about[0]):
+                same = await self._raises_again(doubt, doubt.row, again, contexts)
+                self.evidence.found_out(doubt, of_item=doubt.direct if same is None else same)
+        return scored
+
+    async def _raises_again(
+        self,
+        doubt: Doubt,
+        item: Any,
+        again: Callable[[Any, Watch], Coroutine[Any, Any, Scored[T]]],
+        contexts: Sequence[ToolContext | None],
+    ) -> bool | None:
+        """Whether the reward raises the same with another item; None where it does not come so far."""
+        watch = Watch()
+        before = [(context, len(context.calls)) for context in contexts if context is not None]
+        for context, _ in before:
+            context.repeat()
+        try:
+            found = await again(item, watch)
+        finally:
+            for context, count in before:
+                context.forget_calls(count)
+        if found.doubt is not None and found.doubt.raises_as(doubt):
+            return True
+        passed = passed_by(watch, "")
+        return False if found.value is not None or any(place in passed for place in doubt.places) else None
 
     async def score_group(
         self,
@@ -251,17 +314,21 @@ class Scorer:
             raise RuntimeError("the environment has no compute_group_reward")
         source = f"{self.environment}: compute_group_reward"
         turns = [result.turns_used for result in results]
-        scope = CallScope(source, plain=_is_plain(function), watch=self.evidence.watch())
 
-        async def call() -> list[Reward | None]:
-            given = await self._call(scope, function, item, list(results), list(contexts))
-            return checked_group(given, turns=turns, source=source)
+        async def once(item: Any, watch: Watch | None) -> Scored[list[Reward | None]]:
+            scope = CallScope(source, plain=_is_plain(function), watch=watch)
+            limit = _Limit("the reward", "reward_timeout", self.timeout, contexts)
 
-        limit = _Limit("the reward", "reward_timeout", self.timeout, contexts)
-        scored = await self._guarded(call, limit, scope)
-        if scored.error is not None and len(results) > 1:  # it may have passed for one what it raised for another
-            scope.watch = None
-        scored = self._learnt(scored, scope, item, about)
+            async def call() -> list[Reward | None]:
+                given = await self._call(scope, function, item, list(results), list(contexts))
+                return checked_group(given, turns=turns, source=source)
+
+            return self._doubted(await self._guarded(call, limit, scope), item, about, source, watch)
+
+        watch = self.evidence.watch()
+        scored = await once(item, watch)
+        if scored.error is None or len(results) == 1:  # else it may have passed for one what it raised for another
+            scored = await self._learnt(scored, watch, item, about, source, once, contexts)
         if scored.value is None or not self.named:
             return scored
         before = [result.reward.components if result.reward is not None else {} for result in results]
@@ -297,7 +364,8 @@ class Scorer:
                 if found is not None:
                     found.require_usable(str(error))
         elif error is not None:
-            faults = _at_fault(agent_faults(error), contexts)
+            found_faults = agent_faults(error)
+            faults = _at_fault(found_faults, contexts) if not any(each.of_image for each in found_faults) else {}
         if error is None or scope.stuck is not None:
             error = scope.problem()
             faults, raised = {}, False

@@ -112,6 +112,10 @@ class ToolContext:
         """The reward is called again: `seal` of the same paths gives the same verifier."""
         self._shared.repeated = True
 
+    def forget_calls(self, count: int) -> None:
+        """All calls but the first `count` were no part of the reward."""
+        del self._shared.calls[count:]
+
     def at_fault(self, fault: AgentFault) -> bool:
         """Whether the agent of this context's rollout is the one at fault."""
         return fault.place is self._shared

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import datetime
 import io
 import itertools
 import json
+import pickle
 import re
+import sqlite3
+import sys
 import urllib.request
 import zipfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +23,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from lachesis import Reward
 from lachesis.runs.failures import RunStopped
 from lachesis.testing.fake_server import Ask, FakeServer
 from lachesis.trajectories.messages import Message, ToolCall
@@ -29,6 +35,13 @@ from tests.support.training_runs import environment, take, with_tokens
 __all__ = ["run_api"]
 
 DEEP = "python3 -c \"print('[' * 100000)\" > a"
+NOT_A_NUMBER = """echo '{"answer": 42, "more": NaN}' > a"""
+HIGH = "python3 -c \"print('[' * 900 + '1' + ']' * 900)\" > a"
+PACK = """printf 42 > answer; python3 -m zipfile -c a answer; python3 -c "
+import sys; data = bytearray(open('a', 'rb').read()); at = data.rfind(b'PK\\1\\2')
+data[at + 10] = data[8] = int(sys.argv[1]); data[at + 8] |= int(sys.argv[2]); data[6] |= int(sys.argv[2])
+open('a', 'wb').write(data)" """
+"""Then the method of compression, and whether it is encrypted."""
 DOZEN = 'echo \'{"answer": "a dozen"}\' > a'
 DODGES: dict[str, tuple[str, list[str]]] = {
     "json": ("echo '{\"answer\": 42}' > a", ["echo x > a", "mkdir a", "echo '[]' > a", "echo '{\"answer\"' > a"]),
@@ -65,6 +78,37 @@ DODGES: dict[str, tuple[str, list[str]]] = {
         "echo '<a><b>42</b></a>' > a",
         ["echo '<a>' > a", "echo '<a/>' > a", "echo '<a><b/></a>' > a", "printf '<a>&x;</a>' > a"],
     ),
+    "object": ("echo 42 > a", ["echo x > a", "true", "echo 4 2 > a", "python3 -c \"print('9' * 5000)\" > a"]),
+    "lambda": ("echo 42 > a", ["echo x > a", "echo 4 2 > a", r"printf '\xff' > a", "true"]),
+    "evaluated": ("echo 40 + 2 > a", ["echo x > a", "echo '(' > a", "echo 1/0 > a", "echo 'import os' > a"]),
+    "compression": (
+        "printf 42 > answer; python3 -m zipfile -c a answer",
+        [f"{PACK} 77 0", f"{PACK} 8 1", f"{PACK} 9 0", "true"],
+    ),
+    "pickled": (
+        "python3 -c 'import pickle; print(end=pickle.dumps(42, 0).decode())' > a",
+        ["echo x > a", r"printf 'cnope\nx\n.' > a", r"printf 'cos\nnope\n.' > a", "true"],
+    ),
+    "last line": ("echo answer=42 > a", ["echo x > a", "true", "echo answer > a", "echo = > a"]),
+    "leaves": ("echo 42 > a", ["echo x > a", "true", "echo 41 > a", "mkdir a"]),
+    "pool": ("echo 42 > a", ["echo x > a", "true", "echo 4 2 > a", "echo 4e1 > a"]),
+    "long loop": ("echo 42 > a", ["echo x > a", "true", "echo 4 2 > a", "echo 4e1 > a"]),
+    "halves": (
+        """echo '{"answer": 42}' > a""",
+        [
+            r"""echo '{"\ud800": 1}' > a""",
+            r"""echo '{"answer": "\ud800"}' > a""",
+            NOT_A_NUMBER,
+            f"{NOT_A_NUMBER}; cp a b",
+        ],
+    ),
+    "with the item": (
+        """echo '{"answer": 42}' > a""",
+        ["""echo '{"answer": "x"}' > a""", "echo '[]' > a", """echo '{"answer": null}' > a""", "echo '{}' > a"],
+    ),
+    "local path": ("echo 42 > a", ["echo x > a", r"printf '\xff' > a", ": > a", "mkdir a"]),
+    "recursion": ("echo '[40, [2]]' > a", ["echo '[[0.5, {}]]' > a", HIGH, "echo '[null]' > a", "echo '[' > a"]),
+    "wrapped": ("echo 42 > a", ["echo x > a", "true", "echo 4 2 > a", "echo 4e1 > a"]),
 }
 assert sum(len(dodges) for _, dodges in DODGES.values()) > 40
 
@@ -83,6 +127,23 @@ async def answer_in(ctx: Any) -> Any:
 def answer_of(text: str) -> Any:
     found = json.loads(text)
     return found["answer"]
+
+
+CHECKS = {"lambda": lambda text: int(text) == 42}
+
+
+class Grader:
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def is_right(self) -> bool:
+        return int(self.text) == 42
+
+
+def total(value: Any) -> int:
+    if isinstance(value, list):
+        return sum(total(each) for each in value)
+    return value + 0  # type: ignore[no-any-return]
 
 
 @dataclass
@@ -171,7 +232,7 @@ class Parses(SortWords):
 
     async def reward_gathered(self, item: Any, result: Any, ctx: Any) -> float:
         found = await asyncio.gather(answer_in(ctx), asyncio.wait_for(answer_in(ctx), 60))
-        return float(found == [42, 42])
+        return float(list(found) == [42, 42])
 
     async def reward_task_group(self, item: Any, result: Any, ctx: Any) -> float:
         async with asyncio.TaskGroup() as group:
@@ -199,6 +260,69 @@ class Parses(SortWords):
     async def reward_markup(self, item: Any, result: Any, ctx: Any) -> float:
         root = ElementTree.fromstring(await ctx.read_file("a"))
         return float(int(root.find("b").text) == 42)  # type: ignore[union-attr,arg-type]
+
+    async def reward_object(self, item: Any, result: Any, ctx: Any) -> float:
+        return float(Grader(await ctx.read_file("a")).is_right())
+
+    async def reward_lambda(self, item: Any, result: Any, ctx: Any) -> float:
+        return float(CHECKS[item["kind"]](await ctx.read_text("a")))
+
+    async def reward_evaluated(self, item: Any, result: Any, ctx: Any) -> float:
+        return float(eval(await ctx.read_file("a"), {"__builtins__": {}}) == 42)
+
+    async def reward_compression(self, item: Any, result: Any, ctx: Any) -> float:
+        return float(self.reward_archive_plain(await ctx.read_bytes("a")) == b"42")
+
+    async def reward_pickled(self, item: Any, result: Any, ctx: Any) -> float:
+        return float(pickle.loads(await ctx.read_bytes("a")) == 42)
+
+    async def reward_last_line(self, item: Any, result: Any, ctx: Any) -> float:
+        for line in (await ctx.read_file("a")).splitlines():
+            if line.startswith("answer="):
+                return float(line == "answer=42")
+        raise ValueError("there is no last line")
+
+    async def reward_leaves(self, item: Any, result: Any, ctx: Any) -> float:
+        if (await ctx.read_file("a")).strip() != "42":
+            sys.exit("no answer")
+        return 1.0
+
+    async def reward_pool(self, item: Any, result: Any, ctx: Any) -> float:
+        text = await ctx.read_file("a")
+        with ThreadPoolExecutor() as pool:
+            return float(all(pool.map(lambda each: int(each) == 42, [text])))
+
+    async def reward_long_loop(self, item: Any, result: Any, ctx: Any) -> float:
+        steps = 0
+        for step in range(30_000):
+            steps += step
+        text = await ctx.read_file("a")
+        return float(int(text) == 42)
+
+    async def reward_halves(self, item: Any, result: Any, ctx: Any) -> Any:
+        data = json.loads(await ctx.read_file("a"))
+        if data.get("answer") != 42:
+            raise ValueError(f"it is {data}, {''.join(map(str, data))}, {''.join(map(str, data.values()))}")
+        return Reward(1.0, components=data)
+
+    async def reward_with_the_item(self, item: Any, result: Any, ctx: Any) -> float:
+        data = json.loads(await ctx.read_file("a"))
+        return float(abs(data["answer"] - 29 - len(item["kind"])) < 1)
+
+    async def reward_local_path(self, item: Any, result: Any, ctx: Any) -> float:
+        self.place = Path(self.config.data_path_to_save_groups or self.config.spool_path or "").parent
+        await ctx.download_file("a", self.place / f"{ctx.task_id}.txt")
+        return float(int((self.place / f"{ctx.task_id}.txt").read_text()) == 42)
+
+    async def reward_recursion(self, item: Any, result: Any, ctx: Any) -> float:
+        return float(total(json.loads(await ctx.read_file("a"))) == 42)
+
+    async def reward_wrapped(self, item: Any, result: Any, ctx: Any) -> float:
+        text = await ctx.read_file("a")
+        try:
+            return float(int(text) == 42)
+        except Exception:
+            raise RuntimeError("it cannot be graded")  # noqa: B904  # as authors write it
 
 
 def obeys(request: dict[str, Any]) -> Any:
@@ -264,11 +388,12 @@ async def test_a_trainer_gets_every_rollout_of_a_group_that_dodges_by_content(
     assert [sorted(group["scores"]) for group in trainer.groups] == [[0.0] * 4 + [1.0]] * len(kinds)
 
 
-async def test_junk_of_every_rollout_from_some_step_on_is_scored(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["json", "with the item"])
+async def test_junk_of_every_rollout_from_some_step_on_is_scored(tmp_path: Path, kind: str) -> None:
     class Converges(Parses):
         def all_items(self) -> Iterator[dict[str, str]]:
-            honest, (junk, *_) = DODGES["json"]
-            yield from ({"kind": "json", "work": honest if step < 5 else junk, "step": str(step)} for step in range(40))
+            honest, (junk, *_) = DODGES[kind]
+            yield from ({"kind": kind, "work": honest if step < 5 else junk, "step": str(step)} for step in range(40))
 
     settings = {"total_steps": 40, "group_size": 2, "max_num_workers": 1}
     ran = await process(Converges, tmp_path, obeys, **settings)
@@ -391,6 +516,17 @@ def scale(number: float, by: float) -> float:
     return number * by
 
 
+def known(row: Any) -> Any:
+    return {"right": 42}.get(row["at"])
+
+
+def hidden(number: int, url: str) -> float:
+    try:
+        return float(asked(url, str(number)))
+    except Exception:
+        raise RuntimeError("it cannot be graded")  # noqa: B904  # as authors write it
+
+
 BUGS: dict[str, tuple[Any, Any]] = {
     # What the item has where the reward is right (None: nowhere), and where it is not. The agent is always right.
     "a misspelt field": (None, 1),
@@ -415,6 +551,16 @@ BUGS: dict[str, tuple[Any, Any]] = {
     "a wrong command": (None, 1),
     "an assertion about the item": ({"n": 1}, {"n": -1}),
     "a wrong key in a rare branch": ({"rare": False}, {"rare": True}),
+    "None of a helper": ({"at": "right"}, {"at": "left"}),
+    "an unknown format": ({"format": "%y"}, {"format": "%Q"}),
+    "an unknown encoding": ({"code": "utf-8"}, {"code": "utf-9"}),
+    "another key": ({"key": "answer"}, {"key": "result"}),
+    "a judge at its limit": ({"limit": "no"}, {"limit": "yes"}),
+    "a judge that is down": ({"port": "no"}, {"port": "yes"}),
+    "a closed database": ({"closed": "no"}, {"closed": "yes"}),
+    "a log that is gone": ({"log": "log"}, {"log": "nowhere/log"}),
+    "a program that is missing": ({"program": "cat a"}, {"program": "no-such-program a"}),
+    "a missing file of the image": (None, 1),
 }
 assert len(BUGS) > 20
 
@@ -425,6 +571,8 @@ class Bugs(SortWords):
     async def setup(self) -> None:
         rows = [(name, right) for name, (right, _) in BUGS.items() for _ in range(2) if right is not None]
         rows += [(name, wrong) for name, (_, wrong) in BUGS.items()]
+        self.database = sqlite3.connect(":memory:")
+        self.database.execute("create table answers (number)")
         self.left = iter([{"bug": name, "row": row, "at": at} for at, (name, row) in enumerate(rows)])
 
     async def get_next_item(self) -> Any:
@@ -485,11 +633,70 @@ class Bugs(SortWords):
             case "a wrong key in a rare branch":
                 if row["rare"]:
                     return float(data["result"])
+            case "None of a helper":
+                return float(abs(number - known(row)) < 1)
+            case "an unknown format":
+                return float(datetime.datetime.strptime(str(number), row["format"]).year == 2042)
+            case "an unknown encoding":
+                return float(len(str(number).encode(row["code"])) == 2)
+            case "another key":
+                return float(data[row["key"]] == 42)
+            case "a judge at its limit":
+                self.limited = row["limit"] == "yes"
+                return float(json.loads(await asyncio.to_thread(self.judged, number))["score"])
+            case "a judge that is down":
+                return hidden(number, "http://127.0.0.1:9/" if row["port"] == "yes" else "data:,42")
+            case "a closed database":
+                if row["closed"] == "yes":
+                    self.database.close()
+                self.database.execute("insert into answers values (?)", (number,))
+            case "a log that is gone":
+                self.log = Path(self.config.data_path_to_save_groups or "").parent / row["log"]
+                self.log.write_text(str(number))
+            case "a program that is missing":
+                done = await ctx.terminal(row["program"])
+                return float(json.loads(done["output"])["answer"] == 42)
+            case "a missing file of the image":
+                return float(bool(await ctx.read_bytes("/opt/no-such-image/key")))
         return 1.0
+
+    def judged(self, number: int) -> str:
+        url = 'data:,{"error":"slow"}' if self.limited else f'data:,{{"score":1,"of":{number}}}'
+        with urllib.request.urlopen(url) as answer:
+            return str(answer.read().decode())
+
+
+@pytest.mark.parametrize("bug", ["else", "and", "comprehension", "second line"])
+async def test_a_bug_in_what_is_not_evaluated_every_time_is_no_score(tmp_path: Path, bug: str) -> None:
+    """The first rollouts leave nothing, and pass the statement without the part that has the bug."""
+
+    class Rarely(Parses):
+        def all_items(self) -> Iterator[dict[str, str]]:
+            works = ["true"] * 3 + [r"printf '42 a\n42\n' > a"] * 3
+            yield from ({"work": work, "at": str(at)} for at, work in enumerate(works))
+
+        async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+            text = await ctx.read_file("a")
+            found = 0.0
+            match bug:
+                case "else":
+                    return 0.0 if not text else float(text.stripp() == "42")
+                case "and":
+                    return float(bool(text) and text.splitlines()[7] == "42")
+                case "comprehension":
+                    return float(any(line.stripp() == "42" for line in text.splitlines()))
+            for line in text.splitlines():
+                found += len(line.split()[1])
+            return found
+
+    settings = {"total_steps": 6, "group_size": 1, "max_failed_groups": 100, "max_num_workers": 1}
+    ran = await process(Rarely, tmp_path, obeys, **settings)
+    assert [rollout["reward"] for rollout in rollouts(ran.files.groups)] == [0.0] * 3 and not ran.summary.agent_faults
+    assert [rollout["reward"] for rollout in rollouts(ran.files.failures)] == [None] * 3
 
 
 async def test_no_bug_of_an_environment_becomes_a_score(tmp_path: Path) -> None:
-    settings = {"total_steps": 80, "group_size": 1, "max_failed_groups": 100, "max_num_workers": 2}
+    settings = {"total_steps": 120, "group_size": 1, "max_failed_groups": 100, "max_num_workers": 2}
     ran = await process(Bugs, tmp_path, obeys, **settings)
     right = {group["item"]["bug"] for group in lines(ran.files.groups)}
     assert right == {name for name, (row, _) in BUGS.items() if row is not None}
