@@ -192,7 +192,8 @@ def place_of(error: BaseException, rewards: Collection[str], services: Collectio
             return Place(place, Statement.of(place.file, around), direct or of_item.depends(decides), direct)
         failed = _failing(node, error, frame)
         depends = flow.is_made if _is_of_place(error) else flow.depends
-        if answered.depends(failed) or not depends(failed):
+        # A service that refuses what the agent wrote answered it; what else it says is about itself.
+        if (answered.depends(failed) and not is_refusal(error)) or not depends(failed):
             return None
         if isinstance(error, RecursionError | MemoryError):
             return Place(place, None, mixed=False, direct=False)
