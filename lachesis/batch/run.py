@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from backends.errors import SettingsError
 from lachesis.base_env import HermesAgentBaseEnv
 from lachesis.batch.entries import EntryFormat
 from lachesis.batch.files import TRAJECTORIES
@@ -19,7 +20,6 @@ from lachesis.batch.prompts import Prompts
 from lachesis.batch.rows import Rows, in_shard
 from lachesis.batch.sink import GROUPS, PROMOTES, BatchSink, Work
 from lachesis.batch.totals import Caps, Totals
-from lachesis.errors import SettingsError
 from lachesis.evaluation.repaired_calls import NAME as REPAIRED_CALLS
 from lachesis.run_folder import RunFolderError, changes, settings_of, unused
 from lachesis.runs.commands import about_content

@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Sequence
 from difflib import get_close_matches
 
-from lachesis.errors import ExitCode
+from backends.errors import ExitCode
 
 GROUPS = {
     "begin": {

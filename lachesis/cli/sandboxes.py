@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from backends import Backend, BackendError, SandboxInfo, backend_names, create_backend
-from lachesis.errors import ExitCode, SettingsError
+from backends.errors import ExitCode, SettingsError
 
 from . import sandbox_attacks
 from .subcommands import options_of

@@ -8,7 +8,7 @@ from difflib import SequenceMatcher
 from types import CodeType
 from typing import Any
 
-from lachesis.errors import SettingsError
+from backends.errors import SettingsError
 from lachesis.tracebacks import CALLED
 
 NEAR, NEAR_MISSING = 0.8, 0.6

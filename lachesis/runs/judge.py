@@ -22,13 +22,13 @@ from weakref import WeakValueDictionary
 from pydantic import ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
+from backends.tasks import in_own_thread
 from lachesis.agent.call_scope import outside_scopes
 from lachesis.inference import InferenceError, Router
 from lachesis.inference.failed_requests import failed_requests, note_answered, note_failed
 from lachesis.runs.environment import Environment
 from lachesis.runs.model_servers import SilenceWatch, start_another
 from lachesis.runs.server_settings import ServerConfig
-from lachesis.tasks import in_own_thread
 from lachesis.trajectories import JsonlWriter, read_lines
 
 _ATTEMPTS = 3

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from backends.errors import SettingsError
 from lachesis import AgentProgramEnv, ServerConfig
 from lachesis.environments.harbor import HarborEnv
-from lachesis.errors import SettingsError
 from lachesis.testing.fake_server import FakeServer, Scripted
 from tests.support.small_envs import SortWords, does_nothing, process, rollouts
 from tests.support.training_runs import played
