@@ -39,7 +39,7 @@ help:
 	@echo "make bench-train  the figure of a training step (first run installs torch)"
 	@echo "make lock    pin the dependencies of pyproject.toml again"
 
-$(READY): requirements/lock.txt pyproject.toml scripts/venv.sh
+$(READY): requirements/lock.txt $(wildcard pyproject.toml */pyproject.toml packages/*/pyproject.toml) scripts/venv.sh
 	@PYTHON=$(PYTHON) scripts/venv.sh $(VENV)
 	@touch $@
 
@@ -64,7 +64,7 @@ test-attacks: $(READY)
 
 # torch and what else training needs. It does not go into $(VENV), for its lock file is that of the core.
 train-venv: $(READY)
-	@scripts/train_venv.sh $(VENV) $(VENV)-train
+	@scripts/venv_beside.sh $(VENV) $(VENV)-train requirements/train.txt
 
 test-train: train-venv
 	LACHESIS_NEED_TORCH=1 $(VENV)-train/bin/python -m pytest --durations=10 tests/inference/test_forward_pass.py tests/torch
@@ -124,7 +124,7 @@ GUESTS ?= $(HOME)/.cache/lachesis/guests
 test-guests: $(READY)
 	@mkdir -p $(GUESTS)
 	@for guest in verifiers inspect; do \
-	  echo "== $$guest"; scripts/guest_venv.sh $(VENV) $(GUESTS)/$$guest requirements/guests/$$guest.txt && \
+	  echo "== $$guest"; scripts/venv_beside.sh $(VENV) $(GUESTS)/$$guest requirements/guests/$$guest.txt && \
 	  LACHESIS_NEED_GUEST=$$guest $(GUESTS)/$$guest/bin/python -m pytest tests/guests/test_$$guest.py || exit 1; \
 	done
 
@@ -141,7 +141,7 @@ test-harbor: $(READY)
 RAY ?= $(HOME)/.cache/lachesis/ray
 test-ray: $(READY)
 	@mkdir -p $(dir $(RAY))
-	@scripts/guest_venv.sh $(VENV) $(RAY) requirements/guests/ray.txt
+	@scripts/venv_beside.sh $(VENV) $(RAY) requirements/guests/ray.txt
 	LACHESIS_NEED_RAY=1 $(RAY)/bin/python -m pytest tests/batch/test_ray.py
 
 test-slurm: $(READY)
@@ -171,7 +171,7 @@ bench: $(READY)
 bench-train: train-venv
 	$(VENV)-train/bin/python -m benchmarks.training_step
 
-COMPILE := $(BIN)/uv pip compile --quiet --python-version 3.11 --no-emit-index-url --no-header --no-annotate pyproject.toml
+COMPILE := $(BIN)/uv pip compile --quiet --python-version 3.11 --no-emit-index-url --no-header --no-annotate pyproject.toml --no-emit-package lachesis-core --no-emit-package lachesis-parsers --no-emit-package lachesis-sandbox
 lock: $(READY)
 	$(COMPILE) --universal $(addprefix --extra ,docker dev embedded gsm-symbolic modal ssh) --upgrade \
 	  requirements/data.in --output-file requirements/lock.txt

@@ -7,33 +7,39 @@
 A backend that cannot run here says so, and what to do about it: `(await backend.check()).fix`.
 """
 
-from .base import (
-    MAX_DOWNLOAD,
-    MAX_MEMBERS,
-    MAX_OUTPUT,
-    Availability,
-    Backend,
-    BackendError,
-    BackendUnavailable,
-    ExecResult,
-    FileStatus,
-    ImageUnavailable,
-    OutputChunk,
-    Process,
-    ProcessStatus,
-    Sandbox,
-    SandboxExhausted,
-    SandboxInfo,
-    SandboxLost,
-    SandboxSpec,
-    SupportsForward,
-    SupportsPty,
-    SupportsSnapshot,
-    SupportsWaited,
-)
-from .factory import BACKENDS, BackendOption, backend_names, backend_options, create_backend
-from .forwarding import Forward
-from .lease import Lease, LeaseOver, Lessor, SandboxPerLease
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .base import (
+        MAX_DOWNLOAD,
+        MAX_MEMBERS,
+        MAX_OUTPUT,
+        Availability,
+        Backend,
+        BackendError,
+        BackendUnavailable,
+        ExecResult,
+        FileStatus,
+        ImageUnavailable,
+        OutputChunk,
+        Process,
+        ProcessStatus,
+        Sandbox,
+        SandboxExhausted,
+        SandboxInfo,
+        SandboxLost,
+        SandboxSpec,
+        SupportsForward,
+        SupportsPty,
+        SupportsSnapshot,
+        SupportsWaited,
+    )
+    from .factory import BACKENDS, BackendOption, backend_names, backend_options, create_backend
+    from .forwarding import Forward
+    from .lease import Lease, LeaseOver, Lessor, SandboxPerLease
 
 __all__ = [
     "BACKENDS",
@@ -69,3 +75,14 @@ __all__ = [
     "backend_options",
     "create_backend",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports what is asked for, then: errors and command lines need nothing of sandboxes."""
+    if name in __all__:
+        for home in ("base", "lease", "forwarding", "factory"):
+            module = importlib.import_module(f"backends.{home}")
+            if hasattr(module, name):
+                value = globals()[name] = getattr(module, name)
+                return value
+    raise AttributeError(f"module 'backends' has no attribute {name!r}")

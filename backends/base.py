@@ -13,7 +13,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_checkable
 
-from lachesis.errors import LachesisError
+from backends.errors import LachesisError
 
 from .owner import is_gone
 

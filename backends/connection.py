@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from lachesis.tasks import has_failed
+from backends.tasks import has_failed
 
 from . import answers
 from .base import INSIDE, BackendError, SandboxExhausted, SandboxLost

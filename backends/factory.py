@@ -12,7 +12,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
-from lachesis.plugins import Registry
+from backends.plugins import Registry
 
 from .base import Backend, BackendUnavailable
 

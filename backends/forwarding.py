@@ -15,7 +15,7 @@ import weakref
 from collections.abc import AsyncIterator, Coroutine
 from typing import TYPE_CHECKING, Any
 
-from lachesis.tasks import run_all
+from backends.tasks import run_all
 
 from .base import BackendError
 from .executor.carried import CARRIED

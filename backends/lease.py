@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from lachesis.tasks import cancel_requests, has_failed
+from backends.tasks import cancel_requests, has_failed
 
 from .base import Backend, Sandbox, SandboxLost, SandboxSpec
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable
 from types import TracebackType
 from typing import Any, BinaryIO, cast
 
-from lachesis.tasks import finish, in_own_thread
+from backends.tasks import finish, in_own_thread
 
 from .connection import Connection
 from .executor.folders import pack

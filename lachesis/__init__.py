@@ -14,6 +14,7 @@ register_old_paths()
 
 if TYPE_CHECKING:
     from backends import SandboxSpec
+    from backends.errors import LachesisError
     from lachesis.agent.loop import HermesAgentLoop
     from lachesis.agent.outcome import Outcome
     from lachesis.agent.result import AgentResult
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from lachesis.base_env import HermesAgentBaseEnv
     from lachesis.environments.agent_program import AgentProgramEnv
     from lachesis.environments.checking import check_environment
-    from lachesis.errors import LachesisError
     from lachesis.runs.dataset_rows import load_rows
     from lachesis.runs.server_settings import ServerConfig
     from lachesis.runs.settings import HermesAgentEnvConfig
@@ -46,7 +46,7 @@ else:
             "lachesis.base_env": ["HermesAgentBaseEnv"],
             "lachesis.environments.checking": ["check_environment"],
             "lachesis.environments.agent_program": ["AgentProgramEnv"],
-            "lachesis.errors": ["LachesisError"],
+            "backends.errors": ["LachesisError"],
             "lachesis.runs.dataset_rows": ["load_rows"],
             "lachesis.runs.server_settings": ["ServerConfig"],
             "lachesis.runs.settings": ["HermesAgentEnvConfig"],

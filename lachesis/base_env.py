@@ -23,14 +23,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, cast
 from pydantic import BaseModel
 from rich.console import Console
 
+from backends.errors import LachesisError, SettingsError
+from backends.tasks import cancel_requests
 from lachesis import inference
 from lachesis.agent.reward import reward_weights
-from lachesis.errors import LachesisError, SettingsError
 from lachesis.runs.atropos_base import AtroposBase
 from lachesis.runs.class_settings import apply_class_settings
 from lachesis.runs.server_settings import EMBEDDED, ServerConfig, as_server_configs, needs_start, token_engine
 from lachesis.runs.settings import HermesAgentEnvConfig, as_env_config
-from lachesis.tasks import cancel_requests
 from lachesis.tools import BUILTIN_TOOLS, ToolRegistry, get_tool_definitions
 from lachesis.tools.distributions import REMOVED_TOOLSETS, distribution, draw_toolsets
 from lachesis.tools.terminal import without_carried_folder

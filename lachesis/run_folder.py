@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path, PurePath
 from typing import Any
 
-from lachesis.errors import ExitCode, LachesisError
+from backends.errors import ExitCode, LachesisError
 from lachesis.trajectories.entries import COMPLETED_FILE, FAILED_FILE
 
 
@@ -89,11 +89,24 @@ def unused(folder: Path) -> Path:
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """The differences between two sets of settings, in words; empty if there are none.
 
-    Older versions did not write some of them: special tokens in texts stayed as they are, no context was compressed,
-    and the ids of the tokenizer, the content of the model's file and the environment's code are unknown.
+    Older versions did not write some of them: special tokens in texts stayed as they are, a `cd` carried over, tool
+    results were texts, no context was compressed, and the ids of the tokenizer, the content of the model's file and the
+    environment's code are unknown.
     """
     unknown = ("tokenizer", "model_file", "compress_context_keep", "compress_context_with", "code")
-    older = {"special_tokens_in_text": "as_is", **{name: now.get(name) for name in unknown}}
+    older = {
+        "special_tokens_in_text": "as_is",
+        "terminal_carries_cd": True,
+        "tool_result_format": "text",
+        **{name: now.get(name) for name in unknown},
+    }
     before = {**{name: value for name, value in older.items() if name in now}, **before}
-    names = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
+    names = sorted(name for name in before.keys() | now.keys() if not _same(before.get(name), now.get(name)))
     return "; ".join(f"{name}: {before.get(name)!r} then, {now.get(name)!r} now" for name in names)
+
+
+def _same(before: Any, now: Any) -> bool:
+    """Whether two values of a setting are one: what has the digest of its content may have been moved."""
+    if isinstance(before, Mapping) and isinstance(now, Mapping) and before.get("digest"):
+        return bool(before["digest"] == now.get("digest"))
+    return bool(before == now)

@@ -48,7 +48,12 @@ if [ -t 1 ]; then terminal=1; else terminal=0; fi
   echo "$code" >"$status"
 } | progress "$terminal"
 [ "$(cat "$status")" = 0 ] || fail "pip could not install $lock, see above; run the same command again to go on"
-"$venv/bin/pip" install --quiet --disable-pip-version-check --no-deps --editable .
+# Every folder with a pyproject.toml is a package of its own; all of them are built by what the lock has.
+for project in . */pyproject.toml packages/*/pyproject.toml; do
+  if [ -e "$project" ]; then set -- "$@" --editable "${project%/pyproject.toml}"; fi
+done
+shift
+"$venv/bin/uv" pip install --quiet --offline --python "$venv/bin/python" --no-deps --no-build-isolation "$@"
 # A wheel has this file beside the packages; an editable install has not.
 cp lachesis/compat/lachesis_old_paths.pth "$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 "$venv/bin/python" -c 'import xllamacpp' 2>/dev/null || debian_packages "a library that the embedded model needs is missing"

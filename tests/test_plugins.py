@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from lachesis.errors import LachesisError
+from backends.errors import LachesisError
+from backends.plugins import PluginBroken, Registry, UnknownPlugin
 from lachesis.inference import ServerSettings
 from lachesis.inference.engines import create_engine
-from lachesis.plugins import PluginBroken, Registry, UnknownPlugin
 from lachesis.runs.server_settings import ServerConfig
 
 

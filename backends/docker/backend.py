@@ -38,7 +38,7 @@ from backends.host import runtime
 from backends.limits import MissingDefaults
 from backends.owner import ID_PREFIX, is_gone, new_id, this_owner
 from backends.sandbox import ExecutorSandbox, initialise
-from lachesis.tasks import finish, has_failed, seen
+from backends.tasks import finish, has_failed, seen
 
 from . import container as containers
 from . import hardened

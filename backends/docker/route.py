@@ -28,7 +28,7 @@ from backends.byte_stream import ByteStream, PumpedStream, asyncio_stream
 from backends.executor.trees import remove_tree
 from backends.host import runtime
 from backends.host.folders import REMOVAL, private_folder
-from lachesis.tasks import finish
+from backends.tasks import finish
 
 from .client import (
     PATIENCE,

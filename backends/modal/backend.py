@@ -37,7 +37,7 @@ from backends.failures import typed_failures
 from backends.limits import CPUS, MEMORY
 from backends.owner import new_id, this_owner
 from backends.sandbox import ExecutorSandbox, initialise
-from lachesis.tasks import finish, has_failed, seen
+from backends.tasks import finish, has_failed, seen
 
 from .calls import (
     ENDING,

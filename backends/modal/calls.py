@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from backends.base import BackendError, BackendUnavailable
-from lachesis.tasks import has_failed, seen
+from backends.tasks import has_failed, seen
 
 if TYPE_CHECKING:
     import modal

@@ -46,7 +46,7 @@ from backends.host.runtime import RUNTIME, portable_runtime, runtime_command
 from backends.host.sandboxes import HostSandbox, HostSandboxes
 from backends.host.spawn_server import CAP_SYS_ADMIN, holds, kernel_files
 from backends.limits import countable
-from lachesis.tasks import in_own_thread
+from backends.tasks import in_own_thread
 
 from .images import Images, Progress
 

@@ -40,7 +40,7 @@ from backends.host.sandboxes import executor_death, explained, request_of, sandb
 from backends.limits import MissingDefaults, with_defaults
 from backends.owner import is_gone, new_id, this_owner
 from backends.sandbox import ExecutorSandbox, initialise
-from lachesis.tasks import finish
+from backends.tasks import finish
 
 from .link import Link, LinkLost, Target
 

@@ -13,7 +13,7 @@ import math
 import time
 from collections.abc import Callable
 
-from lachesis.errors import LachesisError
+from backends.errors import LachesisError
 
 
 class WaitedTooLong(LachesisError):

@@ -13,13 +13,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, Protocol, TypeAlias
 
+from backends.errors import LachesisError
 from lachesis.agent.context_size import ContextSize
 from lachesis.agent.turn_check import check_turn
 from lachesis.compression import CompressionSettings, Turn, choose_region
 from lachesis.compression.conversation import PREFIX
 from lachesis.compression.region import Role
 from lachesis.compression.summary import clean_summary
-from lachesis.errors import LachesisError
 from lachesis.inference import ContextExhausted
 from lachesis.inference.chat_template import TemplateError, TurnRejected
 from lachesis.inference.errors import RequestRejected

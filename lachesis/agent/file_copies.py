@@ -12,8 +12,8 @@ from pathlib import Path
 from backends import MAX_DOWNLOAD
 from backends.executor.trees import walk
 from backends.extraction import Room
+from backends.tasks import in_own_thread
 from lachesis.agent.context_results import Replies, Reply
-from lachesis.tasks import in_own_thread
 
 _CHUNK = 1 << 20
 

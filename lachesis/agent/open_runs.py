@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 
 from backends import BackendUnavailable, SandboxSpec
-from lachesis.errors import LachesisError
+from backends.errors import LachesisError
 from lachesis.inference.failed_requests import note_failed
 from lachesis.tools import ToolRegistry, ToolSession, ToolSessions
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from pydantic import TypeAdapter
 
+from backends.tasks import in_own_thread
 from lachesis.agent.agent_fault import AgentFault
 from lachesis.agent.context_calls import context_method
 from lachesis.agent.context_results import Text
-from lachesis.tasks import in_own_thread
 
 if TYPE_CHECKING:
     from lachesis.agent.tool_context import ToolContext

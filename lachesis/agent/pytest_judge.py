@@ -28,6 +28,7 @@ from typing import Any
 
 from backends import Sandbox
 from backends.host.folders import cache_folder
+from backends.tasks import in_own_thread, run_all
 from lachesis.agent.changed_tests import ENDED, Change, Found, TestFile, found_test
 from lachesis.agent.file_copies import members
 from lachesis.agent.own_folder import own_folder
@@ -35,7 +36,6 @@ from lachesis.agent.pace import MARGIN, USABLE, OwnTime, Pace, pace
 from lachesis.agent.placing import placed
 from lachesis.agent.reward import RewardError
 from lachesis.agent.sealing import Artifacts, resolved
-from lachesis.tasks import in_own_thread, run_all
 from lachesis.tools import ToolSession
 
 _OUTPUT = 10_000_000

@@ -11,7 +11,7 @@ import contextvars
 from collections.abc import Callable
 from typing import Any
 
-from lachesis.tasks import in_own_thread
+from backends.tasks import in_own_thread
 
 
 class RewardThreads:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeAlias
 
 from backends import BackendError, SandboxSpec
+from backends.errors import ExitCode, LachesisError
 from lachesis.agent.broken_items import ALIKE, BrokenItems
 from lachesis.agent.doubtful import settled, those_alone
 from lachesis.agent.evidence import Doubt
@@ -30,7 +31,6 @@ from lachesis.agent.reward import Reward, finite_number
 from lachesis.agent.scorer import Scored, Scorer, SetUpFailed
 from lachesis.agent.tool_calls import SessionCalls
 from lachesis.agent.tool_context import RewardCall, ToolContext
-from lachesis.errors import ExitCode, LachesisError
 from lachesis.inference import BadResponse, InferenceError, RequestRejected, Router, TokenServer
 from lachesis.inference.balancer import Split
 from lachesis.inference.chat_template import PromptError

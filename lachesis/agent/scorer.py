@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from backends import BackendError, SandboxExhausted
+from backends.errors import SettingsError
+from backends.tasks import cancel_requests
 from lachesis.agent.agent_fault import AgentFault, agent_faults
 from lachesis.agent.call_scope import CallScope
 from lachesis.agent.context_calls import SharedState
@@ -23,9 +25,7 @@ from lachesis.agent.reward import JudgeRefused, Reward, RewardError, checked_gro
 from lachesis.agent.reward_threads import RewardThreads
 from lachesis.agent.tool_context import ToolContext
 from lachesis.agent.watching import Watch
-from lachesis.errors import SettingsError
 from lachesis.inference.failed_requests import failed_requests
-from lachesis.tasks import cancel_requests
 from lachesis.tools import ToolRegistry, ToolSession
 from lachesis.tracebacks import explained
 from lachesis.trajectories import MessageHistory

@@ -18,9 +18,9 @@ from pathlib import Path
 
 from backends import BackendError, Sandbox
 from backends.executor.trees import remove_tree
+from backends.tasks import in_own_thread
 from lachesis.agent.file_copies import chunks, size, write_local
 from lachesis.agent.own_folder import own_folder
-from lachesis.tasks import in_own_thread
 from lachesis.tools import ToolSession
 
 MAX_ARTIFACT = 1 << 30

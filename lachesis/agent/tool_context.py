@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from backends import MAX_DOWNLOAD, BackendError, Sandbox, SandboxSpec
+from backends.tasks import in_own_thread
 from lachesis.agent.agent_fault import AgentFault
 from lachesis.agent.blocking_calls import running_loop
 from lachesis.agent.call_scope import CallScope, current_scope
@@ -25,7 +26,6 @@ from lachesis.agent.placing import placed
 from lachesis.agent.pytest_judge import Judgement, PytestJudge
 from lachesis.agent.reward import RewardError
 from lachesis.agent.sealing import MAX_ARTIFACT, Sealed, taken
-from lachesis.tasks import in_own_thread
 from lachesis.tools import BUILTIN_TOOLS, ToolRegistry, ToolResult, ToolSession, call_tool
 
 __all__ = ["RewardCall", "ToolContext"]

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from backends.errors import LachesisError, SettingsError
 from lachesis.batch.shards import merge_shards
-from lachesis.errors import LachesisError, SettingsError
 
 
 def play_on_ray(address: str, shards: int, arguments: Sequence[str], run: Path) -> int:

@@ -13,6 +13,7 @@ from shlex import quote
 from statistics import fmean
 from typing import Any
 
+from backends.errors import SettingsError
 from lachesis.base_env import HermesAgentBaseEnv
 from lachesis.batch.entries import EntryFormat
 from lachesis.batch.files import TRAJECTORIES
@@ -20,9 +21,8 @@ from lachesis.batch.prompts import Prompts
 from lachesis.batch.rows import Rows, in_shard
 from lachesis.batch.sink import GROUPS, PROMOTES, BatchSink, Work
 from lachesis.batch.totals import Caps, Totals
-from lachesis.errors import SettingsError
 from lachesis.evaluation.repaired_calls import NAME as REPAIRED_CALLS
-from lachesis.run_folder import RunFolderError, settings_of, unused
+from lachesis.run_folder import RunFolderError, changes, settings_of, unused
 from lachesis.runs.commands import about_content
 from lachesis.runs.failures import REPEATS, FailureBrake
 from lachesis.runs.group_player import play_item, settled_group
@@ -155,7 +155,6 @@ async def run_batch(env: HermesAgentBaseEnv, settings: BatchSettings) -> BatchRe
             # A start may begin to keep what an earlier one discarded; what is kept stays.
             "keep_without_reasoning": settings.keep_without_reasoning and kept_before is not False,
         }
-        work = Work(_items(env, rows), settings=item_digest(about)[:8], samples=settings.samples)
         figures = RunningFigures(scores=not isinstance(env, Prompts))
         code, folder, takes_old_code = await asyncio.to_thread(code_of, env), settings.folder, False
         if settings.named:
@@ -166,6 +165,12 @@ async def run_batch(env: HermesAgentBaseEnv, settings: BatchSettings) -> BatchRe
                 files, about, (), code, named=False, choice=config.when_code_changed, console=env.console
             )
             folder = files.groups.parent
+        before = None
+        with suppress(RunFolderError):
+            before = settings_of(folder / GROUPS)
+        # The keys of a run that goes on are those of its first start, which may have been of an older version.
+        same = before and not changes(before, about)
+        work = Work(_items(env, rows), settings=item_digest(before if same else about)[:8], samples=settings.samples)
         sink = BatchSink(
             folder,
             entries=EntryFormat(

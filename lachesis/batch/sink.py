@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from backends import ImageUnavailable
+from backends.errors import LachesisError
 from lachesis.agent.rollout import Rollout
 from lachesis.batch.entries import NO_ANSWER, NO_REASONING, EntryFormat
 from lachesis.batch.files import CHECKPOINT, STATISTICS, BatchFiles, write_json
 from lachesis.batch.totals import Caps, Totals, completion_tokens
-from lachesis.errors import LachesisError
 from lachesis.run_folder import RunFolderError
 from lachesis.runs.decisions import Decision, Kept, LeftOut
 from lachesis.runs.failures import Job

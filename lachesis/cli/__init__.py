@@ -1,16 +1,21 @@
-"""The command `lachesis`: one verb a module, imported when it is called."""
+"""The command `lachesis`: one verb a module, imported when it is called.
+
+Packages add verbs by entry points in the group `lachesis.verbs`: a name, and a function that takes the arguments and gives
+the exit code.
+"""
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import importlib.metadata
+import importlib.util
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 
-from lachesis.errors import ExitCode
+from backends.errors import ExitCode, LachesisError
+from backends.plugins import Registry
 
 GROUPS = {
     "begin": {
@@ -49,6 +54,13 @@ GROUPS = {
     },
 }
 VERBS = {verb: text for verbs in GROUPS.values() for verb, text in verbs.items()}
+PACKAGES = {"fake-server": "lachesis-testing", "sandboxes attack": "lachesis-testing", "view": "lachesis-view"}
+"""Of verbs that are not in this package."""
+REGISTRY: Registry[Callable[[Sequence[str]], int]] = Registry(
+    "verb",
+    "lachesis.verbs",
+    {verb: f"lachesis.cli.{verb.replace('-', '_')}:main" for verb in VERBS if verb not in PACKAGES},
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -68,15 +80,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     if parsed.verb is None:
         parser.print_help(sys.stderr)
         return ExitCode.SETTINGS
-    if parsed.verb not in VERBS:
+    if parsed.verb not in VERBS and parsed.verb not in REGISTRY.names():
         near = get_close_matches(parsed.verb, VERBS, n=1)
         hint = f"did you mean {near[0]}?" if near else f"choose from {', '.join(VERBS)}"
         parser.error(f"there is no verb {parsed.verb!r}; {hint}")
     if "" not in sys.path:
         sys.path.append("")  # plug-ins of the user, `module:name`, may be in the current folder
     try:
-        module = importlib.import_module(f"lachesis.cli.{parsed.verb.replace('-', '_')}")
-        code: int = module.main(parsed.rest)
+        return command(parsed.verb)(parsed.rest)
     except Exception as error:
         from lachesis.runs.command_line import report_error
 
@@ -84,16 +95,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return ExitCode.STOPPED
-    return code
+
+
+def command(verb: str) -> Callable[[Sequence[str]], int]:
+    """The function of a verb. Raises `LachesisError` where the package that has it is not installed."""
+    package = PACKAGES.get(verb)
+    if package and not _is_installed(package):
+        raise LachesisError(f"`lachesis {verb}` is in the package {package}. Next step: pip install {package}")
+    return REGISTRY.load(verb)
+
+
+def _is_installed(package: str) -> bool:
+    return importlib.util.find_spec(package.replace("-", "_")) is not None
 
 
 def _listed() -> str:
     width = max(map(len, VERBS)) + 2
     lines = []
-    for title, verbs in GROUPS.items():
+    others = {verb: "" for verb in REGISTRY.names() if verb not in VERBS and " " not in verb}
+    for title, verbs in {**GROUPS, **({"of other packages": others} if others else {})}.items():
         lines.append(f"\n{title}:")
         for verb, text in verbs.items():
-            first, *more = textwrap.wrap(text, 78 - width)
+            if (package := PACKAGES.get(verb)) and not _is_installed(package):
+                text += f" (pip install {package})"
+            first, *more = textwrap.wrap(text, 78 - width) or [""]
             lines += [f"  {verb:<{width}}{first}", *(f"  {'':<{width}}{line}" for line in more)]
     return "\n".join(lines).strip()
 

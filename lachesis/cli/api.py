@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from backends.errors import ExitCode
+from backends.tasks import stop_event
 from lachesis.cli import port_number
-from lachesis.errors import ExitCode
 from lachesis.inference.wire.visitors import is_loopback
 from lachesis.runs.own_process import run_alone
-from lachesis.tasks import stop_event
 from lachesis.training.api import ApiSettings, RolloutApiServer
 from lachesis.training.rollout_api import TOKEN_VARIABLE
 

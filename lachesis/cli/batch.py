@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from lachesis.errors import SettingsError
+from backends.errors import SettingsError
 from lachesis.run_folder import name_problem
 from lachesis.runs.flags import close_names, truth
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from rich.console import Console
 from rich.table import Table
 
+from backends.errors import SettingsError
 from lachesis.compression import Settings, read_settings
 from lachesis.compression.compressor import Compressor, Summarizer
 from lachesis.compression.files import (
@@ -39,7 +40,6 @@ from lachesis.compression.summary import (
     extractive_summary,
     summary_request,
 )
-from lachesis.errors import SettingsError
 from lachesis.lazy import quiet_imports
 from lachesis.run_folder import refuse_files_of_runs
 from lachesis.runs.progress import Progress, Standing

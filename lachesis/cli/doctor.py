@@ -22,8 +22,8 @@ from typing import Any
 from rich.console import Console
 
 from backends import backend_names, create_backend
+from backends.errors import ExitCode, LachesisError
 from lachesis.cli.subcommands import options_of
-from lachesis.errors import ExitCode, LachesisError
 from lachesis.runs.flags import close_names
 
 PATIENCE = 20.0

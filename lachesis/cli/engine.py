@@ -11,10 +11,10 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+from backends.errors import LachesisError, SettingsError
+from backends.tasks import stop_event
 from lachesis.cli import port_number
-from lachesis.errors import LachesisError, SettingsError
 from lachesis.lazy import quiet_imports
-from lachesis.tasks import stop_event
 from lachesis.training.engine.folders import MADE, model_folder
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, NamedTuple
 
-from lachesis.errors import SettingsError
+from backends.errors import SettingsError
 from lachesis.lazy import after_import
 from lachesis.runs.flags import close_names
 

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from lachesis.errors import LachesisError
+from backends.errors import LachesisError
 from lachesis.evaluation import Difference, Mean
 from lachesis.runs.comparison import Comparison, compare, write_comparison
 

@@ -20,8 +20,8 @@ import yaml
 from pydantic import ValidationError
 
 from backends import create_backend
+from backends.errors import SettingsError
 from lachesis.cli.subcommands import check
-from lachesis.errors import SettingsError
 from lachesis.evaluation import mean_over_items, paired
 from lachesis.run_folder import settings_of
 from lachesis.runs.flags import accepts

@@ -14,8 +14,8 @@ from typing import Any
 
 import yaml
 
-from lachesis.errors import LachesisError
-from lachesis.plugins import UnknownPlugin
+from backends.errors import LachesisError
+from backends.plugins import UnknownPlugin
 from lachesis.run_folder import refuse_files_of_runs, settings_of
 from lachesis.tools import BUILTIN_TOOLS
 from lachesis.tracebacks import explained, place

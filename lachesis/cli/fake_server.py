@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
+from backends.errors import ExitCode
 from lachesis.cli import port_number
-from lachesis.errors import ExitCode
 from lachesis.lazy import quiet_imports
 from lachesis.testing.fake_server import FakeServer, Fault, Lengths, Policy, Scripted
 from lachesis.testing.fake_server.faults import fault_plan

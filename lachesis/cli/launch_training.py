@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from rich.console import Console
 
-from lachesis.errors import ExitCode, SettingsError
+from backends.errors import ExitCode, SettingsError
 from lachesis.runs.command_line import (
     OF_TRAINER,
     TOP_LEVEL,

@@ -9,7 +9,7 @@ from importlib import resources
 from pathlib import Path
 from string import Template
 
-from lachesis.errors import SettingsError
+from backends.errors import SettingsError
 
 KINDS = {
     "terminal": "works on files with a terminal",

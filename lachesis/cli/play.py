@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lachesis.errors import SettingsError
+from backends.errors import SettingsError
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from lachesis.errors import SettingsError
+from backends.errors import SettingsError
 
 Verb = Literal["eval", "process", "serve"]
 

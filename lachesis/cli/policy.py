@@ -13,9 +13,9 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from backends.errors import SettingsError
+from backends.tasks import stop_event
 from lachesis.cli import port_number
-from lachesis.errors import SettingsError
-from lachesis.tasks import stop_event
 from lachesis.training.engine import start_engine
 from lachesis.training.engine.folders import tokenizer_of
 from lachesis.training.policy import Policy, PolicyVersion

@@ -19,7 +19,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--output", type=Path, help="where to write it (default: beside the file, as .html)")
     arguments = parser.parse_args(argv)
-    from lachesis.errors import LachesisError
+    from backends.errors import LachesisError
     from lachesis.runs.report import write_report
     from lachesis.training.curves.report import write_report as write_training_report
     from lachesis.trajectories import read_lines

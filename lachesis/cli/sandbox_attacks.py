@@ -6,16 +6,18 @@ Exit code 0: every wall held. 1: a wall fell, or an attack could not be carried 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
 
-from backends import Backend, BackendError, SandboxSpec, create_backend
-from lachesis.cli.subcommands import check
+from backends import Backend, BackendError, SandboxSpec, backend_names, create_backend
+from lachesis.cli.subcommands import check, options_of
 from lachesis.testing.attacks import ATTACKS, Attack, Target, attacked
 
 SHOWN = {"Held": ("held", "green"), "Fell": ("FELL", "red"), "NotApplicable": ("n/a", "yellow"), "": ("ERROR", "red")}
@@ -30,18 +32,28 @@ class Row:
     seconds: float
 
 
-def add_arguments(verb: argparse.ArgumentParser) -> None:
-    """The options of this command besides `--backend` and `--options`."""
-    verb.add_argument("--only", action="append", metavar="NAME", help="attacks whose names contain this; repeatable")
-    verb.add_argument(
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print each verdict as it comes; the exit code."""
+    parser = argparse.ArgumentParser(prog="lachesis sandboxes attack", description=__doc__)
+    names = ", ".join(backend_names())
+    parser.add_argument("--backend", required=True, help=f"attack this one: {names}, or package.module:Class")
+    parser.add_argument(
+        "--options",
+        default="{}",
+        metavar="YAML",
+        help="the backend's own options, as in terminal_options: '{host: worker-1}'",
+    )
+    parser.add_argument("--only", action="append", metavar="NAME", help="attacks whose names contain this; repeatable")
+    parser.add_argument(
         "--heavy", action="store_true", help="also those that put a load on the machine: gigabytes, 100,000 files"
     )
-    verb.add_argument("--json", action="store_true", help="one JSON object a line instead of a table")
-    verb.add_argument("--list", action="store_true", help="only show what would be tried")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line instead of a table")
+    parser.add_argument("--list", action="store_true", help="only show what would be tried")
+    arguments = parser.parse_args(argv)
+    return asyncio.run(_attack(arguments.backend, options_of(arguments.options), arguments))
 
 
-async def attack(name: str, options: dict[str, Any], arguments: argparse.Namespace) -> int:
-    """Run the attacks and print each verdict as it comes."""
+async def _attack(name: str, options: dict[str, Any], arguments: argparse.Namespace) -> int:
     chosen = [
         one
         for one in ATTACKS

@@ -12,9 +12,9 @@ from typing import Any
 from rich.console import Console
 
 from backends import Backend, BackendError, SandboxInfo, backend_names, create_backend
-from lachesis.errors import ExitCode, SettingsError
+from backends.errors import ExitCode, SettingsError
 
-from . import sandbox_attacks
+from . import command
 from .subcommands import options_of
 
 
@@ -23,13 +23,11 @@ def parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(dest="verb", required=True)
     listing = verbs.add_parser("list", help="every sandbox of the backend")
     reaping = verbs.add_parser("reap", help="remove those whose run has ended")
-    attacking = verbs.add_parser("attack", help="try to break out of the sandboxes of a backend; 1 if a wall falls")
-    sandbox_attacks.add_arguments(attacking)
-    for verb in (listing, reaping, attacking):
+    verbs.add_parser("attack", help="try to break out of the sandboxes of a backend; 1 if a wall falls")
+    for verb in (listing, reaping):
         verb.add_argument(
             "--backend",
             action="append",
-            required=verb is attacking,
             help=f"ask this one: {', '.join(backend_names())}, or package.module:Class; default: all that work here",
         )
         verb.add_argument(
@@ -81,12 +79,11 @@ def _line(info: SandboxInfo) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print one line a sandbox; the exit code."""
-    arguments = parser().parse_args(argv)
+    given = sys.argv[2:] if argv is None else argv
+    if given[:1] == ["attack"]:
+        return command("sandboxes attack")(given[1:])
+    arguments = parser().parse_args(given)
     options = options_of(arguments.options)
     if options and len(arguments.backend or []) != 1:
         raise SettingsError("--options needs exactly one --backend")
-    if arguments.verb == "attack":
-        if len(arguments.backend) != 1:
-            raise SettingsError("attack takes exactly one --backend")
-        return asyncio.run(sandbox_attacks.attack(arguments.backend[0], options, arguments))
     return asyncio.run(look(arguments.backend, options, arguments))

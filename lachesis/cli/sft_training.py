@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from backends.errors import ExitCode, SettingsError
 from lachesis.cli.launch_training import Tokenizer, engine, new_recorder, serving, stop_at_signals
-from lachesis.errors import ExitCode, SettingsError
 from lachesis.training.sft.settings import SftSettings
 from lachesis.training.trainer.settings import Settings
 

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from backends import Backend, BackendError, backend_names, create_backend
-from lachesis.errors import SettingsError
+from backends.errors import SettingsError
 
 
 def run_subcommand(

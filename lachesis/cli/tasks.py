@@ -11,8 +11,8 @@ from typing import Any
 
 import yaml
 
+from backends.errors import SettingsError
 from lachesis.cli.subcommands import run_subcommand
-from lachesis.errors import SettingsError
 from lachesis.task_folders import Task, TaskError, create_row_task, find_tasks, read_task, row_name, write_task
 from lachesis.wording import counted
 

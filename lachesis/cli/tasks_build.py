@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from backends import SandboxSpec
+from backends.errors import SettingsError
 from lachesis.cli.subcommands import add_backend, backend_of, check
 from lachesis.environments.swe.building import WORKSPACE, SweTask, read_fixes, recipe, write_swe_task
 from lachesis.environments.swe.recipes import write_expected
-from lachesis.errors import SettingsError
 
 
 def main(argv: Sequence[str] | None = None) -> int:

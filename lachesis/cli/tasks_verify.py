@@ -26,12 +26,12 @@ from rich.console import Console
 from rich.table import Table
 
 from backends import BackendError, SandboxSpec
+from backends.errors import ExitCode
+from backends.tasks import run_all
 from lachesis.cli.subcommands import add_backend, backend_of, check
-from lachesis.errors import ExitCode
 from lachesis.runs.own_process import run_alone
 from lachesis.runs.progress import Progress, Standing
 from lachesis.task_folders import Task, find_tasks, read_task
-from lachesis.tasks import run_all
 from lachesis.trajectories.jsonl import JsonlWriter, read_lines
 
 if TYPE_CHECKING:

@@ -24,9 +24,9 @@ import aiohttp
 from rich.console import Console
 from rich.text import Text
 
+from backends.errors import ExitCode, SettingsError
 from lachesis.cli import launch_training
 from lachesis.cli.environment_classes import environment_class
-from lachesis.errors import ExitCode, SettingsError
 from lachesis.runs import command_line
 from lachesis.training.processes.ports import free_ports
 from lachesis.training.processes.process import Part

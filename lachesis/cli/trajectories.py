@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from backends.errors import ExitCode, LachesisError
 from lachesis.cli.export import options_of, print_counts, printable
-from lachesis.errors import ExitCode, LachesisError
 from lachesis.run_folder import refuse_files_of_runs
 from lachesis.trajectories.chat_exports import Unsuitable
 from lachesis.trajectories.entry_files import Line, OnBad, Rewritten, convert_entries, deduplicate, read_entries

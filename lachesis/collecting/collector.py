@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from backends import BackendError
+from backends.tasks import cancel_requests
 from lachesis.agent.blocking_calls import with_blocking_calls
 from lachesis.agent.outcome import Outcome
 from lachesis.agent.rollout import Rollout, holding_sandboxes
@@ -24,7 +25,6 @@ from lachesis.inference.errors import ConversationRefused
 from lachesis.runs.environment import Collecting
 from lachesis.runs.group_player import PlayedGroup, stop_if_hopeless
 from lachesis.runs.item_keys import part_key
-from lachesis.tasks import cancel_requests
 from lachesis.training.groups import OF_TOKENS
 from lachesis.trajectories import TokenSample
 

@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from lachesis.errors import LachesisError
+from backends.errors import LachesisError
 from lachesis.trajectories import ChatResponse, SampledTokens
 
 if TYPE_CHECKING:

@@ -14,11 +14,11 @@ from operator import itemgetter
 from threading import Event
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
+from backends.errors import LachesisError
 from lachesis.compression.conversation import Conversation, UnknownEntry, without_media
 from lachesis.compression.region import Turn, choose_region, protected
 from lachesis.compression.settings import Settings
 from lachesis.compression.summary import Passage, Summary, SummaryFailed
-from lachesis.errors import LachesisError
 from lachesis.trajectories import MessageError
 
 T = TypeVar("T")

@@ -21,9 +21,9 @@ from pathlib import Path
 from random import Random
 from typing import IO, Any
 
+from backends.errors import SettingsError
+from backends.tasks import finish
 from lachesis.compression.compressor import Compressed, Compressor
-from lachesis.errors import SettingsError
-from lachesis.tasks import finish
 from lachesis.trajectories import JsonlError
 from lachesis.trajectories.jsonl import encode_line, sync_folder
 from lachesis.trajectories.markup import load_json

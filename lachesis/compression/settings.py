@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from lachesis.errors import SettingsError
+from backends.errors import SettingsError
 from lachesis.urls import HTTP_URL
 
 

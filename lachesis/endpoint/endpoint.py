@@ -14,6 +14,7 @@ from typing import Any, Final, Unpack
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from backends.tasks import seen
 from lachesis.endpoint.anthropic import CountTokens, Messages
 from lachesis.endpoint.protocol import ChatCompletions, Completions, Generate, Protocol
 from lachesis.endpoint.recording import Recording, RecordingOptions
@@ -26,7 +27,6 @@ from lachesis.inference.router import Router
 from lachesis.inference.token_server import TokenServer
 from lachesis.inference.wire.request import JSON, Refused
 from lachesis.inference.wire.writing import dump, load
-from lachesis.tasks import seen
 from lachesis.trajectories import MessageError
 
 _LARGEST_REQUEST: Final = 256 * 2**20

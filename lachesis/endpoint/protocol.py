@@ -6,10 +6,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from backends.tasks import run_all
 from lachesis.inference.wire import openai_chat, openai_text, sglang
 from lachesis.inference.wire.request import JSON, Refused
 from lachesis.inference.wire.writing import data
-from lachesis.tasks import run_all
 
 if TYPE_CHECKING:
     from lachesis.endpoint.recording import Recording

@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypedDict, TypeVar, Unpack
 
+from backends.tasks import run_all
 from lachesis.agent.outcome import Outcome
 from lachesis.agent.result import AgentResult, TokenCount
 from lachesis.endpoint.request_times import RequestTimes
@@ -24,7 +25,6 @@ from lachesis.inference.sampling import Sampling, read_sampling
 from lachesis.inference.token_server import TokenServer
 from lachesis.inference.wire.request import JSON, ChatRequest, Refused, TextRequest
 from lachesis.inference.wire.writing import token_names
-from lachesis.tasks import run_all
 from lachesis.trajectories import (
     ChatResponse,
     FinishReason,

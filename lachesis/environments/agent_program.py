@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from backends import BackendError, BackendUnavailable, Sandbox, SandboxExhausted, SupportsForward
+from backends.errors import LachesisError, SettingsError
 from lachesis.agent.outcome import Outcome
 from lachesis.agent.result import AgentResult, ProgramRun
 from lachesis.environments.recorded import RecordedEnv, open_recording
-from lachesis.errors import LachesisError, SettingsError
 from lachesis.runs.settings import HermesAgentEnvConfig
 from lachesis.utf8 import without_lone_surrogates
 

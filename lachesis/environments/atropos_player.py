@@ -21,6 +21,7 @@ from typing import Annotated, Any, ClassVar, cast
 from pydantic import ConfigDict, Field, ValidationError, create_model
 from rich.console import Console
 
+from backends.errors import LachesisError, SettingsError
 from lachesis import inference
 from lachesis.base_env import HermesAgentBaseEnv
 from lachesis.collecting import own_groups
@@ -30,7 +31,6 @@ from lachesis.collecting.encoded_chats import note_chats, noting_trained
 from lachesis.collecting.recorded_server import RecordedServer, describe_servers
 from lachesis.collecting.recording import recorded
 from lachesis.collecting.returned import ReturnedSample
-from lachesis.errors import LachesisError, SettingsError
 from lachesis.inference.chat_template import read_template
 from lachesis.run_folder import data_folder
 from lachesis.runs.atropos import BaseEnv, BaseEnvConfig, built_with, wrap_tokenize_for_trainer

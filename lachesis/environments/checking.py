@@ -17,9 +17,9 @@ from typing import Any
 
 from rich.console import Console
 
+from backends.errors import SettingsError
 from lachesis.agent.own_folder import own_folder
 from lachesis.base_env import HermesAgentBaseEnv
-from lachesis.errors import SettingsError
 from lachesis.runs.command_line import read_settings
 from lachesis.runs.failures import RunStopped, UnusableSettings
 from lachesis.runs.hooks import misspelt_hooks

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from backends.errors import LachesisError, SettingsError
 from lachesis.agent.outcome import Outcome
 from lachesis.agent.result import AgentResult
 from lachesis.agent.reward import Reward
 from lachesis.environments.recorded import RecordedEnv, open_recording
-from lachesis.errors import LachesisError, SettingsError
 
 if TYPE_CHECKING:
     from lachesis.agent.loop import HermesAgentLoop

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
+from backends.errors import SettingsError
 from lachesis.agent.outcome import Outcome
 from lachesis.agent.reward import Reward
-from lachesis.errors import SettingsError
 from lachesis.guests.guest_env import GuestEnv, GuestFailed, Verdict
 from lachesis.guests.inspect_feed import Feed
 from lachesis.runs.setting_facts import HOW

@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl
 
 import yaml
 
-from lachesis.errors import SettingsError
+from backends.errors import SettingsError
 
 if TYPE_CHECKING:
     from lachesis.guests.guest_env import GuestEnv

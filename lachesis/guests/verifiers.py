@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
+from backends.errors import SettingsError
 from lachesis.agent.outcome import Outcome
 from lachesis.agent.reward import Reward
-from lachesis.errors import SettingsError
 from lachesis.guests.guest_env import GuestEnv, GuestFailed, Verdict
 from lachesis.runs.settings import HermesAgentEnvConfig, is_chosen
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol, Unpack
 
-from lachesis.errors import LachesisError
+from backends.errors import LachesisError
 from lachesis.inference.balancer import Split
 from lachesis.inference.chat_format import (
     ChatOptions,

@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import IO, Any
 
-from lachesis.errors import ExitCode, LachesisError
+from backends.errors import ExitCode, LachesisError
 from lachesis.inference.gguf_metadata import GGUFError, read_metadata
 from lachesis.inference.http_client import ServerSettings
 from lachesis.inference.lifecycle import AsyncService

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from lachesis.errors import ExitCode, LachesisError
+from backends.errors import ExitCode, LachesisError
 from lachesis.inference.server_words import is_content_refusal, is_full_context
 
 LOGIN = re.compile(r"^(?P<scheme>[a-zA-Z][\w+.-]*://)(?P<login>[^/?#\s]*)@")

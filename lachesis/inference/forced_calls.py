@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lachesis.errors import LachesisError
+from backends.errors import LachesisError
 from tool_call_parsers import ToolCallParser
 
 _NAME = "placeholder_name"

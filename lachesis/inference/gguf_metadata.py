@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from lachesis.errors import ExitCode, LachesisError
+from backends.errors import ExitCode, LachesisError
 
 _MAGIC: Final = b"GGUF"
 _VERSIONS: Final = (2, 3)

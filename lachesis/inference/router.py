@@ -8,14 +8,14 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Unpack
 
-from lachesis.errors import LachesisError
+from backends.errors import LachesisError
+from backends.tasks import run_all
 from lachesis.inference.affinity import Affinity, Demand, Route
 from lachesis.inference.balancer import Balancer, Split
 from lachesis.inference.chat_format import ChatOptions, read_choices, request_messages, restate_choices
 from lachesis.inference.http_client import HttpAnswer
 from lachesis.inference.openai_server import HARMLESS, OpenAIServer
 from lachesis.inference.parse_thread import is_long, parse
-from lachesis.tasks import run_all
 from lachesis.trajectories.messages import ChatResponse, Message
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack
 
-from lachesis.errors import LachesisError
+from backends.errors import LachesisError
+from backends.tasks import run_all
 from lachesis.inference.affinity import Affinity, Demand, Route
 from lachesis.inference.balancer import Balancer, Split
 from lachesis.inference.chat_format import ChatOptions, check_arguments
@@ -29,7 +30,6 @@ from lachesis.inference.sampling import LogprobsKind, Sampling, recorded_fields,
 from lachesis.inference.stop_texts import StopTexts
 from lachesis.inference.tokenizer_proof import TokenizerProof
 from lachesis.inference.vocabulary import Vocabulary
-from lachesis.tasks import run_all
 from lachesis.trajectories import ChatResponse, FinishReason, TokenPrefix
 from lachesis.trajectories.replay import RoutedExperts
 from lachesis.trajectories.sampling_record import OTHER_FIELDS

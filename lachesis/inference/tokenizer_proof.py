@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
-from lachesis.errors import ExitCode
+from backends.errors import ExitCode
 from lachesis.inference.engines.base import ServerTokenizer, TokenEngine
 from lachesis.inference.errors import BadResponse, ContextExhausted, InferenceError, RequestRejected, ServerUnavailable
 from lachesis.inference.text_encoder import TextEncoder

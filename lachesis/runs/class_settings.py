@@ -31,7 +31,7 @@ from pydantic import (
     create_model,
 )
 
-from lachesis.errors import SettingsError
+from backends.errors import SettingsError
 from lachesis.runs.setting_facts import OTHER_NAMES, SHORT, facts_of
 from lachesis.runs.settings import HermesAgentEnvConfig
 

@@ -17,7 +17,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from rich.console import Console
 
-from lachesis.errors import ExitCode, LachesisError, SettingsError
+from backends.errors import ExitCode, LachesisError, SettingsError
 from lachesis.run_folder import name_problem
 from lachesis.runs.flags import close_names, make_parser
 from lachesis.runs.hooks import misspelt_hooks, require_hooks

@@ -14,10 +14,10 @@ from typing import Any
 
 from rich.console import Console
 
+from backends.errors import LachesisError
 from lachesis.agent.blocking_calls import with_blocking_calls
 from lachesis.agent.interrupted import interrupted_rollouts
 from lachesis.agent.open_runs import open_run
-from lachesis.errors import LachesisError
 from lachesis.inference import TokenServer
 from lachesis.inference.failed_requests import failed_requests
 from lachesis.inference.sampling import read_sampling

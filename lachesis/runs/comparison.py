@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from lachesis.errors import LachesisError
+from backends.errors import LachesisError
 from lachesis.evaluation import Difference, Mean, paired
 from lachesis.html import write_page
 from lachesis.html.parts import Parts

@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from lachesis.errors import ExitCode, LachesisError
+from backends.errors import ExitCode, LachesisError
 from lachesis.trajectories.json_arrays import array_items
 from lachesis.trajectories.jsonl import JsonlError, is_array
 

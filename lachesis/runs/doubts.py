@@ -9,11 +9,11 @@ from dataclasses import replace
 from typing import Any
 
 from backends import BackendError
+from backends.errors import LachesisError
 from lachesis.agent.doubtful import raises_untouched, settled
 from lachesis.agent.evidence import Doubt
 from lachesis.agent.rollout import Rollout
 from lachesis.agent.scorer import SetUpFailed
-from lachesis.errors import LachesisError
 from lachesis.runs.environment import Environment
 from lachesis.runs.model_servers import start_servers
 from lachesis.runs.server_settings import REFERENCE, ServerConfig

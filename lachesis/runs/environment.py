@@ -10,10 +10,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from backends import SandboxSpec
+    from backends.errors import SettingsError
     from lachesis.agent.result import AgentResult
     from lachesis.agent.rollout import Rollout, RolloutPlayer
     from lachesis.agent.scorer import Scorer
-    from lachesis.errors import SettingsError
     from lachesis.inference import Router, TokenServer
     from lachesis.runs.group_player import PlayedGroup
     from lachesis.runs.results import RunResult, ServeResult

@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from lachesis.errors import ExitCode, LachesisError
+from backends.errors import ExitCode, LachesisError
 from lachesis.runs.decisions import Decision, LeftOut
 from lachesis.runs.running_figures import Causes
 from lachesis.runs.tool_failures import VARYING

@@ -16,6 +16,7 @@ from typing import Any, Final, Literal, TypeVar
 
 from rich.console import Console
 
+from backends.tasks import finish
 from lachesis.agent.interrupted import Interrupted
 from lachesis.agent.rollout import Rollout
 from lachesis.run_folder import RunFolderError
@@ -33,7 +34,6 @@ from lachesis.runs.report import write_report
 from lachesis.runs.results import RunFiles
 from lachesis.runs.running_figures import RunningFigures
 from lachesis.runs.summary import Summary
-from lachesis.tasks import finish
 from lachesis.trajectories import JsonlWriter, read_lines
 from lachesis.trajectories.digests import certified
 from lachesis.wording import counted

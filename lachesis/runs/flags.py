@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from backends import BackendError, backend_options
-from lachesis.errors import ExitCode
+from backends.errors import ExitCode
 from lachesis.runs.server_settings import ServerConfig
 from lachesis.runs.setting_facts import OTHER_NAMES, SHORT, Facts, description_of, facts_of
 from lachesis.runs.settings import HermesAgentEnvConfig

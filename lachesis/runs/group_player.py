@@ -7,12 +7,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeAlias
 
+from backends.errors import SettingsError
+from backends.tasks import run_all
 from lachesis.agent.doubtful import settled
 from lachesis.agent.result import AgentResult
 from lachesis.agent.reward import RewardError
 from lachesis.agent.rollout import Rollout, holding_sandboxes
 from lachesis.agent.sealing import HostDiskFull
-from lachesis.errors import SettingsError
 from lachesis.inference import RequestRejected, Unauthorized
 from lachesis.inference.errors import NothingThere
 from lachesis.runs.doubts import settle, show_first
@@ -20,7 +21,6 @@ from lachesis.runs.environment import Environment
 from lachesis.runs.failures import RunStopped, UnusableSettings
 from lachesis.runs.item_keys import whole_and_part
 from lachesis.runs.summary import BUILTIN_FIGURES, BUILTIN_PREFIXES
-from lachesis.tasks import run_all
 
 Finished: TypeAlias = Callable[[Any, Rollout], None]
 """Learns of an item's rollout."""

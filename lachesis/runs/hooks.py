@@ -9,8 +9,8 @@ from difflib import SequenceMatcher
 from types import CodeType
 from typing import Any, TypeVar
 
-from lachesis.errors import SettingsError
-from lachesis.tasks import cancel_requests
+from backends.errors import SettingsError
+from backends.tasks import cancel_requests
 from lachesis.tracebacks import CALLED
 
 NEAR, NEAR_MISSING = 0.8, 0.6

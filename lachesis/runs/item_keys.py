@@ -14,7 +14,7 @@ from enum import Enum
 from pathlib import PurePath
 from typing import Any
 
-from lachesis.errors import LachesisError
+from backends.errors import LachesisError
 from lachesis.runs.hooks import of_hook
 
 

@@ -23,6 +23,7 @@ from weakref import WeakValueDictionary
 from pydantic import ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
+from backends.tasks import in_own_thread
 from lachesis.agent.call_scope import outside_scopes
 from lachesis.agent.reward import JudgeRefused
 from lachesis.inference import InferenceError, Router
@@ -32,7 +33,6 @@ from lachesis.run_folder import data_folder
 from lachesis.runs.environment import Environment
 from lachesis.runs.model_servers import SilenceWatch, start_another
 from lachesis.runs.server_settings import ServerConfig
-from lachesis.tasks import in_own_thread
 from lachesis.trajectories import JsonlWriter, read_lines
 from lachesis.trajectories.messages import FinishReason
 

@@ -20,13 +20,13 @@ from typing import Any, Generic, TypeVar
 from rich.console import Console
 
 from backends import BackendError
+from backends.tasks import cancel_requests, finish
 from lachesis.inference import InferenceError
 from lachesis.runs.decisions import Decision, Kept, LeftOut, Tally
 from lachesis.runs.failures import FailureBrake, Job, Retries, RunStopped
 from lachesis.runs.held_groups import HeldGroups
 from lachesis.runs.item_keys import ItemKeys, or_none, part_key
 from lachesis.runs.progress import Progress, Standing
-from lachesis.tasks import cancel_requests, finish
 from lachesis.tracebacks import explained, headline
 from lachesis.wording import counted
 

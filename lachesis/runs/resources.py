@@ -12,11 +12,11 @@ from functools import partial
 from typing import Any
 
 from backends import Backend, BackendError, BackendUnavailable, ImageUnavailable, SandboxSpec, create_backend
+from backends.errors import ExitCode
 from lachesis.agent.context_compression import ContextCompression
 from lachesis.agent.loop import HermesAgentLoop, LoopLimits
 from lachesis.agent.open_runs import OpenRun, opened
 from lachesis.agent.rollout import RolloutPlayer
-from lachesis.errors import ExitCode
 from lachesis.inference import Router, ServerUnavailable, TokenServer
 from lachesis.inference.parser_match import match_parser
 from lachesis.runs import own_process

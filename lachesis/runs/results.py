@@ -16,8 +16,8 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
+from backends.errors import ExitCode
 from lachesis.agent.outcome import Outcome
-from lachesis.errors import ExitCode
 from lachesis.evaluation.repaired_calls import NAME, RepairedCalls
 from lachesis.runs.evaluations import figure_rows
 from lachesis.runs.exclusion import Exclusion

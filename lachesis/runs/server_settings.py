@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from lachesis.errors import ExitCode, LachesisError, SettingsError
+from backends.errors import ExitCode, LachesisError, SettingsError
 from lachesis.inference.engines import ENGINES, load_engine
 from lachesis.runs.setting_facts import IGNORED, Facts
 from lachesis.urls import HTTP_URL

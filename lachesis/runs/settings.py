@@ -24,7 +24,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 
 from backends import SandboxSpec, backend_names
-from lachesis.errors import SettingsError
+from backends.errors import SettingsError
 from lachesis.inference.errors import LOGIN
 from lachesis.runs.removed_settings import RemovedSettings
 from lachesis.runs.setting_facts import HOW, IGNORED, SERVE, Facts, facts_of

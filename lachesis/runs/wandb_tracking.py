@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-from lachesis.errors import LachesisError
+from backends.errors import LachesisError
 from lachesis.evaluation.repaired_calls import NAME, RepairedCalls
 from lachesis.runs.exclusion import WINDOW, Exclusion, Exclusions
 from lachesis.runs.settings import HermesAgentEnvConfig

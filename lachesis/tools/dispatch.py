@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from backends.base import BackendError
-from lachesis.tasks import run_all
+from backends.tasks import run_all
 from lachesis.tools.argument_schema import BadArguments, validate
 from lachesis.tools.builtin import BUILTIN_TOOLS
 from lachesis.tools.json_results import as_json

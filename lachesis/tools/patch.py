@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from backends.base import Sandbox
-from lachesis.tasks import in_own_thread
+from backends.tasks import in_own_thread
 from lachesis.tools.edits import EditError, apply_hunks, parse_patch, replace_text, unified_diff
 from lachesis.tools.files import file_error
 from lachesis.tools.tool_registry import ToolFailure, tool

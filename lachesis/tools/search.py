@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from backends.base import ExecResult
-from lachesis.tasks import in_own_thread
+from backends.tasks import in_own_thread
 from lachesis.tools.files import file_error
 from lachesis.tools.text import printable
 from lachesis.tools.tool_registry import ToolFailure, tool

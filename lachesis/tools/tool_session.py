@@ -15,8 +15,8 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from backends.base import Backend, BackendError, Sandbox, SandboxSpec, SupportsWaited
+from backends.errors import LachesisError
 from backends.lease import Lessor, SandboxPerLease
-from lachesis.errors import LachesisError
 
 DEFAULT_TERMINAL_TIMEOUT = 120.0
 """The default time limit of a command in seconds."""

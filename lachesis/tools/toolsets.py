@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from lachesis.errors import ExitCode, LachesisError
+from backends.errors import ExitCode, LachesisError
 from lachesis.tools.builtin import BUILTIN_TOOLS
 from lachesis.tools.text import did_you_mean
 from lachesis.tools.tool_registry import ToolRegistry, ToolUnavailable

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 
 import orjson
 
-from lachesis.errors import LachesisError
+from backends.errors import LachesisError
 
 T = TypeVar("T")
 

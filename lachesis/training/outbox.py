@@ -20,9 +20,9 @@ from typing import Any, TypeVar
 
 import orjson
 
-from lachesis.errors import LachesisError
+from backends.errors import LachesisError
+from backends.tasks import finish
 from lachesis.run_folder import OtherSettings, changes
-from lachesis.tasks import finish
 from lachesis.training.database import Database, delete_content, put_content, put_fact
 from lachesis.training.outbox_state import (
     ACCEPTED,

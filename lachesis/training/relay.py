@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from lachesis.errors import LachesisError
+from backends.errors import LachesisError
 from lachesis.training.groups import NO_SPLIT_GROUPS
 from lachesis.training.outbox import Outbox
 from lachesis.training.outbox_state import Entry, KnownApi

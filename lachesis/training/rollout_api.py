@@ -23,7 +23,7 @@ from typing import Any, Final
 import aiohttp
 import orjson
 
-from lachesis.errors import LachesisError
+from backends.errors import LachesisError
 from lachesis.inference.http_session import HttpSessionOwner
 from lachesis.utf8 import without_lone_surrogates
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from lachesis.errors import LachesisError
+from backends.errors import LachesisError
 from lachesis.trajectories.errors import MalformedMessage
 from lachesis.trajectories.frozen import PlainCopies, thaw
 from lachesis.trajectories.nodes import Node, Origin

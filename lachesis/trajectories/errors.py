@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from lachesis.errors import LachesisError
+from backends.errors import LachesisError
 
 
 class MessageError(LachesisError, ValueError):

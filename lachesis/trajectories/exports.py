@@ -18,8 +18,8 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, TypeAlias, get_type_hints
 
-from lachesis.errors import ExitCode, LachesisError
-from lachesis.plugins import Registry
+from backends.errors import ExitCode, LachesisError
+from backends.plugins import Registry
 from lachesis.trajectories.digests import copies_of
 from lachesis.trajectories.frozen import thaw
 from lachesis.trajectories.jsonl import JsonlWriter, NotReplaced, StrPath, read_lines, replacing

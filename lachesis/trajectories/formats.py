@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lachesis.errors import ExitCode, LachesisError
+from backends.errors import ExitCode, LachesisError
 from lachesis.trajectories.builtin_exports import dataset_line, trajectory_line
 from lachesis.trajectories.chat_exports import Chat, Unsuitable, openai_line, trl_line
 from lachesis.trajectories.errors import MessageError

@@ -23,7 +23,7 @@ from typing import IO, Any, Self
 
 import orjson
 
-from lachesis.errors import LachesisError
+from backends.errors import LachesisError
 from lachesis.tracebacks import guess
 
 StrPath = str | os.PathLike[str]

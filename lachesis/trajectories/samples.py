@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields, replace
 from hashlib import blake2b
 from typing import Any, Final, Protocol, get_args
 
-from lachesis.errors import LachesisError
+from backends.errors import LachesisError
 from lachesis.trajectories.digests import json_digest
 from lachesis.trajectories.frozen import thaw
 from lachesis.trajectories.images import PlacedImage, image_data, images_digest

@@ -16,7 +16,7 @@ from urllib.parse import quote, urlencode
 import orjson
 from aiohttp import web
 
-from lachesis.errors import SettingsError
+from backends.errors import SettingsError
 from lachesis.html import templates
 from lachesis.inference.wire.visitors import Visitors, is_loopback
 from lachesis.trajectories.exports import rollout_samples

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 
 import orjson
 
-from lachesis.errors import LachesisError, SettingsError
+from backends.errors import LachesisError, SettingsError
 from lachesis.evaluation.intervals import Mean, mean_of_values, score_range
 from lachesis.html.rollout import last_words
 from lachesis.runs.item_keys import whole_and_part

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from lachesis.errors import LachesisError
+from backends.errors import LachesisError
 from lachesis.inference.embedded import EmbeddedServer, EmbeddedServerError
 from lachesis.inference.gguf_metadata import GGUFError, read_metadata
 from tool_call_parsers.tokens import mark

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backends import BackendError, SandboxLost, create_backend
+from backends.errors import LachesisError
 from lachesis.agent.blocking_calls import with_blocking_calls
 from lachesis.agent.open_runs import OpenRun, opened
 from lachesis.agent.outcome import Outcome
@@ -23,7 +24,6 @@ from lachesis.agent.result import AgentResult
 from lachesis.agent.reward import RewardError
 from lachesis.agent.scorer import Scorer
 from lachesis.agent.tool_context import ToolContext
-from lachesis.errors import LachesisError
 from lachesis.tools import BUILTIN_TOOLS, ToolSessions
 from lachesis.trajectories import MessageHistory
 from tests.support.small_envs import SortWords, does_nothing, kill_sandboxes, lines, process, rollouts, sandboxes

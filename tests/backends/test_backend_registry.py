@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from backends import BackendError, BackendUnavailable, backend_names, backend_options, create_backend
-from lachesis.errors import LachesisError
+from backends.errors import LachesisError
 
 
 class Configurable:

@@ -20,10 +20,10 @@ from typing import Any
 
 import pytest
 
+from backends.errors import SettingsError
 from lachesis.batch.rows import Rows
 from lachesis.cli import main as lachesis
 from lachesis.cli.batch import main
-from lachesis.errors import SettingsError
 from lachesis.run_folder import OtherSettings, RunFolderError
 from lachesis.runs.dataset_rows import DatasetError
 from tests.support.batch_runs import entries, flags, keys, thinks, write_rows

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from backends.errors import ExitCode
 from lachesis.cli import doctor
-from lachesis.errors import ExitCode
 from lachesis.testing.fake_server import FakeServer, Scripted
 from tests.support.small_envs import does_nothing, served
 

@@ -40,7 +40,7 @@ def test_atropos_is_imported_for_a_file_that_imports_it_and_for_no_other(kind: s
             "import sys",
             f"sys.path.insert(0, {str(ROOT)!r})",
             "from lachesis.cli.environment_classes import environment_class",
-            "from lachesis.errors import SettingsError",
+            "from backends.errors import SettingsError",
             "import lachesis.base_env",
             "hooks = lambda: [each for each in sys.meta_path if type(each).__module__.startswith('lachesis')]",
             "before = hooks()",

@@ -17,12 +17,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from backends.errors import SettingsError
 from lachesis.compression import Settings, files
 from lachesis.compression.compressor import MARK, Compressor, Summarizer
 from lachesis.compression.files import Job, Sample, compress_file, find_jobs, read_progress
 from lachesis.compression.metrics import Totals, write_metrics
 from lachesis.compression.summary import Passage, Summary, extractive_summary
-from lachesis.errors import SettingsError
 from lachesis.trajectories import JsonlError
 from tests.compression.examples import Words, agent_entry, extracting, settings_of
 

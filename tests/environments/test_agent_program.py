@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from backends.errors import SettingsError
 from lachesis.environments.agent_program import AgentProgramEnv
-from lachesis.errors import SettingsError
 from lachesis.runs.server_settings import ServerConfig
 from lachesis.testing.fake_server import Ask, FakeServer
 from lachesis.trajectories import verify_records

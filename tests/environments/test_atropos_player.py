@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from backends.errors import SettingsError
 from lachesis.cli.environment_classes import load_env
 from lachesis.collecting.matching import Matcher
 from lachesis.environments.atropos_player import AtroposPlayer, EvaluationFailed, player_for, prepare_imports
-from lachesis.errors import SettingsError
 from lachesis.runs.command_line import read_settings
 from lachesis.runs.server_settings import ServerConfigError
 from lachesis.testing.fake_server import FakeServer, Scripted

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from backends import SandboxSpec, create_backend
+from backends.errors import SettingsError
 from lachesis.agent.pace import MachineOverloaded
 from lachesis.agent.tool_context import ToolContext
 from lachesis.cli import main
@@ -25,7 +26,6 @@ from lachesis.environments.harbor.places import opened, places_of
 from lachesis.environments.harbor.trial import Trial, solve
 from lachesis.environments.harbor.verdicts import mean_of_steps, parsed_rewards
 from lachesis.environments.harbor.verifying import Play, Verification
-from lachesis.errors import SettingsError
 from lachesis.runs.server_settings import ServerConfig
 from lachesis.task_folders import Task, TaskError, read_task
 from lachesis.testing.task_attacks import ATTACKS

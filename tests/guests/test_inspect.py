@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from lachesis.errors import SettingsError
+from backends.errors import SettingsError
 from lachesis.guests import guest
 from lachesis.guests.inspect_tasks import InspectEnv, load
 from lachesis.runs.server_settings import ServerConfig

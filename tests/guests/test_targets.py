@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from lachesis.errors import SettingsError
+from backends.errors import SettingsError
 from lachesis.guests import GUESTS, guest
 from lachesis.runs.command_line import read_settings
 from tests.support.small_envs import ROOT

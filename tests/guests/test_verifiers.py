@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lachesis.errors import SettingsError
+from backends.errors import SettingsError
 from lachesis.guests import guest
 from lachesis.guests.verifiers import VerifiersEnv, load
 from lachesis.runs.server_settings import ServerConfig

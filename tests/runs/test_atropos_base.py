@@ -15,9 +15,9 @@ import pytest
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
+from backends.errors import SettingsError
 from benchmarks.agent_loop import tokenizer_folder
 from lachesis import HermesAgentEnvConfig, ServerConfig
-from lachesis.errors import SettingsError
 from lachesis.lazy import lazy_names
 from lachesis.runs.atropos import APIServerConfig, BaseEnv, BaseEnvConfig, ServerBaseline
 from lachesis.runs.atropos_base import INHERITED, MODULE

@@ -12,8 +12,8 @@ from typing import Annotated, Any
 import pytest
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
+from backends.errors import SettingsError
 from lachesis import HermesAgentBaseEnv, HermesAgentEnvConfig, ServerConfig
-from lachesis.errors import SettingsError
 from lachesis.runs import command_line as cli
 from lachesis.runs.model_servers import load_tokenizer
 from lachesis.runs.settings import as_env_config, is_chosen

@@ -17,11 +17,11 @@ from pydantic import Field
 from rich.console import Console
 
 from backends import BACKENDS, BackendError
+from backends.errors import ExitCode
 from lachesis import HermesAgentBaseEnv, ServerConfig
 from lachesis.cli import VERBS
 from lachesis.cli import main as lachesis
 from lachesis.environments.gsm8k import GSM8kAgentEnv
-from lachesis.errors import ExitCode
 from lachesis.inference import InferenceError
 from lachesis.inference.embedded import NoModelFile
 from lachesis.inference.engines import ENGINES

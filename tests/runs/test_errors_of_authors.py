@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from lachesis.errors import ExitCode
+from backends.errors import ExitCode
 from lachesis.inference.errors import InferenceError
 from lachesis.runs import command_line as cli
 from lachesis.runs.own_process import run_alone

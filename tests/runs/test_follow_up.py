@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from backends.errors import SettingsError
 from lachesis import AgentProgramEnv, ServerConfig
 from lachesis.environments.harbor import HarborEnv
-from lachesis.errors import SettingsError
 from lachesis.testing.fake_server import FakeServer, Scripted
 from tests.support.scripted_server import ScriptedServer, say
 from tests.support.small_envs import SortWords, does_nothing, process, rollouts

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from backends.errors import SettingsError
 from lachesis import HermesAgentBaseEnv, check_environment, reward
-from lachesis.errors import SettingsError
 from lachesis.run_folder import WrongFolder
 from lachesis.runs.command_line import main
 from lachesis.runs.hooks import misspelt_hooks, require_hooks

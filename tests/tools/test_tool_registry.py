@@ -12,7 +12,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from backends import BackendError, SandboxLost
-from lachesis.errors import LachesisError
+from backends.errors import LachesisError
 from lachesis.tools import BUILTIN_TOOLS, Tool, ToolRegistry, ToolSession, tool
 
 

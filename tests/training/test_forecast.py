@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lachesis.errors import SettingsError
+from backends.errors import SettingsError
 from lachesis.training.trainer.forecast import ModelShape, Work, check_memory, memory_of_machine, memory_of_step
 from lachesis.training.trainer.settings import EnvSettings, Settings, TrainingSettings
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from backends.errors import SettingsError
 from lachesis.cli import main as lachesis
 from lachesis.cli import train
 from lachesis.cli.launch_training import EXAMPLE, Tokenizer, main, make_parser, read_settings
-from lachesis.errors import SettingsError
 from lachesis.runs.model_servers import load_tokenizer
 from lachesis.runs.server_settings import ServerConfig
 from lachesis.runs.settings import HermesAgentEnvConfig

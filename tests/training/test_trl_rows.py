@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from backends.errors import SettingsError
 from lachesis.agent.outcome import Outcome
 from lachesis.agent.result import AgentResult
 from lachesis.agent.rollout import Rollout
-from lachesis.errors import SettingsError
 from lachesis.evaluation.repaired_calls import RepairedCalls
 from lachesis.training.trl import BranchedRollout, RejectedRollout
 from lachesis.training.trl.items import environment_of

@@ -21,7 +21,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lachesis.errors import LachesisError
+from backends.errors import LachesisError
 from lachesis.evaluation import mean_over_items
 from lachesis.view.curves import curves
 from lachesis.view.filters import Filter

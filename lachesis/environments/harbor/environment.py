@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from backends import BackendError, SandboxExhausted, SandboxPerLease
+from backends.errors import SettingsError
 from backends.executor.trees import remove_tree
+from backends.tasks import in_own_thread
 from lachesis.agent.agent_fault import AgentFault
 from lachesis.agent.outcome import Outcome
 from lachesis.agent.result import AgentResult, ProgramRun
@@ -28,11 +30,9 @@ from lachesis.environments.harbor.grading import Grading
 from lachesis.environments.harbor.places import Places, places_of
 from lachesis.environments.harbor.trial import Trial, solve
 from lachesis.environments.harbor.variables import problems_of
-from lachesis.errors import SettingsError
 from lachesis.run_folder import data_folder
 from lachesis.runs.settings import HermesAgentEnvConfig, is_chosen
 from lachesis.task_folders import Problem, Task, TaskError, find_tasks, read_task
-from lachesis.tasks import in_own_thread
 from lachesis.trajectories import Message, MessageHistory
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from backends import Backend
+from backends.errors import LachesisError
 from lachesis.agent.reward import Reward
 from lachesis.environments.harbor.artifacts import artifacts_of, put
 from lachesis.environments.harbor.causes import CAUSES, Invalid
@@ -25,7 +26,6 @@ from lachesis.environments.harbor.grading import grade, grade_again, way_of
 from lachesis.environments.harbor.places import Places, opened, places_of
 from lachesis.environments.harbor.trial import Trial
 from lachesis.environments.harbor.verdicts import Verdict, below_minimum
-from lachesis.errors import LachesisError
 from lachesis.task_folders import Step, Task, read_task
 from lachesis.tools import ToolSessions
 from lachesis.trajectories.digests import copies_of

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from backends import Backend, BackendError
+from backends.tasks import run_all
 from lachesis.agent.agent_fault import AgentFault
 from lachesis.agent.tool_context import ToolContext
 from lachesis.environments.harbor.causes import Invalid
@@ -21,7 +22,6 @@ from lachesis.environments.harbor.places import Places, opened, places_of
 from lachesis.environments.harbor.trial import Trial, solve
 from lachesis.task_folders import Task
 from lachesis.task_folders.task import files_below
-from lachesis.tasks import run_all
 from lachesis.testing.task_attacks import ATTACKS, TaskAttack
 from lachesis.tools import ToolSessions
 

@@ -15,7 +15,7 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
-from lachesis.errors import LachesisError
+from backends.errors import LachesisError
 
 _INDEX = "https://pypi.org/simple"
 _LARGEST = 64 << 20

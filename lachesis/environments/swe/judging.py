@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from backends.tasks import in_own_thread
 from lachesis.agent.own_folder import own_folder
 from lachesis.agent.pytest_judge import Judgement
 from lachesis.agent.reward import Reward, RewardError
@@ -20,7 +21,6 @@ from lachesis.environments.harbor.causes import Invalid
 from lachesis.environments.harbor.verdicts import Verdict
 from lachesis.environments.swe.building import diff, within
 from lachesis.task_folders import Step, Task
-from lachesis.tasks import in_own_thread
 
 _SHOWN = 20
 _LARGEST = 1 << 20

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from lachesis.errors import LachesisError
+from backends.errors import LachesisError
 
 
 class BuildError(LachesisError):

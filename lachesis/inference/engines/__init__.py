@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from lachesis.errors import LachesisError
+from backends.errors import LachesisError
+from backends.plugins import Registry
 from lachesis.lazy import lazy_names
-from lachesis.plugins import Registry
 
 if TYPE_CHECKING:
     from lachesis.inference.engines.base import Generation, TokenEngine

@@ -8,6 +8,7 @@ from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Final
 
+from backends.tasks import run_all
 from lachesis.inference.chat_format import read_finish_reason
 from lachesis.inference.engines.base import Generation
 from lachesis.inference.engines.prompt_ids import PromptIds
@@ -18,7 +19,6 @@ from lachesis.inference.http_attempts import ARRAY
 from lachesis.inference.http_client import HttpClient, ServerSettings
 from lachesis.inference.prompt_images import expansion
 from lachesis.inference.sampling import SAMPLING_FIELDS, LogprobsKind, Sampling, recorded_fields
-from lachesis.tasks import run_all
 from lachesis.trajectories.tokens import Versions
 
 _ROUNDING: Final = 1e-5

@@ -23,8 +23,8 @@ from typing import Any, Final, TypeVar
 
 import orjson
 
-from lachesis.errors import LachesisError
-from lachesis.tasks import finish
+from backends.errors import LachesisError
+from backends.tasks import finish
 from lachesis.training.api.group_body import GroupBody
 from lachesis.training.api.packing import Sized
 from lachesis.training.database import Database, delete_content, put_content, put_fact

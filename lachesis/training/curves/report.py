@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from lachesis.errors import LachesisError
+from backends.errors import LachesisError
 from lachesis.evaluation.repaired_calls import NAME, RepairedCalls
 from lachesis.html import templates, write_page
 from lachesis.html.rollout import message_view

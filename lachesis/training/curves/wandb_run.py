@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lachesis.errors import LachesisError
+from backends.errors import LachesisError
 
 log = logging.getLogger(__name__)
 

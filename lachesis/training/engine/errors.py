@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lachesis.errors import LachesisError
+from backends.errors import LachesisError
 
 
 class RequestError(LachesisError):

@@ -15,7 +15,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
-from lachesis.errors import SettingsError
+from backends.errors import SettingsError
 
 _LOG = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import torch
 
-from lachesis.errors import SettingsError
+from backends.errors import SettingsError
 from lachesis.training.engine.errors import RequestError
 
 ATTENTION: Final = ("q_proj", "k_proj", "v_proj", "o_proj")

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from typing import ClassVar, Final
 
-from lachesis.errors import LachesisError
+from backends.errors import LachesisError
 from lachesis.inference.engines.base import Generation
 from lachesis.inference.errors import ContextExhausted, RequestRejected, rejection
 from lachesis.inference.http_client import ServerSettings

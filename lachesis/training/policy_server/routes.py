@@ -11,6 +11,7 @@ from functools import lru_cache
 from itertools import chain
 from typing import Any, Final
 
+from backends.tasks import run_all
 from lachesis.inference.conversation_index import ConversationIndex
 from lachesis.inference.parse_thread import LONG_IDS, parse
 from lachesis.inference.stop_texts import first_stop
@@ -19,7 +20,6 @@ from lachesis.inference.vocabulary import Vocabulary
 from lachesis.inference.wire import openai_chat, openai_text, sglang
 from lachesis.inference.wire.request import JSON, Refused, TextRequest, take
 from lachesis.inference.wire.writing import NamesOf, dump, listed_versions
-from lachesis.tasks import run_all
 from lachesis.training.policy_server.fields import Wanted, meant, sampling_of, wanted
 from lachesis.trajectories import ChatResponse, FinishReason, SampledTokens
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from aiohttp import web
 
-from lachesis.errors import SettingsError
+from backends.errors import SettingsError
 from lachesis.inference.chat_template import PromptError
 from lachesis.inference.completion_reader import CompletionReader
 from lachesis.inference.errors import ContextExhausted, RequestRejected

@@ -15,8 +15,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from lachesis.errors import ExitCode
-from lachesis.tasks import run_all
+from backends.errors import ExitCode
+from backends.tasks import run_all
 from lachesis.training.processes.process import Part, Process, Say
 
 STEADY: Final = 600.0

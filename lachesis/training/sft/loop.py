@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from itertools import accumulate
 from typing import Any, Final, TypeVar
 
-from lachesis.errors import LachesisError
+from backends.errors import LachesisError
 from lachesis.training.curves.recorder import StepRecord, TrainingRecorder
 from lachesis.training.policy import Policy, PolicyVersion
 from lachesis.training.sft.plan import batches, digest, split

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from lachesis.errors import LachesisError
+from backends.errors import LachesisError
 from lachesis.inference.prompts import PromptBuilder
 from lachesis.training.tinker_sdk import Datum
 from lachesis.trajectories import (

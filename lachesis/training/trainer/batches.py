@@ -20,7 +20,7 @@ from typing import Any, Final
 import aiohttp
 import orjson
 
-from lachesis.errors import LachesisError
+from backends.errors import LachesisError
 from lachesis.training.rollout_api import EXTENSION
 
 _POLL: Final = 0.25

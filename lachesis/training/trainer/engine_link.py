@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 from urllib.parse import urlsplit
 
-from lachesis.errors import LachesisError
+from backends.errors import LachesisError
 from lachesis.training.tinker_sdk import LOCAL_KEY, EngineError, Service, Training
 from lachesis.training.trainer.checkpoints import FirstWeights
 from lachesis.training.trainer.settings import Settings

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import orjson
 
-from lachesis.errors import SettingsError
+from backends.errors import SettingsError
 from lachesis.training.engine.folders import MADE, made_folder, model_folder
 from lachesis.training.engine.limits import BATCH_TOKENS, LOGITS_AT_ONCE, MICRO_BATCH_TOKENS
 from lachesis.training.tinker_sdk import Datum, Training

@@ -15,8 +15,8 @@ from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
-from lachesis.errors import LachesisError
-from lachesis.tasks import run_all
+from backends.errors import LachesisError
+from backends.tasks import run_all
 from lachesis.training.curves.recorder import TrainingRecorder
 from lachesis.training.curves.records import StepRecord
 from lachesis.training.policy import Policy, PolicyVersion

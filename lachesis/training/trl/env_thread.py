@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from lachesis.errors import LachesisError
+from backends.errors import LachesisError
 
 T = TypeVar("T")
 

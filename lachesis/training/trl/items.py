@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final
 
-from lachesis.errors import LachesisError, SettingsError
+from backends.errors import LachesisError, SettingsError
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -12,13 +12,13 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from lachesis.errors import LachesisError
+from backends.errors import LachesisError
+from backends.tasks import run_all
 from lachesis.evaluation.repaired_calls import RepairedCalls
 from lachesis.inference.chat_template import read_template
 from lachesis.inference.prompts import PromptBuilder
 from lachesis.inference.token_server import TokenServer
 from lachesis.inference.vocabulary import ANY_ROW
-from lachesis.tasks import run_all
 from lachesis.training.trl.env_thread import EnvThread
 from lachesis.training.trl.items import DrawnItems, environment_of
 from lachesis.training.trl.rows import ON_BRANCHES, OnBranches, Row, call_figures, count_calls, row_of

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
-from lachesis.errors import LachesisError
+from backends.errors import LachesisError
 from lachesis.evaluation.repaired_calls import RepairedCalls
 from lachesis.training.groups import GroupSettings, RejectedGroup, RolloutSamples, SplitRollouts, build_group
 from lachesis.trajectories import TokenSample

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from inspect import get_annotations
 from typing import Any
 
-from lachesis.errors import LachesisError
+from backends.errors import LachesisError
 
 INSTALL = 'pip install "lachesis-rl[trl]"'
 

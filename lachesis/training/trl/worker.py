@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from lachesis.errors import LachesisError
+from backends.errors import LachesisError
 from lachesis.evaluation.repaired_calls import RepairedCalls
 from lachesis.inference.token_server import TokenServer
 from lachesis.training.groups import (

@@ -20,8 +20,8 @@ import tinker
 from tinker import types
 from tinker.proto import tinker_public_pb2 as messages
 
+from backends.errors import SettingsError
 from lachesis.cli.engine import main
-from lachesis.errors import SettingsError
 from lachesis.training.engine import server, start_engine
 from lachesis.training.engine.errors import EngineStartError
 from lachesis.training.engine.model import Model

@@ -25,8 +25,8 @@ from trl.experimental.async_grpo.async_grpo_trainer import (
 )
 from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 
+from backends.errors import LachesisError
 from lachesis import HermesAgentBaseEnv
-from lachesis.errors import LachesisError
 from lachesis.runs.server_settings import ServerConfig
 from lachesis.testing.fake_server import FakeServer, ToolUser
 from lachesis.training.trl import LachesisRolloutWorker, SettingsDisagree

@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOTrainer
 
-from lachesis.errors import LachesisError
+from backends.errors import LachesisError
 from lachesis.training.trl import LachesisRollouts, SettingsDisagree
 from lachesis.training.trl.items import environment_of
 from lachesis.training.trl.rows import BranchedRollout

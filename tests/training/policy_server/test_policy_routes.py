@@ -9,7 +9,7 @@ import threading
 import pytest
 from serving import serving
 
-from lachesis.errors import SettingsError
+from backends.errors import SettingsError
 from lachesis.inference.engines import create_engine
 from lachesis.inference.errors import ContextExhausted
 from lachesis.inference.sampling import Sampling

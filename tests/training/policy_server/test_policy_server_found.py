@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lachesis.errors import SettingsError
+from backends.errors import SettingsError
 from lachesis.runs.command_line import read_settings
 from lachesis.runs.policy_servers import policy_server_at
 from lachesis.testing.fake_server import FakeServer

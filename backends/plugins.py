@@ -14,7 +14,7 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import Any, Generic, TypeVar, cast
 
-from lachesis.errors import ExitCode, LachesisError
+from backends.errors import ExitCode, LachesisError
 
 T = TypeVar("T")
 
