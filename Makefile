@@ -5,7 +5,7 @@ SANDBOX ?= bubblewrap
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-PACKAGES := backends environments lachesis tool_call_parsers
+PACKAGES := backends environments lachesis packages tool_call_parsers
 CODE := $(PACKAGES) tests benchmarks scripts
 BENCHMARKS := startup trajectories agent_loop imports parsers message_graph token_turns long_rollouts live_compression endpoint token_exactness trainer_gets routing rollout_memory loop_lag process_lag serve_lag rollout_api staleness sandboxes sandbox_cost evaluation_coverage interval_coverage batch view
 
@@ -171,7 +171,7 @@ bench: $(READY)
 bench-train: train-venv
 	$(VENV)-train/bin/python -m benchmarks.training_step
 
-COMPILE := $(BIN)/uv pip compile --quiet --python-version 3.11 --no-emit-index-url --no-header --no-annotate pyproject.toml --no-emit-package lachesis-core --no-emit-package lachesis-parsers --no-emit-package lachesis-sandbox
+COMPILE := $(BIN)/uv pip compile --quiet --python-version 3.11 --no-emit-index-url --no-header --no-annotate pyproject.toml $(foreach of,core parsers sandbox testing view,--no-emit-package lachesis-$(of))
 lock: $(READY)
 	$(COMPILE) --universal $(addprefix --extra ,docker dev embedded gsm-symbolic modal ssh) --upgrade \
 	  requirements/data.in --output-file requirements/lock.txt

@@ -1,7 +1,7 @@
 """The command `lachesis`: one verb a module, imported when it is called.
 
-Packages add verbs by entry points in the group `lachesis.verbs`: a name, and a function that takes the arguments and gives
-the exit code.
+Packages add verbs by entry points in the group `lachesis.verbs`: a name, and a function that takes the arguments and
+gives the exit code.
 """
 
 from __future__ import annotations
