@@ -486,7 +486,7 @@ class Backend(Protocol):
     defaults are read from the signature, help from the `Args:` section of the constructor's docstring. Parameters that
     take callables, or types that the module imports under `TYPE_CHECKING` only, are for programs and are no options.
 
-    `lachesis.testing.backend_suite` tests everything that these protocols promise.
+    `lachesis_testing.backend_suite` tests everything that these protocols promise.
     """
 
     @property

@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lachesis.testing.fake_server.completions import Ask
-from lachesis.testing.fake_server.policies import WORDS
+from lachesis_testing.fake_server.completions import Ask
+from lachesis_testing.fake_server.policies import WORDS
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.atropos_catalogue import CASES, Case
-from lachesis.testing.fake_server import FakeServer
 from lachesis.trajectories import read_lines, verify_records
+from lachesis_testing.fake_server import FakeServer
 
 GROUPS = 2
 SECONDS = 90.0

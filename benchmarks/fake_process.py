@@ -16,10 +16,10 @@ from typing import Any
 from lachesis.inference import ServerSettings, TokenServer
 from lachesis.inference.engines import create_engine
 from lachesis.inference.prompts import PromptBuilder
-from lachesis.testing.fake_server import Ask, Codec, FakeServer, Policy, Reply, fake_tokenizer
-from lachesis.testing.fake_server.policies import WORDS
 from lachesis.tools import ToolResult
 from lachesis.trajectories import ToolCall
+from lachesis_testing.fake_server import Ask, Codec, FakeServer, Policy, Reply, fake_tokenizer
+from lachesis_testing.fake_server.policies import WORDS
 
 SAMPLED, OBSERVED = 200, 200
 """Tokens of a completion and of a tool result."""

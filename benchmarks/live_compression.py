@@ -39,10 +39,10 @@ from lachesis.agent.context_compression import ContextCompression
 from lachesis.agent.loop import HermesAgentLoop
 from lachesis.agent.result import AgentResult
 from lachesis.inference import ServerSettings, TokenServer
-from lachesis.testing.fake_server import Ask, Codec, Reply, fake_tokenizer
-from lachesis.testing.fake_server.policies import WORDS
 from lachesis.tools import ToolResult
 from lachesis.trajectories import ChatResponse, ToolCall, verify_records
+from lachesis_testing.fake_server import Ask, Codec, Reply, fake_tokenizer
+from lachesis_testing.fake_server.policies import WORDS
 
 LIMIT_LAG_MS, LIMIT_GROWTH = 10.0, 1.5
 PART = 10

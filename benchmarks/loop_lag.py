@@ -36,7 +36,7 @@ from lachesis.agent.loop import HermesAgentLoop
 from lachesis.agent.result import AgentResult
 from lachesis.agent.reward_threads import RewardThreads
 from lachesis.inference import ServerSettings, TokenServer
-from lachesis.testing.fake_server import Codec, fake_tokenizer
+from lachesis_testing.fake_server import Codec, fake_tokenizer
 
 PLAYERS, REWARDS, COMPUTING = 8, 100, 4
 TURNS = 5

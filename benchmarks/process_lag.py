@@ -34,7 +34,7 @@ from benchmarks.fake_process import ToolScript, fake_process, observation
 from benchmarks.instant_server import instant_server
 from benchmarks.machine import disturbance
 from benchmarks.process_worker import CLOCKS
-from lachesis.testing.fake_server import Codec, fake_tokenizer
+from lachesis_testing.fake_server import Codec, fake_tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
 TURNS = 10

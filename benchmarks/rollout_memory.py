@@ -34,9 +34,9 @@ from benchmarks.machine import forget_peak, memory_mb
 from lachesis.agent.loop import HermesAgentLoop
 from lachesis.agent.result import AgentResult
 from lachesis.inference import ServerSettings
-from lachesis.testing.fake_server import Codec, fake_tokenizer
 from lachesis.tools import ToolResult
 from lachesis.trajectories import ToolCall
+from lachesis_testing.fake_server import Codec, fake_tokenizer
 
 TURNS = 10
 LIMIT_MB = 150.0

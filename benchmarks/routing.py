@@ -31,8 +31,8 @@ from lachesis.inference.balancer import Split, _Slot
 from lachesis.inference.engines import create_engine
 from lachesis.inference.prompts import PromptBuilder
 from lachesis.inference.sampling import Sampling
-from lachesis.testing.fake_server import FakeServer, Lengths, RandomWords, fake_tokenizer
 from lachesis.trajectories import TokenPrefix
+from lachesis_testing.fake_server import FakeServer, Lengths, RandomWords, fake_tokenizer
 
 PREFILL, DECODE = 20_000.0, 400.0
 """Tokens a second: of a server for prompts, of one completion."""

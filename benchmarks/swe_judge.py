@@ -3,7 +3,7 @@
     python benchmarks/swe_judge.py TASKS [--cheats] [--times 3] [--backend local] [--options '{...}']
 
 TASKS is what `lachesis tasks build` wrote. A row is a task: the rewards of the solution and of nothing, how many cheats
-of `lachesis.testing.cheats` are worth something, and the least seconds of the suite by itself, in a sandbox that is
+of `lachesis_testing.cheats` are worth something, and the least seconds of the suite by itself, in a sandbox that is
 open, and of the whole grading. Exits with 1 where the solution is not 1, or anything else is not 0.
 """
 
@@ -30,8 +30,8 @@ from lachesis.environments.harbor.grading import grade
 from lachesis.environments.harbor.places import opened, places_of
 from lachesis.environments.swe.judging import judge_settings
 from lachesis.task_folders import Task, find_tasks, read_task
-from lachesis.testing.cheats import CHEATS
 from lachesis.tools import ToolSessions
+from lachesis_testing.cheats import CHEATS
 
 _numbers = itertools.count()
 _ATTEMPTS = 9

@@ -1,4 +1,4 @@
-"""Which judges take a cheat for a solution: the agents of `lachesis.testing.cheats` on four backends.
+"""Which judges take a cheat for a solution: the agents of `lachesis_testing.cheats` on four backends.
 
     python benchmarks/tamper.py [--backends local,docker] [--agents gc]
 

@@ -38,8 +38,6 @@ from lachesis.inference import InferenceError, ServerSettings, TokenServer
 from lachesis.inference.managed_server import ManagedServer
 from lachesis.inference.prompts import PromptBuilder
 from lachesis.inference.sampling import Sampling
-from lachesis.testing.fake_server import Ask, Lengths, RandomTokens, RandomWords, Reply, fake_tokenizer
-from lachesis.testing.fake_server.policies import WORDS, hermes_call
 from lachesis.tools import ToolResult
 from lachesis.trajectories import (
     Message,
@@ -51,6 +49,8 @@ from lachesis.trajectories import (
     samples,
     verify,
 )
+from lachesis_testing.fake_server import Ask, Lengths, RandomTokens, RandomWords, Reply, fake_tokenizer
+from lachesis_testing.fake_server.policies import WORDS, hermes_call
 
 FAULTS = {
     "thinking": 0.2,

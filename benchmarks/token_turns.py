@@ -42,7 +42,7 @@ from benchmarks.token_ledger import Ledger, Sequenced
 from lachesis.agent.loop import HermesAgentLoop
 from lachesis.inference import ServerSettings, TokenServer
 from lachesis.inference.engines import ENGINES
-from lachesis.testing.fake_server import Codec, fake_tokenizer
+from lachesis_testing.fake_server import Codec, fake_tokenizer
 
 TURNS = (1, 5, 20)
 """Turns before the last one."""

@@ -33,8 +33,6 @@ from benchmarks.token_ledger import Ledger, Sequenced
 from benchmarks.token_turns import peer
 from lachesis.inference import TokenServer
 from lachesis.inference.sampling import Sampling
-from lachesis.testing.fake_server import FakeServer, fake_tokenizer
-from lachesis.testing.fake_server.policies import Scripted
 from lachesis.training.groups import (
     DiscardedAttempts,
     GroupSettings,
@@ -44,6 +42,8 @@ from lachesis.training.groups import (
     build_group,
 )
 from lachesis.trajectories import Message, MessageHistory, ToolResponse, rollout_advantages, samples
+from lachesis_testing.fake_server import FakeServer, fake_tokenizer
+from lachesis_testing.fake_server.policies import Scripted
 
 MAX_TOKENS = 64
 CALL = '<tool_call>\n{"name": "search", "arguments": {"query": "tide"}}\n</tool_call>'

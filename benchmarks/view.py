@@ -32,8 +32,8 @@ from benchmarks.machine import disturbance
 from lachesis import Reward
 from lachesis.base_env import HermesAgentBaseEnv
 from lachesis.runs.server_settings import ServerConfig
-from lachesis.testing.fake_server import FakeServer
-from lachesis.testing.fake_server.policies import WORDS
+from lachesis_testing.fake_server import FakeServer
+from lachesis_testing.fake_server.policies import WORDS
 
 GROUP, TURNS, RUNS = 8, 4, 5
 INDEX_MB, A_PAGE = 20.0, 1.0

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from backends.errors import LachesisError
     from lachesis.agent.loop import HermesAgentLoop
     from lachesis.agent.outcome import Outcome
+    from lachesis.agent.reference_server import Policy
     from lachesis.agent.result import AgentResult
     from lachesis.agent.reward import Reward, reward
     from lachesis.agent.tool_context import ToolContext
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from lachesis.runs.dataset_rows import load_rows
     from lachesis.runs.server_settings import ServerConfig
     from lachesis.runs.settings import HermesAgentEnvConfig
-    from lachesis.testing.reference_server import Policy
     from lachesis.tools.builtin import BUILTIN_TOOLS
     from lachesis.tools.dispatch import ToolResult
     from lachesis.tools.tool_registry import ToolRegistry, tool
@@ -50,7 +50,7 @@ else:
             "lachesis.runs.dataset_rows": ["load_rows"],
             "lachesis.runs.server_settings": ["ServerConfig"],
             "lachesis.runs.settings": ["HermesAgentEnvConfig"],
-            "lachesis.testing.reference_server": ["Policy"],
+            "lachesis.agent.reference_server": ["Policy"],
             "lachesis.tools.builtin": ["BUILTIN_TOOLS"],
             "lachesis.tools.dispatch": ["ToolResult"],
             "lachesis.tools.tool_registry": ["ToolRegistry", "tool"],

@@ -39,6 +39,7 @@ from lachesis.tools.toolsets import ToolsetError, has_toolset, left_out_tools
 # Imported where they are used: this module has to be cheap to import, for `--help`.
 if TYPE_CHECKING:
     from backends import SandboxSpec
+    from lachesis.agent.reference_server import Policy
     from lachesis.agent.result import AgentResult
     from lachesis.agent.reward import Reward
     from lachesis.agent.rollout import Rollout, RolloutPlayer
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
     from lachesis.runs.item_keys import ItemKeys
     from lachesis.runs.judge import Judge
     from lachesis.runs.results import RunResult, ServeResult
-    from lachesis.testing.reference_server import Policy
     from lachesis.training.rollout_api import Registration
 
 

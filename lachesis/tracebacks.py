@@ -14,14 +14,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-_PACKAGES = ("lachesis", "backends", "tool_call_parsers")
-_ROOT, _LIBRARY = Path(__file__).parents[1], Path(os.__file__).parent
-_ENVIRONMENTS = f"{_ROOT}/lachesis/environments/"  # which authors wrote
+from lachesis import ours
+
+_LIBRARY = Path(os.__file__).parent
+_ENVIRONMENTS = f"{Path(__file__).parent}/environments/"  # which authors wrote
 _AROUND = tuple(f"{_ENVIRONMENTS}{name}.py" for name in ("checking", "atropos_player"))  # which play them
 _LONGEST = 20_000
 """Characters of a traceback, which may quote what an agent left."""
 _BETWEEN = (
-    *(f"{_ROOT}/{name}/" for name in _PACKAGES),
+    *ours.folders(),
     *(f"{_LIBRARY}/{name}" for name in ("asyncio/", "concurrent/", "contextlib.py", "importlib/", "threading.py")),
     "<frozen ",
 )
@@ -222,4 +223,4 @@ def is_of_an_author(file: str) -> bool:
 
 
 def _is_ours(error: BaseException) -> bool:
-    return type(error).__module__.partition(".")[0] in _PACKAGES
+    return ours.is_ours(type(error).__module__)

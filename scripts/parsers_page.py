@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import tool_call_parsers
-from lachesis.testing.parser_suite import Case, Limits
+from lachesis_testing.parser_suite import Case, Limits
 from tool_call_parsers import (
     ArgumentsDelta,
     CallStatus,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lachesis.testing.fake_server import FakeServer, Scripted
+from lachesis_testing.fake_server import FakeServer, Scripted
 from tests.support.recipes import RECIPES, played
 from tests.support.small_envs import lines, sandboxes
 

@@ -31,7 +31,6 @@ from lachesis.cli import main
 from lachesis.compat.modules import model_tools
 from lachesis.inference import OpenAIServer, ServerSettings
 from lachesis.runs.server_settings import ServerConfig
-from lachesis.testing.fake_server import FakeServer, Scripted, fake_tokenizer
 from lachesis.tools import (
     BUILTIN_TOOLS,
     TOOLSETS,
@@ -64,6 +63,7 @@ from lachesis.trajectories import (
     verify,
 )
 from lachesis.trajectories.messages import FinishReason, as_message
+from lachesis_testing.fake_server import FakeServer, Scripted, fake_tokenizer
 from tests.support.batch_runs import entries, flags, thinks, write_rows
 from tests.support.ports import free_port
 from tests.support.sampler import FakeSampler

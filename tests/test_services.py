@@ -12,15 +12,15 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from lachesis.agent.reference_server import ReferenceServer
 from lachesis.endpoint import RecordingEndpoint
 from lachesis.inference.embedded import EmbeddedServer
 from lachesis.inference.wire.visitors import user_by_netlink, user_by_table
-from lachesis.testing.fake_server import FakeServer
-from lachesis.testing.reference_server import ReferenceServer
-from lachesis.testing.scripted_server import ScriptedServer, say
 from lachesis.training.api import ApiSettings, RolloutApiServer
-from lachesis.view import app as viewer
-from lachesis.view.index import Index
+from lachesis_testing.fake_server import FakeServer
+from lachesis_testing.scripted_server import ScriptedServer, say
+from lachesis_view import app as viewer
+from lachesis_view.index import Index
 from tests.support.exactness import stack
 from tests.support.fake_serving import payload
 from tests.support.strangers import LAST_WORDS, NOBODY, as_another_user, check_refused, status_of

@@ -24,6 +24,7 @@ from lachesis.agent.blocked_loop import BlockedLoop
 from lachesis.agent.driven import Driven
 from lachesis.agent.reward import RewardError
 from lachesis.agent.watching import Watch
+from lachesis.ours import is_ours
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -59,7 +60,7 @@ class _Task(asyncio.Task[Any]):
         module = getattr(function, "__module__", None) or type(getattr(function, "__self__", None)).__module__
         if "outer" in getattr(getattr(function, "__code__", None), "co_freevars", ()) and module == "asyncio.tasks":
             self._outer = function
-        elif module.partition(".")[0] in ("asyncio", "_asyncio", __name__.partition(".")[0]):
+        elif module.partition(".")[0] in ("asyncio", "_asyncio") or is_ours(module):
             self._waited_for = True
         super().add_done_callback(callback, **options)
 

@@ -19,6 +19,7 @@ from lachesis.agent.reward import RewardError
 from lachesis.agent.statements import Span, Statement, enclosing, is_own, source_of, spanned
 from lachesis.agent.watching import SERVICES
 from lachesis.inference.server_words import is_refusal
+from lachesis.ours import PACKAGES
 
 _FRAMES = 40
 """Of a call within a call: further ones repeat themselves."""
@@ -30,7 +31,7 @@ _OF_THE_MACHINE = (
     *(errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EIO, errno.EAGAIN, errno.EROFS),
     *(errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTDOWN, errno.EADDRNOTAVAIL),
 )
-_OTHERS = SERVICES | {"backends", "lachesis"}
+_OTHERS = SERVICES | {*PACKAGES}
 """Packages whose exceptions tell of others."""
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, TypeVar
 
+from lachesis import ours
 from lachesis.agent.statements import Span, Statement, Table, is_own, spanned, table_of
 
 T = TypeVar("T")
@@ -56,7 +57,6 @@ _SERVICE_FILES = (
     *(f"/{name}/" for name in _SERVICES),
     *("/urllib/request.py", "/http/client.py", "/socket.py", "/asyncio/streams.py"),
 )
-_OURS = tuple(f"/{name}/" for name in ("lachesis", "backends"))
 
 
 @dataclass(slots=True)
@@ -137,7 +137,7 @@ def _calls_of(frame: FrameType | None) -> Iterator[tuple[str, Span]]:
         file = frame.f_code.co_filename
         if is_own(file):
             found.append((file, spanned(*list(frame.f_code.co_positions())[frame.f_lasti // 2])))
-        elif any(each in file for each in _OURS):
+        elif file.startswith(ours.folders()):
             break
         frame = frame.f_back
     yield from found

@@ -73,8 +73,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 async def _verify(tasks: list[Task], arguments: argparse.Namespace, file: Path) -> int:
+    from lachesis.environments.harbor.task_attacks import ATTACKS
     from lachesis.environments.harbor.verifying import verify_task
-    from lachesis.testing.task_attacks import ATTACKS
     from lachesis.tools import ToolSessions
 
     attacks = [one for one in ATTACKS if not arguments.only or any(part in one.name for part in arguments.only)]

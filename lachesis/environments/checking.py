@@ -19,13 +19,13 @@ from rich.console import Console
 
 from backends.errors import SettingsError
 from lachesis.agent.own_folder import own_folder
+from lachesis.agent.reference_server import Policy
 from lachesis.base_env import HermesAgentBaseEnv
 from lachesis.runs.command_line import read_settings
 from lachesis.runs.failures import RunStopped, UnusableSettings
 from lachesis.runs.hooks import misspelt_hooks
 from lachesis.runs.results import RunFiles
 from lachesis.runs.server_settings import ServerConfigError
-from lachesis.testing.reference_server import Policy
 from lachesis.tracebacks import in_one_line
 from lachesis.trajectories import Message, ToolCall, read_lines
 from lachesis.wording import counted

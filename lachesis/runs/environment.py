@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from backends import SandboxSpec
     from backends.errors import SettingsError
+    from lachesis.agent.reference_server import Policy
     from lachesis.agent.result import AgentResult
     from lachesis.agent.rollout import Rollout, RolloutPlayer
     from lachesis.agent.scorer import Scorer
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from lachesis.runs.results import RunResult, ServeResult
     from lachesis.runs.settings import HermesAgentEnvConfig
     from lachesis.runs.wandb_tracking import Tracker
-    from lachesis.testing.reference_server import Policy
     from lachesis.tools import ToolRegistry
     from lachesis.training.rollout_api import Registration
 

@@ -14,6 +14,7 @@ from urllib.request import getproxies
 from pydantic import ValidationError
 from rich.console import Console
 
+from lachesis.agent.reference_server import Policy, ReferenceServer
 from lachesis.inference import OpenAIServer, Router, ServerSettings, TokenServer
 from lachesis.inference.chat_template import TemplateError, read_template
 from lachesis.inference.embedded import HERMES_TEMPLATE, EmbeddedServer
@@ -33,7 +34,6 @@ from lachesis.runs.server_settings import (
     token_engine,
 )
 from lachesis.runs.settings import HermesAgentEnvConfig, is_chosen
-from lachesis.testing.reference_server import Policy, ReferenceServer
 
 SILENT_AFTER = 7.0
 """Seconds without the first answer after which a server is named: less than 10 after the command, with the pause of the

@@ -21,10 +21,9 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from lachesis import ours
 from lachesis.runs import own_data
 
-_ROOT = Path(__file__).parents[2]
-_PACKAGES = ("lachesis", "backends", "tool_call_parsers")
 _NO_MEANING = frozenset({"type_comment", "type_ignores", "kind", "ctx"})
 """Fields of a syntax tree that say nothing about what it does."""
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
@@ -132,9 +131,7 @@ def _search(name: str) -> str | None:
 @cache
 def _installed() -> tuple[Path, ...]:
     paths = [sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    return tuple(Path(path).resolve() for path in [*paths, site.getusersitepackages()]) + tuple(
-        _ROOT / name for name in _PACKAGES
-    )
+    return tuple(Path(path).resolve() for path in [*paths, site.getusersitepackages(), *ours.folders()])
 
 
 def _is_installed(path: Path) -> bool:

@@ -23,8 +23,8 @@ from lachesis.agent.pytest_judge import Judgement, PytestJudge, TestVerdict
 from lachesis.agent.reward import RewardError
 from lachesis.agent.sealing import Artifacts
 from lachesis.agent.tool_context import ToolContext
-from lachesis.testing.cheats import IDS, SOLUTION, TEST_PATH, TESTS, WRONG
 from lachesis.tools import BUILTIN_TOOLS, ToolSessions
+from lachesis_testing.cheats import IDS, SOLUTION, TEST_PATH, TESTS, WRONG
 from tests.support.busy_machine import busy_machine
 from tests.support.judges import AGENTS, JUDGES, table
 

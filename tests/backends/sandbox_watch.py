@@ -7,11 +7,11 @@ from typing import NoReturn
 
 import pytest
 
-from lachesis.testing.backend_suite.probes import host_processes as host_processes
-from lachesis.testing.backend_suite.probes import opened as opened
-from lachesis.testing.backend_suite.probes import output as output
-from lachesis.testing.backend_suite.probes import stopped as stopped
-from lachesis.testing.backend_suite.probes import until as until
+from lachesis_testing.backend_suite.probes import host_processes as host_processes
+from lachesis_testing.backend_suite.probes import opened as opened
+from lachesis_testing.backend_suite.probes import output as output
+from lachesis_testing.backend_suite.probes import stopped as stopped
+from lachesis_testing.backend_suite.probes import until as until
 
 
 def missing(reason: str) -> NoReturn:

@@ -11,9 +11,9 @@ import pytest
 from modal_proto import api_pb2
 
 from backends import Backend, Sandbox, create_backend
-from lachesis.testing.attacks import ATTACKS
-from lachesis.testing.backend_suite import *  # noqa: F403
-from lachesis.testing.backend_suite.attacks import EVERY
+from lachesis_testing.attacks import ATTACKS
+from lachesis_testing.backend_suite import *  # noqa: F403
+from lachesis_testing.backend_suite.attacks import EVERY
 
 OPTIONS: dict[str, dict[str, Any]] = {"local-bubblewrap": {}, "local-none": {"isolation": "none"}}
 

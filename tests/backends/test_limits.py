@@ -29,7 +29,7 @@ from backends.host.delegation import bus, in_scope
 from backends.host.sandboxes import executor_death
 from backends.host.spawner import Spawner
 from backends.limits import CPUS, MEMORY, MissingDefaults, with_defaults
-from lachesis.testing.backend_suite.limits import HIDDEN
+from lachesis_testing.backend_suite.limits import HIDDEN
 
 MIB = 1 << 20
 ALL = ("cpus", "memory_bytes", "pids")

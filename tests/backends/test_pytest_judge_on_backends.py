@@ -12,8 +12,8 @@ import pytest
 from conftest import usable  # type: ignore[import-not-found]
 
 from lachesis.agent.tool_context import ToolContext
-from lachesis.testing.cheats import IDS, TEST_PATH, TESTS
 from lachesis.tools import BUILTIN_TOOLS, ToolSessions
+from lachesis_testing.cheats import IDS, TEST_PATH, TESTS
 from tests.support.judges import AGENTS, programs
 
 

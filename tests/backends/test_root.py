@@ -9,8 +9,8 @@ from sandbox_watch import missing
 from test_isolation import AUDIT, lines
 
 from backends import Backend, BackendUnavailable, Sandbox, SandboxSpec, create_backend
-from lachesis.testing.attacks import ATTACKS, Fell, Target, attacked
-from lachesis.testing.backend_suite.attacks import EVERY
+from lachesis_testing.attacks import ATTACKS, Fell, Target, attacked
+from lachesis_testing.backend_suite.attacks import EVERY
 from tests.support.ssh_engine import ssh_engine
 
 EXPECTED_TO_FALL = ("neighbours/lock", "neighbours/record lock", "neighbours/opening")

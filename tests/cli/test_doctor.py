@@ -11,7 +11,7 @@ import pytest
 
 from backends.errors import ExitCode
 from lachesis.cli import doctor
-from lachesis.testing.fake_server import FakeServer, Scripted
+from lachesis_testing.fake_server import FakeServer, Scripted
 from tests.support.small_envs import does_nothing, served
 
 

@@ -15,12 +15,12 @@ from lachesis.agent.rollout import Rollout
 from lachesis.cli import main
 from lachesis.compat.modules.model_tools import TOOL_TO_TOOLSET_MAP
 from lachesis.runs.group_records import rollout_record
-from lachesis.testing.export_suite import ExportSuite, example_groups
 from lachesis.trajectories import JsonlWriter, read_lines
 from lachesis.trajectories.builtin_exports import token_samples
 from lachesis.trajectories.exports import EXPORTS, ExportLine
 from lachesis.trajectories.parquet import read_rows
 from lachesis.trajectories.validation import validate_entry
+from lachesis_testing.export_suite import ExportSuite, example_groups
 from tests.support.eval_logs import read_samples
 from tests.support.scripted_server import say
 from tests.support.small_envs import SortWords, asked_words, process, sorts

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from lachesis.testing.fake_server import FakeServer, fake_tokenizer
+from lachesis_testing.fake_server import FakeServer, fake_tokenizer
 from tests.support.scripted_server import call, say
 from tests.support.small_envs import does_nothing, lines, rollouts, served
 

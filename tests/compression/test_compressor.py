@@ -27,13 +27,13 @@ from lachesis.compression.summary import (
 )
 from lachesis.inference.conversation_tokens import ConversationTokens
 from lachesis.inference.prompts import PromptBuilder
-from lachesis.testing.fake_server.tokenizer import fake_tokenizer
 from lachesis.trajectories import (
     MalformedMessage,
     from_sharegpt,
     tools_from_sharegpt,
     validate_messages,
 )
+from lachesis_testing.fake_server.tokenizer import fake_tokenizer
 from tests.compression.examples import TOOLS, Words, agent_entry, entry_of, extracting, settings_of
 from tests.trajectories.conversation_strategies import conversations
 

@@ -14,8 +14,8 @@ import pytest
 
 from lachesis.endpoint import RecordingEndpoint
 from lachesis.inference.prompts import PromptBuilder
-from lachesis.testing.fake_server import fake_tokenizer
 from lachesis.trajectories import samples, verify, verify_records
+from lachesis_testing.fake_server import fake_tokenizer
 from tests.support.exactness import stack, trained
 from tests.support.strange_clients import MARK, Model, Program
 

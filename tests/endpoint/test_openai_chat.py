@@ -16,7 +16,7 @@ from openai import AsyncOpenAI
 from lachesis.agent.outcome import Outcome
 from lachesis.endpoint import Recording, RecordingEndpoint
 from lachesis.inference import OpenAIServer, Router
-from lachesis.testing.fake_server import FakeServer, Scripted
+from lachesis_testing.fake_server import FakeServer, Scripted
 from tests.support.exactness import Stack, assert_exact, stack
 
 TOOLS: Any = [

@@ -15,9 +15,9 @@ from tokenizers.processors import TemplateProcessing
 from lachesis.agent.outcome import Outcome
 from lachesis.endpoint import Recording, RecordingEndpoint
 from lachesis.inference.prompts import PromptBuilder
-from lachesis.testing.fake_server import Ask, Scripted, fake_tokenizer
 from lachesis.trajectories.builtin_exports import trajectory
 from lachesis.trajectories.exports import ExportLine, LeftOut
+from lachesis_testing.fake_server import Ask, Scripted, fake_tokenizer
 from tests.support.exactness import Stack, assert_exact, stack
 
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]

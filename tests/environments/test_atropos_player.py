@@ -19,9 +19,9 @@ from lachesis.collecting.matching import Matcher
 from lachesis.environments.atropos_player import AtroposPlayer, EvaluationFailed, player_for, prepare_imports
 from lachesis.runs.command_line import read_settings
 from lachesis.runs.server_settings import ServerConfigError
-from lachesis.testing.fake_server import FakeServer, Scripted
-from lachesis.testing.fake_server.policies import RandomTokens
 from lachesis.trajectories import read_lines, verify_records
+from lachesis_testing.fake_server import FakeServer, Scripted
+from lachesis_testing.fake_server.policies import RandomTokens
 from tests.support.recipes import shown
 
 prepare_imports()  # before the module of the environments, as `lachesis play` does

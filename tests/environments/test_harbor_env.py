@@ -23,12 +23,12 @@ from lachesis.environments.harbor import CAUSES, HarborEnv, Invalid, grade_again
 from lachesis.environments.harbor.artifacts import artifacts_of
 from lachesis.environments.harbor.not_run import not_run
 from lachesis.environments.harbor.places import opened, places_of
+from lachesis.environments.harbor.task_attacks import ATTACKS
 from lachesis.environments.harbor.trial import Trial, solve
 from lachesis.environments.harbor.verdicts import mean_of_steps, parsed_rewards
 from lachesis.environments.harbor.verifying import Play, Verification
 from lachesis.runs.server_settings import ServerConfig
 from lachesis.task_folders import Task, TaskError, read_task
-from lachesis.testing.task_attacks import ATTACKS
 from lachesis.tools import ToolSessions
 from tests.support.busy_machine import busy_machine
 from tests.support.scripted_server import ScriptedServer, call, say

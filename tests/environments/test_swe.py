@@ -26,8 +26,8 @@ from lachesis.environments.swe.environment import scripted_calls
 from lachesis.environments.swe.mutations import changed_operators, mutated, without_tests
 from lachesis.environments.swe.trying import judging
 from lachesis.task_folders import read_task
-from lachesis.testing.cheats import CHEATS
 from lachesis.tools import BUILTIN_TOOLS, ToolSessions, call_tool
+from lachesis_testing.cheats import CHEATS
 from tests.support.small_envs import ROOT
 
 OLD = '''"""Prices."""

@@ -18,7 +18,7 @@ from backends.errors import SettingsError
 from lachesis.guests import guest
 from lachesis.guests.inspect_tasks import InspectEnv, load
 from lachesis.runs.server_settings import ServerConfig
-from lachesis.testing.fake_server import Ask, FakeServer
+from lachesis_testing.fake_server import Ask, FakeServer
 from tests.guests.support import EXAMPLES, assert_exact, make, needed, played, run_page, served, written
 from tests.support.eval_logs import evaluated
 from tests.support.scripted_server import ScriptedServer, call, say

@@ -14,7 +14,7 @@ from backends.errors import SettingsError
 from lachesis.guests import guest
 from lachesis.guests.verifiers import VerifiersEnv, load
 from lachesis.runs.server_settings import ServerConfig
-from lachesis.testing.fake_server import Ask, FakeServer
+from lachesis_testing.fake_server import Ask, FakeServer
 from tests.guests.support import EXAMPLES, assert_exact, make, needed, played, run_page, served, written
 from tests.support.scripted_server import ScriptedServer, call, say
 from tests.support.small_envs import lines

@@ -12,7 +12,7 @@ from completions import completion
 
 from lachesis.inference import OpenAIServer, ServerSettings
 
-pytest.register_assert_rewrite("lachesis.testing.engine_suite")
+pytest.register_assert_rewrite("lachesis_testing.engine_suite")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

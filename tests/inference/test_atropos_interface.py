@@ -13,8 +13,8 @@ from lachesis.inference import ServerSettings, TokenServer
 from lachesis.inference.engines import create_engine
 from lachesis.inference.prompts import PromptBuilder
 from lachesis.inference.token_server import SettingsDiffer
-from lachesis.testing.fake_server import FakeServer, Reply, fake_tokenizer
 from lachesis.trajectories import MASKED, MASKED_LOGPROB, MessageHistory
+from lachesis_testing.fake_server import FakeServer, Reply, fake_tokenizer
 from tests.support.exactness import Stack, assert_exact, stack
 
 TOOLS = [

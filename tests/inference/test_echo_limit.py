@@ -9,7 +9,7 @@ import pytest
 
 from lachesis.inference.engines import create_engine
 from lachesis.inference.sampling import Sampling
-from lachesis.testing.fake_server import Ask, FakeServer
+from lachesis_testing.fake_server import Ask, FakeServer
 
 LONG, SHORT = [5, 6, 7, 8], [5, 6, 7]
 KINDS = {"vllm": "/v1/completions", "vllm-generate": "/inference/v1/generate", "sglang": "/generate"}

@@ -16,9 +16,9 @@ from lachesis.inference.engines import create_engine
 from lachesis.inference.http_client import ServerSettings
 from lachesis.inference.prompts import PromptBuilder
 from lachesis.inference.sampling import Sampling
-from lachesis.testing.fake_server import Fault, fake_tokenizer
-from lachesis.testing.fake_server.faults import TOKENS
 from lachesis.trajectories.messages import FinishReason
+from lachesis_testing.fake_server import Fault, fake_tokenizer
+from lachesis_testing.fake_server.faults import TOKENS
 
 PROMPT = [5, 6, 7]
 PASSES = ("rate_limited", "server_error", "unavailable", "disconnect", "cut_body")

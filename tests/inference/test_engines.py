@@ -19,7 +19,7 @@ from lachesis.inference.engines import create_engine
 from lachesis.inference.engines.llama_cpp import align
 from lachesis.inference.http_client import ServerSettings
 from lachesis.inference.sampling import Sampling
-from lachesis.testing.engine_suite import EngineSuite
+from lachesis_testing.engine_suite import EngineSuite
 
 DOCS = Path(__file__).parents[2] / "docs" / "engines.md"
 

@@ -22,10 +22,10 @@ from lachesis.inference.gguf_tokenizer import tokenizer_from_gguf
 from lachesis.inference.prompts import PromptBuilder
 from lachesis.inference.sampling import Sampling
 from lachesis.inference.token_server import TokenServer
-from lachesis.testing.fake_server import fake_tokenizer
 from lachesis.trajectories import MessageHistory, TokenSample, samples, verify
 from lachesis.trajectories.sampling_record import sampling_problem
 from lachesis.trajectories.tokens import MASKED
+from lachesis_testing.fake_server import fake_tokenizer
 from tests.support.gguf_writer import llama_metadata, llama_tensors, tokenizer_metadata, write_gguf
 
 TOLERANCE: Final = 1e-3

@@ -15,9 +15,9 @@ from lachesis.inference.engines.prompt_ids import PromptIds
 from lachesis.inference.engines.sglang import SGLangEngine
 from lachesis.inference.interrupts import joined
 from lachesis.inference.prompts import PromptBuilder, PromptStart
-from lachesis.testing.fake_server import Ask, FakeServer, Reply, fake_tokenizer
-from lachesis.testing.fake_server.images import seen_ids
 from lachesis.trajectories import ChatResponse, FinishReason, Message, MessageHistory, SampledTokens, samples, verify
+from lachesis_testing.fake_server import Ask, FakeServer, Reply, fake_tokenizer
+from lachesis_testing.fake_server.images import seen_ids
 from tests.support.exactness import Says, Stack, assert_exact, stack
 from tests.support.pictures import image, text
 
@@ -202,7 +202,7 @@ async def test_an_image_that_another_server_expands_otherwise_is_refused(monkeyp
         history = MessageHistory([{"role": "user", "content": [image(56, 56)]}])
         rollout = world.tokens.for_rollout()
         history.append(await rollout.chat(history))
-        monkeypatch.setattr("lachesis.testing.fake_server.images.PATCH", 14)
+        monkeypatch.setattr("lachesis_testing.fake_server.images.PATCH", 14)
         for more in ("And now?", [image(28, 28)]):
             history.append({"role": "user", "content": more})
             with pytest.raises(BadResponse, match="sampled after"):
@@ -259,7 +259,7 @@ async def test_the_rest_of_an_aborted_completion_is_sampled_after_the_same_token
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def other_patches(ask: Ask) -> str:
-        monkeypatch.setattr("lachesis.testing.fake_server.images.PATCH", 14)
+        monkeypatch.setattr("lachesis_testing.fake_server.images.PATCH", 14)
         return sees(ask)
 
     async with stack(kind="sglang", images=True, policy=other_patches, faults={"aborted": [0]}) as world:

@@ -14,7 +14,7 @@ import pytest
 
 from lachesis.inference import OpenAIServer, Router
 from lachesis.inference.parse_thread import parse
-from lachesis.testing.fake_server import FakeServer
+from lachesis_testing.fake_server import FakeServer
 from tests.support.exactness import Stack, stack
 from tool_call_parsers import get_parser
 

@@ -12,7 +12,7 @@ from lachesis.inference.prompts import PromptBuilder
 from lachesis.inference.router import Router
 from lachesis.inference.sampling import Sampling
 from lachesis.inference.token_server import PromptsNotScored
-from lachesis.testing.fake_server import FakeServer, fake_tokenizer
+from lachesis_testing.fake_server import FakeServer, fake_tokenizer
 from tests.support.scripted_server import ScriptedServer, say
 
 
@@ -51,7 +51,7 @@ async def test_servers_that_cannot_say_so_by_name() -> None:
 
 
 async def test_an_answer_without_the_scores_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from lachesis.testing.fake_server import vllm
+    from lachesis_testing.fake_server import vllm
 
     monkeypatch.setattr(vllm.Completions, "_of_prompt", lambda *_: [])  # an older server
     async with FakeServer() as fake, token_server(fake, "vllm") as server:

@@ -22,8 +22,6 @@ from lachesis.inference.prompts import PromptBuilder
 from lachesis.inference.sampling import Sampling
 from lachesis.inference.token_server import SettingsDiffer
 from lachesis.runs.server_settings import ServerConfig
-from lachesis.testing.fake_server import FakeServer, Lengths, RandomTokens, fake_tokenizer
-from lachesis.testing.fake_server.replay import experts_of
 from lachesis.training.groups import GroupSettings, RolloutSamples, build_group, samples_from_atropos
 from lachesis.trajectories import (
     FinishReason,
@@ -35,6 +33,8 @@ from lachesis.trajectories import (
     verify_records,
 )
 from lachesis.trajectories.replay import RoutedExperts, SamplingMask, join_experts, join_masks
+from lachesis_testing.fake_server import FakeServer, Lengths, RandomTokens, fake_tokenizer
+from lachesis_testing.fake_server.replay import experts_of
 
 ENGINES = ["vllm", "vllm-generate", "sglang"]
 SMALL, LARGE = (3, 2, 8), (2, 4, 300)

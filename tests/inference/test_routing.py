@@ -18,8 +18,8 @@ from lachesis.inference.engines.base import Generation
 from lachesis.inference.http_client import ServerSettings
 from lachesis.inference.prompts import PromptBuilder
 from lachesis.inference.sampling import Sampling
-from lachesis.testing.fake_server import FakeServer, Fault, Lengths, RandomWords, fake_tokenizer
 from lachesis.trajectories import FinishReason, MessageHistory, TokenPrefix
+from lachesis_testing.fake_server import FakeServer, Fault, Lengths, RandomWords, fake_tokenizer
 
 SAMPLING = Sampling(max_tokens=16)
 

@@ -27,9 +27,9 @@ from lachesis.inference.replays import ReplayGuard
 from lachesis.inference.sampling import Sampling
 from lachesis.inference.tokenizer_proof import TokenizerProof, TokenizersDiffer
 from lachesis.inference.wire.service import WebService, json_response
-from lachesis.testing.fake_server import FakeServer, fake_tokenizer, letter_swapped
 from lachesis.training.groups import GroupSettings, RejectedGroup, RolloutSamples, TrainingGroup, build_group
 from lachesis.trajectories import TokenPrefix, samples, verify_records
+from lachesis_testing.fake_server import FakeServer, fake_tokenizer, letter_swapped
 from tests.support.ports import free_port
 
 PROMPT = [5, 6, 7, 8]

@@ -19,8 +19,8 @@ from lachesis.inference.prompts import PromptBuilder
 from lachesis.runs.model_servers import token_server
 from lachesis.runs.server_settings import ServerConfig
 from lachesis.runs.settings import HermesAgentEnvConfig
-from lachesis.testing.fake_server import FakeServer, fake_tokenizer
 from lachesis.trajectories import ChatResponse, FinishReason, Message, MessageHistory, SampledTokens
+from lachesis_testing.fake_server import FakeServer, fake_tokenizer
 
 NAMES = sorted({name.split("_")[0]: name for name in sources() if not name.endswith("_training")}.values())
 """One template of each family."""

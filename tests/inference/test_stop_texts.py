@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from lachesis.inference.engines.base import Generation
 from lachesis.inference.sampling import Sampling
 from lachesis.inference.stop_texts import StopTexts
-from lachesis.testing.fake_server import Reply, fake_tokenizer
 from lachesis.trajectories import FinishReason, MessageHistory
+from lachesis_testing.fake_server import Reply, fake_tokenizer
 from tests.support.exactness import assert_exact, stack
 
 TOKENIZER = fake_tokenizer()

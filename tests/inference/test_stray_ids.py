@@ -16,8 +16,8 @@ from lachesis.inference.engines import create_engine
 from lachesis.inference.errors import BadResponse
 from lachesis.inference.prompts import PromptBuilder
 from lachesis.inference.vocabulary import Vocabulary
-from lachesis.testing.fake_server import Reply, fake_tokenizer
 from lachesis.trajectories import MessageHistory
+from lachesis_testing.fake_server import Reply, fake_tokenizer
 from tests.support.exactness import Stack, assert_exact, stack
 from tool_call_parsers import ParsedCompletion, get_parser
 from tool_call_parsers.tokens import mark

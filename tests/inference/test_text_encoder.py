@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from lachesis.inference.prompts import PromptBuilder
 from lachesis.inference.text_encoder import TextEncoder
-from lachesis.testing.fake_server import fake_tokenizer
 from lachesis.trajectories import MessageHistory
+from lachesis_testing.fake_server import fake_tokenizer
 
 TOKENIZER = fake_tokenizer()
 ENCODER = TextEncoder(TOKENIZER)

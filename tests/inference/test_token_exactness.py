@@ -23,8 +23,8 @@ from lachesis.inference.managed_server import ManagedServer
 from lachesis.inference.sampling import Sampling
 from lachesis.inference.template_cases import Pattern
 from lachesis.inference.template_report import Difference, Extension
-from lachesis.testing.fake_server import Reply
 from lachesis.trajectories import ChatResponse, Message, MessageHistory, ToolResponse
+from lachesis_testing.fake_server import Reply
 from tests.support.exactness import Stack, assert_exact, stack
 from tool_call_parsers.detect import detect_parser
 

@@ -37,9 +37,9 @@ from lachesis.runs.server_settings import Phase1CannotTrain, ServerConfigError
 from lachesis.runs.setting_facts import description_of, facts_of
 from lachesis.runs.settings import HermesAgentEnvConfig
 from lachesis.task_folders.errors import NoTask, TaskError
-from lachesis.testing.fake_server import FakeServer, letter_swapped
 from lachesis.tools import TOOLSETS, Toolset, ToolsetError, ToolUnavailable, get_tool_definitions
 from lachesis.trajectories import JsonlError
+from lachesis_testing.fake_server import FakeServer, letter_swapped
 from tests.support.scripted_server import ScriptedServer
 from tests.support.small_envs import ROOT, SortWords, served, sorts
 

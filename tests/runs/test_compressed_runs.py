@@ -15,8 +15,6 @@ from lachesis.cli.verify import verify_file
 from lachesis.run_folder import OtherSettings
 from lachesis.runs.server_settings import ServerConfig, ServerConfigError
 from lachesis.runs.settings import HermesAgentEnvConfig
-from lachesis.testing.fake_server import Ask, FakeServer, Reply
-from lachesis.testing.fake_server.policies import as_reply
 from lachesis.tools import BUILTIN_TOOLS, tool
 from lachesis.training.groups import samples_from_atropos
 from lachesis.trajectories import verify
@@ -24,6 +22,8 @@ from lachesis.trajectories.exports import ExportLine, ExportTotals, export_group
 from lachesis.trajectories.jsonl import read_lines
 from lachesis.trajectories.parquet import read_rows
 from lachesis.trajectories.validation import validate_entry
+from lachesis_testing.fake_server import Ask, FakeServer, Reply
+from lachesis_testing.fake_server.policies import as_reply
 from tests.support import report_pages
 from tests.support.own_api import OwnApi, own_api
 from tests.support.scripted_server import ScriptedServer, say

@@ -27,8 +27,8 @@ from lachesis.runs.failures import REPEATS, RunStopped
 from lachesis.runs.progress import Progress, Standing
 from lachesis.runs.results import Shown, print_result
 from lachesis.runs.running_figures import RunningFigures
-from lachesis.testing.fake_server import FakeServer
 from lachesis.wording import counted
+from lachesis_testing.fake_server import FakeServer
 from tests.support.scripted_server import ScriptedServer, call, say
 from tests.support.small_envs import SortWords, does_nothing, make, process, rollouts, served, sorts
 

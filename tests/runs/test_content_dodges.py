@@ -25,8 +25,8 @@ import pytest
 
 from lachesis import Reward
 from lachesis.runs.failures import RunStopped
-from lachesis.testing.fake_server import Ask, FakeServer
 from lachesis.trajectories.messages import Message, ToolCall
+from lachesis_testing.fake_server import Ask, FakeServer
 from tests.support.scripted_server import ScriptedServer, call, say
 from tests.support.small_envs import SortWords, lines, make, process, rollouts
 from tests.support.stock_run_api import StockRunApi, Trainer, run_api

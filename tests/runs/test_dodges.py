@@ -15,7 +15,7 @@ import pytest
 
 from lachesis.agent import AgentFault
 from lachesis.agent.outcome import Outcome
-from lachesis.testing.fake_server import Ask, FakeServer
+from lachesis_testing.fake_server import Ask, FakeServer
 from tests.support.scripted_server import ScriptedServer, call, say
 from tests.support.small_envs import ManyWords, SortWords, lines, make, process, rollouts, sorts
 from tests.support.stock_run_api import StockRunApi, Trainer, run_api

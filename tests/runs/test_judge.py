@@ -20,7 +20,7 @@ from lachesis.runs.failures import UnusableSettings
 from lachesis.runs.judge import _form
 from lachesis.runs.server_settings import ServerConfigError
 from lachesis.runs.settings import HermesAgentEnvConfig
-from lachesis.testing.fake_server import FakeServer, Scripted
+from lachesis_testing.fake_server import FakeServer, Scripted
 from tests.support.scripted_server import ScriptedServer, say
 from tests.support.small_envs import SortWords, does_nothing, lines, make, process, rollouts
 

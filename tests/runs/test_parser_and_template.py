@@ -12,7 +12,7 @@ from rich.console import Console
 from lachesis.inference.parser_match import ParserMatch, match_parser, parser_for
 from lachesis.inference.prompts import PromptBuilder
 from lachesis.runs.server_settings import ServerConfig, ServerConfigError
-from lachesis.testing.fake_server import FakeServer, fake_tokenizer
+from lachesis_testing.fake_server import FakeServer, fake_tokenizer
 from tests.support.small_envs import SortWords
 from tool_call_parsers import UnknownParser
 

@@ -25,7 +25,7 @@ from lachesis.runs.comparison import compare, write_comparison
 from lachesis.runs.report import render_report, reward_histogram, write_report
 from lachesis.runs.results import print_result
 from lachesis.runs.summary import Summariser, training_metrics
-from lachesis.testing.fake_server import Lengths, RandomWords
+from lachesis_testing.fake_server import Lengths, RandomWords
 from tests.support.chromium import Page, needs_chromium, open_page
 from tests.support.hostile_groups import HOSTILE, MARKS, SHOWN, hostile_group
 from tests.support.report_pages import everything, groups, index, read, rollouts

@@ -21,7 +21,7 @@ from lachesis.runs.group_player import play_group
 from lachesis.runs.results import print_result
 from lachesis.runs.summary import BUILTIN_FIGURES, Summariser, evaluation_metrics, training_metrics
 from lachesis.runs.training_decision import ANY_TRAINER, decide_for_training
-from lachesis.testing.fake_server import FakeServer, ToolUser
+from lachesis_testing.fake_server import FakeServer, ToolUser
 from tests.support import report_pages
 from tests.support.scripted_server import ScriptedServer, call, say
 from tests.support.small_envs import (

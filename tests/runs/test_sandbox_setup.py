@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from backends import SandboxLost
-from lachesis.testing.fake_server import FakeServer, Scripted
+from lachesis_testing.fake_server import FakeServer, Scripted
 from tests.support.scripted_server import ScriptedServer, call, say
 from tests.support.small_envs import SortWords, does_nothing, make, process, rollouts, sandboxes
 from tests.support.stock_run_api import StockRunApi, run_api

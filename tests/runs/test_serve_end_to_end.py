@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from lachesis.runs.server_settings import Phase1CannotTrain, ServerConfig, ServerConfigError
-from lachesis.testing.fake_server import Ask, FakeServer, ToolUser
-from lachesis.testing.fake_server.replay import experts_of
+from lachesis_testing.fake_server import Ask, FakeServer, ToolUser
+from lachesis_testing.fake_server.replay import experts_of
 from tests.support.ports import free_port
 from tests.support.stock_run_api import StockRunApi, Trainer, run_api
 from tests.support.training_runs import proven, serving, trained, with_tokens

@@ -14,8 +14,8 @@ from rich.console import Console
 
 from lachesis.runs.results import print_result
 from lachesis.runs.tool_failures import MOST_KINDS, ToolFailures
-from lachesis.view.app import Viewer
-from lachesis.view.index import Index
+from lachesis_view.app import Viewer
+from lachesis_view.index import Index
 from tests.support.scripted_server import call, say
 from tests.support.small_envs import ManyWords, process
 

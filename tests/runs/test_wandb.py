@@ -19,7 +19,7 @@ from lachesis.runs.group_player import PlayedGroup
 from lachesis.runs.group_records import group_record
 from lachesis.runs.summary import training_metrics
 from lachesis.runs.wandb_tracking import Tracker
-from lachesis.testing.fake_server import FakeServer, ToolUser
+from lachesis_testing.fake_server import FakeServer, ToolUser
 from tests.support.scripted_server import ScriptedServer
 from tests.support.small_envs import Fussy, SortWords, fussed, lines, make, process, served, sorts, start
 from tests.support.stock_run_api import StockRunApi, run_api

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from lachesis.testing.export_suite import example_groups
 from lachesis.trajectories import JsonlWriter
+from lachesis_testing.export_suite import example_groups
 
 # One white pixel.
 PICTURE = (

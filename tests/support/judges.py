@@ -1,4 +1,4 @@
-"""Four ways in which a reward may judge the task of `lachesis.testing.cheats`, and a sandbox backend to try them on."""
+"""Four ways in which a reward may judge the task of `lachesis_testing.cheats`, and a sandbox backend to try them on."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from lachesis.agent.tool_context import ToolContext
-from lachesis.testing.cheats import CASES, CHEATS, IDS, SOLUTION, TEST_PATH, TESTS
 from lachesis.tools import BUILTIN_TOOLS, ToolSessions
+from lachesis_testing.cheats import CASES, CHEATS, IDS, SOLUTION, TEST_PATH, TESTS
 
 PYTHON = "PYTHONPATH=/opt/pytest python3"
 """Of `root_images.pytest_root`."""

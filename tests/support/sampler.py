@@ -9,10 +9,10 @@ from typing import Any
 
 from lachesis.inference.prompts import PromptBuilder
 from lachesis.inference.sampling import LogprobsKind, Sampling
-from lachesis.testing.fake_server import Ask, Codec, FakeModel, RandomTokens, fake_tokenizer
-from lachesis.testing.fake_server.completions import Call, finish
-from lachesis.testing.fake_server.policies import as_policy
 from lachesis.training.policy import Sampled
+from lachesis_testing.fake_server import Ask, Codec, FakeModel, RandomTokens, fake_tokenizer
+from lachesis_testing.fake_server.completions import Call, finish
+from lachesis_testing.fake_server.policies import as_policy
 from tool_call_parsers import get_parser
 
 

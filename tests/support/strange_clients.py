@@ -20,8 +20,8 @@ from typing import Any
 import aiohttp
 
 from lachesis.endpoint import Recording
-from lachesis.testing.fake_server import Ask, Reply
 from lachesis.trajectories import ChatResponse
+from lachesis_testing.fake_server import Ask, Reply
 from tests.support.exactness import Stack
 
 PARAMETERS = {"type": "object", "properties": {"note": {"type": "string"}, "n": {}}, "required": ["note"]}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from lachesis.testing.fake_server import Ask, Lengths, RandomWords, Reply, ToolUser
-from lachesis.testing.fake_server.policies import Said, as_reply
+from lachesis_testing.fake_server import Ask, Lengths, RandomWords, Reply, ToolUser
+from lachesis_testing.fake_server.policies import Said, as_reply
 
 SUMMARY = "The tide tables hang in the harbour office."
 

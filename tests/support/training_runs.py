@@ -11,9 +11,9 @@ from rich.console import Console
 
 from lachesis.base_env import HermesAgentBaseEnv
 from lachesis.runs.server_settings import ServerConfig
-from lachesis.testing.fake_server import FakeServer
 from lachesis.training.groups import samples_from_atropos
 from lachesis.trajectories import TokenSample, verify
+from lachesis_testing.fake_server import FakeServer
 from tests.support.small_envs import ManyWords, rollouts
 from tests.support.stock_run_api import StockRunApi, Trainer
 

@@ -14,10 +14,10 @@ from types import ModuleType
 import pytest
 
 from lachesis.cli import main
-from lachesis.testing.attacks import ATTACKS
-from lachesis.testing.attacks.attack import mark, program
-from lachesis.testing.attacks.inside import channel, harness, kernel, neighbours, network, secrets
-from lachesis.testing.attacks.secrets_outside import planted
+from lachesis_testing.attacks import ATTACKS
+from lachesis_testing.attacks.attack import mark, program
+from lachesis_testing.attacks.inside import channel, harness, kernel, neighbours, network, secrets
+from lachesis_testing.attacks.secrets_outside import planted
 
 WITHOUT_WALLS = [
     "secrets/home folders",

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 import pytest
 
-from lachesis.testing.export_suite import ExportSuite, example_groups
 from lachesis.trajectories import verify_records
 from lachesis.trajectories.exports import (
     EXPORTS,
@@ -19,6 +18,7 @@ from lachesis.trajectories.exports import (
     rollout_samples,
 )
 from lachesis.trajectories.parquet import read_rows
+from lachesis_testing.export_suite import ExportSuite, example_groups
 from tests.support.eval_logs import read_samples
 
 HERE = f"{__name__}:"

@@ -31,7 +31,9 @@ from lachesis.inference import (
 )
 from lachesis.inference import http_attempts as http_attempts_module
 from lachesis.inference.sampling import Sampling
-from lachesis.testing.fake_server import (
+from lachesis.trajectories.messages import FinishReason
+from lachesis.trajectories.tokens import TokenPrefix
+from lachesis_testing.fake_server import (
     Codec,
     Echo,
     FakeModel,
@@ -45,9 +47,7 @@ from lachesis.testing.fake_server import (
     ToolUser,
     fake_tokenizer,
 )
-from lachesis.testing.fake_server.faults import TOKENS, WIRE
-from lachesis.trajectories.messages import FinishReason
-from lachesis.trajectories.tokens import TokenPrefix
+from lachesis_testing.fake_server.faults import TOKENS, WIRE
 
 TOKENIZER = fake_tokenizer()
 CODEC = Codec(TOKENIZER)
@@ -940,7 +940,7 @@ class TestCommand:
         [["--faults", "nonsense=1"], ["--lengths", "0"], ["--latency", "3-1"], ["--policy", "script"], ["--by-turn"]],
     )
     def test_mistakes_are_named(self, options, capsys):
-        from lachesis.cli.fake_server import main
+        from lachesis_testing.verbs.fake_server import main
 
         try:
             code = main(options)
@@ -951,7 +951,7 @@ class TestCommand:
         assert any(word in said for word in ("nonsense", "'0'", "'3-1'", "texts to say", "--by-turn"))
 
     async def test_a_script_is_heard_by_request_or_by_turn(self):
-        from lachesis.cli.fake_server import _parser, _server
+        from lachesis_testing.verbs.fake_server import _parser, _server
 
         async def heard(*options):
             said = ("--port", "0", "--policy", "script", "--say", "one", "--say", "two")

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lachesis.inference import OpenAIServer, RequestRejected, Router
-from lachesis.testing.reference_server import MODEL_NAME, ReferenceServer
-from lachesis.testing.worked_solutions import (
+from lachesis.agent.reference_server import MODEL_NAME, ReferenceServer
+from lachesis.environments.gsm8k.worked_solutions import (
     UNKNOWN_PROBLEM,
     WorkedSolution,
     WorkedSolutionPolicy,
@@ -14,6 +13,7 @@ from lachesis.testing.worked_solutions import (
     evaluate,
     gsm8k_steps,
 )
+from lachesis.inference import OpenAIServer, RequestRejected, Router
 from lachesis.trajectories.messages import FinishReason, Message
 
 TOOLS = [{"type": "function", "function": {"name": "python", "parameters": {"type": "object"}}}]

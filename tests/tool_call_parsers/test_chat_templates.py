@@ -19,7 +19,7 @@ import pytest
 from jinja2 import TemplateError
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from lachesis.testing import parser_checks as cases
+from lachesis_testing import parser_checks as cases
 from tool_call_parsers import ToolCallParser, detect_parser, get_parser
 from tool_call_parsers.detect import Detection
 

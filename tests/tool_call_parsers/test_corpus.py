@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from lachesis.testing.parser_checks import event_problems, facts, pieces_of, shape_problems, streamed
+from lachesis_testing.parser_checks import event_problems, facts, pieces_of, shape_problems, streamed
 from tool_call_parsers import CALLABLE, CallStatus, ParsedCompletion, ToolCallParser, get_parser
 
 CORPUS = Path(os.environ.get("LACHESIS_PARSER_CORPUS") or Path(__file__).parents[3] / "shared" / "parsers")

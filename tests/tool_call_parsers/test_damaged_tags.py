@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lachesis.testing.parser_checks import INTEGER, STRING, facts, pieces_of, streamed, tool
+from lachesis_testing.parser_checks import INTEGER, STRING, facts, pieces_of, streamed, tool
 from tool_call_parsers import CallStatus, get_parser
 from tool_call_parsers.formats.tag_blocks import FORMATS
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lachesis.testing.parser_checks import (
+from lachesis_testing.parser_checks import (
     BOOLEAN,
     INTEGER,
     NUMBER,

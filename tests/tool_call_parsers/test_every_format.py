@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from lachesis.testing.parser_suite import Case, Limits, ParserSuite
+from lachesis_testing.parser_suite import Case, Limits, ParserSuite
 from tool_call_parsers import ToolCallParser, get_parser, list_parsers
 
 OWN_CASES = Path(__file__).with_name("own_cases.jsonl")

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from lachesis.testing.parser_checks import INTEGER, STRING, facts, pieces_of, streamed, tool
+from lachesis_testing.parser_checks import INTEGER, STRING, facts, pieces_of, streamed, tool
 from tool_call_parsers import CallStatus, get_parser, list_parsers
 
 TOOLS = [tool("bash", command=STRING, timeout=INTEGER), tool("write_file", path=STRING, content=STRING), tool("ping")]

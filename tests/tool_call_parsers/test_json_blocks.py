@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from lachesis.testing.parser_checks import event_problems, facts, shape_problems, streamed
+from lachesis_testing.parser_checks import event_problems, facts, shape_problems, streamed
 from tool_call_parsers import ArgumentsDelta, CallStart, CallStatus, Finish, ReasoningDelta, get_parser
 from tool_call_parsers.engine import Needles
 from tool_call_parsers.json_scan import JsonScan

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from lachesis.testing.parser_checks import CASE_TOOLS, event_problems, facts, pieces_of, shape_problems, streamed
+from lachesis_testing.parser_checks import CASE_TOOLS, event_problems, facts, pieces_of, shape_problems, streamed
 from tool_call_parsers import CallStatus, ParsedCompletion, get_parser
 
 TABLE = Path(__file__).with_name("malformed_forms.jsonl")

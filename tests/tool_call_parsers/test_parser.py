@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_tokenizers import BPE, spelled
 
-from lachesis.testing.parser_checks import event_problems
+from lachesis_testing.parser_checks import event_problems
 from tool_call_parsers import (
     CallStatus,
     ContentDelta,

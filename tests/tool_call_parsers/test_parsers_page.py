@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from lachesis.testing.parser_checks import shape_problems
+from lachesis_testing.parser_checks import shape_problems
 from tool_call_parsers import get_parser
 
 PAGE = Path(__file__).parents[2] / "docs" / "parsers.md"

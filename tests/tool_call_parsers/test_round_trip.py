@@ -10,7 +10,7 @@ import pytest
 from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from lachesis.testing.fake_server.tokenizer import fake_tokenizer
+from lachesis_testing.fake_server.tokenizer import fake_tokenizer
 from tool_call_parsers import UnknownParser, detect_parser, get_parser
 from tool_call_parsers.round_trip import PLAIN, PROBES, TemplateCalls
 

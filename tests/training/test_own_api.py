@@ -16,7 +16,6 @@ from typing import Any, ClassVar
 import aiohttp
 import pytest
 
-from lachesis.testing.fake_server import FakeServer, RandomWords
 from lachesis.training.api import ApiSettings, RolloutApiServer
 from lachesis.training.api.store import StoreError
 from lachesis.training.outbox import Outbox
@@ -30,6 +29,7 @@ from lachesis.training.rollout_api import (
     compress,
     encode_group,
 )
+from lachesis_testing.fake_server import FakeServer, RandomWords
 from tests.support.fake_serving import PACE, number_of, payload
 from tests.support.own_api import AcknowledgingTrainer, OwnApi, own_api
 from tests.support.recipes import shown

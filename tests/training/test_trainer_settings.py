@@ -14,10 +14,10 @@ from lachesis.cli.launch_training import EXAMPLE, Tokenizer, main, make_parser, 
 from lachesis.runs.model_servers import load_tokenizer
 from lachesis.runs.server_settings import ServerConfig
 from lachesis.runs.settings import HermesAgentEnvConfig
-from lachesis.testing.fake_server import fake_tokenizer
 from lachesis.training.engine.folders import tokenizer_of
 from lachesis.training.trainer.learning_rate import Schedule
 from lachesis.training.trainer.settings import EnvSettings, Settings, TrainingSettings
+from lachesis_testing.fake_server import fake_tokenizer
 
 FILE = """
 env: {group_size: 4, batch_size: 16, rollout_server_url: "http://h:1", total_steps: 7, max_turns: 3, dataset: x}

@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 from lachesis import reward
 from lachesis.agent.result import TokenCount
 from lachesis.cli import main
-from lachesis.testing.fake_server import Ask, FakeServer, Reply
-from lachesis.testing.fake_server.policies import as_reply
 from lachesis.tools import BUILTIN_TOOLS, ToolFailure, tool
 from lachesis.trajectories import MASKED, Totals, verify_records
 from lachesis.trajectories.digests import LINE_DIGEST, certified, copies_of
 from lachesis.trajectories.jsonl import read_lines
+from lachesis_testing.fake_server import Ask, FakeServer, Reply
+from lachesis_testing.fake_server.policies import as_reply
 from tests.support.certificates import aged, resealed
 from tests.support.small_envs import ManyWords
 from tests.support.token_trees import UNTIMED

@@ -19,7 +19,6 @@ from openai.types.chat import ChatCompletionFunctionToolParam, ChatCompletionMes
 from pydantic import TypeAdapter
 
 from lachesis.cli import main
-from lachesis.testing.export_suite import example_groups
 from lachesis.trajectories import (
     JsonlWriter,
     read_lines,
@@ -35,6 +34,7 @@ from lachesis.trajectories.formats import CONVERTIBLE, UnknownFormat, converter,
 from lachesis.trajectories.markup import NotJson, load_json, think_block, write_json
 from lachesis.trajectories.parquet import ParquetWriter, parquet_row, read_rows
 from lachesis.trajectories.validation import VALIDATORS, validate_entry
+from lachesis_testing.export_suite import example_groups
 from tests.support.token_trees import UNTIMED
 from tests.trajectories.conversation_strategies import conversations, hostile_text
 

@@ -21,9 +21,9 @@ import pytest
 from yarl import URL
 
 from lachesis.cli import main
-from lachesis.testing.export_suite import example_groups
-from lachesis.view import app as viewer
-from lachesis.view.index import Index
+from lachesis_testing.export_suite import example_groups
+from lachesis_view import app as viewer
+from lachesis_view.index import Index
 from tests.support.viewed_runs import HOSTILE, mixed_run
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from lachesis.testing.export_suite import example_groups
-from lachesis.view.app import serve
-from lachesis.view.index import Index
+from lachesis_testing.export_suite import example_groups
+from lachesis_view.app import serve
+from lachesis_view.index import Index
 from tests.support.chromium import Page, needs_chromium, open_page
 from tests.support.viewed_runs import HOSTILE, mixed_run
 

@@ -23,9 +23,9 @@ from hypothesis import strategies as st
 
 from backends.errors import LachesisError
 from lachesis.evaluation import mean_over_items
-from lachesis.view.curves import curves
-from lachesis.view.filters import Filter
-from lachesis.view.index import BATCH, Index, NoSuchGroup
+from lachesis_view.curves import curves
+from lachesis_view.filters import Filter
+from lachesis_view.index import BATCH, Index, NoSuchGroup
 from tests.support.small_envs import process
 from tests.support.viewed_runs import Mixed, mixed, mixed_run
 

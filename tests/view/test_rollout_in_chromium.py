@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from lachesis.view.app import serve
-from lachesis.view.index import Index
+from lachesis_view.app import serve
+from lachesis_view.index import Index
 from tests.support.chromium import Page, needs_chromium, open_page
 from tests.support.viewed_runs import played_shelves
 

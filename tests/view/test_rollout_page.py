@@ -18,7 +18,6 @@ from lachesis.agent.rollout import Rollout
 from lachesis.html.rollout import rollout_view, title_of
 from lachesis.runs.group_player import PlayedGroup
 from lachesis.runs.group_records import group_record
-from lachesis.testing.export_suite import example_groups
 from lachesis.trajectories import (
     ChatResponse,
     FinishReason,
@@ -30,12 +29,13 @@ from lachesis.trajectories import (
     ToolResponse,
 )
 from lachesis.trajectories.replay import SamplingMask
-from lachesis.view.app import Viewer
-from lachesis.view.filters import Filter
-from lachesis.view.group_page import group_context
-from lachesis.view.index import Index
-from lachesis.view.rollout_page import rollout_context, sample_tokens
-from lachesis.view.token_text import NoVocabulary, Vocabulary, read_vocabulary, vocabulary_of
+from lachesis_testing.export_suite import example_groups
+from lachesis_view.app import Viewer
+from lachesis_view.filters import Filter
+from lachesis_view.group_page import group_context
+from lachesis_view.index import Index
+from lachesis_view.rollout_page import rollout_context, sample_tokens
+from lachesis_view.token_text import NoVocabulary, Vocabulary, read_vocabulary, vocabulary_of
 from tests.support.gguf_writer import write_gguf
 from tests.support.hostile_groups import hostile_group
 from tests.support.viewed_runs import HOSTILE, played_shelves

@@ -15,12 +15,12 @@ import pytest
 from lachesis.training.curves.recorder import GroupRecord, SampleRecord, TrainingRecorder
 from lachesis.training.engine.folders import made_folder
 from lachesis.training.trainer.checkpoints import Checkpoint
-from lachesis.view import app as viewer
-from lachesis.view.curves import curves
-from lachesis.view.filters import Filter
-from lachesis.view.index import Index
-from lachesis.view.token_text import vocabulary_of
-from lachesis.view.trained import LINES, as_group
+from lachesis_view import app as viewer
+from lachesis_view.curves import curves
+from lachesis_view.filters import Filter
+from lachesis_view.index import Index
+from lachesis_view.token_text import vocabulary_of
+from lachesis_view.trained import LINES, as_group
 from tests.support.trained_groups import decode, group_body, step, trained
 
 ASKED = "add 1 and 1"

@@ -18,9 +18,14 @@ from pydantic import Field
 from lachesis import HermesAgentBaseEnv, HermesAgentEnvConfig, Message, ServerConfig, load_rows
 from lachesis.environments.gsm8k.math_answer import MathVerifier, as_number, boxed, last_number
 from lachesis.environments.gsm8k.symbolic import gsm_symbolic
+from lachesis.environments.gsm8k.worked_solutions import (
+    WorkedSolution,
+    WorkedSolutionPolicy,
+    arithmetic_steps,
+    gsm8k_steps,
+)
 from lachesis.runs.dataset_rows import is_local
 from lachesis.runs.server_variables import server_of_variables
-from lachesis.testing.worked_solutions import WorkedSolution, WorkedSolutionPolicy, arithmetic_steps, gsm8k_steps
 
 if TYPE_CHECKING:
     from lachesis import AgentResult, Policy

@@ -19,10 +19,10 @@ from lachesis.agent.tool_context import ToolContext
 from lachesis.environments.harbor.causes import Invalid
 from lachesis.environments.harbor.grading import Grading, way_of
 from lachesis.environments.harbor.places import Places, opened, places_of
+from lachesis.environments.harbor.task_attacks import ATTACKS, TaskAttack
 from lachesis.environments.harbor.trial import Trial, solve
 from lachesis.task_folders import Task
 from lachesis.task_folders.task import files_below
-from lachesis.testing.task_attacks import ATTACKS, TaskAttack
 from lachesis.tools import ToolSessions
 
 _ATTACK_TIME = 60.0

@@ -1,3 +1,3 @@
 import pytest
 
-pytest.register_assert_rewrite("lachesis.testing.engine_suite")
+pytest.register_assert_rewrite("lachesis_testing.engine_suite")

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from lachesis.inference.sampling import Sampling
-from lachesis.testing.engine_suite import Bench, EngineSuite, relayed_engine
-from lachesis.testing.fake_server import Scripted
 from lachesis.training.policy import Policy, PolicyVersion
 from lachesis.training.policy_server import PolicyServer
+from lachesis_testing.engine_suite import Bench, EngineSuite, relayed_engine
+from lachesis_testing.fake_server import Scripted
 from tests.support.sampler import FakeSampler
 
 

@@ -12,7 +12,7 @@ import pytest
 from backends.errors import SettingsError
 from lachesis.runs.command_line import read_settings
 from lachesis.runs.policy_servers import policy_server_at
-from lachesis.testing.fake_server import FakeServer
+from lachesis_testing.fake_server import FakeServer
 from tests.support.small_envs import SortWords
 from tests.training.policy_server.serving import serving
 

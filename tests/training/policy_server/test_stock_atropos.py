@@ -9,7 +9,7 @@ import pytest
 from serving import serving
 
 from lachesis.inference.sampling import Sampling
-from lachesis.testing.fake_server import fake_tokenizer
+from lachesis_testing.fake_server import fake_tokenizer
 
 ASK = {"role": "user", "content": "When is the tide high?"}
 

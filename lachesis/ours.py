@@ -1,0 +1,25 @@
+"""Which modules and files are the project's own, in a checkout or installed."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from pathlib import Path
+
+PACKAGES = ("backends", "lachesis", "lachesis_testing", "lachesis_view", "tool_call_parsers")
+"""What is imported of the distributions that are released together."""
+
+
+def is_ours(module: str) -> bool:
+    """Whether a module of this name, such as `lachesis.agent.loop`, belongs to the project."""
+    return module.partition(".")[0] in PACKAGES
+
+
+@functools.cache
+def folders() -> tuple[str, ...]:
+    """Those of the packages that are installed, each with a slash at its end."""
+    found = []
+    for name in PACKAGES:
+        spec = importlib.util.find_spec(name)
+        found += [f"{Path(place)}/" for place in (spec.submodule_search_locations or ()) if spec] if spec else []
+    return tuple(found)

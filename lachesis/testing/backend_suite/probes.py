@@ -1,7 +1,0 @@
-"""Helpers of backend tests, which attacks use as well."""
-
-from lachesis.testing.attacks.probes import host_processes as host_processes
-from lachesis.testing.attacks.probes import opened as opened
-from lachesis.testing.attacks.probes import output as output
-from lachesis.testing.attacks.probes import stopped as stopped
-from lachesis.testing.attacks.probes import until as until

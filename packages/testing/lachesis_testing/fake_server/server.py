@@ -1,0 +1,506 @@
+"""The fake server: one event loop for thousands of concurrent requests. A library, and the command `fake-server`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import sys
+import time
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import IO, Any, ClassVar, Final
+
+import orjson
+from aiohttp import web
+
+from lachesis.inference.http_client import ServerSettings
+from lachesis.inference.sampling import LogprobsKind
+from lachesis.inference.wire.service import WebService, json_response
+from lachesis_testing.fake_server.chat import ChatCompletions, render_ids
+from lachesis_testing.fake_server.completions import Call, Policy
+from lachesis_testing.fake_server.faults import (
+    WIRE,
+    Fault,
+    Occasion,
+    behind_stop,
+    drawn,
+    fault_plan,
+    tamper,
+    truncated,
+    withheld,
+)
+from lachesis_testing.fake_server.model import FakeModel
+from lachesis_testing.fake_server.policies import RandomWords, Speaker, as_policy
+from lachesis_testing.fake_server.prefix_cache import Ranks
+from lachesis_testing.fake_server.seen import Seen
+from lachesis_testing.fake_server.sglang import AtroposGenerate, SGLangGenerate
+from lachesis_testing.fake_server.shapes import JSON, Api, Host, Rejected, Shown, new_id, now, openai_error
+from lachesis_testing.fake_server.tokenizer import IMAGE_TOKEN, Codec, fake_tokenizer
+from lachesis_testing.fake_server.updates import Flow, PauseMode, control_routes, keep_updating
+from lachesis_testing.fake_server.vllm import Completions, Generate
+from lachesis_testing.fake_server.worker import Worker
+
+VERSION: Final = "0.33.0"
+"""The vLLM release whose routes it imitates."""
+_JSON: Final = "application/json"
+_UNAUTHORIZED: Final = {"error": "Unauthorized"}
+_COUNTS: Final = (
+    *("requests", "in_flight", "most_in_flight", "waiting", "cancelled"),
+    *("completions", "prompt_tokens", "cached_tokens", "completion_tokens", "aborted"),
+)
+"""Counts that begin at 0. Counts by route, status and fault appear when they occur."""
+
+
+class FakeServer(WebService):
+    """An HTTP server with the routes of vLLM, SGLang, OpenAI and Atropos, and no model; an async context manager.
+
+    Args:
+        policy: answers requests: a `Policy`, a function of the `Ask`, or a constant text. Default: `RandomWords()`. If
+            it raises, the server answers 400 with the error.
+        faults: names of `Fault`, each with a probability or the numbers of the requests; a list of names always occurs.
+        tokenizer: a transformers fast tokenizer. Default: `fake_tokenizer()`.
+        seed: the model's weights and all random numbers. The same seed, prompt and index give the same completion. With
+            `vary`, each further request for a prompt gets another completion. A request's own `seed` has precedence.
+        latency: seconds from the request to the answer, a number or (least, most). `tokens_per_second` adds time for
+            the longest completion.
+        max_concurrency: requests that are processed at once. The others wait.
+        prefix_cache: tokens that each data-parallel rank keeps. 0 caches nothing.
+        data_parallel_size: ranks, each with its own cache. A request names one, or gets the next in turn.
+        prefill_tokens_per_second: time for the uncached tokens of a prompt; a rank computes one prompt at a time.
+        logprobs_mode: vLLM's `--logprobs-mode`: "raw" or "processed". The SGLang route has "temperature", as in SGLang.
+        mean_length: tokens of what `RandomTokens` samples. None makes the end of turn as likely as any other token.
+        experts: (layers, experts of a token in each, experts of a layer) of a mixture of experts, which answers report.
+            The server reports none by default.
+        sampling_mask: whether `/inference/v1/generate` reports the ids that top-k, top-p and min-p left, as vLLM with
+            --return-sampling-mask. The SGLang route does if the request asks for it.
+        update_every: seconds between weight updates, each with a new version ("1", "2", ...) and another model, after
+            a pause of `update_pause` seconds. Requests in flight are aborted, or with `update_mode` "keep" go on with
+            the new weights, or with "wait" end first.
+        images: whether the model takes images, by Qwen-VL's tokens, which `tokenizer` must have (the default one then
+            does). `/inference/v1/generate` and SGLang's `/generate` take PNG images: a token for each 28 x 28 pixels.
+        slow_start: seconds until it is ready. Until then it answers 503, or with `refuse_until_ready` refuses
+            connections.
+        absent: routes that answer 404, as at a proxy that passes on only some: `["/tokenize"]`.
+        keep_requests: the number of latest requests in `requests`.
+        record: a file that gets a JSON line for each request (`Seen.record`).
+    """
+
+    title: ClassVar[str] = "the fake server"
+
+    def __init__(
+        self,
+        policy: Policy | Speaker | str | None = None,
+        *,
+        faults: Mapping[str, Occasion] | Iterable[str] = (),
+        tokenizer: Any = None,
+        seed: int = 0,
+        vary: bool = False,
+        model_name: str = "fake",
+        weight_version: str = "default",
+        context_length: int = 32768,
+        api_key: str = "",
+        logprobs_mode: LogprobsKind = "raw",
+        tool_call_parser: str | None = "hermes",
+        mean_length: float | None = 64.0,
+        latency: float | tuple[float, float] = 0.0,
+        tokens_per_second: float | None = None,
+        max_concurrency: int | None = None,
+        prefix_cache: int = 0,
+        data_parallel_size: int = 1,
+        prefill_tokens_per_second: float | None = None,
+        experts: tuple[int, int, int] | None = None,
+        sampling_mask: bool = False,
+        images: bool = False,
+        update_every: float | None = None,
+        update_mode: PauseMode = "abort",
+        update_pause: float = 0.0,
+        slow_start: float = 0.0,
+        refuse_until_ready: bool = False,
+        retry_after: float = 1.0,
+        absent: Collection[str] = (),
+        keep_requests: int = 10_000,
+        record: str | Path | None = None,
+        host: str = "127.0.0.1",
+        port: int = 0,
+    ) -> None:
+        super().__init__(host, port, has_token=bool(api_key), others="give it an api_key")
+        self.policy = as_policy(policy) if policy is not None else RandomWords()
+        self.faults = fault_plan(faults)
+        self.tokenizer = fake_tokenizer(images=images) if tokenizer is None else tokenizer
+        self.codec = Codec(self.tokenizer)
+        self.seed = seed
+        self.vary = vary
+        self.api_key = api_key
+        self.latency = latency if isinstance(latency, tuple) else (latency, latency)
+        self.tokens_per_second = tokens_per_second
+        self.max_concurrency = max_concurrency
+        self.prefills = prefix_cache > 0 or prefill_tokens_per_second is not None
+        self.ranks = Ranks(data_parallel_size, prefix_cache, prefill_tokens_per_second)
+        self.update_every, self.update_mode, self.update_pause = update_every, update_mode, update_pause
+        self.flow = Flow()
+        self.slow_start = slow_start
+        self.refuse_until_ready = refuse_until_ready
+        self.retry_after = retry_after
+        self.absent = absent
+        model = FakeModel(self.codec.vocabulary_size, seed, end_ids=self.codec.end_ids, mean_length=mean_length)
+        self.host = Host(
+            self.codec,
+            model,
+            model_name,
+            weight_version,
+            context_length,
+            logprobs_mode,
+            tool_call_parser,
+            experts,
+            sampling_mask,
+            self.codec.encode(IMAGE_TOKEN)[0] if images else None,
+        )
+        self.requests: deque[Seen] = deque(maxlen=keep_requests)
+        """The latest requests for completions, oldest first."""
+        self.stats: Counter[str] = Counter(dict.fromkeys(_COUNTS, 0))
+        """The counts of `/fake/stats`."""
+        self._record_path = Path(record) if record is not None else None
+        self._record: IO[bytes] | None = None
+        self._opening: asyncio.Task[None] | None = None
+        self._ready = asyncio.Event()
+        self._answers: dict[str, bytes] = {}
+        """Of the cache that `Fault.REPLAYED` puts in front."""
+        self._worker = Worker(self)
+        self._updating: asyncio.Task[None] | None = None
+
+    @property
+    def model(self) -> FakeModel:
+        """Scores any ids: `server.model.score(prompt_ids, ids, sampling, kind)`."""
+        return self.host.model
+
+    def settings(self, **overrides: Any) -> ServerSettings:
+        """Settings for a client of this server."""
+        named = {"base_url": self.base_url, "model_name": self.host.model_name, "api_key": self.api_key}
+        if self.host.logprobs_mode == "processed":
+            named["logprobs_mode"] = "processed"
+        return ServerSettings(**{**named, **overrides})
+
+    def update_weights(self, version: str, seed: int) -> None:
+        """Use another model and `weight_version` from the next token on."""
+        old = self.model
+        model = FakeModel(old.vocabulary_size, seed, end_ids=old.end_ids, mean_length=old.mean_length)
+        self.host = replace(self.host, model=model, weight_version=version)
+        for cache in self.ranks.caches:
+            cache.clear()
+        if not self.flow.paused:
+            self.flow.interrupt(abort=False)
+
+    async def pause(self, mode: PauseMode = "abort") -> None:
+        """Sample nothing until `resume`. Requests in flight are answered with what they have ("abort"), wait ("keep"),
+        or end first ("wait"). New requests wait."""
+        self.flow.pause(mode)
+        if mode == "wait":
+            await self.flow.idle()
+
+    def resume(self) -> None:
+        """Go on after `pause`."""
+        self.flow.resume()
+
+    def abort_requests(self, ids: Collection[str] = ()) -> int:
+        """Answer requests in flight with what they have: those with these ids, or all. Returns how many."""
+        return self.flow.interrupt(ids, abort=True)
+
+    async def start(self) -> None:
+        """Bind the port and start to answer."""
+        self._ready = asyncio.Event()
+        self._slots = asyncio.Semaphore(self.max_concurrency or sys.maxsize)
+        if self._record_path is not None:
+            self._record = self._record_path.open("ab")
+        await super().start()
+        if self.update_every is not None:
+            updating = keep_updating(self, self.update_every, self.update_mode, self.update_pause)
+            self._updating = asyncio.create_task(updating)
+
+    async def _listen(self, site: web.BaseSite) -> None:
+        if not self.refuse_until_ready:
+            await site.start()
+        self._opening = asyncio.create_task(self._open(site))
+        if not self.slow_start:
+            await self._opening
+
+    async def _open(self, site: web.BaseSite) -> None:
+        if self.slow_start:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._ready.wait(), self.slow_start)
+        self._ready.set()
+        if self.refuse_until_ready:  # the socket was bound and not listening, so connections were refused
+            await site.start()
+
+    def become_ready(self) -> None:
+        """End the slow start now."""
+        self._ready.set()
+
+    async def started(self) -> None:
+        """Wait until the slow start is over."""
+        if self._opening is not None:
+            await asyncio.shield(self._opening)
+
+    async def stop(self) -> None:
+        """Close the port and every connection."""
+        if self._updating is not None:
+            self._updating.cancel()
+            self._updating = None
+        if self._opening is not None:
+            self._opening.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._opening
+            self._opening = None
+        await super().stop()
+        if self._record is not None:
+            self._record.close()
+            self._record = None
+
+    def routes(self) -> Iterable[web.RouteDef]:
+        """Those of `docs/fake-server.md`."""
+        sglang, atropos = SGLangGenerate(), AtroposGenerate()
+        by_path: Mapping[str, Api] = {
+            "/v1/completions": Completions(),
+            "/v1/chat/completions": ChatCompletions(),
+            "/inference/v1/generate": Generate(),
+        }
+        every = (
+            *(web.post(path, self._handler(lambda body, api=api: api)) for path, api in by_path.items()),
+            web.post("/generate", self._handler(lambda body: atropos if "prompt" in body else sglang)),
+            *(web.get(path, self._health) for path in ("/health", "/health_generate", "/ping")),
+            *(web.get(path, self._model_info) for path in ("/get_model_info", "/model_info")),
+            web.get("/v1/models", self._models),
+            web.get("/version", self._version),
+            web.get("/weight_info", self._weight_info),
+            web.post("/tokenize", self._tokenize),
+            web.post("/detokenize", self._detokenize),
+            web.get("/fake/stats", self._stats),
+            *control_routes(self),
+        )
+        return [route for route in every if route.path not in self.absent]
+
+    def _handler(self, choose: Any) -> Any:
+        async def handle(request: web.Request) -> web.StreamResponse:
+            raw = await request.read()
+            try:
+                body = orjson.loads(raw)
+            except orjson.JSONDecodeError as error:
+                return json_response(openai_error(400, f"Invalid JSON: {error}"), 400)
+            if not isinstance(body, dict):
+                return json_response(openai_error(400, "The body must be a JSON object."), 400)
+            return await self._serve(request, choose(body), body)
+
+        return handle
+
+    async def _serve(self, request: web.Request, api: Api, body: JSON) -> web.StreamResponse:
+        number, stats = self.stats["requests"], self.stats
+        seen = Seen(number, api.name, body, request.headers, time.monotonic())
+        stats["requests"] += 1
+        stats[f"requests.{api.name}"] += 1
+        stats["in_flight"] += 1
+        stats["most_in_flight"] = max(stats["most_in_flight"], stats["in_flight"])
+        self.requests.append(seen)
+        try:
+            return await self._answer(request, api, seen)
+        except Rejected as rejected:
+            status = rejected.status
+            if seen.state == "open":
+                seen.status, seen.state = status, "rejected"
+                stats[f"status.{status}"] += 1
+            failure = _UNAUTHORIZED if status == 401 else api.failure(status, str(rejected), rejected.param)
+            if isinstance(failure, str):
+                return web.Response(text=failure, status=status, headers=rejected.headers)
+            return json_response(failure, status, rejected.headers)
+        except asyncio.CancelledError:
+            seen.state = "cancelled"
+            stats["cancelled"] += 1
+            raise
+        finally:
+            stats["in_flight"] -= 1
+            seen.seconds = time.monotonic() - seen.started
+            if self._record is not None:
+                self._record.write(orjson.dumps(seen.record()) + b"\n")
+                self._record.flush()
+
+    async def _answer(self, request: web.Request, api: Api, seen: Seen) -> web.StreamResponse:
+        if not self._authorized(request):
+            raise Rejected("Unauthorized", 401)
+        if not self._ready.is_set():
+            raise Rejected("The model is still loading.", 503)
+        rng = Random(f"{self.seed}/wire/{seen.number}") if self.faults else None
+        faults = drawn(self.faults, WIRE, seen.number, rng) if rng is not None else []
+        for fault in faults:
+            seen.faults.append(fault)
+            self.stats[f"faults.{fault}"] += 1
+            await self._fail(request, seen, fault)
+        try:
+            seen.call = call = api.read(self.host, seen.body)
+            seen.rank = self.ranks.choose(api.rank(seen.body, request.headers))
+        except ValueError as error:
+            raise Rejected(str(error), api.rejects_with) from error
+        if Fault.TRUNCATED_PROMPT in faults:
+            seen.call = call = truncated(call)
+        cached = self._cache_key(seen, call, faults)
+        if cached in self._answers:
+            seen.status, seen.state = 200, "answered"
+            self.stats["status.200"] += 1
+            return web.Response(body=self._answers[cached], content_type=_JSON)
+        with self.flow.request(_names(request, seen.body)) as running:
+            self.stats["waiting"] += 1
+            try:
+                await self.flow.begin(running)
+                await self._slots.acquire()
+            finally:
+                self.stats["waiting"] -= 1
+            try:
+                host = await self._worker.work(api, seen, call, running)
+            finally:
+                self._slots.release()
+        payload = self._write(api, host, seen, call, faults, rng)
+        if cached:
+            self._answers[cached] = payload
+        seen.status = 200
+        if Fault.CUT_BODY in faults:
+            return await self._cut(request, seen, payload)
+        if Fault.NOT_JSON in faults:
+            seen.state = "cut"
+            return web.Response(text="<html><body><h1>It works!</h1></body></html>", content_type="text/html")
+        seen.state = "answered"
+        self.stats["status.200"] += 1
+        return web.Response(body=payload, content_type=_JSON)
+
+    def _cache_key(self, seen: Seen, call: Call, faults: Collection[Fault]) -> str:
+        """Equal for requests that the cache in front answers alike; empty without a cache."""
+        if Fault.REPLAYED_PROMPT in faults:
+            return ",".join(hashed.hexdigest() for hashed in call.hashes)
+        return orjson.dumps(seen.body, option=orjson.OPT_SORT_KEYS).decode() if Fault.REPLAYED in faults else ""
+
+    def _write(
+        self, api: Api, host: Host, seen: Seen, call: Call, faults: Sequence[Fault], rng: Random | None
+    ) -> bytes:
+        shown = []
+        for made in seen.completions:
+            prompt_ids: Sequence[int] = call.prompts[made.prompt]
+            if rng is not None and Fault.BEHIND_STOP in faults:
+                made = behind_stop(made, prompt_ids, call, rng)
+            ids: Sequence[int] | None = made.ids
+            logprobs: Sequence[float | None] | None = made.logprobs
+            if rng is not None and faults:
+                prompt_ids, ids, logprobs = tamper(made, prompt_ids, faults, rng, host.model.vocabulary_size)
+            cached = seen.cached[made.prompt] if seen.cached else None
+            shown.append(Shown(made, prompt_ids, ids, logprobs, cached))
+        answer = withheld(api.write(host, seen.body, call, shown), faults)
+        if Fault.NAN_LOGPROBS in faults:
+            return json.dumps(answer).encode()  # orjson would write null
+        return orjson.dumps(answer)
+
+    async def _fail(self, request: web.Request, seen: Seen, fault: Fault) -> None:
+        """Raise, or never return, for faults without an answer."""
+        match fault:
+            case Fault.RATE_LIMITED:
+                headers = {"Retry-After": f"{self.retry_after:g}"}
+                raise Rejected("Too many requests.", 429, headers=headers)
+            case Fault.SERVER_ERROR:
+                raise Rejected("The engine died.", 500)
+            case Fault.UNAVAILABLE:
+                raise Rejected("The server is overloaded.", 503)
+            case Fault.HANG:
+                await asyncio.Event().wait()
+            case Fault.DISCONNECT:
+                seen.state = "cut"
+                if request.transport is not None:
+                    request.transport.abort()
+                raise Rejected("The connection is closed.", 500)
+
+    async def _cut(self, request: web.Request, seen: Seen, payload: bytes) -> web.StreamResponse:
+        seen.state = "cut"
+        response = web.StreamResponse()
+        response.content_type, response.content_length = _JSON, len(payload)
+        await response.prepare(request)
+        await response.write(payload[: len(payload) // 2])
+        if request.transport is not None:
+            request.transport.close()
+        return response
+
+    def _authorized(self, request: web.Request) -> bool:
+        kind, _, key = request.headers.get("Authorization", "").partition(" ")
+        matches = kind.lower() == "bearer" and secrets.compare_digest(key.encode(), self.api_key.encode())
+        return matches or not self.api_key
+
+    def _check_ready(self) -> None:
+        if not self._ready.is_set():
+            raise web.HTTPServiceUnavailable(text="")
+
+    async def _health(self, request: web.Request) -> web.Response:
+        self._check_ready()
+        return web.Response()
+
+    async def _models(self, request: web.Request) -> web.Response:
+        if not self._authorized(request):
+            return json_response(_UNAUTHORIZED, 401)
+        self._check_ready()
+        card = {
+            "id": self.host.model_name,
+            "object": "model",
+            "created": now(),
+            "owned_by": "vllm",
+            "root": self.host.model_name,
+            "parent": None,
+            "max_model_len": self.host.context_length,
+            "permission": [{"id": new_id("modelperm-"), "object": "model_permission", "created": now()}],
+        }
+        return json_response({"object": "list", "data": [card]})
+
+    async def _version(self, request: web.Request) -> web.Response:
+        return json_response({"version": VERSION})
+
+    async def _weight_info(self, request: web.Request) -> web.Response:
+        return json_response({"weight_version": self.host.weight_version})
+
+    async def _model_info(self, request: web.Request) -> web.Response:
+        self._check_ready()
+        return json_response(
+            {
+                "model_path": self.host.model_name,
+                "tokenizer_path": self.host.model_name,
+                "is_generation": True,
+                "preferred_sampling_params": None,
+                "weight_version": self.host.weight_version,
+            }
+        )
+
+    async def _tokenize(self, request: web.Request) -> web.Response:
+        body, host = orjson.loads(await request.read()), self.host
+        try:
+            if "messages" in body:
+                ids = render_ids(host, body, body["messages"], body.get("tools"))
+            else:
+                ids = host.codec.encode(body["prompt"], add_special_tokens=body.get("add_special_tokens", True))
+        except ValueError as error:
+            return json_response(openai_error(400, str(error)), 400)
+        except (KeyError, TypeError):
+            return json_response(openai_error(400, "prompt or messages: Field required"), 400)
+        strings = self.tokenizer.convert_ids_to_tokens(ids) if body.get("return_token_strs") else None
+        return json_response(
+            {"count": len(ids), "max_model_len": host.context_length, "tokens": ids, "token_strs": strings}
+        )
+
+    async def _detokenize(self, request: web.Request) -> web.Response:
+        tokens = orjson.loads(await request.read()).get("tokens")
+        known = range(self.host.model.vocabulary_size)
+        if not isinstance(tokens, list) or not all(isinstance(index, int) and index in known for index in tokens):
+            return json_response(openai_error(400, "tokens: a list of ids of the vocabulary is required"), 400)
+        return json_response({"prompt": self.codec.decode(tokens)})
+
+    async def _stats(self, request: web.Request) -> web.Response:
+        return json_response({**self.stats, "cpu_seconds": time.process_time()})
+
+
+def _names(request: web.Request, body: Mapping[str, Any]) -> frozenset[str]:
+    """The names by which a client may abort its request."""
+    given = (body.get("request_id"), body.get("rid"), request.headers.get("X-Request-Id"))
+    return frozenset(name for name in given if isinstance(name, str))

@@ -1,0 +1,364 @@
+"""The web app: pages over an index, and the stream that tells them when it has grown."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import orjson
+from aiohttp import web
+
+from backends.errors import SettingsError
+from lachesis import html
+from lachesis.html import templates
+from lachesis.inference.wire.visitors import Visitors, is_loopback
+from lachesis.trajectories.exports import rollout_samples
+from lachesis_view.curves import curves
+from lachesis_view.filters import Filter
+from lachesis_view.group_page import group_context
+from lachesis_view.index import Index, NoSuchGroup
+from lachesis_view.rollout_page import rollout_context, sample_tokens
+from lachesis_view.token_text import Vocabulary, vocabulary_of
+from lachesis_view.trained import group_name
+
+logger = logging.getLogger(__name__)
+
+HERE, SHARED = Path(__file__).parent, Path(html.__file__).parent
+INTERVAL = 1.0
+"""Seconds between two looks at the folder."""
+PAGE_SIZE = 100
+HEADERS = {
+    # Whatever a model wrote into a page: nothing but our own files runs, styles, or is asked for.
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src 'self' data:; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-cache",
+}
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Viewer:
+    """One index as a web app.
+
+    Args:
+        host: the address that it listens on.
+        token: who asks must have it; empty where only this machine can ask.
+        vocabulary: the texts of tokens; without one, that of each run's tokenizer, where it is on this machine.
+    """
+
+    def __init__(
+        self, index: Index, token: str = "", vocabulary: Vocabulary | None = None, *, host: str = "127.0.0.1"
+    ) -> None:
+        self.index = index
+        self.vocabulary = vocabulary
+        self._vocabularies: dict[str, Vocabulary | None] = {}
+        self.token = token
+        others = "start it with --host 0.0.0.0 and give them the address that it prints"
+        self.visitors = Visitors("the viewer", host, has_token=bool(token), others=others, links=True)
+        self.grown = asyncio.Condition()
+        self.changes = 0
+        self.failure = ""
+        """Why the files are not followed any more."""
+        self.environment = templates(HERE / "templates")
+        self.environment.filters |= {"path": _path, "pair": lambda value: (value, value), "group_name": group_name}
+
+    def app(self) -> web.Application:
+        app = web.Application(middlewares=[self._guard])
+        run, group = "/{run:.+}", "/{run:.+}/{group:-?[0-9]{1,16}}"
+        app.add_routes(
+            [
+                web.get("/", self._runs),
+                web.get("/curves", self._curves),
+                web.get("/events", self._events),
+                web.get("/rollouts", self._rollouts),
+                web.get("/static/{name}", self._static),
+                web.get(f"/run{run}", self._run),
+                web.get(f"/group{group}", self._group),
+                web.get(f"/rollout{group}/{{n:[0-9]{{1,9}}}}", self._rollout),
+                web.get(f"/tokens{group}/{{n:[0-9]{{1,9}}}}/{{sample:[0-9]{{1,9}}}}", self._tokens),
+            ]
+        )
+        app.cleanup_ctx.append(self._follow)
+        return app
+
+    # What every answer has
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            response = self._refusal(request) or await handler(request)
+        except web.HTTPException as error:
+            response = self._error(error.status, error.reason)
+        except NoSuchGroup as error:
+            response = self._error(404, str(error))
+        except Exception as error:
+            self.index.report(error)
+            logger.exception("the page %s cannot be made", request.path)
+            response = self._error(500, "this page cannot be made; where the viewer was started stands why")
+        if not response.prepared:
+            response.headers.update(HEADERS)
+        return response
+
+    def _refusal(self, request: web.Request) -> web.StreamResponse | None:
+        """The answer to a request that is not from who started the viewer."""
+        if reason := self.visitors.refusal(request):
+            return self._error(403, reason)
+        if not self.token:
+            return None
+        # Cookies are those of all ports of a host.
+        port = re.search(r":([0-9]{1,5})$", request.headers.get("Host", ""))
+        cookie = f"lachesis-view-{port[1] if port else 80}"
+        if self._is_token(request.query.get("token", "")):
+            rest = urlencode([pair for pair in request.query.items() if pair[0] != "token"])
+            path = "/" + request.rel_url.raw_path.lstrip("/")  # two would begin the name of a host
+            moved = web.Response(status=303, headers={"Location": f"{path}{rest and '?'}{rest}"})
+            moved.set_cookie(cookie, self.token, httponly=True, samesite="Lax")
+            return moved
+        if self._is_token(request.cookies.get(cookie, "")):
+            return None
+        return self._error(403, "the address needs the token that the viewer printed when it started")
+
+    def _is_token(self, given: str) -> bool:
+        return secrets.compare_digest(given.encode("utf-8", "replace"), self.token.encode())
+
+    def _error(self, status: int, reason: str, record: Any = None) -> web.Response:
+        return self._page("error.html.jinja", {"status": status, "reason": reason, "record": record}, status=status)
+
+    def _page(self, template: str, context: Mapping[str, Any], status: int = 200) -> web.Response:
+        html = self.environment.get_template(template).render(
+            left=self.index.left, unread=self.index.unread, failure=self.failure, **context
+        )
+        # Models write halves of surrogate pairs, which have no UTF-8.
+        body = html.encode("utf-8", "backslashreplace")
+        return web.Response(body=body, content_type="text/html", charset="utf-8", status=status)
+
+    async def _static(self, request: web.Request) -> web.FileResponse:
+        name = request.match_info["name"]
+        for path in (HERE / "static" / name, SHARED / name):
+            if path.suffix in (".js", ".css") and "/" not in name and path.is_file():
+                return web.FileResponse(path)
+        raise web.HTTPNotFound
+
+    # Growth
+
+    async def _follow(self, app: web.Application) -> AsyncIterator[None]:
+        task = asyncio.create_task(self._refresh())
+        yield
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+        self.index.stop()
+
+    async def _refresh(self) -> None:
+        loop = asyncio.get_running_loop()
+
+        def changed() -> None:
+            asyncio.run_coroutine_threadsafe(self._tell(), loop)
+
+        while True:
+            try:
+                await asyncio.to_thread(self.index.refresh, changed)
+                self.failure = ""
+            except Exception as error:  # the disk of the index is full, for example; the pages say so
+                self.failure = str(error)
+            await asyncio.sleep(INTERVAL)
+
+    async def _tell(self) -> None:
+        async with self.grown:
+            self.changes += 1
+            self.grown.notify_all()
+
+    async def _events(self, request: web.Request) -> web.StreamResponse:
+        """An event for each growth, at most one a second: what is new is asked for by the pages themselves."""
+        response = web.StreamResponse(headers={**HEADERS, "Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        seen = self.changes
+        with suppress(ConnectionError):
+            while True:
+                await response.write(b": here\n\n")  # notices who has gone
+                with suppress(asyncio.TimeoutError):
+                    async with asyncio.timeout(15), self.grown:
+                        while self.changes == seen:
+                            await self.grown.wait()
+                if self.changes != seen:
+                    seen = self.changes
+                    await response.write(b"event: grown\ndata: %d\n\n" % self.index.left)
+                    await asyncio.sleep(1)
+        return response
+
+    # Pages
+
+    async def _runs(self, request: web.Request) -> web.Response:
+        runs = await asyncio.to_thread(self.index.runs)
+        chosen = _chosen(request, [run["name"] for run in runs])
+        if chosen:
+            return await self._compared(request, runs, chosen)
+        return self._page("runs.html.jinja", {"runs": runs, "root": str(self.index.root)})
+
+    async def _run(self, request: web.Request) -> web.Response:
+        runs = await asyncio.to_thread(self.index.runs)
+        return await self._compared(request, runs, [request.match_info["run"]])
+
+    async def _compared(self, request: web.Request, runs: list[dict[str, Any]], chosen: list[str]) -> web.Response:
+        found = [run for name in chosen for run in runs if run["name"] == name]
+        if len(found) < len(chosen):
+            missing = ", ".join(sorted(set(chosen) - {run["name"] for run in found}))
+            return self._error(404, f"there is no run {missing} in {self.index.root}")
+        names = sorted({name for run in found for name in run["settings"]})
+        rows = [(name, [_setting(run["settings"], name) for run in found]) for name in names]
+        context = {
+            "runs": found,
+            "differences": [row for row in rows if len(set(row[1])) > 1],
+            "settings": rows,
+            "metrics": await asyncio.to_thread(self.index.metrics, chosen),
+            "unscored": await asyncio.to_thread(self.index.unscored, chosen[0]) if len(chosen) == 1 else [],
+            "failures": await asyncio.to_thread(self.index.tool_failures, chosen[0]) if len(chosen) == 1 else (),
+            "over": request.query.get("over", ""),
+            "curves": "/curves?" + urlencode([("runs", name) for name in chosen]),
+        }
+        return self._page("run.html.jinja", context)
+
+    async def _curves(self, request: web.Request) -> web.Response:
+        names = request.query.getall("runs", [])
+        over = request.query.get("over", "groups")
+        found = await asyncio.to_thread(curves, self.index, names, over)
+        return web.Response(body=orjson.dumps(found), content_type="application/json")
+
+    async def _rollouts(self, request: web.Request) -> web.Response:
+        filter = Filter.of(request.query)
+        page, choices = await asyncio.gather(
+            asyncio.to_thread(self.index.rollouts, filter, PAGE_SIZE), asyncio.to_thread(self.index.choices)
+        )
+        context = {
+            "filter": filter,
+            "page": page,
+            "runs": choices.pop("run"),
+            "choices": choices,
+            "page_size": PAGE_SIZE,
+        }
+        response = self._page("rollouts.html.jinja", context)
+        if request.headers.get("HX-Trigger") == "filter":  # its form sends empty fields too
+            query = filter.to_query()
+            response.headers["HX-Push-Url"] = f"/rollouts{query and '?'}{query}"
+        return response
+
+    async def _rollout(self, request: web.Request) -> web.Response:
+        filter = Filter.of(request.query)
+        run, number, n = request.match_info["run"], int(request.match_info["group"]), int(request.match_info["n"])
+        group, (before, after) = await asyncio.gather(
+            asyncio.to_thread(self.index.group, run, number),
+            asyncio.to_thread(self.index.neighbours, filter, (run, number, n)),
+        )
+        if n >= len(group["rollouts"]):
+            raise NoSuchGroup(f"{run}, group {number}: there is no rollout {n}")
+        name = group_name(number, "step" in group)
+        frame = {"run": run, "number": number, "name": name, "n": n, "before": before, "after": after, "filter": filter}
+        settings = await asyncio.to_thread(self.index.settings, run)
+
+        def make() -> web.Response:
+            context = rollout_context(group, n)
+            return self._page("rollout.html.jinja", {**context, "settings": settings, "frame": frame})
+
+        return await self._of_record(group, make)
+
+    async def _of_record(self, group: Mapping[str, Any], make: Callable[[], web.Response]) -> web.Response:
+        """A page of a group's line, which may be of any shape; as it is, where the page cannot be made of it."""
+        try:
+            return await asyncio.to_thread(make)
+        except NoSuchGroup:
+            raise
+        except Exception as error:
+            logger.exception("a group is not of the shape that its page takes")
+            reason = f"this record is not as its page takes it ({type(error).__name__}: {error}); it is shown as it is"
+            return await asyncio.to_thread(self._error, 422, reason, group)
+
+    async def _tokens(self, request: web.Request) -> web.Response:
+        """The tokens of one sample, as JSON."""
+        run, number = request.match_info["run"], int(request.match_info["group"])
+        n, sample = int(request.match_info["n"]), int(request.match_info["sample"])
+
+        group = await asyncio.to_thread(self.index.group, run, number)
+
+        def make() -> web.Response:
+            rollouts = group["rollouts"]
+            if n >= len(rollouts) or sample >= len(rollout_samples(group, rollouts[n])):
+                raise NoSuchGroup(f"{run}, group {number}, rollout {n}: there is no sample {sample}")
+            found = sample_tokens(group, n, sample, self._vocabulary_of(run))
+            body = orjson.dumps(found, option=orjson.OPT_NON_STR_KEYS)
+            return web.Response(body=body, content_type="application/json")
+
+        return await self._of_record(group, make)
+
+    def _vocabulary_of(self, run: str) -> Vocabulary | None:
+        """The one that was given, or that of the run's tokenizer. Reads a file at first: not for the event loop."""
+        if self.vocabulary is not None:
+            return self.vocabulary
+        settings = self.index.settings(run)
+        named = repr(settings.get("tokenizer"))
+        if named not in self._vocabularies:
+            self._vocabularies[named] = vocabulary_of(settings)
+        return self._vocabularies[named]
+
+    async def _group(self, request: web.Request) -> web.Response:
+        run, number = request.match_info["run"], int(request.match_info["group"])
+        only = [int(n) for n in request.query.get("only", "").split(",") if n.isdecimal() and len(n) < 10]
+        group = await asyncio.to_thread(self.index.group, run, number)
+        name = group_name(number, "step" in group)
+        frame = {"run": run, "number": number, "name": name, "filter": Filter.of(request.query)}
+
+        def make() -> web.Response:
+            context = group_context(group, self._vocabulary_of(run), only)
+            return self._page("group.html.jinja", {**context, "frame": frame})
+
+        return await self._of_record(group, make)
+
+
+async def serve(index: Index, host: str, port: int, vocabulary: Vocabulary | None = None) -> tuple[web.AppRunner, str]:
+    """Serve an index; the runner, to be cleaned up, and the address to open.
+
+    Raises:
+        SettingsError: the host or the port cannot be used.
+    """
+    token = "" if is_loopback(host) else secrets.token_urlsafe(24)
+    runner = web.AppRunner(Viewer(index, token, vocabulary, host=host).app(), access_log=None, shutdown_timeout=0.2)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, host, port).start()
+    except OSError as error:
+        await runner.cleanup()
+        raise SettingsError(
+            f"cannot listen on {host}, port {port} ({error.strerror or error}); choose another --port or --host"
+        ) from error
+    bound = runner.addresses[0][1]
+    name = "localhost" if host in ("127.0.0.1", "::1") else f"[{host}]" if ":" in host else host
+    return runner, f"http://{name}:{bound}/" + (f"?token={token}" if token else "")
+
+
+def _chosen(request: web.Request, known: list[str]) -> list[str]:
+    """The runs of `?runs=a,b` and of `?runs=a&runs=b`; a name may hold a comma."""
+    found = [
+        name
+        for value in request.query.getall("runs", [])
+        for name in ([value] if value in known else value.split(","))
+        if name
+    ]
+    return list(dict.fromkeys(found))[:12]
+
+
+def _setting(settings: Mapping[str, Any], name: str) -> str:
+    return json.dumps(settings[name], ensure_ascii=False, separators=(",", ":")) if name in settings else ""
+
+
+def _path(parts: Sequence[Any]) -> str:
+    """Parts of an address, with all that has a meaning there escaped."""
+    return "/".join(quote(str(part).encode("utf-8", "replace")) for part in parts)

@@ -1,0 +1,88 @@
+"""The files of a folder of runs: what each holds, which run it belongs to, and whether it only grew."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import sqlite3
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from lachesis.training.curves.recorder import ROLLOUTS
+from lachesis_view.rows import MISSHAPEN, parsed
+
+MARK = 4096
+"""Bytes at the beginning, and before where reading stopped, by which a file is known again."""
+CHECKPOINT = "checkpoint.json"
+"""What holds the settings of a training run, as a manifest does those of others."""
+UNFINISHED = -1
+"""Instead of the time of a file's last change, until it is read to its end."""
+HEAD = 1 << 20
+"""Bytes at the beginning of a file in which a line must say what the file holds. The first line may be a broken one."""
+
+_GROUP = re.compile(rb'(?m)^[ \t]*\{\s*"schema":\s*"lachesis\.group/1"')
+_TRAINED = re.compile(rb'(?m)^[ \t]*\{\s*"schema":\s*"lachesis\.trained_group/1"')
+_STEP = re.compile(rb'(?m)^[ \t]*\{\s*"step":\s*\d')
+
+
+def kind_of(path: Path) -> str:
+    """What a file holds: groups, failed groups, steps of a training run; empty for anything else."""
+    with path.open("rb") as file:
+        head = file.read(256)
+        head += b"" if _GROUP.match(head) else file.read(HEAD)
+    if _GROUP.search(head):
+        return "failed" if path.name.endswith(".failed.jsonl") else "groups"
+    if _TRAINED.search(head):
+        return "trained"
+    return "steps" if path.name == "metrics.jsonl" and _STEP.search(head) else ""
+
+
+def run_name(root: Path, path: Path) -> str:
+    """The folder of a file from the root; with the name of the file where that is not a usual one."""
+    of_step = path.parent.name == ROLLOUTS and path.name.startswith("step_")
+    folder = (path.parent.parent if of_step and path.parent != root else path.parent).relative_to(root).as_posix()
+    stem = path.name.removesuffix(".jsonl").removesuffix(".failed")
+    usual = (
+        of_step or stem in ("groups", "metrics") or (stem == "samples" and not path.with_name("groups.jsonl").exists())
+    )
+    name = root.name if folder == "." else folder
+    return name if usual or of_step else f"{name}/{stem}"
+
+
+def settings_of(path: Path) -> str:
+    """JSON of the settings of the run that a file belongs to, empty where it has no manifest."""
+    found = "{}"
+    stem = path.name.removesuffix(".jsonl").removesuffix(".failed")
+    folder = path.parent.parent if path.parent.name == ROLLOUTS else path.parent
+    for manifest in (folder / CHECKPOINT, path.with_name(f"{stem}.run.json")):
+        with suppress(OSError, *MISSHAPEN):
+            found = json.dumps(dict(parsed(manifest.read_bytes())["settings"]))
+    return found
+
+
+def state_of(status: os.stat_result) -> tuple[int, int, int]:
+    """Inode, size and the time of the last change, which no program can set."""
+    return status.st_ino, status.st_size, status.st_ctime_ns
+
+
+def known_state(row: sqlite3.Row) -> tuple[int, int, int]:
+    return row["inode"], row["size"], row["changed"]
+
+
+def has_grown(file: BinaryIO, status: os.stat_result, row: sqlite3.Row) -> bool:
+    """Whether a file begins with what was read of it. One that changed and has the same size was written over."""
+    if status.st_ino != row["inode"] or status.st_size < row["at"]:
+        return False
+    written_over = status.st_size == row["size"] and row["changed"] != UNFINISHED
+    mark: bytes = row["mark"]
+    return not written_over and mark_of(file, row["at"]) == mark
+
+
+def mark_of(file: BinaryIO, at: int) -> bytes:
+    """A digest of the beginning of a file, and of what comes before a place in it."""
+    size = min(MARK, at)
+    read = os.pread(file.fileno(), size, 0) + os.pread(file.fileno(), size, at - size)
+    return hashlib.blake2b(read, digest_size=16).digest()

@@ -1,0 +1,239 @@
+"""What the page of a group shows: its rollouts side by side, turn by turn, and where they part."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from lachesis.html import pretty
+from lachesis.html.rollout import rollout_view
+from lachesis.trajectories.exports import stored_messages
+from lachesis_view.metrics import of_siblings
+from lachesis_view.rollout_page import advantages, common_prefix
+from lachesis_view.token_text import Vocabulary
+
+_WIDTH, _LANE = 520, 26
+Shown = tuple[Mapping[str, Any], dict[str, Any]]
+"""A message, and what the page shows of it."""
+
+
+def group_context(
+    group: Mapping[str, Any], vocabulary: Vocabulary | None = None, only: Collection[int] = ()
+) -> dict[str, Any]:
+    """What the template of a group takes. `only` are the rollouts to compare; all of them if it is empty.
+
+    A row is a turn, a cell a rollout; cells with the same letter have the same conversation up to there.
+    """
+    rollouts = group["rollouts"]
+    chosen = [n for n in range(len(rollouts)) if not only or n in only] or list(range(len(rollouts)))
+    scored = [n for n, rollout in enumerate(rollouts) if rollout["reward"] is not None]
+    best = max(scored, key=lambda n: rollouts[n]["reward"], default=None)
+    worst = min(reversed(scored), key=lambda n: rollouts[n]["reward"], default=None)
+    if best is None or worst is None or rollouts[best]["reward"] == rollouts[worst]["reward"]:
+        best = worst = None
+    turns = [_turns(_shown(group, rollouts[n])) for n in chosen]
+    prompts = [prompt for prompt, _ in turns]
+    rows, parted = _rows([cells for _, cells in turns])
+    gains = advantages(group)
+    return {
+        "group": {name: group.get(name) for name in ("environment", "item_key", "model", "run", "number", "timestamp")},
+        "item": pretty(group.get("item")),
+        "count": len(rollouts),
+        "columns": [
+            {
+                "n": n,
+                "advantage": gains[n],
+                **{
+                    name: rollouts[n].get(name)
+                    for name in ("reward", "outcome", "reason", "turns", "completion_tokens")
+                },
+                "failed": len(rollouts[n].get("tool_errors") or ()),
+                "is": "best" if n == best else "worst" if n == worst else "",
+            }
+            for n in chosen
+        ],
+        "metrics": of_siblings(rollouts[n] for n in chosen),
+        "rewards": ["–" if each["reward"] is None else f"{each['reward']:.2f}" for each in rollouts],
+        "signs": ["good" if (gain or 0) > 0 else "bad" if (gain or 0) < 0 else "" for gain in gains],
+        "pair": None if best is None else [best, worst],
+        "chosen": bool(only),
+        "prompt": [view for _, view in prompts[0]] if prompts else [],
+        "same_prompt": all(prompt == prompts[0] for prompt in prompts),
+        "rows": rows,
+        "parted": parted,
+        "tokens": _tokens(group, chosen, vocabulary),
+    }
+
+
+def _shown(group: Mapping[str, Any], rollout: Mapping[str, Any]) -> list[Shown]:
+    """The conversation of a rollout, without places and times: a row may be that of several siblings."""
+    views = rollout_view(group, rollout)["branches"][0]["messages"]
+    for view in views:
+        view |= {"anchor": "", "turn": None, "context": False, "of": view["of"] and {**view["of"], "took": ""}}
+    return list(zip(stored_messages(group, rollout), views, strict=True))
+
+
+def _turns(messages: Sequence[Shown]) -> tuple[list[Shown], list[list[Shown]]]:
+    """The messages before the first answer; then, for each answer, the answer and what follows it."""
+    prompt: list[Shown] = []
+    turns: list[list[Shown]] = []
+    for message in messages:
+        if message[0]["role"] == "assistant":
+            turns.append([])
+        (turns[-1] if turns else prompt).append(message)
+    return prompt, turns
+
+
+def _rows(columns: Sequence[Sequence[Sequence[Shown]]]) -> tuple[list[dict[str, Any]], int | None]:
+    """The rows, and the first one whose cells differ."""
+    rows: list[dict[str, Any]] = []
+    parted = None
+    classes = [0] * len(columns)
+    for at in range(max(map(len, columns), default=0)):
+        found: dict[Any, int] = {}
+        cells: list[dict[str, Any] | None] = []
+        for number, column in enumerate(columns):
+            turn = column[at] if at < len(column) else None
+            # Ids of calls are drawn at random and say nothing.
+            said = None if turn is None else [_said(message) for message, _ in turn]
+            classes[number] = found.setdefault((classes[number], repr(said)), len(found))
+            same = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"[classes[number]] if classes[number] < 26 else str(classes[number])
+            cells.append(None if turn is None else {"messages": [view for _, view in turn], "same": same})
+        differ = len(found) > 1
+        if differ and parted is None:
+            parted = at
+            _mark([cell["messages"][0] for cell in cells if cell])
+        rows.append({"turn": at, "cells": cells, "differ": differ})
+    return rows, parted
+
+
+def _said(message: Mapping[str, Any]) -> Any:
+    calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls") or ()]
+    return message["role"], message.get("name"), message.get("content"), message.get("reasoning"), calls
+
+
+def _mark(messages: Sequence[dict[str, Any]]) -> None:
+    """Split the texts of the first answers that differ: `same` is what all begin with."""
+    for name in ("reasoning", "text"):
+        texts = [message[name] for message in messages]
+        shared = common_text(texts)
+        for message in messages:
+            message[f"{name}_same"] = shared
+        if len(set(texts)) > 1:
+            return
+
+
+def common_text(texts: Sequence[str]) -> int:
+    """How many characters all texts begin with."""
+    low, high = min(texts, default=""), max(texts, default="")
+    return next(
+        (at for at, (one, other) in enumerate(zip(low, high, strict=False)) if one != other), min(len(low), len(high))
+    )
+
+
+@dataclass(slots=True)
+class _Fork:
+    """Rollouts whose tokens are the same up to `at`."""
+
+    members: list[int]
+    at: int
+    children: list[_Fork] = field(default_factory=list)
+
+
+def _tokens(group: Mapping[str, Any], chosen: Sequence[int], vocabulary: Vocabulary | None) -> dict[str, Any] | None:
+    """Where the paths on which the rollouts ended part, token by token; None where less than two have tokens."""
+    names = {group["rollouts"][n]["rollout_id"]: n for n in chosen}
+    samples = {
+        names[sample["rollout_id"]]: sample
+        for sample in reversed(group.get("samples") or ())
+        if sample["rollout_id"] in names and sample["spans"]
+    }
+    if len(samples) < 2:
+        return None
+    root = _fork(sorted(samples), {n: sample["tokens"] for n, sample in samples.items()})
+    start = min(sample["spans"][0]["start"] for sample in samples.values())
+    longest = max(len(sample["tokens"]) for sample in samples.values())
+    scale = (_WIDTH - 110) / math.log1p(max(1, longest - start))
+
+    def x(place: int) -> float:
+        """The first tokens, in which most siblings part, get most of the room."""
+        return round(12 + scale * math.log1p(max(0, place - start)), 1)
+
+    first = root.at
+    forks = [_fork_view(fork, samples, vocabulary) for fork in _forks(root)]
+    lines = list(_lines(root, 0, start, x, {n: len(sample["tokens"]) for n, sample in samples.items()}))
+    before = next(iter(samples.values()))["tokens"][max(start, first - 24) : first]
+    return {
+        "first": first,
+        "sampled": first - start,
+        "before": vocabulary.decode(before) if vocabulary is not None else " ".join(map(str, before)),
+        "forks": forks,
+        "lines": lines,
+        "ticks": [(x(start + tokens), tokens) for tokens in _ticks(longest - start)],
+        "width": _WIDTH,
+        "height": _LANE * len(samples) + 28,
+    }
+
+
+def _forks(root: _Fork) -> Iterator[_Fork]:
+    if root.children:
+        yield root
+        for child in root.children:
+            yield from _forks(child)
+
+
+def _fork_view(fork: _Fork, samples: Mapping[int, Mapping[str, Any]], vocabulary: Vocabulary | None) -> dict[str, Any]:
+    """The tokens with which each side goes on."""
+    sides = []
+    for child in fork.children:
+        sample = samples[child.members[0]]
+        token = sample["tokens"][fork.at] if fork.at < len(sample["tokens"]) else None
+        text = "" if token is None or vocabulary is None else vocabulary.decode([token])
+        known = token is not None and sample["masks"][fork.at] != -100
+        sides.append(
+            {
+                "members": child.members,
+                "sample": sample["index"],
+                "id": token,
+                "shown": json.dumps(text, ensure_ascii=False) if text else token,
+                "logprob": sample["logprobs"][fork.at] if known else None,
+            }
+        )
+    return {"at": fork.at, "sides": sides}
+
+
+def _fork(members: list[int], ids: Mapping[int, Sequence[int]]) -> _Fork:
+    one = ids[members[0]]
+    at = min((common_prefix(one, ids[other]) for other in members[1:]), default=len(one))
+    parts: dict[int | None, list[int]] = {}
+    for member in members:
+        parts.setdefault(ids[member][at] if at < len(ids[member]) else None, []).append(member)
+    if len(members) == 1 or len(parts) == 1:  # equal to the end
+        return _Fork(members, at)
+    return _Fork(members, at, [_fork(part, ids) for part in parts.values()])
+
+
+def _lines(fork: _Fork, lane: int, begin: int, x: Any, lengths: Mapping[int, int]) -> Iterator[dict[str, Any]]:
+    """A line for each stretch that is shared by the same rollouts, and one down to each that leaves."""
+    y = _LANE * lane + _LANE // 2
+    if not fork.children:
+        for place, n in enumerate(fork.members):
+            end = lengths[n]
+            yield {"n": n, "x1": x(begin), "x2": max(x(end), x(begin) + 6), "y": y + _LANE * place, "end": True}
+        return
+    yield {"x1": x(begin), "x2": x(fork.at), "y": y, "shared": len(fork.members)}
+    for child in fork.children:
+        if (top := _LANE * lane + _LANE // 2) > y:
+            yield {"x": x(fork.at), "y": y, "y2": top}
+        yield from _lines(child, lane, fork.at, x, lengths)
+        lane += len(child.members)
+
+
+def _ticks(length: int) -> Iterator[int]:
+    tick = 1
+    while tick <= length:
+        yield tick
+        tick *= 4 if tick < 1000 else 2

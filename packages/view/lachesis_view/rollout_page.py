@@ -1,0 +1,220 @@
+"""What the page of a rollout shows, from the record of its group: what all pages show of one, and its samples."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from lachesis.html import pretty
+from lachesis.html.rollout import rollout_view, tool_views
+from lachesis.trajectories.advantages import rollout_advantages
+from lachesis.trajectories.exports import rollout_samples, stored_messages
+from lachesis_view.token_text import Vocabulary
+
+_FACTS = ("finish_reason", "model", "model_version", "prompt_checked", "purpose", "interrupts", "sampling")
+
+
+def rollout_context(group: Mapping[str, Any], n: int) -> dict[str, Any]:
+    """What the template of rollout `n` takes. Raises IndexError where the group has none of this number."""
+    rollouts = group["rollouts"]
+    if not 0 <= n < len(rollouts):
+        raise IndexError(f"rollout {n}: the group has {len(rollouts)}")
+    samples = rollout_samples(group, rollouts[n])
+    shown = rollout_view(group, rollouts[n])
+    spans = {span["turn"]: (sample, span) for sample in samples for span in sample["spans"]}
+    for branch in shown["branches"]:
+        for message in branch["messages"]:
+            if message["turn"] in spans:
+                sample, span = spans[message["turn"]]
+                message["span"] = {**_span_facts(sample, span), "sample": sample["index"]}
+    return {
+        "group": {name: group.get(name) for name in ("environment", "item_key", "model", "run", "number", "timestamp")},
+        "item": pretty(group.get("item")),
+        "rollout": rollouts[n],
+        "shown": shown,
+        "n": n,
+        "count": len(rollouts),
+        "advantage": advantages(group)[n],
+        "baseline": _baseline(group),
+        "samples": [_sample_view(sample) for sample in samples],
+        "tools": tool_views(group),
+    }
+
+
+def advantages(group: Mapping[str, Any]) -> list[float | None]:
+    """Of each rollout: what its trainer gave it; where none is recorded, its reward minus the mean of the group."""
+    if all("advantage" in rollout for rollout in group["rollouts"]):
+        return [rollout["advantage"] for rollout in group["rollouts"]]
+    return rollout_advantages([rollout["reward"] for rollout in group["rollouts"]])
+
+
+def _baseline(group: Mapping[str, Any]) -> float | None:
+    rewards = [rollout["reward"] for rollout in group["rollouts"] if rollout["reward"] is not None]
+    return sum(rewards) / len(rewards) if rewards else None
+
+
+def _sample_view(sample: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        **{name: sample[name] for name in ("index", "count", "weight", "discarded", "outcome")},
+        "skipped": training_of(sample).get("skipped"),
+        "length": len(sample["tokens"]),
+        "trained": sum(span["end"] - span["start"] for span in sample["spans"]),
+        "turns": [span["turn"] for span in sample["spans"]],
+    }
+
+
+def _span_facts(sample: Mapping[str, Any], span: Mapping[str, Any]) -> dict[str, Any]:
+    logprobs = sample["logprobs"][span["start"] : span["end"]]
+    return {
+        **{name: span.get(name) for name in _FACTS},
+        "turn": span["turn"],
+        "start": span["start"],
+        "end": span["end"],
+        "versions": span.get("versions") or [],
+        "mean_logprob": sum(logprobs) / len(logprobs),
+    }
+
+
+def sample_tokens(group: Mapping[str, Any], n: int, number: int, vocabulary: Vocabulary | None) -> dict[str, Any]:
+    """The tokens of one sample of rollout `n`, ready for JSON; all lists are as long as the sample.
+
+    `segments` cut it into context and completions; `trained_in` is the number of the sample that trains a completion.
+    Logprobs are null in context. `texts` are null without a vocabulary; a token that is no text has its bytes in
+    `bytes`, and `runs` says which text several of these are. Raises IndexError.
+    """
+    samples = rollout_samples(group, group["rollouts"][n])
+    if not 0 <= number < len(samples):
+        raise IndexError(f"sample {number}: the rollout has {len(samples)}")
+    sample = samples[number]
+    ids: list[int] = sample["tokens"]
+    logprobs: list[float | None] = [None] * len(ids)
+    versions: list[tuple[str, int, int]] = []
+    segments: list[dict[str, Any]] = []
+    for other, span in _sampled_in(ids, sample, samples):
+        start, end = span["start"], span["end"]
+        logprobs[start:end] = [round(each, 4) for each in other["logprobs"][start:end]]
+        versions += [(name, start + low, start + high) for name, low, high in span.get("versions") or ()]
+        segments.append({"kind": "sampled", "trained_in": other["index"], **_span_facts(other, span)})
+    ends = [0, *(place for each in segments for place in (each["start"], each["end"])), len(ids)]
+    if ends != sorted(ends) or len(logprobs) != len(ids):
+        raise ValueError("the completions are not in the order of the tokens, or without some of their logprobs")
+    gaps = [(start, end) for start, end in list(pairwise(ends))[::2] if end > start]
+    segments += [{"kind": "context", "start": start, "end": end} for start, end in gaps]
+    texts, runs = vocabulary.texts(ids) if vocabulary is not None else (None, [])
+    rollout = group["rollouts"][n]
+    return {
+        **_sample_view(sample),
+        "ids": ids,
+        "texts": texts,
+        "bytes": {
+            at: (vocabulary.piece(ids[at]) or b"").hex(" ") for at, text in enumerate(texts or ()) if text is None
+        }
+        if vocabulary
+        else {},
+        "runs": runs,
+        "special": sorted({*sample["end_of_turn"], *(vocabulary.special if vocabulary else ())} & set(ids)),
+        "tokenizer": vocabulary and vocabulary.name,
+        "doubtful": _doubtful(vocabulary, ids, segments, stored_messages(group, rollout), rollout),
+        "logprobs": logprobs,
+        "versions": versions,
+        "choices": _choices(sample),
+        "segments": sorted(segments, key=lambda each: each["start"]),
+        **_advantage(group, n, sample),
+        "trainer_logprobs": _trainer_logprobs(sample),
+        "staleness": training_of(sample).get("staleness"),
+        "turn_rewards": _turn_rewards(rollout),
+    }
+
+
+def training_of(sample: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a trainer wrote about a sample; empty where it is of another file."""
+    found: Mapping[str, Any] = sample.get("training") or {}
+    return found
+
+
+def _advantage(group: Mapping[str, Any], n: int, sample: Mapping[str, Any]) -> dict[str, float | None]:
+    """Of the tokens of a sample, and the largest one in the group."""
+    given = [training["advantage"] for each in group["samples"] if (training := training_of(each))]
+    known = [abs(each) for each in given or advantages(group) if each is not None]
+    own = training_of(sample)
+    advantage = None if own.get("skipped") else own["advantage"] if own else advantages(group)[n]
+    return {"advantage": advantage, "largest_advantage": max(known, default=0.0)}
+
+
+def _trainer_logprobs(sample: Mapping[str, Any]) -> list[float | None] | None:
+    """As long as the sample; null where it trains nothing."""
+    found: list[float] = training_of(sample).get("trainer_logprobs") or []
+    places = [at for span in sample["spans"] for at in range(span["start"], span["end"])]
+    if not found or len(found) != len(places):
+        return None
+    by_place: dict[int, float] = dict(zip(places, found, strict=True))
+    return [None if (known := by_place.get(at)) is None else round(known, 4) for at in range(len(sample["tokens"]))]
+
+
+def _turn_rewards(rollout: Mapping[str, Any]) -> dict[int, float]:
+    """By completion, where each turn of the rollout is one in its conversation."""
+    turns = [turn for turn in rollout.get("message_turns") or () if turn is not None]
+    rewards = rollout.get("turn_rewards") or ()
+    return dict(zip(turns, rewards, strict=True)) if len(turns) == len(rewards) else {}
+
+
+def _sampled_in(
+    ids: Sequence[int], sample: Mapping[str, Any], samples: Sequence[Mapping[str, Any]]
+) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    """The completions that a sample holds, each with the sample that trains it."""
+    found: dict[int, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
+        span["start"]: (sample, span) for span in sample["spans"]
+    }
+    for other in samples:
+        if other is not sample:
+            shared = common_prefix(ids, other["tokens"])
+            for span in other["spans"]:
+                if span["end"] <= shared:
+                    found.setdefault(span["start"], (other, span))
+    return [found[start] for start in sorted(found)]
+
+
+def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens two sequences begin with together."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _doubtful(
+    vocabulary: Vocabulary | None,
+    ids: Sequence[int],
+    segments: Sequence[Mapping[str, Any]],
+    messages: Sequence[Mapping[str, Any]],
+    rollout: Mapping[str, Any],
+) -> bool:
+    """Whether a message of the conversation is not the text of its tokens: the vocabulary is another model's."""
+    if vocabulary is None:
+        return False
+    turns = {turn: at for at, turn in enumerate(rollout.get("message_turns") or ()) if turn is not None}
+    for each in segments:
+        at = turns.get(each.get("turn"))
+        content = messages[at].get("content") if at is not None else None
+        words = content.split()[:3] if isinstance(content, str) else []
+        text = vocabulary.decode(ids[each["start"] : each["end"]])
+        if words and not all(word in text for word in words if "\ufffd" not in word):
+            return True
+    return False
+
+
+def _choices(sample: Mapping[str, Any]) -> list[int] | None:
+    """How many ids each token was sampled from, where the server reported them."""
+    mask = sample.get("sampling_mask")
+    if not mask:
+        return None
+    import numpy
+
+    counts: list[int] = numpy.frombuffer(base64.b64decode(mask["counts"]), "<u4").tolist()
+    return counts

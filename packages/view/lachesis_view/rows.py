@@ -1,0 +1,146 @@
+"""What the index keeps of a line: the row of each rollout, and the text that is searched.
+
+A line may hold anything. What is not of the usual shape raises one of `MISSHAPEN`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import islice
+from typing import Any
+
+import orjson
+
+from lachesis.evaluation.repaired_calls import NAME as REPAIRED_CALLS
+from lachesis.html.rollout import texts_of, title_of
+from lachesis.runs.tool_failures import ToolFailures
+from lachesis.trajectories.advantages import LARGEST_REWARD
+from lachesis.trajectories.exports import stored_messages
+from lachesis_view.metrics import metric_name
+
+TEXT_LIMIT = 100_000
+"""Characters of a rollout that can be searched for: half from its beginning, half from its end."""
+NAME_LENGTH = 200
+METRICS = 50
+"""Components and metrics of a rollout that are kept."""
+MISSHAPEN = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""What reading a line of another shape raises."""
+
+
+def parsed(line: bytes | str) -> dict[str, Any]:
+    try:
+        content = orjson.loads(line)
+    except orjson.JSONDecodeError:  # halves of surrogate pairs
+        content = json.loads(line)
+    return dict(content)
+
+
+def rollout_row(group: Mapping[str, Any], rollout: Mapping[str, Any]) -> tuple[Any, ...]:
+    """From `title` to `tools`."""
+    verifier = rollout.get("verifier") or {}
+    causes = (rollout.get("unscored_kind"), verifier.get("cause"), rollout.get("agent_fault"), rollout.get("skipped"))
+    return (
+        storable(title_of(group.get("item"), stored_messages(group, rollout))),
+        None if rollout["reward"] is None else _number(rollout["reward"]),
+        as_name(rollout["outcome"]),
+        as_name(next(filter(None, causes), "")),
+        as_count(rollout["turns"]),
+        as_count(rollout["tool_calls"]),
+        None
+        if (counts := rollout["tool_stats"]) is None
+        else sum(as_count(each["failure"]) for each in counts.values()),
+        as_count(rollout.get("completion_tokens", 0)),
+        None if rollout["seconds"] is None else _number(rollout["seconds"]),
+        _metrics(rollout),
+        _tools(rollout),
+    )
+
+
+def _tools(rollout: Mapping[str, Any]) -> str | None:
+    """JSON of the calls of each tool: how many, how many failed, and the reasons with their counts."""
+    failures = ToolFailures()
+    with suppress(*MISSHAPEN):
+        stats = (rollout["tool_stats"] or {}).items()
+        counts = {as_name(name): {kind: as_count(each[kind]) for kind in ("count", "failure")} for name, each in stats}
+        errors = [(as_name(each["tool"]), str(each["error"])) for each in rollout["tool_errors"] or ()]
+        failures.add(dict(islice(counts.items(), METRICS)), errors[:METRICS])
+    found = {name: [*counts] for name, *counts in failures.to_rows()}
+    return orjson.dumps(found).decode() if found else None
+
+
+def _metrics(rollout: Mapping[str, Any]) -> str | None:
+    """JSON of the components and metrics that are numbers a mean can take, and the share of calls that the parser
+    repaired; None where there is none."""
+    metrics = rollout.get("metrics") or {}
+    if not isinstance(metrics, dict):
+        return None
+    repaired, parsed = rollout.get("repaired_calls") or (0, 0)
+    if as_count(parsed):
+        metrics = {REPAIRED_CALLS: as_count(repaired) / parsed, **metrics}
+    if not metrics:
+        return None
+    known = {
+        as_name(metric_name(name)): float(value)
+        for name, value in islice(metrics.items(), METRICS)
+        if isinstance(value, int | float) and abs(value) <= LARGEST_REWARD
+    }
+    return orjson.dumps(known).decode() if known else None
+
+
+def searched_text(group: Mapping[str, Any], rollout: Mapping[str, Any]) -> str:
+    chats = _conversations(rollout, stored_messages(group, rollout))
+    parts = [part for messages in chats for message in messages for part in _said(message)]
+    parts += [text for name in ("reason", "traceback") if isinstance(text := rollout.get(name), str)]
+    text = "\n".join(parts)
+    if len(text) > TEXT_LIMIT:
+        text = f"{text[: TEXT_LIMIT // 2]}\n{text[-TEXT_LIMIT // 2 :]}"
+    return storable(text)
+
+
+def _conversations(record: Mapping[str, Any], messages: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    """A conversation, then the branches that it left, and the conversations of its sub-agents."""
+    yield messages
+    yield from (dropped["messages"] for dropped in record.get("discarded") or ())
+    for call in (record.get("calls") or {}).values():
+        if (chat := call.get("subagent")) is not None:
+            yield from _conversations(chat, chat["messages"])
+
+
+def _said(message: Mapping[str, Any]) -> Iterator[str]:
+    """The texts of a message."""
+    yield from texts_of(message.get("reasoning"))
+    yield from texts_of(message.get("content"))
+    for call in message.get("tool_calls") or ():
+        yield from (call["function"]["name"], call["function"]["arguments"])
+
+
+def _number(value: Any) -> float:
+    """Of a line, which need not hold what a row and the sums over rows take."""
+    if not isinstance(value, int | float) or not abs(value) <= LARGEST_REWARD:
+        raise TypeError(f"{str(value)[:60]} is not a finite number")
+    return float(value)
+
+
+def as_count(value: Any) -> int:
+    if not isinstance(value, int) or not 0 <= value < 1 << 53:
+        raise TypeError(f"{str(value)[:60]} is not a count")
+    return value
+
+
+def as_time(value: Any) -> float:
+    """Seconds since 1970, in the years 1 to 9999."""
+    if not -62135596800 <= (time := _number(value)) < 253402300800:
+        raise ValueError(f"{value} is not a time")
+    return time
+
+
+def as_name(text: str) -> str:
+    """What a list shows in each of its rows, and offers to filter by."""
+    return storable(text)[:NAME_LENGTH]
+
+
+def storable(text: str) -> str:
+    """Halves of surrogate pairs have no UTF-8, and SQLite reads a text up to its first NUL."""
+    return text.encode("utf-8", "replace").decode().replace("\0", " ")

@@ -1,0 +1,58 @@
+"""`lachesis view [FOLDER]`: show a folder of runs in a browser, while it grows."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+from lachesis.cli import port_number
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve the pages until Ctrl+C."""
+    parser = argparse.ArgumentParser(prog="lachesis view", description=__doc__)
+    parser.add_argument(
+        "folder", type=Path, nargs="?", default=Path("data"), help="what holds the runs (default: data)"
+    )
+    parser.add_argument("--port", type=port_number, default=7007, help="0 takes a free one (default: %(default)s)")
+    parser.add_argument(
+        "--host",
+        default="127.0.0.1",
+        help="the address to listen on (default: %(default)s); beyond this machine, the pages ask for a token",
+    )
+    parser.add_argument(
+        "--index", type=Path, help="where the index is kept (default: a file in ~/.cache/lachesis/view)"
+    )
+    parser.add_argument(
+        "--tokenizer",
+        type=Path,
+        metavar="PATH",
+        help="a tokenizer.json, a folder with one, or a .gguf file: the texts of tokens (default: the run's own)",
+    )
+    parser.add_argument("--open", action="store_true", help="open the page in a browser")
+    arguments = parser.parse_args(argv)
+    return asyncio.run(_serve(arguments))
+
+
+async def _serve(arguments: argparse.Namespace) -> int:
+    from lachesis_view.app import serve
+    from lachesis_view.index import Index
+    from lachesis_view.token_text import read_vocabulary
+
+    vocabulary = read_vocabulary(arguments.tokenizer) if arguments.tokenizer else None
+    index = Index(arguments.folder, arguments.index)
+    runner, url = await serve(index, arguments.host, arguments.port, vocabulary)
+    print(f"{url}\nshows {index.root}; Ctrl+C ends it", flush=True)
+    if arguments.open:
+        import webbrowser
+
+        await asyncio.to_thread(webbrowser.open, url)
+    try:
+        await asyncio.Event().wait()
+    finally:
+        await runner.cleanup()
+        await asyncio.get_running_loop().shutdown_default_executor()  # pages that are being made use the index
+        index.close()
+    return 0
