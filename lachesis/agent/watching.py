@@ -100,7 +100,7 @@ class Watch:
             if _asks(code.co_filename):
                 back = frame.f_back
                 if back is not None and not _asks(back.f_code.co_filename):
-                    self.asked.update(_calls_of(back))
+                    self.asked.update(_calls_of(frame))
             elif code is _SUBMIT:  # `asyncio.to_thread` too
                 frame.f_locals["fn"] = self._elsewhere(frame, frame.f_locals["fn"])
             elif code is _START and getattr(frame.f_locals["self"], "_target", None) is not _worker:
@@ -135,6 +135,8 @@ def _calls_of(frame: FrameType | None) -> Iterator[tuple[str, Span]]:
     found = []
     while frame is not None and frame.f_code is not Watch.call.__code__:
         file = frame.f_code.co_filename
+        if frame.f_code.co_name == "__del__" or file.endswith("/weakref.py"):  # what is collected meanwhile
+            return
         if is_own(file):
             found.append((file, spanned(*list(frame.f_code.co_positions())[frame.f_lasti // 2])))
         elif file.startswith(ours.folders()):

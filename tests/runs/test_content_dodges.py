@@ -24,6 +24,7 @@ from xml.etree import ElementTree
 import pytest
 
 from lachesis import Reward
+from lachesis.agent.watching import Watch
 from lachesis.runs.failures import RunStopped
 from lachesis.trajectories.messages import Message, ToolCall
 from lachesis_testing.fake_server import Ask, FakeServer
@@ -704,3 +705,29 @@ async def test_no_bug_of_an_environment_becomes_a_score(tmp_path: Path) -> None:
     wrong = lines(ran.files.failures)
     assert sorted(group["item"]["bug"] for group in wrong) == sorted(BUGS)
     assert all(rollout["reward"] is None and rollout["traceback"] for rollout in rollouts(ran.files.failures))
+
+
+class Collected:
+    """Something that asks a service when Python collects it."""
+
+    def __del__(self) -> None:
+        urllib.request.Request("http://127.0.0.1/")
+
+
+def test_what_is_collected_meanwhile_is_no_answer_of_a_service() -> None:
+    loop = asyncio.new_event_loop()
+    collected: list[Any] = [asyncio.StreamReaderProtocol(asyncio.StreamReader(loop=loop), loop=loop), Collected()]
+
+    def drops(text: str) -> int:
+        while collected:
+            collected.pop()
+        return int(text)
+
+    def asks(text: str) -> int:
+        return len(urllib.request.Request("http://127.0.0.1/").host) + int(text)
+
+    for function, count in ((drops, 0), (asks, 1)):
+        watch = Watch()
+        watch.call(function, "42")
+        assert len(watch.asked) == count, function
+    loop.close()
