@@ -21,7 +21,7 @@ import posixpath
 import random
 import secrets
 import tempfile
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from backends.host.folders import cache_folder
 from backends.tasks import in_own_thread, run_all
 from lachesis.agent.changed_tests import ENDED, Change, Found, TestFile, found_test
 from lachesis.agent.file_copies import members
+from lachesis.agent.judgement import Judgement, TestVerdict
 from lachesis.agent.own_folder import own_folder
 from lachesis.agent.pace import MARGIN, USABLE, OwnTime, Pace, pace
 from lachesis.agent.placing import placed
@@ -41,71 +42,6 @@ from lachesis.tools import ToolSession
 _OUTPUT = 10_000_000
 """Bytes of a report, and of what pytest prints, that are read."""
 _TRIAL = "def test_trial():\n    pass\n"
-
-
-@dataclass(frozen=True, slots=True)
-class TestVerdict:
-    """What a test did."""
-
-    __test__ = False
-
-    outcome: str
-    """As it is: `passed`, `failed`, `error`, `skipped`, `xfailed`, `missing` (no report), `contradictory` (several)."""
-    changed: str
-    """The same test changed so that a right solution fails it."""
-    kind: str
-    """How it was changed: `value`, `inverted` or `ended`, see `lachesis.agent.changed_tests`."""
-    change: str = ""
-    """The changed text, for people."""
-
-    @property
-    def passed(self) -> bool:
-        """It passed as it is, and failed when changed."""
-        return self.outcome == "passed" and self.changed in ("failed", "error")
-
-    @property
-    def forged(self) -> bool:
-        """It passed as it is and also when changed, which no solution does; or there were several reports.
-
-        A wrong solution may pass a changed test alone, by accident.
-        """
-        return self.outcome == self.changed == "passed" or "contradictory" in (self.outcome, self.changed)
-
-
-@dataclass(frozen=True, slots=True)
-class Judgement:
-    """What `judge_pytest` found."""
-
-    tests: Mapping[str, TestVerdict]
-    """By id, all those that were expected and no others."""
-    output: str
-    """What pytest printed in the last run."""
-    missing: tuple[str, ...] = ()
-    """Sources that the agent left nothing at."""
-    refused: Mapping[str, str] = field(default_factory=dict)
-    """Sources that were not taken along, with the reason."""
-
-    @property
-    def forged(self) -> str:
-        """Why the outcomes cannot be believed; empty where they can."""
-        found = [id for id, verdict in self.tests.items() if verdict.forged]
-        if not found:
-            return ""
-        return f"{len(found)} of {len(self.tests)} tests passed, and also when changed to fail: {', '.join(found)}"
-
-    @property
-    def passed(self) -> bool:
-        """Every expected test passed, and nothing is forged."""
-        return self.fraction == 1.0
-
-    @property
-    def fraction(self) -> float:
-        """The part of the expected tests that passed; 0 where something is forged."""
-        return 0.0 if self.forged else sum(verdict.passed for verdict in self.tests.values()) / len(self.tests)
-
-    def __await__(self) -> Generator[Any, Any, Judgement]:
-        yield from ()
-        return self
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,9 @@ from backends import SandboxSpec, create_backend
 from backends.host.folders import cache_folder
 from lachesis.agent import pytest_judge
 from lachesis.agent.changed_tests import ENDED, INVERTED, VALUE, TestFile
+from lachesis.agent.judgement import Judgement, TestVerdict
 from lachesis.agent.pace import MachineOverloaded, OwnTime, pace
-from lachesis.agent.pytest_judge import Judgement, PytestJudge, TestVerdict
+from lachesis.agent.pytest_judge import PytestJudge
 from lachesis.agent.reward import RewardError
 from lachesis.agent.sealing import Artifacts
 from lachesis.agent.tool_context import ToolContext

@@ -12,8 +12,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from backends.tasks import in_own_thread
+from lachesis.agent.judgement import Judgement
 from lachesis.agent.own_folder import own_folder
-from lachesis.agent.pytest_judge import Judgement
 from lachesis.agent.reward import Reward, RewardError
 from lachesis.agent.tool_context import ToolContext
 from lachesis.environments.harbor.artifacts import fetch

@@ -13,7 +13,7 @@ import random
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 from lachesis.agent.changed_tests import VALUE, TestFile, found_test
-from lachesis.agent.pytest_judge import Judgement
+from lachesis.agent.judgement import Judgement
 from lachesis.environments.swe.building import Files, SweTask, hunks, with_hunks, within
 
 Judge = Callable[[Files], Awaitable[Judgement]]

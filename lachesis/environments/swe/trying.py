@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from backends import Backend, SandboxSpec
-from lachesis.agent.pytest_judge import Judgement
+from lachesis.agent.judgement import Judgement
 from lachesis.environments.harbor.places import opened, places_of
 from lachesis.environments.swe.building import Files, SweTask
 from lachesis.environments.swe.judging import judge_settings, judged
