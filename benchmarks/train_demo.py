@@ -23,10 +23,10 @@ from typing import Any
 
 from benchmarks.learning_curves import CONTROL, TRAINED, Answer, Curve, conclude, kept
 from lachesis.cli.policy import engine_of, served
-from lachesis.environments.tool_call import ToolCallEnv
 from lachesis.runs.command_line import read_settings
 from lachesis.training.engine.folders import model_folder
 from lachesis.trajectories.exports import read_groups
+from lachesis_envs.tool_call import ToolCallEnv
 
 CONFIG = Path(__file__).parents[1] / "configs" / "train_tool_call.yaml"
 ENVIRONMENTS = {

@@ -19,7 +19,7 @@ ROOMS = {**{name: ROOT / name for name in ("backends", "environments", "lachesis
 HEAVY = {"atroposlib", "datasets", "math_verify", "openai", "tinker", "torch", "transformers", "wandb"}
 LIGHT = (
     *("backends", "lachesis.tools", "lachesis.trajectories", "tool_call_parsers", "lachesis.inference"),
-    *("environments", "lachesis.agent.loop", "lachesis.runs.report", "lachesis.environments.gsm8k"),
+    *("environments", "lachesis.agent.loop", "lachesis.runs.report", "lachesis_envs.gsm8k"),
     *("lachesis.cli.api", "lachesis.cli.engine", "lachesis.cli.launch_training", "lachesis.cli.train"),
     *("lachesis.training.trl", "lachesis.training.policy_server", "lachesis.training.curves.report"),
 )
@@ -27,8 +27,8 @@ SOURCES = sorted(path for room in ROOMS.values() for path in room.rglob("*.py"))
 TALKS = {
     "lachesis/batch/on_ray.py",
     "lachesis/runs/command_line.py",
-    "lachesis/environments/gsm8k/math_child.py",
-    "lachesis/task_folders/inside/grade.py",
+    "packages/envs/lachesis_envs/gsm8k/math_child.py",
+    "packages/envs/lachesis_envs/task_folders/inside/grade.py",
     "lachesis/tools/repl_driver.py",
 }
 """Modules that print: commands, and programs of their own whose standard output is read by the project."""

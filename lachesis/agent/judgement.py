@@ -18,7 +18,7 @@ class TestVerdict:
     changed: str
     """The same test changed so that a right solution fails it."""
     kind: str
-    """How it was changed: `value`, `inverted` or `ended`, see `lachesis.agent.changed_tests`."""
+    """How it was changed: `value`, `inverted` or `ended`, see `lachesis_envs.judging.changed_tests`."""
     change: str = ""
     """The changed text, for people."""
 
