@@ -6,7 +6,15 @@ import functools
 import importlib.util
 from pathlib import Path
 
-PACKAGES = ("backends", "lachesis", "lachesis_envs", "lachesis_testing", "lachesis_view", "tool_call_parsers")
+PACKAGES = (
+    "backends",
+    "lachesis",
+    "lachesis_envs",
+    "lachesis_testing",
+    "lachesis_train",
+    "lachesis_view",
+    "tool_call_parsers",
+)
 """What is imported of the distributions that are released together."""
 
 

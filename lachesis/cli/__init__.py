@@ -57,6 +57,7 @@ VERBS = {verb: text for verbs in GROUPS.values() for verb, text in verbs.items()
 PACKAGES = {
     **dict.fromkeys(("demo", "envs", "eval regrade", "tasks"), "lachesis-envs"),
     **dict.fromkeys(("fake-server", "sandboxes attack"), "lachesis-testing"),
+    **dict.fromkeys(("api", "engine", "policy", "train"), "lachesis-train"),
     "view": "lachesis-view",
 }
 """Of verbs that are not in this package."""

@@ -25,6 +25,7 @@ from lachesis.runs.decisions import Decision, Kept, LeftOut
 from lachesis.runs.failures import Job, RunStopped
 from lachesis.runs.pipeline import Flight, Pipeline, Sink
 from lachesis.runs.progress import Standing
+from lachesis.runs.registration import TrainerInfo
 from lachesis.runs.results import ServeResult
 from lachesis.runs.running_figures import RunningFigures
 from lachesis.runs.settings import HermesAgentEnvConfig, is_chosen
@@ -33,7 +34,7 @@ from lachesis.tracebacks import explained
 from lachesis.training.outbox import Outbox, OutboxError
 from lachesis.training.outbox_state import Entry
 from lachesis.training.relay import OutboxRelay, Pace, RelayError
-from lachesis.training.rollout_api import EnvDescription, EnvStatus, GroupError, RolloutApi, TrainerInfo, encode_json
+from lachesis.training.rollout_api import EnvDescription, EnvStatus, GroupError, RolloutApi, encode_json
 from lachesis.training.staleness import StalenessCap, WhenStale
 from lachesis.trajectories import JsonlError, JsonlWriter
 from lachesis.wording import counted

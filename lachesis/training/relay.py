@@ -22,6 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from backends.errors import LachesisError
+from lachesis.runs.registration import Registration, TrainerInfo
 from lachesis.training.groups import NO_SPLIT_GROUPS
 from lachesis.training.outbox import Outbox
 from lachesis.training.outbox_state import Entry, KnownApi
@@ -34,10 +35,8 @@ from lachesis.training.rollout_api import (
     ConnectionReplaced,
     EnvDescription,
     EnvStatus,
-    Registration,
     RolloutApi,
     RolloutApiError,
-    TrainerInfo,
     UnknownEnv,
 )
 from lachesis.wording import counted

@@ -25,6 +25,7 @@ import orjson
 
 from backends.errors import LachesisError
 from lachesis.inference.http_session import HttpSessionOwner
+from lachesis.runs.registration import Registration, TrainerInfo
 from lachesis.utf8 import without_lone_surrogates
 
 EXTENSION: Final = "Lachesis rollout API"
@@ -107,29 +108,6 @@ class EnvDescription:
     weight: float = 1.0
     min_batch_allocation: float | None = None
     """Share of each batch, 0 to 1, that must come from this environment."""
-
-
-@dataclass(frozen=True, slots=True)
-class TrainerInfo:
-    """The registration of the trainer."""
-
-    batch_size: int
-    """Sequences a step."""
-    max_token_len: int
-    """A sequence of this many tokens is too long."""
-
-
-@dataclass(frozen=True, slots=True)
-class Registration:
-    """The answer of the API to the registration of an environment."""
-
-    env_id: int
-    starting_step: int
-    num_steps: int
-    checkpoint_dir: str = ""
-    """The trainer's folder, in which environments may keep their own state."""
-    checkpoint_interval: int = -1
-    """Steps between two checkpoints of the trainer; -1 for none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,12 +18,13 @@ from lachesis.training.curves.records import GroupRecord, SampleRecord, StepReco
 from lachesis.training.curves.rollouts import RolloutFiles
 from lachesis.training.curves.wandb_run import WandbSettings, finish, is_gone, start_run
 from lachesis.trajectories.jsonl import JsonlWriter, read_lines
+from lachesis.trajectories.step_files import ROLLOUTS
 
 __all__ = ["GroupRecord", "SampleRecord", "StepRecord", "TrainingRecorder", "WandbSettings"]
 
 log = logging.getLogger(__name__)
 
-METRICS, ROLLOUTS, REPORT = "metrics.jsonl", "rollouts", "report.html"
+METRICS, REPORT = "metrics.jsonl", "report.html"
 """Names in the folder of a run."""
 ROLLOUTS_LIMIT = 1 << 30
 REPORT_INTERVAL, REPORT_SHARE = 15.0, 0.05

@@ -17,8 +17,8 @@ from lachesis.evaluation.repaired_calls import NAME, RepairedCalls
 from lachesis.html import templates, write_page
 from lachesis.html.rollout import message_view
 from lachesis.training.curves.charts import Chart, Line, bar_chart, line_chart, number
-from lachesis.training.curves.rollouts import SCHEMA, step_files
 from lachesis.trajectories.jsonl import read_lines
+from lachesis.trajectories.step_files import SCHEMA, step_files
 from lachesis.wording import duration
 
 MAX_STEPS = 60

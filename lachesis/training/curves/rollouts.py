@@ -13,10 +13,9 @@ from lachesis.trajectories import MASKED
 from lachesis.trajectories.digests import certified, copies_of
 from lachesis.trajectories.jsonl import JsonlWriter
 from lachesis.trajectories.samples import TokenSample
+from lachesis.trajectories.step_files import SCHEMA, step_files
 
 log = logging.getLogger(__name__)
-
-SCHEMA = "lachesis.trained_group/1"
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -76,12 +75,6 @@ class RolloutFiles:
                     self._limit,
                     path.name,
                 )
-
-
-def step_files(folder: Path) -> list[tuple[int, Path]]:
-    """The files of a folder with their steps, in order."""
-    found = [(path.stem.removeprefix("step_"), path) for path in folder.glob("step_*.jsonl")]
-    return sorted((int(number), path) for number, path in found if number.isdecimal())
 
 
 def group_line(record: StepRecord, group: GroupRecord, decode: Decode | None) -> dict[str, Any]:
