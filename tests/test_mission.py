@@ -1079,8 +1079,8 @@ async def test_88_an_environment_and_a_trainer_meet_at_the_api_of_the_first_term
     needs no torch, and its requests; `launch_training.py` trains beside both in tests/torch/test_whole_path.py."""
     from transformers import AutoTokenizer
 
-    from lachesis.training.policy import Policy, PolicyVersion
-    from lachesis.training.policy_server import PolicyServer
+    from lachesis_train.policy import Policy, PolicyVersion
+    from lachesis_train.policy_server import PolicyServer
 
     port = free_port()
     url = f"http://127.0.0.1:{port}"

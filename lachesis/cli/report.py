@@ -21,9 +21,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     from backends.errors import LachesisError
     from lachesis.runs.report import write_report
-    from lachesis.training.curves.report import write_report as write_training_report
     from lachesis.trajectories import read_lines
     from lachesis.trajectories.jsonl import has_torn_tail
+    from lachesis_train.curves.report import write_report as write_training_report
 
     if (arguments.groups / "groups.jsonl").is_file():
         arguments.groups /= "groups.jsonl"

@@ -21,7 +21,7 @@ from lachesis.runs.group_player import PlayedGroup, play_group
 from lachesis.runs.item_keys import item_digest
 from lachesis.runs.registration import Registration
 from lachesis.tracebacks import explained
-from lachesis.training.groups import CERTIFICATE
+from lachesis.trajectories.group_shapes import CERTIFICATE
 
 _OF_TRAJECTORIES = ("tokens", "masks", "scores", "inference_logprobs", "messages", "overrides")
 

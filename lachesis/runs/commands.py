@@ -321,7 +321,7 @@ def tracking(env: Environment, job: str) -> AbstractAsyncContextManager[None]:
 
 
 async def serve(env: Environment, *, hold_out: bool) -> ServeResult:
-    """Play groups for a trainer; see `lachesis.runs.serving.serve`.
+    """Play groups for a trainer; see `lachesis_train.serving.serve`.
 
     Raises:
         SettingsError: the package that can is not installed.

@@ -8,7 +8,7 @@ from lachesis.runs.decisions import Decision, Kept, LeftOut
 from lachesis.runs.group_player import PlayedGroup
 from lachesis.runs.registration import TrainerInfo
 from lachesis.runs.settings import HermesAgentEnvConfig
-from lachesis.training.groups import (
+from lachesis.trajectories.group_shapes import (
     OF_TOKENS,
     GroupSettings,
     RejectReason,
