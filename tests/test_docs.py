@@ -106,7 +106,7 @@ def test_the_readme_leads_to_every_page() -> None:
 def test_the_modules_that_the_architecture_names_exist() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     named = re.findall(r"`([\w/]+(?:/|\.py))`", page)
-    assert "training/trainer/loop.py" in named
+    assert "packages/train/lachesis_train/trainer/loop.py" in named
     assert [path for path in named if not any((room / path).exists() for room in (ROOT, ROOT / "lachesis"))] == []
 
 

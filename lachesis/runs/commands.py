@@ -332,7 +332,8 @@ async def serve(env: Environment, *, hold_out: bool) -> ServeResult:
         raise SettingsError(
             "`serve` is in the package lachesis-train. Next step: pip install lachesis-train"
         ) from error
-    return await run(env, hold_out=hold_out)
+    result: ServeResult = await run(env, hold_out=hold_out)
+    return result
 
 
 async def collect_group(env: Environment, item: Any) -> tuple[dict[str, Any] | None, PlayedGroup]:
