@@ -117,7 +117,7 @@ def test_every_room_of_training_is_in_the_architecture() -> None:
     assert [
         room
         for room in rooms
-        if f"`packages/train/lachesis_train/{room}/`" not in page and f"`training/{room}/`" not in page
+        if f"`packages/train/lachesis_train/{room}/`" not in page and f"`packages/train/lachesis_train/{room}/`" not in page
     ] == []
 
 
