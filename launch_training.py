@@ -3,7 +3,7 @@
 
 import sys
 
-from lachesis.cli.launch_training import main
+from lachesis_train.verbs.launch_training import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -31,8 +31,8 @@ import aiohttp
 import orjson
 
 from benchmarks.serve_lag import Lag
-from lachesis.training.api import ApiSettings, RolloutApiServer
-from lachesis.training.rollout_api import encode_group
+from lachesis_train.api import ApiSettings, RolloutApiServer
+from lachesis_train.rollout_api import encode_group
 
 SEQUENCES, LENGTH, GROUPS = 8, 4096, 16
 LONG, LONG_GROUPS = 32_768, 6

@@ -24,10 +24,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.run_api import register, run_api
 from lachesis.runs.atropos import BaseEnv
-from lachesis.training.outbox import Outbox
-from lachesis.training.outbox_state import Entry
-from lachesis.training.relay import OutboxRelay
-from lachesis.training.rollout_api import EnvDescription, RolloutApi
+from lachesis_train.outbox import Outbox
+from lachesis_train.outbox_state import Entry
+from lachesis_train.relay import OutboxRelay
+from lachesis_train.rollout_api import EnvDescription, RolloutApi
 
 SEQUENCES, LENGTH, GROUPS = 8, 32_768, 4
 PERIOD = 0.001

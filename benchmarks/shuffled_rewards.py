@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lachesis import AgentResult
-from lachesis.environments.tool_call import ToolCallEnv
+from lachesis_envs.tool_call import ToolCallEnv
 
 LONGEST_WAIT = 30.0
 """Seconds that a group waits for the others of its batch; what is there then is a batch."""

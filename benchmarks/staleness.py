@@ -38,11 +38,11 @@ from lachesis.runs.decisions import Kept
 from lachesis.runs.failures import FailureBrake
 from lachesis.runs.pipeline import Pipeline
 from lachesis.runs.results import ServeResult, age_quantile
-from lachesis.runs.rollout_api_sink import RolloutApiSink
 from lachesis.runs.settings import HermesAgentEnvConfig
-from lachesis.training.outbox import Outbox
-from lachesis.training.relay import Pace
-from lachesis.training.rollout_api import EnvDescription, RolloutApi
+from lachesis_train.outbox import Outbox
+from lachesis_train.relay import Pace
+from lachesis_train.rollout_api import EnvDescription, RolloutApi
+from lachesis_train.rollout_api_sink import RolloutApiSink
 
 ITEMS, GROUP_SIZE, GROUPS_A_BATCH, WORKERS = 400, 2, 4, 48
 MEDIAN, SIGMA = 0.05, 1.5

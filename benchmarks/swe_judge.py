@@ -26,11 +26,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from backends import Backend, SandboxSpec, create_backend
 from lachesis.agent.pace import MachineOverloaded
 from lachesis.agent.tool_context import ToolContext
-from lachesis.environments.harbor.grading import grade
-from lachesis.environments.harbor.places import opened, places_of
-from lachesis.environments.swe.judging import judge_settings
-from lachesis.task_folders import Task, find_tasks, read_task
 from lachesis.tools import ToolSessions
+from lachesis_envs.harbor.grading import grade
+from lachesis_envs.harbor.places import opened, places_of
+from lachesis_envs.swe.judging import judge_settings
+from lachesis_envs.task_folders import Task, find_tasks, read_task
 from lachesis_testing.cheats import CHEATS
 
 _numbers = itertools.count()

@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.learning_curves import CONTROL, TRAINED, Answer, Curve, conclude, kept
-from lachesis.cli.policy import engine_of, served
-from lachesis.environments.tool_call import ToolCallEnv
+from lachesis.inference.model_folders import model_folder
 from lachesis.runs.command_line import read_settings
-from lachesis.training.engine.folders import model_folder
 from lachesis.trajectories.exports import read_groups
+from lachesis_envs.tool_call import ToolCallEnv
+from lachesis_train.verbs.policy import engine_of, served
 
 CONFIG = Path(__file__).parents[1] / "configs" / "train_tool_call.yaml"
 ENVIRONMENTS = {

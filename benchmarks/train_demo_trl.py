@@ -95,9 +95,9 @@ def train(name: str, folder: Path, settings: Mapping[str, Any], threads: int) ->
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from trl import GRPOConfig, GRPOTrainer
 
-    from lachesis.environments.tool_call import ToolCallEnv
-    from lachesis.training.engine.folders import model_folder
-    from lachesis.training.trl import LachesisRollouts
+    from lachesis.inference.model_folders import model_folder
+    from lachesis_envs.tool_call import ToolCallEnv
+    from lachesis_train.trl import LachesisRollouts
 
     config = yaml.safe_load(CONFIG.read_text(encoding="utf-8"))
     env, training = {**config["env"], "eval_items": settings["items"]}, config["training"]

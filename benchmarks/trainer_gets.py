@@ -33,7 +33,8 @@ from benchmarks.token_ledger import Ledger, Sequenced
 from benchmarks.token_turns import peer
 from lachesis.inference import TokenServer
 from lachesis.inference.sampling import Sampling
-from lachesis.training.groups import (
+from lachesis.trajectories import Message, MessageHistory, ToolResponse, rollout_advantages, samples
+from lachesis.trajectories.group_shapes import (
     DiscardedAttempts,
     GroupSettings,
     RolloutSamples,
@@ -41,7 +42,6 @@ from lachesis.training.groups import (
     TrainingGroup,
     build_group,
 )
-from lachesis.trajectories import Message, MessageHistory, ToolResponse, rollout_advantages, samples
 from lachesis_testing.fake_server import FakeServer, fake_tokenizer
 from lachesis_testing.fake_server.policies import Scripted
 

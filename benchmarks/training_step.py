@@ -120,8 +120,8 @@ async def measure(arguments: argparse.Namespace) -> int:
     """Print the figures; 1 over the limit."""
     import torch
 
-    from lachesis.training.engine import start_engine
-    from lachesis.training.engine.folders import model_folder
+    from lachesis.inference.model_folders import model_folder
+    from lachesis_train.engine import start_engine
 
     torch.set_num_threads(1)
     os.environ["TINKER_TELEMETRY"] = "0"

@@ -1,6 +1,6 @@
 """GSM8K with tools: `python environments/gsm8k_agent_env.py process --env.total_steps 8`."""
 
-from lachesis.environments.gsm8k import GSM8kAgentEnv, GSM8kEnvConfig
+from lachesis_envs.gsm8k import GSM8kAgentEnv, GSM8kEnvConfig
 
 __all__ = ["GSM8kAgentEnv", "GSM8kEnvConfig"]
 

@@ -1,6 +1,6 @@
 """Tasks in Harbor's folder format: `python environments/harbor_env.py evaluate --env.dataset_name PATH`."""
 
-from lachesis.environments.harbor import HarborEnv
+from lachesis_envs.harbor import HarborEnv
 
 __all__ = ["HarborEnv"]
 

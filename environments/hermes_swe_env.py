@@ -1,6 +1,6 @@
 """Real fixes of Python packages as tasks: `python environments/hermes_swe_env.py evaluate`."""
 
-from lachesis.environments.swe.environment import HermesSweEnv
+from lachesis_envs.swe.environment import HermesSweEnv
 
 __all__ = ["HermesSweEnv"]
 

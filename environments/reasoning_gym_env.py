@@ -1,6 +1,6 @@
 """Puzzles: `python environments/reasoning_gym_env.py process --env.dataset_name reasoning_gym:maze`."""
 
-from lachesis.environments.reasoning_gym import ReasoningGymEnv, ReasoningGymEnvConfig
+from lachesis_envs.reasoning_gym import ReasoningGymEnv, ReasoningGymEnvConfig
 
 __all__ = ["ReasoningGymEnv", "ReasoningGymEnvConfig"]
 

@@ -1,6 +1,6 @@
 """The smallest environment that looks into the sandbox: `python environments/terminal_test_env.py process`."""
 
-from lachesis.environments.terminal_test import TerminalTestEnv
+from lachesis_envs.terminal_test import TerminalTestEnv
 
 __all__ = ["TerminalTestEnv"]
 

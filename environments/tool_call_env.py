@@ -1,6 +1,6 @@
 """One tool call, for a first success in training: `python environments/tool_call_env.py evaluate`."""
 
-from lachesis.environments.tool_call import ToolCallEnv
+from lachesis_envs.tool_call import ToolCallEnv
 
 __all__ = ["ToolCallEnv"]
 

@@ -1,6 +1,6 @@
 """An answer that only a tool knows: `python environments/tool_result_env.py evaluate`."""
 
-from lachesis.environments.tool_call import ToolResultEnv
+from lachesis_envs.tool_call import ToolResultEnv
 
 __all__ = ["ToolResultEnv"]
 

@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     from lachesis.runs.group_player import PlayedGroup
     from lachesis.runs.item_keys import ItemKeys
     from lachesis.runs.judge import Judge
+    from lachesis.runs.registration import Registration
     from lachesis.runs.results import RunResult, ServeResult
-    from lachesis.training.rollout_api import Registration
 
 
 class NotRunning(LachesisError, RuntimeError, AttributeError):

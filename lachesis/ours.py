@@ -6,7 +6,15 @@ import functools
 import importlib.util
 from pathlib import Path
 
-PACKAGES = ("backends", "lachesis", "lachesis_testing", "lachesis_view", "tool_call_parsers")
+PACKAGES = (
+    "backends",
+    "lachesis",
+    "lachesis_envs",
+    "lachesis_testing",
+    "lachesis_train",
+    "lachesis_view",
+    "tool_call_parsers",
+)
 """What is imported of the distributions that are released together."""
 
 
@@ -16,10 +24,10 @@ def is_ours(module: str) -> bool:
 
 
 @functools.cache
-def folders() -> tuple[str, ...]:
-    """Those of the packages that are installed, each with a slash at its end."""
+def folders(*names: str) -> tuple[str, ...]:
+    """Those of the packages, of all where none is named, as far as they are installed; each with a slash at its end."""
     found = []
-    for name in PACKAGES:
+    for name in names or PACKAGES:
         spec = importlib.util.find_spec(name)
         found += [f"{Path(place)}/" for place in (spec.submodule_search_locations or ()) if spec] if spec else []
     return tuple(found)

@@ -17,8 +17,9 @@ from types import TracebackType
 from lachesis import ours
 
 _LIBRARY = Path(os.__file__).parent
-_ENVIRONMENTS = f"{Path(__file__).parent}/environments/"  # which authors wrote
-_AROUND = tuple(f"{_ENVIRONMENTS}{name}.py" for name in ("checking", "atropos_player"))  # which play them
+_PLAYERS = f"{Path(__file__).parent}/environments/"
+_ENVIRONMENTS = (_PLAYERS, *ours.folders("lachesis_envs"))  # which authors wrote
+_AROUND = tuple(f"{_PLAYERS}{name}.py" for name in ("checking", "atropos_player"))  # which play them
 _LONGEST = 20_000
 """Characters of a traceback, which may quote what an agent left."""
 _BETWEEN = (

@@ -19,16 +19,21 @@ ROOMS = {**{name: ROOT / name for name in ("backends", "environments", "lachesis
 HEAVY = {"atroposlib", "datasets", "math_verify", "openai", "tinker", "torch", "transformers", "wandb"}
 LIGHT = (
     *("backends", "lachesis.tools", "lachesis.trajectories", "tool_call_parsers", "lachesis.inference"),
-    *("environments", "lachesis.agent.loop", "lachesis.runs.report", "lachesis.environments.gsm8k"),
-    *("lachesis.cli.api", "lachesis.cli.engine", "lachesis.cli.launch_training", "lachesis.cli.train"),
-    *("lachesis.training.trl", "lachesis.training.policy_server", "lachesis.training.curves.report"),
+    *("environments", "lachesis.agent.loop", "lachesis.runs.report", "lachesis_envs.gsm8k"),
+    *(
+        "lachesis_train.verbs.api",
+        "lachesis_train.verbs.engine",
+        "lachesis_train.verbs.launch_training",
+        "lachesis_train.verbs.train",
+    ),
+    *("lachesis_train.trl", "lachesis_train.policy_server", "lachesis_train.curves.report"),
 )
 SOURCES = sorted(path for room in ROOMS.values() for path in room.rglob("*.py"))
 TALKS = {
     "lachesis/batch/on_ray.py",
     "lachesis/runs/command_line.py",
-    "lachesis/environments/gsm8k/math_child.py",
-    "lachesis/task_folders/inside/grade.py",
+    "packages/envs/lachesis_envs/gsm8k/math_child.py",
+    "packages/envs/lachesis_envs/task_folders/inside/grade.py",
     "lachesis/tools/repl_driver.py",
 }
 """Modules that print: commands, and programs of their own whose standard output is read by the project."""
@@ -105,8 +110,8 @@ def test_only_the_engine_and_the_policy_of_trl_need_torch_to_be_imported() -> No
             names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
             if extra & {each.split(".")[0] for each in names}:
                 needing.add(name(path))
-    assert {path for path in needing if not path.startswith("lachesis/training/engine/")} == {
-        "lachesis/training/trl/policy_engine.py"
+    assert {path for path in needing if not path.startswith("packages/train/lachesis_train/engine/")} == {
+        "packages/train/lachesis_train/trl/policy_engine.py"
     }
 
 

@@ -106,16 +106,18 @@ def test_the_readme_leads_to_every_page() -> None:
 def test_the_modules_that_the_architecture_names_exist() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     named = re.findall(r"`([\w/]+(?:/|\.py))`", page)
-    assert "training/trainer/loop.py" in named
+    assert "packages/train/lachesis_train/trainer/loop.py" in named
     assert [path for path in named if not any((room / path).exists() for room in (ROOT, ROOT / "lachesis"))] == []
 
 
 def test_every_room_of_training_is_in_the_architecture() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    rooms = [path.parent.name for path in (ROOT / "lachesis" / "training").glob("*/__init__.py")]
+    rooms = [path.parent.name for path in (ROOT / "packages" / "train" / "lachesis_train").glob("*/__init__.py")]
     assert "engine" in rooms
     assert [
-        room for room in rooms if f"`lachesis/training/{room}/`" not in page and f"`training/{room}/`" not in page
+        room
+        for room in rooms
+        if f"`packages/train/lachesis_train/{room}/`" not in page and f"`packages/train/lachesis_train/{room}/`" not in page
     ] == []
 
 
@@ -130,9 +132,9 @@ def test_make_runs_every_benchmark_and_the_page_has_its_figures() -> None:
 
 
 def test_every_setting_of_sft_the_engine_and_the_policy_server_is_on_its_page() -> None:
-    from lachesis.training.engine import start_engine
-    from lachesis.training.policy_server.server import PolicyServer
-    from lachesis.training.sft.settings import SftSettings
+    from lachesis_train.engine import start_engine
+    from lachesis_train.policy_server.server import PolicyServer
+    from lachesis_train.sft.settings import SftSettings
 
     def text(name: str) -> str:
         return (ROOT / "docs" / name).read_text(encoding="utf-8")

@@ -515,7 +515,7 @@ async def test_29_the_backend_is_a_setting_and_a_variable_that_says_another_is_n
 @pytest.mark.parametrize("place", ["variables", "the file .env"])
 def test_30_atropos_server_settings_name_the_server(tmp_path: Path, place: str) -> None:
     program = (
-        "import os, sys; from lachesis.environments.gsm8k import GSM8kAgentEnv\n"
+        "import os, sys; from lachesis_envs.gsm8k import GSM8kAgentEnv\n"
         "try: GSM8kAgentEnv.cli()\n"
         "finally: print('environ:', 'of-the-variable' in str(os.environ))"
     )
@@ -531,7 +531,7 @@ def test_30_atropos_server_settings_name_the_server(tmp_path: Path, place: str) 
 
 
 async def test_31_math_verify_compares_what_is_not_equal_as_a_number_or_a_text() -> None:
-    verifier = importlib.import_module("lachesis.environments.gsm8k.math_answer").MathVerifier()
+    verifier = importlib.import_module("lachesis_envs.gsm8k.math_answer").MathVerifier()
     try:
         for given in ("42", "42.0", "x=42", "2+40", r"\frac{84}{2}"):
             assert await verifier.equal(given, "42"), given
@@ -543,7 +543,7 @@ async def test_31_math_verify_compares_what_is_not_equal_as_a_number_or_a_text()
 def test_31_texts_are_compared_where_math_verify_does_not_start(tmp_path: Path) -> None:
     (tmp_path / "math_verify.py").write_text("raise ImportError('broken')\n")
     program = (
-        "import asyncio\nfrom lachesis.environments.gsm8k.math_answer import MathVerifier\n"
+        "import asyncio\nfrom lachesis_envs.gsm8k.math_answer import MathVerifier\n"
         "async def f():\n    v = MathVerifier()\n"
         "    print(await v.equal('x = 42', 'x=42'), await v.equal('x=43', 'y=42'))\n"
         "    await v.close()\nasyncio.run(f())"
@@ -554,7 +554,7 @@ def test_31_texts_are_compared_where_math_verify_does_not_start(tmp_path: Path) 
 
 async def test_32_gsm8k_has_generated_problems_unless_a_file_or_a_data_set_is_named(tmp_path: Path) -> None:
     """There may be no network. A file has the rows of the real one."""
-    from lachesis.environments.gsm8k import GSM8kAgentEnv, GSM8kEnvConfig
+    from lachesis_envs.gsm8k import GSM8kAgentEnv, GSM8kEnvConfig
 
     file = tmp_path / "gsm.jsonl"
     file.write_text(json.dumps({"question": "What is 40 + 2?", "answer": "It is 40+2=<<40+2=42>>42.\n#### 42"}) + "\n")
@@ -1079,8 +1079,8 @@ async def test_88_an_environment_and_a_trainer_meet_at_the_api_of_the_first_term
     needs no torch, and its requests; `launch_training.py` trains beside both in tests/torch/test_whole_path.py."""
     from transformers import AutoTokenizer
 
-    from lachesis.training.policy import Policy, PolicyVersion
-    from lachesis.training.policy_server import PolicyServer
+    from lachesis_train.policy import Policy, PolicyVersion
+    from lachesis_train.policy_server import PolicyServer
 
     port = free_port()
     url = f"http://127.0.0.1:{port}"

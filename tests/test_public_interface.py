@@ -62,8 +62,8 @@ def test_importing_lachesis_loads_three_modules() -> None:
 @pytest.mark.parametrize(
     ("program", "arguments"),
     [
-        ("from lachesis.environments.terminal_test import TerminalTestEnv as Env; Env.cli()", ["process", "--help"]),
-        ("from lachesis.environments.gsm8k import GSM8kAgentEnv as Env; Env.cli()", ["serve", "--help"]),
+        ("from lachesis_envs.terminal_test import TerminalTestEnv as Env; Env.cli()", ["process", "--help"]),
+        ("from lachesis_envs.gsm8k import GSM8kAgentEnv as Env; Env.cli()", ["serve", "--help"]),
         ("from lachesis.cli import main; main()", ["doctor"]),
         ("from lachesis.cli import main; main(['--version'])", []),
         ("import environments.hermes_base_env", []),
@@ -75,7 +75,7 @@ def test_help_doctor_and_the_base_class_load_nothing_heavy(program: str, argumen
 
 
 def test_a_run_loads_neither_atroposlib_nor_wandb(tmp_path: Path) -> None:
-    program = "from lachesis.environments.terminal_test import TerminalTestEnv as Env; Env.cli()"
+    program = "from lachesis_envs.terminal_test import TerminalTestEnv as Env; Env.cli()"
     arguments = ["process", "--env.total_steps=1", "--env.group_size=1", "--openai.model_name=reference"]
     output = f"--env.data_path_to_save_groups={tmp_path / 'groups.jsonl'}"
     loaded = {name.partition(".")[0] for name in modules_after(program, *arguments, output)}

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from backends import MAX_DOWNLOAD, BackendError, Sandbox, SandboxSpec
+from backends.plugins import Registry, UnknownPlugin
 from backends.tasks import in_own_thread
 from lachesis.agent.agent_fault import AgentFault
 from lachesis.agent.blocking_calls import running_loop
@@ -19,17 +20,19 @@ from lachesis.agent.call_scope import CallScope, current_scope
 from lachesis.agent.context_calls import RewardCall, SharedState, answering, context_method
 from lachesis.agent.context_results import Data, FileText, Replies, Reply, Text
 from lachesis.agent.file_copies import chunks, files_below, members, remove_dead_links, write_local
+from lachesis.agent.judgement import Judgement
 from lachesis.agent.open_runs import OpenRun, open_run
 from lachesis.agent.pace import OwnTime, Pace, pace
 from lachesis.agent.parsed_files import read_json, read_text
 from lachesis.agent.placing import placed
-from lachesis.agent.pytest_judge import Judgement, PytestJudge
 from lachesis.agent.reward import RewardError
 from lachesis.agent.sealing import MAX_ARTIFACT, Sealed, taken
 from lachesis.tools import BUILTIN_TOOLS, ToolRegistry, ToolResult, ToolSession, call_tool
 
 __all__ = ["RewardCall", "ToolContext"]
 
+JUDGES: Registry[Callable[..., Any]] = Registry("judge", "lachesis.judges", {})
+"""`pytest` is what `judge_pytest` uses: lachesis-envs has it."""
 MAX_TERMINAL_OUTPUT = 10_000_000
 """Bytes of output that `terminal` hands to a reward; the model's own limit is smaller and does not apply here."""
 
@@ -426,7 +429,12 @@ class ToolContext:
             self._shared.sessions.append(open_verifier())
             return self._shared.sessions[-1]
 
-        judge = PytestJudge(tests or {}, expect, python, args, timeout, opened)
+        try:
+            judge = JUDGES.load("pytest")(tests or {}, expect, python, args, timeout, opened)
+        except UnknownPlugin as error:
+            raise RewardError(
+                "judge_pytest is in the package lachesis-envs. Next step: pip install lachesis-envs"
+            ) from error
         async with taken(self._session, sources, max_bytes) as artifacts:
             self._sealed = True
             await self._session.close()

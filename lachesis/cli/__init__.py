@@ -54,7 +54,12 @@ GROUPS = {
     },
 }
 VERBS = {verb: text for verbs in GROUPS.values() for verb, text in verbs.items()}
-PACKAGES = {"fake-server": "lachesis-testing", "sandboxes attack": "lachesis-testing", "view": "lachesis-view"}
+PACKAGES = {
+    **dict.fromkeys(("demo", "envs", "eval regrade", "tasks"), "lachesis-envs"),
+    **dict.fromkeys(("fake-server", "sandboxes attack"), "lachesis-testing"),
+    **dict.fromkeys(("api", "engine", "policy", "train"), "lachesis-train"),
+    "view": "lachesis-view",
+}
 """Of verbs that are not in this package."""
 REGISTRY: Registry[Callable[[Sequence[str]], int]] = Registry(
     "verb",

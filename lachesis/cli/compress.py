@@ -234,9 +234,9 @@ def _counter(name: str, trust_remote_code: bool) -> ConversationTokens:
     from lachesis.inference.conversation_tokens import ConversationTokens
     from lachesis.inference.embedded import HERMES_TEMPLATE, EmbeddedServer
     from lachesis.inference.gguf_tokenizer import tokenizer_from_gguf
+    from lachesis.inference.model_folders import tokenizer_of
     from lachesis.inference.prompts import PromptBuilder
     from lachesis.runs.server_settings import EMBEDDED
-    from lachesis.training.engine.folders import tokenizer_of
 
     try:
         if name == EMBEDDED or name.endswith(".gguf"):

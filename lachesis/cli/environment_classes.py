@@ -11,44 +11,15 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final, NamedTuple
+from typing import Any
 
 from backends.errors import SettingsError
+from backends.plugins import Registry
 from lachesis.lazy import after_import
 from lachesis.runs.flags import close_names
 
-
-class Included(NamedTuple):
-    """An environment that is installed with the project."""
-
-    place: str
-    does: str
-    needs: str = ""
-
-
-ENVIRONMENTS: Final = {
-    "gsm8k": Included(
-        "lachesis.environments.gsm8k:GSM8kAgentEnv",
-        "maths problems with a Python tool",
-        "--env.dataset_name openai/gsm8k for the real ones",
-    ),
-    "reasoning_gym": Included(
-        "lachesis.environments.reasoning_gym:ReasoningGymEnv",
-        "106 generators of puzzles",
-        "--env.dataset_name reasoning_gym:NAME; the package reasoning-gym",
-    ),
-    "swe": Included(
-        "lachesis.environments.swe:HermesSweEnv",
-        "bugs of Python packages, graded by hidden tests",
-        "downloads from PyPI at the first start",
-    ),
-    "harbor": Included(
-        "lachesis.environments.harbor:HarborEnv", "tasks in Harbor's folder format", "--env.dataset_name FOLDER"
-    ),
-    "terminal": Included("lachesis.environments.terminal_test:TerminalTestEnv", "write a file with given content"),
-    "tool_call": Included("lachesis.environments.tool_call:ToolCallEnv", "one call with the right arguments"),
-    "tool_result": Included("lachesis.environments.tool_call:ToolResultEnv", "a question that only a tool can answer"),
-}
+ENVIRONMENTS: Registry[type] = Registry("environment", "lachesis.environments", {})
+"""Those that packages name in this group of entry points; Lachesis' own are in the package lachesis-envs."""
 
 
 def environment_class(target: str) -> Any:
@@ -57,12 +28,13 @@ def environment_class(target: str) -> Any:
     Raises:
         SettingsError: there is no such environment, or it is unclear which class is meant.
     """
-    if target in ENVIRONMENTS:
-        module, _, name = ENVIRONMENTS[target].place.partition(":")
-        return getattr(importlib.import_module(module), name)
     if ":" not in target and not target.endswith(".py"):
-        near = close_names(target, ENVIRONMENTS)
-        hint = f"did you mean {near[0]}?" if near else f"`lachesis envs` lists {', '.join(ENVIRONMENTS)}"
+        if target in (names := ENVIRONMENTS.names()):
+            return ENVIRONMENTS.load(target)
+        near = close_names(target, names)
+        hint = f"did you mean {near[0]}?" if near else f"`lachesis envs` lists {', '.join(names)}"
+        if not names:
+            hint = "none is installed; those of Lachesis are in the package lachesis-envs"
         raise SettingsError(f"there is no environment {target!r}; {hint} (or write path.py:Class)")
     if (place := target.partition(":")[0]).endswith(".py") and not Path(place).is_file():
         raise SettingsError(f"there is no file {place}")

@@ -9,10 +9,7 @@ from lachesis.cli.subcommands import run_subcommand
 
 SUBCOMMANDS = {
     "compare": ("lachesis.cli.eval_compare:main", "compare two evaluations of the same items"),
-    "regrade": (
-        "lachesis.cli.eval_regrade:main",
-        "grade the artifacts of a finished run anew, with today's verifiers",
-    ),
+    "regrade": ("eval regrade", "grade the artifacts of a finished run again, with today's verifiers"),
 }
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from backends.errors import LachesisError
-from backends.plugins import UnknownPlugin
+from backends.plugins import Registry, UnknownPlugin
 from lachesis.run_folder import refuse_files_of_runs, settings_of
 from lachesis.tools import BUILTIN_TOOLS
 from lachesis.tracebacks import explained, place
@@ -35,6 +35,8 @@ from lachesis.trajectories.jsonl import has_torn_tail
 from lachesis.wording import counted
 
 JOB = "harbor"
+FOLDERS: Registry[Callable[..., ExportTotals]] = Registry("export of a folder", "lachesis.folder_exports", {})
+"""`harbor` is in the package lachesis-envs."""
 """The format that is a folder: the trajectories as `atif` writes them, with all that Harbor's viewer shows."""
 
 
@@ -143,8 +145,7 @@ def _check_ending(out: Path, ending: str) -> None:
 
 def _job_writer(groups: Path, options: dict[str, Any]) -> Callable[[Iterable[GroupRecord], Path], ExportTotals]:
     """What writes a folder for Harbor's viewer."""
-    from lachesis.environments.harbor.jobs import write_job
-
+    write_job = FOLDERS.load(JOB)
     load_export("atif", options)  # the options are those of the trajectories
     return partial(write_job, data=groups.parent, settings=settings_of(groups), **options)
 

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
+
+from backends.errors import LachesisError
+from backends.plugins import Registry, UnknownPlugin
+
+FOLDERS: Registry[Callable[..., Any]] = Registry("report of a folder", "lachesis.reports", {})
+"""`training` is in the package lachesis-train."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -19,16 +26,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--output", type=Path, help="where to write it (default: beside the file, as .html)")
     arguments = parser.parse_args(argv)
-    from backends.errors import LachesisError
     from lachesis.runs.report import write_report
-    from lachesis.training.curves.report import write_report as write_training_report
     from lachesis.trajectories import read_lines
     from lachesis.trajectories.jsonl import has_torn_tail
 
     if (arguments.groups / "groups.jsonl").is_file():
         arguments.groups /= "groups.jsonl"
     if arguments.groups.is_dir():
-        print(write_training_report(arguments.groups, output=arguments.output))
+        try:
+            of_training = FOLDERS.load("training")
+        except UnknownPlugin as error:
+            raise LachesisError(
+                f"{arguments.groups} has no groups.jsonl, and the reports of training runs are in the package "
+                "lachesis-train. Next step: pip install lachesis-train"
+            ) from error
+        print(of_training(arguments.groups, output=arguments.output))
         return 0
     if has_torn_tail(arguments.groups):
         print(f"note: {arguments.groups}: its last line is incomplete and left out", file=sys.stderr)

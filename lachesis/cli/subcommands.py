@@ -11,6 +11,7 @@ import yaml
 
 from backends import Backend, BackendError, backend_names, create_backend
 from backends.errors import SettingsError
+from lachesis.cli import command
 
 
 def run_subcommand(
@@ -20,14 +21,17 @@ def run_subcommand(
 
     Args:
         subcommands: by name: a function (`module:name`), imported only when it is called, which takes the arguments and
-            gives the exit code; and the help.
+            gives the exit code, or the name of a verb that another package has; and the help.
     """
     parser = argparse.ArgumentParser(prog=prog, description=description)
     listed = parser.add_subparsers(dest="subcommand", required=True, metavar="SUBCOMMAND")
     for name, (_, text) in subcommands.items():
         listed.add_parser(name, help=text, add_help=False)  # each parses its own arguments
     parsed, rest = parser.parse_known_args(argv)
-    module, _, function = subcommands[parsed.subcommand][0].partition(":")
+    place = subcommands[parsed.subcommand][0]
+    if ":" not in place:
+        return command(place)(rest)
+    module, _, function = place.partition(":")
     code: int = getattr(importlib.import_module(module), function)(rest)
     return code
 

@@ -25,8 +25,8 @@ from lachesis.inference.errors import ConversationRefused
 from lachesis.runs.environment import Collecting
 from lachesis.runs.group_player import PlayedGroup, stop_if_hopeless
 from lachesis.runs.item_keys import part_key
-from lachesis.training.groups import OF_TOKENS
 from lachesis.trajectories import TokenSample
+from lachesis.trajectories.group_shapes import OF_TOKENS
 
 
 class _TooLate(Exception):

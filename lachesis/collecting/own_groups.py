@@ -19,9 +19,9 @@ from lachesis.runs import commands
 from lachesis.runs.environment import Environment
 from lachesis.runs.group_player import PlayedGroup, play_group
 from lachesis.runs.item_keys import item_digest
+from lachesis.runs.registration import Registration
 from lachesis.tracebacks import explained
-from lachesis.training.groups import CERTIFICATE
-from lachesis.training.rollout_api import Registration
+from lachesis.trajectories.group_shapes import CERTIFICATE
 
 _OF_TRAJECTORIES = ("tokens", "masks", "scores", "inference_logprobs", "messages", "overrides")
 

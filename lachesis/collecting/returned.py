@@ -8,8 +8,8 @@ from typing import Any
 
 from lachesis.agent.reward import RewardError, finite_number
 from lachesis.collecting.recording import as_ids
-from lachesis.training.groups import CERTIFICATE, OVERRIDES
 from lachesis.trajectories import MASKED
+from lachesis.trajectories.group_shapes import CERTIFICATE, OVERRIDES
 
 OF_SAMPLES = ("advantages", "ref_logprobs", "images", "distill_token_ids", "distill_logprobs")
 """Fields of a group with one entry for each sample, beside tokens, masks, logprobs, scores, messages and overrides."""

@@ -39,10 +39,10 @@ from lachesis.runs.flags import close_names
 from lachesis.runs.group_player import PlayedGroup
 from lachesis.runs.hooks import of_hook, used_names
 from lachesis.runs.item_keys import ItemError, item_digest
+from lachesis.runs.registration import Registration
 from lachesis.runs.server_settings import as_server_configs
 from lachesis.runs.setting_facts import NO_FACTS
 from lachesis.runs.settings import HermesAgentEnvConfig
-from lachesis.training.rollout_api import Registration
 from lachesis.wording import counted
 
 _OF_THE_LOOP = (

@@ -1,4 +1,4 @@
-"""`process`, `evaluate` and `serve`: one pipeline, with the sink and the pace of each."""
+"""`process` and `evaluate`: one pipeline, with the sink and the pace of each."""
 
 from __future__ import annotations
 
@@ -7,26 +7,25 @@ import hashlib
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from backends.errors import LachesisError
+from backends.errors import LachesisError, SettingsError
+from backends.plugins import Registry, UnknownPlugin
 from lachesis.agent.blocking_calls import with_blocking_calls
 from lachesis.agent.interrupted import interrupted_rollouts
 from lachesis.agent.open_runs import open_run
 from lachesis.inference import TokenServer
 from lachesis.inference.failed_requests import failed_requests
-from lachesis.inference.sampling import read_sampling
 from lachesis.run_folder import data_folder, unused
 from lachesis.runs.decisions import Decision, Kept
 from lachesis.runs.environment import Environment
 from lachesis.runs.evaluations import EvaluatedItems
 from lachesis.runs.exclusion import Exclusions, of_record, of_rollout
-from lachesis.runs.failures import FailureBrake, UnusableSettings
+from lachesis.runs.failures import FailureBrake
 from lachesis.runs.file_sink import FileSink
 from lachesis.runs.group_player import PlayedGroup, play_group, play_item, settled_group
 from lachesis.runs.group_records import group_record
@@ -38,24 +37,19 @@ from lachesis.runs.own_figures import own_figures
 from lachesis.runs.own_place import own_place
 from lachesis.runs.pipeline import AskAgain, NextItem, Pipeline, PlayItem
 from lachesis.runs.results import RunFiles, RunResult, ServeResult
-from lachesis.runs.rollout_api_sink import RolloutApiSink
 from lachesis.runs.running_figures import RunningFigures
 from lachesis.runs.server_settings import (
     REFERENCE,
-    Phase1CannotTrain,
     ServerConfig,
-    ServerConfigError,
     describe,
-    token_engine,
 )
 from lachesis.runs.settings import HermesAgentEnvConfig, is_chosen
 from lachesis.runs.summary import evaluation_metrics
 from lachesis.runs.training_decision import ANY_TRAINER, decide_for_training
-from lachesis.training.outbox import Outbox
-from lachesis.training.rollout_api import TOKEN_VARIABLE, EnvDescription, RolloutApi
-from lachesis.trajectories import sampling_problem
-from lachesis.trajectories.sampling_record import HARMLESS_FIELDS
 from lachesis.wording import counted
+
+MODES: Registry[Callable[..., Awaitable[Any]]] = Registry("mode of a run", "lachesis.modes", {})
+"""`serve`, which the package lachesis-train has."""
 
 
 class EvaluationBroken(LachesisError, RuntimeError):
@@ -76,7 +70,7 @@ async def process(env: Environment) -> RunResult:
         elif env.tracker.on and decision.record:  # for the rates of not being scored; the next log has them
             env.tracker.add(decision.record)
 
-    async with _tracking(env, "process"), env.running():
+    async with tracking(env, "process"), env.running():
         return await _into_files(
             env,
             RunFiles(Path(config.data_path_to_save_groups or data_folder(env.run_name) / "groups.jsonl")),
@@ -96,8 +90,8 @@ async def evaluate_alone(env: Environment) -> Any:
     folder = env.config.data_dir_to_save_evals
     if folder is not None and env.evaluates_itself and Path(folder, "metrics.json").exists():
         env.config.data_dir_to_save_evals = str(unused(Path(folder)))
-        _note(env.console, f"{folder} holds another evaluation; this one is in {env.config.data_dir_to_save_evals}")
-    async with _tracking(env, "evaluate"), env.running():
+        note(env.console, f"{folder} holds another evaluation; this one is in {env.config.data_dir_to_save_evals}")
+    async with tracking(env, "evaluate"), env.running():
         return await own_evaluation(env)
 
 
@@ -126,7 +120,7 @@ async def own_evaluation(env: Environment) -> Any:
     if left := figures.left(env.reporting, result):
         await env.reporting.evaluate_log(left)
     elif not figures.written:
-        _note(env.console, f"{env.run_name}: evaluate() gave no figures: nothing is written")
+        note(env.console, f"{env.run_name}: evaluate() gave no figures: nothing is written")
     return result
 
 
@@ -251,12 +245,12 @@ async def _into_files(
         title=env.run_name,
         next_item=next_item,
         keys=keys or ItemKeys(),
-        play=_noting(_keeping_interrupted(play, sink), exclusions),
+        play=noting(_keeping_interrupted(play, sink), exclusions),
         sink=sink,
         console=env.console,
         brake=brake,
         on_group=on_group,
-        ask_again=_asking(partial(settled_group, env, figures.add), exclusions),
+        ask_again=asking_again(partial(settled_group, env, figures.add), exclusions),
     )
     await pipeline.run()
     assert sink.summary is not None
@@ -290,77 +284,7 @@ def _keeping_interrupted(play: PlayItem[PlayedGroup], sink: FileSink) -> PlayIte
     return played
 
 
-async def serve(env: Environment, *, hold_out: bool) -> ServeResult:
-    """Play groups for a trainer at Atropos' rollout API, and send the tokens exactly as they were sampled.
-
-    Args:
-        hold_out: evaluation takes its items from `get_next_item`: draw them before training does, so that they are the
-            same after a restart.
-
-    Raises:
-        Phase1CannotTrain: a server that reports no tokens.
-        ServerConfigError: sampling settings whose logprobs would not be those of the policy, or a chat template that
-            does not show the tools.
-        RunStopped: the run cannot go on; finished groups are in the outbox.
-    """
-    _reject_phase_1(env)
-    async with _tracking(env, "serve"), env.running(training=True):
-        _reject_off_policy(env)
-        config = env.config
-        if hold_out and config.steps_per_eval > 0:
-            await _draw_eval_items(env)
-
-        async def on_group(group: PlayedGroup, decision: Decision) -> None:
-            if isinstance(decision, Kept):
-                await env.after_group(group)
-            note_calls(group)
-            if env.tracker.on:  # conversations of thousands of turns are copied: not on the loop
-                env.tracker.add(await asyncio.to_thread(_record, env, group, with_samples=False))
-
-        def note_calls(group: PlayedGroup) -> None:
-            results = (rollout.result for rollout in group.rollouts)
-            if alarm := env.tracker.repaired.add(result.repaired_calls for result in results if result is not None):
-                sink.tell(f"alarm: {alarm}")
-
-        figures = RunningFigures(window=1_000)  # the policy changes
-        sink = _rollout_api_sink(env, figures)
-        if (
-            config.terminal_network
-            and config.terminal_backend in ("local", "singularity")
-            and not sink.relay.api.has_token
-        ):
-            _note(
-                env.console,
-                "agents have the network of this machine, and the rollout API asks for no token: they could reset its "
-                f"data or send groups of their own; set {TOKEN_VARIABLE}, for it, here and for the trainer",
-            )
-        pipeline = Pipeline(
-            title=config.wandb_name or env.run_name,
-            next_item=env.get_next_item,
-            play=_noting(
-                partial(
-                    play_item,
-                    env,
-                    size=config.group_size,
-                    rounds=1 + config.max_infra_retries,
-                    finished=figures.add,
-                ),
-                env.tracker.exclusions,
-            ),
-            sink=sink,
-            console=env.console,
-            brake=FailureBrake(env.console, config.max_failed_groups, figures.causes),
-            on_group=on_group,
-            ask_again=_asking(partial(settled_group, env, figures.add), env.tracker.exclusions),
-            timeout=longest_group(config),
-            grace_period=config.grace_period,
-        )
-        await pipeline.run(signals=True)
-        exclusion = await asyncio.to_thread(env.tracker.exclusions.result)
-        return replace(sink.result(pipeline), exclusion=exclusion, repaired=env.tracker.repaired)
-
-
-def _noting(play: PlayItem[PlayedGroup], exclusions: Exclusions | None) -> PlayItem[PlayedGroup]:
+def noting(play: PlayItem[PlayedGroup], exclusions: Exclusions | None) -> PlayItem[PlayedGroup]:
     """`play`, and every rollout of it is counted, also those of groups that are left out or played again."""
     if exclusions is None:
         return play
@@ -375,7 +299,7 @@ def _noting(play: PlayItem[PlayedGroup], exclusions: Exclusions | None) -> PlayI
     return noted
 
 
-def _asking(ask_again: AskAgain[PlayedGroup], exclusions: Exclusions | None) -> AskAgain[PlayedGroup]:
+def asking_again(ask_again: AskAgain[PlayedGroup], exclusions: Exclusions | None) -> AskAgain[PlayedGroup]:
     """`ask_again`, and the rollouts of a group are counted when it is settled."""
 
     def asking(group: PlayedGroup, *, last: bool = False) -> PlayedGroup:
@@ -391,46 +315,25 @@ def _note_earlier(exclusions: Exclusions, record: Mapping[str, Any]) -> None:
     exclusions.add(record["item_key"], map(of_record, record["rollouts"]))
 
 
-def _tracking(env: Environment, job: str) -> AbstractAsyncContextManager[None]:
+def tracking(env: Environment, job: str) -> AbstractAsyncContextManager[None]:
     project, group = env.wandb_project or env.run_name, env.wandb_group
     return env.tracker.tracking(env.config, project=project, group=group, job=job)
 
 
-def _rollout_api_sink(env: Environment, figures: RunningFigures) -> RolloutApiSink[PlayedGroup]:
-    config = env.config
-    folder = Path(config.spool_path or data_folder(env.run_name) / "spool")
-    evaluations = Path(config.data_dir_to_save_evals or data_folder(env.run_name) / "eval")
+async def serve(env: Environment, *, hold_out: bool) -> ServeResult:
+    """Play groups for a trainer; see `lachesis_train.serving.serve`.
 
-    async def evaluate_step() -> None:
-        config.data_dir_to_save_evals = str(unused(evaluations / f"step-{env.curr_step}"))
-        await own_evaluation(env)
-
-    async def on_step(step: int) -> None:
-        if (registration := sink.relay.registration) is not None:
-            env.at_step(step, registration)
-        env.curr_step = step
-        await env.wandb_log(sink.age_metrics() if env.tracker.on else None)
-
-    sink: RolloutApiSink[PlayedGroup] = RolloutApiSink(
-        config,
-        workers=env.max_num_workers,
-        build=lambda group, trainer: decide_for_training(group, config, trainer),
-        api=RolloutApi(config.rollout_server_url, token=config.rollout_server_token or ""),
-        env=EnvDescription(
-            desired_name=config.wandb_name or env.run_name,
-            max_token_length=config.max_token_length,
-            group_size=config.group_size,
-            weight=config.inference_weight,
-            min_batch_allocation=config.min_batch_allocation,
-        ),
-        outbox=Outbox(folder, about_content(env, evaluation=False)),
-        refused=folder / "refused.jsonl",
-        console=env.console,
-        figures=figures,
-        evaluate=evaluate_step,
-        on_step=on_step,
-    )
-    return sink
+    Raises:
+        SettingsError: the package that can is not installed.
+    """
+    try:
+        run = MODES.load("serve")
+    except UnknownPlugin as error:
+        raise SettingsError(
+            "`serve` is in the package lachesis-train. Next step: pip install lachesis-train"
+        ) from error
+    result: ServeResult = await run(env, hold_out=hold_out)
+    return result
 
 
 async def collect_group(env: Environment, item: Any) -> tuple[dict[str, Any] | None, PlayedGroup]:
@@ -448,11 +351,11 @@ async def collect_group(env: Environment, item: Any) -> tuple[dict[str, Any] | N
         decision = await asyncio.to_thread(decide_for_training, group, config, ANY_TRAINER)
         return dict(decision.content) if isinstance(decision, Kept) else None, group
     group = await play()
-    record = _record(env, group)
+    record = record_of(env, group)
     return record if record["scores"] else None, group
 
 
-def _record(env: Environment, group: PlayedGroup, *, with_samples: bool = True) -> dict[str, Any]:
+def record_of(env: Environment, group: PlayedGroup, *, with_samples: bool = True) -> dict[str, Any]:
     return group_record(group, environment=env.run_name, model=describe(env.server_configs), with_samples=with_samples)
 
 
@@ -490,44 +393,8 @@ def _content_of(files: Sequence[Path]) -> list[str]:
     return digests
 
 
-async def _draw_eval_items(env: Environment) -> None:
-    """Take the items of evaluations out of the stream."""
-    wanted = env.config.eval_items
-    if (found := len(await of_hook(env.get_eval_items()))) < wanted:
-        raise UnusableSettings(
-            f"evaluation would take all {counted(found, 'item')} (env.eval_items is {wanted}) and leave none to train "
-            "on: write get_eval_items, or set --env.eval_items lower or --env.steps_per_eval 0"
-        )
-
-
-def _note(console: Console, text: str) -> None:
+def note(console: Console, text: str) -> None:
     console.print(f"note: {text}", style="yellow", markup=False, highlight=False, soft_wrap=True)
-
-
-def _reject_phase_1(env: Environment) -> None:
-    for config in env.server_configs:
-        if token_engine(config, training=True) is None:
-            raise Phase1CannotTrain(
-                f"serve: model {config.model_name!r} is used over chat completions (Phase 1), which carry no token ids "
-                "and logprobs, and a trainer never gets made-up ones; set --openai.server_type vllm or sglang "
-                "for a server that reports tokens (Phase 2) or --openai.model_name embedded for the embedded model, "
-                "or use `process` to write trajectories for supervised training"
-            )
-
-
-def _reject_off_policy(env: Environment) -> None:
-    server, config = env.server, env.config
-    assert isinstance(server, TokenServer)
-    for engine in server.servers:
-        given = {
-            "temperature": config.agent_temperature,
-            "extra_body": {**engine.settings.extra_body, **(config.extra_body or {})},
-        }
-        record = read_sampling(given, default_max_tokens=config.max_token_length).record(engine.logprobs)
-        settings = engine.settings
-        facts = {HARMLESS_FIELDS: settings.harmless_fields, "sampling_mask": settings.sampling_mask}
-        if problem := sampling_problem({**record, **facts}):
-            raise ServerConfigError(f"serve: {problem}")
 
 
 def longest_group(config: HermesAgentEnvConfig) -> float:

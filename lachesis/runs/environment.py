@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from lachesis.agent.scorer import Scorer
     from lachesis.inference import Router, TokenServer
     from lachesis.runs.group_player import PlayedGroup
+    from lachesis.runs.registration import Registration
     from lachesis.runs.results import RunResult, ServeResult
     from lachesis.runs.settings import HermesAgentEnvConfig
     from lachesis.runs.wandb_tracking import Tracker
     from lachesis.tools import ToolRegistry
-    from lachesis.training.rollout_api import Registration
 
 
 class Collecting(Protocol):

@@ -300,7 +300,7 @@ def named_tokenizer(name: str, setting: str) -> Any:
     with quiet_imports():
         from transformers import AutoTokenizer
 
-    from lachesis.training.engine.folders import tokenizer_of
+    from lachesis.inference.model_folders import tokenizer_of
 
     place = tokenizer_of(name)
     try:

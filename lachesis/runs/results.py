@@ -253,7 +253,7 @@ class ServeResult:
     undelivered_tokens: int
     """Sampled tokens that are in no group that was or will be sent."""
     ages: Mapping[int, int]
-    """Age -> groups of that age that are in batches; see `lachesis.training.staleness`."""
+    """Age -> groups of that age that are in batches; see `lachesis_train.staleness`."""
     oldest: str
     """Key of the item whose group was the oldest."""
     max_staleness: int | None

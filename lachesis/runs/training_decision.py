@@ -6,8 +6,9 @@ from typing import Any, Final
 
 from lachesis.runs.decisions import Decision, Kept, LeftOut
 from lachesis.runs.group_player import PlayedGroup
+from lachesis.runs.registration import TrainerInfo
 from lachesis.runs.settings import HermesAgentEnvConfig
-from lachesis.training.groups import (
+from lachesis.trajectories.group_shapes import (
     OF_TOKENS,
     GroupSettings,
     RejectReason,
@@ -17,7 +18,6 @@ from lachesis.training.groups import (
     build_group,
     with_digest,
 )
-from lachesis.training.rollout_api import TrainerInfo
 
 ANY_TRAINER = TrainerInfo(batch_size=-1, max_token_len=-1)
 """One that takes sequences of any length."""

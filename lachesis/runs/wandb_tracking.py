@@ -69,7 +69,7 @@ class Tracker:
             exit_code = 0
         finally:
             if self._run is not None:
-                from lachesis.training.curves.wandb_run import finish
+                from lachesis.runs.wandb_run import finish
 
                 await asyncio.to_thread(self._send, lambda run: finish(run, exit_code))
             self._run = None
@@ -131,7 +131,7 @@ class Tracker:
         self._send(lambda run: run.log(shown, step=step))
 
     def _send(self, send: Callable[[Any], object]) -> None:
-        from lachesis.training.curves.wandb_run import is_gone
+        from lachesis.runs.wandb_run import is_gone
 
         run = self._run
         if is_gone(lambda: send(run)):
@@ -144,7 +144,7 @@ class Tracker:
         except Exception as error:
             if not self.on or not (type(error).__module__.startswith("wandb") or isinstance(error, ConnectionError)):
                 raise
-            from lachesis.training.curves.wandb_run import say_gone
+            from lachesis.runs.wandb_run import say_gone
 
             say_gone(error)
             self._run, self.lost = None, True
@@ -155,7 +155,7 @@ def _open_run(config: HermesAgentEnvConfig, project: str, group: str | None, job
         import wandb
     except ImportError as error:
         raise TrackingError("use_wandb is set, but wandb is not installed: pip install wandb") from error
-    from lachesis.training.curves.wandb_run import waiting_is_said
+    from lachesis.runs.wandb_run import waiting_is_said
 
     try:
         # Checked here: wandb.init would ask a person at the terminal, and wait.

@@ -16,14 +16,15 @@ import pytest
 
 from backends import SandboxSpec, create_backend
 from backends.host.folders import cache_folder
-from lachesis.agent import pytest_judge
-from lachesis.agent.changed_tests import ENDED, INVERTED, VALUE, TestFile
+from lachesis.agent.judgement import Judgement, TestVerdict
 from lachesis.agent.pace import MachineOverloaded, OwnTime, pace
-from lachesis.agent.pytest_judge import Judgement, PytestJudge, TestVerdict
 from lachesis.agent.reward import RewardError
 from lachesis.agent.sealing import Artifacts
 from lachesis.agent.tool_context import ToolContext
 from lachesis.tools import BUILTIN_TOOLS, ToolSessions
+from lachesis_envs.judging import pytest_judge
+from lachesis_envs.judging.changed_tests import ENDED, INVERTED, VALUE, TestFile
+from lachesis_envs.judging.pytest_judge import PytestJudge
 from lachesis_testing.cheats import IDS, SOLUTION, TEST_PATH, TESTS, WRONG
 from tests.support.busy_machine import busy_machine
 from tests.support.judges import AGENTS, JUDGES, table

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from lachesis.environments.gsm8k import GSM8kAgentEnv, GSM8kEnvConfig
-from lachesis.environments.gsm8k.environment import final_answer, worked_solution
-from lachesis.environments.gsm8k.symbolic import gsm_symbolic
 from lachesis.runs.server_settings import ServerConfig
+from lachesis_envs.gsm8k import GSM8kAgentEnv, GSM8kEnvConfig
+from lachesis_envs.gsm8k.environment import final_answer, worked_solution
+from lachesis_envs.gsm8k.symbolic import gsm_symbolic
 from tests.support.scripted_server import ScriptedServer, say
 from tests.support.small_envs import ROOT, lines, make, rollouts
 

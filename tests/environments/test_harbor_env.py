@@ -19,17 +19,17 @@ from backends.errors import SettingsError
 from lachesis.agent.pace import MachineOverloaded
 from lachesis.agent.tool_context import ToolContext
 from lachesis.cli import main
-from lachesis.environments.harbor import CAUSES, HarborEnv, Invalid, grade_again
-from lachesis.environments.harbor.artifacts import artifacts_of
-from lachesis.environments.harbor.not_run import not_run
-from lachesis.environments.harbor.places import opened, places_of
-from lachesis.environments.harbor.task_attacks import ATTACKS
-from lachesis.environments.harbor.trial import Trial, solve
-from lachesis.environments.harbor.verdicts import mean_of_steps, parsed_rewards
-from lachesis.environments.harbor.verifying import Play, Verification
 from lachesis.runs.server_settings import ServerConfig
-from lachesis.task_folders import Task, TaskError, read_task
 from lachesis.tools import ToolSessions
+from lachesis_envs.harbor import CAUSES, HarborEnv, Invalid, grade_again
+from lachesis_envs.harbor.artifacts import artifacts_of
+from lachesis_envs.harbor.not_run import not_run
+from lachesis_envs.harbor.places import opened, places_of
+from lachesis_envs.harbor.task_attacks import ATTACKS
+from lachesis_envs.harbor.trial import Trial, solve
+from lachesis_envs.harbor.verdicts import mean_of_steps, parsed_rewards
+from lachesis_envs.harbor.verifying import Play, Verification
+from lachesis_envs.task_folders import Task, TaskError, read_task
 from tests.support.busy_machine import busy_machine
 from tests.support.scripted_server import ScriptedServer, call, say
 from tests.support.small_envs import ROOT, make, rollouts

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lachesis.environments.gsm8k import math_answer
-from lachesis.environments.gsm8k.math_answer import MAX_LENGTH, MathVerifier, as_number, boxed, last_number
+from lachesis_envs.gsm8k import math_answer
+from lachesis_envs.gsm8k.math_answer import MAX_LENGTH, MathVerifier, as_number, boxed, last_number
 
 
 @pytest.fixture

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from lachesis.environments.reasoning_gym import ReasoningGymEnv, ReasoningGymEnvConfig
-from lachesis.environments.reasoning_gym.environment import final_answer
-from lachesis.environments.reasoning_gym.generators import Generators
 from lachesis.runs.dataset_rows import DatasetError
 from lachesis.runs.server_settings import ServerConfig
+from lachesis_envs.reasoning_gym import ReasoningGymEnv, ReasoningGymEnvConfig
+from lachesis_envs.reasoning_gym.environment import final_answer
+from lachesis_envs.reasoning_gym.generators import Generators
 from tests.support.small_envs import lines
 
 SMALL = {"seed": 42, "size": 100}

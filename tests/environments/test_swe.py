@@ -19,14 +19,14 @@ import pytest
 from backends import SandboxSpec, create_backend
 from lachesis.agent.tool_context import ToolContext
 from lachesis.cli import main
-from lachesis.environments.harbor.causes import Invalid
-from lachesis.environments.harbor.grading import grade
-from lachesis.environments.swe import archives, building
-from lachesis.environments.swe.environment import scripted_calls
-from lachesis.environments.swe.mutations import changed_operators, mutated, without_tests
-from lachesis.environments.swe.trying import judging
-from lachesis.task_folders import read_task
 from lachesis.tools import BUILTIN_TOOLS, ToolSessions, call_tool
+from lachesis_envs.harbor.causes import Invalid
+from lachesis_envs.harbor.grading import grade
+from lachesis_envs.swe import archives, building
+from lachesis_envs.swe.environment import scripted_calls
+from lachesis_envs.swe.mutations import changed_operators, mutated, without_tests
+from lachesis_envs.swe.trying import judging
+from lachesis_envs.task_folders import read_task
 from lachesis_testing.cheats import CHEATS
 from tests.support.small_envs import ROOT
 

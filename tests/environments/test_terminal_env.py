@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from lachesis.environments.terminal_test import EVAL_ITEMS, TRAIN_ITEMS, TerminalTestEnv
 from lachesis.runs.server_settings import ServerConfig
+from lachesis_envs.terminal_test import EVAL_ITEMS, TRAIN_ITEMS, TerminalTestEnv
 from tests.support.scripted_server import ScriptedServer, call, say
 from tests.support.small_envs import make, rollouts
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from lachesis.task_folders import TaskConfig, TaskError, parse_config, to_toml
-from lachesis.task_folders.reading import verifier_mode
+from lachesis_envs.task_folders import TaskConfig, TaskError, parse_config, to_toml
+from lachesis_envs.task_folders.reading import verifier_mode
 from tests.task_folders.fuzz import task_toml
 
 HARBOR = Path(os.environ.get("LACHESIS_HARBOR", Path.home() / ".cache/lachesis/harbor/venv/bin/python"))

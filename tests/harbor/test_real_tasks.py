@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from lachesis.environments.harbor import HarborEnv
 from lachesis.runs.server_settings import ServerConfig
+from lachesis_envs.harbor import HarborEnv
 from tests.support.small_envs import rollouts
 
 NEEDED = os.environ.get("LACHESIS_NEED_HARBOR") == "1"

@@ -19,9 +19,9 @@ import yaml
 from rich.console import Console
 
 from lachesis.environments.agent_program import AgentProgramEnv
-from lachesis.environments.terminal_test import TerminalTestEnv
 from lachesis.runs.server_settings import ServerConfig
 from lachesis.trajectories import verify_records
+from lachesis_envs.terminal_test import TerminalTestEnv
 from lachesis_testing.fake_server import Ask, FakeServer
 from lachesis_testing.fake_server.policies import offered_tools
 from tests.support.small_envs import lines

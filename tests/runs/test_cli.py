@@ -21,7 +21,6 @@ from backends.errors import ExitCode
 from lachesis import HermesAgentBaseEnv, ServerConfig
 from lachesis.cli import VERBS
 from lachesis.cli import main as lachesis
-from lachesis.environments.gsm8k import GSM8kAgentEnv
 from lachesis.inference import InferenceError
 from lachesis.inference.embedded import NoModelFile
 from lachesis.inference.engines import ENGINES
@@ -36,9 +35,10 @@ from lachesis.runs.model_servers import server_of
 from lachesis.runs.server_settings import Phase1CannotTrain, ServerConfigError
 from lachesis.runs.setting_facts import description_of, facts_of
 from lachesis.runs.settings import HermesAgentEnvConfig
-from lachesis.task_folders.errors import NoTask, TaskError
 from lachesis.tools import TOOLSETS, Toolset, ToolsetError, ToolUnavailable, get_tool_definitions
 from lachesis.trajectories import JsonlError
+from lachesis_envs.gsm8k import GSM8kAgentEnv
+from lachesis_envs.task_folders.errors import NoTask, TaskError
 from lachesis_testing.fake_server import FakeServer, letter_swapped
 from tests.support.scripted_server import ScriptedServer
 from tests.support.small_envs import ROOT, SortWords, served, sorts

@@ -16,9 +16,9 @@ from lachesis.run_folder import OtherSettings
 from lachesis.runs.server_settings import ServerConfig, ServerConfigError
 from lachesis.runs.settings import HermesAgentEnvConfig
 from lachesis.tools import BUILTIN_TOOLS, tool
-from lachesis.training.groups import samples_from_atropos
 from lachesis.trajectories import verify
 from lachesis.trajectories.exports import ExportLine, ExportTotals, export_group, load_export, write_export
+from lachesis.trajectories.group_shapes import samples_from_atropos
 from lachesis.trajectories.jsonl import read_lines
 from lachesis.trajectories.parquet import read_rows
 from lachesis.trajectories.validation import validate_entry

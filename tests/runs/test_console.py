@@ -17,7 +17,6 @@ from rich.text import Text
 from lachesis.agent.outcome import Outcome
 from lachesis.agent.rollout import Rollout
 from lachesis.cli import main as lachesis
-from lachesis.cli.launch_training import main as launch_training
 from lachesis.inference import RequestRejected
 from lachesis.inference.engines.sglang import SGLangEngine
 from lachesis.inference.sampling import Sampling
@@ -29,6 +28,7 @@ from lachesis.runs.results import Shown, print_result
 from lachesis.runs.running_figures import RunningFigures
 from lachesis.wording import counted
 from lachesis_testing.fake_server import FakeServer
+from lachesis_train.verbs.launch_training import main as launch_training
 from tests.support.scripted_server import ScriptedServer, call, say
 from tests.support.small_envs import SortWords, does_nothing, make, process, rollouts, served, sorts
 

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from backends.errors import SettingsError
 from lachesis import AgentProgramEnv, ServerConfig
-from lachesis.environments.harbor import HarborEnv
+from lachesis_envs.harbor import HarborEnv
 from lachesis_testing.fake_server import FakeServer, Scripted
 from tests.support.scripted_server import ScriptedServer, say
 from tests.support.small_envs import SortWords, does_nothing, process, rollouts

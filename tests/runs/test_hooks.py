@@ -13,7 +13,7 @@ from lachesis import HermesAgentBaseEnv, check_environment, reward
 from lachesis.run_folder import WrongFolder
 from lachesis.runs.command_line import main
 from lachesis.runs.hooks import misspelt_hooks, require_hooks
-from lachesis.training.trainer.settings import TrainingSettings
+from lachesis_train.trainer.settings import TrainingSettings
 
 
 class Whole(HermesAgentBaseEnv):

@@ -25,9 +25,9 @@ from lachesis.runs.group_player import PlayedGroup
 from lachesis.runs.item_keys import ItemError
 from lachesis.runs.settings import HermesAgentEnvConfig
 from lachesis.runs.training_decision import ANY_TRAINER, decide_for_training
-from lachesis.training.rollout_api import RolloutApi
 from lachesis.trajectories import TokenPrefix
 from lachesis.trajectories import samples as token_samples
+from lachesis_train.rollout_api import RolloutApi
 from tests.support.fake_serving import GROUP_SIZE, PACE, Items, build, make_run, number_of, payload, play
 from tests.support.small_envs import ROOT
 from tests.support.stock_run_api import LIVENESS, StockRunApi, Trainer, run_api, until

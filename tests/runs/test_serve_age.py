@@ -18,8 +18,8 @@ from rich.console import Console
 
 from lachesis.runs.results import ServeResult
 from lachesis.runs.server_settings import ServerConfig
-from lachesis.training.groups import samples_from_atropos
 from lachesis.trajectories import verify
+from lachesis.trajectories.group_shapes import samples_from_atropos
 from lachesis_testing.fake_server import FakeServer, RandomWords, fake_tokenizer
 from tests.support.fake_serving import make_run, number_of, play
 from tests.support.serving_envs import Counted

@@ -1,4 +1,4 @@
-"""A sampler of `lachesis.training.policy` without weights: it plays a policy of the fake server, or its formula."""
+"""A sampler of `lachesis_train.policy` without weights: it plays a policy of the fake server, or its formula."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 from lachesis.inference.prompts import PromptBuilder
 from lachesis.inference.sampling import LogprobsKind, Sampling
-from lachesis.training.policy import Sampled
 from lachesis_testing.fake_server import Ask, Codec, FakeModel, RandomTokens, fake_tokenizer
 from lachesis_testing.fake_server.completions import Call, finish
 from lachesis_testing.fake_server.policies import as_policy
+from lachesis_train.policy import Sampled
 from tool_call_parsers import get_parser
 
 

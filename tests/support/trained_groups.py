@@ -6,8 +6,6 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from lachesis.training.curves.recorder import GroupRecord, SampleRecord, StepRecord
-from lachesis.training.groups import GroupSettings, RolloutSamples, SplitRollouts, TrainingGroup, build_group
 from lachesis.trajectories import (
     ChatResponse,
     FinishReason,
@@ -17,7 +15,9 @@ from lachesis.trajectories import (
     rollout_advantages,
     samples,
 )
+from lachesis.trajectories.group_shapes import GroupSettings, RolloutSamples, SplitRollouts, TrainingGroup, build_group
 from lachesis.trajectories.messages import as_message
+from lachesis_train.curves.recorder import GroupRecord, SampleRecord, StepRecord
 
 END = 3
 SAMPLING = {"temperature": 1.0, "max_tokens": 64, "logprobs": "raw"}

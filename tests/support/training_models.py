@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from lachesis.training.engine.model import LoraSpec, Model
-from lachesis.training.engine.training import TrainingModel, create_training_model
+from lachesis_train.engine.model import LoraSpec, Model
+from lachesis_train.engine.training import TrainingModel, create_training_model
 
 
 def changed_adapter(model: Model, name: str, seed: int = 0, spec: LoraSpec | None = None) -> TrainingModel:

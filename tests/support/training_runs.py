@@ -11,8 +11,8 @@ from rich.console import Console
 
 from lachesis.base_env import HermesAgentBaseEnv
 from lachesis.runs.server_settings import ServerConfig
-from lachesis.training.groups import samples_from_atropos
 from lachesis.trajectories import TokenSample, verify
+from lachesis.trajectories.group_shapes import samples_from_atropos
 from lachesis_testing.fake_server import FakeServer
 from tests.support.small_envs import ManyWords, rollouts
 from tests.support.stock_run_api import StockRunApi, Trainer

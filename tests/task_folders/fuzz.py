@@ -7,7 +7,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from lachesis.task_folders.writing import _table
+from lachesis_envs.task_folders.writing import _table
 
 WORDS = [
     "a",

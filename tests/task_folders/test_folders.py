@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lachesis.task_folders import (
+from lachesis_envs.task_folders import (
     Task,
     TaskConfig,
     TaskError,
@@ -21,7 +21,7 @@ from lachesis.task_folders import (
     to_toml,
     write_task,
 )
-from lachesis.task_folders.refusals import NEXT_STEPS
+from lachesis_envs.task_folders.refusals import NEXT_STEPS
 
 from .fuzz import task_toml
 

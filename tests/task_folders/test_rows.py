@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from lachesis.cli import main
-from lachesis.environments.swe.environment import scripted_calls
-from lachesis.task_folders import Task, TaskError, create_row_task, read_task
-from lachesis.task_folders.inside.grade import outcomes_of
+from lachesis_envs.swe.environment import scripted_calls
+from lachesis_envs.task_folders import Task, TaskError, create_row_task, read_task
+from lachesis_envs.task_folders.inside.grade import outcomes_of
 
 INSIDE = ("/testbed", "/tests", "/logs", "/solution", "/r2e_tests", "/workspace")
 WRONG, RIGHT = "def add(a, b):\n    return a - b\n", "def add(a, b):\n    return a + b\n"

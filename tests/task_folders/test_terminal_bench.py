@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lachesis.task_folders import TaskError, find_tasks, read_task
+from lachesis_envs.task_folders import TaskError, find_tasks, read_task
 
 TASK = """
 instruction: |-

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from lachesis.agent.reference_server import MODEL_NAME, ReferenceServer
-from lachesis.environments.gsm8k.worked_solutions import (
+from lachesis.inference import OpenAIServer, RequestRejected, Router
+from lachesis.trajectories.messages import FinishReason, Message
+from lachesis_envs.gsm8k.worked_solutions import (
     UNKNOWN_PROBLEM,
     WorkedSolution,
     WorkedSolutionPolicy,
@@ -13,8 +15,6 @@ from lachesis.environments.gsm8k.worked_solutions import (
     evaluate,
     gsm8k_steps,
 )
-from lachesis.inference import OpenAIServer, RequestRejected, Router
-from lachesis.trajectories.messages import FinishReason, Message
 
 TOOLS = [{"type": "function", "function": {"name": "python", "parameters": {"type": "object"}}}]
 QUESTION = "Natalia sold clips to 48 of her friends in April, and half as many in May. How many altogether?"

@@ -22,8 +22,8 @@ if not os.environ.get("LACHESIS_NEED_TORCH"):
     pytest.importorskip("torch", reason="make test-train installs torch")
     pytest.importorskip("tinker", reason="make test-train installs the SDK of Tinker")
 
-from lachesis.cli.train import Plan
-from lachesis.training.processes.supervisor import Supervisor
+from lachesis_train.processes.supervisor import Supervisor
+from lachesis_train.verbs.train import Plan
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = f"{ROOT / 'tests/support/ascii_env.py'}:AsciiEnv"

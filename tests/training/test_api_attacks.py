@@ -15,11 +15,11 @@ from typing import Any
 import aiohttp
 import pytest
 
-from lachesis.cli.api import main
-from lachesis.training.api import ApiSettings, RolloutApiServer
-from lachesis.training.api.group_body import read_group, read_groups
-from lachesis.training.api.store import StoreError
-from lachesis.training.rollout_api import GroupError
+from lachesis_train.api import ApiSettings, RolloutApiServer
+from lachesis_train.api.group_body import read_group, read_groups
+from lachesis_train.api.store import StoreError
+from lachesis_train.rollout_api import GroupError
+from lachesis_train.verbs.api import main
 from tests.support.fake_serving import number_of, payload
 from tests.support.own_api import AcknowledgingTrainer
 from tests.support.stock_run_api import LIVENESS, Trainer

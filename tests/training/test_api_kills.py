@@ -14,8 +14,8 @@ import aiohttp
 import pytest
 
 from lachesis.runs.decisions import Kept
-from lachesis.training.api import ApiSettings, RolloutApiServer
 from lachesis_testing.fake_server import fake_tokenizer
+from lachesis_train.api import ApiSettings, RolloutApiServer
 from tests.support.fake_serving import GROUP_SIZE, LENGTH, make_run, number_of, payload
 from tests.support.own_api import AcknowledgingTrainer, OwnApi
 from tests.support.stock_run_api import LIVENESS, Trainer

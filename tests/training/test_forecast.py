@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from backends.errors import SettingsError
-from lachesis.training.trainer.forecast import ModelShape, Work, check_memory, memory_of_machine, memory_of_step
-from lachesis.training.trainer.settings import EnvSettings, Settings, TrainingSettings
+from lachesis_train.trainer.forecast import ModelShape, Work, check_memory, memory_of_machine, memory_of_step
+from lachesis_train.trainer.settings import EnvSettings, Settings, TrainingSettings
 
 SMOLLM2 = {
     "dtype": "bfloat16",

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lachesis.training.api import group_body
-from lachesis.training.api.group_body import FIELDS, read_group, read_groups
-from lachesis.training.rollout_api import GroupError
+from lachesis_train.api import group_body
+from lachesis_train.api.group_body import FIELDS, read_group, read_groups
+from lachesis_train.rollout_api import GroupError
 from tests.support.fake_serving import payload
 
 MARKS = b'[]{}",:\\ 0-.eE1nN'

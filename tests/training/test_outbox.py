@@ -24,9 +24,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lachesis.run_folder import OtherSettings
-from lachesis.training.outbox import Outbox, OutboxError
-from lachesis.training.outbox_state import KnownApi
-from lachesis.training.rollout_api import EnvDescription, GroupError
+from lachesis_train.outbox import Outbox, OutboxError
+from lachesis_train.outbox_state import KnownApi
+from lachesis_train.rollout_api import EnvDescription, GroupError
 from tests.support.fake_serving import number_of, payload
 from tests.support.small_envs import ROOT
 
@@ -270,7 +270,7 @@ async def test_the_write_ahead_log_of_a_large_group_does_not_stay(tmp_path):
 
 async def test_an_outbox_belongs_to_one_process_with_one_set_of_settings(tmp_path):
     program = (
-        "import asyncio, sys; from pathlib import Path; from lachesis.training.outbox import Outbox\n"
+        "import asyncio, sys; from pathlib import Path; from lachesis_train.outbox import Outbox\n"
         "asyncio.run(Outbox(Path(sys.argv[1]), {'group_size': 2}).open())"
     )
     command = [sys.executable, "-c", program, tmp_path]
@@ -326,7 +326,7 @@ async def test_a_folder_that_cannot_be_written_and_older_formats_are_reported(tm
 FULL_DISK = """
 import asyncio, sys
 from pathlib import Path
-from lachesis.training.outbox import Outbox, OutboxError
+from lachesis_train.outbox import Outbox, OutboxError
 from tests.support.fake_serving import payload
 
 async def main():

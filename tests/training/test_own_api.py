@@ -16,11 +16,12 @@ from typing import Any, ClassVar
 import aiohttp
 import pytest
 
-from lachesis.training.api import ApiSettings, RolloutApiServer
-from lachesis.training.api.store import StoreError
-from lachesis.training.outbox import Outbox
-from lachesis.training.relay import OutboxRelay, RelayError
-from lachesis.training.rollout_api import (
+from lachesis_testing.fake_server import FakeServer, RandomWords
+from lachesis_train.api import ApiSettings, RolloutApiServer
+from lachesis_train.api.store import StoreError
+from lachesis_train.outbox import Outbox
+from lachesis_train.relay import OutboxRelay, RelayError
+from lachesis_train.rollout_api import (
     INSTANCE_HEADER,
     ApiDown,
     ApiRefused,
@@ -29,7 +30,6 @@ from lachesis.training.rollout_api import (
     compress,
     encode_group,
 )
-from lachesis_testing.fake_server import FakeServer, RandomWords
 from tests.support.fake_serving import PACE, number_of, payload
 from tests.support.own_api import AcknowledgingTrainer, OwnApi, own_api
 from tests.support.recipes import shown

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lachesis.training.api.packing import Sized, pack
+from lachesis_train.api.packing import Sized, pack
 
 sizes = st.lists(st.integers(1, 9), max_size=9)
 

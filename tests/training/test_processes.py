@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from lachesis.training.processes.ports import free_ports
-from lachesis.training.processes.process import Part
-from lachesis.training.processes.supervisor import Supervisor
+from lachesis_train.processes.ports import free_ports
+from lachesis_train.processes.process import Part
+from lachesis_train.processes.supervisor import Supervisor
 
 SERVER = """
 import http.server, pathlib, sys
@@ -159,8 +159,8 @@ async def _all_end(pids: list[int]) -> None:
 def test_no_process_outlives_one_that_is_killed(tmp_path: Path) -> None:
     code = f"""
 import asyncio, pathlib, sys
-from lachesis.training.processes.process import Part
-from lachesis.training.processes.supervisor import Supervisor
+from lachesis_train.processes.process import Part
+from lachesis_train.processes.supervisor import Supervisor
 part = Part("main", [sys.executable, "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(600)"])
 say = lambda name, line: print(line, flush=True)
 supervisor = Supervisor([part], main="main", logs=pathlib.Path({str(tmp_path)!r}), say=say)

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lachesis.training.outbox import Outbox
-from lachesis.training.outbox_state import POSTING, Entry, KnownApi
-from lachesis.training.reconcile import PostResult, result_of_post, taken_unseen, was_restarted
-from lachesis.training.relay import OutboxRelay, RelayError
-from lachesis.training.rollout_api import ApiDown, EnvDescription, EnvStatus, Latest, RolloutApi, compress, encode_group
+from lachesis_train.outbox import Outbox
+from lachesis_train.outbox_state import POSTING, Entry, KnownApi
+from lachesis_train.reconcile import PostResult, result_of_post, taken_unseen, was_restarted
+from lachesis_train.relay import OutboxRelay, RelayError
+from lachesis_train.rollout_api import ApiDown, EnvDescription, EnvStatus, Latest, RolloutApi, compress, encode_group
 from tests.support.fake_serving import PACE, number_of, payload
 from tests.support.stock_run_api import StockRunApi, Trainer, run_api, until
 

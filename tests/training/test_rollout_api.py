@@ -13,7 +13,7 @@ from aiohttp.test_utils import TestServer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lachesis.training.rollout_api import (
+from lachesis_train.rollout_api import (
     SLICE,
     ApiDown,
     ApiRefused,

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 
 from lachesis.inference.prompts import PromptBuilder
-from lachesis.training.groups import samples_from_atropos
-from lachesis.training.sft.loop import loss_of
-from lachesis.training.sft.plan import batches, digest, split
-from lachesis.training.sft.readers import Dataset, Example, ReadRules, read_dataset
-from lachesis.training.sft.settings import SftSettings
 from lachesis.trajectories import append_line, save_trajectory, to_conversations
 from lachesis.trajectories.builtin_exports import token_samples
 from lachesis.trajectories.digests import LINE_DIGEST, certified
 from lachesis.trajectories.exports import ExportLine
+from lachesis.trajectories.group_shapes import samples_from_atropos
 from lachesis_testing.fake_server import fake_tokenizer
+from lachesis_train.sft.loop import loss_of
+from lachesis_train.sft.plan import batches, digest, split
+from lachesis_train.sft.readers import Dataset, Example, ReadRules, read_dataset
+from lachesis_train.sft.settings import SftSettings
 from tests.support.certificates import aged
 from tests.support.scripted_server import ScriptedServer
 from tests.support.small_envs import ManyWords, make, sorts

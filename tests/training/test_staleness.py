@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lachesis.training.staleness import StalenessCap, WhenStale
+from lachesis_train.staleness import StalenessCap, WhenStale
 
 
 @dataclass

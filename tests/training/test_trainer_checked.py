@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from lachesis.training.groups import SplitRollouts, samples_from_atropos, with_digest
-from lachesis.training.trainer.checked import Refusal, Refused, Uncertified, checked_group
+from lachesis.trajectories.group_shapes import SplitRollouts, samples_from_atropos, with_digest
+from lachesis_train.trainer.checked import Refusal, Refused, Uncertified, checked_group
 from tests.support.trained_groups import group_body
 
 

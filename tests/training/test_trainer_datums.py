@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lachesis.training.curves.metrics import step_metrics
-from lachesis.training.curves.records import StepRecord
-from lachesis.training.groups import (
+from lachesis.trajectories import LossAverage, TokenPrefix, rollout_advantages, samples
+from lachesis.trajectories.group_shapes import (
     DiscardedAttempts,
     GroupSettings,
     RolloutSamples,
@@ -22,9 +21,10 @@ from lachesis.training.groups import (
     TrainingGroup,
     build_group,
 )
-from lachesis.training.trainer.checked import Refusal
-from lachesis.training.trainer.datums import NO_SIGNAL, TOO_LONG, TOO_OLD, Rules, penalise_divergence, prepare
-from lachesis.trajectories import LossAverage, TokenPrefix, rollout_advantages, samples
+from lachesis_train.curves.metrics import step_metrics
+from lachesis_train.curves.records import StepRecord
+from lachesis_train.trainer.checked import Refusal
+from lachesis_train.trainer.datums import NO_SIGNAL, TOO_LONG, TOO_OLD, Rules, penalise_divergence, prepare
 from tests.support.token_trees import END, UNTIMED, Tree, completion, trees
 
 START = TokenPrefix([1, 2, 3])

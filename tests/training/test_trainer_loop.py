@@ -17,17 +17,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lachesis.cli.launch_training import read_settings
 from lachesis.run_folder import OtherSettings, RunFolderError
-from lachesis.training.api import ApiSettings, RolloutApiServer
-from lachesis.training.curves.recorder import TrainingRecorder
-from lachesis.training.policy import Policy
-from lachesis.training.tinker_sdk import Datum, EngineError, Trained
-from lachesis.training.trainer import batches, checkpoints
-from lachesis.training.trainer.batches import BatchError, BatchSource
-from lachesis.training.trainer.checkpoints import Checkpoint
-from lachesis.training.trainer.loop import Trainer, TrainingStopped
 from lachesis.trajectories.jsonl import read_lines
+from lachesis_train.api import ApiSettings, RolloutApiServer
+from lachesis_train.curves.recorder import TrainingRecorder
+from lachesis_train.policy import Policy
+from lachesis_train.tinker_sdk import Datum, EngineError, Trained
+from lachesis_train.trainer import batches, checkpoints
+from lachesis_train.trainer.batches import BatchError, BatchSource
+from lachesis_train.trainer.checkpoints import Checkpoint
+from lachesis_train.trainer.loop import Trainer, TrainingStopped
+from lachesis_train.verbs.launch_training import read_settings
 from tests.support.ports import free_port
 from tests.support.stock_run_api import StockRunApi, run_api
 from tests.support.trained_groups import group_body

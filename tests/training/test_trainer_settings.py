@@ -9,15 +9,15 @@ import pytest
 
 from backends.errors import SettingsError
 from lachesis.cli import main as lachesis
-from lachesis.cli import train
-from lachesis.cli.launch_training import EXAMPLE, Tokenizer, main, make_parser, read_settings
+from lachesis.inference.model_folders import tokenizer_of
 from lachesis.runs.model_servers import load_tokenizer
 from lachesis.runs.server_settings import ServerConfig
 from lachesis.runs.settings import HermesAgentEnvConfig
-from lachesis.training.engine.folders import tokenizer_of
-from lachesis.training.trainer.learning_rate import Schedule
-from lachesis.training.trainer.settings import EnvSettings, Settings, TrainingSettings
 from lachesis_testing.fake_server import fake_tokenizer
+from lachesis_train.trainer.learning_rate import Schedule
+from lachesis_train.trainer.settings import EnvSettings, Settings, TrainingSettings
+from lachesis_train.verbs import train
+from lachesis_train.verbs.launch_training import EXAMPLE, Tokenizer, main, make_parser, read_settings
 
 FILE = """
 env: {group_size: 4, batch_size: 16, rollout_server_url: "http://h:1", total_steps: 7, max_turns: 3, dataset: x}

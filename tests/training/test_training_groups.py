@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lachesis.runs.settings import HermesAgentEnvConfig
-from lachesis.training.groups import (
+from lachesis.trajectories import MASKED, TokenPrefix, samples, verify, verify_records
+from lachesis.trajectories.group_shapes import (
     GroupSettings,
     RejectedGroup,
     RejectReason,
@@ -25,8 +26,7 @@ from lachesis.training.groups import (
     group_problems,
     samples_from_atropos,
 )
-from lachesis.training.rollout_api import encode_group
-from lachesis.trajectories import MASKED, TokenPrefix, samples, verify, verify_records
+from lachesis_train.rollout_api import encode_group
 from tests.support.token_trees import END, SAMPLING, UNTIMED, Tree, trees
 
 START = TokenPrefix([1, 2, 3])

@@ -12,9 +12,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from lachesis.training.curves.recorder import GroupRecord, SampleRecord, TrainingRecorder
-from lachesis.training.engine.folders import made_folder
-from lachesis.training.trainer.checkpoints import Checkpoint
+from lachesis.inference.model_folders import made_folder
+from lachesis_train.curves.recorder import GroupRecord, SampleRecord, TrainingRecorder
+from lachesis_train.trainer.checkpoints import Checkpoint
 from lachesis_view import app as viewer
 from lachesis_view.curves import curves
 from lachesis_view.filters import Filter

@@ -25,7 +25,7 @@ from lachesis.evaluation.intervals import Mean, mean_of_values, score_range
 from lachesis.html.rollout import last_words
 from lachesis.runs.item_keys import whole_and_part
 from lachesis.runs.tool_failures import ToolFailures
-from lachesis.training.curves.rollouts import SCHEMA
+from lachesis.trajectories.step_files import SCHEMA
 from lachesis_view.files import UNFINISHED, has_grown, kind_of, known_state, mark_of, run_name, settings_of, state_of
 from lachesis_view.filters import Filter
 from lachesis_view.metrics import mean, most_frequent

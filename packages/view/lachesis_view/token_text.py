@@ -123,7 +123,7 @@ def _places(name: str) -> Iterable[Path]:
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
-    from lachesis.training.engine.folders import MADE, made_folder
+    from lachesis.inference.model_folders import MADE, made_folder
 
     if name in MADE:
         yield made_folder(name)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from lachesis.training.engine.model import Model
-    from lachesis.training.engine.training import TrainingModel
+    from lachesis_train.engine.model import Model
+    from lachesis_train.engine.training import TrainingModel
 
 if not os.environ.get("LACHESIS_NEED_TORCH") and not all(map(find_spec, ("torch", "peft", "tinker"))):
     collect_ignore_glob = ["test_*.py"]
@@ -22,7 +22,7 @@ os.environ["TINKER_TELEMETRY"] = "0"
 
 @pytest.fixture(scope="session")
 def folder() -> Path:
-    from lachesis.training.engine.folders import model_folder
+    from lachesis.inference.model_folders import model_folder
 
     return model_folder("tiny")
 
@@ -31,7 +31,7 @@ def folder() -> Path:
 def model(folder: Path) -> Model:
     import torch
 
-    from lachesis.training.engine.model import Model
+    from lachesis_train.engine.model import Model
 
     torch.set_num_threads(1)
     return Model(folder)
@@ -53,7 +53,7 @@ def state_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def engine(state_dir: Path) -> Iterator[str]:
     """The base URL of an engine that all tests of the wire share."""
-    from lachesis.training.engine import start_engine
+    from lachesis_train.engine import start_engine
 
     with asyncio.Runner() as runner:
         context = start_engine("tiny", state_dir=state_dir)

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 import torch
 
-from lachesis.training.engine.checkpoints import SAMPLER_WEIGHTS, WEIGHTS, Checkpoints
-from lachesis.training.engine.errors import RequestError
-from lachesis.training.engine.model import LoraSpec, Model
-from lachesis.training.engine.promises import Promises
-from lachesis.training.engine.samplers import EPHEMERAL, KEPT_EPHEMERAL, Samplers
-from lachesis.training.engine.training import TrainingModel, create_training_model, forward_backward, optim_step
-from lachesis.training.engine.versions import IN_MEMORY, Versions
-from lachesis.training.engine.worker import Worker
+from lachesis_train.engine.checkpoints import SAMPLER_WEIGHTS, WEIGHTS, Checkpoints
+from lachesis_train.engine.errors import RequestError
+from lachesis_train.engine.model import LoraSpec, Model
+from lachesis_train.engine.promises import Promises
+from lachesis_train.engine.samplers import EPHEMERAL, KEPT_EPHEMERAL, Samplers
+from lachesis_train.engine.training import TrainingModel, create_training_model, forward_backward, optim_step
+from lachesis_train.engine.versions import IN_MEMORY, Versions
+from lachesis_train.engine.worker import Worker
 from tests.torch.engine.test_losses import batch
 
 KILLS = 8

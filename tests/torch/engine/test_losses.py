@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from lachesis.training.engine import training
-from lachesis.training.engine.errors import RequestError
-from lachesis.training.engine.model import LoraSpec, Model
-from lachesis.training.engine.training import Datum, TrainingModel, forward_backward, optim_step
+from lachesis_train.engine import training
+from lachesis_train.engine.errors import RequestError
+from lachesis_train.engine.model import LoraSpec, Model
+from lachesis_train.engine.training import Datum, TrainingModel, forward_backward, optim_step
 from tests.support.training_models import changed_adapter
 
 Tensor = torch.Tensor

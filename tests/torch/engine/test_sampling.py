@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from lachesis.training.engine import sampling
-from lachesis.training.engine.errors import RequestError
-from lachesis.training.engine.model import Model
-from lachesis.training.engine.sampling import Batch, Parameters, Request, check_request
-from lachesis.training.engine.training import Datum, TrainingModel, forward_backward
-from lachesis.training.engine.wire import sample_request
+from lachesis_train.engine import sampling
+from lachesis_train.engine.errors import RequestError
+from lachesis_train.engine.model import Model
+from lachesis_train.engine.sampling import Batch, Parameters, Request, check_request
+from lachesis_train.engine.training import Datum, TrainingModel, forward_backward
+from lachesis_train.engine.wire import sample_request
 
 PROMPTS: list[list[int]] = [[65] * 3, [66, 67, 68, 69, 70, 71, 72], list(range(40)), [200]]
 

@@ -21,11 +21,11 @@ from tinker import types
 from tinker.proto import tinker_public_pb2 as messages
 
 from backends.errors import SettingsError
-from lachesis.cli.engine import main
-from lachesis.training.engine import server, start_engine
-from lachesis.training.engine.errors import EngineStartError
-from lachesis.training.engine.model import Model
-from lachesis.training.engine.wire import sample_request
+from lachesis_train.engine import server, start_engine
+from lachesis_train.engine.errors import EngineStartError
+from lachesis_train.engine.model import Model
+from lachesis_train.engine.wire import sample_request
+from lachesis_train.verbs.engine import main
 from tests.support.strangers import check_refused
 from tests.support.training_models import done
 
@@ -252,7 +252,7 @@ async def test_a_request_that_is_sent_again_is_run_once(folder: Path, tmp_path: 
 async def test_a_number_that_never_comes_holds_up_nobody_for_ever(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lachesis.training.engine.ordering.GAP_SECONDS", 0.01)
+    monkeypatch.setattr("lachesis_train.engine.ordering.GAP_SECONDS", 0.01)
     async with raw(folder, tmp_path) as (_, post):
         model_id = await created(post)
         _, later = await post("forward_backward", forward_backward_body(model_id, 5), **PROTOBUF)
@@ -414,7 +414,7 @@ def test_the_engine_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
         [
             sys.executable,
             "-c",
-            "import asyncio\nfrom lachesis.training.engine import start_engine\n"
+            "import asyncio\nfrom lachesis_train.engine import start_engine\n"
             "async def main():\n"
             f"    async with start_engine('tiny', state_dir={str(tmp_path)!r}) as url:\n"
             "        print(url, flush=True)\n"

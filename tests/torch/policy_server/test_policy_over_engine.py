@@ -17,17 +17,17 @@ from lachesis.agent.loop import HermesAgentLoop
 from lachesis.inference import ServerSettings, TokenServer
 from lachesis.inference.engines import create_engine
 from lachesis.inference.errors import ContextExhausted
+from lachesis.inference.model_folders import model_folder
 from lachesis.inference.prompts import PromptBuilder
 from lachesis.inference.sampling import Sampling
 from lachesis.inference.tokenizer_proof import TokenizerProof
 from lachesis.tools import ToolResult
-from lachesis.training.engine.child import start_engine
-from lachesis.training.engine.folders import model_folder
-from lachesis.training.policy import Policy, PolicyVersion
-from lachesis.training.policy_server import PolicyServer
-from lachesis.training.tinker_sdk import LOCAL_KEY, Adam, Datum, LoraShape, Service
 from lachesis.trajectories import MASKED, samples, verify
 from lachesis_testing.engine_suite import until
+from lachesis_train.engine.child import start_engine
+from lachesis_train.policy import Policy, PolicyVersion
+from lachesis_train.policy_server import PolicyServer
+from lachesis_train.tinker_sdk import LOCAL_KEY, Adam, Datum, LoraShape, Service
 
 ROUNDING = 1e-4
 """Float32, with other shapes of batches when a prompt is scored than when it is sampled."""

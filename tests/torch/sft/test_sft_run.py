@@ -153,11 +153,11 @@ async def test_the_trained_model_writes_calls_where_the_random_one_writes_noise(
 ) -> None:
     from transformers import AutoTokenizer
 
+    from lachesis.inference.model_folders import model_folder
     from lachesis.inference.prompts import PromptBuilder
-    from lachesis.training.engine import start_engine
-    from lachesis.training.engine.folders import model_folder
-    from lachesis.training.sft.readers import ReadRules, read_dataset
-    from lachesis.training.tinker_sdk import LOCAL_KEY, LoraShape, Service
+    from lachesis_train.engine import start_engine
+    from lachesis_train.sft.readers import ReadRules, read_dataset
+    from lachesis_train.tinker_sdk import LOCAL_KEY, LoraShape, Service
 
     tokenizer = AutoTokenizer.from_pretrained(str(model_folder("tiny")))
     (example, *_) = read_dataset([dump], PromptBuilder(tokenizer), ReadRules(completed_only=False)).examples

@@ -17,7 +17,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from lachesis.training.api import ApiSettings, RolloutApiServer
+from lachesis_train.api import ApiSettings, RolloutApiServer
 from tests.support.trained_groups import group_body
 
 GROUP_SIZE, GROUPS_A_STEP = 4, 2

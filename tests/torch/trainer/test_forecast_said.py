@@ -8,9 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from lachesis.training.engine import start_engine
-from lachesis.training.tinker_sdk import LOCAL_KEY, LoraShape, Service
-from lachesis.training.trainer.forecast import Work, forecast
+from lachesis_train.engine import start_engine
+from lachesis_train.tinker_sdk import LOCAL_KEY, LoraShape, Service
+from lachesis_train.trainer.forecast import Work, forecast
 from tests.training.test_forecast import SMOLLM2, settings
 
 ENVIRONMENT = f"{Path(__file__).parents[2] / 'support/ascii_env.py'}:AsciiEnv"
@@ -32,7 +32,7 @@ def test_both_commands_refuse_a_step_that_cannot_fit_before_anything_starts(tmp_
     }
     given = [text for name, value in flags.items() for text in (f"--{name}", value)]
     environ = {name: value for name, value in os.environ.items() if name not in OTHER_ENGINES}
-    for command in (["lachesis", "train", "--env", ENVIRONMENT], ["lachesis.cli.launch_training"]):
+    for command in (["lachesis", "train", "--env", ENVIRONMENT], ["lachesis_train.verbs.launch_training"]):
         done = subprocess.run(
             [sys.executable, "-m", *command, *given],
             capture_output=True,

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lachesis.training.trainer.checkpoints import Checkpoint
 from lachesis.trajectories.jsonl import read_lines
+from lachesis_train.trainer.checkpoints import Checkpoint
 from tests.torch.trainer.conftest import GROUP_SIZE, GROUPS_A_STEP, RunningEngine, filled_api
 
 STEPS = 9

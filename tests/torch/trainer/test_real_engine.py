@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lachesis.training.groups import GroupSettings, RolloutSamples, TrainingGroup, build_group
-from lachesis.training.tinker_sdk import Adam, EngineError, LoraShape, RefusedBounds, Service
-from lachesis.training.trainer.checkpoints import Checkpoint
-from lachesis.training.trainer.datums import PreparedBatch, Rules, prepare
 from lachesis.trajectories import TokenPrefix, samples
+from lachesis.trajectories.group_shapes import GroupSettings, RolloutSamples, TrainingGroup, build_group
 from lachesis.trajectories.jsonl import read_lines
+from lachesis_train.tinker_sdk import Adam, EngineError, LoraShape, RefusedBounds, Service
+from lachesis_train.trainer.checkpoints import Checkpoint
+from lachesis_train.trainer.datums import PreparedBatch, Rules, prepare
 from tests.support.token_trees import Tree
 from tests.torch.trainer.conftest import GROUPS_A_STEP, RunningEngine, filled_api
 from tests.torch.trainer.test_kills import STEPS, launch

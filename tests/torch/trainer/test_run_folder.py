@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from lachesis.cli.launch_training import main
-from lachesis.training.trainer.checkpoints import alone_in
+from lachesis_train.trainer.checkpoints import alone_in
+from lachesis_train.verbs.launch_training import main
 
 
 async def test_a_second_trainer_in_the_folder_of_a_run_is_refused(

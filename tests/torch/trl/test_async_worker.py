@@ -28,8 +28,8 @@ from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 from backends.errors import LachesisError
 from lachesis import HermesAgentBaseEnv
 from lachesis.runs.server_settings import ServerConfig
-from lachesis.training.trl import LachesisRolloutWorker, SettingsDisagree
 from lachesis_testing.fake_server import FakeServer, ToolUser
+from lachesis_train.trl import LachesisRolloutWorker, SettingsDisagree
 from tests.support.training_runs import with_tokens
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")

@@ -15,11 +15,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOTrainer
 
 from backends.errors import LachesisError
-from lachesis.training.trl import LachesisRollouts, SettingsDisagree
-from lachesis.training.trl.items import environment_of
-from lachesis.training.trl.rows import BranchedRollout
 from lachesis.trajectories import verify
 from lachesis.trajectories.tokens import MASKED, digest_of
+from lachesis_train.trl import LachesisRollouts, SettingsDisagree
+from lachesis_train.trl.items import environment_of
+from lachesis_train.trl.rows import BranchedRollout
 from tests.torch.trl.envs import AsksAgain, LeavesOut, Raises, SayAscii, WritesFile, arguments, conversation
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")

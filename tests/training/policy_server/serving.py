@@ -10,8 +10,8 @@ from typing import Any
 import aiohttp
 
 from lachesis.inference.http_client import ServerSettings
-from lachesis.training.policy import Policy, PolicyVersion
-from lachesis.training.policy_server import PolicyServer
+from lachesis_train.policy import Policy, PolicyVersion
+from lachesis_train.policy_server import PolicyServer
 from tests.support.sampler import FakeSampler, parts
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from lachesis.inference.sampling import Sampling
-from lachesis.training.policy import Policy, PolicyVersion
-from lachesis.training.policy_server import PolicyServer
 from lachesis_testing.engine_suite import Bench, EngineSuite, relayed_engine
 from lachesis_testing.fake_server import Scripted
+from lachesis_train.policy import Policy, PolicyVersion
+from lachesis_train.policy_server import PolicyServer
 from tests.support.sampler import FakeSampler
 
 

@@ -15,9 +15,9 @@ from lachesis.inference.engines import create_engine
 from lachesis.inference.prompts import PromptBuilder
 from lachesis.inference.sampling import Sampling
 from lachesis.tools import ToolResult
-from lachesis.training.policy import Policy, PolicyVersion, Sampled
 from lachesis.trajectories import MASKED, samples, verify
 from lachesis_testing.engine_suite import until
+from lachesis_train.policy import Policy, PolicyVersion, Sampled
 
 TOOL = {
     "type": "function",

@@ -15,10 +15,10 @@ from lachesis.inference.errors import ContextExhausted
 from lachesis.inference.sampling import Sampling
 from lachesis.inference.tokenizer_proof import TokenizerProof, TokenizersDiffer
 from lachesis.inference.wire.writing import dump
-from lachesis.training.policy import Sampled
-from lachesis.training.policy_server import routes
 from lachesis_testing.engine_suite import until
 from lachesis_testing.fake_server import Reply, Scripted, fake_tokenizer, letter_swapped
+from lachesis_train.policy import Sampled
+from lachesis_train.policy_server import routes
 from tests.support.sampler import FakeSampler
 
 WEATHER = {

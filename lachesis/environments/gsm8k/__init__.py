@@ -1,5 +1,0 @@
-"""GSM8K with tools."""
-
-from lachesis.environments.gsm8k.environment import GSM8kAgentEnv, GSM8kEnvConfig
-
-__all__ = ["GSM8kAgentEnv", "GSM8kEnvConfig"]

@@ -1,5 +1,0 @@
-"""The generators of the package reasoning-gym."""
-
-from lachesis.environments.reasoning_gym.environment import ReasoningGymEnv, ReasoningGymEnvConfig
-
-__all__ = ["ReasoningGymEnv", "ReasoningGymEnvConfig"]

@@ -1,6 +1,0 @@
-"""A rollout API on the wire of Atropos' `run-api` that loses no group and doubles none: see docs/rollout-api.md."""
-
-from lachesis.training.api.server import RolloutApiServer
-from lachesis.training.api.settings import ApiSettings
-
-__all__ = ["ApiSettings", "RolloutApiServer"]

@@ -1,8 +1,0 @@
-"""The embedded engine: a server that speaks Tinker's wire over torch, transformers and peft, on the CPU or one GPU.
-
-`start_engine` runs it as a subprocess; only that process imports torch.
-"""
-
-from lachesis.training.engine.child import start_engine
-
-__all__ = ["start_engine"]

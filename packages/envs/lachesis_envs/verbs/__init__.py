@@ -1,0 +1,1 @@
+"""Verbs of the command `lachesis` that this package adds."""

@@ -1,0 +1,190 @@
+"""Which batch a trainer gets, and when one is formed.
+
+A trainer that acknowledges has leases on batches, and names the batch that its weights contain. One of the stock kind
+cannot: its request for a batch says that it has what was sent to it completely.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from lachesis_train.api.packing import pack
+from lachesis_train.api.requests import Refused
+from lachesis_train.api.settings import ApiSettings
+from lachesis_train.api.store import Batch, State, Store, StoreError, Trainer
+from lachesis_train.api.wire import least_sequences
+
+
+class Dispatcher:
+    """Forms batches and hands them out.
+
+    Args:
+        counts: `batches` is counted.
+    """
+
+    def __init__(self, store: Store, settings: ApiSettings, counts: Counter[str]) -> None:
+        self.store = store
+        self.settings = settings
+        self.counts = counts
+        self.lock = asyncio.Lock()
+        """Of what changes registrations and batches."""
+        self.room = asyncio.Event()
+        """Set when there may be room for a group."""
+        self.trainers: dict[str, float] = {}
+        """When each was heard last, by the name that it gives."""
+        self.environments: dict[int, float] = {}
+        """When each was heard last."""
+        self._no_fit_since: float | None = None
+        self._starved = False
+        """The trainer has asked for a batch, and there were too few groups."""
+        self._sending: set[int] = set()
+        """Batches that are being sent to trainers that cannot acknowledge."""
+
+    @property
+    def state(self) -> State:
+        return self.store.state
+
+    def restarted(self) -> None:
+        """The store was opened or reset: times are counted from now."""
+        now = time.monotonic()
+        self.trainers = {batch.holder: now for batch in self.state.batches.values() if batch.holder is not None}
+        self.environments = {env.env_id: now for env in self.state.environments}
+        self._no_fit_since, self._starved = None, False
+        self._sending.clear()
+        self.room.set()
+
+    async def register(self, trainer: Trainer) -> None:
+        """A trainer begins, anew or at all."""
+        async with self.lock:
+            state = self.state
+            if not trainer.acknowledges and trainer.starting_step >= state.step:
+                # Its weights contain what it was given.
+                await self.store.acknowledge([batch for batch in state.batches.values() if batch.given])
+            for batch in state.batches.values():
+                await self.store.mark_given(batch, False)  # a stock trainer that begins anew gets it again
+            await self.store.set_trainer(trainer, first_step=trainer.starting_step - state.acknowledged)
+            self._sending.clear()
+        self.room.set()
+
+    async def leased(self, trainer: Trainer, name: str, after: int | None) -> Batch | None:
+        """The first batch with an id above `after`, from now on that of the trainer with this name."""
+        async with self.lock:
+            await self._asked(trainer, name, after)
+            if (batch := self._first_for(name, after) or await self._form(trainer)) is not None:
+                await self.store.hand_out(batch, name)
+        return batch
+
+    @asynccontextmanager
+    async def given(self, trainer: Trainer, name: str) -> AsyncIterator[Batch | None]:
+        """The next batch for a trainer of the stock kind, to be sent inside `async with`."""
+        async with self.lock:
+            await self._asked(trainer, name, None)
+            registrations = self.state.registrations
+            await self._acknowledge([batch for batch in self.state.batches.values() if batch.given])
+            left = (batch for batch in self.state.batches.values() if batch.id not in self._sending)
+            if (batch := next(left, None) or await self._form(trainer)) is not None:
+                self._sending.add(batch.id)
+        if batch is None:
+            yield None
+            return
+        try:
+            yield batch
+            async with self.lock:  # not reached if the connection broke
+                if registrations == self.state.registrations:
+                    try:
+                        await self.store.mark_given(batch, True)
+                    except StoreError:
+                        batch.given = True  # it was sent, whether the disk knows or not
+        finally:
+            if registrations == self.state.registrations:
+                self._sending.discard(batch.id)
+
+    async def acknowledge(self, last: int, name: str) -> None:
+        """The trainer with this name needs its batches up to `last` no more; one without a name means all."""
+        async with self.lock:
+            self.trainers[name] = time.monotonic()
+            if last > self.state.last_batch:
+                raise Refused(409, f"no batch {last} was ever formed here; the last is {self.state.last_batch}")
+            batches = [batch for batch in self.state.batches.values() if batch.id <= last]
+            await self._acknowledge([batch for batch in batches if not name or batch.holder == name])
+
+    def is_full(self) -> bool:
+        """Whether groups have to wait until batches are acknowledged. Not while the trainer waits for groups."""
+        state = self.state
+        if state.stored < self.settings.most_stored:
+            return False
+        enough = state.trainer is None or state.waiting_sequences >= state.trainer.batch_size
+        return enough or not self._starved
+
+    async def _acknowledge(self, batches: Sequence[Batch]) -> None:
+        await self.store.acknowledge(batches)
+        self.room.set()
+
+    async def _asked(self, trainer: Trainer, name: str, after: int | None) -> None:
+        """A trainer asks for a batch. After its registration, its first step follows the batch that it contains."""
+        self.trainers[name] = time.monotonic()
+        if not self.state.begun:
+            contained = self.state.acknowledged if after is None else after
+            await self.store.begin(first_step=trainer.starting_step - contained)
+
+    def _first_for(self, name: str, after: int | None) -> Batch | None:
+        state = self.state
+        gone = state.acknowledged_by.get(name, 0) if name else state.acknowledged
+        if after is not None and after > state.last_batch:
+            raise Refused(
+                409,
+                f"no batch {after} was ever formed here, the last one is {state.last_batch}: this is another database "
+                f"({state.instance}) than the one that the checkpoint belongs to, or it was reset",
+            )
+        if after is not None and after < gone:
+            raise Refused(
+                410,
+                f"the batches up to {gone} were acknowledged and are gone, some after {after} among them; resume from "
+                f"a checkpoint that contains batch {gone}",
+            )
+        for batch in state.batches.values():
+            if batch.id > (after or 0) and (batch.holder in (None, name) or self._is_silent(batch.holder)):
+                return batch
+        return None
+
+    def _is_silent(self, trainer: str | None) -> bool:
+        return time.monotonic() - self.trainers.get(trainer or "", 0.0) > self.settings.lease
+
+    async def _form(self, trainer: Trainer) -> Batch | None:
+        """The next batch, if there are groups for one."""
+        now, size = time.monotonic(), trainer.batch_size
+        waiting, least = list(self.state.waiting.values()), self._least(size)
+        chosen = pack(waiting, size, least)
+        if chosen is None and (fitting := pack(waiting, size, least, exact=False)) is not None:
+            self._no_fit_since = self._no_fit_since or now
+            if now - self._no_fit_since < self.settings.pack_wait:
+                return None
+            chosen = fitting
+        self._no_fit_since, self._starved = None, chosen is None
+        if chosen is None:
+            self.room.set()
+            return None
+        batch = await self.store.form([waiting[at] for at in chosen])
+        self.counts["batches"] += 1
+        return batch
+
+    def _least(self, batch_size: int) -> dict[int, int]:
+        """Sequences that the next batch has to have of an environment. No batch waits for one that may be dead."""
+        if self.state.stored >= self.settings.most_stored:
+            return {}  # there may be no room for the groups that it would wait for
+        queued, now = self.state.sequences_by_env(), time.monotonic()
+        silent = {
+            env.env_id
+            for env in self.state.environments
+            if now - self.environments.get(env.env_id, 0.0) >= self.settings.silent_env
+        }
+        known = [env for env in self.state.environments if env.env_id not in silent or queued[env.env_id]]
+        least = least_sequences(known, batch_size)
+        return {
+            env_id: min(sequences, queued[env_id]) if env_id in silent else sequences
+            for env_id, sequences in least.items()
+        }

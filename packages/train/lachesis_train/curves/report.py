@@ -1,0 +1,243 @@
+"""The HTML report of a training run, from its folder: curves, and the rollouts of its steps to read.
+
+One file without scripts or network. A page of some megabytes can be read, one of a gigabyte cannot: of many steps some
+are shown, spread evenly, and of a step as many groups as its share of the page takes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from backends.errors import LachesisError
+from lachesis.evaluation.repaired_calls import NAME, RepairedCalls
+from lachesis.html import templates, write_page
+from lachesis.html.rollout import message_view
+from lachesis.trajectories.jsonl import read_lines
+from lachesis.trajectories.step_files import SCHEMA, step_files
+from lachesis.wording import duration
+from lachesis_train.curves.charts import Chart, Line, bar_chart, line_chart, number
+
+MAX_STEPS = 60
+"""Steps whose rollouts are shown."""
+MAX_CHARACTERS = 12_000_000
+"""Of rollouts in the page."""
+MAX_TEXT = 40_000
+"""Characters of one text."""
+RECENT = 5
+"""Steps at each end over which the figures at the top are means."""
+
+
+def write_report(run_dir: Path, *, title: str | None = None, output: Path | None = None) -> Path:
+    """Write `report.html` in the folder of a run, or `output`, whole or not at all; returns its path.
+
+    Raises:
+        LachesisError: the folder has no `metrics.jsonl`, or one that is no JSON; the report cannot be written.
+    """
+    path = run_dir / "metrics.jsonl"
+    if not path.exists():
+        raise LachesisError(f"{run_dir} is no folder of a training run: it has no {path.name}; name its run_dir")
+    output = output or run_dir / "report.html"
+    page = render_report(
+        title or run_dir.absolute().name, list(read_lines(path, torn_tail=True)), dict(step_files(run_dir / "rollouts"))
+    )
+    try:
+        write_page(output, page)
+    except OSError as error:
+        raise LachesisError(f"{output}: cannot be written ({error.strerror})") from error
+    return output
+
+
+def render_report(title: str, lines: Sequence[Mapping[str, Any]], files: Mapping[int, Path]) -> str:
+    """The page of the lines of `metrics.jsonl`, and the files of rollouts by step."""
+    template = templates(Path(__file__).parent / "templates").get_template("training_report.html.jinja")
+    shown = _spread(sorted(files), MAX_STEPS)
+    budget = MAX_CHARACTERS // max(1, len(shown))
+    by_step = {line["step"]: line for line in lines}
+    return template.render(
+        title=title,
+        written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
+        figures=_figures(lines),
+        alarm=_repaired(lines).alarm,
+        charts=[chart for chart in _charts(lines) if chart is not None],
+        steps=[_step_view(step, by_step.get(step, {}), files[step], budget) for step in reversed(shown)],
+        recorded=len(lines),
+        with_rollouts=len(files),
+        number=number,
+    )
+
+
+def _figures(lines: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """Value and caption."""
+    if not lines:
+        return []
+    found = [(str(lines[-1]["step"]), "last step"), *_change(lines, "train/reward", "reward")]
+    found += _change(lines, "train/loss", "loss") if found[1:] == [] else []
+    found += _change(lines, "eval/loss", "loss on validation data")
+    if (calls := _repaired(lines)).share is not None:
+        found += [(f"{calls.share:.1%}", f"{NAME}, {calls.repaired} of {calls.parsed}")]
+    tokens = sum(line.get("train/tokens", 0) for line in lines)
+    skipped = sum(value for line in lines for name, value in line.items() if name.startswith("train/skipped/"))
+    found += [(number(tokens), "tokens trained")] if tokens else []
+    found += [
+        (number(sum(line.get("train/samples", 0) for line in lines)), f"samples trained, {number(skipped)} skipped")
+    ]
+    found += [(duration(sum(line.get("train/step_time", 0) for line in lines)), "time of the steps")]
+    return found
+
+
+def _repaired(lines: Sequence[Mapping[str, Any]]) -> RepairedCalls:
+    found = RepairedCalls()
+    for line in lines:
+        for counts in line.get("repaired_calls", ()):
+            found.add([counts])
+    return found
+
+
+def _change(lines: Sequence[Mapping[str, Any]], name: str, caption: str) -> list[tuple[str, str]]:
+    values = [line[name] for line in lines if name in line]
+    if not values:
+        return []
+    first, last = values[:RECENT], values[-RECENT:]
+    text = f"{number(sum(first) / len(first))} → {number(sum(last) / len(last))}"
+    return [(text, f"{caption}, mean of the first and the last {min(RECENT, len(values))} steps")]
+
+
+def _charts(lines: Sequence[Mapping[str, Any]]) -> Iterator[Chart | None]:
+    if not lines:
+        return
+    steps = [line["step"] for line in lines]
+
+    def values(name: str) -> list[float | None]:
+        return [line.get(name) for line in lines]
+
+    def parts(prefix: str) -> list[dict[str, float]]:
+        return [{n.removeprefix(prefix): v for n, v in line.items() if n.startswith(prefix)} for line in lines]
+
+    sampling = "train/sampling/"
+    lengths = "train/completions/"
+    reward = Line("mean of the groups", values("train/reward"), values("train/reward_low"), values("train/reward_high"))
+    yield line_chart("Reward", steps, [reward], note="with its 95 % interval over groups", floor=0.0, wide=True)
+    losses = [Line("training", values("train/loss")), Line("validation", values("eval/loss"))]
+    yield line_chart("Loss", steps, losses, wide=not any("train/reward" in line for line in lines))
+    yield line_chart(
+        "Logprobs of the trained tokens",
+        steps,
+        [Line("sampler", values("logprobs/mean")), Line("trainer", values("logprobs/mean_training"))],
+        note="mean; before the update",
+    )
+    kl = [Line("k3", values(f"{sampling}kl_k3")), Line("k1", values(f"{sampling}kl_k1"))]
+    yield line_chart("KL of sampler and trainer", steps, kl, note="nats a token")
+    yield line_chart("Entropy", steps, [Line("sampler", values("train/entropy"))], note="nats a token")
+    clip = [
+        Line("above the upper bound", values("train/clip_ratio/high_mean")),
+        Line("below the lower bound", values("train/clip_ratio/low_mean")),
+    ]
+    yield line_chart("Clip share", steps, clip, note="of the trained tokens", floor=0.0)
+    size = [Line("share of the tokens", values(f"{sampling}effective_sample_size"))]
+    yield line_chart("Effective sample size of the importance ratios", steps, size, floor=0.0)
+    ranges = [Line("mean", *(values(f"{lengths}{name}") for name in ("mean_length", "min_length", "max_length")))]
+    yield line_chart("Length of the samples", steps, ranges, note="sampled tokens; shortest to longest", floor=0.0)
+    stale = [Line("mean", values("train/staleness/mean")), Line("largest", values("train/staleness/max"))]
+    yield line_chart("Staleness", steps, stale, note="versions of the weights", floor=0.0)
+    repaired = [Line("share of the calls", values("train/repaired_call_rate"))]
+    yield line_chart(NAME.capitalize(), steps, repaired, note="in the groups that the trainer got", floor=0.0)
+    yield bar_chart("Outcomes", steps, parts("train/outcome/"), note="rollouts")
+    yield bar_chart("Skipped and refused", steps, parts("train/skipped/"), note="samples, by reason")
+    yield bar_chart("Time", steps, parts("time/"), note="seconds by phase", unit=" s")
+    yield line_chart("Speed", steps, [Line("tokens a second", values("train/tokens_per_second"))], floor=0.0)
+    yield line_chart("Queue", steps, [Line("groups that wait", values("train/queue"))], floor=0.0)
+    yield line_chart("Norm of the gradient", steps, [Line("norm", values("train/grad_norm"))], floor=0.0)
+    yield line_chart("Learning rate", steps, [Line("learning rate", values("train/learning_rate"))], floor=0.0)
+
+
+def _spread(steps: Sequence[int], count: int) -> list[int]:
+    """The first and the last one, and others between them at equal distances."""
+    if len(steps) <= count:
+        return list(steps)
+    return [steps[round(at * (len(steps) - 1) / (count - 1))] for at in range(count)]
+
+
+def _step_view(step: int, line: Mapping[str, Any], path: Path, budget: int) -> dict[str, Any]:
+    groups = []
+    left = budget
+    for at, group in enumerate(read_lines(path)):
+        if left <= 0:
+            break
+        if not isinstance(group, dict) or group.get("schema") != SCHEMA:
+            raise LachesisError(f"{path}, line {at + 1}: it is not a group that a trainer wrote")
+        view = _group_view(at + 1, group)
+        left -= view.pop("characters")
+        groups.append(view)
+    return {
+        "step": step,
+        "line": line,
+        "groups": groups,
+        "file": path.name,
+        "count": line.get("train/groups", len(groups)),
+    }
+
+
+def _group_view(place: int, group: Mapping[str, Any]) -> dict[str, Any]:
+    samples = []
+    for at, training in enumerate(group["training"]):
+        record = group["samples"][at] if at < len(group["samples"]) else {}
+        messages = (group.get("messages") or [])[at : at + 1]
+        text = [(trained, _cut(part)) for trained, part in training["text"] or ()]
+        sampled = [
+            p for p, mask in zip(record.get("logprobs", ()), record.get("masks", ()), strict=True) if mask != -100
+        ]
+        samples.append(
+            {
+                **training,
+                "score": (group.get("scores") or [None] * (at + 1))[at],
+                "messages": [_cut_message(message) for message in (messages[0] if messages else ())],
+                "text": text,
+                "tokens": len(sampled),
+                "sampler_logprob": _mean(sampled),
+                "trainer_logprob": _mean(training["trainer_logprobs"] or ()),
+            }
+        )
+    scores = [sample["score"] for sample in samples if isinstance(sample["score"], float | int)]
+    return {
+        "number": place,
+        "title": _title(samples),
+        "skipped": group["skipped"],
+        "detail": group["detail"],
+        "shortened": group.get("shortened"),
+        "mean": _mean(scores),
+        "samples": samples,
+        "characters": 300 * len(samples) + sum(map(_characters, samples)),
+    }
+
+
+def _characters(sample: Mapping[str, Any]) -> int:
+    return sum(len(part) for _, part in sample["text"]) + sum(map(len, map(str, sample["messages"])))
+
+
+def _cut_message(message: Any) -> dict[str, Any]:
+    view = message_view(message)
+    calls = [{"name": call["name"], "shown": _cut(call["shown"])} for call in view["calls"]]
+    return {**view, "text": _cut(view["text"]), "reasoning": _cut(view["reasoning"]), "calls": calls}
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}… ({len(text) - MAX_TEXT:,} more characters)"
+
+
+def _title(samples: Sequence[Mapping[str, Any]]) -> str:
+    """What the user asked, or the beginning of the first text."""
+    for sample in samples:
+        asked = [message["text"] for message in sample["messages"] if message["role"] == "user"]
+        context = [part for trained, part in sample["text"] if not trained]
+        if text := " ".join("".join(asked[:1] or context[:1]).split()):
+            return text[:140]
+    return ""
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    known = [value for value in values if math.isfinite(value)]
+    return math.fsum(known) / len(known) if known else None

@@ -1,0 +1,181 @@
+"""`serve`: groups for a trainer at a rollout API."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from lachesis.inference import TokenServer
+from lachesis.inference.sampling import read_sampling
+from lachesis.run_folder import data_folder, unused
+from lachesis.runs.commands import (
+    about_content,
+    asking_again,
+    longest_group,
+    note,
+    noting,
+    own_evaluation,
+    record_of,
+    tracking,
+)
+from lachesis.runs.decisions import Decision, Kept
+from lachesis.runs.environment import Environment
+from lachesis.runs.failures import FailureBrake, UnusableSettings
+from lachesis.runs.group_player import PlayedGroup, play_item, settled_group
+from lachesis.runs.hooks import of_hook
+from lachesis.runs.pipeline import Pipeline
+from lachesis.runs.results import ServeResult
+from lachesis.runs.running_figures import RunningFigures
+from lachesis.runs.server_settings import Phase1CannotTrain, ServerConfigError, token_engine
+from lachesis.runs.training_decision import decide_for_training
+from lachesis.trajectories import sampling_problem
+from lachesis.trajectories.sampling_record import HARMLESS_FIELDS
+from lachesis.wording import counted
+from lachesis_train.outbox import Outbox
+from lachesis_train.rollout_api import TOKEN_VARIABLE, EnvDescription, RolloutApi
+from lachesis_train.rollout_api_sink import RolloutApiSink
+
+
+async def serve(env: Environment, *, hold_out: bool) -> ServeResult:
+    """Play groups for a trainer at Atropos' rollout API, and send the tokens exactly as they were sampled.
+
+    Args:
+        hold_out: evaluation takes its items from `get_next_item`: draw them before training does, so that they are the
+            same after a restart.
+
+    Raises:
+        Phase1CannotTrain: a server that reports no tokens.
+        ServerConfigError: sampling settings whose logprobs would not be those of the policy, or a chat template that
+            does not show the tools.
+        RunStopped: the run cannot go on; finished groups are in the outbox.
+    """
+    _reject_phase_1(env)
+    async with tracking(env, "serve"), env.running(training=True):
+        _reject_off_policy(env)
+        config = env.config
+        if hold_out and config.steps_per_eval > 0:
+            await _draw_eval_items(env)
+
+        async def on_group(group: PlayedGroup, decision: Decision) -> None:
+            if isinstance(decision, Kept):
+                await env.after_group(group)
+            note_calls(group)
+            if env.tracker.on:  # conversations of thousands of turns are copied: not on the loop
+                env.tracker.add(await asyncio.to_thread(record_of, env, group, with_samples=False))
+
+        def note_calls(group: PlayedGroup) -> None:
+            results = (rollout.result for rollout in group.rollouts)
+            if alarm := env.tracker.repaired.add(result.repaired_calls for result in results if result is not None):
+                sink.tell(f"alarm: {alarm}")
+
+        figures = RunningFigures(window=1_000)  # the policy changes
+        sink = _rollout_api_sink(env, figures)
+        if (
+            config.terminal_network
+            and config.terminal_backend in ("local", "singularity")
+            and not sink.relay.api.has_token
+        ):
+            note(
+                env.console,
+                "agents have the network of this machine, and the rollout API asks for no token: they could reset its "
+                f"data or send groups of their own; set {TOKEN_VARIABLE}, for it, here and for the trainer",
+            )
+        pipeline = Pipeline(
+            title=config.wandb_name or env.run_name,
+            next_item=env.get_next_item,
+            play=noting(
+                partial(
+                    play_item,
+                    env,
+                    size=config.group_size,
+                    rounds=1 + config.max_infra_retries,
+                    finished=figures.add,
+                ),
+                env.tracker.exclusions,
+            ),
+            sink=sink,
+            console=env.console,
+            brake=FailureBrake(env.console, config.max_failed_groups, figures.causes),
+            on_group=on_group,
+            ask_again=asking_again(partial(settled_group, env, figures.add), env.tracker.exclusions),
+            timeout=longest_group(config),
+            grace_period=config.grace_period,
+        )
+        await pipeline.run(signals=True)
+        exclusion = await asyncio.to_thread(env.tracker.exclusions.result)
+        return replace(sink.result(pipeline), exclusion=exclusion, repaired=env.tracker.repaired)
+
+
+def _rollout_api_sink(env: Environment, figures: RunningFigures) -> RolloutApiSink[PlayedGroup]:
+    config = env.config
+    folder = Path(config.spool_path or data_folder(env.run_name) / "spool")
+    evaluations = Path(config.data_dir_to_save_evals or data_folder(env.run_name) / "eval")
+
+    async def evaluate_step() -> None:
+        config.data_dir_to_save_evals = str(unused(evaluations / f"step-{env.curr_step}"))
+        await own_evaluation(env)
+
+    async def on_step(step: int) -> None:
+        if (registration := sink.relay.registration) is not None:
+            env.at_step(step, registration)
+        env.curr_step = step
+        await env.wandb_log(sink.age_metrics() if env.tracker.on else None)
+
+    sink: RolloutApiSink[PlayedGroup] = RolloutApiSink(
+        config,
+        workers=env.max_num_workers,
+        build=lambda group, trainer: decide_for_training(group, config, trainer),
+        api=RolloutApi(config.rollout_server_url, token=config.rollout_server_token or ""),
+        env=EnvDescription(
+            desired_name=config.wandb_name or env.run_name,
+            max_token_length=config.max_token_length,
+            group_size=config.group_size,
+            weight=config.inference_weight,
+            min_batch_allocation=config.min_batch_allocation,
+        ),
+        outbox=Outbox(folder, about_content(env, evaluation=False)),
+        refused=folder / "refused.jsonl",
+        console=env.console,
+        figures=figures,
+        evaluate=evaluate_step,
+        on_step=on_step,
+    )
+    return sink
+
+
+async def _draw_eval_items(env: Environment) -> None:
+    """Take the items of evaluations out of the stream."""
+    wanted = env.config.eval_items
+    if (found := len(await of_hook(env.get_eval_items()))) < wanted:
+        raise UnusableSettings(
+            f"evaluation would take all {counted(found, 'item')} (env.eval_items is {wanted}) and leave none to train "
+            "on: write get_eval_items, or set --env.eval_items lower or --env.steps_per_eval 0"
+        )
+
+
+def _reject_phase_1(env: Environment) -> None:
+    for config in env.server_configs:
+        if token_engine(config, training=True) is None:
+            raise Phase1CannotTrain(
+                f"serve: model {config.model_name!r} is used over chat completions (Phase 1), which carry no token ids "
+                "and logprobs, and a trainer never gets made-up ones; set --openai.server_type vllm or sglang "
+                "for a server that reports tokens (Phase 2) or --openai.model_name embedded for the embedded model, "
+                "or use `process` to write trajectories for supervised training"
+            )
+
+
+def _reject_off_policy(env: Environment) -> None:
+    server, config = env.server, env.config
+    assert isinstance(server, TokenServer)
+    for engine in server.servers:
+        given = {
+            "temperature": config.agent_temperature,
+            "extra_body": {**engine.settings.extra_body, **(config.extra_body or {})},
+        }
+        record = read_sampling(given, default_max_tokens=config.max_token_length).record(engine.logprobs)
+        settings = engine.settings
+        facts = {HARMLESS_FIELDS: settings.harmless_fields, "sampling_mask": settings.sampling_mask}
+        if problem := sampling_problem({**record, **facts}):
+            raise ServerConfigError(f"serve: {problem}")

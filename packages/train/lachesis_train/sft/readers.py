@@ -1,0 +1,259 @@
+"""Files to examples: every line becomes examples, or is refused with its file, its number and the reason.
+
+A ShareGPT line is text. It is written down as a rollout would have sampled it: each turn of the model is encoded as the
+continuation of the ids before it, and `samples` says which ids were the model's, as for any rollout. No text is
+searched for in another. Samples of Phase 2 have their ids already; they are verified.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from backends.errors import LachesisError
+from lachesis.inference.prompts import PromptBuilder
+from lachesis.trajectories import (
+    ChatResponse,
+    FinishReason,
+    MalformedSample,
+    MessageHistory,
+    SampledTokens,
+    TokenSample,
+    from_sharegpt,
+    samples,
+    verify,
+)
+from lachesis.trajectories.cross_checks import line_problems
+from lachesis.trajectories.digests import sample_line_problem
+from lachesis.trajectories.images import joined_data
+from lachesis.trajectories.json_arrays import array_items
+from lachesis.trajectories.jsonl import is_array
+from lachesis.trajectories.loading import tools_from_sharegpt
+from lachesis.trajectories.messages import as_message
+from lachesis.wording import counted
+from lachesis_train.tinker_sdk import Datum
+
+SHOWN_LINES: Final = 5
+"""Refused lines that the summary names; all of them are in `refused.jsonl`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One sequence to train on."""
+
+    tokens: Sequence[int]
+    trained: Sequence[int]
+    """The places of the tokens that the model wrote, ascending, each after at least one other token."""
+    source: str
+    """`FILE:LINE`."""
+    item: str
+    """What the conversation is about: conversations about one item are held out together."""
+
+    def datum(self, weight: float) -> Datum:
+        """For the loss `cross_entropy`: token t predicts token t + 1, with `weight` where that is trained."""
+        weights = [0.0] * (len(self.tokens) - 1)
+        for place in self.trained:
+            weights[place - 1] = weight
+        return Datum(self.tokens[:-1], self.tokens[1:], {"weights": weights})
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedLine:
+    """A line, or one sample of it, that is not trained on."""
+
+    source: str
+    reason: str
+    """A short name that can be counted."""
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.source}: {self.detail}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadRules:
+    """What is taken."""
+
+    max_token_len: int = 0
+    """Every sequence must be shorter; 0: any."""
+    completed_only: bool = True
+    min_reward: float | None = None
+    keep_reasoning: bool = True
+
+
+@dataclass(slots=True)
+class Dataset:
+    """The examples of some files, and the lines that were refused."""
+
+    examples: list[Example] = field(default_factory=list)
+    refused: list[RefusedLine] = field(default_factory=list)
+    lines: int = 0
+
+    def summary(self) -> str:
+        """What was read, the reasons of what was refused, and the first such lines."""
+        trained = sum(len(each.trained) for each in self.examples)
+        examples = f"{counted(len(self.examples), 'example')} with {counted(trained, 'token')} of the model"
+        said = [f"{counted(self.lines, 'line')}: {examples}"]
+        if self.refused:
+            reasons = Counter(each.reason for each in self.refused)
+            named = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
+            said += [f"refused: {named}", *(f"  {each}" for each in self.refused[:SHOWN_LINES])]
+        return "\n".join(said)
+
+
+class _Refused(Exception):
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+
+
+def read_dataset(paths: Iterable[str | Path], prompts: PromptBuilder, rules: ReadRules) -> Dataset:
+    """Read files of ShareGPT lines, samples and groups, which may be mixed. CPU-bound.
+
+    Raises:
+        LachesisError: a file cannot be read.
+    """
+    found = Dataset()
+    for path in paths:
+        for number, line in _lines(Path(path)):
+            found.lines += 1
+            source = f"{path}:{number}"
+            try:
+                for read in _examples(_parsed(line), source, prompts, rules):
+                    if isinstance(read, Example):
+                        found.examples.append(read)
+                    else:
+                        found.refused.append(RefusedLine(source, read.reason, str(read)))
+            except _Refused as error:
+                found.refused.append(RefusedLine(source, error.reason, str(error)))
+    return found
+
+
+def _lines(path: Path) -> Iterator[tuple[int, Any]]:
+    """The lines of a file, or the items of a JSON array, with their numbers."""
+    try:
+        with path.open("rb") as file:
+            if is_array(file):
+                yield from array_items(path, file)
+                return
+            yield from ((number, line) for number, line in enumerate(file, 1) if line.strip())
+    except OSError as error:
+        raise LachesisError(f"{path} cannot be read ({error.strerror or error})") from error
+
+
+def _parsed(line: Any) -> Mapping[str, Any]:
+    try:
+        value = json.loads(line.decode("utf-8-sig")) if isinstance(line, bytes) else line
+    except (ValueError, RecursionError) as error:
+        raise _Refused("not_json", f"not JSON: {error}") from None
+    if not isinstance(value, Mapping):
+        raise _Refused("unknown_form", f"it is {type(value).__name__}, not an object")
+    return value
+
+
+def _examples(
+    record: Mapping[str, Any], source: str, prompts: PromptBuilder, rules: ReadRules
+) -> Iterator[Example | _Refused]:
+    if record.get("evaluation"):
+        raise _Refused("evaluation", "it measured the model: no training data")
+    if isinstance(record.get("conversations"), list):
+        _check_rollout(record, record.get("completed") is not False, rules)
+        item = str(record.get("item_key") or source)
+        yield from map(partial(_example, source=source, item=item, rules=rules), _placed(record, prompts, rules))
+    elif isinstance(record.get("samples"), list):
+        yield from _of_group(record, source, rules)
+    elif "tokens" in record and "spans" in record:
+        if (problem := sample_line_problem(record)) is not None:
+            raise _Refused("unproven", problem)
+        yield _of_record(record, {"reward": record.get("reward")}, source, str(record.get("item_key") or source), rules)
+    else:
+        keys = ", ".join(list(record)[:6])
+        raise _Refused("unknown_form", f"neither conversations, nor samples, nor a sample; it has {keys or 'no keys'}")
+
+
+def _check_rollout(record: Mapping[str, Any], completed: bool, rules: ReadRules) -> None:
+    if rules.completed_only and not completed:
+        raise _Refused("not_completed", f"the rollout ended with {record.get('outcome') or 'an unknown outcome'}")
+    reward = record.get("reward")
+    if rules.min_reward is not None and not (isinstance(reward, int | float) and reward >= rules.min_reward):
+        raise _Refused("low_reward", f"its reward is {reward!r}, and sft.min_reward is {rules.min_reward:g}")
+
+
+def _placed(record: Mapping[str, Any], prompts: PromptBuilder, rules: ReadRules) -> list[TokenSample]:
+    """The samples that the conversation would have given, had the model sampled its turns."""
+    try:
+        messages = from_sharegpt(record)
+        tools = tools_from_sharegpt(record)
+        if tools and not prompts.template_report.shows_tools and messages[0]["role"] != "system":
+            messages = [{"role": "system", "content": record["conversations"][0]["value"]}, *messages]
+        history = MessageHistory()
+        for index, message in enumerate(messages):
+            if message["role"] != "assistant":
+                history.append(message)
+                continue
+            if not rules.keep_reasoning:
+                message = {name: value for name, value in message.items() if name != "reasoning"}
+            said = as_message(message, index)
+            after = MessageHistory([*history, message])
+            prompt = prompts.prompt(history.nodes(), tools)
+            ids = prompts.turn(after.nodes(), tools)
+            tokens = SampledTokens.sample(
+                prompt.prefix, ids, [0.0] * len(ids), end_of_turn=prompts.end_of_turn, context=prompt.context
+            )
+            reason = FinishReason.TOOL_CALLS if said.tool_calls else FinishReason.STOP
+            history.append(ChatResponse(said, reason, tokens=tokens))
+        if not history.completions():
+            raise _Refused("no_turn", "it has no turn of the model")
+        return samples(history)
+    except (AttributeError, LookupError, TypeError, ValueError, LachesisError) as error:  # turns of any shape
+        raise _Refused("unplaceable", str(error) or repr(error)) from error
+
+
+def _of_group(record: Mapping[str, Any], source: str, rules: ReadRules) -> Iterator[Example | _Refused]:
+    item = str(record.get("item_key") or source)
+    rollouts = {each["rollout_id"]: each for each in record.get("rollouts") or () if isinstance(each, Mapping)}
+    data = joined_data(each.get("image_data") for each in record["samples"] if isinstance(each, Mapping))
+    if not record["samples"]:
+        raise _Refused("no_samples", "the group has no samples: it was played in Phase 1; take its ShareGPT lines")
+    read = []
+    for each in record["samples"]:
+        with suppress(MalformedSample):  # refused below
+            read.append(TokenSample.from_record(each))
+    for rollout_id, reason in line_problems(record, read):
+        raise _Refused("unproven", f"rollout {rollout_id}: {reason}" if rollout_id else reason)
+    for each in record["samples"]:
+        try:
+            of_rollout = rollouts.get(each.get("rollout_id"), {}) if isinstance(each, Mapping) else {}
+            whole = {**each, "image_data": data} if data and isinstance(each, Mapping) else each
+            yield _of_record(whole, of_rollout, source, item, rules)
+        except _Refused as error:
+            yield error
+
+
+def _of_record(record: Any, of_rollout: Mapping[str, Any], source: str, item: str, rules: ReadRules) -> Example:
+    try:
+        sample = TokenSample.from_record(record)
+    except MalformedSample as error:
+        raise _Refused("unproven", f"the sample {error}") from None
+    _check_rollout({"outcome": sample.outcome, **of_rollout}, sample.outcome == "completed", rules)
+    if sample.discarded:
+        raise _Refused("discarded", "a completion that the agent could not use and sampled again")
+    if reasons := verify(sample):
+        raise _Refused("unproven", f"rollout {sample.rollout_id}: {reasons[0]}")
+    if sample.images:
+        raise _Refused("images", "it has images, which the engine does not take")
+    return _example(sample, source, item, rules)
+
+
+def _example(sample: TokenSample, source: str, item: str, rules: ReadRules) -> Example:
+    if rules.max_token_len and len(sample.tokens) >= rules.max_token_len:
+        limit = f"training.max_token_trainer_length is {rules.max_token_len}"
+        raise _Refused("too_long", f"{len(sample.tokens)} tokens, and {limit}")
+    places = [place for span in sample.spans for place in range(span.start, span.end) if place]
+    return Example(sample.tokens, places, source, item)

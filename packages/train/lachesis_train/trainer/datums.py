@@ -1,0 +1,239 @@
+"""The batch of a step as the engine takes it: for each sequence its inputs, shifted targets, logprobs and advantages.
+
+Engines of Tinker's wire sum the loss over all tokens of a batch. So each token's advantage is scaled here, and a
+rollout counts as docs/training-data.md says: with `LossAverage.SAMPLE` the loss of a batch is the mean over its
+rollouts of the mean over their trained tokens, with `LossAverage.TOKEN` the mean over all its trained tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lachesis.trajectories import LossAverage, rollout_advantages
+from lachesis_train.curves.records import GroupRecord, SampleRecord
+from lachesis_train.tinker_sdk import Datum
+from lachesis_train.trainer.checked import CheckedSample, Refusal, Refused, Uncertified, checked_group
+
+NO_SIGNAL = "same_scores"
+TOO_LONG = "too_long"
+TOO_OLD = "too_old"
+"""Why a checked group, or a sequence of it, is not trained."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """The settings that decide what of a batch is trained, and how much."""
+
+    uncertified: Uncertified = "refuse"
+    normalise: bool = False
+    average: LossAverage = LossAverage.SAMPLE
+    max_token_len: int = 0
+    """Every sequence must be shorter; 0: any."""
+    max_policy_lag: int | None = None
+    """Steps that the weights that sampled a token may be behind those that are trained; None: any."""
+
+
+@dataclass(slots=True)
+class TrainedSample:
+    """One sequence of the batch that is trained."""
+
+    group: int
+    at: int
+    """Its place in its group."""
+    sample: CheckedSample
+    advantages: NDArray[np.float64]
+    """Of its trained tokens, before they are scaled."""
+    scale: float
+    """What they are multiplied with, so that the sum over the batch is the mean of `LossAverage`."""
+
+    def datum(self) -> Datum:
+        """Its sequence for the engine: token t predicts token t + 1, and what is not trained has advantage 0."""
+        count = len(self.sample.tokens) - 1
+        advantages, logprobs = np.zeros(count, np.float32), np.zeros(count, np.float32)
+        advantages[self.sample.trained - 1] = self.advantages * self.scale
+        logprobs[self.sample.trained - 1] = self.sample.logprobs
+        return Datum(self.sample.tokens[:-1], self.sample.tokens[1:], {"logprobs": logprobs, "advantages": advantages})
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedBatch:
+    """A batch, checked, with advantages."""
+
+    bodies: Sequence[Mapping[str, Any]]
+    samples: Sequence[TrainedSample]
+    """Those that are trained."""
+    skipped: Mapping[int, tuple[str, str]]
+    """Groups that are not: their place in the batch, the reason as a name, and in a sentence."""
+    left_out: Mapping[tuple[int, int], tuple[str, str]]
+    """Sequences of other groups that are not: (group, place)."""
+    lags: Mapping[int, Sequence[int | None]]
+    """For each sequence of a group that was not refused: see `SampleRecord.staleness`."""
+    new_ids: Sequence[str]
+    """The ids of its groups, where they have any."""
+
+    @property
+    def refused(self) -> list[tuple[str, str]]:
+        """Why groups were refused; a group whose scores are equal, or a second copy, is none."""
+        harmless = (NO_SIGNAL, Refusal.DUPLICATE)
+        return [reason for reason in self.skipped.values() if reason[0] not in harmless]
+
+    def records(self, logprobs: Sequence[Sequence[float]]) -> list[GroupRecord]:
+        """What became of each group, for the recorder. `logprobs`: the engine's, of the targets of each datum."""
+        found = {
+            (trained.group, trained.at): SampleRecord(
+                advantage=float(trained.advantages.mean()),
+                token_advantages=trained.advantages.tolist() if np.ptp(trained.advantages) else (),
+                sampler_logprobs=trained.sample.logprobs.tolist(),
+                trainer_logprobs=np.asarray(of_targets)[trained.sample.trained - 1].tolist(),
+                staleness=self.lags[trained.group][trained.at],
+            )
+            for trained, of_targets in zip(self.samples, logprobs, strict=True)
+        }
+        records = []
+        for at, body in enumerate(self.bodies):
+            of_group = self.skipped.get(at)
+            samples = []
+            for place, lag in enumerate(self.lags.get(at, ())):
+                if (at, place) in found:
+                    samples.append(found[at, place])
+                else:
+                    reason = of_group or self.left_out[at, place]
+                    samples.append(SampleRecord(skipped=reason[0], detail=reason[1], staleness=lag))
+            skipped, detail = of_group or (None, "")
+            records.append(GroupRecord(body=body, samples=samples, skipped=skipped, detail=detail))
+        return records
+
+
+def prepare(
+    bodies: Sequence[Mapping[str, Any]],
+    rules: Rules,
+    *,
+    run: str = "",
+    step: int = 0,
+    seen: Container[str] = (),
+) -> PreparedBatch:
+    """Check the groups of a batch and give each trained token its advantage. CPU-bound.
+
+    Args:
+        run, step: the weights that are trained; `run` is what names of versions begin with.
+        seen: ids of groups that were trained before.
+    """
+    skipped: dict[int, tuple[str, str]] = {}
+    left_out: dict[tuple[int, int], tuple[str, str]] = {}
+    lags: dict[int, list[int | None]] = {}
+    chosen: list[TrainedSample] = []
+    ids: dict[str, None] = {}
+    rollouts = tokens = 0
+    for number, body in enumerate(bodies):
+        group_id = (body.get("group_overrides") or {}).get("group_id")
+        try:
+            if group_id in seen or group_id in ids:
+                raise Refused(Refusal.DUPLICATE, f"group {group_id} was trained before")
+            group = checked_group(body, rules.uncertified)
+        except Refused as error:
+            skipped[number] = (error.reason, error.detail)
+            continue
+        if isinstance(group_id, str):
+            ids[group_id] = None
+        lags[number] = [_lag(sample, run, step) for sample in group]
+        sizes = _sizes(group)
+        rollouts += len(sizes)
+        tokens += sum(sizes.values())
+        advantages = _advantages(group, sizes, normalise=rules.normalise)
+        if not any(each.any() for each in advantages):
+            skipped[number] = (NO_SIGNAL, "no rollout of the group is better than another, so nothing is to be learnt")
+            continue
+        trained = []
+        for at, (sample, of_tokens) in enumerate(zip(group, advantages, strict=True)):
+            if reason := _unwanted(sample, lags[number][at], rules):
+                left_out[number, at] = reason
+            else:
+                scale = 1 / sizes[sample.rollout] if rules.average is LossAverage.SAMPLE else 1.0
+                trained.append(TrainedSample(number, at, sample, of_tokens, scale))
+        if trained:
+            chosen += trained
+        else:
+            name, detail = left_out[number, 0]
+            skipped[number] = (name, detail)
+    total = rollouts if rules.average is LossAverage.SAMPLE else tokens
+    for each in chosen:
+        each.scale /= total
+    return PreparedBatch(bodies, chosen, skipped, left_out, lags, tuple(ids))
+
+
+def penalise_divergence(batch: PreparedBatch, base: Sequence[Sequence[float]], coefficient: float) -> float:
+    """Subtract a KL penalty against the base model from the advantages; returns the mean difference of the logprobs.
+
+    The penalty of a token is `coefficient` times how much likelier the sampler found it than the base model, minus
+    the mean of that over the batch, which keeps the advantages centred. `base` has the base model's logprobs of all
+    tokens of each sample.
+    """
+    differences = [
+        each.sample.logprobs - np.asarray(of_base, np.float64)[each.sample.trained]
+        for each, of_base in zip(batch.samples, base, strict=True)
+    ]
+    count = sum(each.size for each in differences)
+    mean = math.fsum(float(each.sum()) for each in differences) / count if count else 0.0
+    for each, difference in zip(batch.samples, differences, strict=True):
+        each.advantages = each.advantages - coefficient * (difference - mean)
+    return mean
+
+
+def _sizes(group: Sequence[CheckedSample]) -> dict[str, int]:
+    """Trained tokens of each rollout in the group."""
+    sizes: dict[str, int] = {}
+    for sample in group:
+        sizes[sample.rollout] = sizes.get(sample.rollout, 0) + sample.trained.size
+    return sizes
+
+
+def _advantages(
+    group: Sequence[CheckedSample], sizes: Mapping[str, int], *, normalise: bool
+) -> list[NDArray[np.float64]]:
+    """Of the trained tokens of each sample: those of its rollout, or those that the group carries.
+
+    Carried advantages are scaled by the sample's share of its rollout (`LossAverage.SAMPLE`); that is undone here.
+    """
+    rewards = {sample.rollout: sample.score for sample in group if not sample.own_score}
+    of_rollouts = dict(zip(rewards, rollout_advantages(list(rewards.values()), normalise=normalise), strict=True))
+    spread = 1.0
+    if normalise and len(set(rewards.values())) > 1:
+        spread = float(np.std(list(rewards.values())))
+    found = []
+    for sample in group:
+        if sample.advantages is None:
+            found.append(np.full(sample.trained.size, of_rollouts.get(sample.rollout) or 0.0))
+        else:
+            found.append(sample.advantages * (sizes[sample.rollout] / sample.trained.size / spread))
+    return found
+
+
+def _lag(sample: CheckedSample, run: str, step: int) -> int | None:
+    """Most steps between weights that sampled a token of it and those that are trained; None: unknown.
+
+    A run that went back to a checkpoint may get samples of later weights: as many steps away.
+    """
+    steps = []
+    for version in sample.versions:
+        name, _, number = version.rpartition(":")
+        if name != run or not number.isdecimal():
+            return None
+        steps.append(int(number))
+    return max((abs(step - each) for each in steps), default=None)
+
+
+def _unwanted(sample: CheckedSample, lag: int | None, rules: Rules) -> tuple[str, str] | None:
+    length = len(sample.tokens)
+    if 0 < rules.max_token_len <= length:
+        limit = f"the trainer takes fewer than training.max_token_trainer_length, {rules.max_token_len}"
+        return TOO_LONG, f"a sequence of {length} tokens; {limit}"
+    if rules.max_policy_lag is not None and lag is not None and lag > rules.max_policy_lag:
+        limit = f"training.max_policy_lag allows {rules.max_policy_lag}"
+        return TOO_OLD, f"sampled by weights that are {lag} steps older than those that are trained; {limit}"
+    return None

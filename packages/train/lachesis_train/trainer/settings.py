@@ -1,0 +1,295 @@
+"""The settings of `launch_training.py`: `training:`, and what it reads of `env:` and `openai:` of the same file.
+
+One file configures the trainer and the environment: both read `env.rollout_server_url`, `env.group_size` and so on. The
+names are those of tinker-atropos where it has the setting, and its section `tinker:` is `training:` under another name.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from lachesis.trajectories import LossAverage
+from lachesis.urls import HTTP_URL
+from lachesis_train.tinker_sdk import Adam, LoraShape
+from lachesis_train.trainer.batches import Registration
+from lachesis_train.trainer.datums import Rules
+from lachesis_train.trainer.learning_rate import Schedule
+
+HOW: Final = "how"
+"""Marks a setting that may change when a run is continued: it decides how the run runs, not what it trains, or is part
+of the content under another name."""
+
+
+class EnvSettings(BaseModel):
+    """What the trainer reads of `env:`; the rest is the environment's."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    rollout_server_url: Annotated[str, HOW, HTTP_URL] = Field(
+        default="http://localhost:8000", description="URL of the rollout API."
+    )
+    group_size: int = Field(default=4, ge=1, description="Rollouts of a group.")
+    batch_size: int = Field(default=-1, description="Sequences of a step; -1: 8 groups.")
+    total_steps: Annotated[int, HOW] = Field(default=-1, description="Steps, where training.num_steps names none.")
+    tokenizer_name: Annotated[str | None, HOW] = Field(default=None, description="The model's, where it is another.")
+    tool_call_parser: Annotated[str, HOW] = Field(
+        default="hermes", description="Reads tool calls in chat completions of the policy server."
+    )
+
+    @property
+    def sequences(self) -> int:
+        """Sequences of a step."""
+        return self.batch_size if self.batch_size > 0 else 8 * self.group_size
+
+
+class TrainingSettings(BaseModel):
+    """`training:`."""
+
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+    name: Annotated[str, HOW] = Field(
+        default="run", pattern=r"^[\w.-]*[\w-][\w.-]*$", description="Name of the run, and of its folder."
+    )
+    run_dir: Annotated[str | None, HOW] = Field(
+        default=None, description="Folder of the run: checkpoint, metrics, report (default: data/train/NAME)."
+    )
+    num_steps: Annotated[int | None, HOW] = Field(
+        default=None, ge=1, description="Steps of the whole run, those before a resume included."
+    )
+    base_model: Annotated[str | None, HOW] = Field(
+        default=None, description="The model that is trained: a name of the engine's (default: openai.model_name)."
+    )
+    init_from: str | None = Field(
+        default=None,
+        description="Folder of another run, of files or of batches: its last weights are the first of this one.",
+    )
+    lora_rank: int = Field(default=32, ge=1, description="Rank of the adapter.")
+    lora_seed: int = Field(default=0, description="Seed of the adapter's first weights.")
+    train_mlp: bool = Field(default=True, description="Train an adapter of the MLP layers.")
+    train_attn: bool = Field(default=True, description="Train an adapter of the attention layers.")
+    train_unembed: bool = Field(default=True, description="Train an adapter of the unembedding.")
+    loss: Literal["importance_sampling", "ppo", "cispo"] = Field(
+        default="importance_sampling", description="The engine's loss."
+    )
+    clip_low: float = Field(default=0.2, ge=0, le=1, description="ppo, cispo: ratios below 1 - clip_low are clipped.")
+    clip_high: float = Field(default=0.2, ge=0, description="ppo, cispo: ratios above 1 + clip_high are clipped.")
+    max_importance_ratio: float | None = Field(
+        default=None,
+        gt=0,
+        description="importance_sampling: greatest weight of a token; greater ratios count as this one (null: any).",
+    )
+    loss_average: LossAverage = Field(
+        default=LossAverage.SAMPLE,
+        description="sample: the mean over rollouts of the mean over their tokens. token: the mean over all tokens.",
+    )
+    advantage: Literal["centred", "normalised"] = Field(
+        default="centred", description="Reward minus the group's mean; normalised: divided by its standard deviation."
+    )
+    kl_penalty: float = Field(
+        default=0.0,
+        ge=0,
+        description="Weight of a KL penalty against the base model, in the advantages of what is trained.",
+    )
+    max_policy_lag: int | None = Field(
+        default=None,
+        ge=0,
+        description="Sequences sampled by weights that are more steps old are left out (null: none are).",
+    )
+    uncertified: Literal["refuse", "allow"] = Field(
+        default="refuse", description="Groups without certificates, as those of stock Atropos environments."
+    )
+    max_token_trainer_length: int = Field(
+        default=2048, ge=2, description="Every sequence must be shorter; longer ones are left out and counted."
+    )
+    learning_rate: float = Field(default=4e-5, ge=0, description="Adam's learning rate after the warm-up.")
+    warmup_steps: int = Field(default=0, ge=0, description="Steps in which the learning rate grows from 0.")
+    learning_rate_schedule: Literal["constant", "linear", "cosine"] = Field(
+        default="constant", description="After the warm-up, down to min_learning_rate_ratio at the last step."
+    )
+    min_learning_rate_ratio: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="Learning rate of the last step, as a share of learning_rate (0: 0 only after that step).",
+    )
+    adam_beta1: float = Field(default=0.9, ge=0, lt=1, description="Adam.")
+    adam_beta2: float = Field(default=0.95, ge=0, lt=1, description="Adam.")
+    adam_eps: float = Field(default=1e-8, gt=0, description="Adam.")
+    weight_decay: float = Field(default=0.0, ge=0, description="AdamW.")
+    grad_clip_norm: float = Field(default=0.0, ge=0, description="Greatest norm of the gradient (0: any).")
+    checkpoint_dir: Annotated[str | None, HOW] = Field(
+        default=None, description="Folder in which environments may keep state (default: the run's folder)."
+    )
+    save_checkpoint_interval: Annotated[int, HOW] = Field(
+        default=10, ge=0, description="Steps between two checkpoints (0: only at the start and at the end)."
+    )
+    keep_checkpoints: Annotated[int | None, HOW] = Field(
+        default=None,
+        ge=0,
+        description="The engine keeps the weights of so many checkpoints, the last ones (0: all; null: 5 at the "
+        "embedded engine, all at a service).",
+    )
+    step_retries: Annotated[int, HOW] = Field(
+        default=5, ge=0, description="Failures in a row without a finished step after which the run stops."
+    )
+    end_without_environments: Annotated[float | None, HOW] = Field(
+        default=300.0,
+        ge=0,
+        description="Seconds after which the run ends once all environments have left `lachesis api` (null: never).",
+    )
+    host: Annotated[str, HOW] = Field(default="127.0.0.1", description="Address of the policy server.")
+    port: Annotated[int | None, HOW] = Field(
+        default=None,
+        ge=0,
+        le=65535,
+        description="Of the policy server (default: that of openai.base_url, or 8001).",
+    )
+    engine_lora_layers: int | None = Field(
+        default=None, ge=1, description="Embedded engine: train the last layers only (null: all)."
+    )
+    engine_dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="Embedded engine: of weights.")
+    engine_device: Annotated[str, HOW] = Field(default="cpu", description="Embedded engine: cpu, cuda, cuda:1.")
+    engine_threads: Annotated[int, HOW] = Field(default=1, ge=1, description="Embedded engine: threads of torch.")
+    use_wandb: Annotated[bool, HOW] = Field(default=False, description="Send metrics to Weights & Biases.")
+    wandb_project: Annotated[str, HOW] = Field(default="lachesis", description="W&B project, also of environments.")
+    wandb_group: Annotated[str | None, HOW] = Field(default=None, description="W&B group (default: the run's name).")
+    wandb_run_name: Annotated[str | None, HOW] = Field(default=None, description="Name of the W&B run.")
+
+    @model_validator(mode="after")
+    def _check_ratio(self) -> TrainingSettings:
+        if self.max_importance_ratio is not None and self.loss != "importance_sampling":
+            raise ValueError(
+                f"training.max_importance_ratio has no effect with loss {self.loss}, which has training.clip_high"
+            )
+        return self
+
+
+class Settings(BaseModel):
+    """All that the trainer reads."""
+
+    env: EnvSettings
+    training: TrainingSettings
+    served_model: str
+    """openai.model_name: what environments ask for."""
+    base_model: str
+    tokenizer: str | None
+    """A name or a folder of a tokenizer; None: the engine's."""
+    port: int
+    num_steps: int
+
+    @property
+    def run_dir(self) -> Path:
+        """The folder of the run."""
+        return Path(self.training.run_dir or Path("data/train") / self.training.name)
+
+    @property
+    def registration(self) -> Registration:
+        """What the trainer sends to the rollout API when it registers."""
+        training = self.training
+        return Registration(
+            wandb_group=training.wandb_group or training.name,
+            wandb_project=training.wandb_project,
+            batch_size=self.env.sequences,
+            max_token_len=training.max_token_trainer_length,
+            checkpoint_dir=training.checkpoint_dir or str(self.run_dir),
+            save_checkpoint_interval=training.save_checkpoint_interval,
+            num_steps=self.num_steps,
+        )
+
+    @property
+    def engine(self) -> dict[str, Any]:
+        """Options of `start_engine`."""
+        names = ("lora_layers", "dtype", "device", "threads")
+        return {name: getattr(self.training, f"engine_{name}") for name in names}
+
+    @property
+    def rules(self) -> Rules:
+        """What of a batch is trained."""
+        training = self.training
+        return Rules(
+            uncertified=training.uncertified,
+            normalise=training.advantage == "normalised",
+            average=training.loss_average,
+            max_token_len=training.max_token_trainer_length,
+            max_policy_lag=training.max_policy_lag,
+        )
+
+    @property
+    def lora(self) -> LoraShape:
+        """The adapter."""
+        training = self.training
+        return LoraShape(
+            rank=training.lora_rank,
+            seed=training.lora_seed,
+            train_mlp=training.train_mlp,
+            train_attn=training.train_attn,
+            train_unembed=training.train_unembed,
+        )
+
+    def adam(self, rate: float) -> Adam:
+        """A step of Adam with this learning rate."""
+        training = self.training
+        return Adam(
+            learning_rate=rate,
+            beta1=training.adam_beta1,
+            beta2=training.adam_beta2,
+            eps=training.adam_eps,
+            weight_decay=training.weight_decay,
+            grad_clip_norm=training.grad_clip_norm,
+        )
+
+    def schedule(self, steps: int) -> Schedule:
+        """The learning rate by step, in a run of so many."""
+        training = self.training
+        return Schedule(
+            learning_rate=training.learning_rate,
+            steps=steps,
+            warmup=training.warmup_steps,
+            kind=training.learning_rate_schedule,
+            least=training.min_learning_rate_ratio,
+        )
+
+    @property
+    def loss(self) -> tuple[str, dict[str, float]]:
+        """The engine's loss, and its parameters.
+
+        Importance sampling with truncated ratios has the gradient of `cispo` without a lower bound: both weight the
+        gradient of a token's logprob with its advantage and the ratio, at most the bound.
+        """
+        training = self.training
+        if training.loss == "importance_sampling":
+            if training.max_importance_ratio is None:
+                return training.loss, {}
+            return "cispo", {"clip_low_threshold": 0.0, "clip_high_threshold": training.max_importance_ratio}
+        return training.loss, {
+            "clip_low_threshold": 1 - training.clip_low,
+            "clip_high_threshold": 1 + training.clip_high,
+        }
+
+    @property
+    def ratio_bounds(self) -> tuple[float, float] | None:
+        """The importance ratios beyond which the loss clips; None: nowhere."""
+        _, parameters = self.loss
+        return (parameters["clip_low_threshold"], parameters["clip_high_threshold"]) if parameters else None
+
+    def content(self) -> dict[str, Any]:
+        """The settings that decide what is trained: those that a resumed run must have again."""
+        found: dict[str, Any] = {"base_model": self.base_model}
+        for prefix, part in (("env", self.env), ("training", self.training)):
+            for name, field in type(part).model_fields.items():
+                if HOW not in field.metadata:
+                    found[f"{prefix}.{name}"] = getattr(part, name)
+        if self.training.learning_rate_schedule != "constant":
+            found["training.num_steps"] = self.num_steps
+        plain: dict[str, Any] = orjson.loads(orjson.dumps(found))
+        return plain
+
+
+def digest(content: dict[str, Any]) -> str:
+    """Hex digest of settings."""
+    return blake2b(orjson.dumps(content, option=orjson.OPT_SORT_KEYS), digest_size=16).hexdigest()

@@ -1,0 +1,108 @@
+"""One row for each rollout, as `rollout_func` of TRL's GRPOTrainer returns them: `prompt_ids`, `completion_ids`,
+`env_mask` and `logprobs`. A row is cut from a sample that was verified here."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias
+
+from backends.errors import LachesisError
+from lachesis.evaluation.repaired_calls import RepairedCalls
+from lachesis.trajectories import TokenSample
+from lachesis.trajectories.group_shapes import GroupSettings, RejectedGroup, RolloutSamples, SplitRollouts, build_group
+from lachesis.trajectories.tokens import MASKED
+
+log = logging.getLogger(__name__)
+
+OnBranches: TypeAlias = Literal["error", "final", "longest"]
+"""What happens to a rollout of several samples: it stops the training, or one of its samples is trained."""
+ON_BRANCHES: Final[tuple[OnBranches, ...]] = ("error", "final", "longest")
+
+
+class BranchedRollout(LachesisError):
+    """A rollout has several samples, and the trainer takes one row a rollout."""
+
+
+class RejectedRollout(LachesisError):
+    """A sample does not pass its verification, so nothing of the rollout may be trained."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One rollout for the trainer. All lists but `prompt_ids` are equally long."""
+
+    prompt_ids: Sequence[int]
+    """The tokens before the first trained span."""
+    completion_ids: Sequence[int]
+    env_mask: Sequence[int]
+    """1 where a token was sampled and is trained; 0 everywhere in a rollout that was not scored."""
+    logprobs: Sequence[float]
+    """Of the sampled tokens; 0.0 elsewhere."""
+    reward: float | None
+    sample: TokenSample | None
+    """What it was cut from; None where the rollout has none."""
+    branches: int = 1
+    """Samples of the rollout, without discarded attempts."""
+    undelivered: int = 0
+    """Sampled tokens of the rollout that are not trained."""
+
+
+def count_calls(seen: RepairedCalls, rollouts: Sequence[Any], name: str) -> None:
+    """Count the calls of a group, and warn where it raises the alarm."""
+    results = (rollout.result for rollout in rollouts)
+    if alarm := seen.add(result.repaired_calls for result in results if result is not None):
+        log.warning("%s: alarm: %s", name, alarm)
+
+
+def call_figures(rollout: Any) -> dict[str, float]:
+    """The share of a rollout's calls that the parser repaired; empty where it read none."""
+    repaired, parsed = (0, 0) if rollout.result is None else rollout.result.repaired_calls
+    return {"repaired_call_rate": repaired / parsed} if parsed else {}
+
+
+def row_of(rollout: Any, *, on_branches: OnBranches, padding: int) -> Row:
+    """The row of a finished `Rollout`.
+
+    A rollout without a reward is a row in which no token is trained, and its reward is None. `padding` is the id that
+    fills the row of a rollout without any sample.
+
+    Raises:
+        BranchedRollout: it has several samples, and `on_branches` is "error".
+        RejectedRollout: a sample fails its verification.
+    """
+    samples: Sequence[TokenSample] = rollout.samples
+    found = [sample for sample in samples if not sample.discarded]
+    sampled = samples[0].sampled if samples else 0
+    if rollout.reward is None or not found:
+        # What the agent only tried, and what nobody scored, says nothing about what to train.
+        if not found:
+            return Row([padding], [padding], [0], [0.0], None, None, 0, sampled)
+        prompt, completion, _, logprobs = _cut(found[0])
+        return Row(prompt, completion, [0] * len(completion), logprobs, None, found[0], len(found), sampled)
+    if len(found) > 1 and on_branches == "error":
+        raise BranchedRollout(
+            f"rollout {rollout.rollout_id} of item {rollout.item_key} has {len(found)} samples, because its "
+            "conversation was edited, compacted, sampled several times or had sub-agents, and rollout_func of TRL "
+            "takes one row a rollout; set on_branches='final' to train the path on which the conversation ended, or "
+            "'longest' for the sample with the most sampled tokens"
+        )
+    split = SplitRollouts.LONGEST if on_branches == "longest" else SplitRollouts.FINAL
+    settings = GroupSettings(group_size=1, split_rollouts=split, ensure_scores_are_not_same=False)
+    group = build_group([RolloutSamples(rollout.rollout_id, rollout.reward, samples)], settings)
+    if isinstance(group, RejectedGroup):
+        raise RejectedRollout(
+            f"rollout {rollout.rollout_id} of item {rollout.item_key} cannot be trained ({group.reason.value}): "
+            f"{group.detail}"
+        )
+    (sample,) = group.samples
+    prompt, completion, mask, logprobs = _cut(sample)
+    return Row(prompt, completion, mask, logprobs, float(rollout.reward), sample, len(found), sampled - sample.trained)
+
+
+def _cut(sample: TokenSample) -> tuple[list[int], list[int], list[int], list[float]]:
+    start = sample.spans[0].start
+    mask = [int(token != MASKED) for token in sample.masks[start:]]
+    logprobs = [value if trained else 0.0 for value, trained in zip(sample.logprobs[start:], mask, strict=True)]
+    return sample.tokens[:start], sample.tokens[start:], mask, logprobs

@@ -1,0 +1,329 @@
+"""`launch_training.py` and `lachesis train --sft`: train a model on the batches of a rollout API, and serve it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import importlib.util
+import os
+import signal
+import sys
+import threading
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+from rich.console import Console
+
+from backends.errors import ExitCode, SettingsError
+from lachesis.inference.model_folders import tokenizer_of
+from lachesis.runs.command_line import (
+    OF_TRAINER,
+    TOP_LEVEL,
+    nest_flags,
+    read_yaml,
+    reject_unknown,
+    report_error,
+    validate_settings,
+)
+from lachesis.runs.flags import Parser, add_flags, close_names
+from lachesis.runs.own_process import run_alone
+from lachesis.runs.settings import HermesAgentEnvConfig
+from lachesis.urls import http_url
+from lachesis_train.policy import Policy
+from lachesis_train.rollout_api import TOKEN_VARIABLE
+from lachesis_train.sft.settings import SftSettings
+from lachesis_train.trainer.forecast import check_memory
+from lachesis_train.trainer.settings import EnvSettings, Settings, TrainingSettings
+
+if TYPE_CHECKING:
+    from lachesis_train.curves.recorder import TrainingRecorder
+    from lachesis_train.trainer.engine_link import EngineLink
+
+EXAMPLE: Final = Path(__file__).parents[4] / "configs" / "train_tool_call.yaml"
+"""The settings of a start without any; a wheel has none."""
+TOKEN: Final = "LACHESIS_POLICY_TOKEN"
+"""Environment variable with the bearer token of the policy server."""
+AT_ONCE: Final = 10.0
+"""Seconds after the second Ctrl-C after which the process ends, whatever it is at."""
+
+
+def main(argv: Sequence[str] | None = None, *, prog: str = "launch_training.py") -> int:
+    """Run the trainer; the exit code."""
+    console = Console(stderr=True)
+    parser = make_parser(prog)
+    given = vars(parser.parse_args(argv))
+    try:
+        config, resume = given.pop("config", None), given.pop("resume")
+        files, serve = given.pop("sft", None), given.pop("serve")
+        path, flags = Path(config) if config else None, nest_flags(given)
+        if path is None and not flags and not files and EXAMPLE.is_file():
+            path = EXAMPLE
+            text = f"no settings are given: the model of {EXAMPLE} is trained, with the settings of that file"
+            console.print(text, markup=False, highlight=False, soft_wrap=True)
+        settings = read_settings(path, flags, of_files=bool(files))
+        check_packages()
+        if files:
+            from lachesis_train.verbs.sft_training import train_on_files
+
+            return run_alone(
+                train_on_files(settings, read_sft(path, flags), files, console, resume=resume, serve=serve)
+            )
+        check_memory(settings)
+        return run_alone(train(settings, console, resume=resume))
+    except Exception as error:
+        return report_error(error, console)
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        console.print("stopped; start the same command again to continue from the last checkpoint")
+        return ExitCode.STOPPED
+
+
+def make_parser(prog: str = "launch_training.py") -> argparse.ArgumentParser:
+    """One flag a setting."""
+    parser = Parser(
+        prog=prog,
+        description="Train a model on the batches of a rollout API, and serve it.",
+        usage="%(prog)s [--config FILE] [--training.NAME VALUE ...] [--env.NAME VALUE ...]",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--config", metavar="FILE", help="YAML file with training:, env: and openai: (flags win over it)"
+    )
+    parser.add_argument(
+        "--sft", nargs="+", metavar="FILE", help="train on these files of `process`, without a rollout API"
+    )
+    parser.add_argument("--serve", action="store_true", help="with --sft: serve the trained weights until Ctrl-C")
+    parser.add_argument("--resume", action="store_true", help="fail if the run has no checkpoint to continue from")
+    for namespace, model, title in (
+        ("training", TrainingSettings, "settings of the trainer (training: in YAML)"),
+        ("sft", SftSettings, "settings of a run on files (sft: in YAML)"),
+        ("env", EnvSettings, "settings shared with the environment (env: in YAML)"),
+    ):
+        add_flags(parser.add_argument_group(title), namespace, model)
+    group = parser.add_argument_group("the model server that environments ask (openai: in YAML)")
+    group.add_argument("--openai.model_name", default=argparse.SUPPRESS, metavar="TEXT", help="Name of the model.")
+    group.add_argument("--openai.base_url", default=argparse.SUPPRESS, metavar="TEXT", help="Its port is served.")
+    return parser
+
+
+def read_sft(path: Path | None, flags: Mapping[str, Any]) -> SftSettings:
+    """The section `sft:` of a file, and flags, which win. Raises SettingsError."""
+    given = _section(path, read_yaml(path) if path else {}, "sft") | flags.get("sft", {})
+    reject_unknown("sft.", given, SftSettings.model_fields)
+    return validate_settings(SftSettings, given, "sft")
+
+
+def read_settings(path: Path | None, flags: Mapping[str, Any], *, of_files: bool = False) -> Settings:
+    """The settings of a file and of flags, which win. `of_files`: these say how many steps there are.
+
+    Raises:
+        SettingsError: names the setting, what is wrong with it, and the next step.
+    """
+    file = read_yaml(path) if path else {}
+    reject_unknown(f"{path}: ", file, (*TOP_LEVEL, *OF_TRAINER))
+    if "tinker" in file and "training" in file:
+        raise SettingsError(f"{path}: tinker: and training: are the same section; keep one of them")
+    training = _section(path, file, "training" if "training" in file else "tinker") | flags.get("training", {})
+    reject_unknown("training.", training, TrainingSettings.model_fields)
+    env = _section(path, file, "env") | flags.get("env", {})
+    _check_env(env)
+    openai = file.get("openai") or {}
+    server = {**(openai[0] if isinstance(openai, list) else openai), **flags.get("openai", {})}
+    url = _url("openai.base_url", server.get("base_url"))
+    of_training = validate_settings(TrainingSettings, training, "training")
+    of_env = validate_settings(EnvSettings, env, "env")
+    model = of_training.base_model or server.get("model_name")
+    if not model:
+        raise SettingsError("no model to train: set --training.base_model, or openai.model_name")
+    steps = of_training.num_steps or (of_env.total_steps if of_env.total_steps > 0 else None)
+    if steps is None and not of_files:
+        raise SettingsError("the number of steps is unknown: set --training.num_steps")
+    if of_env.sequences % of_env.group_size:
+        raise SettingsError(
+            f"env.batch_size {of_env.sequences} is no multiple of env.group_size {of_env.group_size}: a batch holds "
+            "whole groups"
+        )
+    port = of_training.port
+    return Settings(
+        env=of_env,
+        training=of_training,
+        served_model=str(server.get("model_name") or model),
+        base_model=str(model),
+        tokenizer=of_env.tokenizer_name or server.get("tokenizer_name"),
+        port=(urlsplit(url).port or 8001) if port is None else port,
+        num_steps=steps or 0,
+    )
+
+
+def _url(name: str, given: Any) -> str:
+    try:
+        return http_url(str(given or "")) or ""
+    except ValueError as error:
+        raise SettingsError(f"{name}: {error} (got {given!r})") from None
+
+
+def _section(path: Path | None, file: Mapping[str, Any], name: str) -> dict[str, Any]:
+    found = file.get(name) or {}
+    if not isinstance(found, dict):
+        raise SettingsError(f"{path}: {name}: has to hold settings by name, not a {type(found).__name__}")
+    return dict(found)
+
+
+def _check_env(env: Mapping[str, Any]) -> None:
+    """Names that only an environment knows are its own; those that are nearly one of ours are mistakes."""
+    for name in env:
+        if name in EnvSettings.model_fields or name in HermesAgentEnvConfig.model_fields:
+            continue
+        if near := close_names(str(name), EnvSettings.model_fields):
+            raise SettingsError(f"unknown setting env.{name}; did you mean {' or '.join(near)}?")
+
+
+def check_packages() -> None:
+    """Raises SettingsError if a package is missing that the engine of the run needs, or its URL is none."""
+    from lachesis_train.tinker_sdk import is_configured
+
+    _url("TINKER_BASE_URL", os.environ.get("TINKER_BASE_URL"))
+    needed = ("tinker", "transformers") if is_configured() else ("tinker", "transformers", "torch", "peft")
+    if missing := [name for name in needed if importlib.util.find_spec(name) is None]:
+        raise SettingsError(
+            f'training needs {", ".join(missing)}: pip install "lachesis-rl[train]". In a checkout: make train-venv, '
+            "then . .venv-train/bin/activate"
+        )
+
+
+async def train(settings: Settings, console: Console, *, resume: bool) -> int:
+    """Train with these settings; the exit code: 0 once all steps are in the weights."""
+    from lachesis_train.trainer.batches import BatchSource
+    from lachesis_train.trainer.checkpoints import alone_in
+    from lachesis_train.trainer.loop import Trainer
+
+    def say(text: str) -> None:
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    folder, stop = settings.run_dir, asyncio.Event()
+    source = BatchSource(
+        settings.env.rollout_server_url,
+        settings.registration,
+        folder / "batches",
+        token=os.environ.get(TOKEN_VARIABLE),
+        end_without_environments=settings.training.end_without_environments,
+        say=say,
+    )
+    tokenizer = Tokenizer(settings)
+    async with contextlib.AsyncExitStack() as stack:
+        stack.enter_context(alone_in(folder))
+        link = await stack.enter_async_context(engine(settings))
+        trainer = Trainer(
+            settings,
+            link,
+            source,
+            recorder=lambda first: new_recorder(settings, first, tokenizer, console),
+            serving=lambda policy: serving(settings, policy, tokenizer, say),
+            resume=resume,
+            say=say,
+            stop=stop,
+        )
+        stop_at_signals(stop, say)
+        steps = await trainer.run()
+    say(f"{steps} of {settings.num_steps} steps are in the weights; checkpoint, metrics and report are in {folder}")
+    return 0 if steps >= settings.num_steps else ExitCode.STOPPED
+
+
+class Tokenizer:
+    """The tokenizer of the model, loaded at its first use: reading the settings alone needs none."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._found: Any = None
+
+    def get(self) -> Any:
+        """The tokenizer. Blocks."""
+        if self._found is None:
+            from transformers import AutoTokenizer
+
+            name = tokenizer_of(self._settings.tokenizer or self._settings.base_model)
+            try:
+                self._found = AutoTokenizer.from_pretrained(name)
+            except (OSError, ValueError) as error:
+                raise SettingsError(
+                    f"cannot load the tokenizer {name} ({error}); name a folder or another tokenizer with "
+                    "--env.tokenizer_name"
+                ) from error
+        return self._found
+
+
+def engine(settings: Settings) -> contextlib.AbstractAsyncContextManager[EngineLink]:
+    """Where the engine of the run is."""
+    from lachesis_train.tinker_sdk import is_configured
+    from lachesis_train.trainer.engine_link import EmbeddedEngine, RemoteEngine
+
+    return RemoteEngine() if is_configured() else EmbeddedEngine(settings.base_model, settings.run_dir, settings.engine)
+
+
+def new_recorder(settings: Settings, first_step: int, tokenizer: Tokenizer, console: Console) -> TrainingRecorder:
+    """The recorder of the run from `first_step` on."""
+    from lachesis_train.curves.recorder import TrainingRecorder, WandbSettings
+
+    training, wandb = settings.training, None
+    if training.use_wandb:
+        wandb = WandbSettings(
+            project=training.wandb_project,
+            group=settings.registration.wandb_group,
+            name=training.wandb_run_name or training.name,
+            config=settings.content(),
+        )
+    return TrainingRecorder(
+        settings.run_dir,
+        title=training.name,
+        first_step=first_step,
+        total_steps=settings.num_steps,
+        decode=tokenizer.get().decode,
+        wandb=wandb,
+        console=console,
+    )
+
+
+@contextlib.asynccontextmanager
+async def serving(settings: Settings, policy: Policy, tokenizer: Tokenizer, say: Any) -> AsyncIterator[None]:
+    """The policy server, while the context lasts."""
+    from lachesis_train import policy_server
+
+    training = settings.training
+    async with policy_server.serve(
+        policy,
+        await asyncio.to_thread(tokenizer.get),
+        model_name=settings.served_model,
+        host=training.host,
+        port=settings.port,
+        token=os.environ.get(TOKEN),
+        tool_call_parser=settings.env.tool_call_parser,
+        wandb_info={"group": settings.registration.wandb_group, "project": training.wandb_project},
+    ) as address:
+        say(f"{settings.served_model} is served at http://{address[0]}:{address[1]}/v1")
+        yield
+
+
+def stop_at_signals(stop: asyncio.Event, say: Any) -> None:
+    """The first Ctrl-C or SIGTERM ends the run after the step under way, a second one at once, or where the step cannot
+    be interrupted after `AT_ONCE` seconds."""
+    task, loop = asyncio.current_task(), asyncio.get_running_loop()
+    assert task is not None
+
+    def signalled() -> None:
+        if stop.is_set():
+            task.cancel()
+            end = threading.Timer(AT_ONCE, os._exit, (ExitCode.STOPPED,))
+            end.daemon = True
+            end.start()
+        else:
+            say("stopping after this step, with a checkpoint; once more to stop at once")
+            stop.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, signalled)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,270 @@
+"""`lachesis train`: rollout API, trainer and environment as one command.
+
+    lachesis train --env gsm8k|terminal|tool_call|tool_result|path.py:Class [--config FILE] [--training.NAME VALUE ...]
+    lachesis train --sft FILE... [--config FILE] [--training.NAME VALUE ...] [--sft.NAME VALUE ...]
+
+It starts what otherwise takes three terminals: `lachesis api`, `launch_training.py` and `serve` of the environment. All
+three read the same file and flags. What dies is started again and goes on where it was; Ctrl-C ends all of them, and
+the same command continues. Everything is in the run's folder: logs/, checkpoints, metrics, report.html.
+With --sft it trains on files of `process`, without an environment.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import io
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+from rich.console import Console
+from rich.text import Text
+
+from backends.errors import ExitCode, SettingsError
+from lachesis.cli.environment_classes import environment_class
+from lachesis.runs import command_line
+from lachesis_train.processes.ports import free_ports
+from lachesis_train.processes.process import Part
+from lachesis_train.processes.supervisor import Supervisor
+from lachesis_train.trainer.forecast import check_memory
+from lachesis_train.trainer.settings import EnvSettings, Settings
+from lachesis_train.verbs import launch_training
+
+COLOURS: Final = {"api": "cyan", "trainer": "green", "environment": "magenta", "lachesis": "bold"}
+OF_BOTH: Final = ("model_name", "base_url")
+"""Flags `--openai.NAME` that the trainer reads too."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Train until the trainer has made its steps; the exit code."""
+    if "--sft" in {text.partition("=")[0] for text in argv or ()}:
+        return launch_training.main(argv, prog="lachesis train")
+    given, flags = _parser().parse_known_args(argv)
+    groups = _by_setting(flags)
+    plan = Plan.of(given, groups)
+    console = Console(highlight=False)
+    code = asyncio.run(_run(plan, given.max_restarts, console))
+    folder = plan.settings.run_dir
+    ends: dict[int, str] = {ExitCode.DONE: "trained", ExitCode.STOPPED: "stopped; the same command continues"}
+    end = ends.get(code, f"ended before the last step, exit code {code}")
+    report = folder / "report.html"
+    console.print(
+        f"{end}; report: {report if report.exists() else 'none yet'}; logs: {folder / 'logs'}",
+        markup=False,
+        soft_wrap=True,
+    )
+    return code
+
+
+async def _run(plan: Plan, max_restarts: int, console: Console) -> int:
+    def say(name: str, line: str) -> None:
+        console.print(
+            Text(f"{name:<11} ", style=COLOURS.get(name, "")).append(Text.from_ansi(line, style="default")),
+            soft_wrap=True,
+        )
+
+    supervisor = Supervisor(
+        plan.parts,
+        main="trainer",
+        logs=plan.settings.run_dir / "logs",
+        say=say,
+        max_restarts=max_restarts,
+        finished=plan.why_it_cannot_go_on,
+    )
+    return await supervisor.run()
+
+
+class Plan:
+    """The processes of a run, with the settings checked before any of them starts."""
+
+    def __init__(
+        self,
+        environment: str,
+        settings: Settings,
+        parts: list[Part],
+        api: str,
+    ) -> None:
+        self.environment = environment
+        self.settings = settings
+        self.parts = parts
+        self.api = api
+
+    @classmethod
+    def of(cls, given: argparse.Namespace, flags: Mapping[str, Sequence[str]]) -> Plan:
+        """Raises `SettingsError` for settings that one of the processes would refuse."""
+        config = ["--config", given.config] if given.config else []
+        api_port, policy_port = free_ports(2)
+        added = {
+            "env.rollout_server_url": f"http://127.0.0.1:{api_port}",
+            "openai.base_url": f"http://127.0.0.1:{policy_port}/v1",
+        }
+        chosen = dict(flags)
+        for name, value in added.items():
+            chosen.setdefault(name, [value])
+        settings = _trainer_settings(config, chosen)
+        launch_training.check_packages()
+        check_memory(settings)
+        if settings.tokenizer is None:
+            chosen["env.tokenizer_name"] = [settings.base_model]
+        folder = settings.run_dir.absolute()
+        for name, value in {
+            "openai.server_type": "vllm",
+            "openai.model_name": settings.served_model,
+            "env.total_steps": "-1",  # as many as the trainer makes
+            "env.spool_path": str(folder / "spool"),
+            "env.data_dir_to_save_evals": str(folder / "eval"),
+        }.items():
+            if not _in_file(given.config, name):
+                chosen.setdefault(name, [value])
+        _check_environment(given.env, config, chosen)
+        url = settings.env.rollout_server_url
+        policy = f"http://{settings.training.host}:{settings.port}"
+        api = _api(given.rollout_api, url, folder)
+        python = (sys.executable, "-m")
+        trainer = Part(
+            "trainer",
+            [*python, "lachesis_train.verbs.launch_training", *config, *_flags(chosen, of_trainer)],
+            probe=f"{policy}/health",
+            grace=300.0,  # it finishes the step that it is at, and saves it
+        )
+        environment = Part(
+            "environment",
+            [
+                *python,
+                "lachesis_train.verbs.train_environment",
+                given.env,
+                "serve",
+                *config,
+                *_flags(chosen, of_environment),
+            ],
+            grace=90.0,
+        )
+        return cls(given.env, settings, [*api, trainer, environment], url)
+
+    async def why_it_cannot_go_on(self, name: str) -> str | None:
+        """Wait until the trainer has all batches that it wants without the part that has ended; why not, otherwise."""
+        if name != "environment":
+            return f"{name} has ended by itself"
+        wanted, size = self.settings.num_steps, self.settings.env.sequences
+        async with aiohttp.ClientSession() as session:
+            while True:
+                with contextlib.suppress(aiohttp.ClientError):  # it is being started again
+                    async with session.get(f"{self.api}/status") as answer:
+                        status = await answer.json(content_type=None)
+                    if status["current_step"] >= wanted:
+                        return None
+                    if status.get("sequences", status["queue_size"] * self.settings.env.group_size) < size:
+                        return (
+                            f"the environment has ended by itself (its last line says why), and the trainer has got "
+                            f"{status['current_step']} of {wanted} batches; their steps are in a checkpoint. To go on, "
+                            "give it more items, or ones that are neither solved nor too hard, and start the same "
+                            "command again; or lower --training.num_steps"
+                        )
+                await asyncio.sleep(1.0)
+
+
+def of_trainer(name: str) -> bool:
+    """Whether the trainer reads a setting."""
+    section, _, field = name.partition(".")
+    if section == "env":
+        return field in EnvSettings.model_fields
+    return section == "training" or (section == "openai" and field in OF_BOTH)
+
+
+def of_environment(name: str) -> bool:
+    """Whether the environment reads a setting."""
+    return not name.startswith("training.")
+
+
+def _api(kind: str, url: str, folder: Path) -> list[Part]:
+    """The rollout API as a part; none where one runs already."""
+    port = url.rpartition(":")[2].strip("/")
+    if kind == "running":
+        return []
+    if kind == "stock":
+        command = [sys.executable, "-m", "uvicorn", "atroposlib.api:app", "--port", port, "--log-level", "warning"]
+        return [Part("api", command, probe=f"{url}/info")]
+    command = [sys.executable, "-m", "lachesis", "api", "--port", port, "--db", str(folder / "api.db")]
+    return [Part("api", command, probe=f"{url}/info")]
+
+
+def _trainer_settings(config: Sequence[str], chosen: Mapping[str, Sequence[str]]) -> Settings:
+    parsed = vars(launch_training.make_parser().parse_args([*config, *_flags(chosen, of_trainer)]))
+    path = parsed.pop("config", None)
+    del parsed["resume"]
+    return launch_training.read_settings(Path(path) if path else None, command_line.nest_flags(parsed))
+
+
+def _check_environment(target: str, config: Sequence[str], chosen: Mapping[str, Sequence[str]]) -> None:
+    env_cls = environment_class(target)
+    notes = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(notes):  # its own process repeats them
+            command_line.read_settings(env_cls, ["serve", *config, *_flags(chosen, of_environment)])
+    except SystemExit:
+        sys.stderr.write(notes.getvalue())
+        raise
+
+
+def _in_file(config: str | None, name: str) -> bool:
+    section, _, field = name.partition(".")
+    file: dict[str, Any] = command_line.read_yaml(Path(config)) if config else {}
+    found = file.get(section) or {}
+    entries = found if isinstance(found, list) else [found]
+    return any(field in entry for entry in entries if isinstance(entry, dict))
+
+
+def _by_setting(flags: Sequence[str]) -> dict[str, list[str]]:
+    """Flags `--section.name value` by `section.name`.
+
+    Raises:
+        SettingsError: an argument that belongs to none.
+    """
+    found: dict[str, list[str]] = {}
+    name = None
+    for text in flags:
+        if text.startswith("--"):
+            name, equals, value = text[2:].partition("=")
+            if name.partition(".")[0] not in ("env", "openai", "training") or "." not in name:
+                raise SettingsError(f"unknown option --{name}; settings are --training.NAME, --env.NAME, --openai.NAME")
+            found[name] = [value] if equals else []
+        elif name is None:
+            raise SettingsError(f"{text!r} belongs to no option; write it after the --NAME that it is for")
+        else:
+            found[name].append(text)
+    return found
+
+
+def _flags(chosen: Mapping[str, Sequence[str]], wanted: Any) -> list[str]:
+    return [text for name, values in chosen.items() if wanted(name) for text in (f"--{name}", *values)]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="lachesis train",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        epilog="Settings: `lachesis train --sft FILE --help` (trainer) and `lachesis serve ENV --help-all`.",
+    )
+    add = parser.add_argument
+    add("--env", required=True, metavar="NAME", help="gsm8k, terminal, tool_call, tool_result, or path.py:Class")
+    add("--config", metavar="FILE", help="YAML file with training:, env: and openai: (flags win over it)")
+    add(
+        "--rollout-api",
+        choices=("lachesis", "stock", "running"),
+        default="lachesis",
+        help="start `lachesis api`, Atropos' run-api, or none: one runs at env.rollout_server_url (default: lachesis)",
+    )
+    add(
+        "--max-restarts",
+        type=int,
+        default=5,
+        metavar="N",
+        help="how often a process is started again within ten minutes (default: %(default)s)",
+    )
+    return parser
