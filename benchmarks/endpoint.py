@@ -37,7 +37,8 @@ from benchmarks.fake_process import MAX_TOKENS, MESSAGES, TOOLS, ToolScript, fak
 from benchmarks.machine import disturbance
 from lachesis.endpoint import Recording, RecordingEndpoint
 from lachesis.inference import TokenServer
-from lachesis.trajectories import MessageHistory, samples, verify
+from lachesis.trajectories import MessageHistory, verify
+from lachesis.trajectories.samples import samples
 from lachesis_testing.fake_server import Codec, fake_tokenizer
 
 TURNS = 20

@@ -33,8 +33,8 @@ from lachesis.trajectories import (
     ToolCall,
     ToolResponse,
     Usage,
-    samples,
 )
+from lachesis.trajectories.samples import samples
 
 T = TypeVar("T")
 TURNS, TOKENS, OBSERVED = 1000, 250, 50

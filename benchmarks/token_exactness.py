@@ -39,16 +39,8 @@ from lachesis.inference.managed_server import ManagedServer
 from lachesis.inference.prompts import PromptBuilder
 from lachesis.inference.sampling import Sampling
 from lachesis.tools import ToolResult
-from lachesis.trajectories import (
-    Message,
-    MessageHistory,
-    RecordVerifier,
-    TokenSample,
-    ToolCall,
-    ToolResponse,
-    samples,
-    verify,
-)
+from lachesis.trajectories import Message, MessageHistory, RecordVerifier, TokenSample, ToolCall, ToolResponse, verify
+from lachesis.trajectories.samples import samples
 from lachesis_testing.fake_server import Ask, Lengths, RandomTokens, RandomWords, Reply, fake_tokenizer
 from lachesis_testing.fake_server.policies import WORDS, hermes_call
 

@@ -33,15 +33,15 @@ from benchmarks.token_ledger import Ledger, Sequenced
 from benchmarks.token_turns import peer
 from lachesis.inference import TokenServer
 from lachesis.inference.sampling import Sampling
-from lachesis.trajectories import Message, MessageHistory, ToolResponse, rollout_advantages, samples
+from lachesis.trajectories import Message, MessageHistory, ToolResponse, rollout_advantages
 from lachesis.trajectories.group_shapes import (
-    DiscardedAttempts,
     GroupSettings,
     RolloutSamples,
-    SplitRollouts,
     TrainingGroup,
     build_group,
 )
+from lachesis.trajectories.samples import samples
+from lachesis.trajectories.split_rollouts import DiscardedAttempts, SplitRollouts
 from lachesis_testing.fake_server import FakeServer, fake_tokenizer
 from lachesis_testing.fake_server.policies import Scripted
 

@@ -27,6 +27,7 @@ from backends.errors import LachesisError, SettingsError
 from backends.tasks import cancel_requests
 from lachesis import inference
 from lachesis.agent.reward import reward_weights
+from lachesis.inference.tracking import tracks_tokens
 from lachesis.runs.atropos_base import AtroposBase
 from lachesis.runs.class_settings import apply_class_settings
 from lachesis.runs.server_settings import EMBEDDED, ServerConfig, as_server_configs, needs_start, token_engine
@@ -287,10 +288,10 @@ class HermesAgentBaseEnv(AtroposBase):
     @property
     def tokenizer(self) -> Any:
         """The model's own in Phase 2, else the one named by `tokenizer_name`, loaded at its first use."""
-        if isinstance(self._server, inference.TokenServer):
+        if tracks_tokens(self._server):
             return self._server.prompts.tokenizer
         if self._tokenizer is None:
-            from lachesis.runs.model_servers import named_tokenizer
+            from lachesis.runs.token_servers import named_tokenizer
 
             self._tokenizer = named_tokenizer(self.config.tokenizer_name, "env.tokenizer_name")
         return self._tokenizer
@@ -372,7 +373,7 @@ class HermesAgentBaseEnv(AtroposBase):
     def _use_managed_server(self) -> bool:
         """Whether the model server reports tokens (Phase 2)."""
         if self._server is not None:
-            return isinstance(self._server, inference.TokenServer)
+            return tracks_tokens(self._server)
         return any(token_engine(server) for server in self.server_configs)
 
     def initial_messages(self, item: Any) -> list[dict[str, Any]]:

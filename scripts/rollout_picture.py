@@ -20,7 +20,8 @@ from lachesis.inference.managed_server import ManagedServer
 from lachesis.runs.model_servers import start_servers
 from lachesis.runs.server_settings import ServerConfig
 from lachesis.runs.settings import HermesAgentEnvConfig
-from lachesis.trajectories import ChatResponse, Message, MessageHistory, ToolResponse, samples, verify
+from lachesis.trajectories import ChatResponse, Message, MessageHistory, ToolResponse, verify
+from lachesis.trajectories.samples import samples
 
 MAX_ATTEMPTS, MAX_TOKENS, WIDTH = 12, 40, 44
 TOOL = "ask_guide"

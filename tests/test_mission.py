@@ -53,7 +53,6 @@ from lachesis.trajectories import (
     UnexpectedToolResult,
     convert_scratchpad_to_think,
     load_trajectories,
-    samples,
     save_trajectory,
     to_batch_entry,
     to_conversations,
@@ -63,6 +62,7 @@ from lachesis.trajectories import (
     verify,
 )
 from lachesis.trajectories.messages import FinishReason, as_message
+from lachesis.trajectories.samples import samples
 from lachesis_testing.fake_server import FakeServer, Scripted, fake_tokenizer
 from tests.support.batch_runs import entries, flags, thinks, write_rows
 from tests.support.ports import free_port

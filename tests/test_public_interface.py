@@ -74,10 +74,21 @@ def test_help_doctor_and_the_base_class_load_nothing_heavy(program: str, argumen
     assert loaded & HEAVY == set()
 
 
-def test_a_run_loads_neither_atroposlib_nor_wandb(tmp_path: Path) -> None:
+def test_a_run_of_messages_loads_nothing_of_tokens_training_atroposlib_or_wandb(tmp_path: Path) -> None:
     program = "from lachesis_envs.terminal_test import TerminalTestEnv as Env; Env.cli()"
     arguments = ["process", "--env.total_steps=1", "--env.group_size=1", "--openai.model_name=reference"]
     output = f"--env.data_path_to_save_groups={tmp_path / 'groups.jsonl'}"
-    loaded = {name.partition(".")[0] for name in modules_after(program, *arguments, output)}
+    modules = modules_after(program, *arguments, output)
+    loaded = {name.partition(".")[0] for name in modules}
     assert "aiohttp" in loaded
     assert loaded & {"atroposlib", "datasets", "openai", "torch", "transformers", "wandb"} == set()
+    # Phase 1: no format of calls, no token engine, nothing of training.
+    assert loaded & {"lachesis_train", "lachesis_view"} == set()
+    assert (
+        modules
+        & {
+            *("tool_call_parsers.formats", "tool_call_parsers.parser", "lachesis.inference.token_server"),
+            *("lachesis.inference.prompts", "lachesis.trajectories.samples", "lachesis.trajectories.group_shapes"),
+        }
+        == set()
+    )

@@ -21,8 +21,7 @@ from lachesis.compression.conversation import PREFIX
 from lachesis.compression.region import Role
 from lachesis.compression.summary import clean_summary
 from lachesis.inference import ContextExhausted
-from lachesis.inference.chat_template import TemplateError, TurnRejected
-from lachesis.inference.errors import RequestRejected
+from lachesis.inference.errors import RequestRejected, TemplateError, TurnRejected
 from lachesis.trajectories import ChatResponse, Message, MessageHistory, ToolResponse
 
 Summarise: TypeAlias = Callable[[Sequence[Message]], Awaitable[str]]

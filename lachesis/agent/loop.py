@@ -26,8 +26,7 @@ from lachesis.agent.turn_check import RESAMPLED, TurnCheck, check_turn
 from lachesis.inference import ContextExhausted, InferenceError
 from lachesis.inference.balancer import Split
 from lachesis.inference.chat_completion_server import ChatCompletionServer, CompletionSource
-from lachesis.inference.chat_template import TurnRejected
-from lachesis.inference.errors import ConversationRefused, FirstPromptTooLong
+from lachesis.inference.errors import ConversationRefused, FirstPromptTooLong, TurnRejected
 from lachesis.tools import ToolCrashed, ToolResult
 from lachesis.tools.budget import ResultBudget
 from lachesis.trajectories import (

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lachesis.agent.context_compression import ContextEdit
 from lachesis.agent.outcome import Outcome
 from lachesis.agent.reward import Reward
-from lachesis.trajectories import MessageHistory, TokenSample, ToolCall, Usage, samples
+from lachesis.trajectories import MessageHistory, ToolCall, Usage
+
+if TYPE_CHECKING:
+    from lachesis.trajectories import TokenSample
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +182,8 @@ class AgentResult:
         """The exact tokens of everything that was sampled, ready for a trainer; empty in Phase 1."""
         if not self.tracked:
             return []
+        from lachesis.trajectories.samples import samples
+
         return samples(self.history, rollout_id=rollout_id, outcome=self.outcome.value)
 
     @property

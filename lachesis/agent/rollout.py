@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from backends import BackendError, SandboxSpec
 from backends.errors import ExitCode, LachesisError
@@ -31,14 +31,17 @@ from lachesis.agent.reward import Reward, finite_number
 from lachesis.agent.scorer import Scored, Scorer, SetUpFailed
 from lachesis.agent.tool_calls import SessionCalls
 from lachesis.agent.tool_context import RewardCall, ToolContext
-from lachesis.inference import BadResponse, InferenceError, RequestRejected, Router, TokenServer
+from lachesis.inference import BadResponse, InferenceError, RequestRejected, Router
 from lachesis.inference.balancer import Split
-from lachesis.inference.chat_template import PromptError
+from lachesis.inference.errors import PromptError
 from lachesis.inference.failed_requests import failed_requests
 from lachesis.tools import ToolCrashed, ToolRegistry, ToolSessions
 from lachesis.tools.budget import ResultBudget
 from lachesis.tracebacks import explained
-from lachesis.trajectories import TokenSample
+
+if TYPE_CHECKING:
+    from lachesis.inference import TokenServer
+    from lachesis.trajectories import TokenSample
 
 log = logging.getLogger(__name__)
 

@@ -230,9 +230,9 @@ def _counter(name: str, trust_remote_code: bool) -> ConversationTokens:
     with quiet_imports():
         from transformers import AutoTokenizer
 
-    from lachesis.inference.chat_template import PromptError
     from lachesis.inference.conversation_tokens import ConversationTokens
     from lachesis.inference.embedded import HERMES_TEMPLATE, EmbeddedServer
+    from lachesis.inference.errors import PromptError
     from lachesis.inference.gguf_tokenizer import tokenizer_from_gguf
     from lachesis.inference.model_folders import tokenizer_of
     from lachesis.inference.prompts import PromptBuilder

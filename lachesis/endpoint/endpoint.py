@@ -19,8 +19,14 @@ from lachesis.endpoint.anthropic import CountTokens, Messages
 from lachesis.endpoint.protocol import ChatCompletions, Completions, Generate, Protocol
 from lachesis.endpoint.recording import Recording, RecordingOptions
 from lachesis.endpoint.responses import Responses
-from lachesis.inference.chat_template import PromptError, TurnRejected
-from lachesis.inference.errors import ContextExhausted, ConversationRefused, InferenceError, RequestRejected
+from lachesis.inference.errors import (
+    ContextExhausted,
+    ConversationRefused,
+    InferenceError,
+    PromptError,
+    RequestRejected,
+    TurnRejected,
+)
 from lachesis.inference.forced_calls import ToolChoiceError
 from lachesis.inference.lifecycle import AsyncService
 from lachesis.inference.router import Router

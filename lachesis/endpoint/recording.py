@@ -17,9 +17,14 @@ from lachesis.endpoint.request_times import RequestTimes
 from lachesis.inference.affinity import Affinity
 from lachesis.inference.balancer import Split
 from lachesis.inference.chat_format import ChatOptions, read_finish_reason, read_usage
-from lachesis.inference.chat_template import PromptError
 from lachesis.inference.conversation_index import ConversationIndex, Found
-from lachesis.inference.errors import ContextExhausted, ConversationRefused, InferenceError, RequestRejected
+from lachesis.inference.errors import (
+    ContextExhausted,
+    ConversationRefused,
+    InferenceError,
+    PromptError,
+    RequestRejected,
+)
 from lachesis.inference.router import Router
 from lachesis.inference.sampling import Sampling, read_sampling
 from lachesis.inference.token_server import TokenServer

@@ -20,7 +20,6 @@ from lachesis.inference.chat_format import (
 from lachesis.inference.errors import BadResponse, ServerUnavailable
 from lachesis.inference.parse_thread import is_long, parse
 from lachesis.trajectories.messages import ChatResponse, Message
-from tool_call_parsers import get_parser
 
 
 class CompletionSource(Protocol):
@@ -38,6 +37,8 @@ class ChatCompletionServer:
     def __init__(self, source: CompletionSource, tool_call_parser: str = "hermes") -> None:
         self.source = source
         self.name = type(source).__name__
+        from tool_call_parsers import get_parser
+
         self.parser = get_parser(tool_call_parser)
 
     async def chat(

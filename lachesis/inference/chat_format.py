@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence, Set
 from inspect import signature
-from typing import Any, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 from lachesis.inference.errors import BadResponse, ConversationRefused
 from lachesis.inference.server_words import Ending, blocked_prompt, ending
@@ -30,7 +30,10 @@ from lachesis.trajectories.messages import (
     thought,
     without_reasoning_parts,
 )
-from tool_call_parsers import CALLABLE, CallStatus, ParsedCompletion, ToolCallParser, new_call_id
+from tool_call_parsers.types import CALLABLE, CallStatus, ParsedCompletion, new_call_id
+
+if TYPE_CHECKING:
+    from tool_call_parsers import ToolCallParser
 
 Payload: TypeAlias = dict[str, Any]
 Tools: TypeAlias = Sequence[Mapping[str, Any]]
@@ -122,6 +125,8 @@ def read_message(
 
 def parse_text(parser: Any, text: str, tools: Tools, **options: Any) -> ParsedCompletion:
     """`parser.parse` with those of our parsers' options that it takes: registered classes do not need to take any."""
+    from tool_call_parsers import ToolCallParser
+
     if not isinstance(parser, ToolCallParser):
         taken = signature(parser.parse).parameters
         if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in taken.values()):

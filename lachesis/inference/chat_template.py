@@ -21,7 +21,7 @@ from jinja2.parser import Parser
 from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from lachesis.inference.errors import InferenceError
+from lachesis.inference.errors import PromptError, TemplateError
 
 TemplateMessage: TypeAlias = dict[str, Any]
 Tools: TypeAlias = Sequence[Mapping[str, Any]]
@@ -34,26 +34,6 @@ def read_template(name: str) -> str:
     """The text of a template: one of this package by its name (`hermes`, `hermes_short`), or a file. Raises OSError."""
     packaged = _PACKAGED / f"{name}.jinja"
     return (packaged if Path(name).name == name and packaged.exists() else Path(name)).read_text(encoding="utf-8")
-
-
-class PromptError(InferenceError):
-    """A prompt cannot be built. No server is involved. The message names the template, the reason and the next step."""
-
-    def __init__(self, what: str, reason: str, next_step: str) -> None:
-        super().__init__("", reason, next_step)
-        self.what = what
-        self.args = (what, reason, next_step)
-
-    def __str__(self) -> str:
-        return f"{self.what}: {self.reason}; {self.next_step}"
-
-
-class TemplateError(PromptError):
-    """The template is invalid, raises for this conversation, or shows the model only a part of it."""
-
-
-class TurnRejected(TemplateError):
-    """The template rejects the model's last turn: it has several calls, and the template supports one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,8 @@ from typing import Any, Final, TypeAlias
 from jinja2 import nodes as jinja
 from jinja2.optimizer import optimize
 
-from lachesis.inference.chat_template import ChatTemplate, TemplateError, TemplateMessage
+from lachesis.inference.chat_template import ChatTemplate, TemplateMessage
+from lachesis.inference.errors import TemplateError
 from lachesis.inference.special_tokens import RenderedText
 from lachesis.inference.suffix_template import calls_of, placeholder_turn
 from lachesis.inference.template_cases import PLAIN, Pattern, call_of, mark, turn_of

@@ -188,3 +188,23 @@ def rejection(
     if status == 404 or of_name:
         return NothingThere(server, status, body, asked)
     return RequestRejected(server, status, body)
+
+
+class PromptError(InferenceError):
+    """A prompt cannot be built. No server is involved. The message names the template, the reason and the next step."""
+
+    def __init__(self, what: str, reason: str, next_step: str) -> None:
+        super().__init__("", reason, next_step)
+        self.what = what
+        self.args = (what, reason, next_step)
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.reason}; {self.next_step}"
+
+
+class TemplateError(PromptError):
+    """The template is invalid, raises for this conversation, or shows the model only a part of it."""
+
+
+class TurnRejected(TemplateError):
+    """The template rejects the model's last turn: it has several calls, and the template supports one."""

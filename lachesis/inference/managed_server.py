@@ -30,9 +30,9 @@ from lachesis.trajectories import (
     SampledTokens,
     TokenPrefix,
     Usage,
-    samples,
 )
 from lachesis.trajectories.replay import RoutedExperts
+from lachesis.trajectories.samples import samples
 from lachesis.utf8 import without_lone_surrogates
 
 if TYPE_CHECKING:

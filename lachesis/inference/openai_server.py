@@ -23,7 +23,6 @@ from lachesis.inference.http_client import HttpClient, ServerSettings
 from lachesis.inference.parse_thread import is_long, parse
 from lachesis.inference.sampling import recorded_fields
 from lachesis.trajectories.messages import ChatResponse, Message, as_message
-from tool_call_parsers import get_parser
 
 HARMLESS: Final = ({"role": "user", "content": "Hi"},)
 """A conversation that no server refuses for what it says."""
@@ -34,7 +33,11 @@ class OpenAIServer(HttpClient):
 
     def __init__(self, settings: ServerSettings) -> None:
         super().__init__(settings)
-        self.parser = get_parser(settings.tool_call_parser, reasoning="auto") if settings.tool_call_parser else None
+        self.parser = None
+        if settings.tool_call_parser:
+            from tool_call_parsers import get_parser
+
+            self.parser = get_parser(settings.tool_call_parser, reasoning="auto")
 
     async def chat(
         self,

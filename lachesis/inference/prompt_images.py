@@ -12,7 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from lachesis.inference.chat_template import ChatTemplate, PromptError, TemplateError, TurnRejected
+from lachesis.inference.chat_template import ChatTemplate
+from lachesis.inference.errors import PromptError, TemplateError, TurnRejected
 from lachesis.inference.special_tokens import SpecialTokensInText
 from lachesis.inference.text_encoder import TextEncoder
 from lachesis.trajectories import Node, TokenPrefix

@@ -19,15 +19,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from lachesis.inference.chat_template import (
-    ChatTemplate,
-    PromptError,
-    TemplateError,
-    TemplateMessage,
-    Tools,
-    TurnRejected,
-)
+from lachesis.inference.chat_template import ChatTemplate, TemplateMessage, Tools
 from lachesis.inference.content_dependence import ContentDependence
+from lachesis.inference.errors import PromptError, TemplateError, TurnRejected
 from lachesis.inference.parser_match import detect_for
 from lachesis.inference.prompt_images import ImagePlaces
 from lachesis.inference.special_tokens import RenderedText, SpecialTokens, SpecialTokensInText

@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import orjson
 
-from lachesis.inference.chat_template import PromptError, TemplateError
+from lachesis.inference.errors import PromptError, TemplateError
 
 SpecialTokensInText: TypeAlias = Literal["encode_as_text", "as_is", "error"]
 """What happens to text of messages and tools that spells a special token: it is encoded as text, it becomes the token,

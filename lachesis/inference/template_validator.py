@@ -12,7 +12,8 @@ import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from lachesis.inference.chat_template import ChatTemplate, TemplateError, Tools
+from lachesis.inference.chat_template import ChatTemplate, Tools
+from lachesis.inference.errors import TemplateError
 from lachesis.inference.suffix_template import (
     Placeholder,
     Shape,

@@ -66,6 +66,8 @@ class TokenServer(Balancer[TokenEngine]):
         SettingsDiffer: the engines' `extra_body` set different sampling parameters.
     """
 
+    tracks_tokens = True
+
     def __init__(
         self,
         engines: Sequence[TokenEngine],

@@ -18,8 +18,8 @@ from backends.plugins import Registry, UnknownPlugin
 from lachesis.agent.blocking_calls import with_blocking_calls
 from lachesis.agent.interrupted import interrupted_rollouts
 from lachesis.agent.open_runs import open_run
-from lachesis.inference import TokenServer
 from lachesis.inference.failed_requests import failed_requests
+from lachesis.inference.tracking import tracks_tokens
 from lachesis.run_folder import data_folder, unused
 from lachesis.runs.decisions import Decision, Kept
 from lachesis.runs.environment import Environment
@@ -45,7 +45,6 @@ from lachesis.runs.server_settings import (
 )
 from lachesis.runs.settings import HermesAgentEnvConfig, is_chosen
 from lachesis.runs.summary import evaluation_metrics
-from lachesis.runs.training_decision import ANY_TRAINER, decide_for_training
 from lachesis.wording import counted
 
 MODES: Registry[Callable[..., Awaitable[Any]]] = Registry("mode of a run", "lachesis.modes", {})
@@ -341,8 +340,10 @@ async def collect_group(env: Environment, item: Any) -> tuple[dict[str, Any] | N
     And the group itself."""
     config = env.config
     play = partial(play_group, env, item, item_digest(item), size=config.group_size)
-    if isinstance(env.player.server, TokenServer):
+    if tracks_tokens(env.player.server):
         group = await play(rounds=1 + config.max_infra_retries)
+        from lachesis.runs.training_decision import ANY_TRAINER, decide_for_training
+
         # An override reads the messages; the run sends what is set, and refuses what it does not trust.
         changed: dict[str, Any] = {"include_messages": True, "unchecked_prompts": "allow"}
         if env.collects:  # its override may give equal scores others: the run decides about what it returns
@@ -367,7 +368,7 @@ def about_content(env: Environment, *, evaluation: bool) -> dict[str, Any]:
         **env.config.about_content(evaluation=evaluation),
         **_about_servers(env.server_configs),
     }
-    if isinstance(env.server, TokenServer):
+    if tracks_tokens(env.server):
         settings["tokenizer"] = env.server.tokenizer_proof.to_record()
         settings["template_report"] = env.server.prompts.template_report.to_record()
     return settings

@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit
-from urllib.request import getproxies
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 from rich.console import Console
 
 from lachesis.agent.reference_server import Policy, ReferenceServer
-from lachesis.inference import OpenAIServer, Router, ServerSettings, TokenServer
-from lachesis.inference.chat_template import TemplateError, read_template
-from lachesis.inference.embedded import HERMES_TEMPLATE, EmbeddedServer
-from lachesis.inference.engines import TokenEngine, create_engine
+from lachesis.inference import OpenAIServer, Router, ServerSettings
 from lachesis.inference.http_client import HttpClient
-from lachesis.inference.prompts import PromptBuilder
-from lachesis.inference.token_server import SettingsDiffer
-from lachesis.lazy import quiet_imports
 from lachesis.runs.server_settings import (
     EMBEDDED,
     REFERENCE,
@@ -33,7 +24,11 @@ from lachesis.runs.server_settings import (
     needs_start,
     token_engine,
 )
-from lachesis.runs.settings import HermesAgentEnvConfig, is_chosen
+from lachesis.runs.settings import HermesAgentEnvConfig
+
+if TYPE_CHECKING:
+    from lachesis.inference import TokenServer
+    from lachesis.inference.embedded import EmbeddedServer
 
 SILENT_AFTER = 7.0
 """Seconds without the first answer after which a server is named: less than 10 after the command, with the pause of the
@@ -163,11 +158,16 @@ async def start_servers(
     if not any(kinds):
         parser = settings.tool_call_parser
         servers = [
-            server_of(config, base_url=url, tool_call_parser=parser) for config, url in zip(configs, urls, strict=True)
+            # The reference policy says its calls, and its texts are texts.
+            server_of(config, base_url=url, tool_call_parser=None if config.model_name == REFERENCE else parser)
+            for config, url in zip(configs, urls, strict=True)
         ]
         router = await stack.enter_async_context(Router(servers))
         await check(router.servers)
         return router
+    from lachesis.inference.engines import create_engine
+    from lachesis.runs.token_servers import naming_tokenizer, token_server
+
     try:
         engines = [
             create_engine(str(kind), settings_of(config, base_url=url, tool_call_parser=None))
@@ -179,7 +179,7 @@ async def start_servers(
         raise ServerConfigError(str(error)) from error
     for engine in engines:
         stack.push_async_callback(engine.close)
-    naming = _naming_tokenizer(configs)
+    naming = naming_tokenizer(configs)
     await check(engines)
     return await asyncio.to_thread(token_server, engines, naming, settings, files[0])
 
@@ -218,6 +218,8 @@ async def start_another(
 
 
 def _embedded(config: ServerConfig) -> EmbeddedServer:
+    from lachesis.inference.embedded import EmbeddedServer
+
     model = "smollm2" if config.model_name == EMBEDDED else Path(config.model_name)
     return EmbeddedServer(model, threads=config.threads, parallel=config.parallel, context=config.context)
 
@@ -225,110 +227,3 @@ def _embedded(config: ServerConfig) -> EmbeddedServer:
 def model_files(configs: Sequence[ServerConfig]) -> list[Path]:
     """The files of the models that the run starts itself."""
     return [_embedded(config).model_file for config in configs if is_local_model(config)]
-
-
-def _naming_tokenizer(configs: Sequence[ServerConfig]) -> ServerConfig:
-    """The settings that name the tokenizer of all servers, which may be written for any of them."""
-    naming = {config.tokenizer_name: config for config in reversed(configs) if config.tokenizer_name != "none"}
-    if len(naming) > 1:
-        raise ServerConfigError(
-            f"openai.tokenizer_name names {len(naming)} tokenizers ({', '.join(naming)}), but all servers of a run "
-            "serve one model; name one"
-        )
-    return next(iter(naming.values()), configs[0])
-
-
-def token_server(
-    engines: Sequence[TokenEngine], config: ServerConfig, settings: HermesAgentEnvConfig, model_file: Path | None = None
-) -> TokenServer:
-    """The engines with the model's tokenizer, chat template and parser. Loads the tokenizer: not for the event loop."""
-    tokenizer, name, source = load_tokenizer(config, settings, model_file)
-    template = None
-    try:
-        if settings.chat_template is not None:
-            template = read_template(settings.chat_template)
-        prompts = PromptBuilder(
-            tokenizer,
-            chat_template=template,
-            template_kwargs=settings.chat_template_kwargs,
-            when_unextendable=settings.when_unextendable,
-            special_tokens_in_text=settings.special_tokens_in_text,
-        )
-    except (OSError, ValueError, TemplateError) as error:
-        reason = str(error) if settings.chat_template is None else f"{settings.chat_template}: {error}"
-        raise ServerConfigError(f"{reason}; set --env.chat_template FILE.jinja") from error
-    try:
-        return TokenServer(
-            engines,
-            prompts,
-            settings.tool_call_parser,
-            max_tokens=settings.max_token_length,
-            tokenizer=(name, source),
-        )
-    except SettingsDiffer as error:
-        raise ServerConfigError(str(error)) from error
-    except (LookupError, ValueError) as error:
-        raise ServerConfigError(f"tool_call_parser {settings.tool_call_parser!r}: {error}") from error
-
-
-def load_tokenizer(
-    config: ServerConfig, settings: HermesAgentEnvConfig, model_file: Path | None
-) -> tuple[Any, str, str]:
-    """The model's tokenizer, from the model file or by name; its name; and the setting that named it.
-
-    Names, in this order: `openai.tokenizer_name`, `env.tokenizer_name` where it was set, `openai.model_name`.
-    """
-    if model_file is not None and config.tokenizer_name == "none":
-        return _tokenizer_of_file(model_file), model_file.name, "openai.model_name"
-    if config.tokenizer_name not in ("none", config.model_name):
-        name, source = config.tokenizer_name, "openai.tokenizer_name"
-    elif config.tokenizer_name == "none" and is_chosen(settings, "tokenizer_name"):
-        name, source = settings.tokenizer_name, "env.tokenizer_name"
-    else:
-        name, source = config.model_name, "openai.model_name"
-    return named_tokenizer(name, "openai.tokenizer_name"), name, source
-
-
-def named_tokenizer(name: str, setting: str) -> Any:
-    """The tokenizer with this name: a folder, a GGUF file, a name of the hub, or `embedded`. Blocks.
-
-    Raises:
-        ServerConfigError: it cannot be loaded; `setting` names another one.
-    """
-    if name == EMBEDDED or name.endswith(".gguf"):
-        return _tokenizer_of_file(EmbeddedServer("smollm2" if name == EMBEDDED else name).model_file)
-    with quiet_imports():
-        from transformers import AutoTokenizer
-
-    from lachesis.inference.model_folders import tokenizer_of
-
-    place = tokenizer_of(name)
-    try:
-        return AutoTokenizer.from_pretrained(place, local_files_only=not Path(place).exists() and _is_offline())
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ServerConfigError(
-            f"tokenizer {name!r} cannot be loaded ({reason}); set --{setting} to the model's folder or name"
-        ) from error
-
-
-def _tokenizer_of_file(path: Path) -> Any:
-    from lachesis.inference.gguf_tokenizer import tokenizer_from_gguf
-
-    tokenizer = tokenizer_from_gguf(path)
-    if "tools" not in (tokenizer.chat_template or ""):
-        tokenizer.chat_template = HERMES_TEMPLATE.read_text(encoding="utf-8")
-    return tokenizer
-
-
-def _is_offline() -> bool:
-    """Whether the hub has no address here: its library would try a minute long."""
-    from huggingface_hub.constants import ENDPOINT
-
-    if getproxies():
-        return False
-    try:
-        socket.getaddrinfo(urlsplit(ENDPOINT).hostname, None)
-    except OSError:
-        return True
-    return False

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from backends import Backend, BackendError, BackendUnavailable, ImageUnavailable, SandboxSpec, create_backend
 from backends.errors import ExitCode
@@ -17,8 +17,8 @@ from lachesis.agent.context_compression import ContextCompression
 from lachesis.agent.loop import HermesAgentLoop, LoopLimits
 from lachesis.agent.open_runs import OpenRun, opened
 from lachesis.agent.rollout import RolloutPlayer
-from lachesis.inference import Router, ServerUnavailable, TokenServer
-from lachesis.inference.parser_match import match_parser
+from lachesis.inference import Router, ServerUnavailable
+from lachesis.inference.tracking import tracks_tokens
 from lachesis.runs import own_process
 from lachesis.runs.class_settings import source_of, without_effect
 from lachesis.runs.context_summaries import context_compression
@@ -29,9 +29,12 @@ from lachesis.runs.judge import Judge, start_judge
 from lachesis.runs.model_servers import SilenceWatch, start_servers
 from lachesis.runs.server_settings import ServerConfigError, needs_start, token_engine
 from lachesis.runs.setting_facts import LIMITS, with_settings
-from lachesis.runs.settings import HermesAgentEnvConfig, is_chosen
+from lachesis.runs.settings import HermesAgentEnvConfig
 from lachesis.tools import ToolSessions
 from lachesis.tools.toolsets import ToolsetError, resolve_tools
+
+if TYPE_CHECKING:
+    from lachesis.inference import TokenServer
 
 log = logging.getLogger(__name__)
 
@@ -111,11 +114,10 @@ async def run_resources(
         else:
             stack.push_async_callback(server.close)
             await check(server.servers)
-        if isinstance(server, TokenServer):
-            if not env.testing:
-                await _prove_tokenizer(env, server)
-            await _check_template(env, server)
-            await _check_parser(env, server, tools)
+        if tracks_tokens(server):
+            from lachesis.runs.token_servers import check_tokens
+
+            await check_tokens(env, server, tools)
         compression = await context_compression(config, stack, watch)
         judge = await start_judge(env, stack, watch, training=training)
         player = RolloutPlayer(
@@ -282,57 +284,6 @@ async def _models(env: Environment, clients: Sequence[Any], *, wait: bool) -> li
                     f"waiting for the model server: {error}", markup=False, highlight=False, soft_wrap=True
                 )
         await asyncio.sleep(1.0)
-
-
-async def _prove_tokenizer(env: Environment, server: TokenServer) -> None:
-    """Print which tokenizer is used, and compare it with that of each server."""
-    proof = server.tokenizer_proof
-    unproven = [engine.base_url for engine in server.servers if not await proof.prove(engine)]
-    compared = f"compared with {len(server.servers) - len(unproven)} of {len(server.servers)} servers"
-    env.console.print(f"tokenizer {proof.described}, {compared}", markup=False, highlight=False, soft_wrap=True)
-    if unproven:
-        env.console.print(
-            f"warning: {', '.join(unproven)}: nothing there says how it splits text and special tokens, so a wrong "
-            "tokenizer would go unnoticed, with plausible tokens and rewards. Make sure that it serves "
-            f"{proof.described}",
-            style="bold yellow",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
-        )
-
-
-async def _check_template(env: Environment, server: TokenServer) -> None:
-    """Print how the chat template continues conversations; a template that hides the tools is an error."""
-    report = await asyncio.to_thread(lambda: server.prompts.template_report)
-    env.console.print(report.summary(), markup=False, highlight=False, soft_wrap=True)
-    if env.tool_definitions() and not report.shows_tools:
-        raise ServerConfigError(
-            "the model's chat template does not show it the tools; set --env.chat_template to one that does "
-            "(lachesis/inference/templates/hermes.jinja fits models that speak ChatML), or "
-            "--env.enabled_toolsets '[]'"
-        )
-
-
-async def _check_parser(env: Environment, server: TokenServer, tools: Sequence[dict[str, Any]]) -> None:
-    """Compare the tool-call parser with the chat template. One that loses the template's own calls is an error."""
-    if not tools:
-        return
-    setting = env.config.tool_call_parser
-    match = await asyncio.to_thread(match_parser, server.prompts, server.parser, setting)
-    if match.lost is not None:
-        where = source_of(env, "tool_call_parser") if is_chosen(env.config, "tool_call_parser") else "the default"
-        detected = match.detection.tool_parser
-        raise ServerConfigError(
-            f"tool_call_parser {setting!r} ({where}): {match.lost}; "
-            + (
-                f"set --env.tool_call_parser {detected}, which reads them"
-                if detected is not None
-                else "no known format reads them: set --env.chat_template to another template, or register a parser"
-            )
-        )
-    if match.note is not None:
-        env.console.print(match.note, markup=False, highlight=False, soft_wrap=True)
 
 
 async def _check_backend(backend: Backend, spec: SandboxSpec) -> None:

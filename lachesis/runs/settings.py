@@ -35,7 +35,7 @@ from lachesis.tools.budget import (
     ResultBudget,
 )
 from lachesis.tools.distributions import distribution
-from lachesis.trajectories.group_shapes import SplitRollouts, check_split
+from lachesis.trajectories.split_rollouts import SplitRollouts, check_split
 from lachesis.urls import HTTP_URL
 
 

@@ -13,11 +13,11 @@ from lachesis.trajectories.group_shapes import (
     GroupSettings,
     RejectReason,
     RolloutSamples,
-    SplitRollouts,
     TrainingGroup,
     build_group,
     with_digest,
 )
+from lachesis.trajectories.split_rollouts import SplitRollouts
 
 ANY_TRAINER = TrainerInfo(batch_size=-1, max_token_len=-1)
 """One that takes sequences of any length."""

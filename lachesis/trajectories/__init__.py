@@ -8,13 +8,9 @@
 A leaf of the project: it imports no other package of it. `exports` and `builtin_exports` are imported separately.
 """
 
-from lachesis.trajectories.advantages import (
-    LARGEST_REWARD,
-    LossAverage,
-    rollout_advantages,
-    sample_advantage,
-    token_advantages,
-)
+from typing import TYPE_CHECKING
+
+from lachesis.lazy import lazy_names
 from lachesis.trajectories.editing import StaleMessage
 from lachesis.trajectories.entries import (
     load_trajectories,
@@ -34,16 +30,47 @@ from lachesis.trajectories.errors import (
 )
 from lachesis.trajectories.history import MessageHistory
 from lachesis.trajectories.jsonl import JsonlError, JsonlWriter, append_line, read_lines
-from lachesis.trajectories.loading import from_sharegpt, tools_from_sharegpt
 from lachesis.trajectories.markup import convert_scratchpad_to_think
 from lachesis.trajectories.message_rules import validate_messages
 from lachesis.trajectories.messages import ChatResponse, FinishReason, Message, ToolCall, ToolResponse, Usage
 from lachesis.trajectories.nodes import Node
-from lachesis.trajectories.samples import MalformedSample, NoTokens, TokenSample, samples
 from lachesis.trajectories.sampling_record import sampling_problem
 from lachesis.trajectories.sharegpt import WarningKind, system_prompt, to_conversations
+from lachesis.trajectories.split_rollouts import LARGEST_REWARD
 from lachesis.trajectories.tokens import MASKED, MASKED_LOGPROB, SampledTokens, TokenPrefix, digest_of
-from lachesis.trajectories.verification import RecordVerifier, Totals, verify, verify_records
+
+if TYPE_CHECKING:
+    from lachesis.trajectories.advantages import LossAverage, rollout_advantages, sample_advantage, token_advantages
+    from lachesis.trajectories.loading import from_sharegpt, tools_from_sharegpt
+    from lachesis.trajectories.samples import MalformedSample, NoTokens, TokenSample
+    from lachesis.trajectories.verification import RecordVerifier, Totals, verify, verify_records
+else:  # a run without tokens needs none of it
+    __getattr__ = lazy_names(
+        __name__,
+        {
+            "lachesis.trajectories.advantages": (
+                "LossAverage",
+                "rollout_advantages",
+                "sample_advantage",
+                "token_advantages",
+            ),
+            "lachesis.trajectories.samples": (
+                "MalformedSample",
+                "NoTokens",
+                "TokenSample",
+            ),
+            "lachesis.trajectories.verification": (
+                "RecordVerifier",
+                "Totals",
+                "verify",
+                "verify_records",
+            ),
+            "lachesis.trajectories.loading": (
+                "from_sharegpt",
+                "tools_from_sharegpt",
+            ),
+        },
+    )
 
 __all__ = [
     "LARGEST_REWARD",
@@ -84,7 +111,6 @@ __all__ = [
     "read_lines",
     "rollout_advantages",
     "sample_advantage",
-    "samples",
     "sampling_problem",
     "save_trajectory",
     "system_prompt",

@@ -8,12 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Final
 
 from lachesis.trajectories.samples import TokenSample
-
-LARGEST_REWARD: Final = 1e100
-"""Rewards of a larger magnitude are rejected: the sum of their squares overflows."""
+from lachesis.trajectories.split_rollouts import LARGEST_REWARD
 
 
 class LossAverage(StrEnum):

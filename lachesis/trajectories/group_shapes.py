@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal
 
 import orjson
 
@@ -28,6 +28,7 @@ from lachesis.trajectories import (
 from lachesis.trajectories.digests import COVERED, json_digest
 from lachesis.trajectories.images import image_data, joined_data
 from lachesis.trajectories.samples import logprobs_digest
+from lachesis.trajectories.split_rollouts import DiscardedAttempts, SplitRollouts, check_split
 from lachesis.utf8 import without_lone_surrogates
 
 CERTIFICATE: Final = "lachesis"
@@ -45,19 +46,6 @@ OF_TOKENS: Final = frozenset({"advantages", "ref_logprobs", "distill_token_ids",
 """Fields of a group, beside its tokens, masks and logprobs, that have one entry for each token of each sample."""
 
 
-class SplitRollouts(StrEnum):
-    """The treatment of a rollout with several samples (after an edit, a compaction, a sub-agent, a retry)."""
-
-    FINAL = "final"
-    """Send one sample a rollout: the path on which its conversation ended. Count the others as undelivered. Groups have
-    exactly `group_size` sequences, which the stock rollout API can pack into batches."""
-    LONGEST = "longest"
-    """The same with the sample that trains the most tokens, which may be a branch that the conversation left."""
-    ALL = "all"
-    """Send all samples, with the advantages of their tokens and the number of samples in `group_overrides`. Needs a
-    rollout API that takes groups of any size and a trainer that reads `advantages`: see `NO_SPLIT_GROUPS`."""
-
-
 NO_SPLIT_GROUPS: Final = (
     "split_rollouts all makes groups of more than group_size sequences, and Atropos' rollout API hands out none of "
     "these. Nor can a group be sent as several of group_size: trainers at this API compute advantages from the scores "
@@ -65,26 +53,6 @@ NO_SPLIT_GROUPS: Final = (
     "samples. Set --env.split_rollouts final, or start `lachesis api` in its place, which takes groups of any size"
 )
 """Why a split rollout cannot go through the stock API."""
-
-DiscardedAttempts: TypeAlias = Literal["none", "rollout"] | float
-"""What a discarded attempt earns (`TokenSample.discarded`): nothing, and it is not sent; the reward of its rollout; or
-a number of at most 0 in place of that reward."""
-
-
-def check_split(split: SplitRollouts, attempts: DiscardedAttempts) -> None:
-    """Raises ValueError for settings of which one would have no effect."""
-    if isinstance(attempts, float | int) and not -LARGEST_REWARD <= attempts <= 0:
-        raise ValueError(f"discarded_attempts is {attempts!r}; a penalty is a number of at most 0")
-    if split is SplitRollouts.FINAL and attempts != "none":
-        raise ValueError(
-            f"discarded_attempts {attempts} has no effect with split_rollouts final, which sends no discarded attempt; "
-            "set split_rollouts all, or discarded_attempts none"
-        )
-    if split is SplitRollouts.LONGEST and attempts not in ("none", "rollout"):
-        raise ValueError(
-            f"discarded_attempts {attempts} has no effect with split_rollouts longest, where the sample that is sent "
-            "earns the reward of the rollout; set split_rollouts all, or discarded_attempts none or rollout"
-        )
 
 
 class RejectReason(StrEnum):

@@ -14,7 +14,8 @@ import pytest
 
 from lachesis.endpoint import RecordingEndpoint
 from lachesis.inference.prompts import PromptBuilder
-from lachesis.trajectories import samples, verify, verify_records
+from lachesis.trajectories import verify, verify_records
+from lachesis.trajectories.samples import samples
 from lachesis_testing.fake_server import fake_tokenizer
 from tests.support.exactness import stack, trained
 from tests.support.strange_clients import MARK, Model, Program

@@ -22,7 +22,8 @@ from lachesis.inference.gguf_tokenizer import tokenizer_from_gguf
 from lachesis.inference.prompts import PromptBuilder
 from lachesis.inference.sampling import Sampling
 from lachesis.inference.token_server import TokenServer
-from lachesis.trajectories import MessageHistory, TokenSample, samples, verify
+from lachesis.trajectories import MessageHistory, TokenSample, verify
+from lachesis.trajectories.samples import samples
 from lachesis.trajectories.sampling_record import sampling_problem
 from lachesis.trajectories.tokens import MASKED
 from lachesis_testing.fake_server import fake_tokenizer

@@ -8,14 +8,15 @@ import pytest
 from template_tokenizers import tokenizer_of
 
 from lachesis.inference import BadResponse, TokenServer
-from lachesis.inference.chat_template import PromptError, TurnRejected
 from lachesis.inference.engines import create_engine
 from lachesis.inference.engines.base import Generation
 from lachesis.inference.engines.prompt_ids import PromptIds
 from lachesis.inference.engines.sglang import SGLangEngine
+from lachesis.inference.errors import PromptError, TurnRejected
 from lachesis.inference.interrupts import joined
 from lachesis.inference.prompts import PromptBuilder, PromptStart
-from lachesis.trajectories import ChatResponse, FinishReason, Message, MessageHistory, SampledTokens, samples, verify
+from lachesis.trajectories import ChatResponse, FinishReason, Message, MessageHistory, SampledTokens, verify
+from lachesis.trajectories.samples import samples
 from lachesis_testing.fake_server import Ask, FakeServer, Reply, fake_tokenizer
 from lachesis_testing.fake_server.images import seen_ids
 from tests.support.exactness import Says, Stack, assert_exact, stack

@@ -19,7 +19,8 @@ from lachesis.inference.http_client import ARRAY, ServerSettings
 from lachesis.inference.interrupts import joined
 from lachesis.inference.prompts import PromptBuilder
 from lachesis.inference.sampling import Sampling
-from lachesis.trajectories import FinishReason, MessageHistory, TokenPrefix, samples, sampling_problem, verify
+from lachesis.trajectories import FinishReason, MessageHistory, TokenPrefix, sampling_problem, verify
+from lachesis.trajectories.samples import samples
 from lachesis_testing.fake_server import Ask, FakeModel, FakeServer, RandomTokens, Reply, fake_tokenizer
 from tests.support.exactness import assert_exact, stack
 

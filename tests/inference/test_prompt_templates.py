@@ -17,7 +17,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from template_tokenizers import ends, sources, tokenizer_of
 
-from lachesis.inference.chat_template import TemplateError, read_template
+from lachesis.inference.chat_template import read_template
+from lachesis.inference.errors import TemplateError
 from lachesis.inference.prompts import PromptBuilder, PromptStart, TemplateNotExtendable
 from lachesis.inference.template_cases import Pattern
 from lachesis.inference.template_report import Difference, Extension

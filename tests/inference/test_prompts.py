@@ -11,7 +11,7 @@ pytest.importorskip("transformers")
 from template_tokenizers import OURS, tokenizer_of
 from transformers import PreTrainedTokenizerFast
 
-from lachesis.inference.chat_template import PromptError, TemplateError, TurnRejected
+from lachesis.inference.errors import PromptError, TemplateError, TurnRejected
 from lachesis.inference.prompts import Prompt, PromptBuilder, PromptStart, TemplateNotExtendable
 from lachesis.inference.template_report import Extension
 from lachesis.trajectories import ChatResponse, FinishReason, Message, MessageHistory, SampledTokens, TokenPrefix

@@ -22,17 +22,10 @@ from lachesis.inference.prompts import PromptBuilder
 from lachesis.inference.sampling import Sampling
 from lachesis.inference.token_server import SettingsDiffer
 from lachesis.runs.server_settings import ServerConfig
-from lachesis.trajectories import (
-    FinishReason,
-    MessageHistory,
-    TokenPrefix,
-    TokenSample,
-    samples,
-    verify,
-    verify_records,
-)
+from lachesis.trajectories import FinishReason, MessageHistory, TokenPrefix, TokenSample, verify, verify_records
 from lachesis.trajectories.group_shapes import GroupSettings, RolloutSamples, build_group, samples_from_atropos
 from lachesis.trajectories.replay import RoutedExperts, SamplingMask, join_experts, join_masks
+from lachesis.trajectories.samples import samples
 from lachesis_testing.fake_server import FakeServer, Lengths, RandomTokens, fake_tokenizer
 from lachesis_testing.fake_server.replay import experts_of
 

@@ -27,8 +27,9 @@ from lachesis.inference.replays import ReplayGuard
 from lachesis.inference.sampling import Sampling
 from lachesis.inference.tokenizer_proof import TokenizerProof, TokenizersDiffer
 from lachesis.inference.wire.service import WebService, json_response
-from lachesis.trajectories import TokenPrefix, samples, verify_records
+from lachesis.trajectories import TokenPrefix, verify_records
 from lachesis.trajectories.group_shapes import GroupSettings, RejectedGroup, RolloutSamples, TrainingGroup, build_group
+from lachesis.trajectories.samples import samples
 from lachesis_testing.fake_server import FakeServer, fake_tokenizer, letter_swapped
 from tests.support.ports import free_port
 

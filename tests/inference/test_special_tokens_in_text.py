@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from template_tokenizers import sources, tokenizer_of
 from transformers import PreTrainedTokenizerFast
 
-from lachesis.inference.chat_template import PromptError, TemplateError
 from lachesis.inference.engines import create_engine
+from lachesis.inference.errors import PromptError, TemplateError
 from lachesis.inference.prompts import PromptBuilder
-from lachesis.runs.model_servers import token_server
 from lachesis.runs.server_settings import ServerConfig
 from lachesis.runs.settings import HermesAgentEnvConfig
+from lachesis.runs.token_servers import token_server
 from lachesis.trajectories import ChatResponse, FinishReason, Message, MessageHistory, SampledTokens
 from lachesis_testing.fake_server import FakeServer, fake_tokenizer
 

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from template_tokenizers import ends, sources, tokenizer_of
 
-from lachesis.inference.chat_template import TemplateError
+from lachesis.inference.errors import TemplateError
 from lachesis.inference.managed_server import ManagedServer
 from lachesis.inference.sampling import Sampling
 from lachesis.inference.template_cases import Pattern

@@ -16,7 +16,8 @@ from lachesis.inference.forced_calls import ToolChoiceError
 from lachesis.inference.managed_server import ManagedServer
 from lachesis.inference.prompts import PromptStart
 from lachesis.inference.sampling import Sampling
-from lachesis.trajectories import MASKED, FinishReason, Message, MessageHistory, ToolResponse, samples, verify
+from lachesis.trajectories import MASKED, FinishReason, Message, MessageHistory, ToolResponse, verify
+from lachesis.trajectories.samples import samples
 from lachesis_testing.fake_server import Reply, fake_tokenizer
 from tests.support.exactness import Stack, assert_exact, stack
 from tool_call_parsers import get_parser, register_parser

@@ -22,15 +22,16 @@ from backends import SandboxSpec, create_backend
 from lachesis.agent.outcome import Outcome
 from lachesis.agent.rollout import Rollout
 from lachesis.inference import RequestRejected, ServerUnavailable
-from lachesis.inference.chat_template import TemplateError
+from lachesis.inference.errors import TemplateError
 from lachesis.runs import command_line as cli
 from lachesis.runs.decisions import Kept, LeftOut
 from lachesis.runs.failures import FailureBrake, RunStopped
 from lachesis.runs.group_player import PlayedGroup
 from lachesis.runs.server_settings import ServerConfig
 from lachesis.runs.training_decision import ANY_TRAINER, decide_for_training
-from lachesis.trajectories import TokenPrefix, samples, verify
+from lachesis.trajectories import TokenPrefix, verify
 from lachesis.trajectories.group_shapes import samples_from_atropos
+from lachesis.trajectories.samples import samples
 from lachesis.trajectories.tokens import PromptChecked
 from lachesis_testing.fake_server import Ask, FakeServer, RandomWords, ToolUser, fake_tokenizer
 from lachesis_testing.fake_server.completions import Reply

@@ -10,7 +10,8 @@ from typing import Any, TypeAlias
 from lachesis.inference import TokenServer
 from lachesis.inference.engines import create_engine
 from lachesis.inference.prompts import PromptBuilder, WhenUnextendable
-from lachesis.trajectories import MASKED, MASKED_LOGPROB, TokenSample, samples, verify, verify_records
+from lachesis.trajectories import MASKED, MASKED_LOGPROB, TokenSample, verify, verify_records
+from lachesis.trajectories.samples import samples
 from lachesis_testing.fake_server import Ask, FakeServer
 from lachesis_testing.fake_server.policies import Said
 from tool_call_parsers import ToolCallParser

@@ -13,10 +13,16 @@ from lachesis.trajectories import (
     SampledTokens,
     TokenPrefix,
     rollout_advantages,
-    samples,
 )
-from lachesis.trajectories.group_shapes import GroupSettings, RolloutSamples, SplitRollouts, TrainingGroup, build_group
+from lachesis.trajectories.group_shapes import (
+    GroupSettings,
+    RolloutSamples,
+    TrainingGroup,
+    build_group,
+)
 from lachesis.trajectories.messages import as_message
+from lachesis.trajectories.samples import samples
+from lachesis.trajectories.split_rollouts import SplitRollouts
 from lachesis_train.curves.recorder import GroupRecord, SampleRecord, StepRecord
 
 END = 3

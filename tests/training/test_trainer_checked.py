@@ -7,7 +7,11 @@ from typing import Any
 
 import pytest
 
-from lachesis.trajectories.group_shapes import SplitRollouts, samples_from_atropos, with_digest
+from lachesis.trajectories.group_shapes import (
+    samples_from_atropos,
+    with_digest,
+)
+from lachesis.trajectories.split_rollouts import SplitRollouts
 from lachesis_train.trainer.checked import Refusal, Refused, Uncertified, checked_group
 from tests.support.trained_groups import group_body
 

@@ -10,9 +10,9 @@ import pytest
 from backends.errors import SettingsError
 from lachesis.cli import main as lachesis
 from lachesis.inference.model_folders import tokenizer_of
-from lachesis.runs.model_servers import load_tokenizer
 from lachesis.runs.server_settings import ServerConfig
 from lachesis.runs.settings import HermesAgentEnvConfig
+from lachesis.runs.token_servers import load_tokenizer
 from lachesis_testing.fake_server import fake_tokenizer
 from lachesis_train.trainer.learning_rate import Schedule
 from lachesis_train.trainer.settings import EnvSettings, Settings, TrainingSettings

@@ -14,18 +14,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lachesis.runs.settings import HermesAgentEnvConfig
-from lachesis.trajectories import MASKED, TokenPrefix, samples, verify, verify_records
+from lachesis.trajectories import MASKED, TokenPrefix, verify, verify_records
 from lachesis.trajectories.group_shapes import (
     GroupSettings,
     RejectedGroup,
     RejectReason,
     RolloutSamples,
-    SplitRollouts,
     TrainingGroup,
     build_group,
     group_problems,
     samples_from_atropos,
 )
+from lachesis.trajectories.samples import samples
+from lachesis.trajectories.split_rollouts import SplitRollouts
 from lachesis_train.rollout_api import encode_group
 from tests.support.token_trees import END, SAMPLING, UNTIMED, Tree, trees
 

@@ -8,14 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lachesis.trajectories import (
-    LossAverage,
-    TokenPrefix,
-    rollout_advantages,
-    sample_advantage,
-    samples,
-    token_advantages,
-)
+from lachesis.trajectories import LossAverage, TokenPrefix, rollout_advantages, sample_advantage, token_advantages
+from lachesis.trajectories.samples import samples
 from tests.support.token_trees import END, UNTIMED, Tree, trees
 
 rewards = st.lists(st.none() | st.floats(-1e6, 1e6), max_size=8)

@@ -23,10 +23,10 @@ from lachesis.trajectories import (
     TokenPrefix,
     TokenSample,
     digest_of,
-    samples,
     verify,
     verify_records,
 )
+from lachesis.trajectories.samples import samples
 from tests.support.certificates import aged
 from tests.support.token_trees import END, SAMPLING, UNTIMED, Tree, completion, trees
 

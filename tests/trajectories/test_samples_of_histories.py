@@ -12,10 +12,10 @@ from lachesis.trajectories import (
     MessageHistory,
     TokenPrefix,
     ToolResponse,
-    samples,
     verify,
     verify_records,
 )
+from lachesis.trajectories.samples import samples
 from tests.support.token_trees import END, UNTIMED, completion
 
 _words = st.integers(0, 3)

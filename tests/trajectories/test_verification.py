@@ -14,7 +14,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from lachesis.cli import main
-from lachesis.trajectories import MASKED, MASKED_LOGPROB, RecordVerifier, TokenPrefix, samples, verify, verify_records
+from lachesis.trajectories import MASKED, MASKED_LOGPROB, RecordVerifier, TokenPrefix, verify, verify_records
+from lachesis.trajectories.samples import samples
 from tests.support.certificates import aged, resealed
 from tests.support.token_trees import END, SAMPLING, UNTIMED, Tree, trees
 

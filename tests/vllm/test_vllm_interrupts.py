@@ -18,7 +18,8 @@ from lachesis.inference.engines.base import Generation
 from lachesis.inference.prompts import PromptBuilder
 from lachesis.inference.sampling import Sampling
 from lachesis.inference.token_server import TokenServer
-from lachesis.trajectories import FinishReason, MessageHistory, TokenPrefix, samples, verify
+from lachesis.trajectories import FinishReason, MessageHistory, TokenPrefix, verify
+from lachesis.trajectories.samples import samples
 
 LONG = Sampling(max_tokens=120, extra={"ignore_eos": True})
 HALVED = """

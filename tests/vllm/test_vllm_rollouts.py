@@ -12,7 +12,8 @@ from lachesis.inference.engines import create_engine
 from lachesis.inference.prompts import PromptBuilder
 from lachesis.inference.sampling import Sampling
 from lachesis.inference.token_server import TokenServer
-from lachesis.trajectories import MessageHistory, samples, verify
+from lachesis.trajectories import MessageHistory, verify
+from lachesis.trajectories.samples import samples
 
 TOOLS = [
     {

@@ -24,7 +24,6 @@ from lachesis.trajectories import (
     SampledTokens,
     TokenPrefix,
     read_lines,
-    samples,
 )
 from lachesis.trajectories.digests import certified
 from lachesis.trajectories.exports import (
@@ -36,6 +35,7 @@ from lachesis.trajectories.exports import (
     read_groups,
     write_export,
 )
+from lachesis.trajectories.samples import samples
 
 
 class ExportSuite:

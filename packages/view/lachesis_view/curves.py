@@ -12,7 +12,7 @@ import orjson
 
 from lachesis.evaluation import mean_over_items
 from lachesis.html import visible
-from lachesis.trajectories.advantages import LARGEST_REWARD
+from lachesis.trajectories.split_rollouts import LARGEST_REWARD
 from lachesis_view.index import Index
 from lachesis_view.metrics import SHOWN, mean
 

@@ -22,7 +22,8 @@ from lachesis.inference.prompts import PromptBuilder
 from lachesis.inference.sampling import Sampling
 from lachesis.inference.tokenizer_proof import TokenizerProof
 from lachesis.tools import ToolResult
-from lachesis.trajectories import MASKED, samples, verify
+from lachesis.trajectories import MASKED, verify
+from lachesis.trajectories.samples import samples
 from lachesis_testing.engine_suite import until
 from lachesis_train.engine.child import start_engine
 from lachesis_train.policy import Policy, PolicyVersion

@@ -15,7 +15,8 @@ from lachesis.inference.engines import create_engine
 from lachesis.inference.prompts import PromptBuilder
 from lachesis.inference.sampling import Sampling
 from lachesis.tools import ToolResult
-from lachesis.trajectories import MASKED, samples, verify
+from lachesis.trajectories import MASKED, verify
+from lachesis.trajectories.samples import samples
 from lachesis_testing.engine_suite import until
 from lachesis_train.policy import Policy, PolicyVersion, Sampled
 

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from aiohttp import web
 
 from backends.errors import SettingsError
-from lachesis.inference.chat_template import PromptError
 from lachesis.inference.completion_reader import CompletionReader
-from lachesis.inference.errors import ContextExhausted, RequestRejected
+from lachesis.inference.errors import ContextExhausted, PromptError, RequestRejected
 from lachesis.inference.forced_calls import ToolChoiceError
 from lachesis.inference.http_client import ServerSettings
 from lachesis.inference.parser_match import parser_for

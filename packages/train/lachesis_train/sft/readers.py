@@ -26,7 +26,6 @@ from lachesis.trajectories import (
     SampledTokens,
     TokenSample,
     from_sharegpt,
-    samples,
     verify,
 )
 from lachesis.trajectories.cross_checks import line_problems
@@ -36,6 +35,7 @@ from lachesis.trajectories.json_arrays import array_items
 from lachesis.trajectories.jsonl import is_array
 from lachesis.trajectories.loading import tools_from_sharegpt
 from lachesis.trajectories.messages import as_message
+from lachesis.trajectories.samples import samples
 from lachesis.wording import counted
 from lachesis_train.tinker_sdk import Datum
 

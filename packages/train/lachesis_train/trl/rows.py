@@ -11,7 +11,13 @@ from typing import Any, Final, Literal, TypeAlias
 from backends.errors import LachesisError
 from lachesis.evaluation.repaired_calls import RepairedCalls
 from lachesis.trajectories import TokenSample
-from lachesis.trajectories.group_shapes import GroupSettings, RejectedGroup, RolloutSamples, SplitRollouts, build_group
+from lachesis.trajectories.group_shapes import (
+    GroupSettings,
+    RejectedGroup,
+    RolloutSamples,
+    build_group,
+)
+from lachesis.trajectories.split_rollouts import SplitRollouts
 from lachesis.trajectories.tokens import MASKED
 
 log = logging.getLogger(__name__)

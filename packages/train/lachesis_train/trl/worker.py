@@ -25,9 +25,9 @@ from lachesis.trajectories.group_shapes import (
     RejectedGroup,
     RejectReason,
     RolloutSamples,
-    SplitRollouts,
     build_group,
 )
+from lachesis.trajectories.split_rollouts import SplitRollouts
 from lachesis.trajectories.tokens import MASKED
 from lachesis_train.trl.env_thread import EnvThread
 from lachesis_train.trl.items import DrawnItems, environment_of

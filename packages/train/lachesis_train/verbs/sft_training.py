@@ -52,7 +52,8 @@ async def train_on_files(
 
 
 def _read(settings: Settings, sft: SftSettings, files: Sequence[str], tokenizer: Tokenizer) -> Dataset:
-    from lachesis.inference.chat_template import TemplateError, read_template
+    from lachesis.inference.chat_template import read_template
+    from lachesis.inference.errors import TemplateError
     from lachesis.inference.prompts import PromptBuilder
     from lachesis_train.sft.readers import ReadRules, read_dataset
 

@@ -1,0 +1,79 @@
+"""How much of the project one rollout loads, and how often it moves between modules.
+
+python -m benchmarks.weight
+
+Plays one rollout of `terminal` with the reference policy (Phase 1) and with a token server (Phase 2), each in a process
+of its own. Lines are those of the modules of ours that were imported by the end. A move is a call from one module of
+ours into another one, from the start of the rollout on; going on after an `await` is none.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+LIMITS = {"Phase 1": (25_000, 350), "Phase 2": (33_000, None)}
+"""Lines, and moves."""
+CHILD = """
+import json, sys, threading
+OURS = ("backends", "environments", "lachesis", "tool_call_parsers")
+def ours(name): top = name.partition(".")[0]; return top in OURS or top.startswith("lachesis_")
+moves, playing = 0, 0
+def profile(frame, event, _):
+    global moves, playing
+    name = frame.f_globals.get("__name__", "")
+    if event != "call" or frame.f_lasti > 4 or not ours(name): return
+    if name == "lachesis.agent.rollout" and not playing: playing = 1
+    caller = frame.f_back
+    while caller is not None and not ours(caller.f_globals.get("__name__", "")): caller = caller.f_back
+    if playing and caller is not None and caller.f_globals["__name__"] != name: moves += 1
+from lachesis.cli import main
+sys.setprofile(profile); threading.setprofile(profile)
+code = main(sys.argv[1:])
+sys.setprofile(None); threading.setprofile(None)
+files = {getattr(module, "__file__", None) or "" for name, module in sys.modules.items() if ours(name)}
+loaded = [path for path in files if path.endswith(".py")]
+lines = sum(sum(1 for _ in open(path, "rb")) for path in loaded)
+print(json.dumps({"code": code, "modules": len(loaded), "lines": lines, "moves": moves}))
+"""
+PLAYED = ("process", "terminal", "-n", "1", "-r", "1")
+
+
+def weighed(folder: Path, *arguments: str) -> dict[str, int]:
+    command = [sys.executable, "-c", CHILD, *PLAYED, *arguments]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+    found: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
+    assert found.pop("code") == 0, done.stdout
+    return found
+
+
+def main() -> int:
+    over = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        rows = {"Phase 1": weighed(folder, "-m", "reference", "-o", "one")}
+        server = [sys.executable, "-m", "lachesis", "fake-server", "--port", "0", "--policy", "tools"]
+        with subprocess.Popen(
+            [*server, "--save-tokenizer", "tokens"], cwd=folder, stdout=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout is not None
+            url = process.stdout.readline().strip()
+            tokens = ("--openai.server_type", "vllm", "--openai.tokenizer_name", "tokens")
+            rows["Phase 2"] = weighed(folder, "-m", "fake", "-b", url, *tokens, "-o", "two")
+            process.terminate()
+    for phase, row in rows.items():
+        lines, moves = LIMITS[phase]
+        print(
+            f"{phase}: {row['modules']} modules, {row['lines']:,} lines of ours, {row['moves']} moves between modules"
+        )
+        if row["lines"] > lines or (moves is not None and row["moves"] > moves):
+            over.append(phase)
+            print(f"  the aim is {lines:,} lines" + (f" and {moves} moves" if moves else ""))
+    return bool(over)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
