@@ -353,7 +353,7 @@ class AtroposPlayer(HermesAgentBaseEnv):
             self._say(f"{self.run_name}: {self.drift_totals.describe()}")
         elif self.drift_totals.refused:
             refused = self.drift_totals.refused
-            own_groups.tell(self, f"{counted(refused, 'sample')} refused, for text that the model did not say")
+            own_groups.tell(self, f"{counted(refused, 'sample')} refused; the groups have the reasons")
         if self._outside:
             own_groups.tell(self, f"{counted(self._outside, 'token')} sampled outside of items, in no group")
         if left := len(self.stock.backlog):
