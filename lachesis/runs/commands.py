@@ -30,7 +30,7 @@ from lachesis.runs.failures import FailureBrake, UnusableSettings
 from lachesis.runs.file_sink import FileSink
 from lachesis.runs.group_player import PlayedGroup, play_group, play_item, settled_group
 from lachesis.runs.group_records import group_record
-from lachesis.runs.hooks import of_hook
+from lachesis.runs.hooks import hook_errors, of_hook
 from lachesis.runs.item_keys import ItemKeys, SampleKeys, item_digest
 from lachesis.runs.model_servers import model_files
 from lachesis.runs.own_code import code_of
@@ -72,7 +72,7 @@ async def process(env: Environment) -> RunResult:
             if env.tracker.on:
                 env.tracker.add(decision.content)
             env.curr_step += 1
-            await env.wandb_log()
+            await of_hook(env.wandb_log())
         elif env.tracker.on and decision.record:  # for the rates of not being scored; the next log has them
             env.tracker.add(decision.record)
 
@@ -407,9 +407,10 @@ def _rollout_api_sink(env: Environment, figures: RunningFigures) -> RolloutApiSi
 
     async def on_step(step: int) -> None:
         if (registration := sink.relay.registration) is not None:
-            env.at_step(step, registration)
+            with hook_errors():
+                env.at_step(step, registration)
         env.curr_step = step
-        await env.wandb_log(sink.age_metrics() if env.tracker.on else None)
+        await of_hook(env.wandb_log(sink.age_metrics() if env.tracker.on else None))
 
     sink: RolloutApiSink[PlayedGroup] = RolloutApiSink(
         config,
