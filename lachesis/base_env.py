@@ -506,7 +506,8 @@ class HermesAgentBaseEnv(AtroposBase):
         if overrides(self, "add_rollouts_for_wandb"):
             from lachesis.collecting import own_groups
 
-            await own_groups.call_hook(self, "add_rollouts_for_wandb", own_groups.atropos_group(group), item=group.item)
+            scored = own_groups.atropos_group(group)
+            await own_groups.call_hook(self, self.add_rollouts_for_wandb, scored, item=group.item)
 
     def at_step(self, step: int, registration: Registration) -> None:
         """The trainer is at another step: load or save the environment's own state, where it has some."""

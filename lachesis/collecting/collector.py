@@ -6,7 +6,7 @@ The environment decides what is scored and how. The tokens are those that were r
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -139,7 +139,8 @@ class Collector:
         ]
         matches = iter(Matcher(recording, self.decode, self.ends).match(foreign))
         used: set[int] = set()
-        own: set[str] = set()
+        own: dict[str, tuple[int, set[int | None]]] = {}
+        """By id of a rollout of our loop: the group that has it, and which of its sequences were returned."""
         played = []
         for number, group in enumerate(groups):
             key = part_key(item_key, number)
@@ -148,11 +149,16 @@ class Collector:
             of_group = dict(group.group_overrides)
             for sample in group.samples:
                 rollout = recording.rollouts.get(sample.rollout_id or "")
-                if rollout is not None and rollout.rollout_id in extras:
-                    of_group.pop("group_size", None)  # of samples, and this one is another of the same rollout
-                    continue
-                if rollout is not None:
-                    own.add(rollout.rollout_id)
+                if rollout is not None and rollout.rollout_id in own:
+                    group_of_it, indexes = own[rollout.rollout_id]
+                    if group_of_it == number and sample.index not in indexes:
+                        indexes.add(sample.index)
+                        of_group.pop("group_size", None)  # of samples, and this one is another of the same rollout
+                        continue
+                    why = f"group {group_of_it} of its item has rollout {rollout.rollout_id}, and each is trained once"
+                    rollout = self._refused(sample, why, key)
+                elif rollout is not None:
+                    own[rollout.rollout_id] = number, {sample.index}
                     if rollout.reward != sample.score:
                         rollout = replace(rollout, left_out="").rewarded(_reward(sample.score))
                 else:
@@ -177,9 +183,12 @@ class Collector:
         used.update(map(id, match.completions))
         if not match.refused:
             return rollout_of(match.completions, item_key=key, index=sample.place, score=sample.score)
+        return self._refused(sample, match.refused, key)
+
+    def _refused(self, sample: ReturnedSample, reason: str, key: str) -> Rollout:
         self.refused += 1
-        why = f"sample {sample.place} is refused: {match.refused}"
-        self._tell_once(match.refused, f"{key}: {why}")
+        why = f"sample {sample.place} is refused: {reason}"
+        self._tell_once(reason, f"{key}: {why}")
         refused = rollout_of((), item_key=key, index=sample.place, score=None, left_out=why)
         return replace(refused, not_sampled=True)
 
@@ -205,7 +214,7 @@ class Collector:
         played: list[PlayedGroup],
         recording: Recording,
         used: set[int],
-        own: set[str],
+        own: Container[str],
     ) -> list[PlayedGroup]:
         """The groups with everything that was sampled and is in none of them: nothing is lost silently."""
         missing = [rollout for rollout in recording.rollouts.values() if rollout.rollout_id not in own]

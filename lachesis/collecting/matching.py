@@ -67,7 +67,7 @@ class Matcher:
         """Of the sample that is looked at: answers that it seems to train in another form than they were said."""
 
     def match(self, groups: Sequence[Sequence[ReturnedSample]]) -> list[Match]:
-        """The completions of each sample of the groups, one after the other.
+        """The completions of each sample of the groups, one after the other; no completion is in two of them.
 
         Of several with the same ids after the same prompt, the first that no earlier sample has.
         """
@@ -79,12 +79,12 @@ class Matcher:
         for number, sample in samples:
             self._changed = set()
             by_ids = self._by_ids(sample)
-            found.append(by_ids or self._by_text(sample))
+            found.append(by_ids or self._free(self._by_text(sample)))
             changed.append(self._changed)
             self._taken.update(found[-1].completions)
             exact = by_ids is not None and sample.logprobs  # which only the ids of a server come with
             twins.append([] if exact else [_way(each) for each in found[-1].completions if self._has_twin(each)])
-            if found[-1].completions and not exact:  # another sample of the group may have them too
+            if found[-1].completions:  # another sample of the group may have them too
                 twins[-1].append((number, tuple(map(id, found[-1].completions))))
             for twin in twins[-1]:
                 scores.setdefault(twin, set()).add(sample.score)
@@ -93,10 +93,24 @@ class Matcher:
             if lost := answers - self._taken:  # no sample has them as they were said either
                 said = min(lost, key=self._recording.completions.index).said
                 found[at] = Match(refused=f"it trains words of an answer that the model gave otherwise: {_short(said)}")
-        return [
+        found = [
             Match(refused=_TWINS) if mixed.intersection(own) and not match.refused else match
             for match, own in zip(found, twins, strict=True)
         ]
+        return _once_each(found, samples)
+
+    def _free(self, match: Match) -> Match:
+        """The match with other completions of the same text after the same prompt, where earlier samples have its own."""
+        found = list(match.completions)
+        for at, completion in enumerate(found):
+            if completion in self._taken:
+                others = (
+                    each
+                    for each in self._recording.completions
+                    if each not in self._taken and each not in found and _way(each) == _way(completion)
+                )
+                found[at] = next(others, completion)
+        return replace(match, completions=tuple(sorted(found, key=self._recording.completions.index)))
 
     def _has_twin(self, completion: Completion) -> bool:
         """Whether the model answered the same prompt with the same text in other tokens, or without its end."""
@@ -260,6 +274,23 @@ class Matcher:
                 if text and text.startswith(end):
                     text, changed = text[len(end) :].lstrip(), True
         return text
+
+
+def _once_each(found: Sequence[Match], samples: Sequence[tuple[int, ReturnedSample]]) -> list[Match]:
+    """The matches, without those that have a completion of an earlier one."""
+    owners: dict[Completion, tuple[int, ReturnedSample]] = {}
+    kept = []
+    for match, (number, sample) in zip(found, samples, strict=True):
+        again = next((each for each in match.completions if each in owners), None)
+        if again is None:
+            owners.update(dict.fromkeys(match.completions, (number, sample)))
+            kept.append(match)
+            continue
+        other, first = owners[again]
+        which = f"sample {first.place}" + (f" of group {other} of its item" if other != number else "")
+        why = f"it trains an answer that {which} trains, and each answer is trained once: {_short(again.said)}"
+        kept.append(Match(refused=why))
+    return kept
 
 
 def _part(messages: Sequence[Mapping[str, Any]], at: int) -> _Part:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from lachesis.inference import Router, TokenServer
 from lachesis.runs import commands
 from lachesis.runs.environment import Environment
 from lachesis.runs.group_player import PlayedGroup, play_group
+from lachesis.runs.hooks import hook_errors
 from lachesis.runs.item_keys import item_digest
 from lachesis.runs.registration import Registration
 from lachesis.tracebacks import explained
@@ -114,10 +115,12 @@ def atropos_group(group: PlayedGroup) -> dict[str, Any]:
     }
 
 
-async def call_hook(env: Any, name: str, *args: Any, **kwargs: Any) -> None:
-    """Call a hook that only shows something. What it raises is shown once, and ends nothing."""
+async def call_hook(env: Any, hook: Callable[..., Awaitable[Any]], *args: Any, **kwargs: Any) -> None:
+    """Call a hook that only shows something. What it raises is shown once, on the console of `env`, and ends nothing."""
+    name = getattr(hook, "__name__", repr(hook))
     try:
-        await getattr(env, name)(*args, **kwargs)
+        with hook_errors():
+            await hook(*args, **kwargs)
     except Exception as error:
         trace = explained(error)
         shown: set[str] = env.__dict__.setdefault("_shown_hooks", set())

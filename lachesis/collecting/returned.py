@@ -35,6 +35,8 @@ class ReturnedSample:
     """Its entries of `OF_SAMPLES`."""
     rollout_id: str | None = None
     """Of the rollout that it is, where our own loop played it."""
+    index: int | None = None
+    """Of the sequence of that rollout that it is; None without tokens."""
 
     def runs(self) -> list[tuple[int, int]]:
         """The trained positions as (start, end) pairs; masks of zeros and ones count as what they mean."""
@@ -116,9 +118,9 @@ def _group(group: Mapping[str, Any], source: str) -> ReturnedGroup:
         given = only(overrides[place], Mapping)
         of_sample = dict(given) if isinstance(given, Mapping) else {}
         certificate = of_sample.get(CERTIFICATE)
-        rollout_id = own.get(place)
+        rollout_id, index = own.get(place), None
         if isinstance(certificate, Mapping):  # our own sample: another one of its rollout may be sent
-            rollout_id = certificate.get("rollout_id")
+            rollout_id, index = certificate.get("rollout_id"), certificate.get("index")
             of_sample = {name: value for name, value in of_sample.items() if name not in OVERRIDES}
         samples.append(
             ReturnedSample(
@@ -131,6 +133,7 @@ def _group(group: Mapping[str, Any], source: str) -> ReturnedGroup:
                 overrides=of_sample,
                 carried={name: values[place] for name, values in carried.items() if values[place] is not None},
                 rollout_id=rollout_id,
+                index=index,
             )
         )
     of_group = group.get("group_overrides")

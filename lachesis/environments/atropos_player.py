@@ -284,9 +284,8 @@ class AtroposPlayer(HermesAgentBaseEnv):
     # The environment's hooks.
 
     async def after_group(self, group: PlayedGroup) -> None:
-        await own_groups.call_hook(
-            self.stock, "add_rollouts_for_wandb", own_groups.atropos_group(group), _plain_item(group.item)
-        )
+        scored = own_groups.atropos_group(group)
+        await own_groups.call_hook(self, self.stock.add_rollouts_for_wandb, scored, _plain_item(group.item))
 
     async def wandb_log(self, wandb_metrics: dict[str, Any] | None = None) -> None:
         from lachesis.runs.summary import training_metrics
@@ -294,8 +293,12 @@ class AtroposPlayer(HermesAgentBaseEnv):
         metrics = dict(wandb_metrics or {})
         if self.tracker.on:
             metrics |= training_metrics(self.tracker.take()) | await self.tracker.exclusion_metrics()
+
+        async def wandb_log(metrics: dict[str, Any]) -> None:
+            await self.tracker.hook(self.stock.wandb_log(metrics))
+
         if not self.tracker.lost:
-            await self.tracker.hook(own_groups.call_hook(self.stock, "wandb_log", metrics))
+            await own_groups.call_hook(self, wandb_log, metrics)
 
     def at_step(self, step: int, registration: Registration) -> None:
         own_groups.at_step(self.stock, step, registration)
@@ -353,7 +356,7 @@ class AtroposPlayer(HermesAgentBaseEnv):
             self._say(f"{self.run_name}: {self.drift_totals.describe()}")
         elif self.drift_totals.refused:
             refused = self.drift_totals.refused
-            own_groups.tell(self, f"{counted(refused, 'sample')} refused, for text that the model did not say")
+            own_groups.tell(self, f"{counted(refused, 'sample')} refused; the groups have the reasons")
         if self._outside:
             own_groups.tell(self, f"{counted(self._outside, 'token')} sampled outside of items, in no group")
         if left := len(self.stock.backlog):

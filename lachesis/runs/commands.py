@@ -65,7 +65,7 @@ async def process(env: Environment) -> RunResult:
             if env.tracker.on:
                 env.tracker.add(decision.content)
             env.curr_step += 1
-            await env.wandb_log()
+            await of_hook(env.wandb_log())
         elif env.tracker.on and decision.record:  # for the rates of not being scored; the next log has them
             env.tracker.add(decision.record)
 

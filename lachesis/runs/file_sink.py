@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Container, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -118,8 +118,11 @@ class FileSink(Sink[PlayedGroup]):
                 self.console.print(line, markup=False, highlight=False, soft_wrap=True)
             try:
                 yield
-            finally:
-                self.summary = await to_its_end(self._write_report)
+            except BaseException:
+                with suppress(RunFolderError):  # what ended the run is said, and not that a full disk has no report
+                    self.summary = await to_its_end(self._write_report)
+                raise
+            self.summary = await to_its_end(self._write_report)
 
     @property
     def unit(self) -> str:

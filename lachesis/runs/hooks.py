@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Awaitable, Iterator
+from contextlib import contextmanager
 from difflib import SequenceMatcher
 from types import CodeType
 from typing import Any, TypeVar
@@ -24,7 +25,14 @@ class HookEnded(Exception):
 
 
 async def of_hook(call: Awaitable[T]) -> T:
-    """What a method of an environment returns.
+    """What a method of an environment returns. Raises as `hook_errors`."""
+    with hook_errors():
+        return await call
+
+
+@contextmanager
+def hook_errors() -> Iterator[None]:
+    """Around a method of an environment: whatever it raises is its own error, and not the end of the program.
 
     Raises:
         HookEnded: for SystemExit and the like: a run ends with its exit code, not with theirs, which may be 0. Also for
@@ -32,7 +40,7 @@ async def of_hook(call: Awaitable[T]) -> T:
     """
     before = cancel_requests()
     try:
-        return await call
+        yield
     except (Exception, KeyboardInterrupt, GeneratorExit):
         raise
     except BaseException as error:

@@ -96,6 +96,8 @@ class SampledSpan:
     purpose: Purpose = "turn"
     messages_digest: str = ""
     """Of the messages up to the one that was read in it (`Node.digest`). Empty where no conversation is recorded."""
+    completion_id: str = ""
+    """`SampledTokens.completion_id`: two spans with the same one train one completion twice. Empty in older records."""
 
     def __len__(self) -> int:
         return self.end - self.start
@@ -397,6 +399,7 @@ def _span(turn: int, response: ChatResponse, tokens: SampledTokens, messages_dig
         images_digest=images_digest(tokens.prompt.images),
         purpose=response.purpose,
         messages_digest=messages_digest,
+        completion_id=tokens.completion_id,
     )
 
 
@@ -440,6 +443,7 @@ _ADDED: Final[Mapping[str, Any]] = {
     "images_digest": "",
     "purpose": "turn",
     "messages_digest": "",
+    "completion_id": "",
     "digest": "",
 }
 """Fields that older records do not have, and what they are there."""

@@ -207,6 +207,7 @@ class _Writer:
             own, content = "\n".join(filter(None, (own, inside(content.lstrip().removeprefix("<think>"))))), ""
         # Some servers send the reasoning in its field and in the content.
         reasoning = f"{native}\n{own}" if native and own and native.strip() != own.strip() else native or own
+        reasoning = reasoning if reasoning.strip() else ""  # readers take a block of white space for an empty one too
         value = think_block(reasoning) if reasoning else EMPTY_THINK if self._empty_think else ""
         if reasoning:
             self._warn_if_escaped(index, reasoning, escape_text(reasoning, think=True))

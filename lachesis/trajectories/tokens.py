@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from secrets import token_hex
 from struct import error as StructError
 from struct import pack
 from threading import Lock
@@ -194,6 +195,8 @@ class SampledTokens:
     versions: Versions = ()
     interrupts: int = 0
     """How often the server aborted the completion, and it went on."""
+    completion_id: str = field(default_factory=lambda: token_hex(8), repr=False)
+    """Random, made when it was sampled: tells it from every other completion, also from one with the same ids."""
 
     def __post_init__(self) -> None:
         if self.after.parent is None:

@@ -53,7 +53,7 @@ class Totals:
     delivered: int
     """Of those, trained in a valid sample; each counted once."""
     duplicated: int
-    """Trained again, in a second sample of the rollout or in a repeated sample."""
+    """Trained again, in a second sample of the rollout, in another rollout or in a repeated sample."""
     wrong_prefix: int
     """Trained after another prefix than the one after which they were sampled."""
     undelivered: int
@@ -115,6 +115,10 @@ class RecordVerifier:
         self._problem_count = 0
         self._rollouts: dict[str, _Rollout] = {}
         self._runs = Runs()
+        self._completions: dict[str, tuple[str, int]] = {}
+        """By `completion_id`: the first rollout that trains it, and the turn that it is there."""
+        self._elsewhere = 0
+        """Tokens of completions that an earlier rollout trains."""
         self._left_out = 0
         self._samples = self._rejected = self._duplicated = self._wrong_prefix = 0
         self._unchecked = 0
@@ -186,8 +190,8 @@ class RecordVerifier:
         return Totals(
             samples=self._samples,
             rollouts=len(self._rollouts),
-            sampled=sampled,
-            delivered=sum(rollout.delivered for rollout in self._rollouts.values()),
+            sampled=sampled - self._elsewhere,
+            delivered=sum(rollout.delivered for rollout in self._rollouts.values()) - self._elsewhere,
             duplicated=self._duplicated,
             wrong_prefix=self._wrong_prefix,
             undelivered=undelivered,
@@ -234,10 +238,21 @@ class RecordVerifier:
         rollout.indexes.add(sample.index)
         for span in sample.spans:
             if span.turn not in rollout.turns:
+                self._note_completion(span, line, sample.rollout_id, at)
                 rollout.turns.add(span.turn)
                 rollout.delivered += len(span)
                 self._unchecked += len(span) if span.prompt_checked == "none" else 0
         return sample
+
+    def _note_completion(self, span: SampledSpan, line: int | None, rollout_id: str, at: str) -> None:
+        """Equal tokens of two rollouts are two completions, as their ids say; older records have no ids."""
+        own = rollout_id, span.turn
+        if not span.completion_id or (first := self._completions.setdefault(span.completion_id, own)) == own:
+            return
+        self._elsewhere += len(span)
+        self._duplicated += len(span)
+        what = f"the same completion as turn {first[1]} of rollout {first[0]}"
+        self.reject(f"{at}turn {span.turn} ({len(span)} tokens) trained again: it is {what}", line, rollout_id)
 
     def _feed_account(self, account: GroupAccount, line: int | None) -> None:
         for rollout_id, reason in account.problems:

@@ -197,6 +197,74 @@ async def test_one_answer_has_one_score(tmp_path: Path) -> None:
     assert len(reasons) == 2 and all("other samples with its text have other scores" in reason for reason in reasons)
 
 
+@pytest.mark.parametrize("policy", [None, "Yes"], ids=["words", "yes"])
+@pytest.mark.parametrize("env_cls", [hostile.Twice, hostile.NodesTwice])
+@pytest.mark.parametrize("as_groups", [False, True], ids=["one group", "two groups"])
+async def test_a_completion_that_is_returned_twice_is_trained_once(
+    tmp_path: Path, env_cls: Any, as_groups: bool, policy: str | None
+) -> None:
+    class Returned(env_cls):
+        pass
+
+    Returned.as_groups = as_groups
+    async with fake(policy=policy) as server:
+        env = player(Returned, server, tmp_path)
+        await env.process_manager()
+        made = sampled(server)
+    records = groups_of(tmp_path) + failures_of(tmp_path)
+    refused = [each["reason"] for group in records for each in group["rollouts"] if each["reward"] is None]
+    which = "sample 0 of group 0 of its item trains" if as_groups else "sample 0 trains"
+    assert len(refused) == env.drift_totals.refused == 2
+    assert all(f"is refused: it trains an answer that {which}, and each answer" in reason for reason in refused)
+    totals = verify_records(groups_of(tmp_path))
+    assert totals.ok, totals.problems
+    assert totals.delivered == sum(len(ids) for _, ids in made) or policy == "Yes"
+    assert len({span["completion_id"] for group in records for one in group["samples"] for span in one["spans"]}) == 4
+
+
+async def test_one_completion_with_two_scores_is_refused_both_times(tmp_path: Path) -> None:
+    class TwoScores(hostile.NodesTwice):
+        scores = (1.0, 0.0, 0.5)
+
+    groups = await played(TwoScores, tmp_path)
+    assert [group["scores"] for group in groups] == [[0.5], [0.5]]
+    refused = [each["reason"] for group in groups for each in group["rollouts"] if each["reward"] is None]
+    assert len(refused) == 4 and all("other samples with its text have other scores" in reason for reason in refused)
+
+
+async def test_a_turn_that_two_samples_share_is_trained_in_the_first(tmp_path: Path) -> None:
+    groups = await played(hostile.SharedTurn, tmp_path)
+    for group in groups:
+        kept, refused = group["rollouts"]
+        assert (kept["reward"], kept["turns"], refused["reward"]) == (1.0, 2, None)
+        assert "it trains an answer that sample 0 trains" in refused["reason"]
+        assert group["beside"]["completions"] == 1, "the other answer of the refused sample"
+
+
+async def test_a_completion_of_an_earlier_item_is_not_trained_again(tmp_path: Path) -> None:
+    async with fake() as server:
+        await player(hostile.Kept, server, tmp_path, "--env.max_num_workers", "1").process_manager()
+    (first,) = groups_of(tmp_path)
+    (later,) = failures_of(tmp_path)
+    assert len(first["samples"]) == 1
+    assert all("it trains text that the model did not say" in each["reason"] for each in later["rollouts"])
+
+
+async def test_equal_answers_in_other_tokens_are_each_trained_once(tmp_path: Path) -> None:
+    """The environment encodes the text again, so the ids tell nothing: the first turn of all conversations is equal."""
+
+    def policy(ask: Any) -> str:
+        return "Think" if ask.prompt.count("<|im_start|>assistant") == 1 else f"so it is {ask.number}"
+
+    async with fake(policy=policy) as server:
+        await player(hostile.Reencoded, server, tmp_path).process_manager()
+        made = [each for seen in server.requests if seen.call is not None for each in seen.completions]
+    groups = groups_of(tmp_path)
+    assert [rollout["turns"] for group in groups for rollout in group["rollouts"]] == [2] * 6
+    totals = verify_records(groups)
+    assert totals.ok and totals.delivered == sum(len(each.ids) for each in made), totals.problems
+
+
 async def test_serve_says_which_turns_it_did_not_send(tmp_path: Path, run_api: StockRunApi) -> None:
     async with run_api.wiped() as api, fake(policy=RandomWords(Lengths(12, 16))) as model:
         flags = {"env.rollout_server_url": api.url, "env.spool_path": tmp_path / "spool", "env.steps_per_eval": 0}

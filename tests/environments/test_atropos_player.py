@@ -388,6 +388,21 @@ async def test_code_that_ends_its_program_ends_no_run_with_its_exit_code(tmp_pat
     }
 
 
+@pytest.mark.parametrize("name", ["wandb_log", "add_rollouts_for_wandb"])
+async def test_a_hook_that_ends_its_program_ends_no_run(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def ending(*_: Any, **__: Any) -> None:
+        sys.exit(0)
+
+    ending.__name__ = name
+    groups = await played(type("Ending", (stock.ChatEnv,), {name: ending}), tmp_path)
+    assert len(groups) == 2
+    printed = capsys.readouterr().err
+    assert printed.count(f"exception in {name} (the groups are not touched)") == 1
+    assert "SystemExit: 0; an environment's method does not end the run" in printed
+
+
 async def test_a_run_without_data_is_no_success(tmp_path: Path) -> None:
     class NoItems(stock.ChatEnv):
         async def get_next_item(self) -> None:

@@ -192,6 +192,34 @@ async def test_histories_are_postprocessed(tmp_path: Path) -> None:
     assert [group["scores"] for group in groups] == [[1.5, 1.5]] * 2
 
 
+class Twice(ManyWords):
+    """Returns its own group twice, or one of its sequences twice within the group."""
+
+    within = False
+
+    async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+        return float(len(result.final_response))
+
+    async def collect_trajectories(self, item: Any) -> Any:
+        group, backlog = await super().collect_trajectories(item)
+        if not self.within:
+            return [group, group], backlog
+        names = [name for name, values in group.items() if isinstance(values, list)]
+        return {**group, **{name: [*group[name], *group[name][:1]] for name in names}}, backlog
+
+
+@pytest.mark.parametrize("within", [False, True], ids=["two groups", "one group"])
+async def test_a_rollout_that_is_returned_twice_is_trained_once(tmp_path: Path, within: bool) -> None:
+    _, groups = await process(type("Returned", (Twice,), {"within": within}), tmp_path)
+    assert len(groups) == 2
+    failed = [*read_lines(tmp_path / "groups.failed.jsonl")]
+    refused = [each["reason"] for group in (*groups, *failed) for each in group["rollouts"] if each["reward"] is None]
+    assert len(refused) == (2 if within else 4)
+    assert all("is refused: group 0 of its item has rollout" in reason for reason in refused), refused
+    totals = verify_records(groups)
+    assert totals.ok and totals.delivered == totals.sampled > 0, totals.problems
+
+
 async def test_rollouts_for_wandb_are_shown_by_an_override(tmp_path: Path) -> None:
     class Shown(ManyWords):
         seen: tuple[Any, ...] = ()

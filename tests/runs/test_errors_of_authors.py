@@ -257,6 +257,8 @@ class Ends(HermesAgentBaseEnv):
     async def compute_reward(self, item, result, ctx):
         {compute_reward}
         return 1.0
+    async def wandb_log(self, wandb_metrics=None):
+        {wandb_log}
     def reference_policy(self):
         from lachesis import Message
         return lambda messages, tools: Message("assistant", "it")
@@ -266,11 +268,14 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("hook", ["setup", "get_next_item", "format_prompt", "compute_reward"])
+HOOKS = ("setup", "get_next_item", "format_prompt", "compute_reward", "wandb_log")
+
+
+@pytest.mark.parametrize("hook", HOOKS)
 @pytest.mark.parametrize("raised", ["SystemExit(0)", "__import__('asyncio').CancelledError", "BaseException('x')"])
 def test_what_ends_a_program_ends_a_run_with_its_own_error(hook: str, raised: str, tmp_path: Path) -> None:
-    bodies = {**dict.fromkeys(("setup", "get_next_item", "format_prompt", "compute_reward"), "pass")}
-    (tmp_path / "ends.py").write_text(ENDING.format(**{**bodies, hook: f"raise {raised}"}))
+    bodies = {**dict.fromkeys(HOOKS, "pass"), hook: f"raise {raised}"}
+    (tmp_path / "ends.py").write_text(ENDING.format(**bodies))
     command = [sys.executable, "-m", "lachesis", "process", "ends.py", "-m", "reference", "-n", "1", "-r", "1"]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert ended.returncode == ExitCode.FAILED, ended.stderr

@@ -7,7 +7,10 @@ import io
 import itertools
 import json
 import os
+import re
 import signal
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -625,3 +628,52 @@ async def test_a_model_server_that_fails_under_a_tool_is_infrastructure(tmp_path
     (lost,) = [rollout for group in lines(result.files.failures) for rollout in group["rollouts"]]
     assert (lost["outcome"], lost["unscored_kind"], lost["attempts"]) == ("infra_error", "model_server", 2)
     assert lost["traceback"] is None
+
+
+LONG = """
+from lachesis import HermesAgentBaseEnv, Message
+
+class Long(HermesAgentBaseEnv):
+    name = "long"
+    toolsets = ()
+    async def setup(self):
+        self.count = 0
+    async def get_next_item(self):
+        self.count += 1
+        return str(self.count)
+    def format_prompt(self, item):
+        return item + " is a number. " * 100
+    async def compute_reward(self, item, result, ctx):
+        return 1.0
+    def reference_policy(self):
+        return lambda messages, tools: Message("assistant", "It is. " * 100)
+"""
+
+FULL_DISK = """
+mount -t tmpfs -o size=256k none disk || exit 1
+"$@" > full.txt 2>&1
+echo $? > full.code
+cp disk/groups.jsonl full.jsonl
+mount -o remount,size=16m disk
+"$@" > again.txt 2>&1
+echo $? > again.code
+cp disk/groups.jsonl again.jsonl
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
+def test_a_full_disk_is_named_and_what_was_accepted_is_continued(tmp_path: Path) -> None:
+    (tmp_path / "long.py").write_text(LONG)
+    (tmp_path / "disk").mkdir()
+    play = [sys.executable, "-m", "lachesis", "process", "long.py", "-m", "reference", "-n", "60", "-r", "1", "-o", "disk"]
+    command = ["unshare", "--mount", "sh", "-c", FULL_DISK, "sh", *play]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    said = (tmp_path / "full.txt").read_text()
+    assert (tmp_path / "full.code").read_text() == "1\n"
+    error = r"error: disk/\w+\.jsonl: cannot write \(No space left on device\); the disk is full: make room there"
+    assert re.search(error, said), said
+    first, whole = lines(tmp_path / "full.jsonl"), lines(tmp_path / "again.jsonl")
+    assert 0 < len(first) < 60
+    assert (tmp_path / "again.code").read_text() == "0\n"
+    assert f"continuing disk/groups.jsonl: {len(first)} groups done" in (tmp_path / "again.txt").read_text()
+    assert whole[: len(first)] == first and len({group["item_key"] for group in whole}) == len(whole) == 60

@@ -30,6 +30,7 @@ def aged(record: Record) -> Record:
         sample.pop("digest", None)
         for span in sample["spans"]:
             span.pop("messages_digest", None)
+            span.pop("completion_id", None)
     for rollout in found.get("rollouts", ()):
         rollout.pop("completions", None)
     return found

@@ -257,3 +257,77 @@ class WholeCalls(WholeChat):
             call = chat[-1]["tool_calls"][0]
             chat.append({"role": "tool", "tool_call_id": call["id"], "content": f"the sum is {turn}"})
         return self.whole(chat[:-1])
+
+
+class Twice(Asking):
+    """The first of two answers is returned twice: in one group, or in two groups of the item."""
+
+    as_groups = False
+
+    async def collect_trajectories(self, item):
+        chat = [user(f"Question {item}")]
+        one, other = [[*chat, model(await self.say(chat))] for _ in range(2)]
+        if self.as_groups:
+            return [self.group([one, other], [1.0, 1.0]), self.group([one], [1.0])], []
+        return self.group([one, one, other], [1.0, 1.0, 1.0]), []
+
+
+class NodesTwice(Asking):
+    """The same with the nodes of a managed server, which are known by their ids."""
+
+    as_groups = False
+    scores = (1.0, 1.0, 1.0)
+
+    async def collect_trajectories(self, item):
+        async with self.server.managed_server(tokenizer=self.tokenizer) as managed:
+            await managed.chat_completion(messages=[user(f"Question {item}")], n=2, max_tokens=64, temperature=1.0)
+            one, other = managed.get_state()["nodes"]
+        if self.as_groups:
+            return [self.of([one, other], self.scores[1:]), self.of([one], self.scores[:1])], []
+        return self.of([one, one, other], self.scores), []
+
+    def of(self, nodes, scores):
+        return {
+            "tokens": [node.tokens for node in nodes],
+            "masks": [node.masked_tokens for node in nodes],
+            "inference_logprobs": [node.logprobs for node in nodes],
+            "scores": list(scores),
+        }
+
+
+class SharedTurn(Asking):
+    """Two conversations with the same first turn, which both train."""
+
+    async def collect_trajectories(self, item):
+        begun = [user(f"Question {item}")]
+        begun += [model(await self.say(begun)), user("And then?")]
+        chats = [[*begun, model(await self.say(begun))] for _ in range(2)]
+        return self.group(chats, [1.0, 0.0], train_on_all_assistant_turns=True), []
+
+
+class Kept(Asking):
+    """Returns the sample of its first item again for every other one."""
+
+    first = None
+
+    async def collect_trajectories(self, item):
+        chat = [user(f"Question {item}")]
+        answered = [*chat, model(await self.say(chat))]
+        self.first = self.first or answered
+        return self.group([self.first], [1.0]), []
+
+
+class Reencoded(Asking):
+    """Two turns, encoded by the environment itself without a template."""
+
+    async def collect_trajectories(self, item):
+        group = {"tokens": [], "masks": [], "scores": []}
+        for _ in range(self.config.group_size):
+            chat = [user(f"Question {item}")]
+            chat += [model(await self.say(chat)), user("And then?")]
+            chat.append(model(await self.say(chat)))
+            ids, masks = self.raw([(each["content"], each["role"] == "assistant") for each in chat])
+            group["tokens"].append(ids)
+            group["masks"].append(masks)
+            group["scores"].append(1.0)
+        return group, []

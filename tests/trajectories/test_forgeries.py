@@ -490,7 +490,11 @@ def test_what_a_file_cannot_know_is_what_the_documentation_says(groups: Lines) -
         renamed = renamed.replace(rollout["rollout_id"], rollout["rollout_id"][::-1])
     copied = json.loads(renamed)
     assert not verify_records([*groups, copied]).ok
-    assert verify_records([*groups, resealed(copied)]).ok  # a whole group, with new ids and a new item
+    assert verify_records([*groups, resealed(copied)]).duplicated  # its completions are those of another rollout
+    for sample in copied["samples"]:
+        for span in sample["spans"]:
+            span["completion_id"] = span["completion_id"][::-1]
+    assert verify_records([*groups, resealed(copied)]).ok  # a whole group, with new ids of all and a new item
     consistent = copy.deepcopy(groups)
     for name in ("reward/honest", "reward/short"):
         one, other = (rollout["metrics"] for rollout in consistent[0]["rollouts"])

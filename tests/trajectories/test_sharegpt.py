@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from conversation_strategies import conversations, hostile_text
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lachesis.trajectories import (
@@ -435,6 +435,11 @@ def without_ids(messages) -> list[dict]:
 
 
 @given(conversations(), st.sampled_from(["trajectory", "dataset"]))
+@example([user(), {"role": "assistant", "content": "<think> "}], "trajectory")
+@example([user(), {"role": "assistant", "content": "<think> "}], "dataset")
+@example([user(), {"role": "assistant", "content": " </think>\nhi"}], "trajectory")
+@example([user(), {"role": "assistant", "content": "<REASONING_SCRATCHPAD> "}], "trajectory")
+@example([user(), {"role": "assistant", "content": "<think>\n</think>\n<think> "}], "dataset")
 @settings(max_examples=40, deadline=None)
 def test_an_entry_survives_reading_and_writing(messages, variant):
     def write(these: list[dict]) -> dict:

@@ -376,6 +376,18 @@ def test_a_repeated_sample_is_counted_as_duplicated() -> None:
     assert totals.problems[0].reason == "turns 0, 1 (5 tokens) trained again"
 
 
+def test_a_completion_of_two_rollouts_is_duplicated_and_an_equal_one_is_not() -> None:
+    tree, equal = conversation(), conversation()
+    first = [record(tree, name) for name in ("a", "b")]
+    totals = verify_records(first)
+    assert (totals.sampled, totals.delivered, totals.duplicated, totals.lost) == (5, 5, 5, 0)
+    assert [(each.line, each.rollout_id, each.reason) for each in totals.problems] == [
+        (2, "b", f"turn {turn} ({count} tokens) trained again: it is the same completion as turn {turn} of rollout a")
+        for turn, count in ((0, 3), (1, 2))
+    ]
+    assert verify_records([record(tree, "a"), record(equal, "b")]).ok
+    assert verify_records([aged(each) for each in first]).ok, "older records have no ids of completions"
+
 def test_a_shared_turn_that_two_samples_train_is_counted_as_duplicated() -> None:
     tree = Tree()
     shared = tree.sample(START, [4, END])

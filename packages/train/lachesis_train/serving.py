@@ -24,7 +24,7 @@ from lachesis.runs.decisions import Decision, Kept
 from lachesis.runs.environment import Environment
 from lachesis.runs.failures import FailureBrake, UnusableSettings
 from lachesis.runs.group_player import PlayedGroup, play_item, settled_group
-from lachesis.runs.hooks import of_hook
+from lachesis.runs.hooks import hook_errors, of_hook
 from lachesis.runs.pipeline import Pipeline
 from lachesis.runs.results import ServeResult
 from lachesis.runs.running_figures import RunningFigures
@@ -119,9 +119,10 @@ def _rollout_api_sink(env: Environment, figures: RunningFigures) -> RolloutApiSi
 
     async def on_step(step: int) -> None:
         if (registration := sink.relay.registration) is not None:
-            env.at_step(step, registration)
+            with hook_errors():
+                env.at_step(step, registration)
         env.curr_step = step
-        await env.wandb_log(sink.age_metrics() if env.tracker.on else None)
+        await of_hook(env.wandb_log(sink.age_metrics() if env.tracker.on else None))
 
     sink: RolloutApiSink[PlayedGroup] = RolloutApiSink(
         config,
