@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lachesis_testing.parser_checks import INTEGER, STRING, facts, pieces_of, streamed, tool
+from lachesis_testing.parser_checks import INTEGER, STRING, event_problems, facts, pieces_of, streamed, tool
 from tool_call_parsers import CallStatus, get_parser
 from tool_call_parsers.formats.tag_blocks import FORMATS
 
@@ -16,7 +16,7 @@ TOOLS[0]["function"]["parameters"]["required"] = ["command"]
 BOTH_REQUIRED = [tool("bash", command=STRING, timeout=INTEGER), tool("ping")]
 BOTH_REQUIRED[0]["function"]["parameters"]["required"] = ["command", "timeout"]
 
-TAGS = sorted({format.name for format in FORMATS} | {"muse"})
+TAGS = sorted({format.name for format in FORMATS} | {"beam", "muse"})
 CALLS = {
     "one value": ([("bash", {"command": "ls -la"})], "ls -la"),
     "the first of two": ([("bash", {"command": "ls -la", "timeout": 3})], "ls -la"),
@@ -30,10 +30,11 @@ _NAME = re.compile(r"[A-Za-z_]{4,}(?=[^A-Za-z]*$)")
 
 
 def written(parser: str, calls: list[tuple[str, dict[str, object]]]) -> str:
-    """The calls as tags. LongCat's template writes JSON, and its models write tags too."""
+    """The calls as tags. LongCat's template writes JSON, and its models write tags too. Beam's calls have no end tag
+    but the marker after the message."""
     turn = [{"name": name, "arguments": arguments} for name, arguments in calls]
     if parser != "longcat":
-        return get_parser(parser).render("Look.", None, turn, TOOLS)
+        return get_parser(parser).render("Look.", None, turn, TOOLS) + "<|end|>" * (parser == "beam")
     text = get_parser("glm45").render("Look.", None, turn, TOOLS)
     return text.replace("tool_call", "longcat_tool_call").replace("arg_", "longcat_arg_")
 
@@ -46,7 +47,9 @@ def damaged(tag: str, others: set[str]) -> Iterator[str]:
     yield from (tag[:-1], tag[1:], tag[: len(tag) // 2], tag[:-1] + "]", tag[:-1] + " >")
     yield from (tag.replace("/", ""), tag.replace("</", "</ "), tag.replace("</", "<//"), tag.replace("</", "<\\"))
     yield from (before + word[:-2] + word[-1] + after, before + word + "s" + after, before + word.upper() + after)
-    yield from (tag + tag, tag + "\n" + tag, tag + ">", before + word[0] + word[2:] + after + tag)
+    misspelt = before + word[0] + word[2:] + after
+    yield from (tag + tag, tag + "\n" + tag, tag + ">", misspelt + tag)
+    yield from (misspelt + " " * 40 + tag, tag[:-1] + "0\n" + tag, tag[1:] + tag, before + "0" + word + after + tag)
     yield from others
 
 
@@ -87,11 +90,36 @@ def test_a_damaged_tag_inside_a_value_without_an_end_leaves_no_call(parser: str)
     assert [attempt.status for attempt in found.attempts] == [CallStatus.MALFORMED]
 
 
+KEPT = ["<p>one</p>", "a </b> c", "x < 3", "</p", "see </function> here", "a/parameter", "<b>/etc/{name}s", "/{name}"]
+
+
 @pytest.mark.parametrize("parser", TAGS)
-@pytest.mark.parametrize("value", ["<p>one</p>", "a </b> c", "x < 3", "</p", "see </function> here", "a/parameter"])
-def test_a_value_with_its_end_tag_keeps_other_tags(parser: str, value: str) -> None:
-    found = get_parser(parser).parse(written(parser, [("bash", {"command": value})]), TOOLS)
+@pytest.mark.parametrize("value", KEPT)
+def test_a_value_with_its_end_tag_keeps_other_tags_and_paths(parser: str, value: str) -> None:
+    plain = written(parser, [("bash", {"command": "ls -la"})])
+    end = _END.match(plain, plain.index("ls -la") + len("ls -la"))
+    assert end is not None
+    name = _NAME.search(end[1])
+    assert name is not None
+    value = value.format(name=name.group())
+    text = plain.replace("ls -la", value)
+    found = get_parser(parser).parse(text, TOOLS)
     assert [(call.arguments, call.status) for call in found.tool_calls] == [({"command": value}, CallStatus.OK)]
+    again, events = streamed(get_parser(parser), pieces_of(text, range(len(text))), TOOLS)
+    assert facts(again) == facts(found)
+    assert not event_problems(events, again)
+
+
+def test_a_damaged_end_tag_before_the_right_one_is_dropped_from_a_whole_text_and_from_a_stream() -> None:
+    text = (
+        "<|channel|>commentary<|message|>0<|end|><|start|>assistant to=write<|channel|>analysis <|constrain|>xml"
+        '<|message|><rfl:parameter name="path">\n\n</rfl:parameter><rfl:parameter name="text">\n0\n'
+        "</rfl:parameter0\n</rfl:parameter><|end|>"
+    )
+    (call,) = (found := get_parser("beam").parse(text)).tool_calls
+    assert (call.arguments, call.status) == ({"path": "", "text": "0"}, CallStatus.REPAIRED)
+    again, _ = streamed(get_parser("beam"), list(text), None)
+    assert facts(again) == facts(found)
 
 
 @pytest.mark.parametrize("parser", ["qwen3_coder", "minimax_m2", "glm45"])

@@ -238,12 +238,12 @@ class TagBlocks(TagValues):
     def _usual_parameters(self, run: Run, call: OpenCall, position: int) -> int:
         """Read parameters of the usual shape, with the results of `_parameter`. Return the position after them."""
         assert self._usual is not None
-        usual, framed, tail = self._usual.match, self.framed, -self._tags.longest
+        usual, framed = self._usual.match, self.framed
         arguments = call.arguments
         while match := usual(run.text, position):
             key, typed, text = match.groups()
-            if "<" in text[tail:]:
-                break  # perhaps a damaged end tag
+            if (">" in text or "<" in text) and self._near_end(run, key, *match.span(3)) is not None:
+                break
             if framed:
                 text = text[:-1]
             value = self._read(run, call, key, TYPES[typed] if typed else None, text)

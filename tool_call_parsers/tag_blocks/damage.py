@@ -1,6 +1,7 @@
 """End tags that a model did not write as it should: `</paramter>`, `</parameter`, `/parameter>`, `</function>`.
 
-They are looked for only where a value has no proper end tag: before a tag that may follow a value.
+They are looked for where a value has no proper end tag, before a tag that may follow a value; and, more narrowly, right
+before the proper end tag.
 """
 
 from __future__ import annotations
@@ -39,14 +40,13 @@ def damaged_end(text: str, start: int, end: int, ends: Sequence[str], others: Se
 def near_end(text: str, start: int, end: int, ends: Sequence[str]) -> int | None:
     """Where a misspelt end tag begins that `text[start:end]` ends with, before the right one; None without one.
 
-    A right one there, or before more text, is data.
+    A misspelt one has kept its `<` or its `>`: `/etc/parameters` is data. So is a right one, there or before more text.
     """
     last = _rstrip(text, start, end)
     tail = text[max(start, last - 2 * max(map(len, ends))) : last]
-    if "/" not in tail or any(tag in tail for tag in ends):
+    if "/" not in tail or not ("<" in tail or tail.endswith(">")) or any(tag in tail for tag in ends):
         return None
-    lengths = [length for tag in ends if (length := _distance(tail, tag, _edits(tag))) is not None]
-    length = max(lengths, default=0)
+    length = max(_near_length(tail, tag) for tag in ends)
     if "/" not in tail[len(tail) - length :] or _opened(text, start, last - length, last):
         return None
     return last - length
@@ -80,19 +80,39 @@ def _edits(tag: str) -> int:
 
 
 def _distance(tail: str, tag: str, limit: int) -> int | None:
-    """The length of the end of `tail` that is nearest to `tag`; None if more than `limit` edits are needed.
+    """The length of the end of `tail` that is nearest to `tag`; None if more than `limit` edits are needed."""
+    row = _distances(tail, tag, limit)
+    nearest = min(row)
+    length = row.index(nearest)
+    return length if nearest <= limit and _ends_alike(tail[len(tail) - length :], tag) else None
 
-    The edit distance of Levenshtein, letter case aside, over all ends of `tail`.
+
+def _near_length(tail: str, tag: str) -> int:
+    """The length of the misspelt `tag` that `tail` ends with, from its `<` on if that is there; 0 without one."""
+    limit = _edits(tag)
+    row = _distances(tail, tag, limit)
+    begins = ("<", tag[0])
+    near = [
+        (edits, tail[-length] not in begins, length)
+        for length, edits in enumerate(row)
+        if edits <= limit and length and (tail[-length] in begins or tail[-1] == ">")
+    ]
+    length = min(near)[2] if near else 0
+    return length if length and _ends_alike(tail[-length:], tag) else 0
+
+
+def _distances(tail: str, tag: str, limit: int) -> list[int]:
+    """The edit distances of Levenshtein between `tag` and each end of `tail`, by its length, letter case aside.
+
+    Ends that need more than `limit` edits for their length alone are left out.
     """
-    tail, tag = tail[-len(tag) - limit :].lower(), tag.lower()
+    tail, tag = tail[-len(tag) - limit :].replace("İ", "i").lower(), tag.lower()  # "İ".lower() has two characters
     row = list(range(len(tail) + 1))
     for count, wanted in enumerate(reversed(tag), 1):
         before, row[0] = row[0], count
         for index, got in enumerate(reversed(tail), 1):
             before, row[index] = row[index], min(row[index] + 1, row[index - 1] + 1, before + (got != wanted))
-    nearest = min(row)
-    length = row.index(nearest)
-    return length if nearest <= limit and _ends_alike(tail[len(tail) - length :], tag) else None
+    return row
 
 
 def _ends_alike(found: str, tag: str) -> bool:

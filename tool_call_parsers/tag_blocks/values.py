@@ -3,8 +3,9 @@
 Nothing in these formats is escaped, so the end of a value depends on the text around the tags:
 
 * The end tag of a value ends it if a tag follows that may follow a value: the next parameter, the end of the call or
-    of the wrapper, the end tag again, or the end of the text. Before other text it is data. After the end of a call
-    inside a wrapper, a tag must follow as well; otherwise a better end may come, and this one is the fallback.
+    of the wrapper, the end tag again, or the end of the text. Before other text it is data. A misspelt one right before
+    it is dropped, if its `<` or its `>` is left. After the end of a call inside a wrapper, a tag must follow as well;
+    otherwise a better end may come, and this one is the fallback.
 * A value without its end tag ends at the opening tag of a parameter that the tool has and the call still lacks, unless
     an end tag without a tag after it shows that both are data; or else at the end of the call. If an end tag and text
     precede either, the model wrote the text after a parameter, and it is dropped. A damaged end tag there is dropped,
@@ -204,6 +205,10 @@ class TagValues(TagSyntax):
         run.memo["damaged"] = count + 1, 0
         return damaged_end(run.text, start, at, self._end_tags(key), self._other_tags)
 
+    def _near_end(self, run: Run, key: str, start: int, end: int) -> int | None:
+        """Where a misspelt end tag begins before the right one at `end`; None without one."""
+        return near_end(run.text, start, end, self._end_tags(key))
+
     def _with_end(self, run: Run, key: str, start: int, at: int, after: int, resume: int) -> _Value:
         """A value with its end tag at `at:after`, before the tag at `resume`."""
         end, note = self._last_end(run, start, at, resume), None
@@ -211,7 +216,7 @@ class TagValues(TagSyntax):
             note = "a repeated end tag of a value"
         elif run.text[at:after] in self._variants:
             note = "another spelling of a tag"
-        if (damaged := near_end(run.text, start, end, self._end_tags(key))) is not None:
+        if (damaged := self._near_end(run, key, start, end)) is not None:
             end, note = damaged, "a damaged end tag of a value"
         return _Value(end, resume, note=note)
 
