@@ -507,7 +507,8 @@ class HermesAgentBaseEnv(AtroposBase):
             from lachesis.collecting import own_groups
 
             scored = own_groups.atropos_group(group)
-            await own_groups.call_hook(self, self.add_rollouts_for_wandb, scored, item=group.item)
+            hook = cast(Any, self).add_rollouts_for_wandb
+            await own_groups.call_hook(self, hook, scored, item=group.item)
 
     def at_step(self, step: int, registration: Registration) -> None:
         """The trainer is at another step: load or save the environment's own state, where it has some."""

@@ -100,7 +100,7 @@ class Matcher:
         return _once_each(found, samples)
 
     def _free(self, match: Match) -> Match:
-        """The match with other completions of the same text after the same prompt, where earlier samples have its own."""
+        """The match with others that say the same after the same prompt, where earlier samples have its completions."""
         found = list(match.completions)
         for at, completion in enumerate(found):
             if completion in self._taken:

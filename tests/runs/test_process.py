@@ -665,8 +665,8 @@ cp disk/groups.jsonl again.jsonl
 def test_a_full_disk_is_named_and_what_was_accepted_is_continued(tmp_path: Path) -> None:
     (tmp_path / "long.py").write_text(LONG)
     (tmp_path / "disk").mkdir()
-    play = [sys.executable, "-m", "lachesis", "process", "long.py", "-m", "reference", "-n", "60", "-r", "1", "-o", "disk"]
-    command = ["unshare", "--mount", "sh", "-c", FULL_DISK, "sh", *play]
+    play = [sys.executable, "-m", "lachesis", "process", "long.py", "-m", "reference", "-n", "60", "-r", "1"]
+    command = ["unshare", "--mount", "sh", "-c", FULL_DISK, "sh", *play, "-o", "disk"]
     subprocess.run(command, cwd=tmp_path, check=True)
     said = (tmp_path / "full.txt").read_text()
     assert (tmp_path / "full.code").read_text() == "1\n"

@@ -388,6 +388,7 @@ def test_a_completion_of_two_rollouts_is_duplicated_and_an_equal_one_is_not() ->
     assert verify_records([record(tree, "a"), record(equal, "b")]).ok
     assert verify_records([aged(each) for each in first]).ok, "older records have no ids of completions"
 
+
 def test_a_shared_turn_that_two_samples_train_is_counted_as_duplicated() -> None:
     tree = Tree()
     shared = tree.sample(START, [4, END])

@@ -223,7 +223,8 @@ def _rollout(messages: Sequence[Mapping[str, Any]], reward: float | None, outcom
 
 def _sample(rollout_id: str) -> dict[str, Any]:
     """A token sample of one completion that `lachesis verify` accepts."""
-    tokens = SampledTokens.sample(TokenPrefix([1, 2, 3]), [7, 8, 9], [-0.25, -0.5, 0.0], end_of_turn=(9,))
+    prompt, ids, logprobs = TokenPrefix([1, 2, 3]), [7, 8, 9], [-0.25, -0.5, 0.0]
+    tokens = SampledTokens.sample(prompt, ids, logprobs, end_of_turn=(9,), completion_id=f"of-{rollout_id}")
     sampling = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "logprobs": "raw"}
     said = Message("assistant", "Sorted.")
     history = MessageHistory([{"role": "user", "content": "Sort the words."}])
