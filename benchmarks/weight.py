@@ -15,8 +15,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-LIMITS = {"Phase 1": (25_000, 350), "Phase 2": (33_000, None)}
-"""Lines, and moves."""
+LIMITS = {"Phase 1": (40_000, 2_600), "Phase 2": (58_000, 10_500)}
+"""Lines, and moves, that a change may not exceed."""
 CHILD = """
 import json, sys, threading
 OURS = ("backends", "environments", "lachesis", "tool_call_parsers")
@@ -57,7 +57,11 @@ def main() -> int:
         rows = {"Phase 1": weighed(folder, "-m", "reference", "-o", "one")}
         server = [sys.executable, "-m", "lachesis", "fake-server", "--port", "0", "--policy", "tools"]
         with subprocess.Popen(
-            [*server, "--save-tokenizer", "tokens"], cwd=folder, stdout=subprocess.PIPE, text=True
+            [*server, "--save-tokenizer", "tokens"],
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
         ) as process:
             assert process.stdout is not None
             url = process.stdout.readline().strip()
@@ -69,9 +73,9 @@ def main() -> int:
         print(
             f"{phase}: {row['modules']} modules, {row['lines']:,} lines of ours, {row['moves']} moves between modules"
         )
-        if row["lines"] > lines or (moves is not None and row["moves"] > moves):
+        if row["lines"] > lines or row["moves"] > moves:
             over.append(phase)
-            print(f"  the aim is {lines:,} lines" + (f" and {moves} moves" if moves else ""))
+            print(f"  over the limit of {lines:,} lines or {moves:,} moves")
     return bool(over)
 
 
