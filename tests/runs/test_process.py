@@ -331,9 +331,11 @@ async def test_a_group_that_fails_takes_no_finished_group_with_it(tmp_path: Path
     waiting = itertools.count(1)
 
     async def together(request: dict[str, Any]) -> Any:
-        if next(waiting) == 6:
+        if (number := next(waiting)) == 6:
             gate.set()
         await gate.wait()
+        if number > 6:
+            return 401  # the key is refused whatever is asked
         return 401 if asked_words(request)[-1] == "0" and "pear" in request["messages"][-1]["content"] else say("no")
 
     with pytest.raises(Exception, match="api_key"):
