@@ -60,7 +60,7 @@ from backends.host import folders, program, runtime
 from backends.modal import exec_stream
 from lachesis.agent import call_sites, loop
 from lachesis.lazy import quiet_imports
-from lachesis_testing import worked_solutions
+from lachesis_envs.gsm8k import worked_solutions
 from lachesis.tools import BUILTIN_TOOLS, python
 import tool_call_parsers as parsers
 import argparse, logging, typing

@@ -236,7 +236,7 @@ def test_a_test_is_changed_to_the_same_in_every_grading() -> None:
     assert len({frozenset(plan.first) for plan in plans}) > 1, "in which run is drawn for each"
 
 
-KEY = "from lachesis.agent import pytest_judge; print(pytest_judge._secret().hex(), flush=True); input()"
+KEY = "from lachesis_envs.judging import pytest_judge; print(pytest_judge._secret().hex(), flush=True); input()"
 
 
 async def test_processes_that_grade_at_once_have_one_key_that_no_sandbox_sees(
