@@ -856,3 +856,53 @@ async def test_a_reward_that_is_slow_by_itself_is_no_score(tmp_path: Path, way: 
     assert not ran.summary.agent_faults
     failed = rollouts(ran.files.failures)
     assert len(failed) == 3 - len(scored) and all(rollout["reward"] is None for rollout in failed)
+
+
+class Verdicts(Parses):
+    """A reward that fails for right answers only."""
+
+    works = ("echo 41 > a", "echo 40 > a", "echo 42 > a", "echo 39 > a", "echo 42 > a")
+
+    def all_items(self) -> Iterator[dict[str, str]]:
+        return ({"work": work, "at": str(at)} for at, work in enumerate(self.works))
+
+    async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+        number = int(await ctx.read_text("a"))
+        verdict = "right" if number == 42 else "wrong"
+        return {"rigth": 1.0, "wrong": 0.0}[verdict]
+
+
+class VerdictsWithReference(Verdicts):
+    def reference_policy(self) -> Any:
+        def play(messages: Any, tools: Any) -> Message:
+            if messages[-1]["role"] == "tool":
+                return Message("assistant", "Done.")
+            work = json.dumps({"command": "echo 42 > a"})
+            return Message("assistant", tool_calls=(ToolCall("call_1", "terminal", work),))
+
+        return play
+
+
+async def test_a_reward_that_fails_for_right_answers_only_is_refuted_by_the_reference(tmp_path: Path) -> None:
+    settings = {"total_steps": 5, "group_size": 1, "max_num_workers": 1, "max_failed_groups": 9}
+    ran = await process(VerdictsWithReference, tmp_path, obeys, **settings)
+    assert [rollout["reward"] for rollout in rollouts(ran.files.groups)] == [0.0] * 3 and not ran.summary.agent_faults
+    failed = rollouts(ran.files.failures)
+    assert [rollout["reward"] for rollout in failed] == [None] * 2
+    assert all("KeyError: 'right'" in rollout["traceback"] for rollout in failed)
+    assert all("for the reference policy: the environment is at fault" in rollout["traceback"] for rollout in failed)
+
+
+async def test_a_dodge_that_the_reference_passes_is_scored(tmp_path: Path) -> None:
+    class Dodged(VerdictsWithReference):
+        works = ("echo 41 > a", "echo x > a", "echo y > a")
+
+    settings = {"total_steps": 3, "group_size": 1, "max_num_workers": 1}
+    ran = await process(Dodged, tmp_path, obeys, **settings)
+    assert [rollout["reward"] for rollout in rollouts(ran.files.groups)] == [0.0] * 3
+    assert ran.summary.agent_faults == 2 and not ran.exceptions
+
+
+async def test_without_a_reference_policy_such_a_reward_looks_like_the_agents_fault(tmp_path: Path) -> None:
+    ran = await process(Verdicts, tmp_path, obeys, total_steps=5, group_size=1, max_num_workers=1)
+    assert ran.summary.agent_faults == 2
