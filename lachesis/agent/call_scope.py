@@ -22,6 +22,7 @@ from backends import BackendError
 from lachesis.agent.agent_fault import AgentFault, agent_faults
 from lachesis.agent.blocked_loop import BlockedLoop
 from lachesis.agent.driven import Driven
+from lachesis.agent.overtime import OwnWork
 from lachesis.agent.reward import RewardError
 from lachesis.agent.watching import Watch
 from lachesis.ours import is_ours
@@ -157,6 +158,7 @@ class CallScope:
     """Notes which statements are passed."""
     plain: bool = False
     """Whether the method is a plain `def`. No call can be awaited there, so all raise what awaited ones raise."""
+    work: OwnWork = field(default_factory=OwnWork)
     calls: set[_Open] = field(default_factory=set)
     failure: BackendError | None = None
     """The first failure of the infrastructure that a call met."""
@@ -172,6 +174,10 @@ class CallScope:
     faults: list[AgentFault] = field(default_factory=list)
     """Faults of the agent in tasks that nobody waited for."""
     _left: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if self.watch is not None:
+            self.watch.work = self.work
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
@@ -273,7 +279,7 @@ def _prepare(loop: asyncio.AbstractEventLoop) -> None:
         inside = scope is not None and not scope.over
         if inside and isinstance(coroutine, CoroutineType):
             watch = scope.watch if scope is not None else None
-            coroutine = Driven(coroutine if watch is None else watch.over(coroutine))
+            coroutine = Driven(coroutine if watch is None else watch.over(coroutine), scope.work if scope else None)
         if inside and before is eager:
             options["eager_start"] = True
         elif before is not None:

@@ -20,8 +20,13 @@ if TYPE_CHECKING:
 def settled(player: RolloutPlayer, rollouts: Sequence[Rollout]) -> list[Rollout]:
     """The rollouts, those with a score whose doubt is settled by now as the agent's fault."""
     finished = []
+    evidence = player.scorer.evidence
     for rollout in rollouts:
-        if (doubt := rollout.doubt) is not None and player.scorer.evidence.is_agents(doubt):
+        doubt = rollout.doubt
+        if doubt is not None and doubt.kind in evidence.refuted:
+            trace = f"{doubt.trace}The reward raises the same for the reference policy: the environment is at fault.\n"
+            rollout = replace(rollout, doubt=None, traceback=trace)
+        elif doubt is not None and not evidence.waits_for_reference(doubt) and evidence.is_agents(doubt):
             found = replace(rollout, doubt=None, traceback=None, fault_traceback=doubt.trace)
             rollout = player.at_fault(found, doubt.fault, "")
         finished.append(rollout)

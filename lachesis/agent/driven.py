@@ -13,6 +13,7 @@ from typing import Any, NoReturn, TypeVar
 
 from greenlet import getcurrent, greenlet
 
+from lachesis.agent.overtime import OwnWork
 from lachesis.agent.watching import unwatched
 
 T = TypeVar("T")
@@ -34,10 +35,11 @@ class Driven(Coroutine[Any, Any, T]):
     `asyncio.current_task()`, context variables and tracebacks are those of the task that awaits it.
     """
 
-    __slots__ = ("__weakref__", "_call", "_caller", "_coroutine", "_runner")
+    __slots__ = ("__weakref__", "_call", "_caller", "_coroutine", "_runner", "_work")
 
-    def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
+    def __init__(self, coroutine: Coroutine[Any, Any, T], work: OwnWork | None = None) -> None:
         self._coroutine = coroutine
+        self._work = work
         self._runner: greenlet | None = None
         self._caller: greenlet | None = None
         """Where the coroutine waits for `_call`: the runner, or a greenlet that the coroutine started itself."""
@@ -61,11 +63,15 @@ class Driven(Coroutine[Any, Any, T]):
         return self.send(None)
 
     def send(self, value: Any) -> Any:
-        return self._step(self._coroutine.send, value) if self._call is None else self._go_on(self._call.send, value)
+        call = self._call
+        step = (self._step, self._coroutine.send) if call is None else (self._go_on, call.send)
+        return step[0](step[1], value) if self._work is None else self._work.run(*step, value)
 
     def throw(self, kind: Any, value: Any = None, trace: Any = None) -> Any:
         error = kind if isinstance(kind, BaseException) else value if isinstance(value, BaseException) else kind()
-        return self._step(self._coroutine.throw, error) if self._call is None else self._go_on(self._call.throw, error)
+        call = self._call
+        step = (self._step, self._coroutine.throw) if call is None else (self._go_on, call.throw)
+        return step[0](step[1], error) if self._work is None else self._work.run(*step, error)
 
     def close(self) -> None:
         if self._call is None:

@@ -9,6 +9,7 @@ statement yet, nothing is decided: that all rollouts of an item, or of a run, fa
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import time
 from collections import OrderedDict
@@ -70,8 +71,11 @@ class Doubt:
 
     def raises_as(self, other: Doubt) -> bool:
         """Whether the same statement raised the same kind of exception."""
-        kinds = {each.what if each.of_value else each.what.partition(":")[0] for each in (self, other)}
-        return self.statement == other.statement and len(kinds) == 1
+        return self.kind == other.kind
+
+    @property
+    def kind(self) -> tuple[Statement, str]:
+        return self.statement, self.what if self.of_value else self.what.partition(":")[0]
 
     @property
     def fault(self) -> str:
@@ -108,6 +112,13 @@ class Evidence:
         self._open: OrderedDict[tuple[Statement, str], Doubt] = OrderedDict()
         self._causes: dict[tuple[Statement, str], bool] = {}
         """Whether an item is the cause of what is raised at a statement."""
+        self.has_reference: bool | None = None
+        """Whether a reference policy can show that a right solution meets the same; None while nobody has looked."""
+        self.asking = asyncio.Lock()
+        self.tried: set[tuple[Statement, str]] = set()
+        """Kinds of doubts that the reference policy was asked about."""
+        self.refuted: set[tuple[Statement, str]] = set()
+        """Those that it met itself: the environment is at fault."""
         self.asked: set[Statement] = set()
         """Those that were looked at more closely already."""
         self.shown: set[str] = set()
@@ -162,6 +173,10 @@ class Evidence:
             for rollouts in (passed.rollouts, of_item.setdefault(each, set())):
                 if len(rollouts) < 2:
                     rollouts.add(rollout)
+
+    def waits_for_reference(self, doubt: Doubt) -> bool:
+        """Whether nothing is decided before the reference policy has played."""
+        return bool(self.has_reference) and doubt.kind not in self.tried
 
     def is_agents(self, doubt: Doubt) -> bool:
         """Whether the agent is at fault; False while nothing shows it."""

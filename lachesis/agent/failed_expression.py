@@ -15,8 +15,9 @@ from typing import Any
 
 from lachesis.agent.agent_fault import AgentFault
 from lachesis.agent.data_flow import DataFlow, Function, flow_of_reward, flows_of_reward, parameters_given
+from lachesis.agent.overtime import RewardTooSlow
 from lachesis.agent.reward import RewardError
-from lachesis.agent.statements import Span, Statement, enclosing, is_own, source_of, spanned
+from lachesis.agent.statements import COMPREHENSIONS, Span, Statement, enclosing, is_own, source_of, spanned
 from lachesis.agent.watching import SERVICES
 from lachesis.inference.server_words import is_refusal
 from lachesis.ours import PACKAGES
@@ -24,6 +25,8 @@ from lachesis.ours import PACKAGES
 _FRAMES = 40
 """Of a call within a call: further ones repeat themselves."""
 
+_OF_LOOP = (0, -2)
+"""Stands for a loop as a whole. No part of a statement ends there."""
 _NEVER = (ConnectionError, TimeoutError, ssl.SSLError, BrokenExecutor, KeyboardInterrupt, GeneratorExit)
 _OF_CODE = (ImportError, NotImplementedError, NameError)
 """The author's, unless code that an agent left, or a library for its file, raises them."""
@@ -176,6 +179,14 @@ def place_of(error: BaseException, rewards: Collection[str], services: Collectio
         node = _expression(part, span)
         calls = [each for each in ast.walk(node) if isinstance(each, ast.Call)]
         found.append((part, Statement.of(code.co_filename, part), node, frame, last))
+    if isinstance(error, RewardTooSlow):
+        for part, _, _, frame, (flow, answered, of_item) in found:
+            loop = next(reversed([each for each in (part, *enclosing(part)) if _goes_by(each, flow)]), None)
+            if loop is not None and not answered.depends(_decider(loop)):
+                return _place_of_loop(loop, frame, flow, of_item)
+        # A comprehension may be anywhere in what it makes: the code around it stands where it stood.
+        while len(found) > 1 and found[-1][3].f_code.co_name in COMPREHENSIONS:
+            found.pop()
     raises = False
     while found:
         part, place, node, frame, (flow, answered, of_item) = found.pop()
@@ -201,6 +212,18 @@ def place_of(error: BaseException, rewards: Collection[str], services: Collectio
         direct = _is_mixed(failed, flow, frame)
         return Place(place, None, direct or of_item.depends(failed), direct)
     return None
+
+
+def _goes_by(node: ast.AST, flow: DataFlow) -> bool:
+    """Whether it is a loop, and what the agent left decides how often it is run."""
+    return isinstance(node, ast.For | ast.AsyncFor | ast.While) and flow.depends(_decider(node))
+
+
+def _place_of_loop(loop: Any, frame: FrameType, flow: DataFlow, of_item: DataFlow) -> Place:
+    """It is passed by a call that came to its end: in which line of the loop the time was over is chance."""
+    head = Statement.of(frame.f_code.co_filename, loop)
+    direct = _is_mixed(_decider(loop), flow, frame)  # type: ignore[arg-type]
+    return Place(head._replace(end=_OF_LOOP), head, direct or of_item.depends(loop), direct)
 
 
 def _has_source(frame: FrameType) -> bool:

@@ -19,6 +19,7 @@ from lachesis.agent.call_scope import CallScope
 from lachesis.agent.context_calls import SharedState
 from lachesis.agent.driven import Driven
 from lachesis.agent.evidence import Doubt, Evidence, passed_by
+from lachesis.agent.overtime import OutOfTime, Overtime
 from lachesis.agent.pace import OwnTime
 from lachesis.agent.result import AgentResult
 from lachesis.agent.reward import JudgeRefused, Reward, RewardError, checked_group, checked_reward, finite_number
@@ -341,9 +342,14 @@ class Scorer:
                 context.enter(scope)
         # A task, since a TaskGroup in a reward may leave a request to cancel with the task that it runs in.
         running = asyncio.ensure_future(_attempt(call, scope))
+        too_late = f"{limit.what} took longer than {limit.setting} = {limit.seconds:g} s"
+        overtime = Overtime(scope.work, running, limit.ends, limit.seconds, too_late)
         try:
-            async with asyncio.timeout_at(limit.ends) as time:
-                given, error = await running
+            with overtime.watched():
+                async with asyncio.timeout_at(limit.ends) as time:
+                    given, error = await running
+        except OutOfTime:  # it came when the code had just stopped
+            given, error = None, None
         except TimeoutError:  # it ran out when the reward had ended, and nobody had taken its value
             given, error = running.result()
         # A bare `except:` in a reward also catches the cancellation and the time limit: neither may become a score.
@@ -352,10 +358,12 @@ class Scorer:
         if isinstance(error, BackendError):
             raise error
         faults: dict[int, str] = {}
-        raised = error is not None and not time.expired()
-        if time.expired() and (error is None or isinstance(error, (TimeoutError, asyncio.CancelledError))):
-            error = RewardError(f"{limit.what} took longer than {limit.setting} = {limit.seconds:g} s")
-            faults = self._late(limit) if limit.agents else {}
+        slow = overtime.found
+        raised = slow is not None or (error is not None and not time.expired())
+        is_over = time.expired() and (error is None or isinstance(error, (TimeoutError, asyncio.CancelledError)))
+        if slow is not None or is_over:
+            error = slow or RewardError(too_late)
+            faults = self._late(limit, scope.work.kept_loop) if limit.agents else {}
             for at in faults:
                 context = contexts[at]
                 if context is None or await limit.is_used_by(context):
@@ -378,13 +386,17 @@ class Scorer:
             return Scored(faults=faults)
         return Scored(error=error, raised=raised) if error is not None else Scored(given)
 
-    def _late(self, limit: _Limit) -> dict[int, str]:
+    def _late(self, limit: _Limit, kept_loop: float) -> dict[int, str]:
         """Whose commands used up the time of a reward that was late; empty where it was the reward's own work.
 
         What runs inside is the agent's code, which else could keep a reward from its end by sleeping.
+
+        Args:
+            kept_loop: seconds for which the reward itself kept the event loop. No call of it took these.
         """
+        rest = asyncio.get_running_loop().time() - (limit.ends - limit.seconds) - kept_loop
         taken = {
-            at: context.seconds_inside - begun
+            at: min(rest, context.seconds_inside - begun)
             for at, (context, begun) in enumerate(zip(limit.contexts, limit.inside_before, strict=True))
             if context is not None
         }
@@ -400,7 +412,8 @@ class Scorer:
         if not scope.plain:
             return await function(*args)
         watch = scope.watch
-        given = await self.threads.run(*((function, *args) if watch is None else (watch.call, function, *args)))
+        watched = (function, *args) if watch is None else (watch.call, function, *args)
+        given = await self.threads.run(scope.work.run, *watched)
         if not inspect.isawaitable(given):
             return given
         scope.plain = False  # a decorator around an `async def`
@@ -455,7 +468,7 @@ async def _attempt(
     """The value, or the error. (A task that ends with SystemExit would end the event loop.)"""
     try:
         with scope.entered():
-            return await Driven(call() if scope.watch is None else scope.watch.over(call())), None
+            return await Driven(call() if scope.watch is None else scope.watch.over(call()), scope.work), None
     except KeyboardInterrupt:
         raise
     except BaseException as error:

@@ -28,6 +28,8 @@ _SCOPES = {
     "<setcomp>": ast.SetComp,
     "<dictcomp>": ast.DictComp,
 }
+COMPREHENSIONS = frozenset(_SCOPES) - {"<lambda>"}
+"""Names of their code."""
 Span = tuple[int, int, int, int]
 """Line and column in bytes of a beginning, and of an end."""
 

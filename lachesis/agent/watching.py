@@ -17,6 +17,7 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from lachesis import ours
+from lachesis.agent.overtime import OwnWork
 from lachesis.agent.statements import Span, Statement, Table, is_own, spanned, table_of
 
 T = TypeVar("T")
@@ -68,6 +69,8 @@ class Watch:
     """Those of calls that went on to their end and returned a value."""
     asked: set[tuple[str, Span]] = field(default_factory=set)
     """By file, the expressions during which a service was asked."""
+    work: OwnWork | None = None
+    """Of which what runs in other threads is a part too."""
     seconds: float = 0.0
     """Of processor time, watching included."""
     given_by: Statement | None = None
@@ -105,7 +108,8 @@ class Watch:
                 frame.f_locals["fn"] = self._elsewhere(frame, frame.f_locals["fn"])
             elif code is _START and getattr(frame.f_locals["self"], "_target", None) is not _worker:
                 thread = frame.f_locals["self"]
-                thread.run = self._elsewhere(frame, thread.run)
+                own = not ours.is_ours(getattr(getattr(thread, "_target", None), "__module__", None) or "")
+                thread.run = self._elsewhere(frame, thread.run, work=own)
             return None
         if frame.f_trace is not None:  # a coroutine goes on
             return frame.f_trace
@@ -115,14 +119,15 @@ class Watch:
             return None
         return _Call(table, self)
 
-    def _elsewhere(self, frame: FrameType, function: Callable[..., T]) -> Callable[..., T]:
-        """The function for another thread."""
+    def _elsewhere(self, frame: FrameType, function: Callable[..., T], *, work: bool = True) -> Callable[..., T]:
+        """The function for another thread. `work`: it is the author's, and can be ended."""
         calls = list(_calls_of(frame.f_back))
 
         def watched(*args: Any, **options: Any) -> T:
             before = len(self.asked)
             try:
-                return self.call(functools.partial(function, *args, **options))
+                call = functools.partial(function, *args, **options)
+                return self.call(call) if self.work is None or not work else self.work.run(self.call, call)
             finally:
                 if len(self.asked) > before:
                     self.asked.update(calls)

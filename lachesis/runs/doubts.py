@@ -34,34 +34,62 @@ async def settle(
 ) -> list[Rollout]:
     """The rollouts of an item with what is known by now of those in doubt.
 
-    For the first doubt about a statement, the reference policy plays the item, and the reward is tried in a sandbox in
+    For the first doubt of a kind, the reference policy plays the item: it passes the statement, or shows that right
+    solutions meet the same. For the first about a statement that is still open, the reward is tried in a sandbox in
     which no agent has been.
     """
     player = env.player
     found = settled(player, rollouts)
-    asked = player.scorer.evidence.asked
+    evidence = player.scorer.evidence
     for at, rollout in enumerate(found):
-        if rollout.doubt is None or rollout.doubt.statement in asked:
+        if rollout.doubt is None or found[at].doubt is None:
             continue
-        asked.add(rollout.doubt.statement)
         try:
-            await _play_reference(env, item, rollout.item_key, tools)
+            async with evidence.asking:
+                if evidence.waits_for_reference(rollout.doubt):
+                    await _ask_reference(env, item, rollout.doubt, rollout.item_key, tools)
             found = settled(player, found)
+            if found[at].doubt is None or rollout.doubt.statement in evidence.asked:
+                continue
+            evidence.asked.add(rollout.doubt.statement)
             spec = env.sandbox_for(item, player.sessions.spec)
-            if found[at].doubt is not None and await raises_untouched(player, item, found[at], spec):
+            if await raises_untouched(player, item, found[at], spec):
                 trace = f"{rollout.doubt.trace}The reward raises the same in a sandbox in which no agent has been.\n"
                 found[at] = replace(found[at], traceback=trace)
         except (BackendError, LachesisError, SetUpFailed) as error:
             log.warning("the exception of a reward could not be looked at more closely: %s", error)
+            found = settled(player, found)
     show_first(env, found)
     return found
 
 
-async def _play_reference(env: Environment, item: Any, item_key: str, tools: Sequence[Mapping[str, Any]]) -> None:
-    """Let the evidence learn what the reward passes for a right solution."""
+def look_for_reference(env: Environment) -> None:
+    """Note whether there is a reference policy that could be asked."""
+    evidence = env.player.scorer.evidence
+    if evidence.has_reference is None:
+        plays = any(config.model_name == REFERENCE for config in env.server_configs)
+        evidence.has_reference = not plays and env.reference_policy() is not None
+
+
+async def _ask_reference(
+    env: Environment, item: Any, doubt: Doubt, item_key: str, tools: Sequence[Mapping[str, Any]]
+) -> None:
+    """Let the evidence learn what the reward passes for a right solution, and whether it raises the same."""
+    evidence = env.player.scorer.evidence
+    try:
+        played = await _play_reference(env, item, item_key, tools)
+    finally:
+        evidence.tried.add(doubt.kind)
+    if played is not None and played.doubt is not None and played.doubt.raises_as(doubt):
+        evidence.refuted.add(doubt.kind)
+
+
+async def _play_reference(
+    env: Environment, item: Any, item_key: str, tools: Sequence[Mapping[str, Any]]
+) -> Rollout | None:
     policy = env.reference_policy()
-    if policy is None or any(config.model_name == REFERENCE for config in env.server_configs):
-        return
+    if policy is None:
+        return None
 
     async def unchecked(_: Sequence[Any]) -> None:
         pass
@@ -70,7 +98,7 @@ async def _play_reference(env: Environment, item: Any, item_key: str, tools: Seq
         reference = ServerConfig(model_name=REFERENCE, server_type="openai")
         server = await start_servers([reference], settings=env.config, policy=policy, stack=stack, check=unchecked)
         player = replace(env.player_for(item), server=server)
-        await player.play(
+        return await player.play(
             item,
             env.initial_messages(item),
             item_key=item_key,

@@ -16,7 +16,7 @@ from lachesis.agent.rollout import Rollout, holding_sandboxes
 from lachesis.agent.sealing import HostDiskFull
 from lachesis.inference import RequestRejected, Unauthorized
 from lachesis.inference.errors import NothingThere
-from lachesis.runs.doubts import settle, show_first
+from lachesis.runs.doubts import look_for_reference, settle, show_first
 from lachesis.runs.environment import Environment
 from lachesis.runs.failures import RunStopped, UnusableSettings
 from lachesis.runs.item_keys import whole_and_part
@@ -123,6 +123,7 @@ async def play_group(
     whole, first = whole_and_part(item_key)
     toolsets, tools = env.group_tools(whole)
     rollouts: list[Rollout] = []
+    look_for_reference(env)
 
     async def play(index: int) -> Rollout:
         rollout = await env.play_rollout(item, whole, first + index, tools, evaluation=evaluation)

@@ -10,8 +10,10 @@ import itertools
 import json
 import pickle
 import re
+import socket
 import sqlite3
 import sys
+import threading
 import urllib.request
 import zipfile
 from collections.abc import Iterator
@@ -731,3 +733,176 @@ def test_what_is_collected_meanwhile_is_no_answer_of_a_service() -> None:
         watch.call(function, "42")
         assert len(watch.asked) == count, function
     loop.close()
+
+
+BACKTRACKS = "printf 'a%.0s' $(seq 17) > a"
+"""`SLOW_PATTERN` takes some seconds for it."""
+SLOW_PATTERN = re.compile("(a|aa|a?a)+b")
+COUNTS = "echo 1000000000 > a"
+
+
+def counted_to(most: int) -> int:
+    found = 0
+    for number in range(most):
+        found += scaled(number)
+    return found
+
+
+def scaled(number: int) -> int:
+    return number + 1
+
+
+class Slow(Parses):
+    """Rewards that take long for what some agents leave."""
+
+    def all_items(self) -> Iterator[dict[str, str]]:
+        return ({"work": work} for work in ("echo aab > a", "echo x > a", BACKTRACKS))
+
+    def right(self, text: str) -> float:
+        return float(SLOW_PATTERN.match(text) is not None)
+
+    async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+        return self.right(await ctx.read_text("a"))
+
+
+class SlowPlain(Slow):
+    def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:  # type: ignore[override]
+        return self.right(ctx.read_text("a"))
+
+
+class SlowThread(Slow):
+    async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+        return await asyncio.to_thread(self.right, await ctx.read_text("a"))
+
+
+class SlowTask(Slow):
+    async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+        async def right() -> float:
+            return self.right(await ctx.read_text("a"))
+
+        found = await asyncio.gather(right(), right())
+        return found[0]
+
+
+def counts(cls: type[Slow]) -> type[Slow]:
+    class Counts(cls):  # type: ignore[misc, valid-type]
+        def all_items(self) -> Iterator[dict[str, str]]:
+            return ({"work": work} for work in ("echo 42 > a", "echo 1 > a", COUNTS))
+
+        def right(self, text: str) -> float:
+            try:
+                return float(counted_to(int(text)) > 2)
+            except Exception:  # no author's own care hides that the time is over
+                return 0.5
+
+    return Counts
+
+
+SLOW: dict[str, type[Slow]] = {"async": Slow, "plain": SlowPlain, "thread": SlowThread, "task": SlowTask}
+
+
+@pytest.mark.parametrize("way", SLOW)
+@pytest.mark.parametrize("kind", ["pattern", "loop"])
+async def test_what_makes_a_reward_slow_is_the_agents_where_others_passed(tmp_path: Path, way: str, kind: str) -> None:
+    cls = SLOW[way] if kind == "pattern" else counts(SLOW[way])
+    settings = {"total_steps": 3, "group_size": 1, "max_num_workers": 1, "reward_timeout": 1.0}
+    ran = await process(cls, tmp_path, obeys, **settings)
+    found = {group["item"]["work"]: group["rollouts"][0] for group in lines(ran.files.groups)}
+    slow = found[BACKTRACKS if kind == "pattern" else COUNTS]
+    assert [rollout["reward"] for rollout in found.values()] == [1.0, 0.0, 0.0]
+    assert "RewardTooSlow: the reward took longer than reward_timeout = 1 s" in slow["agent_fault"]
+    place = "SLOW_PATTERN.match" if kind == "pattern" else "in counted_to"
+    assert place in slow["fault_traceback"] and ran.summary.agent_faults == 1
+    names = {thread.name for thread in threading.enumerate()}
+    assert "reward" not in names, "the code goes on"
+
+
+class SlowItself(Slow):
+    """Rewards that are slow by themselves."""
+
+    def all_items(self) -> Iterator[dict[str, Any]]:
+        return ({"work": "echo 42 > a", "most": most} for most in (1, 10**9, 10**9))
+
+    def own_work(self, item: Any, text: str) -> float:
+        return float(counted_to(10**9) > int(text))
+
+    def for_everybody(self, item: Any, text: str) -> float:
+        return float(counted_to(int(text) * 10**9) > 2)
+
+    def of_the_item(self, item: Any, text: str) -> float:
+        return float(counted_to(int(text) * item["most"]) > 2)
+
+    def waits(self, item: Any, text: str) -> float:
+        with socket.create_server(("127.0.0.1", 0)) as server:  # it never answers
+            address = f"http://127.0.0.1:{server.getsockname()[1]}/{text.strip()}"
+            return float(len(urllib.request.urlopen(address, timeout=2).read()))
+
+
+@pytest.mark.parametrize("why", ["waits", "own_work", "for_everybody", "of_the_item"])
+@pytest.mark.parametrize("way", ["async", "plain"])
+async def test_a_reward_that_is_slow_by_itself_is_no_score(tmp_path: Path, way: str, why: str) -> None:
+    class Async(SlowItself):
+        async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+            return float(getattr(self, why)(item, await ctx.read_text("a")))
+
+    class Plain(SlowItself):
+        def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:  # type: ignore[override]
+            return float(getattr(self, why)(item, ctx.read_text("a")))
+
+    settings = {"total_steps": 3, "group_size": 1, "max_num_workers": 1, "reward_timeout": 1.0, "max_failed_groups": 9}
+    ran = await process(Async if way == "async" else Plain, tmp_path, obeys, **settings)
+    scored = rollouts(ran.files.groups) if ran.files.groups.exists() else []
+    assert [rollout["reward"] for rollout in scored] == ([1.0] if why == "of_the_item" else [])
+    assert not ran.summary.agent_faults
+    failed = rollouts(ran.files.failures)
+    assert len(failed) == 3 - len(scored) and all(rollout["reward"] is None for rollout in failed)
+
+
+class Verdicts(Parses):
+    """A reward that fails for right answers only."""
+
+    works = ("echo 41 > a", "echo 40 > a", "echo 42 > a", "echo 39 > a", "echo 42 > a")
+
+    def all_items(self) -> Iterator[dict[str, str]]:
+        return ({"work": work, "at": str(at)} for at, work in enumerate(self.works))
+
+    async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+        number = int(await ctx.read_text("a"))
+        verdict = "right" if number == 42 else "wrong"
+        return {"rigth": 1.0, "wrong": 0.0}[verdict]
+
+
+class VerdictsWithReference(Verdicts):
+    def reference_policy(self) -> Any:
+        def play(messages: Any, tools: Any) -> Message:
+            if messages[-1]["role"] == "tool":
+                return Message("assistant", "Done.")
+            work = json.dumps({"command": "echo 42 > a"})
+            return Message("assistant", tool_calls=(ToolCall("call_1", "terminal", work),))
+
+        return play
+
+
+async def test_a_reward_that_fails_for_right_answers_only_is_refuted_by_the_reference(tmp_path: Path) -> None:
+    settings = {"total_steps": 5, "group_size": 1, "max_num_workers": 1, "max_failed_groups": 9}
+    ran = await process(VerdictsWithReference, tmp_path, obeys, **settings)
+    assert [rollout["reward"] for rollout in rollouts(ran.files.groups)] == [0.0] * 3 and not ran.summary.agent_faults
+    failed = rollouts(ran.files.failures)
+    assert [rollout["reward"] for rollout in failed] == [None] * 2
+    assert all("KeyError: 'right'" in rollout["traceback"] for rollout in failed)
+    assert all("for the reference policy: the environment is at fault" in rollout["traceback"] for rollout in failed)
+
+
+async def test_a_dodge_that_the_reference_passes_is_scored(tmp_path: Path) -> None:
+    class Dodged(VerdictsWithReference):
+        works = ("echo 41 > a", "echo x > a", "echo y > a")
+
+    settings = {"total_steps": 3, "group_size": 1, "max_num_workers": 1}
+    ran = await process(Dodged, tmp_path, obeys, **settings)
+    assert [rollout["reward"] for rollout in rollouts(ran.files.groups)] == [0.0] * 3
+    assert ran.summary.agent_faults == 2 and not ran.exceptions
+
+
+async def test_without_a_reference_policy_such_a_reward_looks_like_the_agents_fault(tmp_path: Path) -> None:
+    ran = await process(Verdicts, tmp_path, obeys, total_steps=5, group_size=1, max_num_workers=1)
+    assert ran.summary.agent_faults == 2
