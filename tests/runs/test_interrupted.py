@@ -56,7 +56,11 @@ def arguments(url: str, folder: Path, verb: str = "process") -> list[str]:
 
 
 def ended(run: subprocess.Popen[str]) -> tuple[int, str]:
-    output, _ = run.communicate(timeout=BOUND)
+    try:
+        output, _ = run.communicate(timeout=BOUND)
+    except subprocess.TimeoutExpired:
+        run.kill()
+        raise
     return run.returncode, output
 
 

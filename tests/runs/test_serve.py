@@ -26,7 +26,7 @@ from lachesis.runs.item_keys import ItemError
 from lachesis.runs.settings import HermesAgentEnvConfig
 from lachesis.runs.training_decision import ANY_TRAINER, decide_for_training
 from lachesis.trajectories import TokenPrefix
-from lachesis.trajectories import samples as token_samples
+from lachesis.trajectories.samples import samples as token_samples
 from lachesis_train.rollout_api import RolloutApi
 from tests.support.fake_serving import GROUP_SIZE, PACE, Items, build, make_run, number_of, payload, play
 from tests.support.small_envs import ROOT

@@ -6,6 +6,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +20,9 @@ def busy_machine(each: int = 3) -> Iterator[None]:
     These have sessions of their own: the kernel shares time out among sessions.
     """
     before = os.sched_getaffinity(0)
-    _pin({min(before)})
+    one = {min(before)}
+    while _pin(one):  # some may have begun meanwhile
+        time.sleep(0.01)
     command = [sys.executable, "-S", "-c", _SPIN]
     spinning = [subprocess.Popen(command, start_new_session=True) for _ in range(each)]
     try:
@@ -32,10 +35,14 @@ def busy_machine(each: int = 3) -> Iterator[None]:
         _pin(before)
 
 
-def _pin(processors: set[int]) -> None:
+def _pin(processors: set[int]) -> bool:
+    """Whether any thread was elsewhere before."""
+    moved = False
     for thread in _threads(os.getpid()):
         with contextlib.suppress(ProcessLookupError):
+            moved = moved or os.sched_getaffinity(thread) != processors
             os.sched_setaffinity(thread, processors)
+    return moved
 
 
 def _threads(process: int) -> Iterator[int]:
