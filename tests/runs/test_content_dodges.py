@@ -801,7 +801,7 @@ def counts(cls: type[Slow]) -> type[Slow]:
 SLOW: dict[str, type[Slow]] = {"async": Slow, "plain": SlowPlain, "thread": SlowThread, "task": SlowTask}
 
 
-# A match in another thread keeps the interpreter's lock until it is over; whether the thread is still there then is chance.
+# A match in another thread keeps the interpreter's lock to its end; whether the thread is still there then is chance.
 SLOW_WAYS = [(kind, way) for kind in ("pattern", "loop") for way in SLOW if (kind, way) != ("pattern", "thread")]
 
 
