@@ -39,13 +39,17 @@ class Registry(Generic[T]):
         group: the entry point group that other packages use, such as "lachesis.backends".
         own: name -> "module:attribute" of the project's own. A module is imported when it is asked for.
         reserved: names with another meaning in settings, which no plug-in can have.
+        package: the distribution of ours that has such plug-ins, named where none is installed.
     """
 
-    def __init__(self, kind: str, group: str, own: Mapping[str, str], reserved: Collection[str] = ()) -> None:
+    def __init__(
+        self, kind: str, group: str, own: Mapping[str, str], reserved: Collection[str] = (), package: str = ""
+    ) -> None:
         self.kind = kind
         self.group = group
         self._own = dict(own)
         self._reserved = frozenset(reserved)
+        self.package = package
         self._registered: dict[str, T | str] = {}
 
     def register(self, name: str, plugin: T | str) -> None:
@@ -80,6 +84,10 @@ class Registry(Generic[T]):
             if name not in self._reserved:
                 return self._at(f"{point.module}:{point.attr}", f"{self.kind} {name!r} at {point.value}")
         names = self.names()
+        if self.package and not names:
+            raise UnknownPlugin(
+                f"the {self.kind} {name!r} is in the package {self.package}. Next step: pip install {self.package}"
+            )
         near = get_close_matches(name, names, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise UnknownPlugin(

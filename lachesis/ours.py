@@ -26,8 +26,5 @@ def is_ours(module: str) -> bool:
 @functools.cache
 def folders(*names: str) -> tuple[str, ...]:
     """Those of the packages, of all where none is named, as far as they are installed; each with a slash at its end."""
-    found = []
-    for name in names or PACKAGES:
-        spec = importlib.util.find_spec(name)
-        found += [f"{Path(place)}/" for place in (spec.submodule_search_locations or ()) if spec] if spec else []
-    return tuple(found)
+    specs = filter(None, map(importlib.util.find_spec, names or PACKAGES))
+    return tuple(f"{Path(place)}/" for spec in specs for place in spec.submodule_search_locations or ())

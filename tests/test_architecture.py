@@ -13,6 +13,9 @@ from pathlib import Path
 import grimp
 import pytest
 
+from lachesis.ours import PACKAGES as PACKAGES_OF_OURS
+from lachesis.ours import folders
+
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = {path.parent.name: path.parent for path in ROOT.glob("packages/*/lachesis_*/__init__.py")}
 ROOMS = {**{name: ROOT / name for name in ("backends", "environments", "lachesis", "tool_call_parsers")}, **PACKAGES}
@@ -63,6 +66,12 @@ def _is_environ(node: ast.AST) -> bool:
 
 def test_atropos_is_imported_in_one_module_only() -> None:
     assert [name(path) for path in SOURCES if "atroposlib" in imported(path)] == ["lachesis/runs/atropos.py"]
+
+
+def test_every_package_is_known_as_ours() -> None:
+    """Else its frames and modules count as an author's, and nothing fails."""
+    assert {*PACKAGES_OF_OURS} == {*ROOMS} - {"environments"}
+    assert len(folders()) == len(PACKAGES_OF_OURS)
 
 
 def test_no_module_imports_itself_through_others() -> None:

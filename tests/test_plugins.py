@@ -103,6 +103,12 @@ def test_a_broken_plugin_is_an_error_of_the_settings(
         shapes.register("auto", str)
 
 
+def test_where_no_plug_in_is_installed_the_package_that_has_ours_is_named() -> None:
+    shapes = Registry[type]("shape", "lachesis_test.no_shapes", {}, package="lachesis-shapes")
+    with pytest.raises(UnknownPlugin, match="shape 'odd' is in the package lachesis-shapes"):
+        shapes.load("odd")
+
+
 def test_an_engine_that_needs_a_missing_package_or_fails_is_an_error_of_the_settings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -89,8 +89,12 @@ def interpreter(folder: Path, wheels: Mapping[str, Path], names: list[str]) -> P
     theirs = Path(sysconfig.get_path("purelib"))
     few = [NEEDS.get(name) for name in names]
     if None in few:
-        # As a path in a .pth file: the .pth files of that folder, such as those of editable installs, are not read.
-        (site / "dependencies.pth").write_text(f"{theirs}\n")
+        others = folder / "dependencies"  # without what is known of ours there
+        others.mkdir()
+        for entry in theirs.iterdir():
+            if "lachesis" not in entry.name and entry.suffix != ".pth":
+                (others / entry.name).symlink_to(entry)
+        (site / "dependencies.pth").write_text(f"{others}\n")
     else:
         for module in (module for needed in few if needed for module in needed):
             (site / module).symlink_to(theirs / module)
@@ -155,6 +159,29 @@ def test_a_package_does_what_its_page_shows_without_those_above_it(
         program, *arguments = command.split()
         assert program == "python"
         run(python, *arguments, cwd=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("command", "package"),
+    [
+        ("view", "lachesis-view"),
+        ("tasks show x", "lachesis-envs"),
+        ("process terminal", "lachesis-envs"),
+        ("serve greet.py", "lachesis-train"),
+        ("fake-server", "lachesis-testing"),
+    ],
+)
+def test_the_core_alone_names_the_package_that_it_lacks(
+    wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory, command: str, package: str
+) -> None:
+    folder = tmp_path_factory.mktemp("core")
+    python = interpreter(folder / "venv", wheels, needs("lachesis-core"))
+    (folder / "greet.py").write_text(blocks(ROOT / "lachesis" / "README.md", "python")[0])
+    done = subprocess.run(
+        [python, "-m", "lachesis", *command.split()], cwd=folder, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode in (1, 2) and "Traceback" not in done.stderr, done.stderr
+    assert package in done.stdout + done.stderr
 
 
 def test_an_environment_runs_beside_packages_of_the_same_names(python: Path, folder: Path) -> None:

@@ -31,7 +31,7 @@ from lachesis.tools import BUILTIN_TOOLS, ToolRegistry, ToolResult, ToolSession,
 
 __all__ = ["RewardCall", "ToolContext"]
 
-JUDGES: Registry[Callable[..., Any]] = Registry("judge", "lachesis.judges", {})
+JUDGES: Registry[Callable[..., Any]] = Registry("judge", "lachesis.judges", {}, package="lachesis-envs")
 """`pytest` is what `judge_pytest` uses: lachesis-envs has it."""
 MAX_TERMINAL_OUTPUT = 10_000_000
 """Bytes of output that `terminal` hands to a reward; the model's own limit is smaller and does not apply here."""
@@ -432,9 +432,7 @@ class ToolContext:
         try:
             judge = JUDGES.load("pytest")(tests or {}, expect, python, args, timeout, opened)
         except UnknownPlugin as error:
-            raise RewardError(
-                "judge_pytest is in the package lachesis-envs. Next step: pip install lachesis-envs"
-            ) from error
+            raise RewardError(f"judge_pytest: {error}") from error
         async with taken(self._session, sources, max_bytes) as artifacts:
             self._sealed = True
             await self._session.close()

@@ -77,7 +77,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         epilog=f"{_listed()}\n\n`lachesis VERB --help` has the flags of each.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"lachesis {importlib.metadata.version('lachesis-rl')}")
+    version = importlib.metadata.version("lachesis-core")  # the umbrella may not be installed
+    parser.add_argument("--version", action="version", version=f"lachesis {version}")
     parser.add_argument("verb", nargs="?", help=argparse.SUPPRESS)
     # Each verb parses its arguments itself, so only its modules are imported.
     parser.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)

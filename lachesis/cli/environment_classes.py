@@ -18,7 +18,7 @@ from backends.plugins import Registry
 from lachesis.lazy import after_import
 from lachesis.runs.flags import close_names
 
-ENVIRONMENTS: Registry[type] = Registry("environment", "lachesis.environments", {})
+ENVIRONMENTS: Registry[type] = Registry("environment", "lachesis.environments", {}, package="lachesis-envs")
 """Those that packages name in this group of entry points; Lachesis' own are in the package lachesis-envs."""
 
 

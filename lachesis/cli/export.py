@@ -35,7 +35,9 @@ from lachesis.trajectories.jsonl import has_torn_tail
 from lachesis.wording import counted
 
 JOB = "harbor"
-FOLDERS: Registry[Callable[..., ExportTotals]] = Registry("export of a folder", "lachesis.folder_exports", {})
+FOLDERS: Registry[Callable[..., ExportTotals]] = Registry(
+    "export", "lachesis.folder_exports", {}, package="lachesis-envs"
+)
 """`harbor` is in the package lachesis-envs."""
 """The format that is a folder: the trajectories as `atif` writes them, with all that Harbor's viewer shows."""
 

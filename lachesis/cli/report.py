@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from backends.errors import LachesisError
-from backends.plugins import Registry, UnknownPlugin
+from backends.plugins import Registry
 
-FOLDERS: Registry[Callable[..., Any]] = Registry("report of a folder", "lachesis.reports", {})
+FOLDERS: Registry[Callable[..., Any]] = Registry("report of a run of", "lachesis.reports", {}, package="lachesis-train")
 """`training` is in the package lachesis-train."""
 
 
@@ -33,13 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if (arguments.groups / "groups.jsonl").is_file():
         arguments.groups /= "groups.jsonl"
     if arguments.groups.is_dir():
-        try:
-            of_training = FOLDERS.load("training")
-        except UnknownPlugin as error:
-            raise LachesisError(
-                f"{arguments.groups} has no groups.jsonl, and the reports of training runs are in the package "
-                "lachesis-train. Next step: pip install lachesis-train"
-            ) from error
+        of_training = FOLDERS.load("training")
         print(of_training(arguments.groups, output=arguments.output))
         return 0
     if has_torn_tail(arguments.groups):

@@ -47,7 +47,7 @@ from lachesis.runs.settings import HermesAgentEnvConfig, is_chosen
 from lachesis.runs.summary import evaluation_metrics
 from lachesis.wording import counted
 
-MODES: Registry[Callable[..., Awaitable[Any]]] = Registry("mode of a run", "lachesis.modes", {})
+MODES: Registry[Callable[..., Awaitable[Any]]] = Registry("command", "lachesis.modes", {}, package="lachesis-train")
 """`serve`, which the package lachesis-train has."""
 
 
@@ -323,7 +323,7 @@ async def serve(env: Environment, *, hold_out: bool) -> ServeResult:
     """Play groups for a trainer; see `lachesis_train.serving.serve`.
 
     Raises:
-        SettingsError: the package that can is not installed.
+        UnknownPlugin: the package that can is not installed.
     """
     try:
         run = MODES.load("serve")

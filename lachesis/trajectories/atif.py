@@ -72,7 +72,7 @@ def _trajectory(
         "trajectory_id": rollout["rollout_id"],
         "agent": {
             "name": "lachesis",
-            "version": importlib.metadata.version("lachesis-rl"),
+            "version": importlib.metadata.version("lachesis-core"),
             "model_name": group["model"],
             "tool_definitions": group["tools"],
         },

@@ -347,7 +347,7 @@ class _LogFile:
             "model": group.get("model", ""),
             "model_generate_config": {"temperature": settings.get(temperature), "max_tokens": settings.get(length)},
             "config": {"epochs": max(1, self._counts["epochs"]), "epochs_reducer": ["mean"], **config},
-            "packages": {"lachesis-rl": importlib.metadata.version("lachesis-rl")},
+            "packages": {"lachesis-rl": importlib.metadata.version("lachesis-core")},
             "scorers": [{"name": name, "metrics": metrics} for name in self._values],
         }
 

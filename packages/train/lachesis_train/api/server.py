@@ -66,7 +66,7 @@ class RolloutApiServer:
             others=f"set {TOKEN_VARIABLE} for it and for them, or start it with --insecure",
             open_to_users=settings.insecure,
         )
-        self._version = importlib.metadata.version("lachesis-rl")
+        self._version = importlib.metadata.version("lachesis-train")
         self._dispatcher = Dispatcher(self.store, settings, self.counts)
         self._readers = asyncio.Semaphore(_READERS)
         self._reading = 0
