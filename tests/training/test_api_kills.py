@@ -31,6 +31,8 @@ async def train(trainer: Trainer, groups: int, draw: random.Random) -> None:
         try:
             if not await trainer.poll():
                 await asyncio.sleep(0.02)
+            elif not isinstance(trainer, AcknowledgingTrainer) and trainer.batches[-2:-1] == trainer.batches[-1:]:
+                trainer.batches.pop()  # one that cannot acknowledge may get a whole batch twice, one after the other
             if isinstance(trainer, AcknowledgingTrainer):
                 if len(trainer.batches) - saved > 4:
                     await trainer.acknowledge(len(trainer.batches))
@@ -60,9 +62,6 @@ async def test_kills_at_random_instants_lose_and_double_nothing(tmp_path: Path, 
             await api.start()
         await training
         result = await serving
-    if kind is Trainer:  # one that cannot acknowledge may get a whole batch twice, one after the other
-        batches = trainer.batches
-        trainer.batches = [batch for at, batch in enumerate(batches) if not at or batch != batches[at - 1]]
     assert sorted(map(number_of, trainer.groups)) == list(range(groups))
     assert (result.waiting, result.maybe_doubled, result.requeued) == (0, 0, 0)
 
