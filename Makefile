@@ -10,7 +10,7 @@ CODE := $(PACKAGES) tests benchmarks scripts
 BENCHMARKS := startup trajectories agent_loop imports parsers message_graph token_turns long_rollouts live_compression endpoint token_exactness trainer_gets routing rollout_memory loop_lag process_lag serve_lag rollout_api staleness sandboxes sandbox_cost evaluation_coverage interval_coverage batch view weight
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-attacks train-venv test-train test-tinker-sdks test-skyrl test-kills train-demo train-demo-trl test-vllm test-atropos test-programs test-templates test-guests test-harbor test-ray test-slurm fuzz-endpoint lint format docs bench bench-train lock clean
+.PHONY: help demo test test-attacks train-venv test-train test-tinker-sdks test-skyrl test-kills train-demo train-demo-trl test-vllm test-atropos test-programs test-templates test-guests test-harbor test-ray test-slurm fuzz-endpoint lint format docs bench bench-train lock release clean
 
 help:
 	@echo "make demo    play a few problems with the embedded model, in a sandbox (first run installs everything)"
@@ -37,6 +37,7 @@ help:
 	@echo "make docs    write docs/parsers.md from the registry of parsers"
 	@echo "make bench   the figures of docs/benchmarks.md"
 	@echo "make bench-train  the figure of a training step (first run installs torch)"
+	@echo "make release VERSION=0.2.0  set the version of all packages, build their wheels, install and try them"
 	@echo "make lock    pin the dependencies of pyproject.toml again"
 
 $(READY): requirements/lock.txt $(wildcard pyproject.toml */pyproject.toml packages/*/pyproject.toml) scripts/venv.sh
@@ -149,6 +150,10 @@ test-slurm: $(READY)
 	  { echo "$$program is not installed; as root: apt-get install slurm-wlm munge"; exit 1; }; done
 	@test "$$(id -u)" = 0 || { echo "slurmd starts jobs as root only"; exit 1; }
 	LACHESIS_NEED_SLURM=1 $(BIN)/pytest tests/batch/test_slurm.py
+
+VERSION ?=
+release: $(READY)
+	@scripts/release.sh $(VENV) $(VERSION)
 
 lint: $(READY)
 	$(BIN)/ruff check $(CODE)
