@@ -178,10 +178,10 @@ bench-train: train-venv
 
 COMPILE := $(BIN)/uv pip compile --quiet --python-version 3.11 --no-emit-index-url --no-header --no-annotate pyproject.toml $(foreach of,compat core data envs parsers sandbox testing tokens train view,--no-emit-package lachesis-$(of))
 lock: $(READY)
-	$(COMPILE) --universal $(addprefix --extra ,docker dev embedded gsm-symbolic modal ssh) --upgrade \
+	$(COMPILE) --universal $(addprefix --extra ,atropos wandb docker dev embedded gsm-symbolic modal ssh) --upgrade \
 	  requirements/data.in --output-file requirements/lock.txt
 	@sed 's/ ;.*//' requirements/lock.txt >$(VENV)/locked.txt
-	$(COMPILE) --extra train --constraint requirements/lock.txt --constraint requirements/train.in | \
+	$(COMPILE) --extra torch --constraint requirements/lock.txt --constraint requirements/train.in | \
 	  grep -vxFf $(VENV)/locked.txt | sed 's/^torch==.*/&+cpu/' >requirements/train.txt
 
 clean:
