@@ -32,9 +32,9 @@ help:
 	@echo "make test-harbor  task folders and jobs against Harbor's own models and viewer (first run installs it into ~/.cache/lachesis)"
 	@echo "make test-ray  batches on a real Ray of this machine (first run installs 200 MB into ~/.cache/lachesis)"
 	@echo "make test-slurm  batches under a Slurm of one node; as root, with Debian's slurm-wlm and munge"
-	@echo "make lint    lint, format check, types, import rule"
+	@echo "make lint    lint, format check, types, import rule, faces and sizes of packages"
 	@echo "make format  fix what the linter can fix"
-	@echo "make docs    write docs/parsers.md from the registry of parsers"
+	@echo "make docs    write what docs/parsers.md and the READMEs of packages say of the code, and the sizes of packages"
 	@echo "make bench   the figures of docs/benchmarks.md"
 	@echo "make bench-train  the figure of a training step (first run installs torch)"
 	@echo "make release VERSION=0.2.0  set the version of all packages, build their wheels, install and try them"
@@ -160,6 +160,7 @@ lint: $(READY)
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python scripts/borders.py --check
 
 format: $(READY)
 	$(BIN)/ruff check --fix $(CODE)
@@ -167,6 +168,7 @@ format: $(READY)
 
 docs: $(READY)
 	$(BIN)/python scripts/parsers_page.py
+	$(BIN)/python scripts/borders.py
 
 bench: $(READY)
 	@failed=; for name in $(BENCHMARKS); do \
