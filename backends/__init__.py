@@ -10,9 +10,11 @@ A backend that cannot run here says so, and what to do about it: `(await backend
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False  # the process that starts sandboxes imports this as well, and typing costs start-up time
 if TYPE_CHECKING:
+    from typing import Any
+
     from .base import (
         MAX_DOWNLOAD,
         MAX_MEMBERS,
@@ -80,7 +82,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Imports what is asked for, then: errors and command lines need nothing of sandboxes."""
     if name in __all__:
-        for home in ("base", "lease", "forwarding", "factory"):
+        for home in ("base", "lease", "factory", "forwarding"):
             module = importlib.import_module(f"backends.{home}")
             if hasattr(module, name):
                 value = globals()[name] = getattr(module, name)

@@ -14,9 +14,8 @@ from backends.base import (
     SandboxSpec,
     disk_in_memory,
 )
-from backends.executor.kernel import STARVED
-from backends.executor.system_calls import MACHINES
-from backends.host.spawn_server import IPC_LIMITS
+from backends.executor.kernel import MACHINES, STARVED
+from backends.host.kernel import IPC_LIMITS
 from backends.limits import DISK, MEMORY, with_defaults
 
 from . import seccomp

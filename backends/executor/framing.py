@@ -20,6 +20,8 @@ FRAME = struct.Struct("!II")
 """The lengths of a header and a payload."""
 CHUNK = 1 << 18
 """Bytes per read, and per part of a file."""
+WHOLE = 1 << 28
+"""Bytes that are read without a `limit`: a sparse file may be larger than the memory of its reader."""
 UNVERIFIED_LIMIT = 4096
 """Bytes that a peer may send before the handshake has succeeded."""
 ACK_FRAMES, ACK_BYTES = 16, 1 << 18

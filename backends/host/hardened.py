@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from backends.base import BackendUnavailable
-from backends.executor.system_calls import MACHINES
+from backends.executor.kernel import MACHINES
 
 from .cgroups import FIELDS, next_step
 

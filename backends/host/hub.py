@@ -42,7 +42,7 @@ from .bubblewrap import Bubblewrap
 from .folders import private_folder, remove_sandbox
 from .machine import Machine
 from .plan import FIRST_FILE, Plan, Request, memory_file, numbers
-from .spawn_server import become
+from .starting import become
 from .supervisor import END_PATIENCE, remove_base, supervise
 
 if TYPE_CHECKING:

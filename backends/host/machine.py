@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 from backends import executor_code
 from backends.base import BackendError, BackendUnavailable, ImageUnavailable
 
-from . import bubblewrap, package_settings
+from . import bubblewrap
 from .bubblewrap import UID, WORKDIR, Bubblewrap, home
 from .folders import MARK
 from .plan import Plan, Prepared, numbers
 from .runtime import RUNTIME, portable_runtime, runtime_command
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from .plan import Request
 
@@ -120,9 +120,16 @@ class Machine:
                     raise
                 self.bwrap = bwrap = replace(bwrap, overlay=False, joined=False)
         contents = _etc_files(image)
-        variables, bound = package_settings.settings() if request.network else ({}, ())
+        variables: Mapping[str, str] = {}
+        bound: Sequence[tuple[str, str]] = ()
+        written = {}
         if request.network:
+            from . import package_settings
+
+            variables, bound = package_settings.settings()
             contents[package_settings.APT] = package_settings.settings_of_apt()
+            if image is not None:
+                written["/etc/resolv.conf"] = package_settings.resolver()
         prepared = None
         if not runtime:
             contents[_EXECUTOR] = executor_code.bytecode()
@@ -156,7 +163,7 @@ class Machine:
             contents=list(contents.values()),
             disk=bwrap.disk_of(request, str(mount), runtime),
             prepared=prepared,
-            written={"/etc/resolv.conf": package_settings.resolver()} if request.network and image is not None else {},
+            written=written,
         )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from backends.first_use import in_turn
 
 _BACKENDS = Path(__file__).parents[1]
-_NEAR = {"program", "records", "sandboxes", "spawner"}
+_NEAR = {"program", "records", "sandboxes", "spawn_server", "spawner"}
 _ERRORS = """\
 class BackendError(Exception): pass
 class BackendUnavailable(BackendError): pass

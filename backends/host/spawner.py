@@ -30,7 +30,8 @@ from backends.base import BackendError
 
 from .plan import Disk, Prepared, numbers
 
-_SERVER = Path(__file__).with_name("spawn_server.py")
+_ROOT = str(Path(__file__).parents[2])
+_SERVER = "import sys; sys.path.insert(0, sys.argv.pop(1)); from backends.host.spawn_server import main; main()"
 _PATIENCE = 60.0
 _PASSED = (
     "processes of this user are passing too many descriptors to each other (unix(7), ETOOMANYREFS). Next step: raise "
@@ -240,7 +241,7 @@ class Spawner:
         owner = os.pidfd_open(os.getpid())
         try:
             python = [sys.executable, "-I", "-S", "-B", "-X", "utf8"]
-            command = [*self._before, *python, str(_SERVER), str(theirs.fileno()), str(owner)]
+            command = [*self._before, *python, "-c", _SERVER, _ROOT, str(theirs.fileno()), str(owner)]
             process = subprocess.Popen(
                 command,
                 env=dict(self._env),
@@ -263,7 +264,7 @@ class Spawner:
 
 
 def _send(requests: socket.socket, job: bytes, fds: Sequence[int]) -> None:
-    """Pass a job on. Programs inside may be passing as many descriptors as this process may (`spawn_server.INSIDE`)."""
+    """Pass a job on. Programs inside may be passing as many descriptors as this process may (`starting.INSIDE`)."""
     try:
         socket.send_fds(requests, [job], fds)
     except OSError as error:

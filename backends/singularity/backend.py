@@ -40,11 +40,11 @@ from backends.failures import typed_failures
 from backends.host import cgroups, hardened, records
 from backends.host.bubblewrap import WORKDIR, home
 from backends.host.folders import cached
+from backends.host.kernel import CAP_SYS_ADMIN, holds, kernel_files
 from backends.host.machine import environment
 from backends.host.plan import Disk, Plan
 from backends.host.runtime import RUNTIME, portable_runtime, runtime_command
 from backends.host.sandboxes import HostSandbox, HostSandboxes
-from backends.host.spawn_server import CAP_SYS_ADMIN, holds, kernel_files
 from backends.limits import countable
 from backends.tasks import in_own_thread
 

@@ -32,7 +32,7 @@ def null() -> Iterator[int]:
 
 
 def helpers() -> set[int]:
-    return {pid for pid in host_processes("spawn_server.py") if f"PPid:\t{os.getpid()}\n" in status(pid)}
+    return {pid for pid in host_processes("spawn_server") if f"PPid:\t{os.getpid()}\n" in status(pid)}
 
 
 def status(pid: int) -> str:
