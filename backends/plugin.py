@@ -3,24 +3,16 @@
 These names and their signatures are stable. Names of other modules of `backends` may change.
 """
 
-from .base import (
-    Availability,
-    BackendError,
-    BackendUnavailable,
-    SandboxExhausted,
-    SandboxInfo,
-    SandboxLost,
-    SandboxSpec,
-    reject_fields,
-    sandbox_title,
-)
+from .base import Availability, SandboxInfo
 from .connection import ByteStream, Connection, asyncio_stream
+from .errors import BackendError, BackendUnavailable, SandboxExhausted, SandboxLost
 from .executor.trees import remove_tree
 from .executor_code import bytecode as executor_bytecode
 from .executor_code import source as executor_source
 from .factory import BACKENDS
 from .owner import is_gone, new_id, owner_of, this_owner
 from .sandbox import ExecutorSandbox, initialise
+from .spec import SandboxSpec, reject_fields, sandbox_title
 
 __all__ = [
     "BACKENDS",

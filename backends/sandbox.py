@@ -22,20 +22,17 @@ from .base import (
     MAX_DOWNLOAD,
     MAX_MEMBERS,
     MAX_OUTPUT,
-    BackendError,
-    BackendUnavailable,
     CallGuard,
     ExecResult,
     FileStatus,
     OutputChunk,
     Process,
     ProcessStatus,
-    SandboxExhausted,
-    SandboxLost,
-    SandboxSpec,
 )
 from .connection import GRACE, PATIENCE, Connection
+from .errors import BackendError, BackendUnavailable, SandboxExhausted, SandboxLost
 from .executor.framing import CHUNK, PROTOCOL, WHOLE
+from .spec import SandboxSpec
 
 if TYPE_CHECKING:  # these modules are loaded by what needs them: few rollouts move folders or open connections
     from .forwarding import Forward

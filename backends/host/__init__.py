@@ -1,8 +1,8 @@
 """Sandboxes made of processes of one machine: of this one (near), or of one that ssh reaches (far).
 
 The same modules run on both sides. A far machine gets them as a zip file (`program`) and runs them with its own Python,
-so these use the standard library alone, and Python 3.8 or later. Of the project they import `backends.executor_code`,
-`backends.first_use`, `backends.executor` and, of `backends.base`, the errors.
+so these use the standard library alone, and Python 3.8 or later. Of the project they import `backends.errors`,
+`backends.executor_code`, `backends.first_use` and `backends.executor`.
 
   machine        what this machine can do, and what a sandbox is started from
   bubblewrap     which bwrap works, its command line, and what is hidden of /proc

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from backends.base import BackendUnavailable
+from backends.errors import BackendUnavailable
 
 from .folders import SHORTAGES, inside
 from .kernel import CAP_SYS_ADMIN, holds, kernel_files, own_settings

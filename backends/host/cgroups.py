@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from backends.base import BackendError, BackendUnavailable
+from backends.errors import BackendError, BackendUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from backends import executor_code
-from backends.base import BackendUnavailable
+from backends.errors import BackendUnavailable
 
 from . import elf
 from .folders import SHORTAGES

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from backends.base import BackendUnavailable
+from backends.errors import BackendUnavailable
 from backends.executor.kernel import MACHINES
 
 from .cgroups import FIELDS, next_step

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from backends import executor_code
-from backends.base import BackendError, BackendUnavailable, ImageUnavailable
+from backends.errors import BackendError, BackendUnavailable, ImageUnavailable
 
 from . import bubblewrap
 from .bubblewrap import UID, WORKDIR, Bubblewrap, home

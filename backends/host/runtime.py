@@ -21,7 +21,7 @@ import tarfile
 from pathlib import Path
 
 from backends import executor_code
-from backends.base import BackendUnavailable
+from backends.errors import BackendUnavailable
 from backends.first_use import in_turn
 
 from .folders import cached

@@ -26,7 +26,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from backends.base import BackendError
+from backends.errors import BackendError
 
 from .plan import Disk, Prepared, numbers
 

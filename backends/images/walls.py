@@ -20,7 +20,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from backends.base import BackendError, Process, SandboxLost, SandboxSpec
+from backends.base import Process
+from backends.errors import BackendError, SandboxLost
 from backends.first_use import in_turn
 from backends.host import package_settings
 from backends.host.bubblewrap import new_proc, within
@@ -30,6 +31,7 @@ from backends.host.package_settings import HOST
 from backends.host.plan import Plan, Request, numbers
 from backends.host.runtime import RUNTIME, portable_runtime, runtime_command
 from backends.host.sandboxes import HostSandboxes
+from backends.spec import SandboxSpec
 
 from .context import SPARE
 from .errors import ImageError, refused

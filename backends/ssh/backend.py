@@ -22,27 +22,20 @@ from typing import Any, Literal, cast
 
 import asyncssh
 
-from backends.base import (
-    Availability,
-    BackendError,
-    BackendUnavailable,
-    Profile,
-    SandboxInfo,
-    SandboxLost,
-    SandboxSpec,
-    check_profile,
-    hardened_spec,
-)
+from backends.base import Availability, SandboxInfo
 from backends.connection import Connection
+from backends.errors import BackendError, BackendUnavailable, SandboxLost
 from backends.failures import typed_failures
 from backends.host import cgroups, hardened
-from backends.host.sandboxes import executor_death, explained, request_of, sandbox_name, write_inside
+from backends.host.requests import executor_death, explained, request_of, write_inside
 from backends.limits import MissingDefaults, with_defaults
 from backends.owner import is_gone, new_id, this_owner
 from backends.sandbox import ExecutorSandbox, initialise
+from backends.spec import Profile, SandboxSpec, check_profile, hardened_spec, sandbox_title
 from backends.tasks import finish
 
-from .link import Link, LinkLost, Target
+from .link import Link, LinkLost
+from .login import Target
 
 _OVERTIME = 30.0
 """Seconds beyond lifetime and grace after which the far machine ends even an executor that hangs."""
@@ -251,7 +244,7 @@ class SshBackend:
 
     async def _create(self, link: Link, facts: dict[str, Any], spec: SandboxSpec) -> SshSandbox:
         id = new_id()
-        name = sandbox_name(id, spec)
+        name = sandbox_title(id, spec.labels)
         death: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         link.deaths[id] = death
         try:
