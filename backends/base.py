@@ -45,6 +45,12 @@ class Availability:
     better: Sequence[str] = ()
     """What would make it safer, a line each, with the next step."""
 
+    @classmethod
+    def lacking(cls, error: Exception, step: str = "see the message") -> Availability:
+        """It does not work, for the reason and with the next step that `error` names; else with `step`."""
+        reason, _, fix = str(error).partition(". Next step: ")
+        return cls(False, reason, fix or step)
+
 
 @dataclass(frozen=True, slots=True)
 class SandboxInfo:

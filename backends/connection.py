@@ -2,7 +2,7 @@
 
 A connection over one stream is lost with that stream. A resumable connection dials again when its stream breaks: no
 request is executed twice and no answer is lost. A lost connection stays lost, and every request, pending or new, raises
-`SandboxLost` with the same reason. The package `executor` describes the protocol.
+`SandboxLost` with the same reason. `executor/PROTOCOL.md` has the protocol.
 """
 
 from __future__ import annotations

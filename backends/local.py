@@ -98,8 +98,7 @@ class LocalBackend:
             available = self._host.available()
             lacking = self._require(self._machine.bwrap)
         except BackendError as error:
-            reason, _, step = str(error).partition(". Next step: ")
-            return Availability(False, reason, step or "see the message")
+            return Availability.lacking(error)
         limits = f"{cgroups.describe(available)}; disk: a file system in memory"
         better = [*countable(), *hardened.advice(lacking)]
         return Availability(True, detail, "", hardened.isolation("bubblewrap"), limits, better)

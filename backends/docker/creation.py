@@ -18,9 +18,9 @@ from backends.connection import Connection
 from backends.errors import BackendError, BackendUnavailable, SandboxLost
 from backends.host import runtime
 from backends.owner import ID_PREFIX, this_owner
-from backends.sandbox import ExecutorSandbox, initialise
+from backends.sandbox import RemovedSandbox, initialise
 from backends.spec import SandboxSpec
-from backends.tasks import finish, has_failed, seen
+from backends.tasks import finish
 
 from . import container as containers
 from . import hardened
@@ -255,37 +255,22 @@ class Creation:
             await self.docker.containers.container(self.id).delete(force=True, v=True)
 
 
-class DockerSandbox(ExecutorSandbox):
+class DockerSandbox(RemovedSandbox):
     """A container whose PID 1 is the executor."""
 
     def __init__(
         self, creation: Creation, connection: Connection, *, workdir: str, python: str | None, in_memory: bool
     ) -> None:
-        super().__init__(connection, id=creation.id, workdir=workdir, python=python)
+        super().__init__(connection, id=creation.id, name=creation.name, workdir=workdir, python=python)
         self._creation, self._in_memory = creation, in_memory
-        self._end = self._ending()
 
-    def _ending(self) -> asyncio.Task[None]:
-        ending = asyncio.create_task(self._watch())
-        ending.add_done_callback(seen)
-        return ending
-
-    async def _watch(self) -> None:
-        """Remove the container when its connection has ended, even if the sandbox is never closed."""
-        await asyncio.wait([self._connection.ended])
+    async def _remove(self) -> None:
         await self._creation.undo(strict=True)
 
     async def close(self) -> None:
-        """See `Sandbox.close`.
-
-        Raises:
-            BackendError: the engine does not answer. All processes inside have ended; `reap` removes the rest.
-        """
+        """See `Sandbox.close`."""
         self._connection.shut_down()  # works without the engine
-        self._connection.fail(f"{self._creation.name} was closed")
-        if has_failed(self._end) or self._end.cancelling():
-            self._end = self._ending()  # another attempt
-        await finish(self._end)
+        await super().close()
 
     async def snapshot(self) -> str:
         """Save the root file system, including /tmp, as an image `lachesis-snapshot:ID-N`.

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from backends.errors import BackendUnavailable
 
 from .folders import SHORTAGES, inside
-from .kernel import CAP_SYS_ADMIN, holds, kernel_files, own_settings
+from .kernel import CAP_SYS_ADMIN, holds, in_container, kernel_files, own_settings
 from .plan import Disk, Prepared, Request
 from .runtime import RUNTIME
 
@@ -319,6 +319,6 @@ def _fix(failure: str, install: str) -> str:
             return debian
     if _sysctl("user.max_user_namespaces") == "0":
         return "sudo sysctl user.max_user_namespaces=15000"
-    if Path("/.dockerenv").exists() or Path("/run/.containerenv").exists():
+    if in_container():
         return container
     return f"let this user make user namespaces: {apparmor}, or {debian}; in a container: {container}"

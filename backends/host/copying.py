@@ -114,7 +114,7 @@ def _fill(folder: Path, python: Path, bash: Path) -> None:
     _place(folder, python, PYTHON, mapped, [_LIBRARIES], placed)
     maps = _run([str(bash), "--norc", "--noprofile", "-c", _BASH_PROBE], bash)
     _place(folder, bash, BASH, _mapped(maps), [_BASH_LIBRARIES, _LIBRARIES], placed)
-    (folder / EXECUTOR).write_bytes(executor_code.bytecode())
+    (folder / EXECUTOR).write_bytes(executor_code.executor_bytecode())
     for name in ("C.utf8", "C.UTF-8"):
         if Path(_LOCALES, name).is_dir():
             shutil.copytree(Path(_LOCALES, name), folder / os.path.relpath(_OWN_LOCALES, RUNTIME) / name)

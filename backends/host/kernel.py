@@ -34,6 +34,11 @@ def bind(source: str, place: str, flags: int) -> None:
         check(libc.mount(os.fsencode(source), os.fsencode(place), None, kind, None), f"mounting {place}")
 
 
+def in_container() -> bool:
+    """Whether this process is in a container of Docker or podman."""
+    return any(os.path.exists(path) for path in ("/.dockerenv", "/run/.containerenv"))
+
+
 def holds(capability: int) -> bool:
     """Whether this process has a capability."""
     with open("/proc/self/status") as file:

@@ -132,7 +132,7 @@ class Machine:
                 written["/etc/resolv.conf"] = package_settings.resolver()
         prepared = None
         if not runtime:
-            contents[_EXECUTOR] = executor_code.bytecode()
+            contents[_EXECUTOR] = executor_code.executor_bytecode()
             inner = [bubblewrap.python_path(), "-I", "-S", _EXECUTOR, *arguments]
         else:
             inner = runtime_command(*arguments)
@@ -173,7 +173,7 @@ def _unwalled(id: str, folder: Path, request: Request, arguments: Sequence[str])
     env = {**environment(False), "HOME": str(folder / "home"), "TMPDIR": str(folder / "tmp"), MARK: id}
     del env["USER"], env["LOGNAME"]  # commands run as the current user, not as `agent`
     executor = folder / "executor.pyc"
-    executor.write_bytes(executor_code.bytecode())
+    executor.write_bytes(executor_code.executor_bytecode())
     command = [bubblewrap.python_path(), "-I", "-S", str(executor), *arguments]
     return Plan(command, request.workdir or str(folder / "workspace"), env, own_env={MARK: id})
 

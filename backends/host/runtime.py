@@ -106,4 +106,4 @@ def _digest(python: Path, bash: Path) -> str:
 @functools.lru_cache(maxsize=None)
 def _sources() -> hashlib._Hash:
     own_code = [pkgutil.get_data(__package__, name) or b"" for name in ("runtime.py", "copying.py", "elf.py")]
-    return hashlib.sha256(b"".join([sys.version.encode(), *own_code, executor_code.source()]))
+    return hashlib.sha256(b"".join([sys.version.encode(), *own_code, executor_code.executor_source()]))

@@ -29,18 +29,7 @@ from backends.sandbox import initialise
 from backends.spec import SandboxSpec, sandbox_title
 from backends.tasks import finish
 
-from .calls import (
-    ENDING,
-    FIX,
-    Shared,
-    bounded,
-    is_rejected,
-    post_mortem,
-    retried,
-    terminate,
-    text_of,
-    why_ended,
-)
+from .calls import ENDING, FIX, Shared, bounded, is_rejected, post_mortem, retried, terminate, text_of, why_ended
 from .exec_stream import entrypoint, exec_stream, relay
 from .sandbox import ModalSandbox
 from .terms import MARGIN, MARK, reject, tag, tags_of

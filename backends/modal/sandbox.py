@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 from backends.connection import Connection
 from backends.errors import SandboxLost
-from backends.sandbox import ExecutorSandbox
-from backends.tasks import finish, has_failed, seen
+from backends.sandbox import RemovedSandbox
 
 from .calls import retried, terminate
 
@@ -16,15 +14,14 @@ if TYPE_CHECKING:
     import modal
 
 
-class ModalSandbox(ExecutorSandbox):
+class ModalSandbox(RemovedSandbox):
     """A Modal sandbox whose entrypoint is the executor."""
 
     def __init__(
         self, connection: Connection, sandbox: modal.Sandbox, *, id: str, name: str, workdir: str, python: str | None
     ) -> None:
-        super().__init__(connection, id=id, workdir=workdir, python=python)
-        self._sandbox, self._name = sandbox, name
-        self._end = self._ending()
+        super().__init__(connection, id=id, name=name, workdir=workdir, python=python)
+        self._sandbox = sandbox
 
     @property
     def object_id(self) -> str:
@@ -45,24 +42,5 @@ class ModalSandbox(ExecutorSandbox):
         image = await self._connection.guard(keeping)
         return image.object_id
 
-    async def close(self) -> None:
-        """See `Sandbox.close`.
-
-        Raises:
-            BackendError: Modal could not be reached; calling again retries. The sandbox ends by itself, after its grace
-                or its lifetime.
-        """
-        self._connection.fail(f"{self._name} was closed")
-        if has_failed(self._end):
-            self._end = self._ending()  # another attempt
-        await finish(self._end)
-
-    def _ending(self) -> asyncio.Task[None]:
-        ending = asyncio.create_task(self._watch())
-        ending.add_done_callback(seen)
-        return ending
-
-    async def _watch(self) -> None:
-        """End the sandbox when its connection is lost: without one it only costs money."""
-        await asyncio.wait([self._connection.ended])
+    async def _remove(self) -> None:
         await terminate(self._sandbox, self._name)

@@ -93,8 +93,7 @@ class SingularityBackend:
             available = self._host.available()
             lacking = self._require(self._installation)
         except BackendError as error:
-            reason, _, step = str(error).partition(". Next step: ")
-            return Availability(False, reason, step or "see the message")
+            return Availability.lacking(error)
         return replace(
             availability,
             isolation=hardened.isolation("Apptainer"),

@@ -129,8 +129,7 @@ class SshBackend:
             with self._link().used() as link:
                 return (await self._examine(link))[0]
         except BackendError as error:
-            reason, _, fix = str(error).partition(". Next step: ")
-            return Availability(False, reason, fix or f"try: {self._target.command} true")
+            return Availability.lacking(error, f"try: {self._target.command} true")
 
     @typed_failures
     async def create(self, spec: SandboxSpec) -> SshSandbox:
@@ -217,8 +216,7 @@ class SshBackend:
             try:
                 hardened.require_nothing(host, facts["lacks"])
             except BackendUnavailable as error:
-                reason, _, step = str(error).partition(". Next step: ")
-                return Availability(False, reason, step), facts
+                return Availability.lacking(error), facts
         self._facts = facts
         better = hardened.advice(facts["lacks"])
         return Availability(True, detail, "", facts["isolation"], facts["limits"], better), facts
