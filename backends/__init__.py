@@ -19,198 +19,60 @@ if TYPE_CHECKING:
     from typing import Any
 
     from .base import (
-        MAX_DOWNLOAD as MAX_DOWNLOAD,
+        MAX_DOWNLOAD,
+        MAX_MEMBERS,
+        MAX_OUTPUT,
+        Availability,
+        Backend,
+        ExecResult,
+        FileStatus,
+        OutputChunk,
+        Process,
+        ProcessStatus,
+        Sandbox,
+        SandboxInfo,
+        SupportsForward,
+        SupportsPty,
+        SupportsSnapshot,
+        SupportsWaited,
     )
-    from .base import (
-        MAX_MEMBERS as MAX_MEMBERS,
-    )
-    from .base import (
-        MAX_OUTPUT as MAX_OUTPUT,
-    )
-    from .base import (
-        Availability as Availability,
-    )
-    from .base import (
-        Backend as Backend,
-    )
-    from .base import (
-        ExecResult as ExecResult,
-    )
-    from .base import (
-        FileStatus as FileStatus,
-    )
-    from .base import (
-        OutputChunk as OutputChunk,
-    )
-    from .base import (
-        Process as Process,
-    )
-    from .base import (
-        ProcessStatus as ProcessStatus,
-    )
-    from .base import (
-        Sandbox as Sandbox,
-    )
-    from .base import (
-        SandboxInfo as SandboxInfo,
-    )
-    from .base import (
-        SupportsForward as SupportsForward,
-    )
-    from .base import (
-        SupportsPty as SupportsPty,
-    )
-    from .base import (
-        SupportsSnapshot as SupportsSnapshot,
-    )
-    from .base import (
-        SupportsWaited as SupportsWaited,
-    )
-    from .connection import (
-        ByteStream as ByteStream,
-    )
-    from .connection import (
-        Connection as Connection,
-    )
-    from .connection import (
-        asyncio_stream as asyncio_stream,
-    )
+    from .connection import ByteStream, Connection, asyncio_stream
     from .errors import (
-        INSIDE as INSIDE,
+        INSIDE,
+        BackendError,
+        BackendUnavailable,
+        ExitCode,
+        ImageUnavailable,
+        LachesisError,
+        SandboxExhausted,
+        SandboxLost,
+        SettingsError,
     )
-    from .errors import (
-        BackendError as BackendError,
-    )
-    from .errors import (
-        BackendUnavailable as BackendUnavailable,
-    )
-    from .errors import (
-        ExitCode as ExitCode,
-    )
-    from .errors import (
-        ImageUnavailable as ImageUnavailable,
-    )
-    from .errors import (
-        LachesisError as LachesisError,
-    )
-    from .errors import (
-        SandboxExhausted as SandboxExhausted,
-    )
-    from .errors import (
-        SandboxLost as SandboxLost,
-    )
-    from .errors import (
-        SettingsError as SettingsError,
-    )
-    from .executor.trees import (
-        remove_tree as remove_tree,
-    )
-    from .executor.trees import (
-        walk as walk,
-    )
-    from .executor_code import (
-        executor_bytecode as executor_bytecode,
-    )
-    from .executor_code import (
-        executor_source as executor_source,
-    )
-    from .extraction import (
-        Room as Room,
-    )
-    from .factory import (
-        BACKENDS as BACKENDS,
-    )
-    from .factory import (
-        BackendOption as BackendOption,
-    )
-    from .factory import (
-        backend_names as backend_names,
-    )
-    from .factory import (
-        backend_options as backend_options,
-    )
-    from .factory import (
-        create_backend as create_backend,
-    )
-    from .first_use import (
-        in_turn as in_turn,
-    )
-    from .first_use import (
-        parse as parse,
-    )
-    from .forwarding import (
-        Forward as Forward,
-    )
-    from .host.folders import (
-        cache_folder as cache_folder,
-    )
-    from .lease import (
-        Lease as Lease,
-    )
-    from .lease import (
-        LeaseOver as LeaseOver,
-    )
-    from .lease import (
-        Lessor as Lessor,
-    )
-    from .lease import (
-        SandboxPerLease as SandboxPerLease,
-    )
-    from .owner import (
-        is_gone as is_gone,
-    )
-    from .owner import (
-        new_id as new_id,
-    )
-    from .owner import (
-        owner_of as owner_of,
-    )
-    from .owner import (
-        this_owner as this_owner,
-    )
-    from .plugins import (
-        PluginBroken as PluginBroken,
-    )
-    from .plugins import (
-        Registry as Registry,
-    )
-    from .plugins import (
-        UnknownPlugin as UnknownPlugin,
-    )
-    from .sandbox import (
-        ExecutorSandbox as ExecutorSandbox,
-    )
-    from .sandbox import (
-        initialise as initialise,
-    )
-    from .spec import (
-        SandboxSpec as SandboxSpec,
-    )
-    from .spec import (
-        reject_fields as reject_fields,
-    )
-    from .spec import (
-        sandbox_title as sandbox_title,
-    )
-    from .tasks import (
-        cancel_requests as cancel_requests,
-    )
-    from .tasks import (
-        finish as finish,
-    )
-    from .tasks import (
-        in_own_thread as in_own_thread,
-    )
-    from .tasks import (
-        run_all as run_all,
-    )
-    from .tasks import (
-        seen as seen,
-    )
-    from .tasks import (
-        stop_event as stop_event,
-    )
+    from .executor.trees import remove_tree, walk
+    from .executor_code import executor_bytecode, executor_source
+    from .extraction import Room
+    from .factory import BACKENDS, BackendOption, backend_names, backend_options, create_backend
+    from .first_use import in_turn, parse
+    from .forwarding import Forward
+    from .host.folders import cache_folder
+    from .lease import Lease, LeaseOver, Lessor, SandboxPerLease
+    from .owner import is_gone, new_id, owner_of, this_owner
+    from .plugins import PluginBroken, Registry, UnknownPlugin
+    from .sandbox import ExecutorSandbox, initialise
+    from .spec import SandboxSpec, reject_fields, sandbox_title
+    from .tasks import cancel_requests, finish, in_own_thread, run_all, seen, stop_event
 
+__all__ = [
+    "BACKENDS", "INSIDE", "MAX_DOWNLOAD", "MAX_MEMBERS", "MAX_OUTPUT", "Availability", "Backend", "BackendError",
+    "BackendOption", "BackendUnavailable", "ByteStream", "Connection", "ExecResult", "ExecutorSandbox", "ExitCode",
+    "FileStatus", "Forward", "ImageUnavailable", "LachesisError", "Lease", "LeaseOver", "Lessor", "OutputChunk",
+    "PluginBroken", "Process", "ProcessStatus", "Registry", "Room", "Sandbox", "SandboxExhausted", "SandboxInfo",
+    "SandboxLost", "SandboxPerLease", "SandboxSpec", "SettingsError", "SupportsForward", "SupportsPty",
+    "SupportsSnapshot", "SupportsWaited", "UnknownPlugin", "asyncio_stream", "backend_names", "backend_options",
+    "cache_folder", "cancel_requests", "create_backend", "executor_bytecode", "executor_source", "finish",
+    "in_own_thread", "in_turn", "initialise", "is_gone", "new_id", "owner_of", "parse", "reject_fields",
+    "remove_tree", "run_all", "sandbox_title", "seen", "stop_event", "this_owner", "walk",
+]  # fmt: skip
 _HOMES = {
     "errors": "INSIDE BackendError BackendUnavailable ExitCode ImageUnavailable LachesisError SandboxExhausted "
     "SandboxLost SettingsError",
@@ -232,7 +94,6 @@ _HOMES = {
     "tasks": "cancel_requests finish in_own_thread run_all seen stop_event",
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names.split()}
-__all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> Any:
