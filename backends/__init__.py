@@ -30,7 +30,6 @@ if TYPE_CHECKING:
         Process,
         ProcessStatus,
         Sandbox,
-        SandboxInfo,
         SupportsForward,
         SupportsPty,
         SupportsSnapshot,
@@ -59,7 +58,7 @@ if TYPE_CHECKING:
     from .owner import is_gone, new_id, owner_of, this_owner
     from .plugins import PluginBroken, Registry, UnknownPlugin
     from .sandbox import ExecutorSandbox, initialise
-    from .spec import SandboxSpec, reject_fields, sandbox_title
+    from .spec import SandboxInfo, SandboxSpec, reject_fields, sandbox_title
     from .tasks import cancel_requests, finish, in_own_thread, run_all, seen, stop_event
 
 __all__ = [
@@ -76,9 +75,9 @@ __all__ = [
 _HOMES = {
     "errors": "INSIDE BackendError BackendUnavailable ExitCode ImageUnavailable LachesisError SandboxExhausted "
     "SandboxLost SettingsError",
-    "spec": "SandboxSpec reject_fields sandbox_title",
+    "spec": "SandboxInfo SandboxSpec reject_fields sandbox_title",
     "base": "MAX_DOWNLOAD MAX_MEMBERS MAX_OUTPUT Availability Backend ExecResult FileStatus OutputChunk Process "
-    "ProcessStatus Sandbox SandboxInfo SupportsForward SupportsPty SupportsSnapshot SupportsWaited",
+    "ProcessStatus Sandbox SupportsForward SupportsPty SupportsSnapshot SupportsWaited",
     "lease": "Lease LeaseOver Lessor SandboxPerLease",
     "factory": "BACKENDS BackendOption backend_names backend_options create_backend",
     "forwarding": "Forward",

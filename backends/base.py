@@ -6,15 +6,13 @@ timeout. So callers tell a broken sandbox from a wrong answer by type.
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_checkable
 
-from .owner import is_gone
-from .spec import SandboxSpec
+from .spec import SandboxInfo, SandboxSpec
 
 if TYPE_CHECKING:
     from .forwarding import Forward
@@ -50,35 +48,6 @@ class Availability:
         """It does not work, for the reason and with the next step that `error` names; else with `step`."""
         reason, _, fix = str(error).partition(". Next step: ")
         return cls(False, reason, fix or step)
-
-
-@dataclass(frozen=True, slots=True)
-class SandboxInfo:
-    """A sandbox as the technology lists it, of any owner, living or gone."""
-
-    backend: str
-    id: str
-    """The name, chosen before the sandbox was created: `lachesis-` and random characters."""
-    run_id: str
-    task_id: str
-    owner: str
-    """The process that created it; see `owner.py`."""
-    orphan: bool
-    """Whether the owner is known to be gone. An owner on another machine is never known to be."""
-    created: float
-    """Unix time in seconds, 0 when unknown."""
-    detail: str = ""
-    """One line in the terms of the technology: a state, a process id, a folder."""
-
-    @classmethod
-    def of(cls, backend: str, id: str, labels: Mapping[str, str], detail: str) -> SandboxInfo:
-        """From labels `run_id`, `task_id`, `owner` and `created`, as far as there are any."""
-        owner = labels.get("owner", "")
-        created = 0.0
-        with contextlib.suppress(ValueError):
-            created = float(labels.get("created", ""))
-        run_id, task_id = labels.get("run_id", ""), labels.get("task_id", "")
-        return cls(backend, id, run_id, task_id, owner, is_gone(owner), created, detail)
 
 
 @dataclass(frozen=True, slots=True)

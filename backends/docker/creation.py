@@ -18,7 +18,8 @@ from backends.connection import Connection
 from backends.errors import BackendError, BackendUnavailable, SandboxLost
 from backends.host import runtime
 from backends.owner import ID_PREFIX, this_owner
-from backends.sandbox import RemovedSandbox, initialise
+from backends.remote import RemoteSandbox
+from backends.sandbox import initialise
 from backends.spec import SandboxSpec
 from backends.tasks import finish
 
@@ -255,7 +256,7 @@ class Creation:
             await self.docker.containers.container(self.id).delete(force=True, v=True)
 
 
-class DockerSandbox(RemovedSandbox):
+class DockerSandbox(RemoteSandbox):
     """A container whose PID 1 is the executor."""
 
     def __init__(

@@ -11,9 +11,9 @@ from typing import Any
 
 import aiodocker
 
-from backends.base import SandboxInfo
 from backends.errors import BackendUnavailable
 from backends.limits import MissingDefaults
+from backends.spec import SandboxInfo
 
 from . import container as containers
 from . import hardened as profile

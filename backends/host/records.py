@@ -15,11 +15,10 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from backends.base import SandboxInfo
 from backends.errors import BackendError
 from backends.executor.trees import remove_tree
 from backends.owner import ID_PREFIX, is_gone, is_of_this_boot, start_time, this_machine, this_owner
-from backends.spec import SandboxSpec
+from backends.spec import SandboxInfo, SandboxSpec
 
 from .folders import private_folder
 

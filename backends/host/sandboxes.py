@@ -22,13 +22,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from backends.base import SandboxInfo
 from backends.connection import PATIENCE, Connection, asyncio_stream
 from backends.errors import BackendError, SandboxLost
 from backends.limits import MissingDefaults, with_defaults
 from backends.owner import new_id
 from backends.sandbox import ExecutorSandbox, initialise
-from backends.spec import SandboxSpec, sandbox_title
+from backends.spec import SandboxInfo, SandboxSpec, sandbox_title
 
 from . import cgroups, delegation, records
 from .folders import remove_sandbox

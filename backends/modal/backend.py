@@ -19,14 +19,14 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from backends.base import Availability, SandboxInfo
+from backends.base import Availability
 from backends.connection import GRACE, ByteStream, Connection
 from backends.errors import BackendError, BackendUnavailable, SandboxLost
 from backends.failures import typed_failures
 from backends.limits import CPUS, MEMORY
 from backends.owner import new_id
 from backends.sandbox import initialise
-from backends.spec import SandboxSpec, sandbox_title
+from backends.spec import SandboxInfo, SandboxSpec, sandbox_title
 from backends.tasks import finish
 
 from .calls import ENDING, FIX, Shared, bounded, is_rejected, post_mortem, retried, terminate, text_of, why_ended

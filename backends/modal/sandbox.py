@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from backends.connection import Connection
 from backends.errors import SandboxLost
-from backends.sandbox import RemovedSandbox
+from backends.remote import RemoteSandbox
 
 from .calls import retried, terminate
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import modal
 
 
-class ModalSandbox(RemovedSandbox):
+class ModalSandbox(RemoteSandbox):
     """A Modal sandbox whose entrypoint is the executor."""
 
     def __init__(

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from backends.base import Availability, SandboxInfo
+from backends.base import Availability
 from backends.errors import BackendError, BackendUnavailable
 from backends.failures import typed_failures
 from backends.host import cgroups, hardened, records
@@ -30,7 +30,7 @@ from backends.host.plan import Disk, Plan
 from backends.host.runtime import portable_runtime, runtime_command
 from backends.host.sandboxes import HostSandbox, HostSandboxes
 from backends.limits import countable
-from backends.spec import Profile, SandboxSpec, check_profile, disk_in_memory, hardened_spec, reject_fields
+from backends.spec import Profile, SandboxInfo, SandboxSpec, check_profile, disk_in_memory, hardened_spec, reject_fields
 from backends.tasks import in_own_thread
 
 from .images import Images, Progress

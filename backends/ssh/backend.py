@@ -22,7 +22,7 @@ from typing import Any, Literal, cast
 
 import asyncssh
 
-from backends.base import Availability, SandboxInfo
+from backends.base import Availability
 from backends.connection import Connection
 from backends.errors import BackendError, BackendUnavailable, SandboxLost
 from backends.failures import typed_failures
@@ -31,7 +31,7 @@ from backends.host.requests import executor_death, explained, request_of, write_
 from backends.limits import MissingDefaults, with_defaults
 from backends.owner import is_gone, new_id, this_owner
 from backends.sandbox import ExecutorSandbox, initialise
-from backends.spec import Profile, SandboxSpec, check_profile, hardened_spec, sandbox_title
+from backends.spec import Profile, SandboxInfo, SandboxSpec, check_profile, hardened_spec, sandbox_title
 from backends.tasks import finish
 
 from .link import Link, LinkLost
