@@ -29,7 +29,7 @@ from backends.failures import typed_failures
 from backends.host import cgroups, hardened
 from backends.host.requests import executor_death, explained, request_of, write_inside
 from backends.limits import MissingDefaults, with_defaults
-from backends.owner import is_gone, new_id, this_owner
+from backends.owner import new_id, this_owner
 from backends.sandbox import ExecutorSandbox, initialise
 from backends.spec import Profile, SandboxInfo, SandboxSpec, check_profile, hardened_spec, sandbox_title
 from backends.tasks import finish
@@ -226,19 +226,11 @@ class SshBackend:
             found = (await (await link.hub()).request("list"))["sandboxes"]
         except LinkLost as error:
             raise BackendUnavailable(f"{error}. Next step: try again") from None
-        return [
-            SandboxInfo(
-                backend=self.name,
-                id=entry["id"],
-                run_id=entry["meta"].get("run_id", ""),
-                task_id=entry["meta"].get("task_id", ""),
-                owner=entry["meta"].get("owner", ""),
-                orphan=not entry["alive"] or is_gone(entry["meta"].get("owner", "")),
-                created=entry["meta"].get("created", 0.0),
-                detail=f"{self._target.name}: {entry['state']}",
-            )
-            for entry in found
-        ]
+        listed = []
+        for entry in found:
+            info = SandboxInfo.of(self.name, entry["id"], entry["meta"], f"{self._target.name}: {entry['state']}")
+            listed.append(replace(info, orphan=info.orphan or not entry["alive"]))
+        return listed
 
     async def _create(self, link: Link, facts: dict[str, Any], spec: SandboxSpec) -> SshSandbox:
         id = new_id()
