@@ -5,84 +5,99 @@
     result = await sandbox.exec("echo hello > note.txt; ls", timeout=10)
 
 A backend that cannot run here says so, and what to do about it: `(await backend.check()).fix`.
+
+These names are the package's face. Other packages, and backends of others, import nothing else of it, but
+`backends.images`.
 """
 
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False  # the process that starts sandboxes imports this as well, and typing costs start-up time
 if TYPE_CHECKING:
+    from typing import Any
+
     from .base import (
         MAX_DOWNLOAD,
         MAX_MEMBERS,
         MAX_OUTPUT,
         Availability,
         Backend,
-        BackendError,
-        BackendUnavailable,
         ExecResult,
         FileStatus,
-        ImageUnavailable,
         OutputChunk,
         Process,
         ProcessStatus,
         Sandbox,
-        SandboxExhausted,
-        SandboxInfo,
-        SandboxLost,
-        SandboxSpec,
         SupportsForward,
         SupportsPty,
         SupportsSnapshot,
         SupportsWaited,
     )
+    from .connection import ByteStream, Connection, asyncio_stream
+    from .errors import (
+        INSIDE,
+        BackendError,
+        BackendUnavailable,
+        ExitCode,
+        ImageUnavailable,
+        LachesisError,
+        SandboxExhausted,
+        SandboxLost,
+        SettingsError,
+    )
+    from .executor.trees import remove_tree, walk
+    from .executor_code import executor_bytecode, executor_source
+    from .extraction import Room
     from .factory import BACKENDS, BackendOption, backend_names, backend_options, create_backend
+    from .first_use import in_turn, parse
     from .forwarding import Forward
+    from .host.folders import cache_folder
     from .lease import Lease, LeaseOver, Lessor, SandboxPerLease
+    from .owner import is_gone, new_id, owner_of, this_owner
+    from .plugins import PluginBroken, Registry, UnknownPlugin
+    from .sandbox import ExecutorSandbox, initialise
+    from .spec import SandboxInfo, SandboxSpec, reject_fields, sandbox_title
+    from .tasks import cancel_requests, finish, in_own_thread, run_all, seen, stop_event
 
 __all__ = [
-    "BACKENDS",
-    "MAX_DOWNLOAD",
-    "MAX_MEMBERS",
-    "MAX_OUTPUT",
-    "Availability",
-    "Backend",
-    "BackendError",
-    "BackendOption",
-    "BackendUnavailable",
-    "ExecResult",
-    "FileStatus",
-    "Forward",
-    "ImageUnavailable",
-    "Lease",
-    "LeaseOver",
-    "Lessor",
-    "OutputChunk",
-    "Process",
-    "ProcessStatus",
-    "Sandbox",
-    "SandboxExhausted",
-    "SandboxInfo",
-    "SandboxLost",
-    "SandboxPerLease",
-    "SandboxSpec",
-    "SupportsForward",
-    "SupportsPty",
-    "SupportsSnapshot",
-    "SupportsWaited",
-    "backend_names",
-    "backend_options",
-    "create_backend",
-]
+    "BACKENDS", "INSIDE", "MAX_DOWNLOAD", "MAX_MEMBERS", "MAX_OUTPUT", "Availability", "Backend", "BackendError",
+    "BackendOption", "BackendUnavailable", "ByteStream", "Connection", "ExecResult", "ExecutorSandbox", "ExitCode",
+    "FileStatus", "Forward", "ImageUnavailable", "LachesisError", "Lease", "LeaseOver", "Lessor", "OutputChunk",
+    "PluginBroken", "Process", "ProcessStatus", "Registry", "Room", "Sandbox", "SandboxExhausted", "SandboxInfo",
+    "SandboxLost", "SandboxPerLease", "SandboxSpec", "SettingsError", "SupportsForward", "SupportsPty",
+    "SupportsSnapshot", "SupportsWaited", "UnknownPlugin", "asyncio_stream", "backend_names", "backend_options",
+    "cache_folder", "cancel_requests", "create_backend", "executor_bytecode", "executor_source", "finish",
+    "in_own_thread", "in_turn", "initialise", "is_gone", "new_id", "owner_of", "parse", "reject_fields",
+    "remove_tree", "run_all", "sandbox_title", "seen", "stop_event", "this_owner", "walk",
+]  # fmt: skip
+_HOMES = {
+    "errors": "INSIDE BackendError BackendUnavailable ExitCode ImageUnavailable LachesisError SandboxExhausted "
+    "SandboxLost SettingsError",
+    "spec": "SandboxInfo SandboxSpec reject_fields sandbox_title",
+    "base": "MAX_DOWNLOAD MAX_MEMBERS MAX_OUTPUT Availability Backend ExecResult FileStatus OutputChunk Process "
+    "ProcessStatus Sandbox SupportsForward SupportsPty SupportsSnapshot SupportsWaited",
+    "lease": "Lease LeaseOver Lessor SandboxPerLease",
+    "factory": "BACKENDS BackendOption backend_names backend_options create_backend",
+    "forwarding": "Forward",
+    "connection": "ByteStream Connection asyncio_stream",
+    "sandbox": "ExecutorSandbox initialise",
+    "executor_code": "executor_bytecode executor_source",
+    "executor.trees": "remove_tree walk",
+    "extraction": "Room",
+    "host.folders": "cache_folder",
+    "owner": "is_gone new_id owner_of this_owner",
+    "first_use": "in_turn parse",
+    "plugins": "PluginBroken Registry UnknownPlugin",
+    "tasks": "cancel_requests finish in_own_thread run_all seen stop_event",
+}
+_HOME = {name: module for module, names in _HOMES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> Any:
     """Imports what is asked for, then: errors and command lines need nothing of sandboxes."""
-    if name in __all__:
-        for home in ("base", "lease", "forwarding", "factory"):
-            module = importlib.import_module(f"backends.{home}")
-            if hasattr(module, name):
-                value = globals()[name] = getattr(module, name)
-                return value
-    raise AttributeError(f"module 'backends' has no attribute {name!r}")
+    if name not in _HOME:
+        raise AttributeError(f"module 'backends' has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(f"backends.{_HOME[name]}"), name)
+    return value

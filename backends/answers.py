@@ -10,81 +10,57 @@ LONGEST = 4096
 """Characters that are kept of a message from inside."""
 
 
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, int) and abs(value) < 1 << 63
-
-
-def _is_size(value: Any) -> bool:
-    return _is_integer(value) and value >= 0
-
-
-def _is_integer_or_none(value: Any) -> bool:
-    return value is None or _is_integer(value)
-
-
-def _is_seconds(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value) and value >= 0
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _is_text_or_none(value: Any) -> bool:
-    return value is None or isinstance(value, str)
-
-
-def _is_flag(value: Any) -> bool:
-    return isinstance(value, bool)
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list) and all(
-        isinstance(row, list) and len(row) == 2 and all(map(_is_text, row)) for row in value
-    )
-
-
-_FIELDS: Mapping[str, Mapping[str, Callable[[Any], bool]]] = {
-    "init": {"python": _is_text_or_none, "unfiltered": _is_text},
-    "exec": {
-        "execution": _is_text,
-        "exit_code": _is_integer,
-        "timed_out": _is_flag,
-        "stdout": _is_size,
-        "stdout_elided": _is_size,
-        "stderr_elided": _is_size,
-        "duration": _is_seconds,
-    },
-    "start": {"process": _is_text},
-    "processes": {"processes": _is_list},
-    "status": {"exit_code": _is_integer_or_none, "output_size": _is_size},
-    "output": {"exit_code": _is_integer_or_none, "offset": _is_size},
-    "stat": {"path": _is_text},
-    "pull": {"end": _is_flag},
-    "listen": {"port": _is_size},
-    "accept": {"refused": _is_size},
+_MOST = 1 << 63
+_RIGHT: Mapping[str, Callable[[Any], bool]] = {
+    "integer": lambda value: isinstance(value, int) and abs(value) < _MOST,
+    "size": lambda value: isinstance(value, int) and 0 <= value < _MOST,
+    "seconds": lambda value: isinstance(value, int | float) and math.isfinite(value) and value >= 0,
+    "text": lambda value: isinstance(value, str),
+    "flag": lambda value: isinstance(value, bool),
+    "pairs": lambda value: isinstance(value, list) and all(map(_is_pair, value)),
 }
-_OPTIONAL = {"mode": _is_integer_or_none, "size": _is_size}
-_ERROR = {"errno": _is_integer_or_none, "message": _is_text, "path": _is_text_or_none}
+"""What a field may be. A name that ends in `?` may be None as well."""
+_FIELDS: Mapping[str, Mapping[str, str]] = {
+    "init": {"python": "text?", "unfiltered": "text"},
+    "exec": {
+        "execution": "text",
+        "exit_code": "integer",
+        "timed_out": "flag",
+        "duration": "seconds",
+        "stdout": "size",
+        "stdout_elided": "size",
+        "stderr_elided": "size",
+    },
+    "start": {"process": "text"},
+    "processes": {"processes": "pairs"},
+    "status": {"exit_code": "integer?", "output_size": "size"},
+    "output": {"exit_code": "integer?", "offset": "size"},
+    "stat": {"path": "text"},
+    "pull": {"end": "flag"},
+    "listen": {"port": "size"},
+    "accept": {"refused": "size"},
+}
+_OPTIONAL = {"mode": "integer?", "size": "size"}
+_ERROR = {"errno": "integer?", "message": "text", "path": "text?"}
+
+
+def _is_pair(row: Any) -> bool:
+    return isinstance(row, list) and len(row) == 2 and all(isinstance(each, str) for each in row)
 
 
 def check(op: str, header: Mapping[str, Any]) -> None:
     """Raises `ValueError` if `header` is no answer to the request `op`."""
-    if "error" not in header:
-        for name, is_right in _FIELDS.get(op, {}).items():
-            _check(op, name, is_right(header.get(name)))
-        for name, is_right in _OPTIONAL.items():
-            _check(op, name, name not in header or is_right(header[name]))
-        return
-    error = header["error"]
-    _check(op, "error", isinstance(error, dict))
-    for name, is_right in _ERROR.items():
-        _check(op, f"error.{name}", is_right(error.get(name)))
-
-
-def _check(op: str, name: str, right: bool) -> None:
-    if not right:
-        raise ValueError(f"its answer to {op!r} has a wrong {name!r}")
+    if "error" in header:
+        found, kinds, where = header["error"], _ERROR, "error."
+        if not isinstance(found, dict):
+            raise ValueError(f"its answer to {op!r} has a wrong 'error'")
+    else:
+        optional = {name: kind for name, kind in _OPTIONAL.items() if name in header}
+        found, kinds, where = header, {**_FIELDS.get(op, {}), **optional}, ""
+    for name, kind in kinds.items():
+        value = found.get(name)
+        if not ((value is None and kind.endswith("?")) or _RIGHT[kind.rstrip("?")](value)):
+            raise ValueError(f"its answer to {op!r} has a wrong {where + name!r}")
 
 
 def shown(text: object) -> str:

@@ -1,4 +1,4 @@
-"""The interface of every sandbox technology: a protocol for making sandboxes, one for using them, and the errors.
+"""The interface of every sandbox technology: a protocol for making sandboxes, and one for using them.
 
 A failure of the infrastructure raises `BackendError` or a subclass. Whatever the command does is a result, including a
 timeout. So callers tell a broken sandbox from a wrong answer by type.
@@ -6,55 +6,25 @@ timeout. So callers tell a broken sandbox from a wrong answer by type.
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_checkable
 
-from backends.errors import LachesisError
-
-from .owner import is_gone
+from .spec import SandboxInfo, SandboxSpec
 
 if TYPE_CHECKING:
     from .forwarding import Forward
 
 T = TypeVar("T")
 
-INSIDE = "the error of a system call inside the sandbox"
-"""A note (`__notes__`) of each `OSError` that an executor reported: none of them is an error of this machine."""
 MAX_OUTPUT = 1_000_000
 """Bytes of stdout, and of stderr, that `Sandbox.exec` keeps by default."""
 MAX_DOWNLOAD = 1 << 30
 """Bytes that `Sandbox.download_dir` copies by default."""
 MAX_MEMBERS = 1 << 17
 """Files, folders and links that `Sandbox.download_dir` copies by default."""
-
-
-class BackendError(LachesisError):
-    """The sandbox technology failed, not the code inside."""
-
-    may_pass = True
-    """Whether another attempt at the same rollout may succeed."""
-
-
-class BackendUnavailable(BackendError):
-    """The backend cannot do this here. The message says what is missing and how to get it."""
-
-
-class ImageUnavailable(BackendUnavailable):
-    """There is no image of the name that the spec has, or it is denied: another attempt ends in the same way."""
-
-    may_pass = False
-
-
-class SandboxLost(BackendError):
-    """The sandbox is gone: closed, killed, or past its lifetime. The rollout has to start again."""
-
-
-class SandboxExhausted(SandboxLost):
-    """What ran inside used up the sandbox's own limits, and that ended it. A new attempt would excuse the agent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,130 +43,11 @@ class Availability:
     better: Sequence[str] = ()
     """What would make it safer, a line each, with the next step."""
 
-
-@dataclass(frozen=True, slots=True)
-class SandboxSpec:
-    """The properties of a sandbox. None is the backend's default, which its documentation names. A backend raises
-    `BackendUnavailable` for a field that it cannot enforce. A limit (`cpus`, `memory_bytes`, `pids`, `disk_bytes`) of 0
-    is none at all."""
-
-    image: str | None = None
-    """The source of the root file system, in the terms of the backend: an image name, a file, a folder."""
-    workdir: str | None = None
-    """Absolute folder inside, created if missing, in which commands start and relative paths begin."""
-    env: Mapping[str, str] = field(default_factory=dict)
-    """Variables to set inside. Variables of the host are never passed on."""
-    network: bool = False
-    """Whether the network is available. For local backends it is the host's, with loopback and abstract sockets."""
-    cpus: float | None = None
-    """Limit of processor time for everything inside, in processors."""
-    memory_bytes: int | None = None
-    """Limit of memory for everything inside. A command that needs more is killed (exit code 137)."""
-    pids: int | None = None
-    """Limit of processes and threads inside, including those of the backend."""
-    disk_bytes: int | None = None
-    """Limit of written data. Where files are in memory, they also count towards `memory_bytes`."""
-    wall_time: float | None = None
-    """Limit in seconds for every command, over any `timeout`, and for every background process."""
-    lifetime: float = 3600.0
-    """Seconds after which the sandbox ends itself, even while it is in use."""
-    labels: Mapping[str, str] = field(default_factory=dict)
-    """`run_id` and `task_id`, for listings and error messages."""
-    root: bool = False
-    """Whether commands appear as user 0 inside, where they would be `agent`, with no more power outside."""
-
-    def __post_init__(self) -> None:
-        for name in ("cpus", "memory_bytes", "pids", "disk_bytes", "wall_time", "lifetime"):
-            value, unlimited = getattr(self, name), 0 if name not in ("wall_time", "lifetime") else None
-            if value is not None and not value > 0 and value != unlimited:
-                raise ValueError(f"{name} must be positive, not {value!r}")
-        if self.workdir is not None and not self.workdir.startswith("/"):
-            raise ValueError(f"workdir must be an absolute path, not {self.workdir!r}")
-
-
-Profile = Literal["standard", "hardened"]
-"""How much a backend insists on. A backend with the option `profile` makes sandboxes of the profile `hardened` with all
-walls and limits that it knows, or not at all: what it cannot have is a `BackendUnavailable`."""
-HARDENED_LIMITS: Mapping[str, float] = {"cpus": 1.0, "memory_bytes": 2 << 30, "pids": 512}
-"""Limits of the profile `hardened` for what a spec leaves open."""
-
-
-def check_profile(profile: Profile) -> bool:
-    """Whether it is `hardened`. Raises `ValueError` for a profile that does not exist."""
-    if profile not in ("standard", "hardened"):
-        raise ValueError(f"profile is 'standard' or 'hardened', not {profile!r}")
-    return profile == "hardened"
-
-
-def hardened_spec(spec: SandboxSpec, **more: float | str) -> SandboxSpec:
-    """`spec` with a value for each limit of `HARDENED_LIMITS`, and those of `more` for other fields that it leaves."""
-    wanted: dict[str, Any] = {**HARDENED_LIMITS, **more}
-    return replace(spec, **{name: value for name, value in wanted.items() if getattr(spec, name) is None})
-
-
-def reject_fields(backend: str, spec: SandboxSpec, *fields: str) -> None:
-    """Raise `BackendUnavailable` when `spec` sets one of `fields`, which this backend cannot enforce."""
-    for name in fields:
-        if getattr(spec, name):  # 0 asks for no limit
-            raise BackendUnavailable(f"backend {backend!r} cannot enforce {name}. Next step: leave {name} out")
-
-
-def sandbox_title(id: str, labels: Mapping[str, str]) -> str:
-    """The name of a sandbox in messages: its id, and the labels that have a value."""
-    shown = ", ".join(f"{key}={value}" for key, value in labels.items() if value)
-    return f"sandbox {id}" + (f" ({shown})" if shown else "")
-
-
-def disk_in_memory(spec: SandboxSpec, *, file_systems: int = 1) -> int:
-    """Bytes of each in-memory file system of a sandbox: `disk_bytes`, or a default.
-
-    Written data counts as memory that killing a process does not free. The default is at most half of `memory_bytes`,
-    so that filling the disk does not get the executor killed.
-
-    Raises:
-        BackendUnavailable: `disk_bytes` does not fit into `memory_bytes`, or is 0.
-    """
-    if spec.disk_bytes == 0:
-        raise BackendUnavailable("disk_bytes of 0 is no limit, and files are in memory here. Next step: name a size")
-    if spec.disk_bytes is not None:
-        if spec.memory_bytes is not None and file_systems * spec.disk_bytes >= spec.memory_bytes:
-            raise BackendUnavailable(
-                f"disk_bytes of {spec.disk_bytes} does not fit into memory_bytes of {spec.memory_bytes}: files are "
-                f"kept in memory here, in up to {file_systems} places of that size. Next step: raise memory_bytes, "
-                "or leave disk_bytes out"
-            )
-        return spec.disk_bytes
-    most = 1 << 30
-    return most if spec.memory_bytes is None else max(1 << 20, min(most, spec.memory_bytes // (2 * file_systems)))
-
-
-@dataclass(frozen=True, slots=True)
-class SandboxInfo:
-    """A sandbox as the technology lists it, of any owner, living or gone."""
-
-    backend: str
-    id: str
-    """The name, chosen before the sandbox was created: `lachesis-` and random characters."""
-    run_id: str
-    task_id: str
-    owner: str
-    """The process that created it; see `owner.py`."""
-    orphan: bool
-    """Whether the owner is known to be gone. An owner on another machine is never known to be."""
-    created: float
-    """Unix time in seconds, 0 when unknown."""
-    detail: str = ""
-    """One line in the terms of the technology: a state, a process id, a folder."""
-
     @classmethod
-    def of(cls, backend: str, id: str, labels: Mapping[str, str], detail: str) -> SandboxInfo:
-        """From labels `run_id`, `task_id`, `owner` and `created`, as far as there are any."""
-        owner = labels.get("owner", "")
-        created = 0.0
-        with contextlib.suppress(ValueError):
-            created = float(labels.get("created", ""))
-        run_id, task_id = labels.get("run_id", ""), labels.get("task_id", "")
-        return cls(backend, id, run_id, task_id, owner, is_gone(owner), created, detail)
+    def lacking(cls, error: Exception, step: str = "see the message") -> Availability:
+        """It does not work, for the reason and with the next step that `error` names; else with `step`."""
+        reason, _, fix = str(error).partition(". Next step: ")
+        return cls(False, reason, fix or step)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,10 @@ class ByteStream(Protocol):
         ...
 
 
+class Unreachable(Exception):
+    """No stream could be had in time. The message says why."""
+
+
 class _StreamPair:
     def __init__(self, reader: Any, writer: Any) -> None:
         self._reader, self._writer = reader, writer

@@ -2,28 +2,29 @@
 
 A connection over one stream is lost with that stream. A resumable connection dials again when its stream breaks: no
 request is executed twice and no answer is lost. A lost connection stays lost, and every request, pending or new, raises
-`SandboxLost` with the same reason. The package `executor` describes the protocol.
+`SandboxLost` with the same reason. `executor/PROTOCOL.md` has the protocol.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
-import secrets
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from backends.tasks import has_failed
 
 from . import answers
-from .base import INSIDE, BackendError, SandboxExhausted, SandboxLost
-from .byte_stream import Attachment
+from .byte_stream import Attachment, Unreachable
 from .byte_stream import ByteStream as ByteStream
 from .byte_stream import asyncio_stream as asyncio_stream
-from .executor.framing import CHUNK, PROTOCOL, Delivery, encode, token_proof
+from .errors import INSIDE, BackendError, SandboxExhausted, SandboxLost
+from .executor.framing import CHUNK, Delivery, encode
+
+if TYPE_CHECKING:
+    from .attaching import Attaching, Dial
 
 T = TypeVar("T")
 
@@ -35,14 +36,7 @@ GRACE = 60.0
 _PING, _IDLE = 5.0, 3  # seconds between pings while requests are pending; that many times longer otherwise
 _STARVED = 5  # of ten periods in which the limit of processor time holds a silent executor back: it is starved
 _UNANSWERED = 3  # pings in a row without an answer before the stream is aborted
-_HANDSHAKE = 10.0  # seconds for a handshake
 _DAMAGED = 0.05  # seconds after a damaged stream before it is replaced: a peer may damage every one
-_STAGGER = 1.0  # seconds after which another stream is tried beside a silent one
-_HANDSHAKES = 16  # handshakes at once
-
-
-Dial = Callable[[], Awaitable[ByteStream]]
-"""Makes a stream to the executor. Raises an `Exception` when that fails for now, `SandboxLost` when it is final."""
 
 
 @dataclass(slots=True)
@@ -61,14 +55,6 @@ class _Pending:
             return
         answers.check(self.op, header)
         self.answer.set_result((header, bytes(self.data + payload) if self.data else payload))
-
-
-class _Unreachable(Exception):
-    """No handshake succeeded in time. The message says why."""
-
-
-class _UnknownSession(Exception):
-    """The peer does not know the session."""
 
 
 class Connection:
@@ -100,10 +86,8 @@ class Connection:
         self.home = "/"
         """The home folder with which the inside was initialised."""
         # Resumable connections only:
-        self._dial: Dial | None = None
+        self._attaching: Attaching | None = None
         self._name, self._grace, self._sealed = "the sandbox", GRACE, False
-        self._token = b""
-        self._known = False  # whether the executor has the token
         self._delivery = Delivery()
         self._cut_at: float | None = None
         self._interrupted = 0.0
@@ -131,14 +115,16 @@ class Connection:
             BackendError: the executor could not be reached within `start_timeout` seconds.
             SandboxLost: `dial` raised it.
         """
+        from .attaching import Attaching  # late: connections of this machine's sandboxes need none
+
         self = cls.__new__(cls)
         self._set_up()
-        self._dial, self._name, self._grace, self._sealed = dial, name, grace, sealed
-        self._token = secrets.token_bytes(32)
+        self._name, self._grace, self._sealed = name, grace, sealed
+        self._attaching = Attaching(dial, self._delivery, sealed=sealed)
         self._attachment = None
         try:
             attachment = await self._attach(start_timeout)
-        except _Unreachable as error:
+        except Unreachable as error:
             raise BackendError(f"{name} could not be reached within {start_timeout:g} s: {error}") from None
         self._begin(attachment)
         self._tick()
@@ -152,7 +138,7 @@ class Connection:
         reason = None if has_failed(task) else task.result()
         if not self.ended.done():  # cancelled, where the event loop has ended first
             self.ended.set_result(reason)
-        if self._dial is not None:
+        if self._attaching is not None:
             self.fail(f"{self._name} is gone: {reason or 'its event loop has ended'}", self._last_dial)
 
     @property
@@ -253,7 +239,7 @@ class Connection:
     # sending
 
     def _write(self, frame: bytes) -> None:
-        if self._dial is not None:
+        if self._attaching is not None:
             self._delivery.retain(frame)
         if self._attachment is not None:
             self._attachment.write(frame)
@@ -290,7 +276,7 @@ class Connection:
                 return str(error)
             finally:
                 self._drop_stream()
-            if self._dial is None:
+            if self._attaching is None:
                 return self._goodbye if cut is None else cut
             if cut is not None:
                 await asyncio.sleep(_DAMAGED)
@@ -298,7 +284,7 @@ class Connection:
                 return self._goodbye or "it was shut down"
             try:
                 attachment = await self._attach(self._grace)
-            except _Unreachable as error:
+            except Unreachable as error:
                 reason = f"its connection broke and could not be restored within {self._grace:g} s: {error}"
                 reason, self._last_dial = await self._silence(reason)
                 return reason
@@ -326,7 +312,7 @@ class Connection:
                         pending.take(header, payload)
                     except ValueError as error:
                         raise SandboxLost(f"its executor is not one ({error})") from None
-                if self._dial is not None and self._delivery.is_due():
+                if self._attaching is not None and self._delivery.is_due():
                     self._acknowledge()
         except SandboxLost:
             raise
@@ -340,7 +326,7 @@ class Connection:
             self._goodbye = answers.shown(header["bye"])
         if "hello" in header and not self.hello.done():
             self.hello.set_result(header)
-        if "ack" in header and self._dial is not None:
+        if "ack" in header and self._attaching is not None:
             self._delivery.forget(header["ack"])
 
     def _drop_stream(self) -> None:
@@ -350,107 +336,12 @@ class Connection:
             self._attachment = None
             self._cut_at = time.monotonic()
 
-    # attaching
-
     async def _attach(self, seconds: float) -> Attachment:
-        """Dial until the handshake with our executor succeeds, and send again the frames that it has not received.
-
-        Handshakes overlap, so that a silent peer does not keep the executor out.
-
-        Raises:
-            _Unreachable: `seconds` are over.
-            SandboxLost: `dial` raised it, or the executor was started anew.
-        """
-        assert self._dial is not None
-        end = time.monotonic() + seconds
-        dial_at, backoff, unknown_since = 0.0, 0.05, 0.0
-        reason = "there is no answer"
-        dialling: asyncio.Task[ByteStream] | None = None
-        handshakes: set[asyncio.Task[tuple[Attachment, int]]] = set()
-        try:
-            while (now := time.monotonic()) < end:
-                if dialling is None and now >= dial_at and len(handshakes) < _HANDSHAKES:
-                    dialling = asyncio.ensure_future(_awaited(self._dial))
-                wake = end if dialling is not None else min(end, dial_at)
-                await _first([*handshakes, *([dialling] if dialling else [])], wake - now)
-                for handshake in [task for task in handshakes if task.done()]:
-                    handshakes.discard(handshake)
-                    error = handshake.exception()
-                    if error is None:
-                        attachment, received = handshake.result()
-                        try:
-                            self._resume(attachment, received)
-                        except ValueError as wrong:
-                            attachment.stream.abort()
-                            error = wrong
-                        else:
-                            return attachment
-                    reason = str(error) or type(error).__name__
-                    dial_at = min(dial_at, time.monotonic() + 0.05)
-                    if isinstance(error, _UnknownSession):  # any peer can claim that: wait for more claims
-                        unknown_since = unknown_since or time.monotonic()
-                        if time.monotonic() - unknown_since > 2.0:
-                            raise SandboxLost(reason)
-                if dialling is not None and dialling.done():
-                    error, task, dialling = dialling.exception(), dialling, None
-                    if error is None:
-                        handshakes.add(asyncio.create_task(self._shake_hands(task.result())))
-                        dial_at = time.monotonic() + _STAGGER
-                    elif isinstance(error, SandboxLost) or not isinstance(error, Exception):
-                        raise error
-                    else:
-                        reason = str(error) or type(error).__name__
-                        dial_at = time.monotonic() + backoff
-                        backoff = min(1.0, 2 * backoff)
-            raise _Unreachable(reason)
-        finally:
-            for handshake in handshakes:
-                handshake.cancel()
-            if dialling is not None:
-                dialling.add_done_callback(_abandon)
-                dialling.cancel()
-
-    async def _shake_hands(self, stream: ByteStream) -> tuple[Attachment, int]:
-        """Prove the token to each other. Returns the attachment and how many of our frames the executor has."""
-        attachment = Attachment(stream)
-        try:
-            async with asyncio.timeout(_HANDSHAKE):
-                hello, _, _ = await attachment.next()
-                if hello.get("hello") != PROTOCOL:
-                    raise ValueError(f"the executor speaks protocol {hello.get('hello')!r} instead of {PROTOCOL}")
-                far, near = str(hello["nonce"]), secrets.token_hex(16)
-                taken = self._delivery.received
-                answer = {"id": 0, "attach": PROTOCOL, "nonce": near, "received": taken}
-                facts = (far, near, taken, int(self._sealed))
-                if not hello["fresh"]:
-                    answer["proof"] = token_proof(self._token, "near", *facts)
-                elif not self._known:
-                    answer["token"] = self._token.hex()  # no command has run there that could intercept it
-                else:
-                    raise _UnknownSession("its executor does not know the session: it was started anew")
-                attachment.write(encode({**answer, "sealed": int(self._sealed)}))
-                reply, _, _ = await attachment.next()
-                received = int(reply["received"])
-                proof = token_proof(self._token, "far", *facts, received)
-                if not hmac.compare_digest(proof, str(reply["proof"])):
-                    raise ValueError("the peer is not its executor")
-                if self._sealed:
-                    attachment.frames.seal(self._token, far, near, b"near", b"far")
-                if not self.hello.done():
-                    self.hello.set_result(hello)
-                return attachment, received
-        except BaseException as error:
-            with contextlib.suppress(Exception):
-                stream.abort()
-            if isinstance(error, TimeoutError):
-                raise TimeoutError("the peer is silent") from None
-            if isinstance(error, LookupError | TypeError):
-                raise ValueError("the peer is not an executor") from None
-            raise
-
-    def _resume(self, attachment: Attachment, received: int) -> None:
-        self._delivery.forget(received)
-        self._known = True
+        """A new stream, on which the frames are sent again that the executor has not received. See `Attaching`."""
+        assert self._attaching is not None
+        attachment, hello = await self._attaching.attach(seconds)
+        if not self.hello.done():
+            self.hello.set_result(hello)
         self._attachment = attachment
         if self._cut_at is not None:
             self._interrupted += time.monotonic() - self._cut_at
@@ -458,21 +349,4 @@ class Connection:
         self._unanswered = 0
         for frame in self._delivery.retained:
             attachment.write(frame)
-
-
-async def _awaited(dial: Dial) -> ByteStream:
-    return await dial()
-
-
-async def _first(tasks: list[asyncio.Task[Any]], seconds: float) -> None:
-    if tasks:
-        await asyncio.wait(tasks, timeout=max(0.0, seconds), return_when=asyncio.FIRST_COMPLETED)
-    else:
-        await asyncio.sleep(max(0.0, seconds))
-
-
-def _abandon(dialling: asyncio.Task[ByteStream]) -> None:
-    """Close a stream that came too late."""
-    if not dialling.cancelled() and dialling.exception() is None:
-        with contextlib.suppress(Exception):
-            dialling.result().abort()
+        return attachment

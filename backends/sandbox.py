@@ -15,31 +15,28 @@ import os
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Coroutine, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, Literal, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast
 
 from .answers import shown
 from .base import (
     MAX_DOWNLOAD,
     MAX_MEMBERS,
     MAX_OUTPUT,
-    BackendError,
-    BackendUnavailable,
     CallGuard,
     ExecResult,
     FileStatus,
     OutputChunk,
     Process,
     ProcessStatus,
-    SandboxExhausted,
-    SandboxLost,
-    SandboxSpec,
 )
 from .connection import GRACE, PATIENCE, Connection
-from .executor.files import WHOLE
-from .executor.framing import CHUNK, PROTOCOL
-from .extraction import Room
-from .forwarding import Forward, forwarded
-from .transfer import PART, Transfer, download, upload
+from .errors import BackendError, BackendUnavailable, SandboxExhausted, SandboxLost
+from .executor.framing import CHUNK, PROTOCOL, WHOLE
+from .spec import SandboxSpec
+
+if TYPE_CHECKING:  # these modules are loaded by what needs them: few rollouts move folders or open connections
+    from .forwarding import Forward
+    from .transfer import Transfer
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -278,7 +275,7 @@ class ExecutorSandbox:
         return data
 
     async def write_bytes(self, path: str, data: bytes, *, mode: int | None = None) -> None:
-        if len(data) <= PART:
+        if len(data) <= CHUNK:
             await self._connection.request("write", data, path=path, mode=mode)
             return
         async with self._transfer("write", path, mode=mode) as transfer:
@@ -286,6 +283,8 @@ class ExecutorSandbox:
             await transfer.commit()
 
     def _transfer(self, kind: str, path: str, **options: int | None) -> Transfer:
+        from .transfer import Transfer
+
         return Transfer(self._connection, next(self._transfers), kind, path, **options)
 
     async def stat(self, path: str) -> FileStatus:
@@ -305,6 +304,8 @@ class ExecutorSandbox:
 
     async def upload_dir(self, local: str | os.PathLike[str], remote: str) -> None:
         """See `Sandbox.upload_dir`. Hard links become separate files; FIFOs, sockets and devices are left out."""
+        from .transfer import upload
+
         async with self._transfer("unpack", remote) as transfer:
             await upload(transfer, os.fspath(local))
 
@@ -322,12 +323,17 @@ class ExecutorSandbox:
         Raises:
             OSError: as there; EPERM with their names if members were rejected. All others have then been copied.
         """
+        from .extraction import Room
+        from .transfer import download
+
         async with self._transfer("pack", remote, most=max_members) as transfer:
             await download(transfer, os.fspath(local), Room(max_bytes, max_members))
 
     @contextlib.asynccontextmanager
     async def forward(self, host: str, port: int) -> AsyncIterator[Forward]:
         """See `SupportsForward.forward`."""
+        from .forwarding import Forward, forwarded
+
         if self.shared_network == "another machine":
             raise BackendUnavailable(
                 f"sandbox {self.id} shares the network of the machine that it runs on: every user there could use the "

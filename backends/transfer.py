@@ -14,10 +14,9 @@ from backends.tasks import finish, in_own_thread
 
 from .connection import Connection
 from .executor.folders import pack
+from .executor.framing import CHUNK
 from .extraction import Room, extract
 
-PART = 1 << 18
-"""Bytes of a part, the largest that the executor accepts and sends."""
 DEPTH = 8
 """Parts in flight at once."""
 
@@ -66,11 +65,11 @@ class Transfer:
 
     async def push(self, data: bytes) -> None:
         """Append to it; returns when there is room for more. Raises `OSError`, also for earlier parts."""
-        for begin in range(0, len(data), PART):
+        for begin in range(0, len(data), CHUNK):
             while len(self._moving) >= DEPTH:
                 await self._moving[0]
                 self._moving.popleft()
-            self._request("push", bytes(data[begin : begin + PART]))
+            self._request("push", bytes(data[begin : begin + CHUNK]))
             await asyncio.sleep(0)  # keep the order of the parts
 
     async def commit(self) -> None:
@@ -84,7 +83,7 @@ class Transfer:
 async def upload(transfer: Transfer, folder: str) -> None:
     """Pack `folder` into an open `unpack`."""
     async with _threaded(lambda file: pack(folder, file)) as (packed, _):
-        while data := await packed.read(PART):
+        while data := await packed.read(CHUNK):
             await transfer.push(data)
     await transfer.commit()
 
@@ -116,13 +115,13 @@ async def _threaded(
     def run() -> None:
         with theirs:
             try:
-                with theirs.makefile("rwb", PART) as file:
+                with theirs.makefile("rwb", CHUNK) as file:
                     work(cast(BinaryIO, file))
             finally:  # a forked copy of this process may hold copies of the descriptors
                 with contextlib.suppress(OSError):
                     theirs.shutdown(socket.SHUT_RDWR)
 
-    reader, writer = await asyncio.open_unix_connection(sock=ours, limit=PART)
+    reader, writer = await asyncio.open_unix_connection(sock=ours, limit=CHUNK)
     running = in_own_thread(run)
     error: BaseException | None = None
     try:

@@ -29,7 +29,7 @@ from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from backends.plugin import Availability, SandboxInfo, SandboxLost, SandboxSpec
+from backends import Availability, SandboxInfo, SandboxLost, SandboxSpec
 from lachesis.base_env import HermesAgentBaseEnv
 from lachesis.runs.server_settings import ServerConfig
 from lachesis_testing.scripted_server import ScriptedServer, say

@@ -66,7 +66,8 @@ import tool_call_parsers as parsers
 import argparse, logging, typing
 
 errors = []
-for module in (executor_code.modules, executor_code.bytecode, executor_code.source, program.program, runtime._sources):
+code = (executor_code.modules, executor_code.executor_bytecode, executor_code.executor_source)
+for module in (*code, program.program, runtime._sources):
     errors += together(module.__name__, module, id)
 errors += together("cache folder", folders._own_cache, id)
 errors += together("entry point of Modal", exec_stream._program, id)

@@ -18,7 +18,7 @@ from typing import Any
 import aiodocker
 import aiohttp
 
-from backends.base import BackendError, BackendUnavailable
+from backends.errors import BackendError, BackendUnavailable
 
 PATIENCE = 120.0
 """Seconds after which a request fails; pulling an image has no limit."""

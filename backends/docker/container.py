@@ -6,18 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from backends.base import (
-    BackendUnavailable,
-    SandboxExhausted,
-    SandboxInfo,
-    SandboxLost,
-    SandboxSpec,
-    disk_in_memory,
-)
-from backends.executor.kernel import STARVED
-from backends.executor.system_calls import MACHINES
-from backends.host.spawn_server import IPC_LIMITS
+from backends.errors import BackendUnavailable, SandboxExhausted, SandboxLost
+from backends.executor.kernel import MACHINES, STARVED
+from backends.host.kernel import IPC_LIMITS
 from backends.limits import DISK, MEMORY, with_defaults
+from backends.spec import SandboxInfo, SandboxSpec, disk_in_memory
 
 from . import seccomp
 from .client import EngineInfo

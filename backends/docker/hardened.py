@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from backends.base import SandboxSpec, hardened_spec
 from backends.host.bubblewrap import WORKDIR
 from backends.host.hardened import require_nothing
+from backends.spec import SandboxSpec, hardened_spec
 
 from .client import EngineInfo
 from .container import Image, Options, is_root

@@ -17,7 +17,7 @@ from typing import IO, Any, Literal
 
 import aiodocker
 
-from backends.base import BackendError, BackendUnavailable, ImageUnavailable
+from backends.errors import BackendError, BackendUnavailable, ImageUnavailable
 
 from .client import Engine, EngineError, explained
 

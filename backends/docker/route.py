@@ -23,8 +23,8 @@ import aiodocker
 from aiodocker.stream import Stream
 
 from backends import owner
-from backends.base import BackendError
 from backends.byte_stream import ByteStream, PumpedStream, asyncio_stream
+from backends.errors import BackendError
 from backends.executor.trees import remove_tree
 from backends.host import runtime
 from backends.host.folders import REMOVAL, private_folder

@@ -11,11 +11,12 @@ import json
 from typing import Any
 
 from backends.executor import system_calls
+from backends.executor.kernel import MACHINES
 
 
 def profile(machine: str) -> str:
     """The profile as JSON; `machine` as in `uname -m`."""
-    column = system_calls.MACHINES[machine][1]
+    column = MACHINES[machine][1]
     rules: list[dict[str, Any]] = []
 
     def refuse(error: int, *names: str, **argument: Any) -> None:

@@ -11,7 +11,7 @@ import os
 import struct
 from typing import TYPE_CHECKING
 
-from .framing import CHUNK
+from .framing import CHUNK, LONGEST_PATH
 
 if TYPE_CHECKING:
     from typing import IO
@@ -20,8 +20,6 @@ FILE, LINK, FOLDER = b"0", b"2", b"5"
 BLOCK = 512
 FIELDS = struct.Struct("100s8s8s8s12s12s8s1s100s8s247x")  # name mode uid gid size mtime checksum kind target magic
 END = bytes(2 * BLOCK)
-LONGEST_PATH = 4095
-"""Bytes of a path, and of the target of a link: the kernel takes no more."""
 
 
 class Member:

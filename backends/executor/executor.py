@@ -10,11 +10,10 @@ import select
 import signal
 from typing import TYPE_CHECKING
 
-from .archive import LONGEST_PATH
 from .background import Background
 from .carried import Connected, Listener
 from .files import Upload, read_file
-from .framing import failure, log_error
+from .framing import LONGEST_PATH, failure, log_error
 from .ipc import remove_ipc
 from .jobs import Exec
 from .loop import Loop
@@ -30,7 +29,7 @@ from .trees import make_folders
 from .waiting import Waiting
 
 if TYPE_CHECKING:
-    from .framing import Header
+    from .framing import LONGEST_PATH, Header
     from .groups import CommandGroup
     from .output import Capped
     from .transfers import OpenTransfer

@@ -8,14 +8,11 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
-from .framing import CHUNK
+from .framing import CHUNK, WHOLE
 from .trees import make_folders
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-WHOLE = 1 << 28
-"""Bytes that are read without a `limit`: a sparse file may be larger than the memory of its reader."""
 
 OWN_FILES = ("auxv", "environ", "maps", "mem", "numa_maps", "pagemap", "smaps", "smaps_rollup", "stack", "syscall")
 

@@ -20,6 +20,10 @@ FRAME = struct.Struct("!II")
 """The lengths of a header and a payload."""
 CHUNK = 1 << 18
 """Bytes per read, and per part of a file."""
+LONGEST_PATH = 4095
+"""Bytes of a path, and of the target of a link: the kernel takes no more."""
+WHOLE = 1 << 28
+"""Bytes that are read without a `limit`: a sparse file may be larger than the memory of its reader."""
 UNVERIFIED_LIMIT = 4096
 """Bytes that a peer may send before the handshake has succeeded."""
 ACK_FRAMES, ACK_BYTES = 16, 1 << 18

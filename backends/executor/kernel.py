@@ -20,6 +20,8 @@ F_SETPIPE_SZ, F_ADD_SEALS = 1031, 1033
 F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW, F_SEAL_WRITE = 1, 2, 4, 8
 F_SEAL_ALL = F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 36, 38
+MACHINES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
+"""Those whose system calls are filtered: AUDIT_ARCH, and the column of their numbers in `system_calls`."""
 libc = ctypes.CDLL(None, use_errno=True)
 FILES = resource.getrlimit(resource.RLIMIT_NOFILE)
 """The limit of open files for commands: (soft, hard)."""

@@ -1,6 +1,6 @@
 """The session with the owner: frames arrive exactly once, over one stream or over several that break.
 
-The handshake and the numbering of frames are described at the top of the package.
+PROTOCOL.md describes the handshake and the numbering of frames.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import struct
 from typing import TYPE_CHECKING
 
 from .groups import CLONE3
-from .kernel import PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, libc
+from .kernel import MACHINES, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, libc
 
 if TYPE_CHECKING:
     from typing import Any
@@ -49,8 +49,6 @@ IGNORED = "chown 92 -, fchown 93 55, lchown 94 -, fchownat 260 54, setgroups 116
 """Succeed without effect for a root who is the only user of his namespace: packages are for several."""
 LATER = 470
 """The first number of calls that this table does not know, on both machines (Linux 6.18)."""
-MACHINES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
-
 NAMESPACES = 0x7E020000
 """CLONE_NEWUSER, -NEWNS, -NEWPID, -NEWNET, -NEWIPC, -NEWUTS and -NEWCGROUP."""
 FAMILIES, NETLINK = (1, 2, 10), 16

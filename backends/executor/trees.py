@@ -13,7 +13,7 @@ import stat
 import time
 from typing import TYPE_CHECKING
 
-from .archive import LONGEST_PATH
+from .framing import LONGEST_PATH
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

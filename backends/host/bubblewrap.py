@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from backends.base import BackendUnavailable
+from backends.errors import BackendUnavailable
 
 from .folders import SHORTAGES, inside
+from .kernel import CAP_SYS_ADMIN, holds, in_container, kernel_files, own_settings
 from .plan import Disk, Prepared, Request
 from .runtime import RUNTIME
-from .spawn_server import CAP_SYS_ADMIN, holds, kernel_files, own_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -134,7 +134,7 @@ class Bubblewrap:
                 with `nsdelegate` (systemd's) let nothing start in another group.
             files: path inside -> descriptor of its contents.
             bound: `(file or folder of the machine, place inside)` of what can be read beside `Request.mounts`.
-            joined: whether `spawn_server.join` makes another /proc over that of the sandbox.
+            joined: whether `starting.join` makes another /proc over that of the sandbox.
         """
         uid = "0" if request.root else UID
         arguments = [self.path, "--unshare-user", "--uid", uid, "--gid", uid]
@@ -319,6 +319,6 @@ def _fix(failure: str, install: str) -> str:
             return debian
     if _sysctl("user.max_user_namespaces") == "0":
         return "sudo sysctl user.max_user_namespaces=15000"
-    if Path("/.dockerenv").exists() or Path("/run/.containerenv").exists():
+    if in_container():
         return container
     return f"let this user make user namespaces: {apparmor}, or {debian}; in a container: {container}"

@@ -21,7 +21,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from backends.base import BackendError, BackendUnavailable
+from backends.errors import BackendError, BackendUnavailable
+
+from .kernel import in_container
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -32,7 +34,6 @@ PIDS = 2048
 _PARENT = "lachesis"
 _PERIOD = 100_000
 """Microseconds over which processor time is measured out."""
-_LEAST_QUOTA = 1_000
 FIELDS = {"cpus": "cpu", "memory_bytes": "memory", "pids": "pids"}
 """Field of `SandboxSpec` -> controller."""
 _COMMANDS, _EXECUTOR = "commands", "executor"
@@ -68,11 +69,6 @@ class Cgroups:
     """Controller -> why there is no such folder."""
     step: str = ""
     """What to do about it; empty: see `next_step`."""
-
-    @property
-    def tracks(self) -> bool:
-        """Whether groups can be made that only list and end processes."""
-        return bool(self.parents) if self.version == 2 else _TRACKER in self.parents
 
     def enforced(self, *, countable: bool) -> list[str]:
         """The fields of `SandboxSpec` that `allot` can enforce, with its `countable`."""
@@ -126,7 +122,8 @@ class Cgroups:
         counted = None
         if "pids" not in self.parents and countable and _counts_processes_per_namespace():
             limits, counted = replace(limits, pids=None), limits.pids
-        needed = limits.controllers() or (tracked and self.tracks)
+        tracks = self.parents if self.version == 2 else _TRACKER in self.parents
+        needed = limits.controllers() or (tracked and tracks)
         return self.group(name, limits) if needed else Cgroup(()), limits, counted
 
     def create(self, name: str, limits: Limits) -> Cgroup:
@@ -167,7 +164,7 @@ class Cgroups:
                 path.write_text(str(value))
 
         if limits.cpus is not None:
-            quota = max(_LEAST_QUOTA, round(limits.cpus * _PERIOD))
+            quota = max(1_000, round(limits.cpus * _PERIOD))
             if self.version == 2:
                 write("cpu", "cpu.max", f"{quota} {_PERIOD}")
             else:
@@ -235,23 +232,16 @@ class Cgroup:
 
     def starved(self) -> bool:
         """Whether the kernel has killed processes because of the memory limit."""
-        for folder in self.folders:
-            for name in ("memory.events", "memory.oom_control"):
-                with contextlib.suppress(OSError, ValueError, IndexError):
-                    words = (folder / name).read_text().split()
-                    killed = int(words[words.index("oom_kill") + 1])
-                    # Version 2 tells these apart from those that were killed because the machine had no memory.
-                    if killed and not ("oom" in words and killed > int(words[words.index("oom") + 1])):
-                        return True
+        for path in [folder / name for folder in self.folders for name in ("memory.events", "memory.oom_control")]:
+            killed, at_limit = _counter(path, "oom_kill"), _counter(path, "oom")
+            # Version 2 tells these apart from those that were killed because the machine had no memory.
+            if killed and (at_limit is None or killed <= at_limit):
+                return True
         return False
 
     def throttled(self) -> int:
         """In how many periods, of a tenth of a second, the limit of processor time has held it back."""
-        for folder in self.folders:
-            with contextlib.suppress(OSError, ValueError):
-                words = (folder / "cpu.stat").read_text().split()
-                return int(words[words.index("nr_throttled") + 1])
-        return 0
+        return next(filter(None, (_counter(folder / "cpu.stat", "nr_throttled") for folder in self.folders)), 0)
 
     def kill(self, patience: float = 5.0) -> bool:
         """Kill all its processes, also a fork bomb. Returns whether none is left."""
@@ -278,22 +268,27 @@ class Cgroup:
         end = time.monotonic() + patience
         gone = True
         for folder in self.folders:
-            pause = 0.001
             while True:
                 try:
                     folder.rmdir()
-                    break
                 except FileNotFoundError:
-                    break
+                    pass
                 except OSError as error:
-                    if error.errno != errno.EBUSY or time.monotonic() > end:
-                        gone = False
-                        break
-                time.sleep(pause)
-                pause = min(2 * pause, 0.05)
+                    if error.errno == errno.EBUSY and time.monotonic() < end:
+                        time.sleep(0.002)
+                        continue
+                    gone = False
+                break
             with contextlib.suppress(OSError):
                 folder.parent.rmdir()
         return gone
+
+
+def _counter(path: Path, name: str) -> int | None:
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        words = path.read_text().split()
+        return int(words[words.index(name) + 1])
+    return None
 
 
 def find(step: str = "", pid: int | str = "self") -> Cgroups:
@@ -320,11 +315,10 @@ def next_step(available: Cgroups) -> str:
     """How this process gets cgroups that it may write to."""
     if available.step:
         return available.step
-    if os.geteuid() != 0 and available.version == 2:
-        return "start it with: systemd-run --user --scope -p Delegate=yes COMMAND"
     if os.geteuid() != 0:
-        return "run it as root"
-    if Path("/.dockerenv").exists() or Path("/run/.containerenv").exists():
+        scope = "start it with: systemd-run --user --scope -p Delegate=yes COMMAND"
+        return scope if available.version == 2 else "run it as root"
+    if in_container():
         return "give this container its cgroups writable, or use a backend whose engine sets limits"
     return "mount the cgroups writable, with all controllers"
 
@@ -345,7 +339,7 @@ def _own_groups(pid: int | str) -> Iterable[tuple[str, tuple[Path, Path]]]:
                 # In a container the mount begins at `root`; the path in /proc may or may not include that.
                 path = paths[controller]
                 inside = os.path.relpath(path, root) if Path(root) in (Path(path), *Path(path).parents) else "."
-                folder = Path(mount) if inside == "." else Path(mount) / inside
+                folder = Path(mount, inside)
                 yield controller, (Path(mount), folder if folder.is_dir() else Path(mount))
 
 
@@ -394,8 +388,8 @@ def _find_unified(mount: Path, own: Path) -> Cgroups:
 
 def _counts_processes_per_namespace() -> bool:
     """Whether RLIMIT_NPROC counts the processes of one user namespace (Linux 5.14 and later, never for root)."""
-    release = os.uname().release.split(".")
-    return os.geteuid() != 0 and (int(release[0]), int(release[1].partition("-")[0])) >= (5, 14)
+    release = os.uname().release.partition("-")[0].split(".")
+    return os.geteuid() != 0 and (int(release[0]), int(release[1])) >= (5, 14)
 
 
 def _enable(folder: Path, controllers: Iterable[str]) -> None:

@@ -15,7 +15,7 @@ def main(arguments: list[str]) -> None:
         os.write(1, mark.encode() + b"\n")
         relay(argument)
         return
-    from backends.base import BackendError
+    from backends.errors import BackendError
 
     from .hub import Hub
 

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from backends.base import BackendError
+from backends.errors import BackendError
 from backends.executor.trees import remove_tree
 from backends.first_use import in_turn
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from backends.base import BackendUnavailable
-from backends.executor.system_calls import MACHINES
+from backends.errors import BackendUnavailable
+from backends.executor.kernel import MACHINES
 
 from .cgroups import FIELDS, next_step
 

@@ -41,8 +41,8 @@ from . import cgroups, hardened
 from .bubblewrap import Bubblewrap
 from .folders import private_folder, remove_sandbox
 from .machine import Machine
-from .plan import FIRST_FILE, Plan, Request, memory_file, numbers
-from .spawn_server import become
+from .plan import FIRST_FILE, Request, job, memory_file
+from .starting import become
 from .supervisor import END_PATIENCE, remove_base, supervise
 
 if TYPE_CHECKING:
@@ -124,8 +124,7 @@ class Hub:
         null = os.open(os.devnull, os.O_RDWR)
         parent, child = os.getpid(), os.fork()
         if child == 0:
-            job = {"argv": list(command), "groups": 0, "files": [], "disk": disk and dataclasses.asdict(disk)}
-            become(job, [null, errors], parent)
+            become(job(command, disk=disk), [null, errors], parent)
         status = os.waitpid(child, 0)[1]
         text = os.pread(errors, 4096, 0).decode(errors="replace").strip().replace("\n", "; ")
         os.close(errors)
@@ -214,7 +213,9 @@ class Hub:
             plan = self.machine.plan(id, folder, request, arguments=arguments, passed=passed, counted=counted)
             if group.folders:
                 fds += available.create(id + GROUP_SUFFIX, limits).open()
-            job = self.job(plan, len(fds), passed)
+            files = passed + len(plan.contents)
+            described = job(plan.command, groups=len(fds), files=files, disk=plan.disk, env=plan.own_env)
+            described["signal"] = signal.SIGTERM  # an executor without walls then ends its own processes
             with socket.socket(socket.AF_UNIX) as listener:
                 listener.bind(path)
                 listener.listen(16)
@@ -224,7 +225,7 @@ class Hub:
             for content in plan.contents:
                 fds.append(memory_file("file", content))
             ending = (group, lock, self.event_end, message["lifetime"], self.own_base)
-            self.detach(id, lambda: supervise(folder, job, fds, *ending))
+            self.detach(id, lambda: supervise(folder, described, fds, *ending))
         except BaseException:
             remove_sandbox(folder, group.folders)
             raise
@@ -233,16 +234,6 @@ class Hub:
                 os.close(fd)
         written = {name: data.decode("latin-1") for name, data in plan.written.items()}
         return {"socket": path, "workdir": plan.workdir, "env": dict(plan.env), "written": written}
-
-    def job(self, plan: Plan, groups: int, passed: int) -> Message:
-        return {
-            "argv": list(plan.command),
-            "env": dict(plan.own_env),
-            "disk": plan.disk and dataclasses.asdict(plan.disk),
-            "groups": groups,
-            "files": list(numbers(passed + len(plan.contents))),
-            "signal": signal.SIGTERM,  # an executor without walls then ends its own processes
-        }
 
     def detach(self, id: str, body: Callable[[], None]) -> None:
         """Run `body` in a process that is not a child of this one."""

@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from backends import executor_code
-from backends.base import BackendError, BackendUnavailable, ImageUnavailable
+from backends.errors import BackendError, BackendUnavailable, ImageUnavailable
 
-from . import bubblewrap, package_settings
+from . import bubblewrap
 from .bubblewrap import UID, WORKDIR, Bubblewrap, home
 from .folders import MARK
 from .plan import Plan, Prepared, numbers
 from .runtime import RUNTIME, portable_runtime, runtime_command
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from .plan import Request
 
@@ -120,12 +120,19 @@ class Machine:
                     raise
                 self.bwrap = bwrap = replace(bwrap, overlay=False, joined=False)
         contents = _etc_files(image)
-        variables, bound = package_settings.settings() if request.network else ({}, ())
+        variables: Mapping[str, str] = {}
+        bound: Sequence[tuple[str, str]] = ()
+        written = {}
         if request.network:
+            from . import package_settings
+
+            variables, bound = package_settings.settings()
             contents[package_settings.APT] = package_settings.settings_of_apt()
+            if image is not None:
+                written["/etc/resolv.conf"] = package_settings.resolver()
         prepared = None
         if not runtime:
-            contents[_EXECUTOR] = executor_code.bytecode()
+            contents[_EXECUTOR] = executor_code.executor_bytecode()
             inner = [bubblewrap.python_path(), "-I", "-S", _EXECUTOR, *arguments]
         else:
             inner = runtime_command(*arguments)
@@ -156,7 +163,7 @@ class Machine:
             contents=list(contents.values()),
             disk=bwrap.disk_of(request, str(mount), runtime),
             prepared=prepared,
-            written={"/etc/resolv.conf": package_settings.resolver()} if request.network and image is not None else {},
+            written=written,
         )
 
 
@@ -166,7 +173,7 @@ def _unwalled(id: str, folder: Path, request: Request, arguments: Sequence[str])
     env = {**environment(False), "HOME": str(folder / "home"), "TMPDIR": str(folder / "tmp"), MARK: id}
     del env["USER"], env["LOGNAME"]  # commands run as the current user, not as `agent`
     executor = folder / "executor.pyc"
-    executor.write_bytes(executor_code.bytecode())
+    executor.write_bytes(executor_code.executor_bytecode())
     command = [bubblewrap.python_path(), "-I", "-S", str(executor), *arguments]
     return Plan(command, request.workdir or str(folder / "workspace"), env, own_env={MARK: id})
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from typing import Any
 
 FIRST_FILE = 20
 """Number of the first descriptor that a started process finds beside its standard ones."""
@@ -25,6 +26,20 @@ def memory_file(name: str, content: bytes) -> int:
         file.write(content)
     os.lseek(fd, 0, os.SEEK_SET)
     return fd
+
+
+def job(
+    argv: Sequence[str],
+    *,
+    groups: int = 0,
+    files: int = 0,
+    disk: Disk | None = None,
+    prepared: Prepared | None = None,
+    env: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """What `starting.become` takes, for so many groups and files."""
+    described = {"disk": disk and vars(disk), "prepared": prepared and vars(prepared), "env": dict(env or {})}
+    return {"argv": list(argv), "groups": groups, "files": list(numbers(files)), **described}
 
 
 @dataclass(frozen=True)

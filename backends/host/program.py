@@ -10,12 +10,7 @@ from pathlib import Path
 from backends.first_use import in_turn
 
 _BACKENDS = Path(__file__).parents[1]
-_NEAR = {"program", "records", "sandboxes", "spawner"}
-_ERRORS = """\
-class BackendError(Exception): pass
-class BackendUnavailable(BackendError): pass
-class ImageUnavailable(BackendUnavailable): pass
-"""
+_NEAR = {"program", "records", "requests", "sandboxes", "spawn_server", "spawner"}
 
 # Arguments: the size of the zip file, which is the beginning of standard input, then those of `far.main`. The file is
 # read by sys.stdin.buffer, which reads ahead: nothing else may be sent before the program has answered.
@@ -35,11 +30,11 @@ far.main(sys.argv[1:])
 def program() -> bytes:
     """The zip file."""
     sources = [path for path in (_BACKENDS / "host").glob("*.py") if path.stem not in _NEAR]
-    sources += [*(_BACKENDS / "executor").glob("*.py"), _BACKENDS / "executor_code.py", _BACKENDS / "first_use.py"]
+    sources += [*(_BACKENDS / "executor").glob("*.py")]
+    sources += [_BACKENDS / name for name in ("errors.py", "executor_code.py", "first_use.py")]
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("backends/__init__.py", "")
-        archive.writestr("backends/base.py", _ERRORS)
         for path in sorted(sources):
             archive.writestr(str(path.relative_to(_BACKENDS.parent)), path.read_bytes())
     return buffer.getvalue()

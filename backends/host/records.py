@@ -15,9 +15,10 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from backends.base import BackendError, SandboxInfo, SandboxSpec
+from backends.errors import BackendError
 from backends.executor.trees import remove_tree
 from backends.owner import ID_PREFIX, is_gone, is_of_this_boot, start_time, this_machine, this_owner
+from backends.spec import SandboxInfo, SandboxSpec
 
 from .folders import private_folder
 
@@ -86,16 +87,8 @@ class Record:
     def info(self) -> SandboxInfo:
         detail = f"{self.detail}, process {self.pid}" if self.runs else f"{self.detail}, no process"
         detail += f", not removed: {self.left}" if self.left else ""
-        return SandboxInfo(
-            backend=self.backend,
-            id=self.id,
-            run_id=self.run_id,
-            task_id=self.task_id,
-            owner=self.owner,
-            orphan=self.orphan,
-            created=self.created,
-            detail=detail,
-        )
+        place = (self.backend, self.id, self.run_id, self.task_id)
+        return SandboxInfo(*place, self.owner, self.orphan, self.created, detail)
 
 
 def _place(owner: str) -> str:

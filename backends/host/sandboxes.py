@@ -16,31 +16,24 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from backends.base import (
-    BackendError,
-    BackendUnavailable,
-    SandboxExhausted,
-    SandboxInfo,
-    SandboxLost,
-    SandboxSpec,
-    disk_in_memory,
-)
 from backends.connection import PATIENCE, Connection, asyncio_stream
-from backends.executor.kernel import STARVED
+from backends.errors import BackendError, SandboxLost
 from backends.limits import MissingDefaults, with_defaults
 from backends.owner import new_id
 from backends.sandbox import ExecutorSandbox, initialise
+from backends.spec import SandboxInfo, SandboxSpec, sandbox_title
 
 from . import cgroups, delegation, records
 from .folders import remove_sandbox
-from .plan import FIRST_FILE, Disk, Plan, Prepared, Request, memory_file
+from .plan import FIRST_FILE, Disk, Plan, Prepared, memory_file
 from .records import Record
+from .requests import executor_death, write_inside
 from .spawner import Child, Spawner
 
 _LOG = logging.getLogger(__name__)
@@ -54,74 +47,6 @@ _ENDING = 5.0
 """Seconds that a sandbox has to end by itself once its stream has ended."""
 _T = TypeVar("_T")
 MakePlan = Callable[[str, SandboxSpec, list[str], int | None], Plan]
-
-
-def request_of(spec: SandboxSpec, *, walled: bool, file_systems: int = 1, mounts: Sequence[str] = ()) -> Request:
-    """The machine's part of `spec`.
-
-    Args:
-        file_systems: how many file systems in memory it will have.
-        mounts: see `Request.mounts`; without isolation they can be read in any case.
-
-    Raises:
-        BackendUnavailable: isolation is off, and the spec has a field that needs it.
-    """
-    for name in () if walled else ("image", "root", "disk_bytes"):
-        if getattr(spec, name):
-            raise BackendUnavailable(
-                f"{name} cannot be honoured without isolation: commands use the machine's own file system. Next step: "
-                f"leave {name} out, or use isolation 'bubblewrap' (`sandbox: bubblewrap`)"
-            )
-    size = disk_in_memory(spec, file_systems=file_systems) if walled else 1
-    limits = (spec.cpus, spec.memory_bytes, spec.pids)
-    return Request(walled, size, spec.image, spec.workdir, spec.root, spec.network, *limits, tuple(mounts))
-
-
-@contextlib.contextmanager
-def explained(spec: SandboxSpec) -> Iterator[None]:
-    """Name the next step where the kernel refuses an image."""
-    try:
-        yield
-    except BackendError as error:
-        if spec.image is not None and "overlay mount" in str(error):
-            step = "use an image folder of your own, without other file systems mounted below it; or run as root"
-            raise BackendUnavailable(f"{error}. Next step: {step}") from error
-        raise
-
-
-async def write_inside(sandbox: ExecutorSandbox, files: Mapping[str, bytes]) -> None:
-    """Write `Plan.written`."""
-    for path, data in files.items():
-        with contextlib.suppress(OSError):  # the image may have a link in its place
-            await sandbox.write_bytes(path, data)
-
-
-def sandbox_name(id: str, spec: SandboxSpec) -> str:
-    """A sandbox in error messages."""
-    labels = ", ".join(f"{key}={value}" for key, value in spec.labels.items() if value)
-    return f"sandbox {id}" + (f" ({labels})" if labels else "")
-
-
-def executor_death(code: int | None, last_words: str, starved: bool) -> SandboxLost:
-    """The error that describes the end of an executor, a `SandboxExhausted` if the memory limit was its end.
-
-    Args:
-        code: its exit code, negative for a signal.
-        last_words: the end of its standard error.
-        starved: whether the kernel has killed processes of the sandbox at the memory limit.
-    """
-    if code is None:
-        how = "it cannot be killed"
-    elif code >= 0:
-        how = f"exit code {code}"
-    else:
-        how = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"  # real-time: no name
-    text = f"its executor died ({how})" + (f": {last_words}" if last_words else "")
-    if not starved:
-        return SandboxLost(text)
-    text += ", after the kernel had killed processes for want of memory (memory_bytes)"
-    killed = (-signal.SIGKILL, 128 + signal.SIGKILL)  # the latter where bubblewrap reports it
-    return SandboxExhausted(text) if code in (*killed, STARVED) else SandboxLost(text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,7 +234,7 @@ class HostSandboxes:
         greeting = select.poll()
         greeting.register(ours, select.POLLIN)
         greeting.poll(PATIENCE * 1000)
-        return _Launched(plan, spec, record, sandbox_name(id, spec), child, ours, errors, group, self._marked)
+        return _Launched(plan, spec, record, sandbox_title(id, spec.labels), child, ours, errors, group, self._marked)
 
     def _reap(self, run_id: str | None, everyone: bool, seconds: float) -> list[SandboxInfo]:
         removed = []

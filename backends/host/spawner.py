@@ -24,13 +24,13 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from backends.base import BackendError
+from backends.errors import BackendError
 
-from .plan import Disk, Prepared, numbers
+from .plan import Disk, Prepared, job
 
-_SERVER = Path(__file__).with_name("spawn_server.py")
+_ROOT = str(Path(__file__).parents[2])
+_SERVER = "import sys; sys.path.insert(0, sys.argv.pop(1)); from backends.host.spawn_server import main; main()"
 _PATIENCE = 60.0
 _PASSED = (
     "processes of this user are passing too many descriptors to each other (unix(7), ETOOMANYREFS). Next step: raise "
@@ -151,9 +151,8 @@ class Spawner:
         Raises:
             BackendError: no process could be made.
         """
-        described: dict[str, Any] = {"argv": list(argv), "groups": len(groups), "files": list(numbers(len(files)))}
-        described.update(disk=disk and vars(disk), prepared=prepared and vars(prepared), env=dict(env or {}))
-        job = json.dumps(described).encode()
+        described = job(argv, groups=len(groups), files=len(files), disk=disk, prepared=prepared, env=env)
+        encoded = json.dumps(described).encode()
         fds = [stream, errors, *groups, *files]
         requests: socket.socket | None = None
         for _ in range(2):  # the helper may have been killed since it was last used
@@ -161,7 +160,7 @@ class Spawner:
             try:
                 with theirs:
                     requests = self._helper(instead_of=requests)
-                    _send(requests, job, [theirs.fileno(), *fds])
+                    _send(requests, encoded, [theirs.fileno(), *fds])
                 ours.settimeout(_PATIENCE)
                 message, handles, _, _ = socket.recv_fds(ours, 4096, 1)
                 if message:
@@ -180,7 +179,9 @@ class Spawner:
             except OSError as error:
                 if error.errno == errno.EMSGSIZE:  # no failure of the helper, with which its other children would end
                     ours.close()
-                    raise BackendError(f"a process could not be started: {len(job)} bytes are too long a job") from None
+                    raise BackendError(
+                        f"a process could not be started: {len(encoded)} bytes are too long a job"
+                    ) from None
                 if error.errno == errno.ETOOMANYREFS:  # nor is this
                     ours.close()
                     raise BackendError(f"a process could not be started: {_PASSED}") from None
@@ -240,7 +241,7 @@ class Spawner:
         owner = os.pidfd_open(os.getpid())
         try:
             python = [sys.executable, "-I", "-S", "-B", "-X", "utf8"]
-            command = [*self._before, *python, str(_SERVER), str(theirs.fileno()), str(owner)]
+            command = [*self._before, *python, "-c", _SERVER, _ROOT, str(theirs.fileno()), str(owner)]
             process = subprocess.Popen(
                 command,
                 env=dict(self._env),
@@ -263,7 +264,7 @@ class Spawner:
 
 
 def _send(requests: socket.socket, job: bytes, fds: Sequence[int]) -> None:
-    """Pass a job on. Programs inside may be passing as many descriptors as this process may (`spawn_server.INSIDE`)."""
+    """Pass a job on. Programs inside may be passing as many descriptors as this process may (`starting.INSIDE`)."""
     try:
         socket.send_fds(requests, [job], fds)
     except OSError as error:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from backends.executor.processes import kill_tree
 
 from .folders import remove_sandbox
-from .spawn_server import become
+from .starting import become
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -66,7 +66,7 @@ def supervise(
 ) -> None:
     """Run a sandbox until its executor ends, SIGTERM comes or `lifetime` is over; then remove all of it.
 
-    `job` and `fds` are those of `spawn_server.become`, without the standard descriptors.
+    `job` and `fds` are those of `starting.become`, without the standard descriptors.
     """
     os.setsid()
     os.chdir("/")

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from backends.base import BackendError
+from backends.errors import BackendError
 from backends.host import package_settings
 from backends.host.bubblewrap import system_folders
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from backends.base import BackendUnavailable
+from backends.errors import BackendUnavailable
 
 
 class ImageError(BackendUnavailable):

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from backends.base import Backend, BackendError
+from backends.base import Backend
+from backends.errors import BackendError
 
 from .errors import refused
 

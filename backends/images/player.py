@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from backends.base import BackendError, BackendUnavailable
+from backends.errors import BackendError, BackendUnavailable
 from backends.host import package_settings
 from backends.host.folders import inside
 

@@ -20,16 +20,18 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from backends.base import BackendError, Process, SandboxLost, SandboxSpec
+from backends.base import Process
+from backends.errors import BackendError, SandboxLost
 from backends.first_use import in_turn
 from backends.host import package_settings
 from backends.host.bubblewrap import new_proc, within
+from backends.host.kernel import CAP_SYS_ADMIN, holds
 from backends.host.machine import Machine
 from backends.host.package_settings import HOST
 from backends.host.plan import Plan, Request, numbers
 from backends.host.runtime import RUNTIME, portable_runtime, runtime_command
 from backends.host.sandboxes import HostSandboxes
-from backends.host.spawn_server import CAP_SYS_ADMIN, holds
+from backends.spec import SandboxSpec
 
 from .context import SPARE
 from .errors import ImageError, refused

@@ -1,5 +1,6 @@
 """Sandboxes of Modal."""
 
-from .backend import ModalBackend, ModalSandbox
+from .backend import ModalBackend
+from .sandbox import ModalSandbox
 
 __all__ = ["ModalBackend", "ModalSandbox"]

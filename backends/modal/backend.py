@@ -12,46 +12,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import importlib
 import json
 import math
-import re
-import time
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from backends.base import (
-    Availability,
-    BackendError,
-    BackendUnavailable,
-    SandboxInfo,
-    SandboxLost,
-    SandboxSpec,
-    reject_fields,
-    sandbox_title,
-)
+from backends.base import Availability
 from backends.connection import GRACE, ByteStream, Connection
+from backends.errors import BackendError, BackendUnavailable, SandboxLost
 from backends.failures import typed_failures
 from backends.limits import CPUS, MEMORY
-from backends.owner import new_id, this_owner
-from backends.sandbox import ExecutorSandbox, initialise
-from backends.tasks import finish, has_failed, seen
+from backends.owner import new_id
+from backends.sandbox import initialise
+from backends.spec import SandboxInfo, SandboxSpec, sandbox_title
+from backends.tasks import finish
 
-from .calls import (
-    ENDING,
-    FIX,
-    Shared,
-    bounded,
-    is_rejected,
-    post_mortem,
-    retried,
-    terminate,
-    text_of,
-    why_ended,
-)
+from .calls import ENDING, FIX, Shared, bounded, is_rejected, post_mortem, retried, terminate, text_of, why_ended
 from .exec_stream import entrypoint, exec_stream, relay
+from .sandbox import ModalSandbox
+from .terms import MARGIN, MARK, reject, tag, tags_of
 
 if TYPE_CHECKING:  # the import takes more than a second, and the package may be missing: see `_sdk`
     import modal
@@ -69,13 +50,9 @@ ENVIRONMENT = {
 }
 """Variables inside, before secrets and `SandboxSpec.env`."""
 
-_MARK = ("lachesis", "sandbox")  # tag of all sandboxes of this module
 _CPU_RESERVED, _MIB_RESERVED = 0.125, 128
 """What Modal reserves by default."""
-_LONGEST = 24 * 3600.0
-_MARGIN = 30  # seconds by which Modal's timeout exceeds the lifetime, which starts after the start-up
 _CREATING = 120.0  # seconds for which creating is retried
-_TAG = re.compile(r"[A-Za-z0-9._-]{1,63}\Z")
 
 
 class ModalBackend:
@@ -164,7 +141,7 @@ class ModalBackend:
 
     @typed_failures
     async def create(self, spec: SandboxSpec) -> ModalSandbox:
-        _reject(spec)
+        reject(spec)
         client = await self._connect()
         app = await self._app(create=True)
         image = await self._image(spec.image or self._image_name, app)
@@ -290,10 +267,10 @@ class ModalBackend:
                     *entrypoint(),
                     app=app,
                     name=id,
-                    tags=_tags(id, spec.labels),
+                    tags=tags_of(id, spec.labels),
                     image=image,
                     secrets=[self._secret(secret, keys) for secret, keys in self._secrets.items()],
-                    timeout=math.ceil(spec.lifetime) + _MARGIN,
+                    timeout=math.ceil(spec.lifetime) + MARGIN,
                     workdir=spec.workdir,
                     gpu=self._gpu,
                     cloud=self._cloud,
@@ -388,7 +365,7 @@ class ModalBackend:
             if isinstance(error.__cause__, modal.exception.NotFoundError):
                 return []  # the app is created with its first sandbox
             raise
-        wanted = dict([_MARK]) | ({} if run_id is None else {"run_id": _tag(run_id)})
+        wanted = dict([MARK]) | ({} if run_id is None else {"run_id": tag(run_id)})
 
         async def listed() -> list[modal.Sandbox]:
             found = modal.Sandbox.list.aio(app_id=app.app_id, tags=wanted, client=client)
@@ -408,88 +385,6 @@ class ModalBackend:
         return [pair for pair in await bounded(map(described, found)) if pair is not None]
 
 
-class ModalSandbox(ExecutorSandbox):
-    """A Modal sandbox whose entrypoint is the executor."""
-
-    def __init__(
-        self, connection: Connection, sandbox: modal.Sandbox, *, id: str, name: str, workdir: str, python: str | None
-    ) -> None:
-        super().__init__(connection, id=id, workdir=workdir, python=python)
-        self._sandbox, self._name = sandbox, name
-        self._end = self._ending()
-
-    @property
-    def object_id(self) -> str:
-        """Its name at Modal: `sb-...`."""
-        return self._sandbox.object_id
-
-    async def snapshot(self) -> str:
-        """Save the file system as an image at Modal, for 30 days.
-
-        Raises:
-            SandboxLost: the sandbox is gone.
-            BackendError: Modal failed.
-        """
-        if self._connection.lost is not None:
-            raise SandboxLost(self._connection.lost)
-        what = f"{self._name} could not be saved as an image"
-        keeping = retried(lambda: self._sandbox.snapshot_filesystem.aio(timeout=300), what)
-        image = await self._connection.guard(keeping)
-        return image.object_id
-
-    async def close(self) -> None:
-        """See `Sandbox.close`.
-
-        Raises:
-            BackendError: Modal could not be reached; calling again retries. The sandbox ends by itself, after its grace
-                or its lifetime.
-        """
-        self._connection.fail(f"{self._name} was closed")
-        if has_failed(self._end):
-            self._end = self._ending()  # another attempt
-        await finish(self._end)
-
-    def _ending(self) -> asyncio.Task[None]:
-        ending = asyncio.create_task(self._watch())
-        ending.add_done_callback(seen)
-        return ending
-
-    async def _watch(self) -> None:
-        """End the sandbox when its connection is lost: without one it only costs money."""
-        await asyncio.wait([self._connection.ended])
-        await terminate(self._sandbox, self._name)
-
-
 async def _sdk() -> Any:
     """The SDK, imported in a thread: the import would block the event loop."""
     return await asyncio.to_thread(importlib.import_module, "modal")
-
-
-def _reject(spec: SandboxSpec) -> None:
-    """Raise `BackendUnavailable` for what Modal cannot enforce."""
-    unable = "backend 'modal' cannot enforce"
-    reject_fields("modal", spec, "root")
-    if spec.pids:
-        raise BackendUnavailable(f"{unable} pids: Modal has no limit of processes. Next step: leave `pids` out")
-    if spec.disk_bytes:
-        raise BackendUnavailable(f"{unable} disk_bytes: Modal has no limit of disk. Next step: leave `disk_bytes` out")
-    if spec.lifetime > _LONGEST - _MARGIN:
-        longest = f"{_LONGEST - _MARGIN:.0f} s"
-        raise BackendUnavailable(f"{unable} a lifetime of {spec.lifetime:g} s. Next step: ask for at most {longest}")
-    if spec.memory_bytes and spec.memory_bytes < 1 << 20:
-        raise BackendUnavailable(
-            f"{unable} memory_bytes={spec.memory_bytes}: Modal counts in MiB. Next step: ask for more"
-        )
-
-
-def _tag(value: str) -> str:
-    """`value` if Modal accepts it as a tag, else a readable text with a digest."""
-    if _TAG.match(value):
-        return value
-    digest = hashlib.sha256(value.encode()).hexdigest()[:12]
-    return f"{re.sub('[^A-Za-z0-9._-]', '-', value)[:50]}.{digest}"
-
-
-def _tags(id: str, labels: Mapping[str, str]) -> dict[str, str]:
-    tags = {**{_tag(key): _tag(value) for key, value in labels.items() if value}, "id": id, "owner": this_owner()}
-    return {**tags, "created": str(int(time.time())), **dict([_MARK])}

@@ -10,7 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from backends.base import BackendError, BackendUnavailable
+from backends.errors import BackendError, BackendUnavailable
 from backends.tasks import has_failed, seen
 
 if TYPE_CHECKING:

@@ -32,7 +32,7 @@ RELAY = (
 @in_turn
 @cache
 def _program() -> str:
-    packed = base64.b64encode(zlib.compress(executor_code.source(), 9)).decode()
+    packed = base64.b64encode(zlib.compress(executor_code.executor_source(), 9)).decode()
     return f"import base64,zlib;exec(compile(zlib.decompress(base64.b64decode({packed!r})),'executor.py','exec'))"
 
 

@@ -1,5 +1,6 @@
 """Sandboxes in instances of apptainer, which singularity is called today."""
 
-from .backend import Installation, SingularityBackend, command
+from .backend import SingularityBackend
+from .installation import Installation, command
 
 __all__ = ["Installation", "SingularityBackend", "command"]

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from backends.base import BackendError, ImageUnavailable
+from backends.errors import BackendError, ImageUnavailable
 from backends.host.folders import cached
 
 Progress = Callable[[str], None]

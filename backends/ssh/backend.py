@@ -22,27 +22,20 @@ from typing import Any, Literal, cast
 
 import asyncssh
 
-from backends.base import (
-    Availability,
-    BackendError,
-    BackendUnavailable,
-    Profile,
-    SandboxInfo,
-    SandboxLost,
-    SandboxSpec,
-    check_profile,
-    hardened_spec,
-)
+from backends.base import Availability
 from backends.connection import Connection
+from backends.errors import BackendError, BackendUnavailable, SandboxLost
 from backends.failures import typed_failures
 from backends.host import cgroups, hardened
-from backends.host.sandboxes import executor_death, explained, request_of, sandbox_name, write_inside
+from backends.host.requests import executor_death, explained, request_of, write_inside
 from backends.limits import MissingDefaults, with_defaults
-from backends.owner import is_gone, new_id, this_owner
+from backends.owner import new_id, this_owner
 from backends.sandbox import ExecutorSandbox, initialise
+from backends.spec import Profile, SandboxInfo, SandboxSpec, check_profile, hardened_spec, sandbox_title
 from backends.tasks import finish
 
-from .link import Link, LinkLost, Target
+from .link import Link, LinkLost
+from .login import Target
 
 _OVERTIME = 30.0
 """Seconds beyond lifetime and grace after which the far machine ends even an executor that hangs."""
@@ -136,8 +129,7 @@ class SshBackend:
             with self._link().used() as link:
                 return (await self._examine(link))[0]
         except BackendError as error:
-            reason, _, fix = str(error).partition(". Next step: ")
-            return Availability(False, reason, fix or f"try: {self._target.command} true")
+            return Availability.lacking(error, f"try: {self._target.command} true")
 
     @typed_failures
     async def create(self, spec: SandboxSpec) -> SshSandbox:
@@ -224,8 +216,7 @@ class SshBackend:
             try:
                 hardened.require_nothing(host, facts["lacks"])
             except BackendUnavailable as error:
-                reason, _, step = str(error).partition(". Next step: ")
-                return Availability(False, reason, step), facts
+                return Availability.lacking(error), facts
         self._facts = facts
         better = hardened.advice(facts["lacks"])
         return Availability(True, detail, "", facts["isolation"], facts["limits"], better), facts
@@ -235,23 +226,15 @@ class SshBackend:
             found = (await (await link.hub()).request("list"))["sandboxes"]
         except LinkLost as error:
             raise BackendUnavailable(f"{error}. Next step: try again") from None
-        return [
-            SandboxInfo(
-                backend=self.name,
-                id=entry["id"],
-                run_id=entry["meta"].get("run_id", ""),
-                task_id=entry["meta"].get("task_id", ""),
-                owner=entry["meta"].get("owner", ""),
-                orphan=not entry["alive"] or is_gone(entry["meta"].get("owner", "")),
-                created=entry["meta"].get("created", 0.0),
-                detail=f"{self._target.name}: {entry['state']}",
-            )
-            for entry in found
-        ]
+        listed = []
+        for entry in found:
+            info = SandboxInfo.of(self.name, entry["id"], entry["meta"], f"{self._target.name}: {entry['state']}")
+            listed.append(replace(info, orphan=info.orphan or not entry["alive"]))
+        return listed
 
     async def _create(self, link: Link, facts: dict[str, Any], spec: SandboxSpec) -> SshSandbox:
         id = new_id()
-        name = sandbox_name(id, spec)
+        name = sandbox_title(id, spec.labels)
         death: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         link.deaths[id] = death
         try:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from backends import BackendError, SandboxExhausted
-from backends.base import INSIDE
+from backends.errors import INSIDE
 from lachesis.agent.agent_fault import AgentFault
 from lachesis.agent.sealing import NO_FILES
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from backends import MAX_DOWNLOAD
 from backends.executor.trees import walk
-from backends.extraction import Room
 from backends.tasks import in_own_thread
 from lachesis.agent.context_results import Replies, Reply
 
@@ -72,6 +71,8 @@ async def write_local(path: Path, chunks: AsyncIterator[bytes], max_bytes: int |
     Raises:
         OSError: there are more than `max_bytes` (EFBIG), or this machine has no room for them (ENOSPC).
     """
+    from backends.extraction import Room  # late: few rollouts copy files out
+
     await in_own_thread(path.parent.mkdir, parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.part-{threading.get_ident():x}-{time.monotonic_ns():x}")
     try:

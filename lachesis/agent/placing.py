@@ -6,7 +6,7 @@ import errno
 from collections.abc import Awaitable, Callable, Iterable
 
 from backends import Sandbox
-from backends.base import INSIDE
+from backends.errors import INSIDE
 
 _IN_THE_WAY = frozenset((errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP, errno.ENOENT, errno.ENOTEMPTY))
 _CLEAR = """set -f; IFS=/

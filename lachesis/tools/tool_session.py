@@ -14,9 +14,10 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from types import TracebackType
 from typing import Any, TypeVar
 
-from backends.base import Backend, BackendError, Sandbox, SandboxSpec, SupportsWaited
-from backends.errors import LachesisError
+from backends.base import Backend, Sandbox, SupportsWaited
+from backends.errors import BackendError, LachesisError
 from backends.lease import Lessor, SandboxPerLease
+from backends.spec import SandboxSpec
 
 DEFAULT_TERMINAL_TIMEOUT = 120.0
 """The default time limit of a command in seconds."""

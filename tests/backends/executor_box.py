@@ -69,7 +69,7 @@ async def executor(mode: Mode) -> AsyncIterator[Box]:
     """Start one; at the end it is killed if it has not ended."""
     folder = Path(tempfile.mkdtemp(prefix="lachesis-test-"))
     code = folder / "executor.pyc"
-    code.write_bytes(executor_code.bytecode())
+    code.write_bytes(executor_code.executor_bytecode())
     name = f"{mode}-{secrets.token_hex(8)}"
     command = [sys.executable, "-I", "-S", str(code)]
     fds: tuple[int, ...] = ()

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from backends.base import SandboxSpec
 from backends.byte_stream import PumpedStream
 from backends.docker.container import labels, listed
 from backends.owner import new_id, this_owner
+from backends.spec import SandboxSpec
 from backends.transfer import upload
 
 

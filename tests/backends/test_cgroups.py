@@ -92,7 +92,7 @@ def test_a_limit_that_cannot_be_enforced_is_rejected_with_the_reason(field: str)
         with pytest.raises(BackendUnavailable, match=f"^{field} cannot be enforced.* Next step: .*leave it out"):
             cgroups.create("any", Limits(**{field: 1}))
         cgroups.require(Limits())
-        assert not cgroups.tracks
+        assert not cgroups.allot("any", Limits(), countable=False, tracked=True)[0].folders
     assert "does not belong to this user" in describe(nowhere)
 
 

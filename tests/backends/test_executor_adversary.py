@@ -133,7 +133,7 @@ async def far(*wrapper: str, source: bytes | None = None) -> AsyncIterator[Far]:
     with tempfile.TemporaryDirectory(prefix="lachesis-test-") as name:
         folder = Path(name)
         code = folder / ("executor.py" if source else "executor.pyc")
-        code.write_bytes(source or executor_code.bytecode())
+        code.write_bytes(source or executor_code.executor_bytecode())
         workdir = folder / "work"
         workdir.mkdir()
         command = [*wrapper, sys.executable, "-I", "-S", str(code)]
@@ -497,7 +497,7 @@ def processor_time(pid: int) -> float:
 @pytest.fixture
 def relay(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], socket.socket]]:
     """A relay, and the other end of what it relays to."""
-    (tmp_path / "executor.pyc").write_bytes(executor_code.bytecode())
+    (tmp_path / "executor.pyc").write_bytes(executor_code.executor_bytecode())
     name = f"test-{os.urandom(8).hex()}"
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(f"\0{name}")
@@ -555,7 +555,9 @@ def names_that_listen() -> set[bytes]:
 @pytest.mark.parametrize("way", ["Starter()", "_CODE.clear()"], ids=["started", "forked"])
 async def test_however_a_shell_is_started_commands_do_the_same(way: str) -> None:
     main = '\nif __name__ == "__main__":\n'
-    source = executor_code.source().decode().replace(main, f"\n{way}\n{main}")  # the former fails where it cannot work
+    source = (
+        executor_code.executor_source().decode().replace(main, f"\n{way}\n{main}")
+    )  # the former fails where it cannot work
     async with far(source=source.encode()) as inside:
         work = inside.folder
         (work / "sub").mkdir()
@@ -665,7 +667,7 @@ async def test_its_own_files_are_known_by_any_name_and_others_of_proc_are_read()
 
 
 async def test_a_listening_socket_may_have_any_number(tmp_path: Path) -> None:
-    (tmp_path / "executor.pyc").write_bytes(executor_code.bytecode())
+    (tmp_path / "executor.pyc").write_bytes(executor_code.executor_bytecode())
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(tmp_path / "far"))
         server.listen()

@@ -337,7 +337,7 @@ async def test_a_shell_that_was_started_ahead_is_as_if_it_were_started_now() -> 
 
 
 def test_it_is_python_3_8_and_imports_what_it_says_it_imports() -> None:
-    ast.parse(executor_code.source(), feature_version=(3, 8))
+    ast.parse(executor_code.executor_source(), feature_version=(3, 8))
     code = f"import {', '.join(executor_code.modules())}"
     subprocess.run([sys.executable, "-I", "-S", "-c", code], check=True)
     assert {"select", "socket", "json"} <= set(executor_code.modules())
@@ -345,7 +345,7 @@ def test_it_is_python_3_8_and_imports_what_it_says_it_imports() -> None:
 
 def test_the_one_file_is_all_its_modules_and_no_name_is_given_twice() -> None:
     bound: dict[str, str] = {}
-    joined = ast.parse(executor_code.source())
+    joined = ast.parse(executor_code.executor_source())
     for module in Path(executor.__file__).parent.glob("*.py"):
         for name in names_given(ast.parse(module.read_text())):
             assert bound.setdefault(name, module.name) == module.name, f"{name} is also given in {bound[name]}"

@@ -145,8 +145,8 @@ async def test_a_time_limit_holds_for_every_kind_of_child(sandbox: Sandbox) -> N
     assert await output(sandbox, "echo usable") == "usable"
 
 
-DEADLINES = ["connection", "byte_stream", "sandbox", "transfer", "lease", "host/sandboxes", "host/spawner"]
-DEADLINES += ["host/spawn_server", "host/supervisor", "ssh/link"]
+DEADLINES = ["attaching", "connection", "byte_stream", "sandbox", "transfer", "lease", "host/sandboxes", "host/spawner"]
+DEADLINES += ["host/spawn_server", "host/starting", "host/supervisor", "ssh/link"]
 DEADLINES += sorted(f"executor/{file.stem}" for file in (ROOT / "backends/executor").glob("*.py"))
 
 
@@ -494,9 +494,9 @@ async def test_an_attack_on_all_that_can_be_reached_forges_and_reveals_nothing(p
         assert await output(sandbox, "ls /tmp/owned 2>/dev/null; true") == ""
         result = await elsewhere
         assert (result.exit_code, result.stdout) == (5, b"theirs\n")
-        token = getattr(sandbox, "_connection")._token  # noqa: B009
-        if token:
-            inverse = bytes(255 - byte for byte in token)
+        attaching = getattr(sandbox, "_connection")._attaching  # noqa: B009
+        if attaching is not None:
+            inverse = bytes(255 - byte for byte in attaching._token)
             await sandbox.write_bytes("search.py", SEARCH.encode())
             found = await sandbox.exec("python3 search.py", timeout=300, stdin=inverse)
             assert (found.stdout, found.stderr) == (b"[]\n", b"")

@@ -21,8 +21,8 @@ from backends import (
     create_backend,
     forwarding,
 )
-from backends.base import SandboxSpec
 from backends.sandbox import ExecutorSandbox
+from backends.spec import SandboxSpec
 from tests.support.ports import free_port
 
 TALK = """

@@ -14,7 +14,6 @@ import pytest
 from sandbox_watch import opened, output
 
 from backends import BackendUnavailable, SandboxSpec, create_backend
-from backends.base import HARDENED_LIMITS, hardened_spec
 from backends.docker import hardened as docker_hardened
 from backends.docker.client import EngineInfo
 from backends.docker.container import Image, Options
@@ -22,6 +21,7 @@ from backends.host import hardened
 from backends.host.bubblewrap import Bubblewrap
 from backends.host.cgroups import Cgroups
 from backends.limits import countable
+from backends.spec import HARDENED_LIMITS, hardened_spec
 from tests.support.docker_engine import FULL_IMAGE, DockerEngine
 from tests.support.root_images import full_root
 from tests.support.ssh_engine import ssh_engine

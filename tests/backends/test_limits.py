@@ -20,15 +20,15 @@ from hypothesis import strategies as st
 from sandbox_watch import opened, output
 
 from backends import BackendError, BackendUnavailable, SandboxExhausted, SandboxLost, SandboxSpec, create_backend
-from backends.base import disk_in_memory
 from backends.docker.client import EngineInfo
 from backends.docker.container import Image, Options, container, default_disk, ending, limited
 from backends.host import cgroups
 from backends.host.cgroups import Cgroup, Cgroups, Limits
 from backends.host.delegation import bus, in_scope
-from backends.host.sandboxes import executor_death
+from backends.host.requests import executor_death
 from backends.host.spawner import Spawner
 from backends.limits import CPUS, MEMORY, MissingDefaults, with_defaults
+from backends.spec import disk_in_memory
 from lachesis_testing.backend_suite.limits import HIDDEN
 
 MIB = 1 << 20

@@ -156,7 +156,7 @@ async def test_a_program_that_cannot_be_loaded_takes_no_other_along(tmp_path: Pa
 
 async def test_a_prepared_executor_ends_with_its_helper(prepared: HostSandbox) -> None:
     parent = int(Path(f"/proc/{prepared.pid}/stat").read_text().rpartition(")")[2].split()[1])
-    assert b"spawn_server.py" in Path(f"/proc/{parent}/cmdline").read_bytes()
+    assert b"spawn_server" in Path(f"/proc/{parent}/cmdline").read_bytes()
     os.kill(parent, signal.SIGKILL)
     with pytest.raises(SandboxLost, match="SIGKILL"):
         await prepared.exec("sleep 100", timeout=100)

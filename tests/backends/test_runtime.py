@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backends import BackendUnavailable, executor_code
-from backends.host import runtime
+from backends.host import copying, runtime
 from backends.host.elf import Elf, NotPortable
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -174,11 +174,11 @@ def test_an_interpreter_that_cannot_be_taken_along_is_named(tmp_path: Path) -> N
     musl = tmp_path / "bash"
     musl.write_bytes(Elf(bash.read_bytes()).program(interpreter="/lib/ld-musl-x86_64.so.1", library_path="/lib"))
     with pytest.raises(BackendUnavailable, match=f"{musl}.*musl.*Next step"):
-        runtime._place(tmp_path, musl, "bin/bash", [], ["lib"], {})
+        copying._place(tmp_path, musl, "bin/bash", [], ["lib"], {})
     static = tmp_path / "static"
     static.write_bytes(bytes(Elf(bash.read_bytes()).data[:64]).ljust(200, b"\0"))
     with pytest.raises(BackendUnavailable, match=f"{static} cannot be copied"):
-        runtime._place(tmp_path, static, "bin/bash", [], ["lib"], {})
+        copying._place(tmp_path, static, "bin/bash", [], ["lib"], {})
 
 
 BASH = Path(shutil.which("bash") or "/bin/bash").resolve().read_bytes()

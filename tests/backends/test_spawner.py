@@ -32,7 +32,13 @@ def null() -> Iterator[int]:
 
 
 def helpers() -> set[int]:
-    return {pid for pid in host_processes("spawn_server.py") if f"PPid:\t{os.getpid()}\n" in status(pid)}
+    """Those of this process. Others on the machine come and go."""
+    found = set()
+    for pid in host_processes("spawn_server"):
+        with contextlib.suppress(OSError):
+            if f"PPid:\t{os.getpid()}\n" in status(pid):
+                found.add(pid)
+    return found
 
 
 def status(pid: int) -> str:

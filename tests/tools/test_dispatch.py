@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
-from backends.base import BackendError, Sandbox, SandboxLost
+from backends.base import Sandbox
+from backends.errors import BackendError, SandboxLost
 from lachesis.tools import (
     ToolCrashed,
     ToolFailure,
