@@ -30,12 +30,11 @@ from lachesis_envs.harbor.trial import Trial, solve
 from lachesis_envs.harbor.verdicts import mean_of_steps, parsed_rewards
 from lachesis_envs.harbor.verifying import Play, Verification
 from lachesis_envs.task_folders import Task, TaskError, read_task
+from tests.run import ALL
 from tests.support.busy_machine import busy_machine
 from tests.support.scripted_server import ScriptedServer, call, say
 from tests.support.small_envs import ROOT, make, rollouts
 
-EVERY = bool(os.environ.get("LACHESIS_EVERY_ATTACK"))
-"""As `make test-attacks` sets it; else a third of the attacks."""
 CHECK = """#!/bin/bash
 if [ "$(cat answer.txt)" = 42 ]; then echo 1 > /logs/verifier/reward.txt; else echo 0 > /logs/verifier/reward.txt; fi
 """
@@ -463,7 +462,7 @@ def in_image(python_image: Path) -> list[str]:
 def test_a_sound_task_is_verified(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = {"tests/test.sh": SUITE, "tests/check_answer.py": SUITE_CODE}
     folder = task_at(tmp_path / "sound", ARTIFACT, **files)
-    chosen = [f"--only={attack.name}" for attack in ATTACKS[:: 1 if EVERY else 6]]
+    chosen = [f"--only={attack.name}" for attack in ATTACKS[:: 1 if ALL else 6]]
     assert (
         main(["tasks", "verify", "-o", str(tmp_path / "trials"), str(folder), "--no-images", "--times", "1", *chosen])
         == 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import sys
 from pathlib import Path
@@ -11,10 +10,11 @@ from typing import Any
 
 from lachesis.trajectories.jsonl import read_lines
 from lachesis_train.trainer.checkpoints import Checkpoint
+from tests.run import ALL
 from tests.torch.trainer.conftest import GROUP_SIZE, GROUPS_A_STEP, RunningEngine, filled_api
 
 STEPS = 9
-KILLS = int(os.environ.get("LACHESIS_TRAINER_KILLS", "2"))
+KILLS = 20 if ALL else 1
 
 
 async def launch(run: Path, url: str, engine: RunningEngine | None) -> asyncio.subprocess.Process:
