@@ -44,7 +44,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is marked `long`, unless a test is named or all are asked for; group what one worker has to run."""
+    """Leave out what is marked `long`, unless a test is named or all are asked for; group what one worker runs."""
     named = any("::" in argument for argument in config.args)
     if not ALL and not named and not config.option.markexpr:
         long = [item for item in items if item.get_closest_marker("long")]
