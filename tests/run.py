@@ -43,8 +43,8 @@ ALL = os.environ.get("LACHESIS_TESTS") == "all"
 
 
 def room(path: Path) -> str:
-    """The entry of `PACKAGES` that a module of tests belongs to."""
-    return path.relative_to(TESTS).parts[0]
+    """The entry of `PACKAGES` that a module of tests belongs to, if it is in `tests/`."""
+    return path.relative_to(TESTS).parts[0] if path.is_relative_to(TESTS) else path.name
 
 
 def can_be_apart() -> bool:
