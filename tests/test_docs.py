@@ -49,6 +49,7 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.alone
 @pytest.mark.model
 @pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=lambda page: page.name)
 def test_every_command_shown_runs(page: Path, checkout: Path) -> None:
@@ -71,6 +72,7 @@ def test_every_command_shown_runs(page: Path, checkout: Path) -> None:
     shutil.rmtree(checkout / "data", ignore_errors=True)
 
 
+@pytest.mark.alone
 @pytest.mark.model
 @pytest.mark.parametrize(
     ("page", "code"), list(blocks("python")), ids=lambda value: value.name if isinstance(value, Path) else ""
@@ -118,7 +120,7 @@ def test_every_room_of_training_is_in_the_architecture() -> None:
 
 
 def test_make_runs_every_benchmark_and_the_page_has_its_figures() -> None:
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    makefile = "".join((ROOT / name).read_text(encoding="utf-8") for name in ("Makefile", "scripts/test-with.sh"))
     page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
     (listed,) = re.findall(r"^BENCHMARKS := (.*)$", makefile, re.MULTILINE)
     run = {*listed.split(), *re.findall(r"-m benchmarks\.(\w+)", makefile)}

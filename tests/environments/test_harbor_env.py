@@ -31,7 +31,7 @@ from lachesis_envs.harbor.verdicts import mean_of_steps, parsed_rewards
 from lachesis_envs.harbor.verifying import Play, Verification
 from lachesis_envs.task_folders import Task, TaskError, read_task
 from tests.run import ALL
-from tests.support.busy_machine import busy_machine
+from tests.support.busy_machine import busy_machine, quiet_machine
 from tests.support.scripted_server import ScriptedServer, call, say
 from tests.support.small_envs import ROOT, make, rollouts
 
@@ -385,7 +385,8 @@ async def test_code_that_the_tests_run_neither_forges_nor_prevents_the_verdict(
 ) -> None:
     toml = 'artifacts = ["/app/answer.py"]\n[verifier]\ntimeout_sec = 2\n'
     task = read_task(task_at(tmp_path / "task", toml, **{"tests/test.sh": RUN_OF_THE_AGENT}))
-    verdict = await played.trial(task, f"cat > answer.py <<'EOF'\n{attack}\nEOF")
+    with quiet_machine():
+        verdict = await played.trial(task, f"cat > answer.py <<'EOF'\n{attack}\nEOF")
     assert (verdict.reward.value, verdict.record["cause"]) == (0.0, cause)
 
 
@@ -401,6 +402,7 @@ async def test_slow_tests_on_an_overloaded_machine_are_no_score_of_0(tmp_path: P
             assert "test.sh took longer than 1.5 s" in str(error)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("hang", ["while :; do :; done", "sleep 600"], ids=["loop", "sleep"])
 @pytest.mark.parametrize("toml", ["", 'artifacts = ["/app/answer.sh"]'], ids=["in_place", "seal"])
 async def test_an_answer_that_hangs_is_a_score_of_0_on_an_overloaded_machine_too(
