@@ -55,10 +55,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if not apart and room(item.path) not in SHARING:
             group = "sandboxes"
-        elif item.get_closest_marker("alone"):
-            group = item.nodeid
-        else:
+        elif (split := item.get_closest_marker("split")) is None:
             group = str(item.path)
+        elif split.args and isinstance(item, pytest.Function):
+            group = f"{item.path} {item.callspec.params.get(split.args[0])}"
+        else:
+            group = item.nodeid
         item.add_marker(pytest.mark.xdist_group(group.replace("@", "_")))
 
 

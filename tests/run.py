@@ -66,7 +66,8 @@ def main(arguments: list[str]) -> int:
     chosen = sorted((name for package in packages for name in PACKAGES[package]), key=lambda name: ORDER[name])
     command = [sys.executable, "-m", "pytest", "--dist", "loadgroup", "--no-loadscope-reorder", *workers]
     command += ["--durations=10", *options, *(f"tests/{name}" for name in chosen if name not in ON_REQUEST)]
-    return subprocess.run(command, cwd=ROOT, check=False).returncode
+    os.chdir(ROOT)
+    os.execv(sys.executable, command)
 
 
 if __name__ == "__main__":
