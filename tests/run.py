@@ -51,12 +51,12 @@ def can_be_apart() -> bool:
     return subprocess.run([ROOT / "scripts/apart.sh", "true"], stderr=subprocess.DEVNULL, check=False).returncode == 0
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str]) -> None:
     options = list(arguments)
     packages = [options.pop(0)] if options and not options[0].startswith("-") else list(PACKAGES)
     if unknown := [name for name in packages if name not in PACKAGES]:
         print(f"no package {unknown[0]!r}; there are {', '.join(PACKAGES)}", file=sys.stderr)
-        return 2
+        raise SystemExit(2)
     # One more than processors: some tests wait most of the time.
     count = int(os.environ.get("LACHESIS_TEST_WORKERS") or len(os.sched_getaffinity(0)) + 1)
     if can_be_apart():
@@ -71,4 +71,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    main(sys.argv[1:])
