@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.run import ALL, ORDER, SHARING, room
+from tests.run import ALL, ORDER, SHARING, room, some
 from tests.support import root_images
 
 # Replaces the profile that hypothesis chose (it has another for CI): the time of an example depends on the machine.
@@ -21,7 +21,7 @@ settings.register_profile(
     "untimed",
     parent=settings.default,
     deadline=None,
-    max_examples=100 if ALL else 30,
+    max_examples=some(100),
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],
 )

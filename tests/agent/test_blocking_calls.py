@@ -29,6 +29,7 @@ from lachesis.agent.call_scope import CallScope, RewardIsOver, current_scope
 from lachesis.agent.context_results import Reply
 from lachesis.agent.driven import Driven
 from lachesis.agent.reward import RewardError
+from tests.run import some
 
 
 class Device:
@@ -689,7 +690,7 @@ def expected(node: Any) -> Any:
     return -value if kind == "error" else value
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=some(60), deadline=None)
 @given(NODES)
 def test_any_mixture_of_calls_has_the_results_of_awaited_ones(node: Any) -> None:
     async def main() -> Any:

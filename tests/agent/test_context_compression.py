@@ -26,10 +26,11 @@ from lachesis.trajectories import ChatResponse, FinishReason, Message, ToolCall,
 from lachesis.trajectories.frozen import freeze_dict
 from lachesis_testing.fake_server import Ask, FakeServer, fake_tokenizer
 from lachesis_testing.fake_server.policies import WORDS
+from tests.run import some
 from tests.support.exactness import Stack, assert_exact, stack
 from tests.support.summarising import SUMMARY, Summarises
 
-EXAMPLES = 8
+EXAMPLES = some(8)
 """Rollouts of the property test. Raise it by hand."""
 TOOLS = [
     {

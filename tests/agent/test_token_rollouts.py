@@ -22,9 +22,10 @@ from lachesis.trajectories.group_shapes import GroupSettings, RolloutSamples, Tr
 from lachesis.trajectories.samples import samples
 from lachesis_testing.fake_server import Lengths, RandomWords, Scripted, ToolUser
 from lachesis_testing.fake_server.tokenizer import fake_tokenizer
+from tests.run import some
 from tests.support.exactness import Stack, assert_exact, stack
 
-EXAMPLES = 15
+EXAMPLES = some(15)
 """Rollouts of the agent loop. Raise it by hand."""
 KEPT = (
     *("thinking", "trailing_space", "spelled_special", "broken_utf8_middle", "broken_utf8_end", "ambiguous"),

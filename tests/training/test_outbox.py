@@ -27,6 +27,7 @@ from lachesis.run_folder import OtherSettings
 from lachesis_train.outbox import Outbox, OutboxError
 from lachesis_train.outbox_state import KnownApi
 from lachesis_train.rollout_api import EnvDescription, GroupError
+from tests.run import some
 from tests.support.fake_serving import number_of, payload
 from tests.support.small_envs import ROOT
 
@@ -127,7 +128,7 @@ ACTIONS = st.sampled_from(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=some(60), deadline=None)
 @given(st.lists(st.tuples(ACTIONS, st.integers(0, 3)), max_size=30))
 def test_after_any_history_a_start_knows_what_the_last_one_knew(history):
     async def play(folder: Path) -> None:
