@@ -23,7 +23,7 @@ from lachesis.inference.prompts import PromptBuilder, PromptStart, TemplateNotEx
 from lachesis.inference.template_cases import Pattern
 from lachesis.inference.template_report import Difference, Extension
 from lachesis.trajectories import ChatResponse, FinishReason, Message, MessageHistory, SampledTokens
-from tests.run import some
+from tests.run import ALL
 
 NAMES = list(sources())
 TOOLS = [
@@ -41,7 +41,7 @@ WORDS = min(tokenizer_of("hermes").added_tokens_decoder)
 """Ids of ordinary tokens."""
 GOES_ON = (Extension.PREFIX, Extension.DIVERGES)
 FEW = settings(
-    max_examples=some(3),
+    max_examples=3 if ALL else 2,
     deadline=None,
     derandomize=True,
     phases=[Phase.generate],  # shrinking a failure takes minutes and shows nothing more
