@@ -105,7 +105,7 @@ def test_a_real_cause_is_named_and_nothing_is_left(
     disk: Path, isolation: str, condition: str, more: int, cause: str
 ) -> None:
     # In their namespaces others may have the process id of this one.
-    group = Path("/sys/fs/cgroup/pids") / f"lachesis-test-{secrets.token_hex(8)}")  # process ids of others may be the same
+    group = Path("/sys/fs/cgroup/pids") / f"lachesis-test-{secrets.token_hex(8)}"
     if condition == "processes":
         try:
             group.mkdir()
