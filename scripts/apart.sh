@@ -20,5 +20,5 @@ unshare --pid --fork --kill-child --mount-proc --mount --net --ipc sh -c '
   ip link set lo up
   shift
   set +e
-  LACHESIS_APART=1 "$@" # not exec: the shell stays process 1, and reaps what loses its parent
+  "$@" # not exec: the shell stays process 1, and reaps what loses its parent
   exit "$?"' sh "$folder/tmp" "$@"

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.run import ALL, ORDER, SHARING, room, some
+from tests.run import ALL, ORDER, room, some, unit
 from tests.support import root_images
 
 # Replaces the profile that hypothesis chose (it has another for CI): the time of an example depends on the machine.
@@ -44,24 +44,25 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is marked `long`, unless a test is named or all are asked for; group what one worker runs."""
+    """Leave out what is marked `long`, unless a test is named or all are asked for; long modules come first."""
     named = any("::" in argument for argument in config.args)
     if not ALL and not named and not config.option.markexpr:
         long = [item for item in items if item.get_closest_marker("long")]
         items[:] = [item for item in items if not item.get_closest_marker("long")]
         config.hook.pytest_deselected(items=long)
     items.sort(key=lambda item: ORDER.get(room(item.path), len(ORDER)))  # stable
-    apart = "LACHESIS_APART" in os.environ
-    for item in items:
-        if not apart and room(item.path) not in SHARING:
-            group = "sandboxes"
-        elif (split := item.get_closest_marker("split")) is None:
-            group = str(item.path)
-        elif split.args and isinstance(item, pytest.Function):
-            group = f"{item.path} {item.callspec.params.get(split.args[0])}"
-        else:
-            group = item.nodeid
-        item.add_marker(pytest.mark.xdist_group(group.replace("@", "_")))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """For `--dist loadscope`: which tests one worker runs one after the other. (`loadgroup` needs an older pytest.)"""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Units(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return unit(nodeid)
+
+    return Units(config, log) if config.option.dist == "loadscope" else None
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -10,6 +10,7 @@ unless root runs this) one worker runs all tests of that kind.
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -38,6 +39,11 @@ ON_REQUEST = {"torch", "vllm", "programs"}
 SHARING = {"endpoint", "evaluation", "inference", "testing", "tool_call_parsers", "trajectories"}
 """Folders whose tests touch nothing that is shared on a machine: they start no sandboxes."""
 ORDER = {name: number for number, name in enumerate(name for names in PACKAGES.values() for name in names)}
+UNITS = {
+    "tests/test_docs.py": re.compile(r"::.*"),
+    "tests/backends/test_backend_conformance.py": re.compile(r"\[[a-z]+(-bubblewrap|-none)?"),
+}
+"""The part of a test's name that says what one worker runs, for modules that are too long for one."""
 ALL = os.environ.get("LACHESIS_TESTS") == "all"
 """Whether the tests that are marked `long` run as well, and hypothesis tries all of its examples."""
 
@@ -50,6 +56,18 @@ def room(path: Path) -> str:
 def some(examples: int) -> int:
     """So many examples of hypothesis; in `make test` three tenths of them."""
     return examples if ALL else max(1, 3 * examples // 10)
+
+
+def unit(name: str) -> str:
+    """What one worker runs as a whole: the module of a test, unless `UNITS` divides it.
+
+    Without namespaces of their own, workers that started sandboxes would see each other's: one runs all of these.
+    """
+    module = name.partition("::")[0]
+    if os.environ.get("LACHESIS_APART") != "1" and room(ROOT / module) not in SHARING:
+        return "sandboxes"
+    part = UNITS[module].search(name) if module in UNITS else None
+    return f"{module} {part[0]}" if part else module
 
 
 def can_be_apart() -> bool:
@@ -65,11 +83,12 @@ def main(arguments: list[str]) -> None:
     # One more than processors: some tests wait most of the time.
     count = int(os.environ.get("LACHESIS_TEST_WORKERS") or len(os.sched_getaffinity(0)) + 1)
     if can_be_apart():
+        os.environ["LACHESIS_APART"] = "1"
         workers = ["--tx", f"{count}*popen//python={ROOT / 'scripts/apart.sh'} {sys.executable}"]
     else:
         workers = ["--tx", f"{count}*popen"]
     chosen = sorted((name for package in packages for name in PACKAGES[package]), key=lambda name: ORDER[name])
-    command = [sys.executable, "-m", "pytest", "--dist", "loadgroup", "--no-loadscope-reorder", *workers]
+    command = [sys.executable, "-m", "pytest", "--dist", "loadscope", "--no-loadscope-reorder", *workers]
     command += ["--durations=10", *options, *(f"tests/{name}" for name in chosen if name not in ON_REQUEST)]
     os.chdir(ROOT)
     os.execv(sys.executable, command)

@@ -49,7 +49,6 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.split
 @pytest.mark.model
 @pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=lambda page: page.name)
 def test_every_command_shown_runs(page: Path, checkout: Path) -> None:
@@ -72,7 +71,6 @@ def test_every_command_shown_runs(page: Path, checkout: Path) -> None:
     shutil.rmtree(checkout / "data", ignore_errors=True)
 
 
-@pytest.mark.split
 @pytest.mark.model
 @pytest.mark.parametrize(
     ("page", "code"), list(blocks("python")), ids=lambda value: value.name if isinstance(value, Path) else ""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.run import ON_REQUEST, ORDER, PACKAGES, ROOT, SHARING, TESTS
+from tests.run import ON_REQUEST, ORDER, PACKAGES, ROOT, SHARING, TESTS, unit
 
 HELPERS = {"__init__.py", "conftest.py", "run.py", "support"}
 
@@ -60,3 +60,34 @@ def test_a_failure_shows_the_seed_that_repeats_its_draws(tmp_path: Path) -> None
     (seed,) = {line.split()[0].partition("=")[2] for line in first.stdout.splitlines() if "LACHESIS_SEED=" in line}
     (drawn,) = {line for line in first.stdout.splitlines() if line.startswith("E ") and "> 1" in line}
     assert drawn in run(*command, LACHESIS_SEED=seed).stdout.splitlines()
+
+
+@pytest.mark.parametrize("apart", ["1", ""])
+def test_a_worker_runs_a_whole_module_and_without_namespaces_all_that_start_sandboxes(
+    apart: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LACHESIS_APART", apart)
+    conformance = "tests/backends/test_backend_conformance.py::test_x"
+    names = ["tests/test_docs.py::test_a[x.md]", "tests/test_docs.py::test_b", "tests/view/test_app.py::test_a[1]"]
+    names += [
+        f"{conformance}[docker]",
+        f"{conformance}[docker-a-b]",
+        f"{conformance}[local-none-a]",
+        "tests/tools/a.py::b",
+    ]
+    expected = ["tests/test_docs.py ::test_a[x.md]", "tests/test_docs.py ::test_b", "tests/view/test_app.py"]
+    expected += [f"{conformance[:-8]} [docker"] * 2 + [f"{conformance[:-8]} [local-none", "tests/tools/a.py"]
+    assert [unit(name) for name in names] == (expected if apart else ["sandboxes"] * len(names))
+    assert unit("tests/inference/test_a.py::test_b") == "tests/inference/test_a.py", "these share nothing"
+
+
+def test_workers_take_whole_modules(tmp_path: Path) -> None:
+    for name in "abc":
+        text = "import os, pathlib, pytest\n@pytest.mark.parametrize('value', range(6))\ndef test_it(value): "
+        (tmp_path / f"test_{name}.py").write_text(
+            f"{text}pathlib.Path(__file__ + f'.{{os.getpid()}}').touch()\n", encoding="utf-8"
+        )
+    command = ["-m", "pytest", "-c", "pyproject.toml", "-p", "tests.conftest", "-p", "no:cacheprovider", str(tmp_path)]
+    done = run(*command, "-n", "3", "--dist", "loadscope", LACHESIS_APART="1")
+    assert "18 passed" in done.stdout, done.stdout + done.stderr
+    assert len(list(tmp_path.glob("test_*.py.*"))) == 3

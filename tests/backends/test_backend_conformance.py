@@ -15,7 +15,6 @@ from lachesis_testing.attacks import ATTACKS
 from lachesis_testing.backend_suite import *  # noqa: F403
 from lachesis_testing.backend_suite.attacks import EVERY
 
-pytestmark = pytest.mark.split("backend")
 OPTIONS: dict[str, dict[str, Any]] = {"local-bubblewrap": {}, "local-none": {"isolation": "none"}}
 
 EXPECTED_TO_FALL = {"docker": ["neighbours/lock", "neighbours/record lock", "neighbours/opening"]}
