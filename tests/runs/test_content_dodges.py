@@ -340,7 +340,7 @@ def unscored(found: list[dict[str, Any]]) -> list[Any]:
     return [(each["messages"][1:3], each["traceback"]) for each in found if each["reward"] is None]
 
 
-@pytest.mark.parametrize("command", ["process", "evaluate"])
+@pytest.mark.parametrize("command", ["process", pytest.param("evaluate", marks=pytest.mark.long)])
 async def test_no_content_lets_an_agent_go_without_its_score(tmp_path: Path, command: str) -> None:
     total = sum(1 + len(dodges) for _, dodges in DODGES.values())
     async with ScriptedServer(obeys) as server:
@@ -360,6 +360,7 @@ async def test_no_content_lets_an_agent_go_without_its_score(tmp_path: Path, com
     assert shown.count("ValueError: there is no answer (test_content_dodges.py, line ") == 1, "the first of each line"
 
 
+@pytest.mark.long
 async def test_a_trainer_gets_every_rollout_of_a_group_that_dodges_by_content(
     tmp_path: Path, run_api: StockRunApi
 ) -> None:
@@ -391,7 +392,7 @@ async def test_a_trainer_gets_every_rollout_of_a_group_that_dodges_by_content(
     assert [sorted(group["scores"]) for group in trainer.groups] == [[0.0] * 4 + [1.0]] * len(kinds)
 
 
-@pytest.mark.parametrize("kind", ["json", "with the item"])
+@pytest.mark.parametrize("kind", ["json", pytest.param("with the item", marks=pytest.mark.long)])
 async def test_junk_of_every_rollout_from_some_step_on_is_scored(tmp_path: Path, kind: str) -> None:
     class Converges(Parses):
         def all_items(self) -> Iterator[dict[str, str]]:
@@ -802,7 +803,12 @@ SLOW: dict[str, type[Slow]] = {"async": Slow, "plain": SlowPlain, "thread": Slow
 
 
 # A match in another thread keeps the interpreter's lock to its end; whether the thread is still there then is chance.
-SLOW_WAYS = [(kind, way) for kind in ("pattern", "loop") for way in SLOW if (kind, way) != ("pattern", "thread")]
+SLOW_WAYS = [
+    pytest.param(kind, way, marks=() if (kind, way) in (("pattern", "async"), ("loop", "thread")) else pytest.mark.long)
+    for kind in ("pattern", "loop")
+    for way in SLOW
+    if (kind, way) != ("pattern", "thread")
+]
 
 
 @pytest.mark.parametrize(("kind", "way"), SLOW_WAYS)
