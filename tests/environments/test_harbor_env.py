@@ -464,7 +464,7 @@ def in_image(python_image: Path) -> list[str]:
 def test_a_sound_task_is_verified(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = {"tests/test.sh": SUITE, "tests/check_answer.py": SUITE_CODE}
     folder = task_at(tmp_path / "sound", ARTIFACT, **files)
-    chosen = [f"--only={attack.name}" for attack in ATTACKS[:: 1 if ALL else 6]]
+    chosen = [f"--only={attack.name}" for attack in ATTACKS[:: 1 if ALL else 12]]
     assert (
         main(["tasks", "verify", "-o", str(tmp_path / "trials"), str(folder), "--no-images", "--times", "1", *chosen])
         == 0
@@ -472,7 +472,10 @@ def test_a_sound_task_is_verified(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert f"0/{len(chosen)}" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGKILL, *(pytest.param(number, marks=pytest.mark.long) for number in (signal.SIGTERM, signal.SIGINT))],
+)
 def test_a_verification_that_was_stopped_goes_on_where_it_was_and_leaves_nothing(tmp_path: Path, number: int) -> None:
     temporary = tmp_path / "tmp"
     temporary.mkdir()

@@ -30,6 +30,7 @@ from lachesis.agent.watching import Watch
 from lachesis.runs.failures import RunStopped
 from lachesis.trajectories.messages import Message, ToolCall
 from lachesis_testing.fake_server import Ask, FakeServer
+from tests.support.busy_machine import refuse_to_judge_on_a_busy_machine
 from tests.support.scripted_server import ScriptedServer, call, say
 from tests.support.small_envs import SortWords, lines, make, process, rollouts
 from tests.support.stock_run_api import StockRunApi, Trainer, run_api
@@ -818,6 +819,8 @@ async def test_what_makes_a_reward_slow_is_the_agents_where_others_passed(tmp_pa
     before = set(threading.enumerate())
     ran = await process(cls, tmp_path, obeys, **settings)
     found = {group["item"]["work"]: group["rollouts"][0] for group in lines(ran.files.groups)}
+    if len(found) < 3:
+        refuse_to_judge_on_a_busy_machine(rollouts(ran.files.failures))
     slow = found[BACKTRACKS if kind == "pattern" else COUNTS]
     assert [rollout["reward"] for rollout in found.values()] == [1.0, 0.0, 0.0]
     assert "RewardTooSlow: the reward took longer than reward_timeout = 1 s" in slow["agent_fault"]
