@@ -53,10 +53,9 @@ train-venv: $(READY)
 test-train: train-venv
 	LACHESIS_NEED_TORCH=1 $(VENV)-train/bin/python -m pytest --durations=10 tests/inference/test_forward_pass.py tests/torch
 
-export VENV PYTHON
 test-skyrl test-tinker-sdks: train-venv
 test-%: $(READY) force
-	@scripts/test-with.sh $*
+	@VENV=$(VENV) PYTHON=$(PYTHON) scripts/test-with.sh $*
 
 train-demo-trl: train-venv force
 	$(VENV)-train/bin/python -m benchmarks.train_demo_trl

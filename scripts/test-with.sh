@@ -12,9 +12,11 @@
 #   tinker-sdks the embedded engine against an older Tinker SDK too
 #   vllm        a real vLLM on the CPU (3.5 GB)
 #
-# VENV, PYTHON and PYTHON312 come from the Makefile. Installed is what is in ~/.cache/lachesis, or where a variable says.
+# They are installed into ~/.cache/lachesis, or where a variable says (GUESTS, PROGRAMS, RAY, SKYRL, TEMPLATES). PYTHON312
+# names a Python that harbor and skyrl take, if there is more than one.
 set -eu
 name=$1
+VENV=${VENV:-.venv}
 bin=$VENV/bin
 cache=$HOME/.cache/lachesis
 
