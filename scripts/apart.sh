@@ -2,7 +2,7 @@
 # Run a command in PID, mount, network and IPC namespaces with a /tmp, /run and /dev/shm of its own: scripts/apart.sh COMMAND...
 #
 # Tests look for processes, mounts and folders that sandboxes leave on the machine. Two of these commands do not see each
-# other's. Only root may make such namespaces. Afterwards /tmp is empty again.
+# other's. Only root may make such namespaces. The folder that was /tmp is removed afterwards.
 set -eu
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
