@@ -55,9 +55,9 @@ def quiet_machine() -> Iterator[None]:
 
 
 def refuse_to_judge_on_a_busy_machine(failures: Sequence[Mapping[str, Any]]) -> None:
-    """Skips a test whose rollouts the infrastructure broke, if others keep the machine busy."""
-    load, outcomes = os.getloadavg()[0], {failure["outcome"] for failure in failures}
-    if load >= 2 * len(os.sched_getaffinity(0)) and outcomes == {"infra_error"}:
+    """Skips a test whose rollouts were left out without a score, if others keep the machine busy."""
+    load = os.getloadavg()[0]
+    if load >= 2 * len(os.sched_getaffinity(0)) and failures and all(each["reward"] is None for each in failures):
         pytest.skip(f"the machine is busy (load {load:.0f})")
 
 
