@@ -26,7 +26,7 @@ from lachesis_testing.fake_server import FakeServer
 from lachesis_tokens.samples.verification import verify_records
 
 GROUPS = 2
-SECONDS = 90.0
+SECONDS = 300
 START, END = "<!-- table -->", "<!-- end of table -->"
 
 

@@ -1,7 +1,10 @@
-"""Settings for all tests: no deadlines for hypothesis, an image, and a line for each reason to skip a test."""
+"""Settings for all tests: which run, hypothesis without deadlines, an image, a line for each reason to skip a test."""
 
 from __future__ import annotations
 
+import os
+import random
+import secrets
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -9,11 +12,18 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.run import ALL, ORDER, room, some, unit
 from tests.support import root_images
 
 # Replaces the profile that hypothesis chose (it has another for CI): the time of an example depends on the machine.
+# A failure prints what repeats it.
 settings.register_profile(
-    "untimed", parent=settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    "untimed",
+    parent=settings.default,
+    deadline=None,
+    max_examples=some(100),
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("untimed")
 
@@ -28,7 +38,38 @@ def python_image(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if config.option.basetemp:  # of a worker, which may have another /tmp than the process that names it
+        Path(config.option.basetemp).parent.mkdir(parents=True, exist_ok=True)
     config.pluginmanager.register(_Failures(config))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is marked `long`, unless a test is named or all are asked for; long modules come first."""
+    named = any("::" in argument for argument in config.args)
+    if not ALL and not named and not config.option.markexpr:
+        long = [item for item in items if item.get_closest_marker("long")]
+        items[:] = [item for item in items if not item.get_closest_marker("long")]
+        config.hook.pytest_deselected(items=long)
+    items.sort(key=lambda item: ORDER.get(room(item.path), len(ORDER)))  # stable
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """For `--dist loadscope`: which tests one worker runs one after the other. (`loadgroup` needs an older pytest.)"""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Units(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return unit(nodeid)
+
+    return Units(config, log) if config.option.dist == "loadscope" else None
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Each test draws from `random` by a seed of its own; a failure shows it, and LACHESIS_SEED repeats the draws."""
+    seed = int(os.environ.get("LACHESIS_SEED") or secrets.randbits(32))
+    random.seed(seed)
+    item.add_report_section("setup", "seed", f"LACHESIS_SEED={seed} draws the same again")
 
 
 class _Failures:

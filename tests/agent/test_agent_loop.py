@@ -21,6 +21,7 @@ from lachesis.inference import OpenAIServer, ServerSettings
 from lachesis.tools import ToolResult
 from lachesis.trajectories import RoleOrder, ToolCall, to_trajectory_entry, validate_messages
 from lachesis_data.files.validation import validate_entry
+from tests.run import some
 from tests.support.scripted_server import Answer, ScriptedServer, call, say
 
 ECHO = {
@@ -540,7 +541,7 @@ ANSWERS = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=some(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(ANSWERS, min_size=1, max_size=8))
 def test_whatever_the_model_says_the_conversation_is_valid_and_every_sample_is_reachable(script: list[Answer]) -> None:
     result, _ = asyncio.run(play([*script, say("the end")], max_turns=6))

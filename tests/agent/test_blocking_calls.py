@@ -29,6 +29,7 @@ from lachesis.agent.call_scope import CallScope, RewardIsOver, current_scope
 from lachesis.agent.context_results import Reply
 from lachesis.agent.driven import Driven
 from lachesis.agent.reward import RewardError
+from tests.run import some
 
 
 class Device:
@@ -585,12 +586,10 @@ async def test_a_thread_that_the_event_loop_waits_for_is_told_so_at_once(blocks:
             blocks(device, pool)
         return 0.0
 
-    begin = time.monotonic()
-    with pytest.raises(
+    with pytest.raises(  # otherwise they wait for each other for ever
         BlockedLoop, match=r"ctx\.get\(\) at .* waits for that thread at .*asyncio\.to_thread"
     ) as caught_:
         await with_blocking_calls(reward(Device()))
-    assert time.monotonic() - begin < 2
     assert "test_blocking_calls.py" in str(caught_.value).split("waits for that thread at ")[1]
 
 
@@ -689,7 +688,7 @@ def expected(node: Any) -> Any:
     return -value if kind == "error" else value
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=some(60), deadline=None)
 @given(NODES)
 def test_any_mixture_of_calls_has_the_results_of_awaited_ones(node: Any) -> None:
     async def main() -> Any:

@@ -26,10 +26,11 @@ from lachesis_data.compression.live import ContextCompression, NotCompressed
 from lachesis_testing.fake_server import Ask, FakeServer, fake_tokenizer
 from lachesis_testing.fake_server.policies import WORDS
 from lachesis_tokens.templates.chat_template import read_template
+from tests.run import some
 from tests.support.exactness import Stack, assert_exact, stack
 from tests.support.summarising import SUMMARY, Summarises
 
-EXAMPLES = 8
+EXAMPLES = some(8)
 """Rollouts of the property test. Raise it by hand."""
 TOOLS = [
     {

@@ -26,7 +26,7 @@ from lachesis_envs.judging import pytest_judge
 from lachesis_envs.judging.changed_tests import ENDED, INVERTED, VALUE, TestFile
 from lachesis_envs.judging.pytest_judge import PytestJudge
 from lachesis_testing.cheats import IDS, SOLUTION, TEST_PATH, TESTS, WRONG
-from tests.support.busy_machine import busy_machine
+from tests.support.busy_machine import busy_machine, quiet_machine
 from tests.support.judges import AGENTS, JUDGES, table
 
 VENV = Path(sys.prefix)
@@ -382,7 +382,8 @@ async def test_what_the_environment_has_to_correct_is_never_a_score(judge: Judge
 async def test_an_agent_that_breaks_the_run_is_scored(judge: Judge) -> None:
     found = await judge({"shop.py": "raise SystemExit(0)"}, tests={TEST_PATH: TESTS}, expect=IDS)
     assert found.fraction == 0.0 and {verdict.outcome for verdict in found.tests.values()} == {"missing"}
-    found = await judge({"shop.py": "import time; time.sleep(60)"}, tests={TEST_PATH: TESTS}, expect=IDS, timeout=3)
+    with quiet_machine():
+        found = await judge({"shop.py": "import time; time.sleep(60)"}, tests={TEST_PATH: TESTS}, expect=IDS, timeout=3)
     assert found.fraction == 0.0 and "took longer than" in found.output
 
 
@@ -403,6 +404,7 @@ def test_a_late_program_shows_that_it_hangs_only_where_its_own_time_is_measured(
         assert (took.uses_up(100.0), took.is_enough(100.0)) == (used_up, enough)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("hang", ["while True: pass", "import time; time.sleep(600)"], ids=["loop", "sleep"])
 async def test_a_solution_that_hangs_is_scored_on_an_overloaded_machine_too(judge: Judge, hang: str) -> None:
     with busy_machine(12):

@@ -23,9 +23,10 @@ from lachesis_tokens.prompts.prompts import PromptBuilder
 from lachesis_tokens.samples.group_shapes import GroupSettings, RolloutSamples, TrainingGroup, build_group
 from lachesis_tokens.samples.samples import samples
 from lachesis_tokens.samples.verification import verify
+from tests.run import some
 from tests.support.exactness import Stack, assert_exact, stack
 
-EXAMPLES = 15
+EXAMPLES = some(15)
 """Rollouts of the agent loop. Raise it by hand."""
 KEPT = (
     *("thinking", "trailing_space", "spelled_special", "broken_utf8_middle", "broken_utf8_end", "ambiguous"),

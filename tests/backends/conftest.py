@@ -109,7 +109,17 @@ async def usable(name: str, request: pytest.FixtureRequest) -> Backend:
     return _usable[name]
 
 
-@pytest.fixture(params=VARIANTS)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        many = "thirty_two_sandboxes" in item.name
+        if isinstance(item, pytest.Function) and many and item.callspec.params.get("backend") != "local-bubblewrap":
+            item.add_marker(pytest.mark.long)
+
+
+@pytest.fixture(
+    # The executor is that of `local-bubblewrap`, and modules of their own try what is different without walls.
+    params=[pytest.param(name, marks=pytest.mark.long) if name == "local-none" else name for name in VARIANTS]
+)
 async def backend(request: pytest.FixtureRequest) -> Backend:
     return await usable(request.param, request)
 

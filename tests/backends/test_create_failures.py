@@ -8,6 +8,7 @@ import errno
 import os
 import platform
 import re
+import secrets
 import subprocess
 import sys
 import tempfile
@@ -103,7 +104,8 @@ def disk() -> Iterator[Path]:
 def test_a_real_cause_is_named_and_nothing_is_left(
     disk: Path, isolation: str, condition: str, more: int, cause: str
 ) -> None:
-    group = Path("/sys/fs/cgroup/pids") / f"lachesis-test-{os.getpid()}"
+    # In their namespaces others may have the process id of this one.
+    group = Path("/sys/fs/cgroup/pids") / f"lachesis-test-{secrets.token_hex(8)}"
     if condition == "processes":
         try:
             group.mkdir()

@@ -30,6 +30,7 @@ from backends import SandboxSpec, executor, executor_code
 from backends.executor.output import Capped, Spill
 from backends.executor.programs import find_python
 from backends.extraction import Room, extract
+from tests.run import some
 
 
 def memory(pid: int | str, name: str) -> int:
@@ -255,7 +256,7 @@ MEMBERS = st.lists(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=some(300))
 @given(MEMBERS)
 def test_no_archive_lands_or_leads_outside_its_folder(members: list[tuple[bytes, str, str]]) -> None:
     buffer = io.BytesIO()

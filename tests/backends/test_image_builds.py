@@ -273,17 +273,20 @@ async def test_run_is_within_walls(build: Builder, tmp_path: Path) -> None:
     assert Path(image.image).parents[2].stat().st_mode & 0o077 == 0
 
 
-async def test_links_of_an_image_make_nothing_outside_of_it(build: Builder, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "way",
+    ["/oldroot{}", *(pytest.param(way, marks=pytest.mark.long) for way in ("../oldroot{}", "../../../..{}", "{}"))],
+)
+async def test_links_of_an_image_make_nothing_outside_of_it(build: Builder, tmp_path: Path, way: str) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     places = ("etc", "run", "home", "opt")
     moves = "; ".join(f"mv /{name} /old-{name} 2>/dev/null; ln -s {{0}} /{name}" for name in places)
-    for way in (f"/oldroot{outside}", f"../oldroot{outside}", f"../../../..{outside}", str(outside)):
-        image = await build(f"RUN {moves.format(way)}; true\nRUN touch /etc/x /run/x; echo alive\n")
-        assert "  alive" in build.lines
-        async with opened(build.backend, SandboxSpec(image=image.image, workdir="/etc/made")) as sandbox:
-            assert await output(sandbox, "pwd") == "/etc/made"
-        assert not list(outside.iterdir())
+    image = await build(f"RUN {moves.format(way.format(outside))}; true\nRUN touch /etc/x /run/x; echo alive\n")
+    assert "  alive" in build.lines
+    async with opened(build.backend, SandboxSpec(image=image.image, workdir="/etc/made")) as sandbox:
+        assert await output(sandbox, "pwd") == "/etc/made"
+    assert not list(outside.iterdir())
     image = await build(
         f"RUN mkdir /x; cd /x; ln -s /oldroot{outside} proc; rm -rf /var; ln -s /oldroot{outside} /var\n"
     )

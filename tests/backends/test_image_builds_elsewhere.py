@@ -111,6 +111,7 @@ async def texts(backend: Backend, image: str) -> dict[str, str]:
         return {name: (await sandbox.read_bytes(name)).decode() for name in ("/listing", "/texts", "/variables")}
 
 
+@pytest.mark.long
 async def test_an_engine_and_the_player_make_the_same(
     docker: DockerEngine, context: Path, cache: Path, roots: Path
 ) -> None:

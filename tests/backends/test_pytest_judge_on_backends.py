@@ -32,7 +32,9 @@ def pytest_archive() -> bytes:
     return file.getvalue()
 
 
-@pytest.mark.parametrize("name", ["docker", "singularity", "ssh"])
+@pytest.mark.parametrize(
+    "name", ["docker", *(pytest.param(name, marks=pytest.mark.long) for name in ("singularity", "ssh"))]
+)
 async def test_it_tells_a_solution_from_a_cheat(
     name: str, request: pytest.FixtureRequest, pytest_archive: bytes
 ) -> None:

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from backends import BackendUnavailable, executor_code
 from backends.host import copying, runtime
 from backends.host.elf import Elf, NotPortable
+from tests.run import some
 
 ROOT = Path(__file__).resolve().parents[2]
 SHELL = [f"{runtime.RUNTIME}/bin/bash", "--norc", "--noprofile", "-c"]
@@ -184,7 +185,7 @@ def test_an_interpreter_that_cannot_be_taken_along_is_named(tmp_path: Path) -> N
 BASH = Path(shutil.which("bash") or "/bin/bash").resolve().read_bytes()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=some(150), deadline=None)
 @given(st.integers(0, 4096), st.integers(0, 4096), st.binary(max_size=16))
 def test_damaged_files_are_rejected_or_read(cut: int, at: int, noise: bytes) -> None:
     """Never another exception, whatever the headers say."""

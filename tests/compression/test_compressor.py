@@ -35,6 +35,7 @@ from lachesis_testing.fake_server.tokenizer import fake_tokenizer
 from lachesis_tokens.prompts.prompts import PromptBuilder
 from lachesis_tokens.templates.conversation_tokens import ConversationTokens
 from tests.compression.examples import TOOLS, Words, agent_entry, entry_of, extracting, settings_of
+from tests.run import some
 from tests.trajectories.conversation_strategies import conversations
 
 PROMPTS = PromptBuilder(fake_tokenizer())
@@ -50,7 +51,7 @@ def compress(entry: Any, chosen: Settings, summarize: Summarizer | None = None) 
     return asyncio.run(Compressor(chosen, COUNTER, summarize).compress(entry))
 
 
-@settings(max_examples=10)
+@settings(max_examples=some(10))
 @given(
     conversations(),
     st.sampled_from(["trajectory", "dataset", "messages"]),
@@ -282,7 +283,7 @@ def test_reasoning_and_the_prefix_are_no_part_of_a_summary() -> None:
     assert clean_summary("hm\n</think>\nIt ran.") == "It ran."
 
 
-@settings(max_examples=25)
+@settings(max_examples=some(25))
 @given(st.lists(st.builds(Passage, st.sampled_from(["human", "gpt", "tool"]), st.text(max_size=300)), min_size=1))
 def test_an_extract_fits_and_is_always_the_same(passages: list[Passage]) -> None:
     count = Words().text

@@ -26,6 +26,7 @@ from lachesis_data.compression.metrics import Totals, write_metrics
 from lachesis_data.compression.settings import Settings
 from lachesis_data.compression.summary import Passage, Summary, extractive_summary
 from tests.compression.examples import Words, agent_entry, extracting, settings_of
+from tests.run import some
 
 SETTINGS = settings_of(300, 40)
 
@@ -70,7 +71,7 @@ def test_a_start_after_any_crash_gives_the_same_file(job: Job) -> None:
     run(job)
     whole, progress = job.output.read_bytes(), job.progress.read_bytes()
 
-    @settings(max_examples=10)
+    @settings(max_examples=some(10))
     @given(st.integers(0, len(whole)), st.integers(0, len(progress)))
     def crash(written: int, noted: int) -> None:
         job.output.unlink()

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from lachesis_data.compression.region import Turn, choose_region
 from lachesis_data.compression.settings import BudgetSettings, CompressionSettings, ProtectedTurns
+from tests.run import some
 
 
 def settings(summary: int = 10, **protected: object) -> CompressionSettings:
@@ -45,7 +46,7 @@ protections = st.builds(
 )
 
 
-@examples(max_examples=60)
+@examples(max_examples=some(60))
 @given(conversations(), protections, st.integers(1, 100), st.integers(0, 2000))
 def test_a_region_is_whole_steps_without_a_protected_turn(
     turns: list[Turn], protected: ProtectedTurns, summary: int, target: int

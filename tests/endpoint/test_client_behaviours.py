@@ -1,11 +1,10 @@
 """What real clients do to conversations: nothing is lost, doubled or put after another prompt.
 
-`make fuzz-endpoint` plays 10,000 behaviours, this test a part of them (LACHESIS_CLIENT_BEHAVIOURS).
+`make test` plays 500 behaviours, `make test-all` 10,000.
 """
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from random import Random
 
@@ -20,16 +19,15 @@ from lachesis_tokens.samples.verification import verify, verify_records
 from tests.support.exactness import stack, trained
 from tests.support.strange_clients import MARK, Model, Program
 
-BEHAVIOURS = int(os.environ.get("LACHESIS_CLIENT_BEHAVIOURS", "1500"))
 STEPS = 25
-PARTS = 4
+PARTS = [range(20), *(pytest.param(range(start, start + 20), marks=pytest.mark.long) for start in range(20, 400, 20))]
 PROMPTS = PromptBuilder(fake_tokenizer())
 
 
-@pytest.mark.parametrize("part", range(PARTS))
-async def test_whatever_clients_do_every_sampled_token_is_trained_once_after_its_prompt(part: int) -> None:
+@pytest.mark.parametrize("seeds", PARTS, ids=str)
+async def test_whatever_clients_do_every_sampled_token_is_trained_once_after_its_prompt(seeds: range) -> None:
     done: Counter[str] = Counter()
-    for seed in range(part, -(-BEHAVIOURS // STEPS), PARTS):
+    for seed in seeds:
         done += await play(seed)
     print(f"\n{sum(done.values())} behaviours: {dict(done)}")
 

@@ -30,12 +30,11 @@ from lachesis_envs.harbor.trial import Trial, solve
 from lachesis_envs.harbor.verdicts import mean_of_steps, parsed_rewards
 from lachesis_envs.harbor.verifying import Play, Verification
 from lachesis_envs.task_folders import Task, TaskError, read_task
-from tests.support.busy_machine import busy_machine
+from tests.run import ALL
+from tests.support.busy_machine import busy_machine, quiet_machine
 from tests.support.scripted_server import ScriptedServer, call, say
 from tests.support.small_envs import ROOT, make, rollouts
 
-EVERY = bool(os.environ.get("LACHESIS_EVERY_ATTACK"))
-"""As `make test-attacks` sets it; else a third of the attacks."""
 CHECK = """#!/bin/bash
 if [ "$(cat answer.txt)" = 42 ]; then echo 1 > /logs/verifier/reward.txt; else echo 0 > /logs/verifier/reward.txt; fi
 """
@@ -386,7 +385,8 @@ async def test_code_that_the_tests_run_neither_forges_nor_prevents_the_verdict(
 ) -> None:
     toml = 'artifacts = ["/app/answer.py"]\n[verifier]\ntimeout_sec = 2\n'
     task = read_task(task_at(tmp_path / "task", toml, **{"tests/test.sh": RUN_OF_THE_AGENT}))
-    verdict = await played.trial(task, f"cat > answer.py <<'EOF'\n{attack}\nEOF")
+    with quiet_machine():
+        verdict = await played.trial(task, f"cat > answer.py <<'EOF'\n{attack}\nEOF")
     assert (verdict.reward.value, verdict.record["cause"]) == (0.0, cause)
 
 
@@ -402,6 +402,7 @@ async def test_slow_tests_on_an_overloaded_machine_are_no_score_of_0(tmp_path: P
             assert "test.sh took longer than 1.5 s" in str(error)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("hang", ["while :; do :; done", "sleep 600"], ids=["loop", "sleep"])
 @pytest.mark.parametrize("toml", ["", 'artifacts = ["/app/answer.sh"]'], ids=["in_place", "seal"])
 async def test_an_answer_that_hangs_is_a_score_of_0_on_an_overloaded_machine_too(
@@ -463,7 +464,7 @@ def in_image(python_image: Path) -> list[str]:
 def test_a_sound_task_is_verified(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = {"tests/test.sh": SUITE, "tests/check_answer.py": SUITE_CODE}
     folder = task_at(tmp_path / "sound", ARTIFACT, **files)
-    chosen = [f"--only={attack.name}" for attack in ATTACKS[:: 1 if EVERY else 6]]
+    chosen = [f"--only={attack.name}" for attack in ATTACKS[:: 1 if ALL else 12]]
     assert (
         main(["tasks", "verify", "-o", str(tmp_path / "trials"), str(folder), "--no-images", "--times", "1", *chosen])
         == 0
@@ -471,7 +472,10 @@ def test_a_sound_task_is_verified(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert f"0/{len(chosen)}" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGKILL, *(pytest.param(number, marks=pytest.mark.long) for number in (signal.SIGTERM, signal.SIGINT))],
+)
 def test_a_verification_that_was_stopped_goes_on_where_it_was_and_leaves_nothing(tmp_path: Path, number: int) -> None:
     temporary = tmp_path / "tmp"
     temporary.mkdir()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -36,6 +37,7 @@ def test_a_share_that_rises_from_nothing_raises_the_alarm() -> None:
     assert sum(any(looks(0.0, 0.4, 72, seed=seed)) for seed in range(100)) >= 85
 
 
+@pytest.mark.long
 def test_a_share_that_stays_raises_few_alarms_however_often_one_looks() -> None:
     for share in (0.02, 0.2, 0.5, 0.95):
         assert sum(any(looks(share, share, 400, seed=seed)) for seed in range(100)) <= 12, share

@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from lachesis.cli import main
 from lachesis.trajectories import ChatResponse, MessageHistory
 from tests.harbor.test_configs import HARBOR, pytestmark
+from tests.run import some
 from tests.support.job_groups import job_run
 from tests.trajectories.conversation_strategies import conversations
 from tests.trajectories.test_atif import only, record
@@ -58,12 +59,12 @@ def test_harbors_models_read_every_file_and_count_the_same(job: Path) -> None:
 def test_harbors_model_accepts_the_trajectories_of_random_conversations() -> None:
     lines: list[Any] = []
 
-    @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None)
+    @settings(max_examples=some(150), deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None)
     @given(rollouts())
     def histories(drawn: tuple[MessageHistory, list[ChatResponse]]) -> None:
         lines.append(only(record(drawn[0])).content)
 
-    @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None)
+    @settings(max_examples=some(150), deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None)
     @given(conversations())
     def hostile(messages: list[dict[str, Any]]) -> None:
         if messages:

@@ -23,6 +23,7 @@ from lachesis_tokens.prompts.prompts import PromptBuilder, PromptStart, Template
 from lachesis_tokens.templates.chat_template import read_template
 from lachesis_tokens.templates.template_cases import Pattern
 from lachesis_tokens.templates.template_report import Difference, Extension
+from tests.run import ALL
 
 NAMES = list(sources())
 TOOLS = [
@@ -40,7 +41,7 @@ WORDS = min(tokenizer_of("hermes").added_tokens_decoder)
 """Ids of ordinary tokens."""
 GOES_ON = (Extension.PREFIX, Extension.DIVERGES)
 FEW = settings(
-    max_examples=3,
+    max_examples=3 if ALL else 2,
     deadline=None,
     derandomize=True,
     phases=[Phase.generate],  # shrinking a failure takes minutes and shows nothing more

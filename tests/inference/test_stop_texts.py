@@ -13,6 +13,7 @@ from lachesis.trajectories import FinishReason, MessageHistory
 from lachesis_testing.fake_server import Reply, fake_tokenizer
 from lachesis_tokens.engines.base import Generation
 from lachesis_tokens.server.stop_texts import StopTexts
+from tests.run import some
 from tests.support.exactness import assert_exact, stack
 
 TOKENIZER = fake_tokenizer()
@@ -143,7 +144,7 @@ def test_ids_behind_a_stop_token_go_too() -> None:
     assert (cut.ids, cut.logprobs, cut.versions) == ([5, 6], [-0.5, -1.5], (("a", 0, 2),))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=some(300), deadline=None)
 @given(
     st.lists(st.integers(0, len(TOKENIZER) - 1), max_size=24),
     st.lists(st.text("abenot <|🙂é", min_size=1, max_size=3), min_size=1, max_size=3),

@@ -25,10 +25,11 @@ from lachesis_testing.fake_server import Reply
 from lachesis_tokens.server.managed_server import ManagedServer
 from lachesis_tokens.templates.template_cases import Pattern
 from lachesis_tokens.templates.template_report import Difference, Extension
+from tests.run import some
 from tests.support.exactness import Stack, assert_exact, stack
 from tool_call_parsers.detect import detect_parser
 
-EXAMPLES = 2
+EXAMPLES = some(2)
 """Rollouts for each template. Raise it by hand: 20 take four minutes of CPU time."""
 NAMES = list(sources())
 FEW = settings(

@@ -156,7 +156,10 @@ ORDERS = {
 }
 
 
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(
+    "order",
+    ["atroposlib last", *(pytest.param(name, marks=pytest.mark.long) for name in ORDERS if name != "atroposlib last")],
+)
 def test_environments_are_instances_of_atropos_base_class_whichever_is_loaded_first(order: str, tmp_path: Path) -> None:
     program = "\n".join(
         (

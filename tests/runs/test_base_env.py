@@ -251,6 +251,7 @@ async def test_a_late_reward_on_an_overloaded_machine_is_no_score(tmp_path: Path
     assert late["reward"] is None and late["outcome"] == "infra_error" and "overloaded" in str(late)
 
 
+@pytest.mark.long
 async def test_a_program_of_a_reward_that_sleeps_is_a_score_on_an_overloaded_machine_too(tmp_path: Path) -> None:
     class Sleeps(SortWords):
         async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:

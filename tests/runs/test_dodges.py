@@ -229,13 +229,13 @@ async def test_a_server_that_hangs_is_no_timeout_of_the_agent_and_holds_no_rollo
             await asyncio.sleep(60)
         return call(("terminal", {"command": "sleep 0.8"}))
 
-    settings = {"total_steps": 1, "group_size": 1, "rollout_timeout": 1.5, "max_infra_retries": 0}
+    settings = {"total_steps": 1, "group_size": 1, "rollout_timeout": 4, "max_infra_retries": 0}
     began = time.monotonic()
     ran = await process(SortWords, tmp_path, hangs, **settings)
     (rollout,) = rollouts(ran.files.failures)
     assert (rollout["reward"], rollout["outcome"]) == (None, "infra_error")
-    assert re.match(r"servers and sandboxes took 1\.\d s of 2\.\d s", rollout["reason"]), rollout["reason"]
-    assert 0.8 <= rollout["seconds_own"] < 1.5 <= rollout["seconds_waiting"] and time.monotonic() - began < 30
+    assert re.match(r"servers and sandboxes took [4-9]\.\d s of \d+\.\d s", rollout["reason"]), rollout["reason"]
+    assert 0.8 <= rollout["seconds_own"] < 4 <= rollout["seconds_waiting"] and time.monotonic() - began < 60
 
 
 async def test_a_long_answer_is_the_agents_own_time_also_when_it_comes_late(tmp_path: Path) -> None:

@@ -271,8 +271,17 @@ if __name__ == "__main__":
 HOOKS = ("setup", "get_next_item", "format_prompt", "compute_reward", "wandb_log")
 
 
-@pytest.mark.parametrize("hook", HOOKS)
-@pytest.mark.parametrize("raised", ["SystemExit(0)", "__import__('asyncio').CancelledError", "BaseException('x')"])
+RAISED = ("SystemExit(0)", "__import__('asyncio').CancelledError", "BaseException('x')")
+
+
+@pytest.mark.parametrize(
+    ("hook", "raised"),
+    [
+        pytest.param(hook, raised, marks=() if number % 3 == kind else pytest.mark.long)
+        for number, hook in enumerate(HOOKS)
+        for kind, raised in enumerate(RAISED)
+    ],
+)
 def test_what_ends_a_program_ends_a_run_with_its_own_error(hook: str, raised: str, tmp_path: Path) -> None:
     bodies = {**dict.fromkeys(HOOKS, "pass"), hook: f"raise {raised}"}
     (tmp_path / "ends.py").write_text(ENDING.format(**bodies))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-import os
 import random
 import signal
 import time
@@ -334,13 +333,11 @@ async def test_several_samples_of_an_item_are_sampled_at_the_agents_temperature_
     assert said in console and bool(said) == ("--env.eval_temperature sets it" in console)
 
 
-KILLS = int(os.environ.get("LACHESIS_KILLS", "3"))
-
-
-def test_after_kill_9_at_random_moments_the_table_is_that_of_an_uninterrupted_run(tmp_path: Path) -> None:
-    items, samples = 10 + KILLS, 3
+@pytest.mark.parametrize("kills", [1, pytest.param(50, marks=pytest.mark.long)])
+def test_after_kill_9_at_random_moments_the_table_is_that_of_an_uninterrupted_run(tmp_path: Path, kills: int) -> None:
+    items, samples = 10 + kills, 3
     allowed = 0
-    dice = random.Random(KILLS)
+    dice = random.Random(kills)
 
     def braked(request: dict[str, Any]) -> Any:
         """Answers as often as it may: a start ends with what it was killed in."""
@@ -364,7 +361,7 @@ def test_after_kill_9_at_random_moments_the_table_is_that_of_an_uninterrupted_ru
         ]
 
     with served(braked) as server:
-        for _ in range(KILLS):
+        for _ in range(kills):
             allowed = dice.randint(0, 2 * samples)
             child = start(arguments(tmp_path / "killed"))
             ends = time.monotonic() + 100

@@ -64,8 +64,15 @@ def ended(run: subprocess.Popen[str]) -> tuple[int, str]:
     return run.returncode, output
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("verb", ["process", "evaluate"])
+@pytest.mark.parametrize(
+    ("number", "verb"),
+    [
+        (signal.SIGINT, "process"),
+        (signal.SIGTERM, "evaluate"),
+        pytest.param(signal.SIGTERM, "process", marks=pytest.mark.long),
+        pytest.param(signal.SIGINT, "evaluate", marks=pytest.mark.long),
+    ],
+)
 def test_an_interrupted_conversation_is_kept_and_its_rollout_is_played_again(
     tmp_path: Path, number: signal.Signals, verb: str
 ) -> None:

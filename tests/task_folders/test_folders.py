@@ -22,6 +22,7 @@ from lachesis_envs.task_folders import (
     write_task,
 )
 from lachesis_envs.task_folders.refusals import NEXT_STEPS
+from tests.run import some
 
 from .fuzz import task_toml
 
@@ -285,7 +286,7 @@ def same(read: Task, other: Task) -> bool:
     return one == two  # as text, for NaN is not equal to itself
 
 
-@settings(max_examples=60)
+@settings(max_examples=some(60))
 @given(seed=st.integers(0, 2**32))
 def test_fuzzed_files_give_a_task_or_a_task_error_and_what_is_written_reads_the_same(
     seed: int, tmp_path_factory: pytest.TempPathFactory
@@ -318,7 +319,7 @@ def without_nulls(value: Any) -> Any:
     return [without_nulls(entry) for entry in value] if isinstance(value, list) else value
 
 
-@settings(max_examples=50)
+@settings(max_examples=some(50))
 @given(metadata=st.dictionaries(st.text(max_size=5), TOML_VALUES, max_size=4))
 def test_any_metadata_is_read_as_it_was_written(metadata: dict[str, Any]) -> None:
     config = TaskConfig(metadata=metadata)

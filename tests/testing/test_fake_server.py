@@ -48,6 +48,7 @@ from lachesis_testing.fake_server import (
     fake_tokenizer,
 )
 from lachesis_testing.fake_server.faults import TOKENS, WIRE
+from tests.run import some
 
 TOKENIZER = fake_tokenizer()
 CODEC = Codec(TOKENIZER)
@@ -169,7 +170,7 @@ class TestModel:
     MODEL = FakeModel(1409, seed=3, end_ids=[END], mean_length=20)
 
     @given(st.lists(st.integers(0, 1408), max_size=8), st.integers(0, 1408), st.floats(0.2, 3))
-    @settings(max_examples=20)
+    @settings(max_examples=some(20))
     def test_a_logprob_is_the_documented_formula_of_the_whole_prefix(self, prefix, index, temperature):
         row = int(TokenPrefix(prefix).digest[:8], 16) % 256
         words = hashlib.shake_256(f"3/{row}".encode()).digest(4 * 1409)
@@ -721,7 +722,7 @@ class TestTokenFaults:
             assert made.text.startswith("<think>\n") and made.text.endswith(f"</think>\n\n{self.SCRIPT}")
 
     @given(st.sets(st.sampled_from(sorted(TOKENS)), min_size=1), st.integers(0, 2**16))
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=some(25), deadline=None)
     def test_any_mixture_is_reported_truthfully(self, names, seed):
         async def check():
             policy = ToolUser(turns=1) if seed % 2 else RandomTokens(Lengths(1, 30))

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.run import some
 from tool_call_parsers import (
     ArgumentsDelta,
     CallEnd,
@@ -457,7 +458,7 @@ def soups(draw: st.DrawFn) -> tuple[str, str]:
     return name, draw(st.sampled_from([text[:start], text[start:], text[:start] + draw(pieces) + text[end:]]))
 
 
-@settings(max_examples=300)
+@settings(max_examples=some(300))
 @given(soups(), st.lists(st.integers(1, 30), min_size=1, max_size=8), st.booleans(), st.booleans())
 def test_a_stream_ends_in_the_result_of_parse(
     soup: tuple[str, str], sizes: list[int], opened: bool, strict: bool

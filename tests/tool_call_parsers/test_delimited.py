@@ -21,6 +21,7 @@ from lachesis_testing.parser_checks import (
     tool,
     typed,
 )
+from tests.run import some
 from tool_call_parsers import CallStatus, Finish, ParsedCompletion, get_parser
 from tool_call_parsers.types import ArgumentsDelta, CallStart
 
@@ -216,7 +217,7 @@ values = st.recursive(
 
 
 @every_format
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=some(150), deadline=None)
 @given(arguments=st.dictionaries(texts, values, max_size=4))
 def test_a_written_turn_is_read_back(name: str, arguments: dict[str, Any]):
     parser = get_parser(name)

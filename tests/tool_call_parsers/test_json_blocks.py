@@ -7,6 +7,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from lachesis_testing.parser_checks import event_problems, facts, shape_problems, streamed
+from tests.run import some
 from tool_call_parsers import ArgumentsDelta, CallStart, CallStatus, Finish, ReasoningDelta, get_parser
 from tool_call_parsers.engine import Needles
 from tool_call_parsers.json_scan import JsonScan
@@ -33,7 +34,7 @@ def statuses(text, parser=hermes, **options):
     return [attempt.status for attempt in parser.parse(text, TOOLS, **options).attempts]
 
 
-@settings(max_examples=40)
+@settings(max_examples=some(40))
 @given(arguments)
 @example({"</think>": "<think>"})
 def test_a_cut_call_is_an_attempt_and_never_a_call(args):

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tests.run import some
 from tool_call_parsers.literals import (
     MAX_DEPTH,
     Literal,
@@ -104,7 +105,7 @@ def test_the_repr_of_a_value_reads_as_the_value(value):
     assert (literal.end, literal.notes) == (1 + len(repr(value)), ())
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=some(60))
 @given(
     st.from_regex(r"[A-Za-z_][A-Za-z0-9_-]{0,6}(\.[a-z]{1,3})?", fullmatch=True),
     st.lists(python_values, max_size=2),
@@ -124,7 +125,7 @@ def test_a_written_call_reads_as_it_was_meant_and_every_prefix_is_incomplete(nam
         assert refused(read_python_call, text + tail, 0, cut).incomplete, text[:cut]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=some(60))
 @given(st.dictionaries(st.text(), json_values, min_size=1, max_size=4), st.booleans())
 @example({"😀": [True, False, None, -1.5e-7, "😀\\u", 1e22, {"a": "\u001f"}]}, True)
 @example({"😀": [True, False, None, -1.5e-7, "\\", 1e22]}, False)
@@ -334,7 +335,7 @@ texts = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=some(60))
 @given(st.dictionaries(st.text(min_size=1), texts, min_size=1, max_size=3))
 def test_a_cut_is_closed_only_after_a_whole_value(value):
     text = json.dumps(value)

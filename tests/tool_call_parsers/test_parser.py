@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from small_tokenizers import BPE, spelled
 
 from lachesis_testing.parser_checks import event_problems
+from tests.run import some
 from tool_call_parsers import (
     CallStatus,
     ContentDelta,
@@ -249,7 +250,7 @@ def test_text_none_is_what_the_ids_decode_to():
     assert get_parser("hermes", tokenizer=BPE).parse(None, TOOLS, token_ids=ids).attempts[0].raw == text
 
 
-@settings(max_examples=40)
+@settings(max_examples=some(40))
 @given(st.data())
 def test_a_stream_of_tokens_ends_in_what_parse_returns(data):
     parser = get_parser("hermes", tokenizer=BPE)

@@ -54,6 +54,7 @@ def test_the_suite_rejects_a_wrong_row(tmp_path: Path, line: str, wrong: str, fa
     assert message in done.stdout, done.stdout
 
 
+@pytest.mark.long
 def test_the_suite_names_the_field_without_which_a_call_has_no_text(tmp_path: Path):
     row = 'NamedJson(opens=("<call>",), closes=("</call>",), marks=("|",)),\n'
     code = re.sub(r"JsonBlocks\(.*?^        \),\n", row, EXAMPLE, count=1, flags=re.MULTILINE | re.DOTALL)

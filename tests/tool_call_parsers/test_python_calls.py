@@ -19,6 +19,7 @@ from lachesis_testing.parser_checks import (
     tool,
     typed,
 )
+from tests.run import some
 from tool_call_parsers import CallStatus, Finish, ParsedCompletion, get_parser
 from tool_call_parsers.types import CallStart
 
@@ -243,7 +244,7 @@ values = st.lists(
 
 
 @every_format
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=some(30), deadline=None)
 @given(data=st.data())
 def test_no_cut_makes_a_call_of_a_string(name: str, data: st.DataObject):
     arguments = [{"command": data.draw(values)}, {"query": data.draw(values), "tags": [data.draw(values)]}]

@@ -13,6 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from small_tokenizers import BPE, sentencepiece_like
 
+from tests.run import some
 from tool_call_parsers import CallStatus, ParsedCompletion, get_parser, list_parsers
 from tool_call_parsers.tokens import mark
 from tool_call_parsers.types import CALLABLE
@@ -63,7 +64,7 @@ def test_a_call_with_a_stray_token_is_a_failed_attempt(name: str, where: str, st
     assert mark(stray) in (parsed.content or "")
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=some(400), deadline=None)
 @given(st.sampled_from(sorted(FORMATS)), st.booleans(), st.data())
 def test_no_stray_token_is_in_a_call_or_hidden(name: str, thinks: bool, data: st.DataObject) -> None:
     parser = FORMATS[name]
@@ -91,7 +92,7 @@ def test_no_stray_token_is_in_a_call_or_hidden(name: str, thinks: bool, data: st
         assert parsed.attempts
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=some(300), deadline=None)
 @given(st.sampled_from(sorted(FORMATS)), st.lists(st.integers(0, 200), max_size=3), st.data())
 def test_a_stream_with_stray_tokens_is_read_as_the_whole(name: str, at: list[int], data: st.DataObject) -> None:
     parser = FORMATS[name]
@@ -116,7 +117,7 @@ def test_a_stream_with_stray_tokens_is_read_as_the_whole(name: str, at: list[int
     assert plain(stream.finish()) == plain(whole)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=some(300), deadline=None)
 @given(st.lists(st.one_of(st.integers(0, len(BPE) + 3), st.sampled_from(STRAYS)), max_size=30))
 @example([*ids("4"), 1_000_000, *ids("2")])
 def test_the_text_of_a_completion_has_each_token_or_its_mark(token_ids: list[int]) -> None:

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_tokenizers import ADDED, BPE, SPECIAL, sentencepiece_like, spelled
 
+from tests.run import some
 from tool_call_parsers.tokens import Aligned, TokenMap, TokenStream
 
 LLAMA = sentencepiece_like()
@@ -335,7 +336,7 @@ CUTS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=12).
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=some(300), deadline=None)
 @given(completions(), CUTS)
 def test_any_split_gives_what_one_piece_gives(token_ids: list[int], cuts: list[tuple[int, int]]) -> None:
     whole = BPE_MAP.align(None, token_ids)
@@ -347,7 +348,7 @@ def test_any_split_gives_what_one_piece_gives(token_ids: list[int], cuts: list[t
     assert [split.token_span(*span) for span in spans] == [whole.token_span(*span) for span in spans]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=some(150), deadline=None)
 @given(st.lists(st.integers(0, len(LLAMA) - 1), max_size=25), CUTS)
 def test_any_split_of_a_sentencepiece_completion(token_ids: list[int], cuts: list[tuple[int, int]]) -> None:
     whole = LLAMA_MAP.align(None, token_ids)
@@ -357,7 +358,7 @@ def test_any_split_of_a_sentencepiece_completion(token_ids: list[int], cuts: lis
     assert (split.text, split.masked, split.starts) == (whole.text, whole.masked, whole.starts)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=some(150), deadline=None)
 @given(completions())
 def test_only_special_tokens_read_as_markers(token_ids: list[int]) -> None:
     aligned = BPE_MAP.align(None, token_ids)

@@ -24,10 +24,11 @@ if not os.environ.get("LACHESIS_NEED_TORCH"):
 
 from lachesis_train.processes.supervisor import Supervisor
 from lachesis_train.verbs.train import Plan
+from tests.run import ALL
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = f"{ROOT / 'tests/support/ascii_env.py'}:AsciiEnv"
-KILLS = int(os.environ.get("LACHESIS_KILLS", "1"))
+KILLS = 20 if ALL else 1
 """How often each process is killed."""
 GROUPS_A_STEP = 8
 
@@ -193,8 +194,7 @@ def test_the_policy_command_serves_the_trained_weights(of_stock_api: Run) -> Non
 async def test_a_run_learns_and_loses_nothing_whichever_process_is_killed(tmp_path: Path) -> None:
     """`kill -9` of each process, at random instants of a run that goes on."""
     victims = ["api", "trainer", "environment"] * KILLS
-    chance = random.Random()
-    chance.shuffle(victims)
+    random.shuffle(victims)
     # Of many steps each has to train something, so rewards have to stay different.
     rate = 0.03 if KILLS == 1 else 1e-4
     run = Run(tmp_path, steps=3 * len(victims) + 3, learning_rate=rate, interval=2)
@@ -204,7 +204,7 @@ async def test_a_run_learns_and_loses_nothing_whichever_process_is_killed(tmp_pa
             goal = 3 * number + 2
             while len(run.metrics) < goal or name not in run.supervisor.running:  # noqa: ASYNC110 - of another process
                 await asyncio.sleep(0.05)
-            await asyncio.sleep(chance.uniform(0.0, 1.5 * min(step["train/step_time"] for step in run.metrics)))
+            await asyncio.sleep(random.uniform(0.0, 1.5 * min(step["train/step_time"] for step in run.metrics)))
             run.supervisor.running[name].signal(signal.SIGKILL)
 
     killing = asyncio.create_task(kill())

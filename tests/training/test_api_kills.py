@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import signal
 import subprocess
@@ -19,9 +18,6 @@ from lachesis_train.api import ApiSettings, RolloutApiServer
 from tests.support.fake_serving import GROUP_SIZE, LENGTH, make_run, number_of, payload
 from tests.support.own_api import AcknowledgingTrainer, OwnApi
 from tests.support.stock_run_api import LIVENESS, Trainer
-
-LONG = "LACHESIS_LONG_API_TESTS" in os.environ
-KILLS = 20 if LONG else 2
 
 
 async def train(trainer: Trainer, groups: int, draw: random.Random) -> None:
@@ -44,19 +40,20 @@ async def train(trainer: Trainer, groups: int, draw: random.Random) -> None:
             await asyncio.sleep(0.02)
 
 
+@pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.long)])
 @pytest.mark.parametrize("kind", [AcknowledgingTrainer, Trainer])
-async def test_kills_at_random_instants_lose_and_double_nothing(tmp_path: Path, kind: type[Trainer]) -> None:
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
-    draw = random.Random(seed)
-    groups = 30 + 12 * KILLS
+async def test_kills_at_random_instants_lose_and_double_nothing(
+    tmp_path: Path, kind: type[Trainer], kills: int
+) -> None:
+    draw = random.Random(random.getrandbits(32))
+    groups = 30 + 12 * kills
     async with asyncio.timeout(LIVENESS), OwnApi(tmp_path) as api:
         trainer = kind(api.url, batch_size=3 * GROUP_SIZE)
         await trainer.register()
         await trainer.poll()
         serving = asyncio.create_task(make_run(api.url, tmp_path, groups).serve())
         training = asyncio.create_task(train(trainer, groups, draw))
-        for _ in range(KILLS):
+        for _ in range(kills):
             await asyncio.sleep(0.4 * draw.random())
             api.kill()
             await api.start()
@@ -102,7 +99,7 @@ async def test_split_rollouts_are_served_whole_in_groups_of_any_size(tmp_path: P
     assert len(set(numbers)) == len(numbers) >= 13
 
 
-@pytest.mark.skipif(not LONG, reason="takes 10 s and more; set LACHESIS_LONG_API_TESTS")
+@pytest.mark.long
 async def test_an_environment_on_atropos_own_base_class_serves_a_stock_trainer(tmp_path: Path) -> None:
     fake_tokenizer().save_pretrained(str(tmp_path / "tokenizer"))
     async with OwnApi(tmp_path) as api:

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lachesis_train.staleness import StalenessCap, WhenStale
+from tests.run import some
 
 
 @dataclass
@@ -114,7 +115,7 @@ def run(world: World, events: list[tuple[str, int]], *, shared: bool) -> None:
             assert world.flights, "a trainer cannot go on, and nothing is played for it"
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=some(200), deadline=None)
 @given(
     most=st.integers(0, 5),
     policy=st.sampled_from([WhenStale.WAIT, WhenStale.DROP]),

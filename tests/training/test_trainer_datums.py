@@ -26,6 +26,7 @@ from lachesis_train.curves.metrics import step_metrics
 from lachesis_train.curves.records import StepRecord
 from lachesis_train.trainer.checked import Refusal
 from lachesis_train.trainer.datums import NO_SIGNAL, TOO_LONG, TOO_OLD, Rules, penalise_divergence, prepare
+from tests.run import some
 from tests.support.token_trees import END, UNTIMED, Tree, completion, trees
 
 START = TokenPrefix([1, 2, 3])
@@ -103,7 +104,7 @@ def groups(draw: st.DrawFn, *, signal: bool = False) -> list[RolloutSamples]:
     return found
 
 
-@settings(UNTIMED, max_examples=40)
+@settings(UNTIMED, max_examples=some(40))
 @given(groups(), st.booleans(), st.sampled_from([SplitRollouts.ALL, SplitRollouts.FINAL, SplitRollouts.LONGEST]))
 def test_a_rollout_counts_once_however_many_sequences_it_has(
     rollouts: list[RolloutSamples], normalise: bool, split: SplitRollouts
@@ -123,7 +124,7 @@ def test_a_rollout_counts_once_however_many_sequences_it_has(
         assert each.advantages.tolist() == [pytest.approx(value, abs=1e-9)] * each.sample.trained.size
 
 
-@settings(UNTIMED, max_examples=40)
+@settings(UNTIMED, max_examples=some(40))
 @given(groups(signal=True), st.sampled_from(list(LossAverage)))
 def test_every_sampled_token_is_a_target_once_with_its_own_logprob(
     rollouts: list[RolloutSamples], average: LossAverage

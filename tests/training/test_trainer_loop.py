@@ -28,6 +28,7 @@ from lachesis_train.trainer.batches import BatchError, BatchSource
 from lachesis_train.trainer.checkpoints import Checkpoint
 from lachesis_train.trainer.loop import Trainer, TrainingStopped
 from lachesis_train.verbs.launch_training import read_settings
+from tests.run import some
 from tests.support.ports import free_port
 from tests.support.stock_run_api import StockRunApi, run_api
 from tests.support.trained_groups import group_body
@@ -223,7 +224,7 @@ async def _run_to_the_end(at: World, interval: int, steps: int) -> None:
         return
 
 
-@settings(max_examples=15)
+@settings(max_examples=some(15))
 @given(FAULTS, st.integers(0, 3), st.booleans())
 def test_each_batch_is_in_the_weights_once_whatever_fails_and_whenever_it_is_killed(
     run_api: StockRunApi, faults: list[str], interval: int, stock: bool

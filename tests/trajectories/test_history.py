@@ -21,6 +21,7 @@ from lachesis.trajectories import (
     ToolResponse,
     UnknownRole,
 )
+from tests.run import some
 
 USER = {"role": "user", "content": "hello"}
 
@@ -271,7 +272,7 @@ def _ancestors(node):
 
 
 TestHistory = HistoryIsAListThatForgetsNothing.TestCase
-TestHistory.settings = settings(max_examples=25, stateful_step_count=20, deadline=None)
+TestHistory.settings = settings(max_examples=some(25), stateful_step_count=20, deadline=None)
 
 
 @pytest.mark.parametrize(
@@ -372,7 +373,7 @@ def test_rewinding_nowhere_records_nothing_and_too_far_is_an_error():
 
 
 @given(conversations(), st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=some(40), deadline=None)
 def test_a_digest_names_the_whole_conversation_up_to_its_node(messages, data):
     digests = [node.digest for node in MessageHistory(messages).nodes()]
     assert digests == [node.digest for node in MessageHistory(messages).nodes()]

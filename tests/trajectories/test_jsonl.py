@@ -27,6 +27,7 @@ from lachesis.trajectories import (
     to_batch_entry,
     to_conversations,
 )
+from tests.run import some
 
 TURNS = [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "<think>\n</think>\nhello"}]
 
@@ -266,7 +267,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=some(60), deadline=None)
 @given(JSON, st.sampled_from([1, 2, 5]), st.integers(0, 4))
 def test_the_pieces_of_a_line_are_the_text_of_json(value, size, outer):
     with pytest.MonkeyPatch.context() as patch:

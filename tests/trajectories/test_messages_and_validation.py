@@ -20,12 +20,13 @@ from lachesis.trajectories import (
     UnknownRole,
     validate_messages,
 )
+from tests.run import some
 
 CALL = {"id": "call_1", "type": "function", "function": {"name": "terminal", "arguments": '{"command":  "ls"}'}}
 
 
 @given(conversations())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=some(40), deadline=None)
 def test_a_message_survives_a_round_trip(messages):
     for message in messages:
         before = copy.deepcopy(message)
@@ -132,21 +133,21 @@ def test_a_malformed_message_is_named_with_its_index(message, error, says):
 
 
 @given(conversations())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=some(40), deadline=None)
 def test_every_whole_conversation_is_valid(messages):
     validate_messages(messages)
     validate_messages([Message.from_openai(message) for message in messages])
 
 
 @given(conversations())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=some(40), deadline=None)
 def test_every_beginning_of_a_conversation_is_valid_as_one_in_progress(messages):
     for length in range(1, len(messages) + 1):
         validate_messages(messages[:length], complete=False)
 
 
 @given(faulty_conversations())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=some(100), deadline=None)
 def test_every_single_fault_is_rejected_with_its_index(case):
     messages, error, index = case
     with pytest.raises(MessageError) as caught:

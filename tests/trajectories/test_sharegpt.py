@@ -27,6 +27,7 @@ from lachesis.trajectories import (
     tools_from_sharegpt,
 )
 from lachesis.trajectories.markup import escape_text, split_opened_think, unescape_text
+from tests.run import some
 
 DATA = Path(__file__).parent / "data"
 TERMINAL = {
@@ -311,7 +312,7 @@ def test_scratchpads_are_converted():
 
 
 @given(hostile_text, st.booleans())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=some(40), deadline=None)
 def test_escaped_text_has_no_tag_and_comes_back(text, think):
     escaped = escape_text(text, think=think)
     assert unescape_text(escaped, think=think) == text
@@ -320,7 +321,7 @@ def test_escaped_text_has_no_tag_and_comes_back(text, think):
 
 
 @given(conversations())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=some(40), deadline=None)
 def test_every_turn_has_the_documented_structure_whatever_the_texts_spell(messages):
     conversion = to_conversations(messages, [TERMINAL])
     turns = iter(conversion.conversations)
@@ -384,7 +385,7 @@ def pairs_without_repetition(pairs):
 
 
 @given(conversations(text=PLAIN))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=some(40), deadline=None)
 def test_a_trajectory_entry_reloads_to_the_same_messages(messages):
     entry = to_trajectory_entry(messages, [TERMINAL], model="m", completed=True, system="actual").entry
     reloaded = from_sharegpt(json.loads(json.dumps(entry)))
@@ -394,7 +395,7 @@ def test_a_trajectory_entry_reloads_to_the_same_messages(messages):
 
 
 @given(conversations(text=PLAIN))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=some(40), deadline=None)
 def test_a_dataset_entry_reloads_to_the_same_messages_with_ids_by_number(messages):
     entry = to_dataset_entry(messages, [TERMINAL]).entry
     reloaded = from_sharegpt(json.loads(json.dumps(entry)))
@@ -440,7 +441,7 @@ def without_ids(messages) -> list[dict]:
 @example([user(), {"role": "assistant", "content": " </think>\nhi"}], "trajectory")
 @example([user(), {"role": "assistant", "content": "<REASONING_SCRATCHPAD> "}], "trajectory")
 @example([user(), {"role": "assistant", "content": "<think>\n</think>\n<think> "}], "dataset")
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=some(40), deadline=None)
 def test_an_entry_survives_reading_and_writing(messages, variant):
     def write(these: list[dict]) -> dict:
         if variant == "dataset":

@@ -26,6 +26,7 @@ from lachesis.evaluation import mean_over_items
 from lachesis_view.curves import curves
 from lachesis_view.filters import Filter
 from lachesis_view.index import BATCH, Index, NoSuchGroup
+from tests.run import some
 from tests.support.small_envs import process
 from tests.support.viewed_runs import Mixed, mixed, mixed_run
 
@@ -317,7 +318,7 @@ def all_of(index: Index) -> Any:
     return repr((rows, runs, groups, found, index.unread, curves(index, [run["name"] for run in runs], "step")))
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=some(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_whatever_happens_to_files_an_index_says_what_a_new_one_says(played: Path, data: st.DataObject) -> None:
     scored = (played / "mixed/groups.jsonl").read_bytes().splitlines()

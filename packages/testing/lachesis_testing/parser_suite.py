@@ -86,10 +86,15 @@ SENTINELS = "①②③④⑤⑥⑦⑧⑨⑩⑪⑫"
 
 
 def sized(examples: int) -> settings:
-    """Settings for properties that run for many formats, each as a class that inherits the test."""
+    """Settings for properties that run for many formats, each as a class that inherits the test.
+
+    `examples` are those of hypothesis' default profile; one with fewer than its 100 has fewer here as well.
+    """
     checks = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.large_base_example]
     checks.append(HealthCheck.differing_executors)
-    return settings(max_examples=examples, deadline=None, suppress_health_check=checks)
+    return settings(
+        max_examples=max(1, examples * settings().max_examples // 100), deadline=None, suppress_health_check=checks
+    )
 
 
 # -- texts and calls that a format can hold ----------------------------------------------------------------------------

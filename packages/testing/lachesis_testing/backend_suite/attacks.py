@@ -11,7 +11,7 @@ import pytest_asyncio
 from backends import Backend, Sandbox
 from lachesis_testing.attacks import ATTACKS, Attack, Fell, NotApplicable, Target, attacked
 
-EVERY = bool(os.environ.get("LACHESIS_EVERY_ATTACK"))
+EVERY = os.environ.get("LACHESIS_TESTS") == "all"
 """Whether heavy attacks run as well."""
 
 

@@ -1,0 +1,104 @@
+#!/bin/sh
+# Tests against programs of others, installed on first use: scripts/test-with.sh NAME, that is `make test-NAME`.
+#
+#   atropos     all environments of atroposlib's source distribution that play without the network
+#   guests      verifiers and Inspect (350 MB)
+#   harbor      task folders and jobs against Harbor's own models and viewer
+#   programs    agent programs in sandboxes (1.5 GB from PyPI and npm)
+#   ray         batches on a real Ray of this machine (200 MB)
+#   skyrl       a training run with SkyRL as the engine (Python 3.12; 6 GB)
+#   slurm       batches under a Slurm of one node; as root, with Debian's slurm-wlm and munge
+#   templates   the calls of all chat templates of five packages, read back (160 MB of downloads)
+#   tinker-sdks the embedded engine against an older Tinker SDK too
+#   vllm        a real vLLM on the CPU (3.5 GB)
+#
+# They are installed into ~/.cache/lachesis, or where a variable says (GUESTS, PROGRAMS, RAY, SKYRL, TEMPLATES). PYTHON312
+# names a Python that harbor and skyrl take, if there is more than one.
+set -eu
+name=$1
+VENV=${VENV:-.venv}
+bin=$VENV/bin
+cache=$HOME/.cache/lachesis
+
+# 0.25 is the version that SkyRL's server takes. It goes into a folder of its own, which hides the environment's.
+older_tinker() {
+  older=$PWD/$VENV-tinker-0.25
+  [ -d "$older/tinker" ] || "$VENV-train/bin/pip" install --quiet --no-deps --target "$older" tinker==0.25.0
+  export PYTHONPATH="$older" LACHESIS_NEED_TORCH=1
+}
+
+case $name in
+  atropos)
+    scripts/atropos-environments.sh "$bin/python"
+    scripts/atropos_venv.sh "$VENV" "$VENV-atropos"
+    "$VENV-atropos/bin/python" -m benchmarks.atropos_environments
+    ;;
+  guests)
+    guests=${GUESTS:-$cache/guests}
+    mkdir -p "$guests"
+    for guest in verifiers inspect; do
+      echo "== $guest"
+      scripts/venv_beside.sh "$VENV" "$guests/$guest" "requirements/guests/$guest.txt"
+      LACHESIS_NEED_GUEST=$guest "$guests/$guest/bin/python" -m pytest "tests/guests/test_$guest.py"
+    done
+    ;;
+  harbor)
+    # Harbor needs Python 3.12, so it has an environment of its own. It asks for a certifi that mirrors of PyPI may not
+    # have yet; any version will do.
+    harbor=$cache/harbor/venv
+    "$bin/uv" pip show --quiet --python "$harbor/bin/python" harbor >/dev/null 2>&1 || {
+      "$bin/uv" venv --quiet --clear --python "${PYTHON312:-3.12}" "$harbor"
+      echo certifi >"$harbor/overrides.txt"
+      "$bin/uv" pip install --quiet --python "$harbor/bin/python" --override "$harbor/overrides.txt" harbor==0.25.0
+    }
+    LACHESIS_NEED_HARBOR=1 "$bin/pytest" tests/harbor
+    ;;
+  programs)
+    programs=${PROGRAMS:-$cache/programs}
+    scripts/programs.sh "$programs"
+    LACHESIS_PROGRAMS=$programs "$bin/pytest" -s tests/programs
+    ;;
+  ray)
+    ray=${RAY:-$cache/ray}
+    mkdir -p "$(dirname "$ray")"
+    scripts/venv_beside.sh "$VENV" "$ray" requirements/guests/ray.txt
+    LACHESIS_NEED_RAY=1 "$ray/bin/python" -m pytest tests/batch/test_ray.py
+    ;;
+  skyrl)
+    older_tinker
+    skyrl=${SKYRL:-$cache/skyrl}
+    scripts/skyrl_venv.sh "${PYTHON312:-python3.12}" "$skyrl"
+    LACHESIS_SKYRL=$skyrl/bin/python "$VENV-train/bin/python" -P -m pytest -s tests/torch/test_skyrl.py
+    ;;
+  slurm)
+    for program in munged slurmctld slurmd sbatch; do
+      command -v $program >/dev/null || {
+        echo "$program is not installed; as root: apt-get install slurm-wlm munge" >&2
+        exit 1
+      }
+    done
+    [ "$(id -u)" = 0 ] || { echo "slurmd starts jobs as root only" >&2; exit 1; }
+    LACHESIS_NEED_SLURM=1 "$bin/pytest" tests/batch/test_slurm.py
+    ;;
+  templates)
+    # The packages are only downloaded, for the chat templates in them.
+    templates=${TEMPLATES:-$cache/templates}
+    mkdir -p "$templates"
+    download="$PWD/$bin/python -m pip download --quiet --no-deps --exists-action i --dest $templates"
+    $download --only-binary :all: trl==1.16.0 axolotl==0.19.0 unsloth==2026.10.9 xinference==4.1.0
+    $download --no-binary :all: llama-cpp-python==0.3.36
+    "$bin/python" -m benchmarks.chat_templates "$templates"
+    ;;
+  tinker-sdks)
+    older_tinker
+    "$VENV-train/bin/python" -P -m pytest tests/torch/engine/test_wire.py
+    ;;
+  vllm)
+    "$bin/pytest" -s tests/vllm
+    ;;
+  *)
+    echo "no tests named '$name'; there are:" >&2
+    sed -n 's/^#   //p' "$0" >&2
+    exit 2
+    ;;
+esac

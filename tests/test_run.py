@@ -1,0 +1,93 @@
+"""Each test belongs to one package, and the marks say which of them run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.run import ON_REQUEST, ORDER, PACKAGES, ROOT, SHARING, TESTS, unit
+
+HELPERS = {"__init__.py", "conftest.py", "run.py", "support"}
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_every_module_of_tests_belongs_to_one_package() -> None:
+    there = {path.name for path in TESTS.iterdir() if path.suffix == ".py" or any(path.glob("**/*.py"))}
+    assert there - HELPERS == ORDER.keys()
+    assert len(ORDER) == sum(map(len, PACKAGES.values())), "in one package only"
+    assert ORDER.keys() >= ON_REQUEST | SHARING
+
+
+def test_a_package_that_is_not_there_is_named_with_those_that_are() -> None:
+    done = run("-m", "tests.run", "veiw")
+    assert done.returncode == 2
+    assert done.stderr == f"no package 'veiw'; there are {', '.join(PACKAGES)}\n"
+
+
+@pytest.mark.parametrize(
+    ("more", "environment", "passed", "left_out"),
+    [
+        ([], {}, 1, 1),
+        ([], {"LACHESIS_TESTS": "all"}, 2, 0),
+        (["-m", "long"], {}, 1, 1),
+    ],
+)
+def test_what_is_marked_long_runs_where_all_are_asked_for(
+    more: list[str], environment: dict[str, str], passed: int, left_out: int, tmp_path: Path
+) -> None:
+    module = tmp_path / "test_two.py"
+    module.write_text("import pytest\ndef test_short(): ...\n@pytest.mark.long\ndef test_long(): ...\n")
+    command = ["-m", "pytest", "-c", "pyproject.toml", "-p", "tests.conftest", "-p", "no:cacheprovider", str(module)]
+    done = run(*command, *more, **environment)
+    said = [f"{passed} passed", *([f"{left_out} deselected"] if left_out else [])]
+    assert done.returncode == 0 and all(text in done.stdout for text in said), done.stdout + done.stderr
+    named = run(*command[:-1], f"{module}::test_long", **environment)
+    assert "1 passed" in named.stdout, "a test that is named runs"
+
+
+def test_a_failure_shows_the_seed_that_repeats_its_draws(tmp_path: Path) -> None:
+    module = tmp_path / "test_draws.py"
+    module.write_text("import random\ndef test_draws(): assert random.random() > 1\n")
+    command = ["-m", "pytest", "-c", "pyproject.toml", "-p", "tests.conftest", "-p", "no:cacheprovider", str(module)]
+    first = run(*command)
+    (seed,) = {line.split()[0].partition("=")[2] for line in first.stdout.splitlines() if "LACHESIS_SEED=" in line}
+    (drawn,) = {line for line in first.stdout.splitlines() if line.startswith("E ") and "> 1" in line}
+    assert drawn in run(*command, LACHESIS_SEED=seed).stdout.splitlines()
+
+
+@pytest.mark.parametrize("apart", ["1", ""])
+def test_a_worker_runs_a_whole_module_and_without_namespaces_all_that_start_sandboxes(
+    apart: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LACHESIS_APART", apart)
+    conformance = "tests/backends/test_backend_conformance.py::test_x"
+    names = ["tests/test_docs.py::test_a[x.md]", "tests/test_docs.py::test_b", "tests/view/test_app.py::test_a[1]"]
+    names += [
+        f"{conformance}[docker]",
+        f"{conformance}[docker-a-b]",
+        f"{conformance}[local-none-a]",
+        "tests/tools/a.py::b",
+    ]
+    expected = ["tests/test_docs.py ::test_a[x.md]", "tests/test_docs.py ::test_b", "tests/view/test_app.py"]
+    expected += [f"{conformance[:-8]} [docker"] * 2 + [f"{conformance[:-8]} [local-none", "tests/tools/a.py"]
+    assert [unit(name) for name in names] == (expected if apart else ["sandboxes"] * len(names))
+    assert unit("tests/inference/test_a.py::test_b") == "tests/inference/test_a.py", "these share nothing"
+
+
+def test_workers_take_whole_modules(tmp_path: Path) -> None:
+    for name in "abc":
+        text = "import os, pathlib, pytest\n@pytest.mark.parametrize('value', range(6))\ndef test_it(value): "
+        (tmp_path / f"test_{name}.py").write_text(
+            f"{text}pathlib.Path(__file__ + f'.{{os.getpid()}}').touch()\n", encoding="utf-8"
+        )
+    command = ["-m", "pytest", "-c", "pyproject.toml", "-p", "tests.conftest", "-p", "no:cacheprovider", str(tmp_path)]
+    done = run(*command, "-n", "3", "--dist", "loadscope", LACHESIS_APART="1")
+    assert "18 passed" in done.stdout, done.stdout + done.stderr
+    assert len(list(tmp_path.glob("test_*.py.*"))) == 3
