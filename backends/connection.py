@@ -427,7 +427,7 @@ class Connection:
                 elif not self._known:
                     answer["token"] = self._token.hex()  # no command has run there that could intercept it
                 else:
-                    raise _UnknownSession("its executor does not know the session: it was started anew")
+                    raise _UnknownSession("its executor does not know the session: it was restarted")
                 attachment.write(encode({**answer, "sealed": int(self._sealed)}))
                 reply, _, _ = await attachment.next()
                 received = int(reply["received"])

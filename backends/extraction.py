@@ -41,7 +41,8 @@ class Room:
         self.size += size
         if self.size > self.max_bytes:
             raise OSError(
-                errno.EFBIG, f"it holds more than {self.max_bytes} bytes (max_bytes): {self.size} with {_shown(name)}"
+                errno.EFBIG,
+                f"it contains more than {self.max_bytes} bytes (max_bytes): {self.size} with {_shown(name)}",
             )
         facts = os.fstatvfs(fd)
         reserve = min(_RESERVE, int(facts.f_blocks * facts.f_frsize * _RESERVED))
@@ -60,7 +61,7 @@ class Room:
         """Count a member of an archive. Raises as `take`."""
         self.members += 1
         if self.members > self.max_members:
-            raise OSError(errno.EFBIG, f"it holds more than {self.max_members} files and folders (max_members)")
+            raise OSError(errno.EFBIG, f"it contains more than {self.max_members} files and folders (max_members)")
         self.take(member.size + len(member.target), fd, member.name)
 
 
@@ -153,12 +154,12 @@ def _parts(member: Member, prefix: int) -> list[str]:
     except ValueError as error:
         raise _UnsafeMember(error) from None
     if member.kind not in (FILE, FOLDER, LINK) or (member.kind != FOLDER and not parts):
-        raise _UnsafeMember("it is no file, folder or symbolic link")
+        raise _UnsafeMember("it is not a file, folder or symbolic link")
     size = prefix + 1 + len(os.fsencode(member.name))
     if len(parts) > DEEPEST + 1 or size > LONGEST_PATH:
         raise OSError(
             errno.EFBIG,
-            f"it has {len(parts)} folders in each other and a path of {size} bytes here: at most {DEEPEST} folders "
+            f"it has {len(parts)} nested folders and a path of {size} bytes here: at most {DEEPEST} folders "
             f"and {LONGEST_PATH} bytes are copied",
         )
     if member.kind == LINK:

@@ -105,7 +105,7 @@ class Registry(Generic[T]):
         said = said or f"{self.kind} {target!r}"
         module_name, _, path = target.partition(":")
         if not all(part.isidentifier() for part in [*module_name.split("."), *path.split(".")]):
-            raise UnknownPlugin(f"{said}: has to be written as 'package.module:attribute'")
+            raise UnknownPlugin(f"{said}: must be written as 'package.module:attribute'")
         try:
             found: Any = importlib.import_module(module_name)
         except ModuleNotFoundError as error:

@@ -133,7 +133,7 @@ class HermesAgentBaseEnv(AtroposBase):
             cls._class_error = error
         cls._reward_weights = reward_weights(cls)
         if not cls._reward_weights.keys().isdisjoint(("compute_reward", "compute_group_reward")):
-            raise TypeError(f"{cls.__name__}: @reward is for rewards beside compute_reward and compute_group_reward")
+            raise TypeError(f"{cls.__name__}: compute_reward and compute_group_reward take no @reward")
         others = cls.compute_group_reward is not None or bool(cls._reward_weights)
         if others and getattr(cls.compute_reward, "__isabstractmethod__", False):
             cls.compute_reward = _scored_otherwise  # type: ignore[method-assign]
@@ -255,7 +255,9 @@ class HermesAgentBaseEnv(AtroposBase):
         from lachesis.agent.scorer import Scorer
 
         if self.follow_up is not None and not self.takes_follow_ups:
-            raise SettingsError(f"{self.run_name}: follow_up has no effect here: the agent takes no answers of a user")
+            raise SettingsError(
+                f"{self.run_name}: follow_up has no effect here: the agent does not take messages from a user"
+            )
         others = type(self).compute_reward is _scored_otherwise
         return Scorer(
             self.run_name,

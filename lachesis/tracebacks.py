@@ -141,7 +141,7 @@ def _guess(error: BaseException) -> str:
         return "a coroutine was not awaited: write `await` before the call"
     if isinstance(error, TypeError) and "can't be used in 'await' expression" in said:
         if place(error):
-            return "this call is no coroutine: leave `await` out"
+            return "this call is not a coroutine: leave `await` out"
         return "a run awaits setup, teardown, get_next_item and get_eval_items: write `async def`"
     called = re.match(r"(?:[\w<>]+\.)*(\w+)\(\) (?:takes|missing|got) ", said)
     if isinstance(error, TypeError) and called and called[1] in CALLED:

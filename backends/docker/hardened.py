@@ -36,7 +36,7 @@ def hardened(options: Options, facts: EngineInfo) -> Options:
     found = [name for name in facts.runtimes if has_own_kernel(name)]
     runtime = options.runtime or next(iter(found), None)
     if runtime not in found:
-        named = "" if runtime is None else f", and {runtime!r} is none"
+        named = "" if runtime is None else f", and {runtime!r} is not one"
         lacking.append((f"it has no runtime with a kernel of its own{named}", _INSTALL))
     if not facts.userns:
         lacking.append(("user 0 inside is user 0 outside", _REMAP))

@@ -92,7 +92,7 @@ class Reader:
                 size, right = number_of(size_field), number_of(checksum)
                 facts = number_of(mode), number_of(mtime)
             except ValueError:
-                raise damaged("a header has a number that is none") from None
+                raise damaged("a header has an invalid number") from None
             if right != sum(data) - sum(checksum) + 8 * 32 or magic != b"ustar  \0":
                 raise damaged("a header is wrong")
             if kind not in (b"L", b"K"):

@@ -125,7 +125,7 @@ class Frames:
             except RecursionError:
                 header = None
             if not isinstance(header, dict):
-                raise ValueError("a header is no object")
+                raise ValueError("a header is not an object")
             payload = bytes(view[payload_at:size])
         del self.arrived[:end]
         return header, payload, size

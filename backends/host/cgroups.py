@@ -211,7 +211,7 @@ class Cgroup:
         try:
             return os.open(legacy, os.O_WRONLY | os.O_CLOEXEC) if legacy.exists() else os.open(folder, os.O_RDONLY)
         except OSError as error:
-            raise BackendError(f"nothing can be put into the cgroup {folder}: {error}") from error
+            raise BackendError(f"no process can be moved into the cgroup {folder}: {error}") from error
 
     def open(self) -> list[int]:
         """Descriptors for a process that is to join: it writes "0" into each, before it runs anything."""
@@ -223,7 +223,7 @@ class Cgroup:
         except OSError as error:
             for fd in opened:
                 os.close(fd)
-            raise BackendError(f"nothing can be put into the cgroup {folder}: {error}") from error
+            raise BackendError(f"no process can be moved into the cgroup {folder}: {error}") from error
         return opened
 
     def processes(self) -> set[int]:
@@ -325,7 +325,7 @@ def next_step(available: Cgroups) -> str:
     if os.geteuid() != 0:
         return "run it as root"
     if Path("/.dockerenv").exists() or Path("/run/.containerenv").exists():
-        return "give this container its cgroups writable, or use a backend whose engine sets limits"
+        return "make the cgroups of this container writable, or use a backend whose engine sets limits"
     return "mount the cgroups writable, with all controllers"
 
 

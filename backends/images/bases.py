@@ -124,7 +124,7 @@ def table() -> Mapping[str, str]:
         raise refused(str(path), f"the table of bases cannot be read: {error}", "correct it") from error
     wrong = [name for name, value in found.items() if not isinstance(value, str)]
     if wrong:
-        raise refused(str(path), f"{wrong[0]!r} is no text", 'write "PATTERN" = "FOLDER, TAR FILE OR NAME"')
+        raise refused(str(path), f"{wrong[0]!r} is not text", 'write "PATTERN" = "FOLDER, TAR FILE OR NAME"')
     return found
 
 

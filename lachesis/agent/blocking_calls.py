@@ -66,7 +66,7 @@ def result_of(
     """
     frame = sys._getframe(2)
     if scope is not None and scope.over:
-        raise RewardIsOver(f"{scope.name} is over; its result is no longer wanted ({_where(method, frame)})")
+        raise RewardIsOver(f"{scope.name} is over; its result is no longer needed ({_where(method, frame)})")
     running = running_loop()
     if running is None or (loop is not None and running is not loop):
         if loop is None:
@@ -97,7 +97,7 @@ def _wait_in_thread(
     scope: CallScope | None,
     frame: FrameType,
 ) -> T:
-    over = f"{scope.name if scope else 'the run'} is over; its result is no longer wanted ({_where(method, frame)})"
+    over = f"{scope.name if scope else 'the run'} is over; its result is no longer needed ({_where(method, frame)})"
     coroutine = make()
     try:
         future = asyncio.run_coroutine_threadsafe(coroutine, loop)

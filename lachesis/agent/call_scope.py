@@ -88,7 +88,7 @@ class _Open:
     def problem(self) -> str | None:
         if self.begun or isinstance(self.task, _Task):
             return None
-        return f"{self.what} was never awaited, so nothing ran and nobody has its result; write `await` before it"
+        return f"{self.what} was never awaited, so it did not run; write `await` before it"
 
 
 class Call(Coroutine[Any, Any, T]):

@@ -80,7 +80,7 @@ class Doubt:
     @property
     def fault(self) -> str:
         """What the agent did, in one line."""
-        return f"the reward failed on what the agent left, at a line that other rollouts passed: {self.what}"
+        return f"the reward failed on this agent's work, at a line that other rollouts passed: {self.what}"
 
 
 @dataclass(slots=True)
@@ -225,7 +225,7 @@ class Evidence:
         """None where the exception is none of the agent's doing, whatever others pass.
 
         Args:
-            source: the environment and the reward, for one that returned something that is no score.
+            source: the environment and the reward, for one that returned something that is not a score.
         """
         causes = list(causes_of(error))
         if not causes or any(map(is_of_others, causes)):

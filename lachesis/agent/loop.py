@@ -315,7 +315,7 @@ class _Rollout:
         self.settle(check)
 
     def time_is_over(self) -> str:
-        return f"the agent took longer than {self.loop.limits.max_seconds:g} s: {self.clock.own:.1f} s of its own"
+        return f"the agent took longer than {self.loop.limits.max_seconds:g} s: {self.clock.own:.1f} s of its own time"
 
     @property
     def tokens_are_spent(self) -> bool:
@@ -334,7 +334,7 @@ class _Rollout:
             if self.tokens.uncounted_requests:
                 raise InferenceError(
                     "model server",
-                    "it reports no token usage, so the token budget cannot be kept",
+                    "it reports no token usage, so the token budget cannot be enforced",
                     "unset --env.rollout_token_budget or use a server that reports usage",
                 )
             if self.tokens_are_spent:

@@ -81,7 +81,10 @@ class OpenRun:
         """The sandbox of a task: the run's, with the overrides of the task."""
         changed = dict(self.overrides.get(task_id, ()))
         if not self.walls and (set_since := _changed(self.variables)):
-            self.note_once(f"commands without walls see what the environment set in os.environ: {', '.join(set_since)}")
+            self.note_once(
+                "unsandboxed commands see these variables that the environment set in "
+                f"os.environ: {', '.join(set_since)}"
+            )
             changed["env"] = {**set_since, **self.sessions.spec.env}
         return replace(self.sessions.spec, **changed) if changed else self.sessions.spec  # type: ignore[arg-type]
 
@@ -144,7 +147,7 @@ def note_failure(task_id: str, error: Exception) -> None:
     note_failed(task_id, error)
     with suppress(NoOpenRun):
         open_run(task_id).failures.setdefault(task_id, error)
-        log.error("the infrastructure broke %s, which is no score: %s", task_id, error)
+        log.error("the infrastructure broke %s, which is not a score: %s", task_id, error)
 
 
 def open_run(task_id: str = "") -> OpenRun:

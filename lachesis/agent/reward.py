@@ -41,7 +41,7 @@ def reward(method: Any = None, /, *, weight: float = 1.0) -> Any:
     the name of the method and without its weight; with `weight=0` it is that alone.
 
     Raises:
-        TypeError: the weight is no finite number, or the method cannot be called.
+        TypeError: the weight is not a finite number, or the method cannot be called.
     """
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
         raise TypeError(f"the weight of a reward is a finite number, not {weight!r}")
@@ -73,7 +73,7 @@ def reward_weights(cls: type) -> dict[str, float]:
 
 
 class RewardError(Exception):
-    """A reward function returned something that is no score, or took too long. An error of the environment."""
+    """A reward function returned something that is not a score, or took too long. An error of the environment."""
 
 
 class JudgeRefused(RewardError):
@@ -129,7 +129,7 @@ def checked_group(given: Any, *, turns: Sequence[int], source: str) -> list[Rewa
     """What a group's reward function returned: one entry for each rollout, each as `checked_reward` takes it."""
     ordered = isinstance(given, Sequence) and not isinstance(given, str | bytes | bytearray)
     if not ordered and not (hasattr(given, "tolist") and hasattr(given, "__len__")):  # an array or a tensor
-        raise RewardError(f"{source} returned {given!r}; it has to be a list with one reward for each rollout")
+        raise RewardError(f"{source} returned {given!r}; it must be a list with one reward for each rollout")
     rewards = list(given)
     if len(rewards) != len(turns):
         raise RewardError(f"{source} returned {len(rewards)} rewards for {len(turns)} rollouts; give one for each")
@@ -143,7 +143,7 @@ def finite_number(value: Any, what: str) -> float:
             raise TypeError
         number = float(value)
     except (TypeError, ValueError, OverflowError):
-        raise RewardError(f"{what} {value!r}; it has to be a number, or None to leave the rollout out") from None
+        raise RewardError(f"{what} {value!r}; it must be a number, or None to leave the rollout out") from None
     if not math.isfinite(number):
-        raise RewardError(f"{what} {number}; it has to be finite")
+        raise RewardError(f"{what} {number}; it must be finite")
     return number

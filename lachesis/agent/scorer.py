@@ -176,7 +176,7 @@ class Scorer:
         if said.error is not None:
             raise RewardError(f"{scope.name}: {type(said.error).__name__}: {said.error}") from said.error
         if not isinstance(said.value, str | None):
-            raise RewardError(f"{scope.name} returned {said.value!r}; it has to be text, or None at the end")
+            raise RewardError(f"{scope.name} returned {said.value!r}; it must be text, or None at the end")
         return said.value
 
     async def score(
@@ -432,9 +432,9 @@ def _at_fault(faults: Sequence[AgentFault], contexts: Sequence[ToolContext | Non
 
 
 async def _put(session: ToolSession, context: ToolContext, files: Any, source: str) -> None:
-    """Write what `sandbox_files` returned. Raises RewardError for what is no file of the workspace."""
+    """Write what `sandbox_files` returned. Raises RewardError for what is not a file of the workspace."""
     if not isinstance(files, Mapping):
-        raise RewardError(f"{source} returned {files!r}; it has to be a mapping of paths to text, bytes or a Path")
+        raise RewardError(f"{source} returned {files!r}; it must be a mapping of paths to text, bytes or a Path")
     workspace = (await session.sandbox()).workdir.rstrip("/") + "/"
     for path, content in files.items():
         if not isinstance(path, str) or not isinstance(content, str | bytes | Path):

@@ -75,7 +75,7 @@ class Artifacts:
                 if kept is not None:
                     await _place(sandbox, inside, kept)
             except OSError as error:  # the agent's copy of a small disk may be large, or in a folder's way
-                self.refused[path] = f"it cannot be put into a fresh sandbox: {error.strerror or error}"
+                self.refused[path] = f"it cannot be copied into a fresh sandbox: {error.strerror or error}"
 
 
 async def resolved(paths: Iterable[str], fresh: ToolSession, allow: Iterable[str]) -> dict[str, tuple[str, str]]:
@@ -150,7 +150,7 @@ async def _take(
 ) -> int:
     """Copy out one artifact; its bytes."""
     if not inside.strip("/"):
-        artifacts.refused[path] = "the root folder is no artifact"
+        artifacts.refused[path] = "the root folder is not an artifact"
         return 0
     try:
         try:

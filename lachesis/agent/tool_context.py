@@ -359,7 +359,7 @@ class ToolContext:
             return self._sealed_into[1]
         self._require_open()
         if self._open_verifier is None:
-            raise Sealed("this context is already the one of a verifier sandbox; it cannot be sealed again")
+            raise Sealed("this context already belongs to a verifier sandbox; it cannot be sealed again")
         async with taken(self._session, wanted, max_bytes, partly=exactly) as artifacts:
             if ends:
                 self._sealed = True
@@ -378,7 +378,7 @@ class ToolContext:
         `cleanup` of what `seal` gave has to come before, and that of what this gives before the next `seal`.
         """
         if self._open_verifier is None:
-            raise Sealed("this context is already the one of a verifier sandbox; ask the agent's own")
+            raise Sealed("this context already belongs to a verifier sandbox; ask the agent's own")
         opened = self._open_verifier() if spec is None else self._open_verifier(spec=spec)
         return ToolContext(opened, self._registry, shared=self._shared)
 
@@ -422,7 +422,7 @@ class ToolContext:
             return self._judged
         self._require_open()
         if self._open_verifier is None:
-            raise Sealed("this context is already the one of a verifier sandbox; judge the agent's own")
+            raise Sealed("this context already belongs to a verifier sandbox; judge the agent's own")
         open_verifier = self._open_verifier
 
         def opened() -> ToolSession:
@@ -470,4 +470,4 @@ def _require_characters(text: str, what: str) -> None:
     try:
         text.encode(errors="surrogateescape")
     except UnicodeEncodeError:
-        raise AgentFault(errno.EILSEQ, f"half of a surrogate pair in a {what} is no character") from None
+        raise AgentFault(errno.EILSEQ, f"half of a surrogate pair in a {what} is not a character") from None

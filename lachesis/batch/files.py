@@ -103,7 +103,7 @@ def _replacing(path: Path) -> Iterator[IO[bytes]]:
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise RunFolderError(
-            f"cannot write {path}: {error.strerror or error}; make room and start again: nothing is lost"
+            f"cannot write {path}: {error.strerror or error}; free some space and start again: nothing is lost"
         ) from error
 
 

@@ -225,7 +225,7 @@ class BatchSink(FileSink):
     def _not_of_groups(self, what: str) -> RunFolderError:
         return RunFolderError(
             f"{what} {self.files.groups}: the batch files were changed; move batch_*_output.jsonl away, and the next "
-            "start writes them anew"
+            "start writes them again"
         )
 
     # A sample.

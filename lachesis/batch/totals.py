@@ -31,7 +31,7 @@ class Caps:
         if self.seconds is not None and time.monotonic() - started >= self.seconds:
             return f"--max_seconds {self.seconds:g} is reached; start again to continue"
         if (self.tokens is not None or self.cost is not None) and totals.uncounted:
-            return "the server counts no tokens, so that --max_total_tokens and --max_cost cannot hold"
+            return "the server reports no token counts, so --max_total_tokens and --max_cost cannot be enforced"
         if self.tokens is not None and totals.completion_tokens >= self.tokens:
             return f"--max_total_tokens {self.tokens} is reached; start again with more to continue"
         if self.cost is not None and (cost := self.cost_of(totals) or 0.0) >= self.cost:

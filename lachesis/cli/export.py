@@ -94,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.groups.name.endswith(".failed.jsonl"):
             read = _last_of_each
         if has_torn_tail(arguments.groups):
-            print(f"note: {arguments.groups}: its last line is incomplete and left out", file=sys.stderr)
+            print(f"note: {arguments.groups}: its last line is incomplete and was skipped", file=sys.stderr)
         totals = write(read(arguments.groups), arguments.out)
     except (LachesisError, ImportError) as error:
         cause = error.__cause__ if isinstance(error, ExportError) else None
@@ -117,7 +117,7 @@ def _groups_file(run: Path) -> Path:
     found = sorted(groups for groups in named.values() if groups.is_file())
     if len(found) != 1:
         which = f"has several: {', '.join(path.name for path in found)}" if found else "has none"
-        raise ExportOptionsError(f"{run}: a folder has to hold one groups file, and this one {which}; name the file")
+        raise ExportOptionsError(f"{run}: a folder must contain one groups file, and this one {which}; name the file")
     return found[0]
 
 

@@ -62,7 +62,7 @@ def options_of(text: str) -> dict[str, Any]:
     except yaml.YAMLError as error:
         raise SettingsError(f"--options is not YAML: {error}") from None
     if not isinstance(options, dict):
-        raise SettingsError("--options takes a mapping, as '{host: worker-1}'")
+        raise SettingsError("--options takes a mapping such as '{host: worker-1}'")
     return options
 
 

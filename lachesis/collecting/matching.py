@@ -21,8 +21,8 @@ from lachesis.collecting.returned import ReturnedSample
 _ASSISTANTS = ("assistant", "agent", "gpt")
 _MARKUP = re.compile(r"<[^<>]*>")
 _TWINS = (
-    "other samples with its text have other scores, and the model said this text once only, or in different tokens: "
-    "which one is meant is unknown"
+    "other samples with its text have other scores, and the model wrote this text only once, or in different tokens: "
+    "it is unknown which one is meant"
 )
 
 
@@ -92,7 +92,7 @@ class Matcher:
         for at, answers in enumerate(changed):
             if lost := answers - self._taken:  # no sample has them as they were said either
                 said = min(lost, key=self._recording.completions.index).said
-                found[at] = Match(refused=f"it trains words of an answer that the model gave otherwise: {_short(said)}")
+                found[at] = Match(refused=f"it trains words that differ from the model's answer: {_short(said)}")
         found = [
             Match(refused=_TWINS) if mixed.intersection(own) and not match.refused else match
             for match, own in zip(found, twins, strict=True)
@@ -163,7 +163,7 @@ class Matcher:
         for part in reversed(parts):  # the last turn first: its conversation says which the earlier ones were
             said = self._said(part, found)
             if not said or len(set(map(_prompt, said))) > 1:
-                why = "that the model said in several conversations" if said else "that the model did not say"
+                why = "that the model wrote in several conversations" if said else "that the model did not say"
                 return Match(refused=f"it trains text {why}: {_short(part.text)}")
             earlier = self._earlier_turns(part, said[0])
             if earlier.cut is not None:

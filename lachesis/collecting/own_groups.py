@@ -87,7 +87,7 @@ async def group_of_trajectories(env: Any, item: Any) -> tuple[dict[str, Any] | N
     for trajectory in found:
         if not isinstance(trajectory, Mapping):
             raise ReturnedGroupError(
-                f"collect_trajectory returned {type(trajectory).__name__}; it has to be a dict with tokens, masks and "
+                f"collect_trajectory returned {type(trajectory).__name__}; it must be a dict with tokens, masks and "
                 "scores, or None to leave the trajectory out"
             )
     backlog = [later for _, items in results for later in items or ()]

@@ -131,7 +131,7 @@ class Conversation:
 
 
 def without_media(message: Mapping[str, Any]) -> dict[str, Any]:
-    """The message with a short text instead of each part that is no text."""
+    """The message with a short text instead of each part that is not text."""
     if not _parts(message):
         return dict(message)
     parts = [

@@ -390,11 +390,11 @@ def player_for(stock_cls: Any) -> type[AtroposPlayer]:
     """A class of our own that plays environments of an Atropos class.
 
     Raises:
-        SettingsError: it is no subclass of `BaseEnv`.
+        SettingsError: it is not a subclass of `BaseEnv`.
     """
     bases = getattr(stock_cls, "__mro__", ())
     if BaseEnv not in bases and HermesAgentBaseEnv not in bases:
-        raise SettingsError(f"{stock_cls!r} is no subclass of atroposlib's BaseEnv")
+        raise SettingsError(f"{stock_cls!r} is not a subclass of atroposlib's BaseEnv")
     if HermesAgentBaseEnv in bases:
         raise SettingsError(f"{stock_cls.__name__} is an environment of our own: run its file, or its cli()")
     _check_methods(stock_cls)
@@ -456,7 +456,7 @@ def _check_methods(stock_cls: Any) -> None:
         if not _has(stock_cls, name):
             near = close_names(name, [each for each in own if not hasattr(BaseEnv, each)])
             hint = f"; did you mean that by {near[0]}?" if near else ""
-            raise SettingsError(f"{stock_cls.__name__} has no {shown}, which its class has to define{hint}")
+            raise SettingsError(f"{stock_cls.__name__} has no {shown}, which its class must define{hint}")
 
 
 def prepare_imports() -> None:

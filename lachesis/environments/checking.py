@@ -118,14 +118,16 @@ async def check_environment(
             with TemporaryDirectory(prefix="check-", dir=own_folder()) as folder:
                 report.played.append(await _play(cls, name, flags, items, rollouts, Path(folder)))
         except NoReferencePolicy:
-            report.findings.append("there is no reference_policy(): nothing shows that full marks can be had")
+            report.findings.append("there is no reference_policy(): so nothing shows that full marks are possible")
         if report.played and not report.played[-1].scored:
             break  # no other policy would be scored
     _judge(report)
     for method, times in spent.items():
         limit = SLOW_SETUP if method == "setup" else SLOW_SANDBOX
         if times and (longest := max(times)) > limit:
-            report.findings.append(f"{method}() took {longest:.1f} s: make what it needs once, in an image or a cache")
+            report.findings.append(
+                f"{method}() took {longest:.1f} s: prepare what it needs once, in an image or a cache"
+            )
     return report
 
 
@@ -234,7 +236,7 @@ def _judge(report: CheckReport) -> None:
             count = sum(reward > 0 for reward in played.scored)
             add(
                 f"{played.policy}: it earns up to {max(played.scored):g}, in {count} of {len(played.scored)} rollouts: "
-                "the reward pays for what needs no skill"
+                "it can be earned without skill"
             )
     # Without a reference policy, nobody had a chance of more than nothing.
     different = {reward for played in report.played for reward in played.scored}

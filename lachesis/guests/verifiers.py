@@ -108,7 +108,7 @@ class VerifiersEnv(GuestEnv):
 
     def eval_rows(self) -> Sequence[Any]:
         if self.guest.eval_dataset is None and self.guest.eval_dataset_source is None:
-            log.warning("%s has no dataset of its own for evaluation: the items are those to train on", self.run_name)
+            log.warning("%s has no evaluation dataset: its training items are evaluated", self.run_name)
         rows: Sequence[Any] = self.guest.get_eval_dataset()
         return rows
 

@@ -174,7 +174,8 @@ class ChatTemplate:
         if others:
             raise PromptError(
                 "the prompt",
-                f"a message holds {' and '.join(sorted(others))}, and only text becomes token ids (Phase 2), or images "
+                f"a message contains {' and '.join(sorted(others))}, and only text becomes token ids (Phase "
+                "2), or images "
                 "where the chat template writes one placeholder for each, as Qwen-VL's",
                 "leave it out of the message, or use a chat server (Phase 1)",
             )

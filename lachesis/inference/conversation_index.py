@@ -289,7 +289,7 @@ def _plain(given: Any) -> Any:
 
 
 def _value(arguments: str) -> Any:
-    """The value of the arguments, which clients parse and write again; the text if it is no JSON."""
+    """The value of the arguments, which clients parse and write again; the text if it is not valid JSON."""
     try:
         return [json.loads(arguments or "{}", parse_float=_number)]
     except (ValueError, RecursionError):

@@ -90,7 +90,7 @@ class ConversationRefused(RequestRejected):
     """The server refuses this conversation, and answers others: its moderation or its routing decided so."""
 
     def __init__(self, server: str, status: int, body: str) -> None:
-        super().__init__(server, status, body, "other conversations are answered; this one is scored as it stands")
+        super().__init__(server, status, body, "other conversations are answered; this one is scored as it is")
         self.refuses_content = True
 
 
@@ -148,7 +148,7 @@ class BadResponse(InferenceError):
     """The server answered 200 without a completion, or with tokens that cannot be trusted."""
 
     def __init__(self, server: str, reason: str, next_step: str = "") -> None:
-        step = next_step or "check that base_url is that of an OpenAI-compatible API (often ends in /v1)"
+        step = next_step or "check that base_url points to an OpenAI-compatible API (often ends in /v1)"
         super().__init__(server, reason, step)
 
 

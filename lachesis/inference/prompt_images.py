@@ -89,7 +89,7 @@ def require_images(engines: Iterable[object]) -> None:
             kind = getattr(engine, "kind", type(engine).__name__)
             raise PromptError(
                 "the prompt",
-                f"it holds an image, and the API of the engine {kind!r} takes ids of text only",
+                f"it contains an image, and the API of the engine {kind!r} takes text ids only",
                 "use --openai.engine vllm-generate or sglang, or a chat server (Phase 1)",
             )
 

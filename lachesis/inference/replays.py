@@ -81,7 +81,7 @@ class ReplayGuard:
             if engine.base_url not in self._unnamed:
                 raise BadResponse(
                     engine.base_url,
-                    f"completion {name} is an earlier answer to the same prompt, also when asked with another seed",
+                    f"completion {name} repeats an earlier answer to the same prompt, even with another seed",
                     "turn off the cache between the run and the model server; it would be trained twice",
                 )
         if engine.base_url in self._unnamed:

@@ -89,7 +89,7 @@ async def evaluate_alone(env: Environment) -> Any:
     folder = env.config.data_dir_to_save_evals
     if folder is not None and env.evaluates_itself and Path(folder, "metrics.json").exists():
         env.config.data_dir_to_save_evals = str(unused(Path(folder)))
-        note(env.console, f"{folder} holds another evaluation; this one is in {env.config.data_dir_to_save_evals}")
+        note(env.console, f"{folder} contains another evaluation; this one is in {env.config.data_dir_to_save_evals}")
     async with tracking(env, "evaluate"), env.running():
         return await own_evaluation(env)
 
@@ -119,7 +119,7 @@ async def own_evaluation(env: Environment) -> Any:
     if left := figures.left(env.reporting, result):
         await env.reporting.evaluate_log(left)
     elif not figures.written:
-        note(env.console, f"{env.run_name}: evaluate() gave no figures: nothing is written")
+        note(env.console, f"{env.run_name}: evaluate() returned no metrics: nothing is written")
     return result
 
 
@@ -177,7 +177,7 @@ def _choose_temperature(env: Environment) -> None:
         config.eval_temperature = config.agent_temperature
     said = f"{config.eval_samples} samples of each item, at temperature {config.eval_temperature:g}"
     if not config.eval_temperature:
-        line = f"note: {said}, at which they are mostly the same; --env.eval_temperature sets it"
+        line = f"note: {said}, at which they are mostly identical; --env.eval_temperature sets it"
         env.console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
     elif not chosen:
         line = f"{said}, that of env.agent_temperature; --env.eval_temperature sets it"

@@ -25,7 +25,7 @@ MOST_HELD = 4
 
 NEXT_STEP = (
     "nothing shows whether the agents or the reward are at fault, so nothing is scored: correct the reward, let it "
-    "take whatever an agent may leave (`ctx.read_json`), or write a reference_policy that passes this line"
+    "accept whatever an agent may leave (`ctx.read_json`), or write a reference_policy that passes this line"
 )
 
 

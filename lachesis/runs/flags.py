@@ -35,7 +35,7 @@ GROUPS = {
     "env": "settings of every environment (env: in YAML)",
     "serve": "settings that only `serve` reads (env: in YAML)",
     "openai": "the model server (openai: in YAML)",
-    "none": "settings of Atropos and the removed stack that change nothing, and four that are rejected",
+    "none": "settings of Atropos and the removed stack that have no effect, and four that are rejected",
 }
 
 

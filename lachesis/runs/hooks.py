@@ -85,7 +85,7 @@ def misspelt_hooks(env_cls: Any) -> list[str]:
             continue
         near = max(CALLED, key=lambda hook: _likeness(name, hook))
         if near not in own and _likeness(name, near) >= NEAR:
-            lines.append(f"{cls.__name__}.{name} is called by nothing; did you mean {near}{CALLED[near]}?")
+            lines.append(f"{cls.__name__}.{name} is never called; did you mean {near}{CALLED[near]}?")
     return lines
 
 

@@ -35,7 +35,7 @@ from lachesis.wording import counted
 
 _FLAGS = "-o, --env.data_path_to_save_groups, --env.data_dir_to_save_evals or --output"
 """Where a command says which folder is written."""
-CONTINUE = "--env.when_code_changed continue keeps what is finished, as it was scored, and goes on"
+CONTINUE = "--env.when_code_changed continue keeps finished groups with their scores, and goes on"
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,12 +232,12 @@ class Ledger:
 
     def _other_run(self, manifest: Mapping[str, Any]) -> str:
         if changed := changes(manifest["settings"], self._settings):
-            return f"{self.path} was begun with other settings ({changed})"
+            return f"{self.path} was started with other settings ({changed})"
         # An evaluation of some items and of others would be an evaluation of neither.
         before, now = Counter(manifest.get("items", ())), Counter(self.items)
         if (gone := before - now) and now - before:
             return (
-                f"{self.path} was begun with other items: {gone.total()} of its {before.total()} are not among the "
+                f"{self.path} was started with other items: {gone.total()} of its {before.total()} are not among the "
                 f"{now.total()} that the environment gives now"
             )
         return ""
@@ -266,7 +266,7 @@ class Ledger:
     def _read_manifest(self, *, required: bool) -> dict[str, Any]:
         try:
             manifest = dict(orjson.loads(self._manifest.read_bytes()))
-            set(manifest.get("items", ()))  # raises TypeError for what is no list of keys
+            set(manifest.get("items", ()))  # raises TypeError for what is not a list of keys
             return {**manifest, "settings": dict(manifest["settings"])}
         except (OSError, ValueError, KeyError, TypeError) as error:
             if not required:

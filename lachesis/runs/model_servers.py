@@ -149,7 +149,8 @@ async def start_servers(
                 raise ServerConfigError("this environment has no reference policy; name a model instead")
             if not callable(policy):
                 raise ServerConfigError(
-                    f"reference_policy() returned {policy!r:.80}, which is no function; return one that takes messages "
+                    f"reference_policy() returned {policy!r:.80}, which is not a function; return one that "
+                    "takes messages "
                     "and tools, and returns a Message"
                 )
             url = (await stack.enter_async_context(ReferenceServer(policy))).base_url

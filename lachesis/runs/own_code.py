@@ -55,12 +55,14 @@ class OwnCode:
         if sorted(before["files"].values()) == sorted(self.files.values()):
             return _said(own_data.changed(before.get("data", {}), Path(before["file"]).parent, path), path)
         if before["file"] != self.file:
-            return f"{path} was begun by {_shown(before['file'])}, not by {_shown(self.file)}"
+            return f"{path} was started by {_shown(before['file'])}, not by {_shown(self.file)}"
         return _said(sorted({name for name, _ in {*before["files"].items()} ^ {*self.files.items()}}), path)
 
 
 def _said(names: Sequence[str], path: Path) -> str:
-    return f"{', '.join(names[:3])}{', ...' if len(names) > 3 else ''} changed since {path} was begun" if names else ""
+    return (
+        f"{', '.join(names[:3])}{', ...' if len(names) > 3 else ''} changed since {path} was started" if names else ""
+    )
 
 
 def _shown(file: str) -> str:

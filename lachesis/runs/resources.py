@@ -180,9 +180,9 @@ def _note_without_effect(env: Environment, *, training: bool) -> None:
         notes.append(f"env.tool_result_overrides names tools that do not exist: {', '.join(unknown)}")
     if lacking := env.left_out_tools():
         named = "; ".join(f"{name!r}: {why}" for name, why in lacking.items())
-        notes.append(f"tools that are not available here are left out: {named}")
+        notes.append(f"skipped tools that are not available here: {named}")
     if missing := env.missing_toolsets():
-        notes.append(f"toolsets of the removed stack that have no tools here are left out: {', '.join(missing)}")
+        notes.append(f"skipped toolsets of the removed stack that have no tools here: {', '.join(missing)}")
     if config.compress_context_at is not None and training and config.split_rollouts != "all":
         notes.append(
             f"env.compress_context_at cuts rollouts into several contexts, and env.split_rollouts "

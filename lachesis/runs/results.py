@@ -130,12 +130,12 @@ class RunResult:
             )
         if summary.compression_metrics():
             in_vain = counted(summary.failed_compressions, "time")
-            yield "contexts", f"{summary.compressions} compressed, {in_vain} in vain"
+            yield "contexts", f"{summary.compressions} compressed, {in_vain} failed"
         if summary.discarded:
             yield "rolled back", counted(summary.discarded, "completion")
         if summary.beside:
             beside = counted(summary.beside, "token")
-            yield "beside", f"{beside} in no rollout, of judges or of what the environment dropped"
+            yield "beside", f"{beside} outside rollouts: of judges, or of rollouts that the environment dropped"
         for name, value in summary.metrics.items():
             yield name.replace("_", " "), f"{value:.3f}"
         if summary.uncounted_requests:
@@ -166,7 +166,7 @@ class RunResult:
                 samples = quote(str(files.samples))
                 yield (
                     f"lachesis train --sft {samples} --sft.min_reward {best:g} --training.base_model MODEL   "
-                    "(teach it what went well)"
+                    "(train on what went well)"
                 )
 
     def advice(self) -> Iterator[str]:
@@ -203,7 +203,7 @@ class RunResult:
             asked = "get_eval_items" if self.evaluation else "get_next_item"
             setting = "eval_items" if self.evaluation else "total_steps"
             yield (
-                f"the items ran out: {asked} gave {summary.items} of the {self.short_of} that env.{setting} asks for; "
+                f"the items ran out: {asked} gave {summary.items} of the {self.short_of} that env.{setting} requests; "
                 f"give it more, or lower --env.{setting}"
             )
         if causes := self.figures.causes:

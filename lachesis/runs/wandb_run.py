@@ -132,7 +132,7 @@ def say_gone(error: Exception) -> None:
 
         wandb.teardown()
     log.warning(
-        "W&B is gone (%s: %s): the run goes on without it. What it had is in its folder wandb/; everything is in the "
+        "W&B is gone (%s: %s): the run goes on without it. Its data so far is in wandb/; everything is in the "
         "run's own files",
         type(error).__name__,
         error,

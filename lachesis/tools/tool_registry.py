@@ -43,7 +43,7 @@ class ToolCrashed(LachesisError, RuntimeError):
 
     def __init__(self, tool: str, error: BaseException) -> None:
         super().__init__(
-            f"the tool {tool!r} raised {described(error)}; the model reads a ToolFailure only, or what is "
+            f"the tool {tool!r} raised {described(error)}; the model reads only a ToolFailure, or an exception "
             f"declared with @tool(errors=...)"
         )
         self.tool = tool

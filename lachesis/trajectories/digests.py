@@ -69,7 +69,7 @@ def digest_problem(record: Mapping[str, Any]) -> str | None:
         return f"its {LINE_DIGEST} cannot be computed: {error}"
     if digest == record[LINE_DIGEST]:
         return None
-    return f"its {LINE_DIGEST} is not that of its fields ({digest}): the line is not the one that was written"
+    return f"its {LINE_DIGEST} is not that of its fields ({digest}): the line was changed after it was written"
 
 
 def sample_line_problem(record: Mapping[str, Any]) -> str | None:

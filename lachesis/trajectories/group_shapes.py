@@ -210,7 +210,7 @@ def group_digest(group: Mapping[str, Any]) -> str:
     """What `group_overrides.lachesis` has to be: a digest of all that is not covered by the digests of the samples.
 
     Raises:
-        TypeError, ValueError, OverflowError, RecursionError: JSON cannot hold it, or an advantage is no number.
+        TypeError, ValueError, OverflowError, RecursionError: JSON cannot hold it, or an advantage is not a number.
     """
     covered: dict[str, Any] = {name: group.get(name) for name in ("scores", "messages", "generation_params")}
     covered["advantages"] = [logprobs_digest(values) for values in group.get("advantages") or ()]
@@ -262,7 +262,7 @@ def group_problems(group: Mapping[str, Any], samples: Sequence[TokenSample]) -> 
     try:
         digest = group_digest(group)
         if digest != given:
-            return [f"the digest of the group is not that of its fields ({digest}): they are not what was sent"]
+            return [f"the digest of the group does not match its fields ({digest}): they are not what was sent"]
         return list(_group_contradictions(group, samples))
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
         return [f"the group cannot be read: {error!r}"[:300]]
@@ -283,7 +283,7 @@ def _group_contradictions(group: Mapping[str, Any], samples: Sequence[TokenSampl
                 yield f"advantages[{at}] are not {certificate['advantage']!r}, as its certificate says"
         versions = list(map(list, sample.policy_versions))
         if (overrides.get("policy_versions") or []) != versions:
-            yield f"overrides[{at}].policy_versions are not those of its spans"
+            yield f"overrides[{at}].policy_versions do not match its spans"
         if {overrides.get("temperature")} != _temperatures(sample):
             yield f"overrides[{at}].temperature is {overrides.get('temperature')!r}, not that of its spans"
 

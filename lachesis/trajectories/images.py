@@ -66,7 +66,7 @@ class PlacedImage:
         """Reads `to_record()`. `data` are URLs by digest. Raises ValueError."""
         names = {"sha256": str, "start": int, "tokens": int, "id": int}
         if not isinstance(record, Mapping) or any(type(record.get(name)) is not kind for name, kind in names.items()):
-            raise ValueError(f"{str(record)[:80]} is no image with sha256, start, tokens and id")
+            raise ValueError(f"{str(record)[:80]} is not an image with sha256, start, tokens and id")
         digest = record["sha256"]
         url = (data or {}).get(digest, "")
         if url and Image.from_url(url).sha256 != digest:

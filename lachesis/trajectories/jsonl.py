@@ -37,7 +37,7 @@ _NUMBERS, _OBJECTS = 4096, 64
 
 
 def _reject(constant: str) -> Any:
-    raise ValueError(f"holds {constant}, which no JSON has")
+    raise ValueError(f"holds {constant}, which is not JSON")
 
 
 _FINITE = json.JSONDecoder(parse_constant=_reject).decode

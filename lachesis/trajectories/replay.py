@@ -48,7 +48,7 @@ class RoutedExperts:
         stride = math.prod(self.row) * self.size
         fits = self.size in _NAMES and self.row and min(self.row) > 0 and self.start >= 0
         if not fits or len(self.data) % stride:
-            raise ValueError(f"{len(self.data)} bytes are no rows of {self.row} ids of {self.size} bytes")
+            raise ValueError(f"{len(self.data)} bytes are not rows of {self.row} ids of {self.size} bytes")
 
     @property
     def end(self) -> int:
@@ -87,7 +87,7 @@ class RoutedExperts:
         """Base64 of a `.npy` file with [tokens, layers, top_k], as vLLM sends it. Raises `ValueError`."""
         raw = _to_bytes(text)
         if raw[:6] != b"\x93NUMPY" or len(raw) < 12:
-            raise ValueError("routed_experts is no .npy file")
+            raise ValueError("routed_experts is not an .npy file")
         wide = raw[6] >= 2  # version 1 has a length of 2 bytes
         at = (12 if wide else 10) + int.from_bytes(raw[8 : 12 if wide else 10], "little")
         found = _HEADER.fullmatch(raw, 12 if wide else 10, at)
@@ -207,7 +207,7 @@ def _to_bytes(text: object) -> bytes:
 def _narrow(data: bytes, size: int) -> tuple[int, bytes]:
     """The numbers in as few bytes as they need. Whole planes of bytes at a time: a loop would block the event loop."""
     if len(data) % size:
-        raise ValueError(f"{len(data)} bytes are no numbers of {size} bytes")
+        raise ValueError(f"{len(data)} bytes are not numbers of {size} bytes")
     planes = [data[plane::size] for plane in range(size)]
     zeros = bytes(len(planes[0]))
     while len(planes) > 1 and all(plane == zeros for plane in planes[len(planes) // 2 :]):

@@ -178,7 +178,7 @@ def _tools(tools: Any) -> Iterable[str]:
     for index, tool in enumerate(tools):
         function = tool.get("function") if isinstance(tool, Mapping) and tool.get("type") == "function" else None
         if not isinstance(function, Mapping) or not isinstance(name := function.get("name"), str) or not name:
-            yield f"tools[{index}] is no function with a name"
+            yield f"tools[{index}] is not a function with a name"
         elif not isinstance(function.get("parameters", {}), Mapping):
             yield f"tools[{index}]: parameters is not an object"
 

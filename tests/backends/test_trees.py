@@ -343,7 +343,7 @@ REFUSED = {
     "a name of 1 TB": ([other(b"L", "a", 1 << 40)], errno.EIO),
     "a name before a name before a name": (endless(other(b"L", "a", 1) + bytes(512)), errno.EIO),
     "a negative size": ([other(FILE, "a", -512), b"x" * 512], errno.EIO),
-    "a size that is no number": ([file("a").replace(b"%011o" % 4, b"0000000zz04")], errno.EIO),
+    "a size that is not a number": ([file("a").replace(b"%011o" % 4, b"0000000zz04")], errno.EIO),
     "a size that is too large": ([file("a", b"data", 1000)], errno.EIO),
     "a size that is too small": ([file("a", b"data" * 300, 4)], errno.EIO),
     "a wrong checksum": ([b"b" + file("a")[1:]], errno.EIO),

@@ -515,7 +515,7 @@ def test_the_evaluation_of_a_file_that_knows_atropos_only_is_printed_and_written
 async def test_an_evaluation_without_figures_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async with fake() as server:
         await player(type("Env", (stock.FiguresEnv,), {"way": "none"}), server, tmp_path)._run_evaluate()
-    assert "evaluate() gave no figures" in capsys.readouterr().err
+    assert "evaluate() returned no metrics" in capsys.readouterr().err
 
 
 async def test_a_request_after_the_item_is_refused(tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ def test_what_cannot_be_graded_anew_is_refused_before_the_first_sandbox(
     manifest = next(data.rglob("manifest.json"))
     for wrong in ("5", '["/app/answer.txt"]', "[{}]", "["):
         manifest.write_text(wrong)
-        refused("manifest.json is no list of artifacts")
+        refused("manifest.json is not a list of artifacts")
     manifest.unlink()
     refused("manifest.json does not exist")
     shutil.rmtree(data / "artifacts")
@@ -135,7 +135,7 @@ def test_a_folder_without_a_run_and_a_wrong_setting_are_named(
         assert "samples.run.json: no manifest of a run" in capsys.readouterr().err
     (tmp_path / "samples.run.json").unlink()
     assert regrade(tmp_path) == 1
-    assert "nothing can be graded anew" in capsys.readouterr().err
+    assert "nothing can be graded again" in capsys.readouterr().err
     assert regrade(tmp_path, "--env.terminal_memory", "much") == 2
     assert "--env.terminal_memory" in capsys.readouterr().err
 

@@ -117,7 +117,7 @@ class Own(HermesAgentEnvConfig):
 @pytest.mark.parametrize(
     ("bases", "attributes", "message"),
     [
-        ((HermesAgentBaseEnv,), {"toolset": ["file"]}, r"Wrong\.toolset is no setting; did you mean toolsets\?"),
+        ((HermesAgentBaseEnv,), {"toolset": ["file"]}, r"Wrong\.toolset is not a setting; did you mean toolsets\?"),
         ((HermesAgentBaseEnv,), {"max_truns": 3}, "did you mean max_turns"),
         ((HermesAgentBaseEnv,), {"sytem_prompt": "x"}, "did you mean system_prompt"),
         ((HermesAgentBaseEnv,), {"max_turns": 3, "max_agent_turns": 4}, "max_turns and max_agent_turns are the same"),
@@ -274,7 +274,7 @@ def test_a_script_with_a_wrong_attribute_ends_with_one_line_and_2(tmp_path: Path
     done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 2
     [said] = done.stderr.splitlines()
-    assert said.startswith("error: Greeting.max_truns is no setting; did you mean max_turns?")
+    assert said.startswith("error: Greeting.max_truns is not a setting; did you mean max_turns?")
 
 
 def test_an_unknown_toolset_names_where_it_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -326,7 +326,7 @@ def test_a_settings_class_of_another_kind_is_an_error() -> None:
     class Odd(Short):
         env_config_cls = dict  # type: ignore[assignment]
 
-    with pytest.raises(SettingsError, match=r"Odd\.env_config_cls has to be a subclass of HermesAgentEnvConfig"):
+    with pytest.raises(SettingsError, match=r"Odd\.env_config_cls must be a subclass of HermesAgentEnvConfig"):
         built(Odd)
     with pytest.raises(SettingsError, match=r"Odd\.env_config_cls"):
         Odd(HermesAgentEnvConfig(), ServerConfig(base_url="http://x/v1"))

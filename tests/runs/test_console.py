@@ -103,7 +103,7 @@ async def test_a_server_of_another_kind_is_no_reason_to_start_again(tmp_path: Pa
             SortWords, tmp_path, lambda _: web.json_response({"status": "ok"}), total_steps=5, max_num_workers=1
         )
     said = str(stopped.value)
-    assert "6 x model_server: server" in said and "check that base_url is that of" in said
+    assert "6 x model_server: server" in said and "check that base_url points to" in said
     assert REPEATS in said and "start again" not in said
 
 

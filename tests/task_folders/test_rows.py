@@ -153,7 +153,7 @@ def test_names_of_tests_decide_how_they_are_run(tmp_path: Path) -> None:
     assert "bin/test" in command(3, FAIL_TO_PASS=["test_a"], PASS_TO_PASS=[])
     assert command(4, install_config={"test_cmd": "pytest -rA"}) == "pytest -rA tests/test_calc.py"
     with pytest.raises(
-        TaskError, match="'adds numbers' is no test of pytest, Django or SymPy; give the column test_cmd"
+        TaskError, match="'adds numbers' is not a test of pytest, Django or SymPy; give the column test_cmd"
     ):
         command(5, FAIL_TO_PASS=["adds numbers"], PASS_TO_PASS="[]")
     with pytest.raises(TaskError, match="FAIL_TO_PASS: it is not JSON"):

@@ -126,7 +126,7 @@ class SGLangEngine(SingleRequestEngine):
             raise BadResponse(
                 self.base_url,
                 "the completion came without output_token_logprobs",
-                "serve with SGLang 0.4 or later, whose /generate knows return_logprob",
+                "serve with SGLang 0.4 or later, whose /generate supports return_logprob",
             )
         counted = meta.get("completion_tokens")
         if isinstance(counted, int) and counted != len(entries):

@@ -68,7 +68,7 @@ def wants_usage(body: JSON) -> bool:
 
 
 def read_message(given: Any) -> Any:
-    """A message in the form that all protocols share: the role is one of four, and a text is no list of parts."""
+    """A message in the form that all protocols share: the role is one of four, and a text is not a list of parts."""
     if not isinstance(given, Mapping):
         return given
     if type(given.get("content")) in _TEXT and given.get("role") != "developer" and _METADATA.isdisjoint(given):

@@ -112,7 +112,7 @@ def stop_texts(body: Mapping[str, Any], name: str = "stop") -> tuple[str, ...]:
     value = take(body, name, str, list, default=())
     texts = (value,) if isinstance(value, str) else tuple(value)
     if not all(isinstance(text, str) for text in texts):
-        raise Refused(400, f"{name} is no text and no list of texts", param=name)
+        raise Refused(400, f"{name} is neither text nor a list of texts", param=name)
     return tuple(text for text in texts if text)
 
 

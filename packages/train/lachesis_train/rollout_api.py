@@ -284,7 +284,7 @@ class RolloutApi(HttpSessionOwner):
         except orjson.JSONDecodeError:
             answer = None
         if not isinstance(answer, dict):
-            raise ApiDown(self.url, f"the answer is no JSON object: {raw[:200]!r}")
+            raise ApiDown(self.url, f"the answer is not a JSON object: {raw[:200]!r}")
         return answer
 
     async def _request(

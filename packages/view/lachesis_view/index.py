@@ -92,18 +92,18 @@ class Index:
         path: the SQLite file; it and its folder are created.
 
     Raises:
-        SettingsError: `root` is no folder, or `path` cannot be written.
+        SettingsError: `root` is not a folder, or `path` cannot be written.
     """
 
     def __init__(self, root: Path, path: Path | None = None) -> None:
         if not root.is_dir():
-            raise SettingsError(f"{root} is no folder; name the folder that holds your runs, which is data/ by default")
+            raise SettingsError(f"{root} is not a folder; name the folder that contains your runs, by default data/")
         self.root = root.resolve()
         self.path = path or cache_path(root)
         self.left = 0
         """Bytes that are not indexed yet, as of the last look at the folder."""
         self.unread = 0
-        """Lines of the files that are no groups, and are left out, as of that look."""
+        """Lines of the files that are not groups, and are left out, as of that look."""
         digest = hashlib.sha256(f"{VERSION}:{self.root}".encode("utf-8", "surrogateescape")).digest()
         self._of = int.from_bytes(digest[:4]) >> 1
         self._refreshing = threading.Lock()
@@ -138,7 +138,7 @@ class Index:
             header = file.read(72)
         application, of = (int.from_bytes(header[at : at + 4]) for at in (68, 60))
         if header and application != APPLICATION:
-            raise OSError("it is no index of the viewer: delete it if nothing else needs it")
+            raise OSError("it is not an index of the viewer: delete it if nothing else needs it")
         if header and (anew or of != self._of):
             if self._follows():
                 for suffix in ("", "-wal", "-shm"):

@@ -81,7 +81,7 @@ def sample_tokens(group: Mapping[str, Any], n: int, number: int, vocabulary: Voc
     """The tokens of one sample of rollout `n`, ready for JSON; all lists are as long as the sample.
 
     `segments` cut it into context and completions; `trained_in` is the number of the sample that trains a completion.
-    Logprobs are null in context. `texts` are null without a vocabulary; a token that is no text has its bytes in
+    Logprobs are null in context. `texts` are null without a vocabulary; a token that is not text has its bytes in
     `bytes`, and `runs` says which text several of these are. Raises IndexError.
     """
     samples = rollout_samples(group, group["rollouts"][n])

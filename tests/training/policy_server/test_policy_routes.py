@@ -269,7 +269,7 @@ class Broken(FakeSampler):
         (ValueError("max_tokens is more than the engine's 64"), 400, "max_tokens is more"),
         ([], 503, "1 completions were requested"),
         ([Sampled([5, 6], [-1.0], "stop")], 503, "2 tokens with 1 logprobs"),
-        ([Sampled([5], [math.nan], "stop")], 503, "no finite numbers"),
+        ([Sampled([5], [math.nan], "stop")], 503, "not finite numbers"),
         ([Sampled([5], [None], "stop")], 503, "no completion"),
         (None, 503, "no completion"),
         ([Sampled([-5], [-1.0], "stop")], 503, "no token ids"),

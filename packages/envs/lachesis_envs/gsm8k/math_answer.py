@@ -54,7 +54,7 @@ def as_number(text: str) -> Fraction | None:
     """The number that a text is, currency and units aside; None when it is not just a number.
 
     A percent sign is a unit: GSM8K asks "what percentage" and answers 50, so `50%` is 50 and not a half. Commas and
-    spaces count as thousands separators where they separate thousands, and nowhere else: `1,2` is no number.
+    spaces count as thousands separators where they separate thousands, and nowhere else: `1,2` is not a number.
     """
     if len(text) > MAX_LENGTH:
         return None
@@ -96,7 +96,7 @@ class MathVerifier:
                     return await self._ask(answer, truth)
                 except MathVerifyMissing as error:
                     self._missing = True
-                    log.warning("%s: answers that are no numbers are compared as text", error)
+                    log.warning("%s: answers that are not numbers are compared as text", error)
         return _SPACES.sub("", answer) == _SPACES.sub("", truth)
 
     async def _ask(self, answer: str, truth: str) -> bool:

@@ -52,7 +52,7 @@ _ROWS = (
     Cause("verifier_timeout", False, True, False, "task", "VerifierTimeoutError", "the tests took too long"),
     Cause("no_reward_file", False, True, False, "task", "RewardFileNotFoundError", "the tests wrote no reward"),
     Cause("empty_reward_file", False, True, False, "task", "RewardFileEmptyError", "the tests wrote an empty file"),
-    Cause("not_a_reward", False, True, False, "task", "VerifierOutputParseError", "the reward is no finite number"),
+    Cause("not_a_reward", False, True, False, "task", "VerifierOutputParseError", "the reward is not a finite number"),
 )
 CAUSES: Mapping[str, Cause] = MappingProxyType({cause.name: cause for cause in _ROWS})
 """By name."""

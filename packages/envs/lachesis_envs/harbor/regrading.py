@@ -89,9 +89,9 @@ def kept_rollouts(groups: Iterable[GroupRecord], data: Path, config: HarborEnvCo
                 problems.append(f"rollout {kept.rollout_id} of {kept.task.name}: {problem}")
             found.append(kept)
     if problems:
-        raise RegradeError(f"{len(problems)} of {len(found)} rollouts cannot be graded anew; the first: {problems[0]}")
+        raise RegradeError(f"{len(problems)} of {len(found)} rollouts cannot be graded again; the first: {problems[0]}")
     if not found:
-        raise RegradeError("no rollout was graded by the verifier of a task folder; nothing can be graded anew")
+        raise RegradeError("no rollout was graded by the verifier of a task folder; nothing can be graded again")
     return found
 
 
@@ -120,7 +120,7 @@ def _problem(kept: Kept, config: HarborEnvConfig) -> str:
         except FileNotFoundError:
             return f"{folder / 'manifest.json'} does not exist. Next step: bring it back"
         except (ValueError, KeyError, TypeError) as error:
-            return f"{folder / 'manifest.json'} is no list of artifacts ({error!r}). Next step: play it again"
+            return f"{folder / 'manifest.json'} is not a list of artifacts ({error!r}). Next step: play it again"
         if missing := [artifact["source"] for artifact in artifacts_of(step) if artifact["source"] not in listed]:
             return f"today's task declares {', '.join(missing)}, which the run did not keep. Next step: play it again"
     return ""

@@ -143,7 +143,8 @@ def _files(source: str, known: Mapping[str, Any], archives: Sequence[Path], own:
     sums = known.get("archives", {})
     if f"{source}.tar.gz" not in sums:
         raise BuildError(
-            f"{source!r} is no folder beside the recipe, and [archives] has no SHA-256 of {source}.tar.gz. Next step: "
+            f"{source!r} is not a folder next to the recipe, and [archives] has no SHA-256 of "
+            f"{source}.tar.gz. Next step: "
             "make the folder, or write the line"
         )
     return archive(f"{source}.tar.gz", sums[f"{source}.tar.gz"], archives)

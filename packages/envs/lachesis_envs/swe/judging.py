@@ -57,7 +57,7 @@ def judge_settings(task: Task, step: Step) -> JudgeSettings:
         if isinstance(settings.expect, str):
             settings.expect = (step.tests / settings.expect).read_text(encoding="utf-8").splitlines()
         if not (step.tests / settings.tests).is_dir():
-            raise FileNotFoundError(f"{step.tests / settings.tests} is no folder")
+            raise FileNotFoundError(f"{step.tests / settings.tests} is not a folder")
     except (ValidationError, OSError) as error:
         where = task.folder / "task.toml"
         raise Invalid("no_tests", f"{where}, [metadata.lachesis.judge]: {error}. Next step: correct it") from error

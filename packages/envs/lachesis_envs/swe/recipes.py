@@ -19,7 +19,7 @@ class BuildError(LachesisError):
 def _inside(path: str) -> str:
     pure = PurePosixPath(path)
     if pure.is_absolute() or ".." in pure.parts or not pure.parts:
-        raise ValueError(f"{path!r} is no path within a tree, as 'src/shop'")
+        raise ValueError(f"{path!r} is not a path within a tree, as 'src/shop'")
     return str(pure)
 
 

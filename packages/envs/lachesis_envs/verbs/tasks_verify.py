@@ -47,9 +47,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", action="append", metavar="NAME", help="attacks whose names contain this; repeatable")
     parser.add_argument("--grading", choices=("auto", "seal", "in_place"), default="auto", help="see docs/harbor.md")
     add_backend(parser, "where sandboxes are made")
-    parser.add_argument("--image", help="play in this image of the backend, and not in those of the tasks")
+    parser.add_argument("--image", help="play in this image of the backend instead of the tasks' images")
     parser.add_argument("--workdir", help="folder inside in which commands start, with --image")
-    parser.add_argument("--no-images", action="store_true", help="play with what the backend has without an image")
+    parser.add_argument("--no-images", action="store_true", help="play without an image, with the backend's default")
     parser.add_argument("--network", action="store_true", help="let tasks that ask for it have the network")
     parser.add_argument("--variable", action="append", default=[], metavar="NAME", help="tasks may have it; repeatable")
     parser.add_argument(
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         type=Path,
         default=Path("data/tasks-verify"),
         metavar="FOLDER",
-        help="where trials are kept; a folder without them plays all anew (default: %(default)s)",
+        help="folder of finished trials; in a folder without them all are played (default: %(default)s)",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object a task instead of a table")
     arguments = parser.parse_args(argv)

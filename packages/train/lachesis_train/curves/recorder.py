@@ -62,7 +62,7 @@ class TrainingRecorder:
 
         Raises:
             TrackingError: W&B cannot be used.
-            JsonlError: `run_dir` cannot be written, or its `metrics.jsonl` has a line that is no JSON.
+            JsonlError: `run_dir` cannot be written, or its `metrics.jsonl` has a line that is not valid JSON.
         """
         self.run_dir = Path(run_dir)
         self.title = title

@@ -20,9 +20,9 @@ async def read_json(request: web.Request) -> dict[str, Any]:
     try:
         body = await request.json()
     except json.JSONDecodeError as error:
-        raise RequestError(f"the body is no JSON: {error}") from None
+        raise RequestError(f"the body is not valid JSON: {error}") from None
     if not isinstance(body, dict):
-        raise RequestError("the body is no object of JSON")
+        raise RequestError("the body is not a JSON object")
     return body
 
 

@@ -55,7 +55,7 @@ def wanted(body: Mapping[str, Any]) -> Wanted:
     extra: JSON = {"ignore_eos": True} if flag("ignore_eos") else {}
     if ids := take(body, "stop_token_ids", list):
         if not is_ids(ids):
-            raise Refused(400, "stop_token_ids is no list of token ids", param="stop_token_ids")
+            raise Refused(400, "stop_token_ids is not a list of token ids", param="stop_token_ids")
         extra["stop_token_ids"] = ids
     return Wanted(
         return_ids=flag("return_token_ids", "return_prompt_token_ids"),

@@ -64,7 +64,7 @@ class SftRun:
         if not trained:
             raise LachesisError(f"there is nothing to train on: {dataset.summary()}")
         if sft.validation_share and not self._held_out:
-            say(f"no item is held out: sft.validation_share {sft.validation_share:g} of these few is none")
+            say(f"no item is held out: sft.validation_share {sft.validation_share:g} of so few items is less than one")
         epochs = batches(trained, sft)
         self._plan = [batch for epoch in epochs for batch in epoch]
         self._measured = set(accumulate(map(len, epochs)))

@@ -165,7 +165,7 @@ class Trainer:
             await self._source.acknowledge(found.batch_id)  # an earlier start may have ended just before that
             return True
         if found.step:
-            self._say(f"{self._source.url} has another database than before: its batches are numbered anew")
+            self._say(f"{self._source.url} now has a different database, so its batch numbers start over")
         if self._source.instance is not None:
             self._batch_id = self._source.acknowledged
         self._checkpoint = replace(found, batch_id=self._batch_id, instance=self._source.instance)

@@ -159,7 +159,8 @@ class Plan:
                         return None
                     if status.get("sequences", status["queue_size"] * self.settings.env.group_size) < size:
                         return (
-                            f"the environment has ended by itself (its last line says why), and the trainer has got "
+                            "the environment has ended by itself (its last line says why), and the "
+                            "trainer has received "
                             f"{status['current_step']} of {wanted} batches; their steps are in a checkpoint. To go on, "
                             "give it more items, or ones that are neither solved nor too hard, and start the same "
                             "command again; or lower --training.num_steps"
