@@ -119,7 +119,7 @@ def test_the_check_lists_near_misses() -> None:
         async def set_up(self) -> None:
             """Never called."""
 
-    assert any("Misses.set_up is called by nothing" in each for each in asyncio.run(check_environment(Misses)).findings)
+    assert any("Misses.set_up is never called" in each for each in asyncio.run(check_environment(Misses)).findings)
 
 
 def test_methods_with_a_use_or_a_meaning_of_their_own_are_no_near_miss() -> None:
