@@ -152,7 +152,7 @@ DRAWS = itertools.count()
         ({"earns": lambda said, word: {}["answer"]}, "no score: KeyError: 'answer' (test_new_environments.py, line"),
         ({"earns": lambda said, word: None}, "rollouts without a score"),
         ({"reference_policy": lambda self: None}, "there is no reference_policy()"),
-        ({"plays": lambda messages, tools: "pear"}, "which is not a Message"),
+        ({"plays": lambda messages, tools: "pear"}, "not a Message"),
     ],
 )
 def test_the_check_finds(changes: dict[str, Any], said: str) -> None:
