@@ -39,7 +39,7 @@ class ServerConfig(BaseModel):
     )
     model_name: str = Field(
         default="default",
-        description="Name of the model on the server; or embedded, reference, or the path of a GGUF file.",
+        description="Model name on the server; or embedded, reference, or the path of a GGUF file.",
     )
     api_key: Annotated[str | None, Facts(secret=True)] = Field(
         default="",
