@@ -98,9 +98,7 @@ class AtroposBase(ABC):
         """Say which methods between `env_cls` and `base` the run does not call."""
         own = env_cls.__mro__[: env_cls.__mro__.index(base)]
         if found := [name for name in names if any(name in vars(cls) for cls in own)]:
-            line = (
-                f"{env_cls.__name__} overrides {', '.join(found)}: these are not called, since the run has its own loop"
-            )
+            line = f"{env_cls.__name__} overrides {', '.join(found)}: not called, since the run has its own loop"
             self.console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
 
     def perf_stats(self, metrics_dict: dict[str, Any]) -> dict[str, Any]:

@@ -188,9 +188,8 @@ def _check_name(env_cls: Any, name: str) -> None:
         return  # `temperatures` of cities, for example
     hint = f"the setting is {OTHER_NAMES[meant]}" if meant in OTHER_NAMES else f"did you mean {meant}?"
     raise SettingsError(
-        f"{env_cls.__name__}.{name} is not a setting; {hint}{'' if hint.endswith('?') else '.'} Give an "
-        "attribute of your own "
-        "needs a name that is less like it"
+        f"{env_cls.__name__}.{name} is not a setting; {hint}{'' if hint.endswith('?') else '.'} An "
+        "attribute of your own needs a less similar name"
     )
 
 

@@ -102,7 +102,7 @@ def test_what_cannot_be_graded_anew_is_refused_before_the_first_sandbox(
         before = files(data)
         assert regrade(data) == 1
         error = capsys.readouterr().err
-        assert "1 of 1 rollouts cannot be graded anew" in error and said in error
+        assert "1 of 1 rollouts cannot be graded again" in error and said in error
         assert files(data) == before
 
     (task / "task.toml").write_text(toml.replace(ARTIFACT, ""))

@@ -55,7 +55,7 @@ def test_class_attributes_are_defaults_that_flags_change(capsys: pytest.CaptureF
     assert built(Short, "--env.max_agent_turns", "3").config.max_agent_turns == 3
     with pytest.raises(SystemExit):
         cli.main(Short, ["process", "--help"])
-    assert "Completions per rollout, the final answer included. (default: 8)" in " ".join(
+    assert "Completions per rollout, including the final answer. (default: 8)" in " ".join(
         capsys.readouterr().out.split()
     )
     assert HermesAgentEnvConfig().max_agent_turns == 30, "nothing but the environment has changed"
@@ -128,7 +128,7 @@ class Own(HermesAgentEnvConfig):
         (
             (HermesAgentBaseEnv,),
             {"temperature": "hot"},
-            r"Wrong\.temperature is no .*; the setting is agent_temperature",
+            r"Wrong\.temperature is not a setting; the setting is agent_temperature",
         ),
         ((HermesAgentBaseEnv,), {"temprature": 0.5}, "the setting is agent_temperature"),
         ((HermesAgentBaseEnv,), {"max_token": 5}, "the setting is max_token_length"),

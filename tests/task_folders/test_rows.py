@@ -245,7 +245,7 @@ def test_a_row_of_humanevalpack_becomes_a_test_function_for_each_assertion(tmp_p
     read, patch = scripted_calls(task)  # there are no tests that it could run
     assert read[1]["path"] == patch[1]["path"] == "solution.py"
     for change in ({"task_id": "Go/0"}, {"test": "x = 1"}, {"test": "def check("}, {"test": "def check(a):\n  1"}):
-        with pytest.raises(TaskError, match=r"the row is in Go|check\(candidate\)|no Python"):
+        with pytest.raises(TaskError, match=r"the row is in Go|check\(candidate\)|not valid Python"):
             create_row_task({**FIX, **change}, tmp_path / "other")
 
 

@@ -170,7 +170,7 @@ async def test_a_page_that_cannot_be_made_is_an_error_with_the_same_policy(tmp_p
         with closing(sqlite3.connect(tmp_path / "index.sqlite")) as database:
             database.execute("DROP TABLE rollouts")
         async with aiohttp.ClientSession() as session, session.get(f"{url}rollouts") as answer:
-            assert answer.status == 500 and "cannot be made" in await answer.text()
+            assert answer.status == 500 and "cannot be shown" in await answer.text()
             assert answer.headers["Content-Security-Policy"].startswith("default-src 'none'")
     finally:
         await runner.cleanup()

@@ -426,7 +426,7 @@ def _encode(name: str, value: Any, *, numbers: bool) -> Iterator[bytes]:
 
 def _finite(name: str, piece: bytes, numbers: bool) -> bytes:
     if numbers and b"null" in piece:  # orjson's form of nan and infinity
-        raise GroupError(f"{name} holds a number that is not finite")
+        raise GroupError(f"{name} contains a number that is not finite")
     return piece
 
 

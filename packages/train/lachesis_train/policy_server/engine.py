@@ -109,7 +109,7 @@ class PolicyEngine:
                 lambda: [self._generation(answer, version, sampling, max_tokens, ends, latency) for answer in answers],
             )
         except (AttributeError, TypeError) as error:
-            raise self._failed(f"version {version.name} answered what is not a completion: {error}") from error
+            raise self._failed(f"version {version.name} returned an invalid completion: {error}") from error
 
     async def check(self) -> list[str]:
         """The model's name."""
