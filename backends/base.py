@@ -76,12 +76,12 @@ class Availability:
 
 @dataclass(frozen=True, slots=True)
 class SandboxSpec:
-    """The properties of a sandbox. None is the backend's default, which its documentation names. A backend raises
+    """The properties of a sandbox. None means the backend's default, given in its documentation. A backend raises
     `BackendUnavailable` for a field that it cannot enforce. A limit (`cpus`, `memory_bytes`, `pids`, `disk_bytes`) of 0
-    is none at all."""
+    means no limit."""
 
     image: str | None = None
-    """The source of the root file system, in the terms of the backend: an image name, a file, a folder."""
+    """The source of the root file system, in the backend's notation: an image name, a file, a folder."""
     workdir: str | None = None
     """Absolute folder inside, created if missing, in which commands start and relative paths begin."""
     env: Mapping[str, str] = field(default_factory=dict)
@@ -89,21 +89,21 @@ class SandboxSpec:
     network: bool = False
     """Whether the network is available. For local backends it is the host's, with loopback and abstract sockets."""
     cpus: float | None = None
-    """Limit of processor time for everything inside, in processors."""
+    """CPU limit for everything inside, in CPUs."""
     memory_bytes: int | None = None
-    """Limit of memory for everything inside. A command that needs more is killed (exit code 137)."""
+    """Memory limit for everything inside, in bytes. A command that needs more is killed (exit code 137)."""
     pids: int | None = None
     """Limit of processes and threads inside, including those of the backend."""
     disk_bytes: int | None = None
-    """Limit of written data. Where files are in memory, they also count towards `memory_bytes`."""
+    """Limit of written data in bytes. If files are in memory, they also count towards `memory_bytes`."""
     wall_time: float | None = None
-    """Limit in seconds for every command, over any `timeout`, and for every background process."""
+    """Limit in seconds for every command, in addition to its `timeout`, and for every background process."""
     lifetime: float = 3600.0
     """Seconds after which the sandbox ends itself, even while it is in use."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """`run_id` and `task_id`, for listings and error messages."""
     root: bool = False
-    """Whether commands appear as user 0 inside, where they would be `agent`, with no more power outside."""
+    """Whether commands appear as user 0 inside instead of `agent`, without more privileges outside."""
 
     def __post_init__(self) -> None:
         for name in ("cpus", "memory_bytes", "pids", "disk_bytes", "wall_time", "lifetime"):

@@ -23,7 +23,7 @@ class LachesisError(Exception):
     traceback."""
 
     exit_code: ClassVar[int] = ExitCode.FAILED
-    """Exit code of a command that ends with this error: `SETTINGS` where other arguments are the remedy."""
+    """Exit code of a command that ends with this error: `SETTINGS` if other arguments are the remedy."""
 
 
 class SettingsError(LachesisError, ValueError):

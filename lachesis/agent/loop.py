@@ -90,26 +90,26 @@ class _Ended(Exception):
 
 
 class HermesAgentLoop:
-    """OpenAI-spec tool calling over any `ChatServer`. Tools always travel as `tools=`, never inside a prompt.
+    """OpenAI-style tool calling over any `ChatServer`. Tools are always passed as `tools=`, never inside a prompt.
 
     Args:
-        server: where completions come from; one that has OpenAI's `chat_completion` only works as well.
+        server: the source of completions; a server that only has OpenAI's `chat_completion` works too.
         tool_schemas: OpenAI tool definitions that the model is offered.
-        valid_tool_names: names that may be called; those of `tool_schemas` when None.
-        max_turns: completions that may be kept, the final answer included.
+        valid_tool_names: names that may be called; None means the names in `tool_schemas`.
+        max_turns: maximum number of completions, including the final answer.
         task_id: name of the rollout. Without `execute`, it names the sandbox too.
-        budget_config: limits of tool results, without `execute`; the default ones when None.
-        execute: runs tool calls. None runs them in the sandbox that the task has in the open run; `run` then raises
-            what broke the infrastructure, since nobody plays the rollout again.
-        limits: None is no budgets and the default numbers of retries. Without `execute`, unusable completions are not
-            sampled again: such callers take the last of `managed_state["nodes"]` for the whole conversation.
+        budget_config: limits of tool results, without `execute`; None means the default limits.
+        execute: runs tool calls. None runs them in the task's sandbox in the open run; `run` then raises failures of
+            the infrastructure, since nothing retries the rollout.
+        limits: None means no budgets and the default numbers of retries. Without `execute`, unusable completions are
+            not sampled again, because such callers use the last of `managed_state["nodes"]` as the whole conversation.
         ephemeral_system_prompt: appended to the system message of every request, never part of the result.
         prefill_messages: inserted after the system message of every request, never part of the result.
-        compression: when and how the context is compressed; None is never.
+        compression: when and how the context is compressed; None means never.
         split: "train" or "eval"; servers keep separate concurrency limits for the two.
 
-    `follow_up` may be set before `run`: it is asked whenever the model has answered, and gives the next user message,
-    or None to end the rollout.
+    `follow_up` may be set before `run`: it is called whenever the model has answered, and returns the next user
+    message, or None to end the rollout.
     """
 
     follow_up: Callable[[MessageHistory], Awaitable[str | None]] | None = None
@@ -157,11 +157,11 @@ class HermesAgentLoop:
         self.required_arguments = {name: required.get(name, ()) for name in names}
 
     async def run(self, messages: Sequence[Mapping[str, Any]]) -> AgentResult:
-        """Play one rollout from `messages` on.
+        """Play one rollout that starts with `messages`.
 
-        Raises only cancellation and programming errors, for example `MessageError` where `messages` is not a valid
-        conversation. Without `execute` also `NoOpenRun`, the `InferenceError` or `BackendError` of a broken
-        infrastructure, and `ToolCrashed`.
+        Only raises cancellation and programming errors, for example `MessageError` if `messages` is not a valid
+        conversation. Without `execute` it also raises `NoOpenRun`, `ToolCrashed`, and the `InferenceError` or
+        `BackendError` of a failed infrastructure.
         """
         execute = self.execute
         if execute is None and self.tool_schemas:

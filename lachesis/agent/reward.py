@@ -21,9 +21,9 @@ class Reward:
     components: Mapping[str, float] = field(default_factory=dict)
     """Parts of the value by name. Each becomes the metric `reward/NAME`: a column of the report, a key of W&B."""
     turn_rewards: Sequence[float] | None = None
-    """One number for every turn of the rollout (`result.turns_used`). They travel with the rollout to the trainer."""
+    """One number for every turn of the rollout (`result.turns_used`), which is sent to the trainer."""
     weights: Mapping[str, float] = field(default_factory=dict)
-    """Where the value is a sum of components: their weights in it, by name. Named rewards have them."""
+    """If the value is a sum of components: their weights, by name. Set for named rewards."""
 
 
 _WEIGHT = "_reward_weight"
@@ -34,11 +34,12 @@ def reward(method: F, /) -> F: ...
 @overload
 def reward(*, weight: float) -> Callable[[F], F]: ...
 def reward(method: Any = None, /, *, weight: float = 1.0) -> Any:
-    """Make a method of an environment a named reward: `method(self, item, result, ctx)`, `async def` or plain `def`.
+    """Turn a method of an environment into a named reward: `method(self, item, result, ctx)`, `async def` or plain
+    `def`.
 
-    It returns a finite number, or None to leave the rollout out. The score of a rollout is the sum of its named
-    rewards, each times its `weight`, and of `compute_reward`, where there is one. Each is a component of the score, by
-    the name of the method and without its weight; with `weight=0` it is that alone.
+    It returns a finite number, or None to leave the rollout out. The score of a rollout is the weighted sum of its
+    named rewards, plus `compute_reward` if there is one. Each named reward is also a component of the score, under the
+    name of the method and without its weight; with `weight=0` it is only a component.
 
     Raises:
         TypeError: the weight is not a finite number, or the method cannot be called.

@@ -94,8 +94,8 @@ async def check_environment(
 
     Raises:
         SettingsError: settings that cannot be used.
-        UnusableSettings: the run cannot go on with them: a judge is missing, or the key of its server is wrong.
-        BackendError, InferenceError: the run could not begin.
+        UnusableSettings: the run cannot continue with them: a judge is missing, or the key of its server is wrong.
+        BackendError, InferenceError: the run could not start.
     """
     report = CheckReport(findings=misspelt_hooks(env_cls))
     spent: dict[str, list[float]] = {"setup": [], "setup_sandbox": []}

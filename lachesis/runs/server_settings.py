@@ -28,7 +28,7 @@ class ServerConfig(BaseModel):
     """Everything that can be set as `--openai.NAME` or under `openai:` in YAML. Unknown names are an error.
 
     It has the fields of Atropos' `APIServerConfig`. `model_name` may be `embedded` (the small model that is installed
-    with Lachesis), the path of a GGUF file, or `reference` (the environment's reference policy, where it has one); the
+    with Lachesis), the path of a GGUF file, or `reference` (the environment's reference policy, if it has one); the
     run starts and stops such servers.
     """
 

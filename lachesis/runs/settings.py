@@ -54,8 +54,8 @@ class UnknownSetting(UserWarning):
 class HermesAgentEnvConfig(RemovedSettings):
     """Everything that can be set as `--env.NAME` or under `env:` in YAML. Unknown names are an error there.
 
-    Unknown names in code are left out with a warning: Atropos' `BaseEnvConfig` leaves them out without one. It has
-    the fields of the removed stack and of Atropos' `BaseEnvConfig`, with their defaults, and new ones.
+    Unknown names in code are ignored with a warning; Atropos' `BaseEnvConfig` ignores them silently. It has the fields
+    of the removed stack and of Atropos' `BaseEnvConfig`, with their defaults, and new ones.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -495,7 +495,7 @@ class HermesAgentEnvConfig(RemovedSettings):
         return {**own, **self.terminal_options, **profile}
 
     def about_content(self, *, evaluation: bool) -> dict[str, Any]:
-        """The settings that decide what a run writes, as JSON: a second start has to have the same."""
+        """The settings that decide what a run writes, as JSON: they must be the same in a second start."""
         deciding = {"always", "evaluation" if evaluation else "training"}
         others = {name for name in type(self).model_fields if facts_of(type(self), name).content not in deciding}
         found = _without_values(self.model_dump(mode="json", exclude=others))

@@ -133,21 +133,21 @@ def tool(
 ) -> Callable[[Callable[..., Awaitable[Any]]], Tool]:
     """Turn an async function into a tool.
 
-    The first paragraph of its docstring becomes the description of the tool, the Google-style `Args:` section those of
-    the parameters. A parameter annotated `ToolSession` receives the session of the rollout and is not in the schema.
-    The function returns a string, or a value that pydantic can convert to JSON. It raises `ToolFailure` with a message
-    for the model. Any other exception that is not in `errors` is an error of the environment: the rollout gets no
-    score, and the run shows the traceback.
+    The first paragraph of its docstring becomes the description of the tool, and the Google-style `Args:` section
+    describes the parameters. A parameter annotated `ToolSession` receives the session of the rollout and is not in the
+    schema. The function returns a string, or a value that pydantic can convert to JSON. It raises `ToolFailure` with a
+    message for the model. Any other exception that is not in `errors` is an error of the environment: the rollout gets
+    no score, and the run shows the traceback.
 
     Args:
         toolset: The toolset of the tool.
-        name: The name for the model; by default that of the function.
-        concurrency_safe: Whether a call may run beside other safe calls of the same turn. Only for tools that change
-            nothing.
-        time_limit: Seconds after which a call is cancelled, without the time to start the sandbox.
-        max_result_chars: Longer results lose their middle.
+        name: The name for the model; by default the function's name.
+        concurrency_safe: Whether a call may run at the same time as other safe calls of the same turn. Only for tools
+            that change nothing.
+        time_limit: Seconds after which a call is cancelled, not counting the start of the sandbox.
+        max_result_chars: Results longer than this lose their middle.
         check: Called without arguments; returns why the tool cannot work on this machine, or None.
-        errors: Exceptions that the model's own arguments can cause: it reads their type and text.
+        errors: Exceptions that the model's own arguments can cause; the model gets their type and text.
 
     Raises:
         TypeError: the function cannot be a tool; the message names the change to make.

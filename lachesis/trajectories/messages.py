@@ -70,22 +70,22 @@ class ToolCall:
     extra: Mapping[str, Any] = field(default_factory=lambda: _NOTHING, hash=False)
     """Further fields of the call, for example a signature that the provider expects back."""
     status: str | None = field(default=None, compare=False)
-    """What the parser says of its form: "ok", "repaired" or "unknown_tool"; None where no parser of ours read it. It is
-    no part of the message: requests and `to_openai` do not have it."""
+    """The parser's verdict on its form: "ok", "repaired" or "unknown_tool"; None if none of our parsers read it. It is
+    not part of the message: requests and `to_openai` do not contain it."""
     error: str | None = field(default=None, compare=False)
     """What the parser repaired."""
 
     @property
     def ok(self) -> bool:
-        """Whether the model wrote it as its format demands. A call of a server's own parser counts as such: what that
-        parser has read over is not known here."""
+        """Whether the model wrote it as its format requires. A call from a server's own parser counts as such, since
+        it is unknown what that parser tolerated."""
         return self.status in (None, "ok")
 
     @classmethod
     def from_openai(cls, call: Any, *, at: str = "tool_calls[0]", index: int | None = None) -> ToolCall:
         """Reads `{"id", "type": "function", "function": {"name", "arguments"}}`. `at` is its name in errors.
 
-        The format has arguments as text. An object, which some servers send, becomes compact JSON; null, which some
+        In this format arguments are text. An object, which some servers send, becomes compact JSON; null, which some
         send for a call without arguments, becomes `{}`.
         """
         if not isinstance(call, Mapping):
@@ -130,13 +130,13 @@ class Message:
     tool_call_id: str | None = None
     name: str | None = None
     reasoning: str | None = None
-    """The model's reasoning before the answer; a request contains it only in the field that the server takes."""
+    """The model's reasoning before the answer; a request only contains it in the field that the server accepts."""
     extra: Mapping[str, Any] = field(default_factory=lambda: _NOTHING, hash=False)
     """Further fields of the API message, unchanged, without nulls."""
 
     @classmethod
     def from_openai(cls, message: Any, index: int | None = None) -> Message:
-        """Reads one API message; `index` is its place in the list, for errors.
+        """Reads one API message; `index` is its position in the list, for errors.
 
         Reasoning is read from the first field of `REASONING_FIELDS` that is not empty, and from the content parts of
         `REASONING_PARTS`.
@@ -183,7 +183,7 @@ class Message:
         """A new plain dict, free to edit.
 
         Reasoning is left out unless `reasoning_field` names its key: "reasoning" for the internal full form, or the
-        field in which a server takes it back ("reasoning_content" or "reasoning").
+        field in which a server accepts it ("reasoning_content" or "reasoning").
         """
         plain: OpenAIMessage = {"role": self.role}
         if self.tool_call_id is not None:
