@@ -144,7 +144,7 @@ class HermesAgentBaseEnv(AtroposBase):
     # Methods that a subclass writes.
 
     async def setup(self) -> None:
-        """Load what the environment needs. Runs once, before the first item."""
+        """Load the dataset and other resources. Runs once, before the first item."""
 
     async def teardown(self) -> None:
         """Release the resources of `setup`. Runs once, even if the run failed."""
@@ -164,7 +164,7 @@ class HermesAgentBaseEnv(AtroposBase):
     # Methods that a subclass may write.
 
     follow_up: Callable[..., Any] | None = None
-    """`follow_up(item, messages)`: what the user says after an answer of the agent; None ends the rollout.
+    """`follow_up(item, messages)`: the user's message after an answer of the agent; None ends the rollout.
 
     `messages` are OpenAI's dicts, the answer last. Without it, the first answer ends the rollout. May be a plain `def`.
     """
@@ -363,7 +363,7 @@ class HermesAgentBaseEnv(AtroposBase):
     # Names of the removed stack, for environments that play rollouts themselves.
 
     def _resolve_tools_for_group(self) -> tuple[list[dict[str, Any]], set[str]]:
-        """The definitions of the tools of a group, drawn anew where there is a `distribution`, and their names."""
+        """The definitions of the tools of a group, drawn again if there is a `distribution`, and their names."""
         name = self.config.distribution
         tools = (
             self.tool_definitions()

@@ -16,7 +16,7 @@ class RunFolderError(LachesisError):
 
 
 class WrongFolder(RunFolderError):
-    """Another folder or name has to be chosen."""
+    """A different folder or name must be chosen."""
 
     exit_code = ExitCode.SETTINGS
 
@@ -36,7 +36,7 @@ def refuse_files_of_runs(output: Path) -> None:
 
 
 def name_problem(name: object) -> str:
-    """What is wrong with a name of which a folder is made, below another one; empty where nothing is."""
+    """The problem with a name for a subfolder; empty if there is none."""
     if not isinstance(name, str):
         return "is not text"
     path = PurePath(name)
@@ -61,7 +61,7 @@ def data_folder(name: str) -> Path:
 
 
 def settings_of(groups: Path) -> dict[str, Any]:
-    """The settings that the manifest beside a groups file has; none where there is no manifest.
+    """The settings in the manifest next to a groups file; empty if there is no manifest.
 
     Raises:
         RunFolderError: it cannot be read.

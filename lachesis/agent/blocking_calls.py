@@ -1,7 +1,7 @@
 """Calls of coroutine functions without `await`, in coroutines and in threads.
 
 The interface of the removed Hermes stack is synchronous, and its environments call it inside `async def`. Such a call
-stops the coroutine (see `driven`): everything else goes on meanwhile, and time limits and cancellation reach the
+stops the coroutine (see `driven`): everything else continues, and time limits and cancellation reach the
 coroutine at the call. In another thread a call blocks that thread.
 """
 
@@ -57,7 +57,7 @@ def result_of(
     """The result of `make()`, or what the caller's caller awaits for it.
 
     Args:
-        method: what the environment calls, `ctx.terminal` for example.
+        method: the called method, for example `ctx.terminal`.
         loop: where it has to run; None is the running one.
         scope: what the call belongs to.
 

@@ -1,4 +1,6 @@
-"""Items that cannot be played: their rollouts fail alike again and again, while those of other items are answered."""
+"""Items that cannot be played: their rollouts repeatedly fail in the same way, while rollouts of other items are
+answered.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happens to the calls of a context in one call of the environment, a reward for example.
+"""Tracks the calls of a context during one call of the environment, for example of a reward.
 
 A call that was handed out to be awaited and never was is an error at its end: without its result, the score would be
 wrong.

@@ -1,4 +1,4 @@
-"""What was said in rollouts that were cancelled, for the caller of the group: a cancelled call returns nothing."""
+"""Conversations of cancelled rollouts, for the caller of the group: a cancelled call returns nothing."""
 
 from __future__ import annotations
 

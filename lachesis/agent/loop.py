@@ -65,7 +65,7 @@ class ChatServer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LoopLimits:
-    """Budgets of one rollout; None is no limit."""
+    """Budgets of one rollout; None means no limit."""
 
     max_tool_calls: int | None = None
     max_total_tokens: int | None = None
@@ -73,7 +73,7 @@ class LoopLimits:
     max_seconds: float | None = None
     """The agent's own time: commands as they run, and answered completions."""
     max_waiting: float | None = None
-    """Seconds that servers and sandboxes may take beside that, and as many for one request in flight."""
+    """Seconds that servers and sandboxes may take in addition, and as many for one request in flight."""
     max_resamples: int = 3
     """How often one turn is sampled again when nothing usable came."""
     max_faulty_turns: int = 3
@@ -380,7 +380,7 @@ class _Rollout:
         return _with_scratchpad_read(response)
 
     async def wait_for(self, answer: Awaitable[str]) -> str:
-        """The answer of another server than the policy's: its time is no time of the agent."""
+        """The answer of a server other than the policy's: its time does not count as the agent's."""
         self.clock.ask()
         try:
             return await answer

@@ -29,7 +29,7 @@ class NoOpenRun(LachesisError, RuntimeError):
 
 @dataclass(eq=False, slots=True)
 class OpenRun:
-    """What the tools of a task need."""
+    """What a task's tools need."""
 
     sessions: ToolSessions
     registry: ToolRegistry
@@ -58,7 +58,7 @@ class OpenRun:
     notes: set[str] = field(default_factory=set)
 
     def session(self, task_id: str) -> ToolSession:
-        """The session of a task, opened where there is none. The end of the run closes it at the latest.
+        """The session of a task, opened if there is none. It is closed at the end of the run at the latest.
 
         Raises:
             BackendUnavailable: the environment passes variables to commands that they cannot see.

@@ -1,9 +1,9 @@
 """How much of a processor a program gets in a sandbox.
 
 A limit of wall-clock time is reached by code that hangs, and also by right code on a machine that others keep busy. The
-first is the agent's failure, the second is none of it. The agent must not be able to pass the one off as the other: all
-of this is measured where nothing of the agent's runs any more. What a program itself waited for a processor is
-measured as well, by a process that the agent cannot reach, and can only show that the agent is at fault.
+first is the agent's failure, the second is not. The agent must not be able to pass one off as the other: all of this is
+measured where none of the agent's processes run any more. What a program itself waited for a processor is measured as
+well, by a process that the agent cannot reach, and can only show that the agent is at fault.
 """
 
 from __future__ import annotations

@@ -45,11 +45,11 @@ async def read_text(self: ToolContext, path: str, default: str = "") -> Text:
 async def read_json(self: ToolContext, path: str, type: Any = Any, *, default: Any = _RAISE) -> Any:
     """The JSON value in a file, of a type: `dict[str, int]`, a model of pydantic, a `TypedDict`, `Literal[1, 2]`.
 
-    It is read strictly: the text "42" is no `int`, and NaN, infinity and numbers beyond a float are not numbers. The
-    type of a number that is compared is `int` or `float`.
+    It is read strictly: the text "42" is not an `int`, and NaN, infinity and numbers beyond a float are not numbers.
+        The type of a number that is compared is `int` or `float`.
 
     Raises:
-        AgentFault: the agent left no file there, or one that holds no such value, and there is no `default`. The
+        AgentFault: there is no file, or no such value in it, and no `default`. The
             rollout gets `score_of_agent_fault`.
     """
     adapter = _adapter(type)

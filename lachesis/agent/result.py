@@ -49,7 +49,7 @@ class TokenCount:
     uncounted_requests: int = 0
     """Requests whose answer came without a count."""
     cached_tokens: int = 0
-    """Those of the prompts that servers had in their prefix caches, as far as they say it."""
+    """Prompt tokens that servers had in their prefix caches, as far as they report it."""
 
     def add(self, usage: Usage) -> None:
         """Count a request."""
@@ -61,7 +61,7 @@ class TokenCount:
 
 @dataclass(frozen=True, slots=True)
 class ProgramRun:
-    """What an agent program did, apart from its conversation with the model."""
+    """The result of an agent program, apart from its conversation with the model."""
 
     command: str
     exit_code: int | None

@@ -1,4 +1,4 @@
-"""Rewards of an environment: the decorator of named ones, what a reward function returns, and the check of it."""
+"""Rewards of an environment: the decorator for named rewards, and checks of what a reward function returns."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _named(method: Any, weight: float) -> Any:
 
 
 def reward_weights(cls: type) -> dict[str, float]:
-    """The named rewards of a class with their weights, in the order of definition, those of base classes first.
+    """The named rewards of a class with their weights, in the order of definition, base classes first.
 
     A method that replaces one without the decorator keeps its weight; None in its place removes it.
     """
@@ -78,7 +78,7 @@ class RewardError(Exception):
 
 
 class JudgeRefused(RewardError):
-    """The judge, which answers other questions of the run, refuses this one for what it says, or for its length.
+    """The judge, which answers other questions of the run, refuses this one because of its content or its length.
 
     That is the agent's doing where the statement that asked was passed by other rollouts.
     """
@@ -90,7 +90,7 @@ class JudgeRefused(RewardError):
 
 
 def checked_reward(given: Any, *, turns: int, source: str) -> Reward | None:
-    """What a reward function returned, as a `Reward`; None leaves the rollout out.
+    """The result of a reward function as a `Reward`; None leaves the rollout out.
 
     Args:
         turns: turns of the rollout, for `turn_rewards`.
@@ -127,7 +127,7 @@ def _printable(name: object) -> str:
 
 
 def checked_group(given: Any, *, turns: Sequence[int], source: str) -> list[Reward | None]:
-    """What a group's reward function returned: one entry for each rollout, each as `checked_reward` takes it."""
+    """The result of a group's reward function: one entry per rollout, each checked as in `checked_reward`."""
     ordered = isinstance(given, Sequence) and not isinstance(given, str | bytes | bytearray)
     if not ordered and not (hasattr(given, "tolist") and hasattr(given, "__len__")):  # an array or a tensor
         raise RewardError(f"{source} returned {given!r}; it must be a list with one reward for each rollout")

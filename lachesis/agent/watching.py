@@ -23,8 +23,9 @@ from lachesis.agent.statements import Span, Statement, Table, is_own, spanned, t
 T = TypeVar("T")
 
 MOST_EVENTS = 20_000
-"""Lines of one call of a function that are watched, and calls in one call of a reward: what goes on longer repeats
-itself."""
+"""Lines of one call of a function that are watched, and calls in one call of a reward: longer calls repeat
+themselves.
+"""
 _SUBMIT, _START = ThreadPoolExecutor.submit.__code__, threading.Thread.start.__code__
 _SERVICES = (
     *(

@@ -1,5 +1,6 @@
-"""Mistakes of an environment that show without a model: its reference policy has to earn full marks, and neither one
-that does nothing nor one that calls tools at random may earn anything."""
+"""Mistakes of an environment that show without a model: its reference policy must earn full marks, and policies that do
+nothing or call tools at random must earn nothing.
+"""
 
 from __future__ import annotations
 
@@ -36,12 +37,12 @@ SLOW_SANDBOX = 5.0
 """Seconds of the set-up of one sandbox that are."""
 _RANDOM_TURNS = 3
 _LOOKS = frozenset({"terminal", "read_file", "read_bytes", "search", "call_tool", "download_file", "download_dir"})
-"""Methods of `ctx` that read what the agent left, in the sandbox where it was."""
+"""Methods of `ctx` that read the agent's files in the agent's sandbox."""
 
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """What a policy earned."""
+    """A policy's rewards."""
 
     policy: str
     rewards: Mapping[str, Sequence[float | None]]
@@ -65,13 +66,13 @@ class Played:
 
 @dataclass(slots=True)
 class CheckReport:
-    """What was played, and what is wrong with it."""
+    """What was played, and the problems found."""
 
     played: list[Played] = field(default_factory=list)
     findings: list[str] = field(default_factory=list)
     """Mistakes, or what looks like one."""
     notes: list[str] = field(default_factory=list)
-    """What the author should know, and which is right for many environments."""
+    """Notes for the author, which are right for many environments."""
 
     @property
     def tracebacks(self) -> list[str]:

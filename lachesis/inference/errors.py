@@ -52,7 +52,7 @@ class RequestRejected(InferenceError):
         self.status = status
         self.body = body
         self.refuses_content = status in (400, 413, 422)
-        """Whether it is about what the request says, and not about a key, a name, a quota or a route."""
+        """Whether it is about the content of the request, and not about a key, a name, a quota or a route."""
         super().__init__(server, f"rejected the request with {status}: {_said(body)[:500]}", next_step)
 
 
@@ -96,7 +96,7 @@ class ConversationRefused(RequestRejected):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a request was about."""
+    """The subject of a request."""
 
     url: str
     model: str
@@ -162,7 +162,7 @@ _NO_MODEL = re.compile(
 def of_conversation(
     server: str, status: int, body: str, error: Mapping[str, Any]
 ) -> ContextExhausted | ConversationRefused | None:
-    """The error if its words are about the conversation: it is too long, or the server refuses what it says."""
+    """The error if its wording is about the conversation: it is too long, or the server refuses its content."""
     text = _said(body)
     upstream = error.get("metadata")  # OpenRouter keeps the words of the provider there
     if isinstance(upstream, Mapping):

@@ -27,7 +27,7 @@ _NO_EFFECT: Final = frozenset(
     {"model", "stream", "stream_options", "store", "metadata", "user", "service_tier", "safety_identifier"}
     | {"prompt_cache_key", "prompt_cache_retention", "timeout", "verbosity"}
 )
-"""Fields that do not change what is sampled."""
+"""Fields that do not affect sampling."""
 WISHES: Final = ("response_format", "parallel_tool_calls", "reasoning_effort", "logit_bias")
 _READ: Final = frozenset(
     {"messages", "tools", "tool_choice", "n", "max_tokens", "max_completion_tokens", "stop", "logprobs", "top_logprobs"}

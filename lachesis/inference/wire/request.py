@@ -16,7 +16,7 @@ class Refused(Exception):
 
     Attributes:
         status: of the HTTP answer.
-        code: the machine's name for the reason, OpenAI's where there is one.
+        code: the machine-readable reason, OpenAI's if there is one.
         param: the field of the request that is the reason.
     """
 
