@@ -63,7 +63,7 @@ def main(env_cls: type[Environment], argv: Sequence[str] | None = None, *, prog:
 
 
 def note_misspelt_hooks(env_cls: type[Environment], console: Console) -> None:
-    """Name methods that are nearly what a run calls."""
+    """Report methods with nearly the name of one that a run calls."""
     for line in misspelt_hooks(env_cls):
         console.print(f"note: {line}", style="yellow", markup=False, highlight=False, soft_wrap=True)
 
@@ -122,8 +122,7 @@ def read_settings(
     """The command, and the arguments of the environment's constructor. `prog`: see `make_parser`; `ask`: called with
     URL and key of a server of which nothing says how it is asked, as `policy_server_at`.
 
-    Raises:
-        SettingsError: names the setting, what is wrong with it, and the next step.
+    Raises: SettingsError: names the setting, the problem, and the next step.
     """
     if env_cls._class_error is not None:
         raise env_cls._class_error
@@ -307,7 +306,7 @@ def reject_unknown(prefix: str, given: Iterable[str], known: Iterable[str]) -> N
 
 
 def validate_settings(model: type[Model], values: Mapping[str, Any], namespace: str) -> Model:
-    """The settings, checked. Raises SettingsError, which names the setting and what is wrong with it."""
+    """The settings, checked. Raises SettingsError, which names the setting and the problem."""
     try:
         return model(**values)
     except ValidationError as error:

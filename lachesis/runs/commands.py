@@ -52,11 +52,11 @@ MODES: Registry[Callable[..., Awaitable[Any]]] = Registry("command", "lachesis.m
 
 
 class EvaluationBroken(LachesisError, RuntimeError):
-    """An evaluation ended, and its figures are not those of the model alone."""
+    """An evaluation ended whose metrics do not measure the model alone."""
 
 
 async def process(env: Environment) -> RunResult:
-    """Play `total_steps` groups and write them down; continues what an earlier start left."""
+    """Play and record `total_steps` groups; continues an earlier start."""
     config = env.config
 
     async def on_group(group: PlayedGroup, decision: Decision) -> None:
@@ -124,7 +124,7 @@ async def own_evaluation(env: Environment) -> Any:
 
 
 async def evaluate(env: Environment) -> RunResult:
-    """Play `eval_samples` samples of each evaluation item and write `metrics.json` beside `samples.jsonl`.
+    """Play `eval_samples` samples of each evaluation item and write `metrics.json` next to `samples.jsonl`.
 
     Samples are groups of one rollout, so that `max_eval_workers` bounds rollouts, a second start plays exactly those
     that are missing, and a long one holds no other up. All items come before the second sample of the first one.
@@ -199,7 +199,7 @@ async def _into_files(
     on_group: Callable[[PlayedGroup, Decision], Awaitable[None]] | None = None,
     exclusions: Exclusions | None = None,
 ) -> RunResult:
-    """Play, and write everything beside the groups file.
+    """Play, and write everything next to the groups file.
 
     Args:
         named: somebody chose the folder. Otherwise a run with other settings than the one there gets the next free one.

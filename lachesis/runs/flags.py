@@ -95,7 +95,8 @@ def _name_of(flag: str) -> str:
 def make_parser(
     description: str | None, config: HermesAgentEnvConfig, server: ServerConfig | None, prog: str | None = None
 ) -> argparse.ArgumentParser:
-    """One flag a setting. The values of `config` and `server` are shown as defaults; pydantic checks what is given.
+    """One flag per setting. The values of `config` and `server` are shown as defaults; pydantic checks the given
+    values.
 
     `prog` is how the command was written; default: the program and the name of the command.
     """

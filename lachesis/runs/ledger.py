@@ -1,7 +1,7 @@
 """The file of finished groups, the settings that made them, and the lock that keeps other runs out.
 
-One invariant: a finished group is one whole line, written and flushed before the run counts it. A run that is
-killed at any instant therefore repeats only what was in flight.
+One invariant: a finished group is one whole line, written and flushed before the run counts it. So a run that is killed
+at any moment only repeats what was in flight.
 
 Another: no two runs write to one file. Several runs may have one folder; one of them has the plain names of trajectory
 files there, and the others begin these names with those of their groups files.
@@ -45,7 +45,7 @@ class OldCode:
     path: Path
     """Of its groups."""
     change: str
-    """What is different, and how much is finished, in words."""
+    """The differences, and how much is finished, in words."""
     same_file: bool
     """Whether that is an earlier state of the same file."""
 
@@ -74,10 +74,10 @@ def own_path(
 
 
 class Ledger:
-    """An append-only JSONL file of groups, each with its digest, beside a manifest of the settings that made them.
+    """An append-only JSONL file of groups, each with its digest, next to a manifest of the settings that made them.
 
     Args:
-        path: the JSONL file. `NAME.run.json` beside it is the manifest, `NAME.lock` keeps other runs out.
+        path: the JSONL file. `NAME.run.json` next to it is the manifest, and `NAME.lock` keeps other runs out.
         settings: those that decide the content of groups; a second start must have the same.
         items: digests of the items of an evaluation; a second start must have the same, and may have more or fewer.
         code: that of the environment; a second start must have the same, unless it `takes_old_code`.
@@ -105,7 +105,7 @@ class Ledger:
         self.run = ""
         """The id of the run, the same after each start; empty for one that an older version began."""
         self.elsewhere = ""
-        """How to choose another folder, where that is no flag of `process` or `eval`."""
+        """How to choose another folder, if it is not a flag of `process` or `eval`."""
         self.own_names = False
         """Whether the plain names of trajectory files belong to something else in the folder."""
         self._count = 0
@@ -223,7 +223,7 @@ class Ledger:
         return self._other_run(manifest) or ("" if self.takes_old_code else self._code_change(manifest))
 
     def _code_change(self, manifest: Mapping[str, Any]) -> str:
-        """What is different in the code, and how much the old one has finished."""
+        """The differences in the code, and how much the old run has finished."""
         if self.code is None or not (change := self.code.change(manifest.get("code"), self.path)):
             return ""
         unit = "sample" if self._settings.get("evaluation") else "group"

@@ -25,7 +25,7 @@ from lachesis import ours
 from lachesis.runs import own_data
 
 _NO_MEANING = frozenset({"type_comment", "type_ignores", "kind", "ctx"})
-"""Fields of a syntax tree that say nothing about what it does."""
+"""Fields of a syntax tree that do not affect its behaviour."""
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -186,7 +186,7 @@ def _text(node: Any, docstrings: bool) -> str:
 
 
 def _is_of_tools(decorator: ast.AST) -> bool:
-    """Whether a decorator makes a tool, whose docstring is what the model reads."""
+    """Whether a decorator creates a tool, whose docstring the model reads."""
     return any("tool" in _name(node).lower() for node in ast.walk(decorator))
 
 

@@ -83,7 +83,7 @@ async def _answer(console: Console, old: OldCode, new: Path) -> Choice:
 
 
 def _regraded(groups: Path) -> str:
-    """How to score what is finished anew without playing it, where its artifacts were kept."""
+    """How to grade finished rollouts again without playing them, if their artifacts were kept."""
     for group in read_lines(groups, torn_tail=True) if groups.exists() else ():
         kept = [(rollout.get("verifier") or {}).get("artifacts") for rollout in group["rollouts"]]
         return f"; `lachesis eval regrade {shlex.quote(str(groups.parent))}` grades it again" if any(kept) else ""

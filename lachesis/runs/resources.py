@@ -1,4 +1,6 @@
-"""What a run starts and ends: the dataset, the sandboxes, the model servers, and the player of rollouts."""
+"""The resources that a run starts and ends: the dataset, the sandboxes, the model servers, and the player of
+rollouts.
+"""
 
 from __future__ import annotations
 
@@ -249,7 +251,7 @@ def loop_limits(config: HermesAgentEnvConfig, *, training: bool) -> LoopLimits:
 
 
 def sandbox_lifetime(config: HermesAgentEnvConfig, limits: LoopLimits) -> float:
-    """Seconds that a sandbox has to live: `terminal_lifetime`, or longer where the agent's time and the reward's are.
+    """Seconds that a sandbox must live: `terminal_lifetime`, or longer if the agent's and the reward's time are.
 
     The agent could otherwise keep its sandbox busy until it ends.
     """
@@ -288,8 +290,7 @@ async def _models(env: Environment, clients: Sequence[Any], *, wait: bool) -> li
 async def _check_backend(backend: Backend, spec: SandboxSpec) -> None:
     """Check before the first group that the sandboxes can be made, and remove those that killed runs left.
 
-    Raises:
-        BackendUnavailable: what is missing, and the next step.
+    Raises: BackendUnavailable: with the missing requirement and the next step.
     """
     available = await backend.check()
     if not available.ok:

@@ -32,7 +32,7 @@ Row = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class RunFiles:
-    """Where `process` and `evaluate` write: everything beside the groups file."""
+    """Where `process` and `evaluate` write: everything next to the groups file."""
 
     groups: Path
     own_names: bool = False
@@ -86,7 +86,7 @@ class RunResult:
     short_of: int = 0
     """Items that were wanted, where the environment had fewer."""
     min_reward: float | None = None
-    """What a rollout needs at least to be among the completed trajectories."""
+    """Minimum reward of a rollout to be among the completed trajectories."""
 
     @property
     def failed(self) -> bool:
@@ -274,9 +274,9 @@ class ServeResult:
     playing: int
     trouble: str
     reason: str
-    """Why the run ended; empty while it goes on."""
+    """Why the run ended; empty while it continues."""
     exclusion: Exclusion = field(default_factory=Exclusion)
-    """Of this start. Empty while it goes on."""
+    """Of this start. Empty while it continues."""
     repaired: RepairedCalls = field(default_factory=RepairedCalls)
     """Of this start."""
     of_split: int = 0
@@ -377,7 +377,7 @@ def age_quantile(ages: Mapping[int, int], share: float) -> int:
 
 
 class Shown(Protocol):
-    """What a run ends with."""
+    """The final output of a run."""
 
     def rows(self) -> Iterator[Row]: ...
     def paths(self) -> Iterator[tuple[str, Path]]: ...
@@ -386,7 +386,7 @@ class Shown(Protocol):
         ...
 
     def advice(self) -> Iterator[str]:
-        """What the figures suggest."""
+        """Hints from the metrics."""
         ...
 
     def warnings(self) -> Iterator[str]: ...

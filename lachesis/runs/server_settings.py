@@ -1,4 +1,4 @@
-"""Settings of one model server, and what they say about how it is reached."""
+"""Settings of one model server, and how it is reached."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def is_local_model(config: ServerConfig) -> bool:
 
 
 def needs_start(config: ServerConfig) -> bool:
-    """Whether the run has to start the server before it has a URL."""
+    """Whether the run must start the server before it has a URL."""
     return is_local_model(config) or config.model_name == REFERENCE
 
 

@@ -87,7 +87,7 @@ class Tool:
     max_result_chars: int
     check: Callable[[], str | None] | None = field(default=None, repr=False)
     errors: tuple[type[Exception], ...] = ()
-    """Exceptions of which the model reads the text, beside `ToolFailure`."""
+    """Exceptions whose text the model reads, in addition to `ToolFailure`."""
 
     @once_property
     def _derived(self) -> tuple[type[BaseModel], dict[str, Any]]:

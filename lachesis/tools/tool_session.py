@@ -242,7 +242,7 @@ class ToolSessions:
         return session
 
     def get(self, task_id: str) -> ToolSession:
-        """The open session of a task. Raises `KeyError` where there is none."""
+        """The open session of a task. Raises `KeyError` if there is none."""
         if task_id not in self._sessions:
             raise KeyError(f"no open session for task {task_id!r}")
         return self._sessions[task_id]

@@ -508,7 +508,7 @@ class MessageHistory(MutableSequence[OpenAIMessage]):
 
 
 def _branches(nodes: Sequence[Node], path: Sequence[Node]) -> list[Discarded]:
-    """The branches beside a path. Each node is in one of them."""
+    """The branches off a path. Each node is in one of them."""
     places = {node: place for place, node in enumerate(path)}
     parents = {node.parent for node in nodes}
     found = []

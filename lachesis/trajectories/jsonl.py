@@ -187,8 +187,9 @@ def append_line(path: StrPath, obj: Any, *, fsync: bool = False) -> None:
 
 @contextmanager
 def replacing(path: StrPath) -> Iterator[Path]:
-    """A temporary path beside `path`. What the block wrote there takes the place of `path` when it is complete and on
-    the disk; after an exception it is removed, and `path` is as it was. Raises NotReplaced."""
+    """A temporary path next to `path`. The file written there replaces `path` when it is complete and on disk; after an
+    exception it is removed, and `path` is unchanged. Raises NotReplaced.
+    """
     path = Path(path).resolve()
     if path.exists() and not path.is_file():
         raise NotReplaced(path, "is not a regular file; choose another output file")

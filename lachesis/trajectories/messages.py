@@ -32,9 +32,9 @@ REASONING_KEYS = (*REASONING_FIELDS, "thinking", "thinking_blocks", "reasoning_t
 REASONING_PARTS = frozenset(
     {"thinking", "redacted_thinking", "reasoning", "reasoning_text", "reasoning_content", "thought", "thoughts"}
 )
-"""Types of content parts that are reasoning: Mistral's, Anthropic's and Cohere's, and those of OpenAI's Responses."""
+"""Types of content parts that are reasoning: Mistral's, Anthropic's, Cohere's, and OpenAI's Responses API."""
 CALL_PARTS = frozenset({"tool_use", "tool_call", "function_call", "toolCall", "functionCall"})
-"""Types of content parts that are tool calls: Anthropic's, those of OpenAI's Responses, and of gateways."""
+"""Types of content parts that are tool calls: Anthropic's, OpenAI's Responses API, and those of gateways."""
 ARGUMENTS = ("arguments", "input", "args", "parameters")
 """The keys of a call under which its arguments may be."""
 
@@ -55,7 +55,9 @@ class FinishReason(StrEnum):
     CONTENT_FILTER = "content_filter"
     """The server withheld the rest."""
     ABORT = "abort"
-    """The server aborted it, for a weight update for example. No completion of a rollout ends so: it goes on."""
+    """The server aborted it, for example for a weight update. No completion of a rollout ends this way: it is
+    continued.
+    """
     UNKNOWN = "unknown"
     """The server gave no reason, or another one, which is in `ChatResponse.raw_finish_reason`."""
 
@@ -219,7 +221,7 @@ class Usage:
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     cached_tokens: int | None = None
-    """Those of the prompt that the server had in its prefix cache."""
+    """Prompt tokens that the server had in its prefix cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,8 +280,9 @@ class ToolResponse:
     error: str | None = None
     """Why the call failed; None where it did not."""
     chat: MessageHistory | None = field(default=None, repr=False, compare=False)
-    """The conversation of the sub-agent, if the tool was one, frozen: what is changed later in the given one is no part
-    of it. Its samples belong to the same rollout."""
+    """The conversation of the sub-agent, if the tool was one, frozen: later changes to the original are not part of it.
+    Its samples belong to the same rollout.
+    """
 
     def __post_init__(self) -> None:
         if self.chat is not None:
@@ -398,7 +401,7 @@ def without_reasoning_parts(content: Sequence[Any]) -> tuple[Any, str | None]:
 
 
 def joined_reasoning(native: str | None, own: str | None) -> str | None:
-    """The server's reasoning and that of the content. Some servers send the same text in both places."""
+    """The server's reasoning and the content's. Some servers send the same text in both places."""
     if native and own and native.strip() == own.strip():
         return native
     return _lines((native, own))

@@ -1,4 +1,5 @@
-"""What a trainer replays beside the tokens, packed: the experts of each token, and the tokens that could be sampled.
+"""Data that a trainer replays in addition to the tokens, packed: the experts of each token, and the tokens that could
+be sampled.
 
 A mixture-of-experts model routes each token to a few experts of each layer, and a trainer that routes it to others
 trains another model than the one that sampled (router replay). Where top-p or top-k cut the distribution, a trainer
