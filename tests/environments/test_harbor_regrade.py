@@ -39,7 +39,7 @@ def test_todays_verdict_is_in_a_new_file_and_the_old_one_stays(
     capsys.readouterr()
     assert regrade(data) == 0
     printed = capsys.readouterr().out
-    assert "1 rollout graded anew" in printed and ": 1.0 -> 0.0" in printed and "changed: 1 reward" in printed
+    assert "1 rollout graded again" in printed and ": 1.0 -> 0.0" in printed and "changed: 1 reward" in printed
     new = data / "samples.regraded.jsonl"
     assert files(data) == {**before, new: new.read_bytes()}
     (group,) = read_lines(new)

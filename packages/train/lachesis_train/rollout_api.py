@@ -130,7 +130,7 @@ class EnvStatus:
 
 @dataclass(frozen=True, slots=True)
 class ApiIdentity:
-    """What the API says of itself."""
+    """The API's description of itself."""
 
     stock: bool = False
     """Atropos' own server, which hands out no group of more than `group_size` sequences."""
@@ -362,7 +362,7 @@ def encode_group(group: Mapping[str, Any]) -> list[bytes]:
 
 
 def check_shape(group: Mapping[str, Any]) -> None:
-    """Check what the stock API does not check and trainers fail over.
+    """Check what the stock API does not check and trainers would fail on.
 
     Raises:
         GroupError: names the field.

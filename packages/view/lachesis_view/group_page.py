@@ -1,4 +1,4 @@
-"""What the page of a group shows: its rollouts side by side, turn by turn, and where they part."""
+"""The page of a group: its rollouts side by side, turn by turn, and where they diverge."""
 
 from __future__ import annotations
 

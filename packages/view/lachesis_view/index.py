@@ -35,7 +35,7 @@ from lachesis_view.trained import LINES, as_group
 VERSION = 6
 """Of the tables."""
 APPLICATION = 0x4C616368
-"""In the header of an SQLite file: it is an index of the viewer, and may be made anew."""
+"""In the header of an SQLite file: it is an index of the viewer, and may be rebuilt."""
 FAILURES_OF = 2_000
 """Rollouts of which the failed calls of a run are shown."""
 BATCH = 4 << 20
@@ -171,7 +171,7 @@ class Index:
         return found
 
     def report(self, error: BaseException) -> None:
-        """Take note of an error that asking ended with: the next `refresh` makes a damaged file anew."""
+        """Take note of an error that asking ended with: the next `refresh` rebuilds a damaged file."""
         if _is_damage(error):
             self._opened = None
 

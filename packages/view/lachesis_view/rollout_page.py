@@ -1,4 +1,4 @@
-"""What the page of a rollout shows, from the record of its group: what all pages show of one, and its samples."""
+"""The page of a rollout, built from the record of its group: what all pages show of one, and its samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the index keeps of a line: the row of each rollout, and the text that is searched.
+"""The data that the index keeps for a line: the row of each rollout, and the searchable text.
 
 A line may hold anything. What is not of the usual shape raises one of `MISSHAPEN`.
 """

@@ -1,7 +1,7 @@
 """Environments written for Atropos' `BaseEnv`, unmodified, played by our runs.
 
 The environment's own methods decide what is asked, scored and evaluated. Its `self.server` records, and the tokens of
-its groups are those that were recorded; see `lachesis_compat.collecting`.
+its groups are the recorded ones; see `lachesis_compat.collecting`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _OF_THE_LOOP = (
 
 
 class PlayerConfig(HermesAgentEnvConfig):
-    """The settings of a run that plays an environment of Atropos; those of the environment are added to it."""
+    """The settings of a run that plays an environment of Atropos; the environment's own settings are added."""
 
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True, protected_namespaces=())
 
@@ -375,7 +375,7 @@ class AtroposPlayer(HermesAgentBaseEnv):
 
 
 class OpaqueItem:
-    """An item that is no plain data: it is known by its number in this start."""
+    """An item that is not plain data: it is identified by its number in this start."""
 
     def __init__(self, item: Any, number: int) -> None:
         self.item = item

@@ -1,8 +1,8 @@
 """Which completions a returned sample is made of.
 
-A sample is recognised by what was sampled: by the exact ids after their exact prompt, else by the exact text of every
-part that it trains. Nothing is compared by similarity. Text that the model never said in a trained place makes the
-sample refused.
+A sample is matched with what was sampled: by the exact ids after their exact prompt, else by the exact text of every
+part that it trains. Nothing is compared by similarity. A sample that trains text which the model never wrote is
+refused.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TWINS = (
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """What a sample was recognised as."""
+    """The match of a sample."""
 
     completions: tuple[Completion, ...] = ()
     """Those that it trains, in the order of sampling."""
@@ -173,7 +173,7 @@ class Matcher:
         return Match(tuple(sorted(found, key=self._recording.completions.index)))
 
     def _parts(self, sample: ReturnedSample) -> list[_Part] | str:
-        """What the sample trains; a text says why that is unknown."""
+        """The completions that the sample trains; a text says why they are unknown."""
         ids, runs = sample.tokens, sample.runs()
         chat = self._recording.chat_of(ids, sample.masks) if ids is not None else None
         if ids is not None and runs:
@@ -213,7 +213,7 @@ class Matcher:
         return parts if whole else []
 
     def _is_whole(self, run: _Part, message: _Part) -> bool:
-        """Whether a run of trained tokens is this message, with nothing but markup beside it."""
+        """Whether a run of trained tokens is this message, with nothing but markup around it."""
         text, said = self._without_ends(run.text), self._without_ends(message.text)
         if message.calls:  # a template writes them in its own way
             return said in text and all(str(name) in text for name, _ in message.calls)

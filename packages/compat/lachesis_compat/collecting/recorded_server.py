@@ -31,7 +31,7 @@ class RecordedServer:
     """Atropos' `ServerManager` over the servers of a run. Anything else is an attribute of the run's own server.
 
     Each completion goes into the recording of the item that is being collected. Plain requests of one item share one
-    session, so that a conversation goes on from the exact tokens of its earlier turns; `managed_server()` opens
+    session, so that a conversation continues from the exact tokens of its earlier turns; `managed_server()` opens
     another. Code that runs in another event loop, in a thread, may call it too.
 
     Args:

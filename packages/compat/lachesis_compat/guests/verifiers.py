@@ -3,7 +3,7 @@
     python -m lachesis_compat.guests.verifiers process --env.module my_env --env.module_args '{difficulty: hard}'
 
 The package is verifiers 0.1.14, the last one with this interface. Its environment makes the requests, runs its tools
-and its rubric; a judge that it brings is asked as ever, and is not recorded. Rewards are the rubric's, components its
+and its rubric; its own judges are called as usual, and are not recorded. Rewards are the rubric's, components its
 metrics.
 """
 

@@ -65,7 +65,7 @@ class EntryFormat:
         return {**converted.entry, "partial": not converted.entry["completed"]}
 
     def _metadata(self, item: Any) -> dict[str, Any]:
-        """The fields of a row that are nowhere else in the line; those of its `metadata` are beside the others."""
+        """The fields of a row that are nowhere else in the line, merged with those of its `metadata`."""
         if not isinstance(item, Mapping):
             return {"item": item}
         elsewhere = {self.prompt_field, "messages", "metadata", "cwd", *IMAGE_FIELDS}

@@ -48,7 +48,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The input of a run, which is read anew each time it is iterated.
+    """The input of a run, which is read again each time it is iterated.
 
     Args:
         source: a file, by its ending `.jsonl`, `.json`, `.csv` or `.parquet`; anything else is a name on the hub, with
@@ -101,7 +101,7 @@ class Rows:
         return (count, f"{total} rows, {digests:x}") if self.shard[1] > 1 else (total, "")
 
     def _problem(self, row: Mapping[str, Any] | str) -> str:
-        """What is wrong with a row; empty where nothing is."""
+        """The problem with a row; empty if there is none."""
         if isinstance(row, str):
             return row
         for field in (*IMAGE_FIELDS, "cwd"):
@@ -132,7 +132,7 @@ class Rows:
         return "" if prompt.strip() else f"{self.prompt_field} is empty"
 
     def _read(self) -> Iterator[tuple[str, Mapping[str, Any] | str]]:
-        """Each row with its place; a text in place of a row says what is wrong with it."""
+        """Each row with its position; a text instead of a row describes its problem."""
         source = self.source or ""
         path = Path(source).expanduser()
         try:

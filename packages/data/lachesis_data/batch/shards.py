@@ -150,7 +150,7 @@ def _at_rest(shard: Path) -> Iterator[None]:
 
 
 def _facts(shard: Path, manifest: dict[str, Any]) -> dict[str, Any]:
-    """What is known of a shard. `deciding`: what has to be the same in all."""
+    """The state of a shard. `deciding`: settings that must be the same in all shards."""
     known = _json(shard / STATISTICS) | _json(shard / CHECKPOINT)  # this is of the last start, however it ended
     if "settings" not in manifest or "lines" not in known:
         raise RunFolderError(f"{shard} has not ended yet; start it again, then merge")

@@ -1,7 +1,7 @@
 """The sink of a batch run: groups of one sample each, and the lines that follow from them.
 
-The groups file is the truth, as it is for `process`. Samples without reasoning and samples that failed are remembered
-in files beside it, so that a start plays none of them again unless that is asked for.
+The groups file is the source of truth, as for `process`. Samples without reasoning and failed samples are recorded in
+files next to it, so that a start plays them again only on request.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class Caps:
     """Of a million tokens of prompts and of completions."""
 
     def reached(self, totals: Totals, started: float) -> str:
-        """Why the run has to end; empty while it need not."""
+        """Why the run must end; empty if it need not."""
         if self.seconds is not None and time.monotonic() - started >= self.seconds:
             return f"--max_seconds {self.seconds:g} is reached; start again to continue"
         if (self.tokens is not None or self.cost is not None) and totals.uncounted:
@@ -39,7 +39,7 @@ class Caps:
         return ""
 
     def cost_of(self, totals: Totals) -> float | None:
-        """What the tokens cost; None without prices."""
+        """The cost of the tokens; None without prices."""
         if self.prices is None:
             return None
         return (totals.prompt_tokens * self.prices[0] + totals.completion_tokens * self.prices[1]) / MILLION

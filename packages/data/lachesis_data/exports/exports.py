@@ -172,7 +172,7 @@ def export_group(
 def write_export(
     export: Export, groups: Iterable[GroupRecord], path: StrPath, *, min_reward: float | None = None
 ) -> ExportTotals:
-    """Write the lines of all groups to `path`, replacing what is there, or leave `path` as it is.
+    """Write the lines of all groups to `path`, replacing an existing file, or leave `path` unchanged.
 
     `min_reward` is that of `export_group`.
 

@@ -1,4 +1,6 @@
-"""What other writers do to conversations, undone: the nulls of columnar files, and ids that several turns share."""
+"""Undoes changes that other writers make to conversations: the nulls of columnar files, and ids that several turns
+share.
+"""
 
 from __future__ import annotations
 

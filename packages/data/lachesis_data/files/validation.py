@@ -33,7 +33,7 @@ _BATCH = {
 def validate_entry(entry: Any, format: str = "") -> list[str]:
     """What breaks the rules of a format in an entry, in words; empty where nothing does.
 
-    Without `format` it is that of the entry. Raises UnknownFormat for a name that is none.
+    Without `format`, the entry's own format is used. Raises UnknownFormat for an unknown name.
     """
     name = format or format_of(entry)
     if not name:

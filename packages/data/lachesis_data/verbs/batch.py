@@ -1,4 +1,4 @@
-"""`lachesis batch`: play a file of prompts into ShareGPT files; a second start goes on where the first one stopped.
+"""`lachesis batch`: play a file of prompts into ShareGPT files; a second start continues where the first one stopped.
 
     lachesis batch prompts.jsonl --model NAME --base_url URL        into data/prompts
     lachesis batch merge data/RUN                                   join the shards of a run

@@ -43,7 +43,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\u
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write the file and print what it holds and what it leaves out; the exit code."""
+    """Write the file and print what it contains and what it leaves out; returns the exit code."""
     parser = argparse.ArgumentParser(prog="lachesis export", description=__doc__)
     parser.add_argument(
         "groups", type=Path, metavar="RUN", help="a groups file of `process`, `evaluate` or `batch`, or its folder"
@@ -107,7 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _groups_file(run: Path) -> Path:
-    """The groups file of a folder: the manifest beside it names it."""
+    """The groups file of a folder, as named by the manifest next to it."""
     if not run.is_dir():
         return run
     named = {path: path.with_name(path.name.removesuffix(".run.json") + ".jsonl") for path in run.glob("*.run.json")}

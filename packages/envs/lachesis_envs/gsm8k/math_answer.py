@@ -71,7 +71,7 @@ class MathVerifyMissing(RuntimeError):
 
 
 class MathVerifier:
-    """math-verify in a child process that is started on first use, and anew after it had to be killed."""
+    """math-verify in a child process that is started on first use, and again after it had to be killed."""
 
     def __init__(self) -> None:
         self._missing = False

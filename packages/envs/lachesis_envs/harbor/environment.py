@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _SLACK = 120.0
-"""Seconds for copies and sandboxes, beside the time limits of verifiers."""
+"""Seconds for copies and sandboxes, in addition to the time limits of verifiers."""
 
 
 class HarborEnvConfig(HermesAgentEnvConfig):
@@ -71,7 +71,7 @@ class HarborEnvConfig(HermesAgentEnvConfig):
         default=[], description="Variables of this process that tasks may have where task.toml asks for ${NAME}."
     )
     keep_artifacts: bool = Field(
-        default=True, description="Keep artifacts and logs of verifiers in artifacts/ROLLOUT_ID beside the records."
+        default=True, description="Keep artifacts and logs of verifiers in artifacts/ROLLOUT_ID next to the records."
     )
 
 

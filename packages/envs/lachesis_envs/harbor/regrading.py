@@ -1,4 +1,4 @@
-"""Grade the artifacts of a finished run anew, with the verifiers as they are today.
+"""Grade the artifacts of a finished run again, with the current verifiers.
 
 No agent plays: the artifacts that the run kept are put into a fresh sandbox, where the tests run. A verifier that looks
 at more than that cannot be asked again, and neither can one whose artifacts are missing: both are refused before the
@@ -33,7 +33,7 @@ from lachesis_envs.task_folders import Step, Task, read_task
 
 
 class RegradeError(LachesisError):
-    """A run cannot be graded anew."""
+    """A run cannot be graded again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What a grading comes to: the numbers of a verdict file, the one that is the reward, and the record."""
+"""The result of a grading: the numbers of a verdict file, the one that is the reward, and the record."""
 
 from __future__ import annotations
 

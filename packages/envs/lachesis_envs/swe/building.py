@@ -1,11 +1,10 @@
-"""Software tasks as Harbor folders: what the agent gets, hidden tests, a solution, and what the judge has to know.
+"""Software tasks as Harbor folders: the agent's files, hidden tests, a solution, and the judge's data.
 
     task.toml                 `[metadata.lachesis.judge]` is for our judge; Harbor runs tests/test.sh
     instruction.md
     environment/Dockerfile    Python with pytest; environment/repo becomes the workspace
     tests/files/              the hidden tests, new and changed ones, which are written over the workspace
-    tests/expected.txt        the ids of the tests that have to pass
-    solution/files/           the files of the solution
+    tests/expected.txt        the ids of the tests that must pass solution/files/           the files of the solution
 
 The archives are not ours to ship: the recipe names them, and `build_fixes` fetches them.
 """
@@ -40,12 +39,12 @@ _VERSION = re.compile(rb"""^(__version__\s*=\s*)(["']).*?\2""", re.MULTILINE)
 
 @dataclass(frozen=True)
 class SweTask:
-    """What a task folder is written from. Paths begin at the workspace."""
+    """The content of a task folder. Paths are relative to the workspace."""
 
     name: str
     instruction: str
     tree: Files
-    """What the agent gets."""
+    """The files that the agent gets."""
     tests: Files
     """Hidden tests, written over the tree. Those that the tree has too are not among them: nobody has to hide them."""
     solution: Files
@@ -54,7 +53,7 @@ class SweTask:
     """Files and folders of which the judge takes what the agent left. What is below `test_folder` is not taken."""
     test_folder: str
     expected: Sequence[str]
-    """The ids of the tests that have to pass with a solution."""
+    """The ids of the tests that must pass with a solution."""
     fail_to_pass: Sequence[str]
     """Those of them that fail without it."""
     python: Sequence[str]
@@ -132,7 +131,7 @@ def _task(
 
 
 def _files(source: str, known: Mapping[str, Any], archives: Sequence[Path], own: Path | None) -> Files:
-    """A folder beside a recipe of one's own, or an archive."""
+    """A folder next to a recipe, or an archive."""
     folder = own.parent / source if own is not None else None
     if folder is not None and folder.is_dir():
         return {

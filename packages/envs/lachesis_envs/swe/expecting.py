@@ -1,4 +1,6 @@
-"""Which tests a solution has to pass: found by running the suite with the fix and without it, in the judge's way."""
+"""The tests that a solution must pass, found by running the suite with and without the fix, in the same way as the
+judge.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ _COLLECTING = 300.0
 
 @dataclass(frozen=True)
 class Expected:
-    """What was found."""
+    """The result."""
 
     passing: list[str]
     """Tests that pass with the solution, and whose changed form fails, so that the judge can tell."""

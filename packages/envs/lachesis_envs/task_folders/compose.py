@@ -1,4 +1,4 @@
-"""The part of docker-compose.yaml that one image can honour: its main service, without others beside it."""
+"""The part of docker-compose.yaml that one image can honour: its main service, if there are no others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a task may ask for that nothing here can honour. It is refused by name, and never ignored."""
+"""Settings of a task that cannot be honoured here. They are rejected by name, and never ignored."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """`lachesis tasks verify PATH...`: whether tasks grade soundly.
 
-Plays each task with its solution (which has to be worth 1), with an agent that does nothing (0), and with attacks that
-have not solved it (0), several times each. Each trial is written down when it ends: after a stop, the same command
-plays what is missing. Exit code 0: every task is sound. 1: one is not. 2: the command line, or a task, is wrong. 130:
+Plays each task with its solution (which must be worth 1), with an agent that does nothing (0), and with attacks that
+have not solved it (0), several times each. Each trial is recorded when it ends: after a stop, the same command plays
+the missing ones. Exit code 0: every task is sound. 1: one is not. 2: the command line, or a task, is wrong. 130:
 stopped.
 """
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Verify the tasks and print what was found; the exit code."""
+    """Verify the tasks and print the results; returns the exit code."""
     parser = argparse.ArgumentParser(prog="lachesis tasks verify", description=__doc__)
     parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="a task, a folder with tasks, or a glob")
     parser.add_argument("--times", type=int, default=5, metavar="N", help="trials of each agent (default: 5)")

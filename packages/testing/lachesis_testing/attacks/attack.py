@@ -1,4 +1,4 @@
-"""What an attack is, what it finds, and the sandboxes that it gets."""
+"""Attacks, their results, and the sandboxes that they get."""
 
 from __future__ import annotations
 

@@ -3,8 +3,9 @@
     class Fix(AgentProgramEnv):
         command = "my-agent --task-file $LACHESIS_PROMPT_FILE"
 
-The program runs in the rollout's sandbox. It asks a recording model endpoint, the only address that it can reach while
-the network is off, and every token that it samples is kept. `compute_reward` looks into the same sandbox afterwards.
+The program runs in the rollout's sandbox. It queries a recording model endpoint, the only address that it can reach
+while the network is off, and every token that it samples is recorded. `compute_reward` inspects the same sandbox
+afterwards.
 """
 
 from __future__ import annotations

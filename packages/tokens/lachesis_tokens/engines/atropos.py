@@ -39,7 +39,7 @@ class AtroposEngine(SingleRequestEngine):
         return ids_or_none(answer.body.get("prompt_token_ids"))
 
     def payload(self, prompt: PromptIds, sampling: Sampling, n: int) -> dict[str, Any]:
-        """The prompt beside the sampling parameters."""
+        """The prompt in addition to the sampling parameters."""
         params = {**self.extra(sampling), **sampling_params(sampling, n)}
         return {"prompt": {"prompt_token_ids": prompt}, **params}
 

@@ -33,7 +33,7 @@ determines the tokens, and all rollouts of a group are the same. Versions before
 _OF_THE_REQUEST: Final = frozenset(
     {"cache_salt", "ec_transfer_params", "features", "kv_transfer_params", "priority", "reasoning_ended", "request_id"}
 )
-"""Extra fields of `/inference/v1/generate` beside `sampling_params`. All others go into `sampling_params`."""
+"""Extra fields of `/inference/v1/generate` outside `sampling_params`. All others go into `sampling_params`."""
 
 
 class VLLMCompletions(SingleRequestEngine):

@@ -23,7 +23,7 @@ class Vocabulary:
 
     Args:
         described: the tokenizer, for messages.
-        rows: rows of the model's embedding. Default: `vocab_size` of the `config.json` beside the tokenizer, in its
+        rows: rows of the model's embedding. Default: `vocab_size` of the `config.json` next to the tokenizer, in its
             folder or in the hub's cache.
     """
 

@@ -1,4 +1,4 @@
-"""What the record of a group says about tokens beside its samples, so that samples that were removed are noticed."""
+"""Token counts in the record of a group, apart from its samples, so that removed samples are noticed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class GroupAccount:
     completed: set[str] = field(default_factory=set)
     """Of these, those whose record names a completion."""
     left_out: int = 0
-    """Tokens of the others, of broken starts, and of what was sampled beside the rollouts."""
+    """Tokens of the others, of broken starts, and of completions outside the rollouts."""
     problems: list[tuple[str, str]] = field(default_factory=list)
     """The id of a rollout, or "", and a reason."""
 

@@ -37,7 +37,7 @@ OVERRIDES: Final = frozenset(
 """The keys of `overrides[i]` that describe sample `i` and no other sample of its rollout."""
 
 OF_TOKENS: Final = frozenset({"advantages", "ref_logprobs", "distill_token_ids", "distill_logprobs"})
-"""Fields of a group, beside its tokens, masks and logprobs, that have one entry for each token of each sample."""
+"""Fields of a group, other than its tokens, masks and logprobs, that have one entry per token of each sample."""
 
 
 NO_SPLIT_GROUPS: Final = (
@@ -103,7 +103,7 @@ class GroupSettings:
     """Every sequence must be shorter. 0 or less: no limit."""
     discarded_attempts: DiscardedAttempts = "none"
     unchecked_prompts: Literal["refuse", "allow"] = "refuse"
-    """What happens to a group with a prompt that the server did not confirm."""
+    """How to treat a group with a prompt that the server did not confirm."""
 
     def __post_init__(self) -> None:
         check_split(self.split_rollouts, self.discarded_attempts)
@@ -201,7 +201,7 @@ def with_digest(group: dict[str, Any]) -> dict[str, Any]:
 
 
 def group_digest(group: Mapping[str, Any]) -> str:
-    """What `group_overrides.lachesis` has to be: a digest of all that is not covered by the digests of the samples.
+    """The expected `group_overrides.lachesis`: a digest of everything that the digests of the samples do not cover.
 
     Raises:
         TypeError, ValueError, OverflowError, RecursionError: JSON cannot hold it, or an advantage is not a number.
@@ -263,7 +263,7 @@ def group_problems(group: Mapping[str, Any], samples: Sequence[TokenSample]) -> 
 
 
 def _group_contradictions(group: Mapping[str, Any], samples: Sequence[TokenSample]) -> Iterator[str]:
-    """What a group says twice, where it differs."""
+    """Facts that a group contains twice, if they differ."""
     of_rollouts: dict[str, float] = {}
     for at, (sample, overrides) in enumerate(zip(samples, group["overrides"], strict=True)):
         certificate, score = overrides[CERTIFICATE], group["scores"][at]

@@ -42,7 +42,7 @@ class _Known:
         """For each tool result, the message and the position of the call that it answers."""
         self.calls = _Calls()
         self.nodes: list[Node] | None = []
-        """None if they have to be found anew."""
+        """None if they must be searched again."""
 
     def holds(self, index: int, given: Any) -> bool:
         """Whether this message is as it was."""

@@ -21,7 +21,7 @@ import orjson
 from lachesis.inference.errors import PromptError, TemplateError
 
 SpecialTokensInText: TypeAlias = Literal["encode_as_text", "as_is", "error"]
-"""What happens to text of messages and tools that spells a special token: it is encoded as text, it becomes the token,
+"""How text of messages and tools that spells a special token is treated: it is encoded as text, it becomes the token,
 or `PromptError` is raised."""
 
 _PLACES: Final = ((None, 0), (0, 1), (-1, -1))

@@ -1,4 +1,4 @@
-"""What the rollout API knows, in an SQLite database: groups, batches, environments and the trainer.
+"""The state of the rollout API, in an SQLite database: groups, batches, environments and the trainer.
 
     received -> waiting -> in a batch -> acknowledged
 

@@ -1,4 +1,4 @@
-"""Writes down what a training run does: `metrics.jsonl`, the rollouts of each step, the report, W&B and progress."""
+"""Records a training run: `metrics.jsonl`, the rollouts of each step, the report, W&B and progress."""
 
 from __future__ import annotations
 

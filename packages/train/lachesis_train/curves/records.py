@@ -1,4 +1,4 @@
-"""What the trainer reports of one step."""
+"""The trainer's report of one step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a request asks of the policy: its fields without those that change nothing, and how its answer is written."""
+"""The fields of a request without those that have no effect, and how its answer is written."""
 
 from __future__ import annotations
 

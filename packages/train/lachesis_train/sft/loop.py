@@ -1,6 +1,6 @@
 """The loop of an SFT run: a batch of the plan, a step of the engine, and now and then a measurement and a checkpoint.
 
-Step s trains batch s of the plan. A run that is continued, and one whose engine failed, goes on after its checkpoint.
+Step s trains batch s of the plan. A run that is continued, and one whose engine failed, continues after its checkpoint.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class SftRun:
 
     Args:
         recorder: called with the first step that will be recorded, and the number of the last one.
-        resume: there has to be a checkpoint. A run whose folder has one continues in any case.
+        resume: there must be a checkpoint. A run whose folder has one continues in any case.
         stop: set to end the run after the step that is under way.
 
     Raises:
@@ -186,7 +186,7 @@ class SftRun:
             await self._save()
 
     async def _measure(self) -> dict[str, float]:
-        """The loss on what is held out."""
+        """The loss on the held-out examples."""
         assert self._training is not None
         if not self._held_out:
             return {}

@@ -52,7 +52,7 @@ class Trainer:
     """One training run.
 
     Args:
-        resume: there has to be a checkpoint. A run whose folder has one continues in any case.
+        resume: there must be a checkpoint. A run whose folder has one continues in any case.
         recorder: called with the first step that will be recorded.
         serving: a context in which the policy is served, entered before the first batch is asked for.
         say: for messages to a person.

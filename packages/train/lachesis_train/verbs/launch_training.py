@@ -118,8 +118,7 @@ def read_sft(path: Path | None, flags: Mapping[str, Any]) -> SftSettings:
 def read_settings(path: Path | None, flags: Mapping[str, Any], *, of_files: bool = False) -> Settings:
     """The settings of a file and of flags, which win. `of_files`: these say how many steps there are.
 
-    Raises:
-        SettingsError: names the setting, what is wrong with it, and the next step.
+    Raises: SettingsError: names the setting, the problem, and the next step.
     """
     file = read_yaml(path) if path else {}
     reject_unknown(f"{path}: ", file, (*TOP_LEVEL, *OF_TRAINER))

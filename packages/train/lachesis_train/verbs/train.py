@@ -4,9 +4,9 @@
     lachesis train --sft FILE... [--config FILE] [--training.NAME VALUE ...] [--sft.NAME VALUE ...]
 
 It starts what otherwise takes three terminals: `lachesis api`, `launch_training.py` and `serve` of the environment. All
-three read the same file and flags. What dies is started again and goes on where it was; Ctrl-C ends all of them, and
-the same command continues. Everything is in the run's folder: logs/, checkpoints, metrics, report.html.
-With --sft it trains on files of `process`, without an environment.
+three read the same file and flags. Processes that die are restarted and continue where they were; Ctrl-C ends all of
+them, and the same command continues. Everything is in the run's folder: logs/, checkpoints, metrics, report.html. With
+--sft it trains on files of `process`, without an environment.
 """
 
 from __future__ import annotations

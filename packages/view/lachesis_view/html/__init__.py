@@ -17,7 +17,7 @@ _HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202
 
 
 def templates(folder: Path) -> jinja2.Environment:
-    """The templates of a folder, which can include those beside this module. All values are escaped, and `visible`.
+    """The templates of a folder, which can include those next to this module. All values are escaped, and `visible`.
 
     What a form sends back must be as it was: `value="{{ name | e }}"` is escaped only.
     """

@@ -35,7 +35,7 @@ class EvaluatedRun:
     path: Path
     title: str
     settings: Mapping[str, Any]
-    """Empty where the file beside it that holds them is missing."""
+    """Empty if the file next to it that contains them is missing."""
     summary: Summary
 
 

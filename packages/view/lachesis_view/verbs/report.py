@@ -16,7 +16,7 @@ FOLDERS: Registry[Callable[..., Any]] = Registry("report of a run of", "lachesis
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write the report beside the file, in the folder, or to `--output`."""
+    """Write the report next to the file, into the folder, or to `--output`."""
     parser = argparse.ArgumentParser(prog="lachesis report", description=__doc__)
     parser.add_argument(
         "groups",
