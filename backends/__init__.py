@@ -78,7 +78,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Imports what is asked for, then: errors and command lines need nothing of sandboxes."""
+    """Imports each name on first use: errors and command lines do not need the sandbox modules."""
     if name in __all__:
         for home in ("base", "lease", "forwarding", "factory"):
             module = importlib.import_module(f"backends.{home}")

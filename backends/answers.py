@@ -1,4 +1,4 @@
-"""What an executor may answer. One that answers anything else is not trusted any more."""
+"""The answers that an executor may give. An executor that gives any other answer is no longer trusted."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ _ERROR = {"errno": _is_integer_or_none, "message": _is_text, "path": _is_text_or
 
 
 def check(op: str, header: Mapping[str, Any]) -> None:
-    """Raises `ValueError` if `header` is no answer to the request `op`."""
+    """Raises `ValueError` if `header` is not an answer to the request `op`."""
     if "error" not in header:
         for name, is_right in _FIELDS.get(op, {}).items():
             _check(op, name, is_right(header.get(name)))

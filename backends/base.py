@@ -44,7 +44,7 @@ class BackendUnavailable(BackendError):
 
 
 class ImageUnavailable(BackendUnavailable):
-    """There is no image of the name that the spec has, or it is denied: another attempt ends in the same way."""
+    """The image that the spec names does not exist, or access is denied. Another attempt ends in the same way."""
 
     may_pass = False
 
@@ -93,7 +93,7 @@ class SandboxSpec:
     memory_bytes: int | None = None
     """Memory limit for everything inside, in bytes. A command that needs more is killed (exit code 137)."""
     pids: int | None = None
-    """Limit of processes and threads inside, including those of the backend."""
+    """Limit of processes and threads inside, including the backend's own."""
     disk_bytes: int | None = None
     """Limit of written data in bytes. If files are in memory, they also count towards `memory_bytes`."""
     wall_time: float | None = None
@@ -115,10 +115,10 @@ class SandboxSpec:
 
 
 Profile = Literal["standard", "hardened"]
-"""How much a backend insists on. A backend with the option `profile` makes sandboxes of the profile `hardened` with all
-walls and limits that it knows, or not at all: what it cannot have is a `BackendUnavailable`."""
+"""How strict a backend is. With the profile `hardened`, a backend that has the option `profile` makes sandboxes with
+all the walls and limits that it knows. If one is missing, it raises `BackendUnavailable`."""
 HARDENED_LIMITS: Mapping[str, float] = {"cpus": 1.0, "memory_bytes": 2 << 30, "pids": 512}
-"""Limits of the profile `hardened` for what a spec leaves open."""
+"""Limits of the profile `hardened` for fields that a spec does not set."""
 
 
 def check_profile(profile: Profile) -> bool:
@@ -129,7 +129,7 @@ def check_profile(profile: Profile) -> bool:
 
 
 def hardened_spec(spec: SandboxSpec, **more: float | str) -> SandboxSpec:
-    """`spec` with a value for each limit of `HARDENED_LIMITS`, and those of `more` for other fields that it leaves."""
+    """`spec` with `HARDENED_LIMITS` and `more` filled in for the fields that it does not set."""
     wanted: dict[str, Any] = {**HARDENED_LIMITS, **more}
     return replace(spec, **{name: value for name, value in wanted.items() if getattr(spec, name) is None})
 
@@ -226,7 +226,7 @@ class ExecResult:
 
 @dataclass(frozen=True, slots=True)
 class FileStatus:
-    """What is at a path of a sandbox."""
+    """What exists at a path of a sandbox."""
 
     path: str
     """The absolute path without symbolic links, also where nothing is there."""
@@ -284,7 +284,7 @@ class Process(Protocol):
 
 
 class CallGuard(Protocol):
-    """What a leased sandbox needs of its lease (`backends.lease.Lease`)."""
+    """What a leased sandbox needs from its lease (`backends.lease.Lease`)."""
 
     async def run(self, call: Coroutine[Any, Any, T]) -> T:
         """The result of `call`. Raises `SandboxLost` when the lease is over, or ends before `call` does."""
@@ -305,12 +305,12 @@ class Sandbox(Protocol):
 
     @property
     def python(self) -> str | None:
-        """Path of a Python >= 3.8 inside, None where there is none."""
+        """Path of a Python >= 3.8 inside, or None."""
         ...
 
     @property
     def home(self) -> str:
-        """The home folder (`HOME`) that it was made with. Nothing inside is asked for it."""
+        """The home folder (`HOME`) that it was made with, known without a call into the sandbox."""
         ...
 
     async def exec(
@@ -344,7 +344,7 @@ class Sandbox(Protocol):
         """Bytes of the whole output of a truncated result, including those that were left out.
 
         Raises:
-            FileNotFoundError: it is no longer kept. Only the last few truncated outputs are.
+            FileNotFoundError: the output is no longer kept. Only the last few truncated outputs are.
         """
         ...
 
@@ -367,12 +367,12 @@ class Sandbox(Protocol):
     async def write_bytes(self, path: str, data: bytes, *, mode: int | None = None) -> None:
         """Replace a file atomically, and create missing parent folders.
 
-        `mode` has its permissions; None keeps those of the file that is replaced.
+        `mode` sets its permissions; None keeps the permissions of the file that is replaced.
         """
         ...
 
     async def stat(self, path: str) -> FileStatus:
-        """What is at `path`, links followed. No program inside has a part in it. Raises `OSError`."""
+        """What exists at `path`; links are followed. No program inside is involved. Raises `OSError`."""
         ...
 
     def read_chunks(self, path: str) -> AsyncIterator[bytes]:
@@ -401,11 +401,12 @@ class Sandbox(Protocol):
         """Copy the contents of the folder `remote` into the folder `local` of this machine, created if missing.
 
         Members that would be written outside `local`, and devices, are rejected. Sparse files count, and are written,
-        in full. None is no bound but the room of the disk: 512 MiB, or 5% of a smaller one, always stay free.
+        in full. With None, only the free space of the disk limits the copy: 512 MiB, or 5% of a smaller disk, always
+        stay free.
 
         Raises:
-            OSError: it cannot be read; with EFBIG, it holds more than `max_bytes`, `max_members`, 256 folders in each
-                other, or what fits; with ENOSPC, this machine has no room for 1 GiB. Nothing is left of it then.
+            OSError: the folder cannot be read. EFBIG: it exceeds `max_bytes`, `max_members`, 256 nested folders, or the
+                free space. ENOSPC: this machine has no room for 1 GiB. The partial copy is removed.
         """
         ...
 
@@ -435,8 +436,8 @@ class SupportsWaited(Protocol):
     """A sandbox that measures for how long its commands wait for a processor."""
 
     async def waited(self) -> float | None:
-        """`ExecResult.waited` of all `fresh` commands so far, cancelled ones and those that still run included. Of a
-        sandbox that has ended, what is known; None where nothing is."""
+        """The sum of `ExecResult.waited` of all `fresh` commands so far, including cancelled and running ones. For a
+        sandbox that has ended, the last known value, or None."""
         ...
 
 
@@ -514,7 +515,7 @@ class Backend(Protocol):
         ...
 
     async def reap(self, *, run_id: str | None = None, everyone: bool = False) -> list[SandboxInfo]:
-        """Remove orphans; with `everyone` also sandboxes of living owners; with `run_id` only those of that run.
+        """Remove orphans; with `everyone` also sandboxes of living owners; with `run_id` only sandboxes of that run.
 
         Returns the removed ones. Any process may call it at any time.
         """

@@ -179,7 +179,7 @@ class Connection:
 
         Raises:
             SandboxLost: the connection is lost, or no answer came within `patience` seconds (None: no limit), including
-                interruptions; or it is no answer to this request.
+                interruptions; or the answer does not fit the request.
             OSError: the error of the file system or the process table.
             BackendError: the executor failed.
         """

@@ -15,7 +15,7 @@ class ExitCode(IntEnum):
     SETTINGS = 2
     """Settings or arguments that cannot be used. argparse has the same."""
     STOPPED = 130
-    """Somebody stopped it; the same command goes on."""
+    """The user stopped it; the same command continues."""
 
 
 class LachesisError(Exception):

@@ -1,4 +1,4 @@
-"""What comes out of sandboxes onto this machine: how much, and a folder of untrusted members."""
+"""Copies out of sandboxes onto this machine: size limits, and folders with untrusted members."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Room:
     """What one download may still write on this machine."""
 
     def __init__(self, max_bytes: int | None = MAX_DOWNLOAD, max_members: int | None = MAX_MEMBERS) -> None:
-        """None is no bound but the room of the disk."""
+        """None: only the free space of the disk is a limit."""
         self.max_bytes = math.inf if max_bytes is None else max_bytes
         self.max_members = math.inf if max_members is None else max_members
         self.size = self.members = 0

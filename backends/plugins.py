@@ -1,4 +1,4 @@
-"""Registries of plug-ins: backends, token engines and exports are found by name, and nobody has to edit our tables.
+"""Registries of plug-ins: backends, token engines and exports are found by name, without an edit of this project.
 
 A name is, in this order, one of the project's own, one that a program registered, or an entry point of an installed
 package. `package.module:attribute` works without any registration.

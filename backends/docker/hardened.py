@@ -30,7 +30,7 @@ def hardened(options: Options, facts: EngineInfo) -> Options:
     """`options` with a runtime that has a kernel of its own.
 
     Raises:
-        BackendUnavailable: something of the profile cannot be had.
+        BackendUnavailable: a part of the profile is not available.
     """
     lacking = []
     found = [name for name in facts.runtimes if has_own_kernel(name)]

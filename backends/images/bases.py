@@ -226,7 +226,7 @@ def mirror() -> str:
 
 
 def _debootstrap(folder: Path) -> Path:
-    """debootstrap's folder: that of this machine, or a copy that apt brings."""
+    """debootstrap's folder: installed on this machine, or a copy that apt fetches."""
     if Path("/usr/sbin/debootstrap").exists():
         return Path("/")
     if shutil.which("apt-get") and shutil.which("dpkg-deb"):

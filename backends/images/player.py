@@ -312,7 +312,7 @@ async def named(image: str, table: Mapping[str, str], tell: walls.Tell) -> tuple
 async def play(
     context: Context, name: str, given: Mapping[str, str], table: Mapping[str, str], tell: walls.Tell, timeout: float
 ) -> tuple[Path, State]:
-    """The root folder of a Dockerfile, and what it sets."""
+    """The root folder of a Dockerfile and its settings."""
     return await _played(Player(context, name, context.text, given, table, tell), name, timeout)
 
 
