@@ -37,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
             help="the backend's own options, as in terminal_options: '{host: worker-1}'",
         )
     reaping.add_argument("--run", metavar="RUN_ID", help="only sandboxes of this run")
-    reaping.add_argument("--everyone", action="store_true", help="also sandboxes whose run is alive")
+    reaping.add_argument("--everyone", action="store_true", help="also sandboxes of runs that are alive")
     return parser
 
 

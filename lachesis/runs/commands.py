@@ -111,8 +111,8 @@ async def own_evaluation(env: Environment) -> Any:
     # A loop made by hand notes the error of its request again.
     if broken := list({id(error): error for error in (*failed.values(), *of_tasks.values())}.values()):
         raise EvaluationBroken(
-            f"{env.run_name}: the infrastructure failed {counted(len(broken), 'time')} under its evaluation, whose "
-            f"figures may count that as failures of the model; the first: {broken[0]}"
+            f"{env.run_name}: the infrastructure failed {counted(len(broken), 'time')} during its evaluation; "
+            f"the results may count that as failures of the model; the first error: {broken[0]}"
         )
     if isinstance(result, RunResult):
         return result  # it printed and wrote its own

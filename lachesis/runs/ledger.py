@@ -272,8 +272,8 @@ class Ledger:
             if not required:
                 return {}
             raise RunFolderError(
-                f"{self.path} exists, but {self._manifest.name} beside it cannot be read ({error}), so it is unknown "
-                "what made it; choose another path or move the file away"
+                f"{self.path} exists, but {self._manifest.name} next to it cannot be read ({error}), so it is unknown "
+                "which run made it; choose another path or move the file away"
             ) from error
 
     def _plain_names_are_taken(self) -> bool:

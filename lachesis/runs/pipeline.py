@@ -341,7 +341,7 @@ class Pipeline(Generic[G]):
         for number in reversed(range(1, len(groups))):
             key = part_key(job.key, number)
             if key in self.sink.done:
-                self.tell(f"{key}: an earlier start wrote this group; what its item gave now is left out")
+                self.tell(f"{key}: an earlier start wrote this group; the new result of its item is left out")
             else:
                 await self._finish_group(Job(job.item, key), groups[number], flight)
         await self._finish_group(job, groups[0], flight)

@@ -84,7 +84,7 @@ def test_a_broken_server_is_no_score_although_the_environment_catches_it(tmp_pat
     with served(lambda _: 500) as server:
         done = start(tmp_path, "evaluate", server.base_url, "--openai.max_retries", "0")
     assert done.returncode == 1
-    assert "the infrastructure failed 2 times under its evaluation" in done.stderr
+    assert "the infrastructure failed 2 times during its evaluation" in done.stderr
     assert "500" in done.stderr
 
 

@@ -155,7 +155,7 @@ class RecordedServer:
             f"{name}: {json.dumps(value)}" for name, value in sampling_without_problem(response.sampling).items()
         )
         fix = f"; --env.override_sampling '{{{values}}}' samples as a trainer needs it" if values else ""
-        self.tell(f"what the environment samples cannot be trained: {problem}{fix}")
+        self.tell(f"the environment's samples cannot be trained: {problem}{fix}")
 
     async def _ask_for_tokens(self, session: ManagedServer | Router, kwargs: Mapping[str, Any]) -> Any:
         if not isinstance(session, ManagedServer):

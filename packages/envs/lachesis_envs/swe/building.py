@@ -154,8 +154,8 @@ def _changed(name: str, old: Files, new: Files, places: Sequence[str], tests: st
     sources = {path for path in (*old, *new) if within(path, places) and not within(path, [tests])}
     if gone := sorted(path for path in sources if path not in new):
         raise BuildError(
-            f"{name}: the new tree has no {gone[0]}, and a solution removes no file. Next step: name in `fix` what is "
-            "to be corrected, or keep the file"
+            f"{name}: the new tree has no {gone[0]}, but a solution cannot remove files. Next step: name in `fix` the "
+            "files to correct, or keep the file"
         )
     if found := {path: new[path] for path in sorted(sources) if old.get(path) != new[path]}:
         return found

@@ -72,5 +72,5 @@ async def _collected(task: SweTask, folder: Path, backend: Backend, spec: Sandbo
         return list(dict.fromkeys(ids))
     raise BuildError(
         f"{task.name}: pytest finds no test in {task.test_folder}: {output.strip()[-500:]}. Next step: correct `tests` "
-        "or add what they import to `python`"
+        "or add the modules that they import to `python`"
     )

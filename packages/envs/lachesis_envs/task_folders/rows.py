@@ -85,9 +85,7 @@ def _command(row: Row, tests: list[str], folder: Path) -> tuple[str, str]:
         form, command = "unittest", ""
     else:
         said = f"{tests[0]!r} is not a test of pytest, Django or SymPy" if tests else "there are no tests"
-        raise wrong(
-            folder, said, "give the column test_cmd, a command whose output is that of unittest -v", "PASS_TO_PASS"
-        )
+        raise wrong(folder, said, "give the column test_cmd, a command with the output of unittest -v", "PASS_TO_PASS")
     given = " && ".join(given) if isinstance(given, list) else given
     return form, f"{given or command} {' '.join(map(shlex.quote, changed))}"
 

@@ -142,7 +142,7 @@ class BatchSource:
                 if self.instance != before:
                     self.instance, self._replaced = before, True
                     raise BatchError(
-                        f"{self.url} now has a different database, with batch numbers of its own: start the same "
+                        f"{self.url} now has a different database, with its own batch numbers: start the same "
                         "command again"
                     )
             elif answer.get("batch"):

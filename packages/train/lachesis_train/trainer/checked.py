@@ -148,8 +148,8 @@ def _verified(body: Mapping[str, Any], uncertified: Uncertified) -> list[_Found]
     if uncertified == "refuse" and not all(sample.digest for sample in samples):
         raise Refused(
             Refusal.UNCERTIFIED,
-            "the certificates have no digest, as those of earlier versions: update the environment's Lachesis, or "
-            "train on its groups with --training.uncertified allow",
+            "the certificates have no digest, because an earlier version wrote them: update the environment's "
+            "Lachesis, or train on its groups with --training.uncertified allow",
         )
     trained: set[tuple[str, int]] = set()
     for at, sample in enumerate(samples):
