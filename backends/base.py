@@ -54,7 +54,7 @@ class SandboxLost(BackendError):
 
 
 class SandboxExhausted(SandboxLost):
-    """What ran inside used up the sandbox's own limits, and that ended it. A new attempt would excuse the agent."""
+    """Programs inside used up the sandbox's own limits, which ended it. A new attempt would excuse the agent."""
 
 
 @dataclass(frozen=True, slots=True)

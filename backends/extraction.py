@@ -24,7 +24,7 @@ _REMOVAL = 60.0
 
 
 class Room:
-    """What one download may still write on this machine."""
+    """The amount that one download may still write on this machine."""
 
     def __init__(self, max_bytes: int | None = MAX_DOWNLOAD, max_members: int | None = MAX_MEMBERS) -> None:
         """None: only the free space of the disk is a limit."""

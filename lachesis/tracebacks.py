@@ -80,7 +80,7 @@ def headline(error: BaseException) -> str:
 
 
 def in_one_line(trace: str) -> str:
-    """What `explained` gave, shortened: the headline, and the line of the author's code that failed."""
+    """The result of `explained`, shortened: the headline, and the line of the author's code that failed."""
     said, _, rest = trace.partition("\n")
     found = re.findall(r'^  File "([^"]+)", line (\d+)', rest, re.MULTILINE)
     found = [each for each in found if is_of_an_author(each[0]) and "-packages/" not in each[0]] or found

@@ -36,7 +36,7 @@ class Member:
 
 
 def header(member: Member) -> bytes:
-    """What comes before its contents. These are padded to a multiple of `BLOCK`."""
+    """The header before its contents, which are padded to a multiple of `BLOCK`."""
     name, target = os.fsencode(member.name), os.fsencode(member.target)
     long = b""
     for mark, text in ((b"K", target), (b"L", name)):

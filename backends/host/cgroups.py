@@ -45,7 +45,7 @@ _TRACKER = "pids"
 
 @dataclass(frozen=True)
 class Limits:
-    """What a group may use; None means no limit."""
+    """The limits of a group; None means no limit."""
 
     cpus: float | None = None
     memory_bytes: int | None = None

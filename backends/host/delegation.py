@@ -27,7 +27,7 @@ def bus() -> dict[str, str]:
 
 
 def in_scope(found: Cgroups) -> list[str]:
-    """What to put before a command line to run it in a scope of the user's systemd. Blocks.
+    """The prefix of a command line that runs it in a scope of the user's systemd. Blocks.
 
     Empty where that is of no use, as for root and where groups can be made anyway, or does not work.
     """

@@ -1,4 +1,4 @@
-"""What runs on a far machine for one ssh session: it starts, lists and ends sandboxes there.
+"""The program on a far machine for one ssh session: it starts, lists and ends sandboxes there.
 
 Nothing is installed on the far machine. A sandbox that has ended leaves nothing but the portable runtime, in the
 user's cache folder.

@@ -1,5 +1,5 @@
-"""What sandboxes and builds with the network need of this machine to install packages: settings of apt and pip, the
-proxies, certificates and the resolver, without logins. Nothing of it stays in an image."""
+"""This machine's settings for installing packages, for sandboxes and builds with the network: settings of apt and pip,
+proxies, certificates and the resolver, without logins. None of them stay in an image."""
 
 from __future__ import annotations
 

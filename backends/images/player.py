@@ -34,7 +34,7 @@ _REMOTE = re.compile(r"(?:https?|ftp|git|ssh)://|git@|.*\.git(?:#|$)")
 
 @dataclass
 class State:
-    """What the instructions so far have set."""
+    """The settings of the instructions so far."""
 
     key: str = ""
     """Of the newest layer."""

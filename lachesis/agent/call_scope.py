@@ -150,7 +150,7 @@ class Call(Coroutine[Any, Any, T]):
 
 @dataclass(eq=False, slots=True)
 class CallScope:
-    """What the calls of a `ToolContext` in one call of the environment came to."""
+    """The results of a `ToolContext`'s calls in one call of the environment."""
 
     name: str
     """The environment and its method, for messages."""

@@ -83,7 +83,7 @@ class RolloutClock:
 
     @property
     def waited_too_long(self) -> str:
-        """What to say where the rollout waited for too long; empty where it did not."""
+        """The message when the rollout waited for too long; empty if it did not."""
         if self._patience is None or self.waiting < self._patience:
             return ""
         return (

@@ -69,7 +69,7 @@ class ContextCompression:
 
     @property
     def summary_tokens(self) -> int:
-        """What a summary should have at most."""
+        """The number of tokens that a summary should have at most."""
         return max(1, min(750, self.target // 4))
 
 

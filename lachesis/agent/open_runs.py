@@ -29,7 +29,7 @@ class NoOpenRun(LachesisError, RuntimeError):
 
 @dataclass(eq=False, slots=True)
 class OpenRun:
-    """What a task's tools need."""
+    """The objects that a task's tools need."""
 
     sessions: ToolSessions
     registry: ToolRegistry

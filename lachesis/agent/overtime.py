@@ -41,7 +41,7 @@ class RewardTooSlow(RewardError):
 
 
 class OwnWork:
-    """What the environment's code takes of a processor in one call, on all threads that are known to run it."""
+    """Processor time of the environment's code in one call, on all threads that are known to run it."""
 
     __slots__ = ("_leaving", "_running", "_seconds", "kept_loop")
 

@@ -31,7 +31,7 @@ _ENOUGH = 4.0
 
 @dataclass(frozen=True, slots=True)
 class OwnTime:
-    """What a program took that a time limit has ended."""
+    """The time of a program that a time limit has ended."""
 
     seconds: float
     """Of wall-clock time."""
@@ -54,7 +54,7 @@ class MachineOverloaded(BackendError):
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """What a sandbox gets of its machine."""
+    """The share of its machine that a sandbox gets."""
 
     stretch: float
     """Seconds in which one busy process gets a second of processor time, or the part of it that its sandbox may use at

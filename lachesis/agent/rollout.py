@@ -253,7 +253,7 @@ def _with_fixed(rollout: Rollout, score: FixedScore | Literal["reward"], why: st
 
 
 class Agent(Protocol):
-    """What plays one rollout, up to its reward: `HermesAgentLoop`, or a program."""
+    """Plays one rollout, up to its reward: `HermesAgentLoop`, or a program."""
 
     async def run(self, messages: Sequence[Mapping[str, Any]]) -> AgentResult: ...
 

@@ -1,4 +1,4 @@
-"""What runs the tool calls of a turn: a session, or the one that a task has in the run that is open."""
+"""Runs the tool calls of a turn: a session, or the one that a task has in the run that is open."""
 
 from __future__ import annotations
 

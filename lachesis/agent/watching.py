@@ -1,4 +1,4 @@
-"""What one call of a reward passes: its statements, and the expressions in which it asks a service.
+"""Records the course of one call of a reward: its statements, and the expressions in which it calls a service.
 
 Only code of its author is looked at while it runs; of other code, Python tells the calls alone.
 """

@@ -1,4 +1,4 @@
-"""What commands with subcommands share: choosing one, and the backend that it works on."""
+"""Shared by commands with subcommands: choosing one, and the backend that it works on."""
 
 from __future__ import annotations
 

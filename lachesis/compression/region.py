@@ -13,7 +13,7 @@ Role: TypeAlias = Literal["system", "human", "gpt", "tool"]
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What the choice needs to know about a turn, or about a message."""
+    """The facts about a turn, or about a message, that the choice depends on."""
 
     role: Role
     tokens: int

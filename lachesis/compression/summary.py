@@ -36,7 +36,7 @@ class Passage(NamedTuple):
 
 
 class Summary(NamedTuple):
-    """What a summariser answers."""
+    """The answer of a summariser."""
 
     text: str
     api_calls: int = 0

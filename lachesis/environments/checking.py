@@ -66,7 +66,7 @@ class Played:
 
 @dataclass(slots=True)
 class CheckReport:
-    """What was played, and the problems found."""
+    """The rollouts played and the problems found."""
 
     played: list[Played] = field(default_factory=list)
     findings: list[str] = field(default_factory=list)

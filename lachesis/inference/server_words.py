@@ -1,4 +1,4 @@
-"""What model servers mean by their errors and finish reasons, each of which has its own words.
+"""The meaning of the errors and finish reasons of model servers, which all word them differently.
 
 Read from the documentation and the error texts of OpenAI, Azure, Anthropic, Gemini, Bedrock, Mistral, Cohere, xAI,
 Groq, Cerebras, Together, Fireworks, OpenRouter, DeepSeek, Zhipu, Moonshot, DashScope, MiniMax, Ark, SiliconFlow, GitHub

@@ -125,7 +125,7 @@ class FileSink(Sink[PlayedGroup]):
 
     @property
     def unit(self) -> str:
-        """What is counted."""
+        """The unit in which the run counts."""
         return "groups" if self.evaluation is None else "samples"
 
     @property

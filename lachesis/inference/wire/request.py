@@ -1,4 +1,4 @@
-"""What clients ask, in one form for all protocols, and why they are refused."""
+"""Requests of clients, in one form for all protocols, and the reasons to refuse them."""
 
 from __future__ import annotations
 

@@ -180,7 +180,7 @@ NOTHING = Reward(0.0, {"call": 0.0, "tool": 0.0, "arguments": 0.0})
 
 
 def graded(answer: Message, item: Mapping[str, Any]) -> Reward:
-    """What one answer of the model earns."""
+    """The reward of one answer of the model."""
     if len(answer.tool_calls) != 1:
         return NOTHING
     (call,) = answer.tool_calls

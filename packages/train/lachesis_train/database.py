@@ -166,7 +166,7 @@ class Database:
         return data
 
     def facts(self) -> dict[str, Any]:
-        """What `put_fact` wrote, by name."""
+        """The facts that `put_fact` wrote, by name."""
         with self.errors() as database:
             rows = database.execute("SELECT name, value FROM facts").fetchall()
         try:

@@ -563,7 +563,7 @@ class Index:
         return found
 
     def history(self, run: str) -> list[sqlite3.Row]:
-        """What curves are made of: every rollout of a run, in the order of its groups' ends."""
+        """The data of the curves: every rollout of a run, in the order of its groups' ends."""
         query = (
             "SELECT number, item, reward, outcome, cause, turns, calls, errors, tokens, seconds, metrics, time, kind "
             "FROM rollouts JOIN files ON files.id = file WHERE rollouts.run = ? ORDER BY time, number, n"

@@ -17,7 +17,7 @@ _FACTS = ("finish_reason", "model", "model_version", "prompt_checked", "purpose"
 
 
 def rollout_context(group: Mapping[str, Any], n: int) -> dict[str, Any]:
-    """What the template of rollout `n` takes. Raises IndexError where the group has none of this number."""
+    """The values for the template of rollout `n`. Raises IndexError if the group has no rollout of this number."""
     rollouts = group["rollouts"]
     if not 0 <= n < len(rollouts):
         raise IndexError(f"rollout {n}: the group has {len(rollouts)}")
@@ -129,7 +129,7 @@ def sample_tokens(group: Mapping[str, Any], n: int, number: int, vocabulary: Voc
 
 
 def training_of(sample: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a trainer wrote about a sample; empty where it is of another file."""
+    """A trainer's notes on a sample; empty if it belongs to another file."""
     found: Mapping[str, Any] = sample.get("training") or {}
     return found
 

@@ -137,7 +137,7 @@ def as_time(value: Any) -> float:
 
 
 def as_name(text: str) -> str:
-    """What a list shows in each of its rows, and offers to filter by."""
+    """`text` as a name that lists show and filter by."""
     return storable(text)[:NAME_LENGTH]
 
 

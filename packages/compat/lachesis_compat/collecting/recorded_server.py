@@ -187,7 +187,7 @@ class RecordedServer:
 
 
 class RecordedSession:
-    """What `managed_server()` yields: a `ManagedServer` whose completions are recorded."""
+    """The server that `managed_server()` yields: a `ManagedServer` that records its completions."""
 
     def __init__(self, server: RecordedServer, session: ManagedServer) -> None:
         self._server = server

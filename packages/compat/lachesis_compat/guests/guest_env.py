@@ -1,4 +1,4 @@
-"""What all guests share: their code plays a rollout over the endpoint, and decides on its score."""
+"""The base of all guests: their code plays a rollout over the endpoint, and decides on its score."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ NO_ANSWER = "no answer by the model"
 
 @dataclass(frozen=True, slots=True)
 class EntryFormat:
-    """What all lines of a run have in common.
+    """The fields that all lines of a run have in common.
 
     Args:
         all_tools: names of all tools, each of which has a column in every line.

@@ -47,7 +47,7 @@ PROMOTES = "--keep_without_reasoning keeps such samples, and without playing als
 
 
 class Work(ItemKeys):
-    """What is to be played: each item `samples` times in a row, and the key of each sample.
+    """The plan of the run: each item `samples` times in a row, and the key of each sample.
 
     A key is the digest of the item, that of the settings, which of several equal items it is, and the number of the
     sample: `8f…3a…-1+2`. It does not depend on the order of the items.
@@ -343,7 +343,7 @@ class BatchSink(FileSink):
             return None
 
     def statistics(self) -> dict[str, Any]:
-        """What `statistics.json` holds."""
+        """The contents of `statistics.json`."""
         return {
             "batch_size": self.batches.size,
             "total_prompts": self.total,

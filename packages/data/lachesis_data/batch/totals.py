@@ -16,7 +16,7 @@ MILLION = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caps:
-    """What ends a run early. Samples in flight then get `grace_period` to finish."""
+    """Limits that end a run early. Samples in flight then get `grace_period` to finish."""
 
     seconds: float | None = None
     """Of this start."""

@@ -44,7 +44,7 @@ class Line(NamedTuple):
 
 @dataclass(slots=True)
 class Rewritten:
-    """What became of the entries of some files."""
+    """The counts of entries of some files, by result."""
 
     read: int = 0
     written: int = 0

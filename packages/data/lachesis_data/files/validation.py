@@ -31,7 +31,7 @@ _BATCH = {
 
 
 def validate_entry(entry: Any, format: str = "") -> list[str]:
-    """What breaks the rules of a format in an entry, in words; empty where nothing does.
+    """The ways in which an entry breaks the rules of a format, in words; empty if it breaks none.
 
     Without `format`, the entry's own format is used. Raises UnknownFormat for an unknown name.
     """

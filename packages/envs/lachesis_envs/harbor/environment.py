@@ -87,7 +87,7 @@ class HarborEnv(HermesAgentBaseEnv):
     takes_follow_ups = False  # the user of a task gives the instruction of its next step
 
     def task_folders(self) -> list[Path]:
-        """What `dataset_name` names. Raises `TaskError` where there is no task."""
+        """The tasks that `dataset_name` names. Raises `TaskError` if there are none."""
         if not self.config.dataset_name:
             raise SettingsError(f"{self.run_name} has no tasks; set --env.dataset_name to a folder with task folders")
         return find_tasks(self.config.dataset_name)

@@ -53,7 +53,7 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Graded:
-    """What today's verifier says."""
+    """The result of today's verifier."""
 
     verdict: Verdict | None
     record: Mapping[str, Any]

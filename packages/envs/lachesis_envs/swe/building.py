@@ -168,7 +168,7 @@ def without_version(path: str, data: bytes) -> bytes:
 
 
 def hunks(old: bytes, new: bytes) -> list[tuple[int, int, list[bytes]]]:
-    """What differs: begin and end among the old lines, from 0, and the new lines."""
+    """The difference: begin and end among the old lines, from 0, and the new lines."""
     before, after = old.splitlines(keepends=True), new.splitlines(keepends=True)
     matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
     return [(begin, end, after[at:to]) for kind, begin, end, at, to in matcher.get_opcodes() if kind != "equal"]

@@ -92,7 +92,7 @@ async def judge(task: Task, step: Step, ctx: ToolContext, *, record: dict[str, A
 
 
 async def judged(task: Task, step: Step, settings: JudgeSettings, ctx: ToolContext) -> Judgement:
-    """What the suite says about the sources in the sandbox of `ctx`, which ends. Raises as `ctx.judge_pytest`."""
+    """The suite's result for the sources in the sandbox of `ctx`, which ends. Raises as `ctx.judge_pytest`."""
     assert not isinstance(settings.expect, str)
     return await ctx.judge_pytest(
         settings.sources,

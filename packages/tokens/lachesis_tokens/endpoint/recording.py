@@ -1,4 +1,4 @@
-"""What one rollout asks of the model, and the history that becomes of it."""
+"""The requests of one rollout to the model, and the history that is built from them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 
 class RecordingOptions(TypedDict, total=False):
-    """What `RecordingEndpoint.open` takes."""
+    """The arguments of `RecordingEndpoint.open`."""
 
     temperature: float | None
     """Of every completion, whatever the client sends; default 1."""

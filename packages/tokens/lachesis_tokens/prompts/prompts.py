@@ -264,7 +264,7 @@ class PromptBuilder:
 
     @property
     def encoder(self) -> TextEncoder:
-        """What makes ids of text."""
+        """The encoder that turns text into ids."""
         return self._encoder
 
     def encode(self, text: str) -> list[int]:

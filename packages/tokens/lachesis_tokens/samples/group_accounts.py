@@ -64,7 +64,7 @@ _OF_RUN: Final = ("environment", "model", "evaluation")
 
 
 class Runs:
-    """What the lines of each run have in common, and the places of its groups in its file (`number`)."""
+    """The fields that the lines of each run have in common, and the places of its groups in its file (`number`)."""
 
     def __init__(self) -> None:
         self._seen: dict[str, set[int]] = {}
@@ -98,7 +98,7 @@ class Runs:
         return None
 
     def of_sample(self, record: Mapping[str, Any]) -> str | None:
-        """What contradicts another line of the run. A line without one contradicts none."""
+        """How a sample contradicts an earlier line of its run, or None. A sample without a run contradicts nothing."""
         run = record.get("run")
         if not isinstance(run, str):
             return None

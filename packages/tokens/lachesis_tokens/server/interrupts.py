@@ -69,7 +69,7 @@ class Interrupted:
         )
 
     def kept(self, begun: Generation) -> Generation:
-        """What is kept of an aborted completion: all of its tokens, or none if its sampling depends on all of them.
+        """The kept part of an aborted completion: all of its tokens, or none if its sampling depends on all of them.
 
         It gets another finish reason if it has ended: SGLang reports the last token of an aborted completion before it
         looks whether that token ends it.

@@ -47,7 +47,7 @@ def failure(status: int, message: str, headers: Mapping[str, str] | None = None)
 
 @web.middleware
 async def errors(request: web.Request, handler: Callable[[web.Request], Any]) -> web.StreamResponse:
-    """What a request has wrong, as an answer."""
+    """Turns an error of a request into an answer."""
     try:
         answer: web.StreamResponse = await handler(request)
     except RequestError as error:

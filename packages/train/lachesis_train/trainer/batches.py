@@ -38,7 +38,7 @@ class BatchError(LachesisError):
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """What the trainer tells the API of itself, in the words of `POST /register`."""
+    """The trainer's description of itself, with the fields of `POST /register`."""
 
     wandb_group: str
     wandb_project: str

@@ -84,7 +84,7 @@ class PreparedBatch:
         return [reason for reason in self.skipped.values() if reason[0] not in harmless]
 
     def records(self, logprobs: Sequence[Sequence[float]]) -> list[GroupRecord]:
-        """What became of each group, for the recorder. `logprobs`: the engine's, of the targets of each datum."""
+        """The fate of each group, for the recorder. `logprobs`: the engine's, for the targets of each datum."""
         found = {
             (trained.group, trained.at): SampleRecord(
                 advantage=float(trained.advantages.mean()),

@@ -26,7 +26,7 @@ of the content under another name."""
 
 
 class EnvSettings(BaseModel):
-    """What the trainer reads of `env:`; the rest is the environment's."""
+    """The part of `env:` that the trainer reads; the rest belongs to the environment."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -216,7 +216,7 @@ class Settings(BaseModel):
 
     @property
     def rules(self) -> Rules:
-        """What of a batch is trained."""
+        """The part of a batch that is trained."""
         training = self.training
         return Rules(
             uncertified=training.uncertified,
