@@ -174,7 +174,7 @@ class Connection:
     async def request(
         self, op: str, payload: bytes = b"", *, patience: float | None = PATIENCE, room: int = CHUNK, **fields: Any
     ) -> tuple[dict[str, Any], bytes]:
-        """Send a request and wait for its answer, which has at most `room` bytes beside its header. Cancelling the call
+        """Send a request and wait for its answer, with at most `room` bytes besides its header. Cancelling the call
         cancels the request inside.
 
         Raises:
@@ -359,7 +359,7 @@ class Connection:
 
         Raises:
             _Unreachable: `seconds` are over.
-            SandboxLost: `dial` raised it, or the executor was started anew.
+            SandboxLost: `dial` raised it, or the executor was started again.
         """
         assert self._dial is not None
         end = time.monotonic() + seconds

@@ -102,7 +102,7 @@ class Frames:
         """The next frame that has arrived: header, payload, and size in bytes. None while there is none.
 
         Raises:
-            ValueError: the bytes are no frame, its tag is wrong, or it has more bytes than a limit.
+            ValueError: the bytes are not a frame, its tag is wrong, or it has more bytes than a limit.
         """
         if len(self.arrived) < FRAME.size:
             return None

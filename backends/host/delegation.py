@@ -1,7 +1,7 @@
 """Control groups for ordinary users: systemd gives them a part of the tree of version 2, to processes that ask for it.
 
 A session of ssh is not in that part, and its processes cannot move there. So the user's systemd starts the helper that
-makes sandboxes (`spawner.py`) in a scope, and what the helper starts can be moved to groups beside that scope.
+makes sandboxes (`spawner.py`) in a scope, and what the helper starts can be moved to groups next to that scope.
 """
 
 from __future__ import annotations

@@ -302,7 +302,7 @@ class Hub:
         return not folder.is_dir()
 
     def remove(self, folder: Path) -> None:
-        """In a process of its own: what a supervisor does at its end."""
+        """In a separate process: what a supervisor does at its end."""
         try:
             lock = os.open(str(folder / "meta.json"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

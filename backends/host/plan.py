@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 FIRST_FILE = 20
-"""Number of the first descriptor that a started process finds beside its standard ones."""
+"""Number of the first descriptor that a started process finds besides its standard ones."""
 
 
 def numbers(count: int) -> range:

@@ -162,7 +162,7 @@ class Overtime:
 
 
 class _Lookout:
-    """Calls functions at given times, in a thread of its own."""
+    """Calls functions at given times, in its own thread."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()

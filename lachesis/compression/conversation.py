@@ -82,7 +82,7 @@ class Conversation:
 
     @property
     def uncounted_parts(self) -> int:
-        """Images and other parts that are no text."""
+        """Images and other parts that are not text."""
         return sum(part.get("type") != "text" for item in self.items for part in _parts(item))
 
     def turns(self, tokens: Sequence[int]) -> list[Turn]:

@@ -63,7 +63,7 @@ def _stretches(turns: Sequence[Turn], settings: ProtectedTurns) -> Iterator[list
 
 
 def _blocks(turns: Sequence[Turn]) -> Iterator[range]:
-    """Each turn that is no result, with the results that follow it."""
+    """Each turn that is not a result, with the results that follow it."""
     start = 0
     for index in range(1, len(turns) + 1):
         if index == len(turns) or turns[index].role != "tool":

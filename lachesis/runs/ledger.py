@@ -255,7 +255,7 @@ class Ledger:
         return f"{short} or --env.{setting} {shlex.quote(str(place))}"
 
     def _digests(self) -> dict[str, str]:
-        """For comparing runs by eye; what is compared by us is written out beside them."""
+        """For comparing runs by eye; what is compared by us is written out next to them."""
         model = {name: value for name, value in self._settings.items() if name.startswith(("model", "openai."))}
         parts = {"settings": self._settings, "data": sorted(self.items), "model": model}
         return {

@@ -66,7 +66,7 @@ class ToolSession:
         self._others: list[ToolSession] = []
 
     def another(self) -> ToolSession:
-        """A session like this one, with a sandbox of its own. Closing this one closes it too."""
+        """A session like this one, with its own sandbox. Closing this one closes it too."""
         self.require_open()
         name = f"{self.task_id}-{len(self._others) + 2}"
         self._others.append(ToolSession(name, self._create, terminal_timeout=self.terminal_timeout, cpus=self.cpus))

@@ -193,5 +193,5 @@ _KNOWN: Final = """
 """
 _HARMLESS: Final = frozenset(_KNOWN.split())
 """Fields of vLLM 0.32, SGLang 0.5.6 and llama.cpp that say where a request runs, how it is logged and cached, and what
-is reported beside the sampled ids; `lora_*` names the policy, as `model` does. `length_penalty` is of beam search, and
+is reported besides the sampled ids; `lora_*` names the policy, as `model` does. `length_penalty` is of beam search, and
 `truncation_side` of `truncate_prompt_tokens`, which the engines refuse."""

@@ -128,7 +128,7 @@ class DrawnItems(HermesAgentBaseEnv):
 
 
 def arguments(call: ToolCall) -> dict[str, Any]:
-    """The arguments of a call; none where they are no JSON object."""
+    """The arguments of a call; none where they are not a JSON object."""
     try:
         given = json.loads(call.arguments or "{}")
     except ValueError:

@@ -26,7 +26,7 @@ class ReturnedSample:
     place: int
     score: float
     tokens: list[int] | None
-    """None where they are no list of ids."""
+    """None where they are not a list of ids."""
     masks: list[int] | None
     logprobs: Any
     messages: tuple[Mapping[str, Any], ...] | None

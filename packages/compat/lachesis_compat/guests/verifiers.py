@@ -175,7 +175,7 @@ class VerifiersEnv(GuestEnv):
 
 
 def _is_single_turn(guest: Any, state: Mapping[str, Any]) -> bool:
-    """Whether the environment has one turn by its nature: its end is no limit."""
+    """Whether the environment has one turn by its nature: its end is not a limit."""
     import verifiers
 
     route = (state.get("info") or {}).get("env_id") or ()  # of a group of environments, one name for each level

@@ -26,7 +26,7 @@ _CHILD = Path(__file__).with_name("math_child.py")
 _NUMBER = re.compile(r"(?:(?<![\w)])[-+])?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|(?<!\d)\.\d+")
 _PLAIN_NUMBER = re.compile(r"[-+]?(?:(?:\d{1,3}(?:,\d{3})+|\d{1,3}(?: \d{3})+|\d+)(?:\.\d*)?|\.\d+)(?: ?/ ?\d+)?")
 _UNITS = re.compile(r"\\(?:text|mathrm|mbox)\s*\{[^{}\d]*\}|\\[%$]|[$€£%°]")
-"""A text with digits is no unit: `42\\text{ or 43}` is two answers."""
+"""A text with digits is not a unit: `42\\text{ or 43}` is two answers."""
 _SPACES = re.compile(r"\\[ ,;!]|\s+")
 
 

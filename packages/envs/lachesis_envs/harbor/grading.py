@@ -32,7 +32,7 @@ Grading = Literal["auto", "seal", "in_place"]
 
 TESTS, VERIFIER, AGENT = "/tests", "/logs/verifier", "/logs/agent"
 _KEPT_LOGS = 64 << 20
-"""Bytes of /logs/verifier that are kept beside it."""
+"""Bytes of /logs/verifier that are kept next to it."""
 
 
 def way_of(task: Task, step: Step, grading: Grading = "auto") -> Literal["judge", "separate", "seal", "in_place"]:
@@ -272,7 +272,7 @@ async def _require_run(
     """Find out whether what tests could not download is missing without the agent's work as well.
 
     Raises:
-        Invalid: it is. The 0 that they wrote is no verdict.
+        Invalid: it is. The 0 that they wrote is not a verdict.
     """
     missing = not_run(record["stdout"])
     if not missing or verdict.reward.value > 0:

@@ -140,7 +140,7 @@ async def regrade(
         graded: called after each.
 
     Raises:
-        BackendError: a sandbox or an image failed, which is no verdict.
+        BackendError: a sandbox or an image failed, which is not a verdict.
     """
     limit, places = asyncio.Semaphore(at_once), dict[Path, asyncio.Future[Places]]()
 

@@ -53,7 +53,7 @@ def read_compose(
     With `any_name`, a service that is the only one is the main one.
 
     Raises:
-        TaskError: it is no Compose file.
+        TaskError: it is not a Compose file.
     """
     found = Compose()
     data = read_yaml(file)

@@ -80,7 +80,7 @@ def parse_config(text: str, file: Path = Path("task.toml")) -> TaskConfig:
     """The settings in the text of a task.toml, with defaults, without checking whether they can be honoured.
 
     Raises:
-        TaskError: it is no TOML, or Harbor would refuse it too.
+        TaskError: it is not valid TOML, or Harbor would refuse it too.
     """
     try:
         return TaskConfig.model_validate(tomllib.loads(text))

@@ -88,7 +88,7 @@ def _described(task: Task) -> dict[str, Any]:
 
 
 def convert(argv: Sequence[str]) -> int:
-    """Write each task or row of the source into a folder of its own; 1 if one of them could not be written."""
+    """Write each task or row of the source into its own folder; 1 if one of them could not be written."""
     parser = argparse.ArgumentParser(prog="lachesis tasks convert", description=SUBCOMMANDS["convert"][1])
     parser.add_argument(
         "source",

@@ -4,7 +4,7 @@ A tokenizer turns the text `<|im_end|>` into the token wherever it is, so a web 
 and open another. Only tokens that the template writes may have that effect. A rendered text does not show where a token
 comes from, so a conversation that spells one is rendered again with another character at the beginning of each. These
 show where to cut the text: a special token in two parts is encoded as ordinary text. If the template then writes
-something else, words beside the tokens are tried. Other conversations cost a look for the tokens.
+something else, the words around the tokens are tried. Other conversations cost a look for the tokens.
 """
 
 from __future__ import annotations

@@ -183,7 +183,7 @@ def _check_expressible(at: int, sample: TokenSample) -> None:
 
 
 def _unverified(body: Mapping[str, Any]) -> list[_Found]:
-    """The sequences of a group without certificates, each a rollout of its own."""
+    """The sequences of a group without certificates, each its own rollout."""
     lists = {name: body.get(name) for name in ("tokens", "masks", "inference_logprobs")}
     for name, value in lists.items():
         if not isinstance(value, list) or not value:

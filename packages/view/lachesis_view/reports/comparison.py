@@ -40,7 +40,7 @@ class EvaluatedRun:
 
 
 def read_samples(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of `samples.jsonl`, or of a groups file, and of what has no score in the file beside it.
+    """The records of `samples.jsonl`, or of a groups file, and of what has no score in the file next to it.
 
     Args:
         path: the file, or the folder of an evaluation.
