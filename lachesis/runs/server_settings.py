@@ -92,8 +92,8 @@ class ServerConfig(BaseModel):
     )
     session_header: str | None = Field(
         default=None,
-        description="Header that identifies the rollout to a router in front of the servers; null: X-SMG-Routing- "
-        "Key for sglang, X-Session-ID for others; an empty text: none.",
+        description="Header that identifies the rollout to a router in front of the servers; null: "
+        "X-SMG-Routing-Key for sglang, X-Session-ID for others; an empty text: none.",
     )
     data_parallel_size: int = Field(
         default=1,
@@ -108,8 +108,8 @@ class ServerConfig(BaseModel):
     sampling_mask: bool = Field(
         default=False,
         description="Request the ids that top-k, top-p and min-p kept for each sampled token and send them to the "
-        "trainer, which makes these parameters trainable (engine vllm-generate with --return-sampling- "
-        "mask, or sglang).",
+        "trainer, which makes these parameters trainable (engine vllm-generate with "
+        "--return-sampling-mask, or sglang).",
     )
     threads: int = Field(
         default=1, ge=1, description="Threads of a model that this process runs (embedded or a GGUF file)."
