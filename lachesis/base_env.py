@@ -72,9 +72,7 @@ class HermesAgentBaseEnv(AtroposBase):
     """A class attribute with the name of a setting is its default in this environment; see `class_settings`."""
 
     needs_sandboxes: ClassVar[bool | None] = None
-    """Whether rollouts use sandboxes: a run then first checks that they can be created. None: if the agent has
-    tools.
-    """
+    """Whether rollouts use sandboxes: a run then checks first that it can create them. None: if the agent has tools."""
 
     takes_follow_ups: ClassVar[bool] = True
     """Whether a user can answer the agent (`follow_up`)."""

@@ -1,6 +1,5 @@
 """Exceptions of an environment's own code, for its author: a headline with the likely cause, then the traceback without
-frames of this project.
-"""
+frames of this project."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Items that cannot be played: their rollouts repeatedly fail in the same way, while rollouts of other items are
-answered.
-"""
+"""Items that cannot be played: their rollouts keep failing in the same way, while those of other items are answered."""
 
 from __future__ import annotations
 

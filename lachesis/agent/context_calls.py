@@ -104,9 +104,7 @@ async def _noted(
     args: Any,
     kwargs: Any,
 ) -> T:
-    """Log the call, and keep a failure of the infrastructure even if the reward catches it: a failure is not a low
-    score.
-    """
+    """Log the call, and keep a failure of the infrastructure even if the reward catches it: it is not a score."""
     begin, problem, method = time.monotonic(), "", function.__name__
     result: Any = None
     for scope in scopes:

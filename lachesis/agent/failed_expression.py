@@ -119,9 +119,7 @@ class Place:
 
 
 def place_of_value(reward: Callable[..., Any] | None, place: Statement) -> Place | None:
-    """The same for a reward that returned something that is not a score. None if nothing of its value is the
-    agent's.
-    """
+    """The same for a reward that returned something other than a score. None if none of its value is the agent's."""
     code = getattr(reward, "__code__", None)
     parsed = source_of(code.co_filename, getattr(reward, "__globals__", {})) if code is not None else None
     if code is None or parsed is None:

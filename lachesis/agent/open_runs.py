@@ -81,10 +81,7 @@ class OpenRun:
         """The sandbox of a task: the run's, with the overrides of the task."""
         changed = dict(self.overrides.get(task_id, ()))
         if not self.walls and (set_since := _changed(self.variables)):
-            self.note_once(
-                "unsandboxed commands see these variables that the environment set in "
-                f"os.environ: {', '.join(set_since)}"
-            )
+            self.note_once(f"unsandboxed commands see these variables set in os.environ: {', '.join(set_since)}")
             changed["env"] = {**set_since, **self.sessions.spec.env}
         return replace(self.sessions.spec, **changed) if changed else self.sessions.spec  # type: ignore[arg-type]
 

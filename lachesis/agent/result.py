@@ -193,9 +193,7 @@ class AgentResult:
 
     @property
     def managed_state(self) -> dict[str, Any] | None:
-        """`{"nodes": samples()}`, for environments that read it; in Phase 1 the result of the server's
-        `get_state()`.
-        """
+        """`{"nodes": samples()}`, for environments that read it; in Phase 1 the server's `get_state()`."""
         return {"nodes": self.samples()} if self.tracked else self.server_state
 
     @property

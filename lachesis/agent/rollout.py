@@ -155,9 +155,7 @@ class Rollout:
 
     @property
     def left_to_agent(self) -> bool:
-        """Whether it has no reward because of the agent's actions and the settings for them: nothing needs to be
-        fixed.
-        """
+        """Whether the agent's actions and the settings for them leave it without a reward: nothing needs a fix."""
         own = bool(self.agent_fault) or (self.outcome is Outcome.TIMEOUT and self.error is None)
         return own and self.reward is None and self.traceback is None
 

@@ -61,6 +61,5 @@ class OpenRunCalls:
 def in_open_run(task_id: str, names: Collection[str], budget: ResultBudget) -> OpenRunCalls:
     """
     Raises:
-        NoOpenRun: no run is open.
-    """
+        NoOpenRun: no run is open."""
     return OpenRunCalls(open_run(task_id), task_id, names, budget)

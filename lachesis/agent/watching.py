@@ -24,8 +24,7 @@ T = TypeVar("T")
 
 MOST_EVENTS = 20_000
 """Lines of one call of a function that are watched, and calls in one call of a reward: longer calls repeat
-themselves.
-"""
+themselves."""
 _SUBMIT, _START = ThreadPoolExecutor.submit.__code__, threading.Thread.start.__code__
 _SERVICES = (
     *(

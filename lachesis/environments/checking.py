@@ -1,6 +1,5 @@
 """Mistakes of an environment that show without a model: its reference policy must earn full marks, and policies that do
-nothing or call tools at random must earn nothing.
-"""
+nothing or call tools at random must earn nothing."""
 
 from __future__ import annotations
 

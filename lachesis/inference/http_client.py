@@ -105,8 +105,7 @@ class ServerSettings:
     """Whether every completion comes with the ids that top-k, top-p and min-p left (`Generation.sampling_mask`)."""
     echo_limit: int | None = None
     """Tokens of the longest prompt that a token engine has repeated by the server, to compare its ids. For longer ones
-    only the length is compared. None means no limit.
-    """
+    only the length is compared. None means no limit."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,8 +122,7 @@ def is_content_refusal(status: int, error: Mapping[str, Any], text: str) -> bool
 
 def is_refusal(error: BaseException) -> bool:
     """Whether an exception of a client library (openai, anthropic, httpx, requests) is a 4xx of a model server that
-    refuses the content or the length of the request, and would answer others.
-    """
+    refuses the content or the length of the request, and would answer others."""
     response = getattr(error, "response", None)
     status = getattr(error, "status_code", None) or getattr(response, "status_code", None)
     if not isinstance(status, int) or not 400 <= status < 500:

@@ -159,9 +159,7 @@ def _validators(model: type[HermesAgentEnvConfig], field: str) -> list[Any]:
 
 
 def _check_model(env_cls: Any, model: type[HermesAgentEnvConfig], given: dict[str, str]) -> None:
-    """A settings class together with class attributes: it must know the attributes of the bases, and not set them
-    again.
-    """
+    """A settings class together with class attributes: it must know those of the bases, and not set them again."""
     base_env = next(base for base in env_cls.__mro__[1:] if hasattr(base, "env_config_cls"))
     inherited = base_env.env_config_cls
     bases = {name for base in env_cls.__mro__[1:] for name, value in vars(base).items() if type(value) is ClassSetting}

@@ -47,8 +47,7 @@ class PlayedGroup:
     beside: Rollout | None = None
     """Completions that were sampled while the group was collected and are in none of its rollouts: the answers of a
     judge, or those that the environment dropped. They are not a rollout of the item; their tokens are counted as
-    undelivered.
-    """
+    undelivered."""
 
     @property
     def scored(self) -> list[Rollout]:
@@ -153,8 +152,7 @@ async def play_group(
 
 def settled_group(env: Environment, finished: Finished, group: PlayedGroup, *, last: bool = False) -> PlayedGroup:
     """A group in doubt with the current evidence. `last`: this is the last check, and remaining doubts are errors of
-    the environment.
-    """
+    the environment."""
     rollouts = []
     for before, rollout in zip(group.rollouts, settled(env.player, group.rollouts), strict=True):
         if rollout.doubt is not None and last:

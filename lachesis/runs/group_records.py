@@ -175,8 +175,7 @@ def _agent_record(result: AgentResult | None) -> dict[str, Any]:
 
 def _completions(history: MessageHistory, sampled: Mapping[int, int]) -> dict[str, Any]:
     """What was reported for the completions, in sampling order. The spans of the samples contain the same, so that a
-    change of either is noticed.
-    """
+    change of either is noticed."""
     found = history.completions()
     tokens = [each.tokens for each in found if each.tokens is not None]
     tracked = len(tokens) == len(found)
@@ -193,8 +192,7 @@ def _completions(history: MessageHistory, sampled: Mapping[int, int]) -> dict[st
 
 def _calls(history: MessageHistory, sampled: Mapping[int, int], seen: set[int]) -> dict[str, dict[str, Any]]:
     """Details of each tool call apart from its result, by its id: what the parser repaired in it, and the conversation
-    of a sub-agent.
-    """
+    of a sub-agent."""
     calls: dict[str, dict[str, Any]] = {}
     for node in history.all_nodes():
         result = node.origin

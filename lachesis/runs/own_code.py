@@ -60,9 +60,7 @@ class OwnCode:
 
 
 def _said(names: Sequence[str], path: Path) -> str:
-    return (
-        f"{', '.join(names[:3])}{', ...' if len(names) > 3 else ''} changed since {path} was started" if names else ""
-    )
+    return f"{', '.join(names[:3])}{', ...' if len(names) > 3 else ''} changed since {path} began" if names else ""
 
 
 def _shown(file: str) -> str:

@@ -1,6 +1,4 @@
-"""Metrics that an environment's own `evaluate` reports, so that they are printed and written however it returns
-them.
-"""
+"""Metrics that an environment's own `evaluate` reports: they are printed and written however it returns them."""
 
 from __future__ import annotations
 

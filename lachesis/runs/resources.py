@@ -1,6 +1,4 @@
-"""The resources that a run starts and ends: the dataset, the sandboxes, the model servers, and the player of
-rollouts.
-"""
+"""The resources that a run starts and ends: the dataset, sandboxes, model servers, and the player of rollouts."""
 
 from __future__ import annotations
 

@@ -75,9 +75,7 @@ class ServerConfig(BaseModel):
         "compared. For longer prompts only the length is compared, and the samples record this; null: "
         "no limit.",
     )
-    extra_body: dict[str, Any] | None = Field(
-        default=None, description="Extra fields for every request to this server."
-    )
+    extra_body: dict[str, Any] | None = Field(default=None, description="Extra fields for every request.")
     harmless_fields: list[str] = Field(
         default_factory=list,
         description="Further fields of extra_body that do not affect what is sampled; `serve` rejects fields that "
@@ -111,9 +109,7 @@ class ServerConfig(BaseModel):
         "trainer, which makes these parameters trainable (engine vllm-generate with "
         "--return-sampling-mask, or sglang).",
     )
-    threads: int = Field(
-        default=1, ge=1, description="Threads of a model that this process runs (embedded or a GGUF file)."
-    )
+    threads: int = Field(default=1, ge=1, description="Threads of a model in this process (embedded or a GGUF file).")
     parallel: int = Field(default=4, ge=1, description="Concurrent completions of a model that this process runs.")
     context: int = Field(
         default=4096, ge=256, description="Context size in tokens per completion of a model that this process runs."

@@ -84,9 +84,7 @@ class HermesAgentEnvConfig(RemovedSettings):
     max_num_workers_per_node: Annotated[int, HOW] = Field(
         default=8, description="Groups played at once for each server, if max_num_workers is -1."
     )
-    dataset_name: str | None = Field(
-        default=None, description="Dataset; the environment decides which names it supports."
-    )
+    dataset_name: str | None = Field(default=None, description="Dataset, by a name that the environment supports.")
     dataset_split: str = Field(default="train", description="Split of the dataset to train on.")
     prompt_field: str = Field(default="prompt", description="Field of a row that contains the prompt.")
 
@@ -159,9 +157,7 @@ class HermesAgentEnvConfig(RemovedSettings):
     compress_context_to: int | None = Field(
         default=None, ge=1, description="Target size in tokens after compression; default: half of compress_context_at."
     )
-    compress_context_keep: int = Field(
-        default=4, ge=1, description="Messages at the end of the conversation that compression leaves unchanged."
-    )
+    compress_context_keep: int = Field(default=4, ge=1, description="Last messages that compression leaves unchanged.")
     compress_context_with: Annotated[Literal["policy", "extractive"] | dict[str, Any], Facts(secret=True)] = Field(
         default="policy",
         description="What writes the summary: policy (its tokens are trained), extractive (no model), or another "

@@ -73,9 +73,7 @@ def digest_problem(record: Mapping[str, Any]) -> str | None:
 
 
 def sample_line_problem(record: Mapping[str, Any]) -> str | None:
-    """The same for a line with one sample, which needs the digest if it has a reward in addition to the sample's
-    fields.
-    """
+    """The same for a line with one sample, which needs the digest if it has a reward besides the sample's fields."""
     needed = LINE_DIGEST in record or ("reward" in record and record.get("digest"))
     return digest_problem(record) if needed else None
 

@@ -248,8 +248,7 @@ class MessageHistory(MutableSequence[OpenAIMessage]):
 
     def ended_on(self) -> list[ChatResponse]:
         """The completions up to the one with which the conversation ended, first to last: those of the current path,
-        and those of the messages that were removed from its end.
-        """
+        and those of the messages that were removed from its end."""
         return endings.ended_on(self._nodes, self._path)
 
     def replaced_attempts(self) -> tuple[ChatResponse, ...]:
@@ -336,9 +335,7 @@ class MessageHistory(MutableSequence[OpenAIMessage]):
         return [node.message.to_openai(reasoning_field) for node in self._path]
 
     def encoded(self, reasoning_field: str | None = None) -> EncodedMessages:
-        """The JSON of `to_openai` for a request. The cost depends only on the messages that are new since the last
-        call.
-        """
+        """The JSON of `to_openai` for a request. Only messages that are new since the last call cost time."""
         return encode_path(self._path, reasoning_field, self._encoded)
 
     def fork(self) -> MessageHistory:

@@ -188,8 +188,7 @@ def append_line(path: StrPath, obj: Any, *, fsync: bool = False) -> None:
 @contextmanager
 def replacing(path: StrPath) -> Iterator[Path]:
     """A temporary path next to `path`. The file written there replaces `path` when it is complete and on disk; after an
-    exception it is removed, and `path` is unchanged. Raises NotReplaced.
-    """
+    exception it is removed, and `path` is unchanged. Raises NotReplaced."""
     path = Path(path).resolve()
     if path.exists() and not path.is_file():
         raise NotReplaced(path, "is not a regular file; choose another output file")

@@ -55,9 +55,7 @@ class FinishReason(StrEnum):
     CONTENT_FILTER = "content_filter"
     """The server withheld the rest."""
     ABORT = "abort"
-    """The server aborted it, for example for a weight update. No completion of a rollout ends this way: it is
-    continued.
-    """
+    """The server aborted it, for example for a weight update. No completion of a rollout ends this way."""
     UNKNOWN = "unknown"
     """The server gave no reason, or another one, which is in `ChatResponse.raw_finish_reason`."""
 
@@ -281,8 +279,7 @@ class ToolResponse:
     """Why the call failed; None where it did not."""
     chat: MessageHistory | None = field(default=None, repr=False, compare=False)
     """The conversation of the sub-agent, if the tool was one, frozen: later changes to the original are not part of it.
-    Its samples belong to the same rollout.
-    """
+    Its samples belong to the same rollout."""
 
     def __post_init__(self) -> None:
         if self.chat is not None:

@@ -24,8 +24,7 @@ class SplitRollouts(StrEnum):
 
 DiscardedAttempts: TypeAlias = Literal["none", "rollout"] | float
 """The reward of a discarded attempt (`TokenSample.discarded`): none, and it is not sent; the reward of its rollout; or
-a number of at most 0 instead of that reward.
-"""
+a number of at most 0 instead of that reward."""
 
 
 def check_split(split: SplitRollouts, attempts: DiscardedAttempts) -> None:
