@@ -1,4 +1,4 @@
-"""What an executor may answer. One that answers anything else is not trusted any more."""
+"""The answers that an executor may give. An executor that gives any other answer is no longer trusted."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class ExecResult:
 
 @dataclass(frozen=True, slots=True)
 class FileStatus:
-    """What is at a path of a sandbox."""
+    """What exists at a path of a sandbox."""
 
     path: str
     """The absolute path without symbolic links, also where nothing is there."""
@@ -135,7 +135,7 @@ class Process(Protocol):
 
 
 class CallGuard(Protocol):
-    """What a leased sandbox needs of its lease (`backends.lease.Lease`)."""
+    """What a leased sandbox needs from its lease (`backends.lease.Lease`)."""
 
     async def run(self, call: Coroutine[Any, Any, T]) -> T:
         """The result of `call`. Raises `SandboxLost` when the lease is over, or ends before `call` does."""
@@ -156,12 +156,12 @@ class Sandbox(Protocol):
 
     @property
     def python(self) -> str | None:
-        """Path of a Python >= 3.8 inside, None where there is none."""
+        """Path of a Python >= 3.8 inside, or None."""
         ...
 
     @property
     def home(self) -> str:
-        """The home folder (`HOME`) that it was made with. Nothing inside is asked for it."""
+        """The home folder (`HOME`) that it was made with, known without a call into the sandbox."""
         ...
 
     async def exec(
@@ -195,7 +195,7 @@ class Sandbox(Protocol):
         """Bytes of the whole output of a truncated result, including those that were left out.
 
         Raises:
-            FileNotFoundError: it is no longer kept. Only the last few truncated outputs are.
+            FileNotFoundError: the output is no longer kept. Only the last few truncated outputs are.
         """
         ...
 
@@ -218,12 +218,12 @@ class Sandbox(Protocol):
     async def write_bytes(self, path: str, data: bytes, *, mode: int | None = None) -> None:
         """Replace a file atomically, and create missing parent folders.
 
-        `mode` has its permissions; None keeps those of the file that is replaced.
+        `mode` sets its permissions; None keeps the permissions of the file that is replaced.
         """
         ...
 
     async def stat(self, path: str) -> FileStatus:
-        """What is at `path`, links followed. No program inside has a part in it. Raises `OSError`."""
+        """What exists at `path`; links are followed. No program inside is involved. Raises `OSError`."""
         ...
 
     def read_chunks(self, path: str) -> AsyncIterator[bytes]:
@@ -252,11 +252,12 @@ class Sandbox(Protocol):
         """Copy the contents of the folder `remote` into the folder `local` of this machine, created if missing.
 
         Members that would be written outside `local`, and devices, are rejected. Sparse files count, and are written,
-        in full. None is no bound but the room of the disk: 512 MiB, or 5% of a smaller one, always stay free.
+        in full. With None, only the free space of the disk limits the copy: 512 MiB, or 5% of a smaller disk, always
+        stay free.
 
         Raises:
-            OSError: it cannot be read; with EFBIG, it holds more than `max_bytes`, `max_members`, 256 folders in each
-                other, or what fits; with ENOSPC, this machine has no room for 1 GiB. Nothing is left of it then.
+            OSError: the folder cannot be read. EFBIG: it exceeds `max_bytes`, `max_members`, 256 nested folders, or the
+                free space. ENOSPC: this machine has no room for 1 GiB. The partial copy is removed.
         """
         ...
 
@@ -286,8 +287,8 @@ class SupportsWaited(Protocol):
     """A sandbox that measures for how long its commands wait for a processor."""
 
     async def waited(self) -> float | None:
-        """`ExecResult.waited` of all `fresh` commands so far, cancelled ones and those that still run included. Of a
-        sandbox that has ended, what is known; None where nothing is."""
+        """The sum of `ExecResult.waited` of all `fresh` commands so far, including cancelled and running ones. For a
+        sandbox that has ended, the last known value, or None."""
         ...
 
 
@@ -365,7 +366,7 @@ class Backend(Protocol):
         ...
 
     async def reap(self, *, run_id: str | None = None, everyone: bool = False) -> list[SandboxInfo]:
-        """Remove orphans; with `everyone` also sandboxes of living owners; with `run_id` only those of that run.
+        """Remove orphans; with `everyone` also sandboxes of living owners; with `run_id` only sandboxes of that run.
 
         Returns the removed ones. Any process may call it at any time.
         """

@@ -113,7 +113,7 @@ class Attachment:
         self.stream = stream
         self.frames = Frames()
         self.room: int | None = None
-        """Bytes that a frame may have beside its header; None before the handshake has succeeded."""
+        """Bytes that a frame may have besides its header; None before the handshake has succeeded."""
         self._begun = False
 
     def write(self, frame: bytes) -> None:
@@ -125,7 +125,7 @@ class Attachment:
 
         Raises:
             EOFError: the stream has ended.
-            ValueError: the bytes are no frame, its tag is wrong, or it is too large.
+            ValueError: the bytes are not a frame, its tag is wrong, or it is too large.
         """
         arrived = self.frames.arrived
         while (frame := self.frames.next(*self._limits())) is None:

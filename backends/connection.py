@@ -160,12 +160,12 @@ class Connection:
     async def request(
         self, op: str, payload: bytes = b"", *, patience: float | None = PATIENCE, room: int = CHUNK, **fields: Any
     ) -> tuple[dict[str, Any], bytes]:
-        """Send a request and wait for its answer, which has at most `room` bytes beside its header. Cancelling the call
+        """Send a request and wait for its answer, with at most `room` bytes besides its header. Cancelling the call
         cancels the request inside.
 
         Raises:
             SandboxLost: the connection is lost, or no answer came within `patience` seconds (None: no limit), including
-                interruptions; or it is no answer to this request.
+                interruptions; or the answer does not fit the request.
             OSError: the error of the file system or the process table.
             BackendError: the executor failed.
         """

@@ -21,7 +21,7 @@ class ExitCode(IntEnum):
     SETTINGS = 2
     """Settings or arguments that cannot be used. argparse has the same."""
     STOPPED = 130
-    """Somebody stopped it; the same command goes on."""
+    """The user stopped it; the same command continues."""
 
 
 class LachesisError(Exception):
@@ -29,7 +29,7 @@ class LachesisError(Exception):
     traceback."""
 
     exit_code: ClassVar[int] = ExitCode.FAILED
-    """Exit code of a command that ends with this error: `SETTINGS` where other arguments are the remedy."""
+    """Exit code of a command that ends with this error: `SETTINGS` if other arguments are the remedy."""
 
 
 class SettingsError(LachesisError, ValueError):

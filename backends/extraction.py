@@ -1,4 +1,4 @@
-"""What comes out of sandboxes onto this machine: how much, and a folder of untrusted members."""
+"""Copies out of sandboxes onto this machine: size limits, and folders with untrusted members."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _REMOVAL = 60.0
 
 
 class Room:
-    """What one download may still write on this machine."""
+    """The amount that one download may still write on this machine."""
 
     def __init__(self, max_bytes: int | None = MAX_DOWNLOAD, max_members: int | None = MAX_MEMBERS) -> None:
-        """None is no bound but the room of the disk."""
+        """None: only the free space of the disk is a limit."""
         self.max_bytes = math.inf if max_bytes is None else max_bytes
         self.max_members = math.inf if max_members is None else max_members
         self.size = self.members = 0
@@ -42,7 +42,8 @@ class Room:
         self.size += size
         if self.size > self.max_bytes:
             raise OSError(
-                errno.EFBIG, f"it holds more than {self.max_bytes} bytes (max_bytes): {self.size} with {_shown(name)}"
+                errno.EFBIG,
+                f"it contains more than {self.max_bytes} bytes (max_bytes): {self.size} with {_shown(name)}",
             )
         facts = os.fstatvfs(fd)
         reserve = min(_RESERVE, int(facts.f_blocks * facts.f_frsize * _RESERVED))
@@ -61,7 +62,7 @@ class Room:
         """Count a member of an archive. Raises as `take`."""
         self.members += 1
         if self.members > self.max_members:
-            raise OSError(errno.EFBIG, f"it holds more than {self.max_members} files and folders (max_members)")
+            raise OSError(errno.EFBIG, f"it contains more than {self.max_members} files and folders (max_members)")
         self.take(member.size + len(member.target), fd, member.name)
 
 
@@ -154,12 +155,12 @@ def _parts(member: Member, prefix: int) -> list[str]:
     except ValueError as error:
         raise _UnsafeMember(error) from None
     if member.kind not in (FILE, FOLDER, LINK) or (member.kind != FOLDER and not parts):
-        raise _UnsafeMember("it is no file, folder or symbolic link")
+        raise _UnsafeMember("it is not a file, folder or symbolic link")
     size = prefix + 1 + len(os.fsencode(member.name))
     if len(parts) > DEEPEST + 1 or size > LONGEST_PATH:
         raise OSError(
             errno.EFBIG,
-            f"it has {len(parts)} folders in each other and a path of {size} bytes here: at most {DEEPEST} folders "
+            f"it has {len(parts)} nested folders and a path of {size} bytes here: at most {DEEPEST} folders "
             f"and {LONGEST_PATH} bytes are copied",
         )
     if member.kind == LINK:

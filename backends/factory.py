@@ -55,7 +55,7 @@ def backend_options(name: str) -> list[BackendOption]:
     """The options of the backend `name` that a configuration can set; see `Backend`. Imports its class.
 
     Raises:
-        ValueError: there is no such backend.
+        ValueError: the backend does not exist.
         BackendUnavailable: a package that it needs is not installed.
     """
     make = _load(name)
@@ -83,7 +83,7 @@ def create_backend(name: str, **options: Any) -> Backend:
         options: arguments of the backend's class.
 
     Raises:
-        ValueError: there is no such backend, it has no such option, or the option has another type.
+        ValueError: the backend or the option does not exist, or the option has another type.
         BackendUnavailable: a package that it needs is not installed.
     """
     make = _load(name)

@@ -17,7 +17,7 @@ Create = Callable[[B, SandboxSpec], Coroutine[Any, Any, S]]
 
 
 def typed_failures(create: Create[B, S]) -> Create[B, S]:
-    """A `Backend.create` that raises everything that is no `BackendError` as one."""
+    """A `Backend.create` that turns every other error into a `BackendError`."""
 
     @functools.wraps(create)
     async def typed(self: B, spec: SandboxSpec) -> S:

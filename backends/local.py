@@ -104,7 +104,7 @@ class LocalBackend:
         return Availability(True, detail, "", hardened.isolation("bubblewrap"), limits, better)
 
     def _require(self, bwrap: Bubblewrap | None) -> list[tuple[str, str]]:
-        """What the profile `hardened` lacks. Raises `BackendUnavailable` if that is the profile."""
+        """What this machine lacks for the profile `hardened`. Raises `BackendUnavailable` if that profile is set."""
         lacking = hardened.lacks(self._host.available(), bwrap)
         if self._hardened:
             hardened.require_nothing("backend 'local'", lacking)

@@ -1,4 +1,4 @@
-"""Registries of plug-ins: backends, token engines and exports are found by name, and nobody has to edit our tables.
+"""Registries of plug-ins: backends, token engines and exports are found by name, without an edit of this project.
 
 A name is, in this order, one of the project's own, one that a program registered, or an entry point of an installed
 package. `package.module:attribute` works without any registration.
@@ -105,7 +105,7 @@ class Registry(Generic[T]):
         said = said or f"{self.kind} {target!r}"
         module_name, _, path = target.partition(":")
         if not all(part.isidentifier() for part in [*module_name.split("."), *path.split(".")]):
-            raise UnknownPlugin(f"{said}: has to be written as 'package.module:attribute'")
+            raise UnknownPlugin(f"{said}: must be written as 'package.module:attribute'")
         try:
             found: Any = importlib.import_module(module_name)
         except ModuleNotFoundError as error:

@@ -47,7 +47,7 @@ class Inside:
     """Facts that the executor reports about its sandbox."""
 
     python: str | None
-    """Path of a Python >= 3.8, None where there is none."""
+    """Path of a Python >= 3.8, or None."""
 
 
 async def initialise(
@@ -216,7 +216,7 @@ class ExecutorSandbox:
         """See `Sandbox.read_output`. Outputs of the last four truncated results are kept, as far as there is room.
 
         Raises:
-            FileNotFoundError: it is no longer kept.
+            FileNotFoundError: the output is no longer kept.
             OSError: there was no room for the bytes from `offset` on.
         """
         if stream not in ("stdout", "stderr"):

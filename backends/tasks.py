@@ -52,7 +52,7 @@ async def run_all(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 def stop_event() -> asyncio.Event:
-    """An event that SIGINT and SIGTERM set from now on, instead of what they did. In the main thread only."""
+    """An event that SIGINT and SIGTERM set from now on, instead of their earlier handlers. In the main thread only."""
     stopped, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopped.set)

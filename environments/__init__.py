@@ -1,6 +1,6 @@
 """Environments that run as scripts, and the Hermes stack under the names that its environments import.
 
-Folders `environments` elsewhere on `sys.path` are part of it: an environment beside others can import them.
+Folders `environments` elsewhere on `sys.path` are part of it: an environment next to others can import them.
 """
 
 from pkgutil import extend_path

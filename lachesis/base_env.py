@@ -63,7 +63,7 @@ class HermesAgentBaseEnv(AtroposBase):
     name: ClassVar[str | None] = None
     env_config_cls: ClassVar[type[HermesAgentEnvConfig]] = HermesAgentEnvConfig
     tools: ClassVar[ToolRegistry] = BUILTIN_TOOLS
-    """Tools that toolset names refer to; extend it for tools of your own."""
+    """Tools that toolset names refer to; extend it with your own tools."""
 
     toolsets: ClassVar[Sequence[str] | None]
     max_turns: ClassVar[int]
@@ -72,16 +72,16 @@ class HermesAgentBaseEnv(AtroposBase):
     """A class attribute with the name of a setting is its default in this environment; see `class_settings`."""
 
     needs_sandboxes: ClassVar[bool | None] = None
-    """Whether rollouts use sandboxes: a run then checks first that they can be made. None: if the agent gets tools."""
+    """Whether rollouts use sandboxes: a run then checks first that it can create them. None: if the agent has tools."""
 
     takes_follow_ups: ClassVar[bool] = True
     """Whether a user can answer the agent (`follow_up`)."""
 
     _reward_weights: ClassVar[Mapping[str, float]] = {}
-    """Of the methods with `@reward`, by name."""
+    """Weights of the methods with `@reward`, by name."""
 
     _class_error: ClassVar[SettingsError | None] = None
-    """What is wrong with the class attributes: commands and the constructor raise it."""
+    """An error in the class attributes, which commands and the constructor raise."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class HermesAgentBaseEnv(AtroposBase):
         slurm: bool = False,
         testing: bool = False,
     ) -> None:
-        """Make an environment; nothing is started. Atropos' own classes of settings are accepted as well."""
+        """Create an environment without starting anything. Atropos' own settings classes are accepted too."""
         from lachesis.runs.model_servers import server_of
         from lachesis.runs.wandb_tracking import Tracker
 
@@ -132,7 +132,7 @@ class HermesAgentBaseEnv(AtroposBase):
             cls._class_error = error
         cls._reward_weights = reward_weights(cls)
         if not cls._reward_weights.keys().isdisjoint(("compute_reward", "compute_group_reward")):
-            raise TypeError(f"{cls.__name__}: @reward is for rewards beside compute_reward and compute_group_reward")
+            raise TypeError(f"{cls.__name__}: compute_reward and compute_group_reward take no @reward")
         others = cls.compute_group_reward is not None or bool(cls._reward_weights)
         if others and getattr(cls.compute_reward, "__isabstractmethod__", False):
             cls.compute_reward = _scored_otherwise  # type: ignore[method-assign]
@@ -142,14 +142,14 @@ class HermesAgentBaseEnv(AtroposBase):
     # Methods that a subclass writes.
 
     async def setup(self) -> None:
-        """Load what the environment needs. Runs once, before the first item."""
+        """Load the dataset and other resources. Runs once, before the first item."""
 
     async def teardown(self) -> None:
-        """Release what `setup` took. Runs once, also when the run failed."""
+        """Release the resources of `setup`. Runs once, even if the run failed."""
 
     @abstractmethod
     async def get_next_item(self) -> Any:
-        """The next item, anything that JSON can hold; None when there are no more."""
+        """The next item, any JSON value; None when there are no more."""
 
     @abstractmethod
     def format_prompt(self, item: Any) -> str | list[dict[str, Any]]:
@@ -162,7 +162,7 @@ class HermesAgentBaseEnv(AtroposBase):
     # Methods that a subclass may write.
 
     follow_up: Callable[..., Any] | None = None
-    """`follow_up(item, messages)`: what the user says after an answer of the agent; None ends the rollout.
+    """`follow_up(item, messages)`: the user's message after an answer of the agent; None ends the rollout.
 
     `messages` are OpenAI's dicts, the answer last. Without it, the first answer ends the rollout. May be a plain `def`.
     """
@@ -192,42 +192,43 @@ class HermesAgentBaseEnv(AtroposBase):
         return self._eval_items
 
     def sandbox_for(self, item: Any, spec: SandboxSpec) -> SandboxSpec:
-        """The sandbox for the rollouts of one item: `spec`, that of the run, or a copy with another image."""
+        """The sandbox for the rollouts of one item: the run's `spec`, or a copy with another image."""
         return spec
 
     def sandbox_files(self, item: Any) -> Mapping[str, str | bytes | Path]:
-        """Files that the agent finds in the workspace: by path their text, bytes, or a file or folder of this machine.
+        """Files for the agent's workspace: a mapping of paths to text, bytes, or a file or folder of this machine.
 
-        Paths lead into the workspace. They are written before `setup_sandbox`.
+        Paths must be inside the workspace. The files are written before `setup_sandbox`.
         """
         return {}
 
     async def setup_sandbox(self, item: Any, ctx: Any) -> None:
-        """Make the sandbox of a rollout ready, before the agent's first turn and anew in each attempt.
+        """Prepare the sandbox of a rollout before the agent's first turn; called again for each attempt.
 
-        `ctx` is a `ToolContext`. An exception is the environment's: the rollout has no score and is not tried again.
+        `ctx` is a `ToolContext`. An exception is an error of the environment: the rollout has no score and is not
+        retried.
         """
 
     def reference_policy(self) -> Policy | None:
-        """A scripted policy for `--openai.model_name reference`; None when the environment has none."""
+        """A scripted policy for `--openai.model_name reference`; None if the environment has none."""
         return None
 
     def rollout_metrics(self, item: Any, result: AgentResult, reward: float | None) -> Mapping[str, float]:
-        """Further figures of one rollout; their means are shown and logged."""
+        """Additional metrics of one rollout; their means are shown and logged."""
         return {}
 
     # For rewards.
 
     def judge(self, prompt: str, schema: Any) -> Any:
-        """The answer of the model at the setting `judge_server` to `prompt`, as a value of `schema`.
+        """Ask the model of the setting `judge_server`, and return its answer to `prompt` as a value of `schema`.
 
-        `schema` is a type that pydantic reads (a model, `bool`, `Literal["yes", "no"]`) or a JSON schema. It is awaited
-        in an `async def`, and blocks in a plain `def`. Equal questions of a run have one answer.
+        `schema` is a type that pydantic reads (a model, `bool`, `Literal["yes", "no"]`) or a JSON schema. Await the
+        call in an `async def`; in a plain `def` it blocks. Equal questions of a run get one answer.
 
         Raises:
-            JudgeFailed: it gave no such answer. This and any failed request leave the rollout unscored.
-            JudgeRefused: it refuses this question for what it says, and has answered others of the run.
-            SettingsError: there is no `judge_server`. From a reward it ends the run.
+            JudgeFailed: the model gave no valid answer. This and any failed request leave the rollout unscored.
+            JudgeRefused: the model refuses this question because of its content, and has answered others of the run.
+            SettingsError: there is no `judge_server`. If a reward raises it, the run ends.
             NotRunning: there is no run.
         """
         from lachesis.agent.blocking_calls import result_of
@@ -246,15 +247,17 @@ class HermesAgentBaseEnv(AtroposBase):
 
     @property
     def prepares_sandboxes(self) -> bool:
-        """Whether there is something to do in a sandbox before its agent begins."""
+        """Whether the sandbox needs files or a set-up before its agent starts."""
         return overrides(self, "sandbox_files", "setup_sandbox")
 
     def scorer(self) -> Scorer:
-        """What calls the methods of this environment that score rollouts and set up sandboxes."""
+        """Calls the methods of this environment that score rollouts and set up sandboxes."""
         from lachesis.agent.scorer import Scorer
 
         if self.follow_up is not None and not self.takes_follow_ups:
-            raise SettingsError(f"{self.run_name}: follow_up has no effect here: the agent takes no answers of a user")
+            raise SettingsError(
+                f"{self.run_name}: follow_up has no effect here: the agent does not take messages from a user"
+            )
         others = type(self).compute_reward is _scored_otherwise
         return Scorer(
             self.run_name,
@@ -274,8 +277,8 @@ class HermesAgentBaseEnv(AtroposBase):
 
     @property
     def server(self) -> inference.ModelServer:
-        """Where completions come from: a `Router` in Phase 1, a `TokenServer` in Phase 2. In `collect_trajectories` and
-        its relatives, the same as a `RecordedServer`."""
+        """The source of completions: a `Router` in Phase 1, a `TokenServer` in Phase 2. In `collect_trajectories` and
+        similar methods, the same wrapped in a `RecordedServer`."""
         if self._recorded is not None and self._recorded.in_use:
             return cast("inference.ModelServer", self._recorded)
         if self._server is None:
@@ -308,15 +311,15 @@ class HermesAgentBaseEnv(AtroposBase):
         return self.player
 
     def tool_definitions(self) -> list[dict[str, Any]]:
-        """OpenAI definitions of the tools that the agent gets; with a `distribution`, of all that it may get."""
+        """OpenAI definitions of the agent's tools; with a `distribution`, of all tools that it may get."""
         name = self.config.distribution
         return self._definitions(self.config.enabled_toolsets if name is None else [*distribution(name)])
 
     def group_tools(self, item_key: str) -> tuple[list[str] | None, list[dict[str, Any]]]:
-        """The tools of the group of one item, drawn where there is a `distribution`: equal keys draw the same.
+        """The tools for the group of one item, drawn if there is a `distribution`: equal keys draw the same tools.
 
         Returns:
-            The toolsets that were drawn, None without a distribution; and the definitions of the tools.
+            The toolsets that were drawn (None without a distribution), and the definitions of the tools.
         """
         if type(self)._resolve_tools_for_group is not HermesAgentBaseEnv._resolve_tools_for_group:
             return None, self._resolve_tools_for_group()[0]
@@ -326,7 +329,7 @@ class HermesAgentBaseEnv(AtroposBase):
         return drawn, self._definitions(drawn)
 
     def missing_toolsets(self) -> list[str]:
-        """Toolsets of the removed stack that the settings name and that have no tools here: they are left out."""
+        """Toolsets of the removed stack that are named in the settings but have no tools here: they are left out."""
         config = self.config
         named = config.enabled_toolsets or () if config.distribution is None else distribution(config.distribution)
         return [name for name in dict.fromkeys((*named, *(config.disabled_toolsets or ()))) if self._is_missing(name)]
@@ -342,7 +345,7 @@ class HermesAgentBaseEnv(AtroposBase):
         return get_tool_definitions(enabled, disabled, registry=self.tools)
 
     def left_out_tools(self) -> Mapping[str, str]:
-        """The tools of the settings that lack something on this machine, and what."""
+        """The tools in the settings that cannot work on this machine, with the missing requirement."""
         name = self.config.distribution
         toolsets = self.config.enabled_toolsets if name is None else [*distribution(name)]
         known = None if toolsets is None else [each for each in toolsets if not self._is_missing(each)]
@@ -358,7 +361,7 @@ class HermesAgentBaseEnv(AtroposBase):
     # Names of the removed stack, for environments that play rollouts themselves.
 
     def _resolve_tools_for_group(self) -> tuple[list[dict[str, Any]], set[str]]:
-        """The definitions of the tools of a group, drawn anew where there is a `distribution`, and their names."""
+        """The definitions of the tools of a group, drawn again if there is a `distribution`, and their names."""
         name = self.config.distribution
         tools = (
             self.tool_definitions()
@@ -374,7 +377,7 @@ class HermesAgentBaseEnv(AtroposBase):
         return any(token_engine(server) for server in self.server_configs)
 
     def initial_messages(self, item: Any) -> list[dict[str, Any]]:
-        """The conversation that a rollout of `item` starts with."""
+        """The messages with which a rollout of `item` starts."""
         messages = [{"role": "user", "content": self.format_prompt(item)}]
         if self.config.system_prompt:
             messages.insert(0, {"role": "system", "content": self.config.system_prompt})
@@ -382,9 +385,9 @@ class HermesAgentBaseEnv(AtroposBase):
 
     @asynccontextmanager
     async def running(self, *, training: bool = False) -> AsyncIterator[None]:
-        """Set up the dataset, the sandboxes and the model servers, and end them again.
+        """Set up the dataset, the sandboxes and the model servers, and shut them down at the end.
 
-        `training`: a model that is started here is used with exact tokens.
+        `training`: whether a model that this process starts is used with exact tokens.
 
         Raises:
             BackendUnavailable: the sandboxes cannot be used on this machine.
@@ -406,7 +409,7 @@ class HermesAgentBaseEnv(AtroposBase):
                 self._judge = self._recorded = self._collector = None
 
     def use_server(self, server: inference.ModelServer) -> None:
-        """Take completions from `server` in place of those that `server_configs` name. The next run closes it."""
+        """Take completions from `server` instead of the servers in `server_configs`. The next run closes it."""
         if self._player is not None:
             raise RuntimeError(f"{self.run_name}: a run has its server already; call use_server before it begins")
         self._server = server
@@ -455,21 +458,21 @@ class HermesAgentBaseEnv(AtroposBase):
     # then take what it returns, with the tokens that were recorded meanwhile.
 
     async def collect_trajectories(self, item: Any) -> tuple[Any, list[Any]]:
-        """One group in Atropos' shape, and no backlog. None when nothing in it was scored.
+        """One group in Atropos' shape, and an empty backlog. None if nothing in it was scored.
 
-        In Phase 2 it is the group that `serve` would send, and None where `serve` would not send it. With an override
-        of `collect_trajectory`, it is `group_size` of these.
+        In Phase 2 it is the group that `serve` would send, or None if `serve` would not send it. If
+        `collect_trajectory` is overridden, the group consists of `group_size` of its results.
         """
         if overrides(self, "collect_trajectory"):
             return cast("tuple[Any, list[Any]]", await COMPAT.load("group_of_trajectories")(self, item))
         return cast("tuple[Any, list[Any]]", await COMPAT.load("own_group")(self, item))
 
     async def collect_trajectory(self, item: Any) -> tuple[Any, list[Any]]:
-        """One rollout as an entry of such a group, and no backlog. None when it was not scored."""
+        """One rollout as an entry of such a group, and an empty backlog. None if it was not scored."""
         return cast("tuple[Any, list[Any]]", await COMPAT.load("own_trajectory")(self, item))
 
     async def postprocess_histories(self, trajectories: Any) -> Any:
-        """The groups of an item as they are taken. Default: unchanged."""
+        """Change the groups of an item before they are used. Default: unchanged."""
         return trajectories
 
     async def cleanup(self) -> None:
@@ -497,7 +500,7 @@ class HermesAgentBaseEnv(AtroposBase):
             await COMPAT.load("after_group")(self, group)
 
     def at_step(self, step: int, registration: Registration) -> None:
-        """The trainer is at another step: load or save the environment's own state, where it has some."""
+        """The trainer has reached another step: load or save the environment's own state, if it has any."""
         if overrides(self, "save_checkpoint", "load_checkpoint"):
             COMPAT.load("at_step")(self, step, registration)
 
@@ -518,7 +521,7 @@ class HermesAgentBaseEnv(AtroposBase):
         return await commands.serve(self, hold_out=default)
 
     async def process_manager(self) -> RunResult:
-        """`process`: play `total_steps` groups and write them down; continues what an earlier start left."""
+        """`process`: play and record `total_steps` groups; continues an earlier start."""
         from lachesis.runs import commands
 
         self.process_mode = True
@@ -531,7 +534,7 @@ class HermesAgentBaseEnv(AtroposBase):
 
     @property
     def reporting(self) -> Any:
-        """The environment whose hooks `evaluate` calls: an environment of Atropos is played by one of ours."""
+        """The environment whose hooks `evaluate` calls; an environment of Atropos is wrapped by one of ours."""
         return self
 
     async def _run_evaluate(self) -> Any:
@@ -540,7 +543,7 @@ class HermesAgentBaseEnv(AtroposBase):
         return await commands.evaluate_alone(self)
 
     async def evaluate(self, *args: Any, **kwargs: Any) -> RunResult:
-        """Play the evaluation items once each and write `metrics.json` beside `samples.jsonl`."""
+        """Play the evaluation items once each and write `metrics.json` next to `samples.jsonl`."""
         from lachesis.runs import commands
 
         return await commands.evaluate(self)

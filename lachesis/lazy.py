@@ -1,4 +1,4 @@
-"""Names that are imported when they are first used, imports that log no warnings, and what is done after an import."""
+"""Names that are imported when they are first used, imports that log no warnings, and hooks after an import."""
 
 from __future__ import annotations
 

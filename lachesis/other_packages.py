@@ -1,4 +1,4 @@
-"""What other packages of the project add to the core.
+"""Additions of the project's other packages to the core.
 
 They name it by entry points, so that the core imports none of them and works without them.
 """

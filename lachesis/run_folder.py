@@ -16,7 +16,7 @@ class RunFolderError(LachesisError):
 
 
 class WrongFolder(RunFolderError):
-    """Another folder or name has to be chosen."""
+    """A different folder or name must be chosen."""
 
     exit_code = ExitCode.SETTINGS
 
@@ -36,16 +36,16 @@ def refuse_files_of_runs(output: Path) -> None:
 
 
 def name_problem(name: object) -> str:
-    """What is wrong with a name of which a folder is made, below another one; empty where nothing is."""
+    """The problem with a name for a subfolder; empty if there is none."""
     if not isinstance(name, str):
-        return "is no text"
+        return "is not text"
     path = PurePath(name)
     if not name.strip() or name != name.strip():
         return "is empty, or begins or ends with a space"
     if path.is_absolute() or {"..", "~"} & {*path.parts} or not path.parts:
-        return "would be a folder outside of that of the data"
+        return "would be a folder outside the data folder"
     if not name.isprintable() or len(name.encode("utf-8", "replace")) > 200:
-        return "is no name of a folder: use letters, digits, - and _, at most 200"
+        return "is not a valid folder name: use letters, digits, - and _, at most 200"
     return ""
 
 
@@ -61,7 +61,7 @@ def data_folder(name: str) -> Path:
 
 
 def settings_of(groups: Path) -> dict[str, Any]:
-    """The settings that the manifest beside a groups file has; none where there is no manifest.
+    """The settings in the manifest next to a groups file; empty if there is no manifest.
 
     Raises:
         RunFolderError: it cannot be read.

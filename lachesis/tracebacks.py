@@ -1,6 +1,5 @@
-"""Exceptions of an environment's own code, for its author: a headline with what is probably wrong, then the traceback
-without frames of this project.
-"""
+"""Exceptions of an environment's own code, for its author: a headline with the likely cause, then the traceback without
+frames of this project."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ _PLAYERS = f"{Path(__file__).parent}/environments/"
 _ENVIRONMENTS = (_PLAYERS, *ours.folders("lachesis_envs"))  # which authors wrote
 _AROUND = tuple(f"{_PLAYERS}{name}.py" for name in ("checking", "atropos_player"))  # which play them
 _LONGEST = 20_000
-"""Characters of a traceback, which may quote what an agent left."""
+"""Characters of a traceback, which may quote an agent's files."""
 _BETWEEN = (
     *ours.folders(),
     *(f"{_LIBRARY}/{name}" for name in ("asyncio/", "concurrent/", "contextlib.py", "importlib/", "threading.py")),
@@ -72,7 +71,7 @@ def explained(error: BaseException) -> str:
 
 
 def headline(error: BaseException) -> str:
-    """The error and, where there is one, a guess at its cause, in one line. Of a group, the first one."""
+    """The error and, if there is one, a guess at its cause, in one line. For a group, the first one."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     said = (_text(error).splitlines() or [""])[0]
@@ -80,7 +79,7 @@ def headline(error: BaseException) -> str:
 
 
 def in_one_line(trace: str) -> str:
-    """What `explained` gave, shortened: the headline, and the line of the author's code that failed."""
+    """The result of `explained`, shortened: the headline, and the line of the author's code that failed."""
     said, _, rest = trace.partition("\n")
     found = re.findall(r'^  File "([^"]+)", line (\d+)', rest, re.MULTILINE)
     found = [each for each in found if is_of_an_author(each[0]) and "-packages/" not in each[0]] or found
@@ -118,7 +117,7 @@ def _shown(text: str) -> str:
 
 
 def guess(error: BaseException) -> str:
-    """What is probably wrong, and what to do about it; empty where nothing is known."""
+    """The likely cause, and what to do about it; empty if nothing is known."""
     try:
         return _guess(error)
     except Exception:  # the author's own mappings and texts are looked at
@@ -141,7 +140,7 @@ def _guess(error: BaseException) -> str:
         return "a coroutine was not awaited: write `await` before the call"
     if isinstance(error, TypeError) and "can't be used in 'await' expression" in said:
         if place(error):
-            return "this call is no coroutine: leave `await` out"
+            return "this call is not a coroutine: leave `await` out"
         return "a run awaits setup, teardown, get_next_item and get_eval_items: write `async def`"
     called = re.match(r"(?:[\w<>]+\.)*(\w+)\(\) (?:takes|missing|got) ", said)
     if isinstance(error, TypeError) and called and called[1] in CALLED:

@@ -16,7 +16,7 @@ def http_url(url: str | None) -> str | None:
     rest = _SCHEME.sub("", url)
     host = rest.partition("/")[0]
     public = ":" not in host and re.search(r"\.[a-zA-Z]+$", host)
-    raise ValueError(f"a URL has to begin with http:// or https://: write {'https' if public else 'http'}://{rest}")
+    raise ValueError(f"a URL must begin with http:// or https://: write {'https' if public else 'http'}://{rest}")
 
 
 HTTP_URL = AfterValidator(http_url)

@@ -35,7 +35,7 @@ LIMITS = {
 """Lines of Python of each package. A change that needs more says why, and raises the limit."""
 LONGEST, LONG_IN_CORE = 400, 12
 """Lines of a module of the core, and how many of its modules have more."""
-START, END = "## Face\n\nOther packages import from here:\n\n", "\n<!-- written by `make docs` -->\n"
+START, END = "## Interface\n\nOther packages import from here:\n\n", "\n<!-- written by `make docs` -->\n"
 
 
 def faces() -> dict[str, dict[str, list[str]]]:

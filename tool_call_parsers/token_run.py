@@ -9,7 +9,7 @@ from tool_call_parsers.engine import Grammar, Run
 from tool_call_parsers.tokens import Aligned, TokenStream, mark
 from tool_call_parsers.types import CALLABLE, CallStatus
 
-_BROKEN: Final = "tokens that are no text and no markup of the format break the call"
+_BROKEN: Final = "tokens that are neither text nor markup of the format break the call"
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -33,7 +33,7 @@ class TokenRun(Run):
             stray = self.tokens.stray(self.offset + start, self.offset + end)
             if stray is not None:
                 status, arguments = CallStatus.MALFORMED, None
-                more["error"] = f"{mark(stray)} in the call, which is no text and no markup of the format"
+                more["error"] = f"{mark(stray)} in the call, which is neither text nor markup of the format"
         return Run.end_call(self, start, end, status, name, arguments, arguments_raw, **more)
 
     def note_hidden(self, grammar: Grammar, aligned: Aligned) -> None:

@@ -37,8 +37,8 @@ class DockerBackend(Shared):
     """Containers without capabilities, without network by default, and with limited processes.
 
     Defaults of the spec: `image` is the constructor's; `workdir` is the image's, else /workspace for
-    root, else the user's home; `pids` is 1024, `cpus` 2, `memory_bytes` 2 GiB, and `disk_bytes` 1 GiB beside the image
-    where the storage driver can. A default that the engine cannot enforce is dropped with a warning.
+    root, else the user's home; `pids` is 1024, `cpus` 2, `memory_bytes` 2 GiB, and `disk_bytes` 1 GiB on top of
+    the image where the storage driver can limit it. A default that the engine cannot enforce is dropped with a warning.
 
     Where the storage driver can (xfs with pquota, btrfs, zfs), it enforces `disk_bytes` for the whole root. Elsewhere
     the root is read-only, and the working directory, /tmp and /var/tmp are in memory, each limited to `disk_bytes`; a
@@ -83,7 +83,7 @@ class DockerBackend(Shared):
             parallel: containers that are created or removed at once. Default: two per processor of the engine; more
                 make each slower and all no faster.
             profile: "hardened" needs gVisor or Kata as a runtime and remapped users, makes no sandbox for root inside,
-                and is an error where one is missing.
+                and raises an error where one of them is missing.
         """
         if transport not in ("auto", "socket", "exec"):
             raise ValueError(f"transport is 'auto', 'socket' or 'exec', not {transport!r}")
@@ -134,7 +134,7 @@ class DockerBackend(Shared):
         """The engine's description of an image, which is pulled as the option `pull` says.
 
         Raises:
-            BackendUnavailable: there is no such image, or no engine.
+            BackendUnavailable: the image does not exist, or no engine answers.
         """
         engine, found = await self._engine()
         async with client(engine, found.api) as docker, self._lock():

@@ -188,7 +188,7 @@ async def explained(engine: Engine, what: str, patience: float | None = PATIENCE
         raise _unreachable(engine, what, " ".join(str(error).split())) from error
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         text = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        message = f"{what}: what {engine.url} answers is no answer of a Docker engine ({text}); is its address right?"
+        message = f"{what}: the answer of {engine.url} is not from a Docker engine ({text}); is its address right?"
         raise EngineError(message, 0) from error
 
 
@@ -277,5 +277,5 @@ def advice(error: Exception) -> str:
     if "Permission denied" in text:
         return "let this user use the engine (usermod -aG docker USER, then log in again), or run rootless Docker"
     if "No such file" in text or "Connection refused" in text or "Cannot connect" in text:
-        return f"start the engine (systemctl start docker); if there is none: {_INSTALL}"
+        return f"start the engine (systemctl start docker); if it is not installed: {_INSTALL}"
     return "see the engine's log (journalctl -u docker)"

@@ -249,7 +249,7 @@ def limited(spec: SandboxSpec, facts: EngineInfo, *, file_systems: int) -> Sandb
 
 
 def default_disk(image: Image, facts: EngineInfo) -> int | None:
-    """`disk_bytes` of a spec that leaves it open: what the engine's storage can limit without any loss."""
+    """`disk_bytes` of a spec that does not set it: a limit that the engine's storage can enforce without any loss."""
     driver, _, backing = facts.storage.partition(" on ")
     if driver in ("btrfs", "zfs"):  # they count the image as well
         return image.size + DISK

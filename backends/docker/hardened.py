@@ -30,13 +30,13 @@ def hardened(options: Options, facts: EngineInfo) -> Options:
     """`options` with a runtime that has a kernel of its own.
 
     Raises:
-        BackendUnavailable: something of the profile cannot be had.
+        BackendUnavailable: a part of the profile is not available.
     """
     lacking = []
     found = [name for name in facts.runtimes if has_own_kernel(name)]
     runtime = options.runtime or next(iter(found), None)
     if runtime not in found:
-        named = "" if runtime is None else f", and {runtime!r} is none"
+        named = "" if runtime is None else f", and {runtime!r} is not one"
         lacking.append((f"it has no runtime with a kernel of its own{named}", _INSTALL))
     if not facts.userns:
         lacking.append(("user 0 inside is user 0 outside", _REMAP))

@@ -121,7 +121,7 @@ async def build(
         step = next((line for line in reversed(last) if line.startswith("Step ")), dockerfile)
         said = "\n".join(last)
         raise BackendUnavailable(
-            f"{step}: {error}. Next step: correct the instruction or what it needs; the last lines:\n{said}"
+            f"{step}: {error}. Next step: fix the instruction or its requirements; the last lines:\n{said}"
         ) from error
 
 

@@ -34,7 +34,7 @@ class Member:
 
 
 def header(member: Member) -> bytes:
-    """What comes before its contents. These are padded to a multiple of `BLOCK`."""
+    """The header before its contents, which are padded to a multiple of `BLOCK`."""
     name, target = os.fsencode(member.name), os.fsencode(member.target)
     long = b""
     for mark, text in ((b"K", target), (b"L", name)):
@@ -90,7 +90,7 @@ class Reader:
                 size, right = number_of(size_field), number_of(checksum)
                 facts = number_of(mode), number_of(mtime)
             except ValueError:
-                raise damaged("a header has a number that is none") from None
+                raise damaged("a header has an invalid number") from None
             if right != sum(data) - sum(checksum) + 8 * 32 or magic != b"ustar  \0":
                 raise damaged("a header is wrong")
             if kind not in (b"L", b"K"):

@@ -63,10 +63,10 @@ def read_file(path: str, offset: int, limit: int | None) -> Iterator[bytes]:
 
 
 class Upload:
-    """A file that is being written beside its target."""
+    """A file that is being written next to its target."""
 
     def __init__(self, path: str, mode: int | None = None) -> None:
-        """`mode` is that of the file; None keeps the target's."""
+        """`mode` sets the file's mode; None keeps the target's."""
         try:
             self.path = os.path.realpath(path)
         except RecursionError:  # it follows more links than the kernel

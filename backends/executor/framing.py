@@ -106,7 +106,7 @@ class Frames:
         """The next frame that has arrived: header, payload, and size in bytes. None while there is none.
 
         Raises:
-            ValueError: the bytes are no frame, its tag is wrong, or it has more bytes than a limit.
+            ValueError: the bytes are not a frame, its tag is wrong, or it has more bytes than a limit.
         """
         if len(self.arrived) < FRAME.size:
             return None
@@ -129,7 +129,7 @@ class Frames:
             except RecursionError:
                 header = None
             if not isinstance(header, dict):
-                raise ValueError("a header is no object")
+                raise ValueError("a header is not an object")
             payload = bytes(view[payload_at:size])
         del self.arrived[:end]
         return header, payload, size

@@ -170,7 +170,7 @@ class Exec(Job):
         self.loop.after(TAKING, self.on_taking)
 
     def start_new_shell(self, stdin: bytes | None) -> None:
-        """Start a new shell. Raises `OSError`, or what is wrong with the request, and leaves nothing open."""
+        """Start a new shell. Raises `OSError`, or an error about the request, and leaves nothing open."""
         fds: list[int] = []
         try:
             bash = self.shells.own_bash if self.fresh else None

@@ -7,7 +7,7 @@ def relay(address: str, silence: float = 1e9, patience: float = 0.0) -> None:
     """Copy standard input to the Unix socket `address`, and what comes from there to standard output.
 
     It ends with either, or after `silence` seconds without any input. Writes may block: neither side stops reading.
-    For `patience` seconds, a socket that nobody listens at yet is no error. Everything is imported here, because
+    For `patience` seconds, a socket that nobody listens at yet is not an error. Everything is imported here, because
     `backends.modal` sends this function without its module.
     """
     import ctypes

@@ -1,4 +1,4 @@
-"""What commands may ask of the kernel: one seccomp filter, which the executor installs for itself and its descendants.
+"""System calls that commands may make: one seccomp filter, which the executor installs for itself and its descendants.
 
 Nothing inside can remove it, setuid programs included. It is written here and not by a library: libseccomp is not in
 images, and a filter from another machine would not fit. `docs/system-calls.md` says why each call is refused.

@@ -114,7 +114,7 @@ def walk(folder: str, most: float = math.inf) -> Iterator[Found]:
                 found.append(entry.name)
                 seen += 1
                 if seen > most:
-                    raise OSError(errno.EFBIG, "it holds more than %d files and folders" % most, folder)
+                    raise OSError(errno.EFBIG, "it contains more than %d files and folders" % most, folder)
         return sorted(found, reverse=True)
 
     try:
@@ -135,7 +135,7 @@ def walk(folder: str, most: float = math.inf) -> Iterator[Found]:
                 yield parent, name, below, status
                 if stat.S_ISDIR(status.st_mode):
                     if len(names) == DEEPEST:
-                        raise OSError(errno.EFBIG, "it has more than %d folders in each other" % DEEPEST)
+                        raise OSError(errno.EFBIG, "it has more than %d nested folders" % DEEPEST)
                     inner = listed(steps.go([*names, name]))
                     names.append(name)
                     left.append(inner)

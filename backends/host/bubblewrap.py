@@ -77,7 +77,7 @@ def system_folders() -> list[str]:
 
 @dataclass(frozen=True)
 class Bubblewrap:
-    """A bwrap binary, and what has been seen to work with it."""
+    """A bwrap binary and the features that were seen to work with it."""
 
     path: str
     disable_userns: bool = True

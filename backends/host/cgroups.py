@@ -46,7 +46,7 @@ _TRACKER = "pids"
 
 @dataclass(frozen=True)
 class Limits:
-    """What a group may use; None is no limit."""
+    """The limits of a group; None means no limit."""
 
     cpus: float | None = None
     memory_bytes: int | None = None
@@ -208,7 +208,7 @@ class Cgroup:
         try:
             return os.open(legacy, os.O_WRONLY | os.O_CLOEXEC) if legacy.exists() else os.open(folder, os.O_RDONLY)
         except OSError as error:
-            raise BackendError(f"nothing can be put into the cgroup {folder}: {error}") from error
+            raise BackendError(f"no process can be moved into the cgroup {folder}: {error}") from error
 
     def open(self) -> list[int]:
         """Descriptors for a process that is to join: it writes "0" into each, before it runs anything."""
@@ -220,7 +220,7 @@ class Cgroup:
         except OSError as error:
             for fd in opened:
                 os.close(fd)
-            raise BackendError(f"nothing can be put into the cgroup {folder}: {error}") from error
+            raise BackendError(f"no process can be moved into the cgroup {folder}: {error}") from error
         return opened
 
     def processes(self) -> set[int]:

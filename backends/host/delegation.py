@@ -1,7 +1,7 @@
 """Control groups for ordinary users: systemd gives them a part of the tree of version 2, to processes that ask for it.
 
 A session of ssh is not in that part, and its processes cannot move there. So the user's systemd starts the helper that
-makes sandboxes (`spawner.py`) in a scope, and what the helper starts can be moved to groups beside that scope.
+makes sandboxes (`spawner.py`) in a scope, and what the helper starts can be moved to groups next to that scope.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def bus() -> dict[str, str]:
 
 
 def in_scope(found: Cgroups) -> list[str]:
-    """What to put before a command line to run it in a scope of the user's systemd. Blocks.
+    """The prefix of a command line that runs it in a scope of the user's systemd. Blocks.
 
     Empty where that is of no use, as for root and where groups can be made anyway, or does not work.
     """

@@ -21,7 +21,7 @@ SHARED_KERNEL = "for a kernel of its own: docker with the runtime runsc or kata,
 
 
 def isolation(program: str) -> str:
-    """What isolates, in one line."""
+    """The isolation, in one line."""
     filtered = "filtered system calls" if os.uname().machine in MACHINES else "all system calls"
     who = "the kernel's user 0 without capabilities" if os.geteuid() == 0 else "an ordinary user"
     return f"{program}: {NAMESPACES}; {filtered}; {who}; the machine's kernel"

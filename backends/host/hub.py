@@ -1,4 +1,4 @@
-"""What runs on a far machine for one ssh session: it starts, lists and ends sandboxes there.
+"""The program on a far machine for one ssh session: it starts, lists and ends sandboxes there.
 
 Nothing is installed on the far machine. A sandbox that has ended leaves nothing but the portable runtime, in the
 user's cache folder.
@@ -293,7 +293,7 @@ class Hub:
         return not folder.is_dir()
 
     def remove(self, folder: Path) -> None:
-        """In a process of its own: what a supervisor does at its end."""
+        """In a separate process: what a supervisor does at its end."""
         try:
             lock = os.open(str(folder / "meta.json"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

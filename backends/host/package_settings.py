@@ -1,5 +1,5 @@
-"""What sandboxes and builds with the network need of this machine to install packages: settings of apt and pip, the
-proxies, certificates and the resolver, without logins. Nothing of it stays in an image."""
+"""This machine's settings for installing packages, for sandboxes and builds with the network: settings of apt and pip,
+proxies, certificates and the resolver, without logins. None of them stay in an image."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _of_pip() -> dict[str, str]:
 
 
 def _beside(index: str) -> list[str]:
-    """The folders beside a local index that have its files, by the links of one of its pages."""
+    """The folders next to a local index that have its files, by the links of one of its pages."""
     for page in Path(index).glob("*/index.html"):
         named = re.findall(r"""href=["']?\.\./\.\./([^./"'][^/"']*)/""", page.read_text(errors="replace"))
         return sorted({name for name in named if Path(index, "..", name).is_dir()})

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 FIRST_FILE = 20
-"""Number of the first descriptor that a started process finds beside its standard ones."""
+"""Number of the first descriptor that a started process finds besides its standard ones."""
 
 
 def numbers(count: int) -> range:

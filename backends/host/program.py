@@ -1,4 +1,4 @@
-"""What a far machine gets: a zip file with the modules of this package, which `BOOTSTRAP` runs there."""
+"""The program that a far machine gets: a zip file with the modules of this package, which `BOOTSTRAP` runs there."""
 
 from __future__ import annotations
 

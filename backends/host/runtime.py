@@ -78,7 +78,7 @@ def _impersonal(member: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 def _interpreter() -> Path:
-    """The running interpreter; of a virtual environment, that of its base."""
+    """The running interpreter; in a virtual environment, its base interpreter."""
     return Path(getattr(sys, "_base_executable", None) or sys.executable).resolve()
 
 

@@ -50,7 +50,7 @@ class Build:
 
 @dataclass(frozen=True)
 class BuiltImage:
-    """An image, and what it sets."""
+    """An image and its settings."""
 
     image: str
     """For `SandboxSpec.image` of the backend that it was made for."""
@@ -78,7 +78,7 @@ async def image_for(
         tell: gets lines about the progress and the output of commands; without it, they are logged.
 
     Raises:
-        ImageError: the Dockerfile cannot be played here, or a command of it failed.
+        ImageError: the Dockerfile cannot be played here, or one of its commands failed.
         BackendUnavailable: there is no image of that name, or the backend cannot run here.
         BackendError: the build failed for another reason; trying again may help.
     """

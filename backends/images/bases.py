@@ -124,7 +124,7 @@ def table() -> Mapping[str, str]:
         raise refused(str(path), f"the table of bases cannot be read: {error}", "correct it") from error
     wrong = [name for name, value in found.items() if not isinstance(value, str)]
     if wrong:
-        raise refused(str(path), f"{wrong[0]!r} is no text", 'write "PATTERN" = "FOLDER, TAR FILE OR NAME"')
+        raise refused(str(path), f"{wrong[0]!r} is not text", 'write "PATTERN" = "FOLDER, TAR FILE OR NAME"')
     return found
 
 
@@ -226,7 +226,7 @@ def mirror() -> str:
 
 
 def _debootstrap(folder: Path) -> Path:
-    """debootstrap's folder: that of this machine, or a copy that apt brings."""
+    """debootstrap's folder: installed on this machine, or a copy that apt fetches."""
     if Path("/usr/sbin/debootstrap").exists():
         return Path("/")
     if shutil.which("apt-get") and shutil.which("dpkg-deb"):

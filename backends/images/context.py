@@ -1,5 +1,5 @@
 """The build context: what .dockerignore leaves of it, and what COPY and ADD take. Both are untrusted: no link leads
-out of the context or out of the root, and nothing is read that is no file, folder or link."""
+out of the context or out of the root, and nothing is read that is not a file, folder or link."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def translate(pattern: str) -> re.Pattern[str]:
             if deep >= 0 and out.endswith("/"):
                 out = f"{out[:deep]}(?>{out[deep:]})"
             elif len(out) > deep >= 0 and pattern.count("**") > 2:
-                raise ValueError(f"{pattern!r}: of more than two **, each has to be a whole part of the path")
+                raise ValueError(f"{pattern!r}: with more than two **, each must be a whole part of the path")
             star, deep = -1, len(out)
             out += ".*" if at == len(pattern) else _FOLDERS
         elif char == "*":
@@ -216,7 +216,7 @@ class Context:
                 continue
             inner = place.relative_to(self.folder).as_posix()
             if inner not in self.members:
-                raise ValueError(f"{path!r} is a link to nothing in the context, or .dockerignore excludes that")
+                raise ValueError(f"{path!r} is a broken link, or .dockerignore excludes its target")
             name = f"{base}/{os.path.basename(path)}" if slash else target
             name = "/" + resolve(root, name).relative_to(root).as_posix()
             result.append(self._source(inner, name, self.members[inner]))
@@ -227,7 +227,7 @@ class Context:
         if stat.S_ISLNK(facts.st_mode):
             return Source(place, target, facts.st_mode, os.fsencode(place.readlink()), facts.st_mtime)
         if not stat.S_ISREG(facts.st_mode) and not stat.S_ISDIR(facts.st_mode):
-            raise ValueError(f"{path} is no file, folder or link")
+            raise ValueError(f"{path} is not a file, folder or link")
         return Source(place, target, facts.st_mode, b"", facts.st_mtime)
 
 
@@ -251,7 +251,7 @@ def unpacked(archive: Path, target: str) -> Iterator[Source]:
                     data = tar.extractfile(member)
                     yield Source(None, place, stat.S_IFREG | member.mode & 0o7777, mtime=time, member=data)
                 else:
-                    raise ValueError(f"{archive.name}: {member.name} is no file, folder or link")
+                    raise ValueError(f"{archive.name}: {member.name} is not a file, folder or link")
     except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError) as error:
         raise ValueError(f"{archive.name} cannot be unpacked: {error}") from error
 

@@ -18,7 +18,7 @@ _VARIABLE = re.compile(r"[A-Za-z_]\w*|\d|[@*#]")
 _LONGEST = 1 << 17
 _ENGINE = "use a backend with an engine (docker), or "
 _WITHOUT_EFFECT = frozenset({"CMD", "EXPOSE", "LABEL", "MAINTAINER", "STOPSIGNAL"})
-"""What a sandbox has no use for: it starts no program of the image, and publishes no port."""
+"""Instructions that a sandbox ignores: it starts no program of the image, and publishes no port."""
 INSTRUCTIONS = _WITHOUT_EFFECT | {
     *("ADD", "ARG", "COPY", "ENTRYPOINT", "ENV", "FROM", "HEALTHCHECK", "ONBUILD", "RUN", "SHELL", "USER", "VOLUME"),
     "WORKDIR",
@@ -71,7 +71,7 @@ def parse(text: str, name: str = "Dockerfile") -> Dockerfile:
     """The instructions of a Dockerfile with one stage.
 
     Raises:
-        ImageError: it is no Dockerfile, or needs what the player does not have.
+        ImageError: it is not a Dockerfile, or needs something that the player does not support.
     """
     lines = [line.removesuffix("\r") for line in text.removeprefix("\ufeff").split("\n")]
     escape, first = _directives(lines, name)

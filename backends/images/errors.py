@@ -6,8 +6,8 @@ from backends.errors import BackendUnavailable
 
 
 class ImageError(BackendUnavailable):
-    """An image cannot be had, or not here. The message names the file, line and instruction where there is one, the
-    reason, and the next step."""
+    """An image is not available, or not on this machine. The message names the reason and the next step, and the file,
+    line and instruction where there is one."""
 
 
 def refused(where: str, reason: str, step: str) -> ImageError:

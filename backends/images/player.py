@@ -34,7 +34,7 @@ _REMOTE = re.compile(r"(?:https?|ftp|git|ssh)://|git@|.*\.git(?:#|$)")
 
 @dataclass
 class State:
-    """What the instructions so far have set."""
+    """The settings of the instructions so far."""
 
     key: str = ""
     """Of the newest layer."""
@@ -144,7 +144,7 @@ class Player:
     async def _from(self, at: Instruction, left: float) -> None:
         words = expand(at.rest, self._early, self._file.escape).split()
         if len(words) not in (1, 3) or (len(words) == 3 and words[1].upper() != "AS"):
-            raise at.refused("it is no FROM IMAGE [AS NAME]", "correct it")
+            raise at.refused("it is not a FROM IMAGE [AS NAME]", "correct it")
         wanted = expand(at.flags.get("platform", _PLATFORM), self._early, self._file.escape)
         if wanted != _PLATFORM:
             raise at.refused(f"this machine is {_PLATFORM}", "use a backend on a machine of that platform")
@@ -211,7 +211,7 @@ class Player:
             self._tell(f"{at.where}: --chown has no effect: every file belongs to the sandbox's user")
         mode = self._expanded(at.flags.get("chmod", ""))
         if mode and not re.fullmatch(r"[0-7]{3,4}", mode):
-            raise at.refused(f"--chmod={mode} is no octal mode", "write it as --chmod=755")
+            raise at.refused(f"--chmod={mode} is not an octal mode", "write it as --chmod=755")
         parent = store.root_of(self._state.key)
         workdir = self._state.workdir or "/"
         assert self._context is not None  # a base has no COPY
@@ -278,7 +278,7 @@ class Player:
                 said = "\n".join(last)
                 base = f" ({self._said}, with other versions of packages)" if self._said else ""
                 raise ImageError(
-                    f"{at.where}: exit code {code}{base}. Next step: correct the command or what it needs; its last "
+                    f"{at.where}: exit code {code}{base}. Next step: fix the command or its requirements; its last "
                     f"lines:\n{said}"
                 )
             await asyncio.to_thread(_commit, parent, upper, folder / "root", before)
@@ -312,7 +312,7 @@ async def named(image: str, table: Mapping[str, str], tell: walls.Tell) -> tuple
 async def play(
     context: Context, name: str, given: Mapping[str, str], table: Mapping[str, str], tell: walls.Tell, timeout: float
 ) -> tuple[Path, State]:
-    """The root folder of a Dockerfile, and what it sets."""
+    """The root folder of a Dockerfile and its settings."""
     return await _played(Player(context, name, context.text, given, table, tell), name, timeout)
 
 

@@ -100,7 +100,7 @@ async def layer(key: str, facts: Mapping[str, Any], make: Callable[[Path], Await
     Of any number of processes that want it at once, one makes it.
 
     Raises:
-        ImageError: there is no room for it; and what `make` raises. Nothing is left of it then.
+        ImageError: there is no room for it, or `make` raised it. The partial image is removed.
         OSError: it cannot be written for another reason.
     """
     if known(key):

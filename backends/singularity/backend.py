@@ -102,7 +102,7 @@ class SingularityBackend:
         )
 
     def _require(self, installation: Installation) -> list[tuple[str, str]]:
-        """What the profile `hardened` lacks. Raises `BackendUnavailable` if that is the profile."""
+        """What this machine lacks for the profile `hardened`. Raises `BackendUnavailable` if that profile is set."""
         lacking = hardened.lacks(self._host.available())
         if not installation.configurable:
             lacking.append(("the size of disks is the administrator's", "use an installation without setuid programs"))

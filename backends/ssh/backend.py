@@ -95,7 +95,7 @@ class SshBackend:
         if isolation not in ("bubblewrap", "none"):
             raise ValueError(f"isolation is 'bubblewrap' or 'none', not {isolation!r}")
         if grace <= 0:
-            raise ValueError(f"grace has to be positive, not {grace!r}")
+            raise ValueError(f"grace must be positive, not {grace!r}")
         if check_profile(profile) and isolation == "none":
             raise ValueError("profile='hardened' needs isolation='bubblewrap'; leave one of the two out")
         self._root = root

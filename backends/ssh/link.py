@@ -236,7 +236,7 @@ class Link:
             raise self._no_program(said.decode(errors="replace").strip()) from None
         except TimeoutError:
             process.close()
-            raise self._no_program(f"nothing happened for {HUB_TIMEOUT:g} s") from None
+            raise self._no_program(f"no activity for {HUB_TIMEOUT:g} s") from None
         return process
 
     def _no_program(self, said: str) -> BackendUnavailable:

@@ -1,4 +1,4 @@
-"""One rollout, from lease to score: the agent loop, checks of a turn, outcomes, results, and what a reward may do."""
+"""One rollout, from lease to score: agent loop, checks of a turn, outcomes, results, and rewards with their context."""
 
 from lachesis.agent.agent_fault import AgentFault
 

@@ -1,4 +1,4 @@
-"""The error of a reward's call that met what the agent did to its own sandbox."""
+"""The error of a reward's call that failed because of what the agent did to its own sandbox."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ UPLOADS, DOWNLOADS = ("upload_file", "upload_dir"), ("download_file", "download_
 def blamed(
     method: str, error: OSError | SandboxExhausted, local: str | None, *, own: bool
 ) -> OSError | BackendError | AgentFault:
-    """The error as that of who is at fault: the agent, this machine (`BackendError`), or the environment.
+    """The error, by who is at fault: the agent, this machine (`BackendError`), or the environment.
 
     Args:
         local: the path on this machine that the method was given.

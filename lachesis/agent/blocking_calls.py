@@ -1,7 +1,7 @@
 """Calls of coroutine functions without `await`, in coroutines and in threads.
 
 The interface of the removed Hermes stack is synchronous, and its environments call it inside `async def`. Such a call
-stops the coroutine (see `driven`): everything else goes on meanwhile, and time limits and cancellation reach the
+stops the coroutine (see `driven`): everything else continues, and time limits and cancellation reach the
 coroutine at the call. In another thread a call blocks that thread.
 """
 
@@ -57,7 +57,7 @@ def result_of(
     """The result of `make()`, or what the caller's caller awaits for it.
 
     Args:
-        method: what the environment calls, `ctx.terminal` for example.
+        method: the called method, for example `ctx.terminal`.
         loop: where it has to run; None is the running one.
         scope: what the call belongs to.
 
@@ -66,7 +66,7 @@ def result_of(
     """
     frame = sys._getframe(2)
     if scope is not None and scope.over:
-        raise RewardIsOver(f"{scope.name} is over; its result is no longer wanted ({_where(method, frame)})")
+        raise RewardIsOver(f"{scope.name} is over; its result is no longer needed ({_where(method, frame)})")
     running = running_loop()
     if running is None or (loop is not None and running is not loop):
         if loop is None:
@@ -97,7 +97,7 @@ def _wait_in_thread(
     scope: CallScope | None,
     frame: FrameType,
 ) -> T:
-    over = f"{scope.name if scope else 'the run'} is over; its result is no longer wanted ({_where(method, frame)})"
+    over = f"{scope.name if scope else 'the run'} is over; its result is no longer needed ({_where(method, frame)})"
     coroutine = make()
     try:
         future = asyncio.run_coroutine_threadsafe(coroutine, loop)

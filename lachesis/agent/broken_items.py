@@ -1,4 +1,4 @@
-"""Items that cannot be played: their rollouts fail alike again and again, while those of other items are answered."""
+"""Items that cannot be played: their rollouts keep failing in the same way, while those of other items are answered."""
 
 from __future__ import annotations
 

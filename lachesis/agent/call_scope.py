@@ -1,4 +1,4 @@
-"""What happens to the calls of a context in one call of the environment, a reward for example.
+"""Tracks the calls of a context during one call of the environment, for example of a reward.
 
 A call that was handed out to be awaited and never was is an error at its end: without its result, the score would be
 wrong.
@@ -88,7 +88,7 @@ class _Open:
     def problem(self) -> str | None:
         if self.begun or isinstance(self.task, _Task):
             return None
-        return f"{self.what} was never awaited, so nothing ran and nobody has its result; write `await` before it"
+        return f"{self.what} was never awaited, so it did not run; write `await` before it"
 
 
 class Call(Coroutine[Any, Any, T]):
@@ -150,7 +150,7 @@ class Call(Coroutine[Any, Any, T]):
 
 @dataclass(eq=False, slots=True)
 class CallScope:
-    """What the calls of a `ToolContext` in one call of the environment came to."""
+    """The results of a `ToolContext`'s calls in one call of the environment."""
 
     name: str
     """The environment and its method, for messages."""

@@ -1,4 +1,4 @@
-"""Whether the place in the source that makes a call awaits what it returns.
+"""Whether the source code that makes a call awaits its result.
 
 A call is awaited if its value goes straight to `await`, or to something of asyncio that takes coroutines (`gather`,
 `wait_for`, `create_task` and the like), also by way of a list, a variable that is used for nothing else, a parameter of

@@ -1,9 +1,9 @@
-"""The time of one rollout, measured apart: what the agent used, and what it waited for.
+"""The time of one rollout, measured separately: the agent's own time, and its waiting.
 
-The agent's own time is the time of its commands as they run, and of completions that were answered. Waiting is all that
-the infrastructure took: a sandbox that is made, a connection that is restored, a queue for a slot of a server, failed
-requests and the pauses after them. A request in flight may be a long completion or a server that hangs. Which of them
-is not guessed: it goes on beyond the agent's time, and becomes its own time when it is answered.
+The agent's own time is the time of its commands as they run, and of completions that were answered. Waiting is all time
+spent by the infrastructure: a sandbox that is made, a connection that is restored, a queue for a slot of a server,
+failed requests and the pauses after them. A request in flight may be a long completion or a server that hangs. Which of
+them is not guessed: it goes on beyond the agent's time, and becomes its own time when it is answered.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class RolloutClock:
     """Measures one rollout, and ends it at its limits.
 
     Args:
-        limit: seconds of the agent's own time; None is no limit.
-        patience: seconds of waiting, and as many for the request in flight; None is no limit.
+        limit: seconds of the agent's own time; None means no limit.
+        patience: seconds of waiting, and as many for the request in flight; None means no limit.
         waited: seconds so far that commands spent waiting for the infrastructure.
     """
 
@@ -83,7 +83,7 @@ class RolloutClock:
 
     @property
     def waited_too_long(self) -> str:
-        """What to say where the rollout waited for too long; empty where it did not."""
+        """The message when the rollout waited for too long; empty if it did not."""
         if self._patience is None or self.waiting < self._patience:
             return ""
         return (

@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class RewardCall:
-    """One use of a `ToolContext` by a reward, written down apart from what the agent did."""
+    """One use of a `ToolContext` by a reward, recorded separately from the agent's calls."""
 
     method: str
     arguments: tuple[str, ...]
@@ -47,7 +47,7 @@ class RewardCall:
     error: str = ""
     """Of an exception that it raised."""
     output: str = ""
-    """What it gave back, in short: at most 4000 characters, the first half and the last."""
+    """A summary of its result: at most 4000 characters, the first half and the last."""
     exit_code: int | None = None
     """Of a command."""
 
@@ -104,7 +104,7 @@ async def _noted(
     args: Any,
     kwargs: Any,
 ) -> T:
-    """Log the call, and keep a failure of the infrastructure even if the reward catches it: it is no low score."""
+    """Log the call, and keep a failure of the infrastructure even if the reward catches it: it is not a score."""
     begin, problem, method = time.monotonic(), "", function.__name__
     result: Any = None
     for scope in scopes:
@@ -155,7 +155,7 @@ async def _is_of_image(session: ToolSession, method: str, fault: AgentFault, arg
 
 @dataclass(slots=True)
 class SharedState:
-    """What the contexts of a session, and those that they were sealed into, have in common."""
+    """The state that the contexts of a session share, including the contexts that they were sealed into."""
 
     calls: list[RewardCall] = field(default_factory=list)
     failure: BackendError | None = None

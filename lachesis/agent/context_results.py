@@ -1,4 +1,4 @@
-"""What the methods of a `ToolContext` return.
+"""Return values of the methods of `ToolContext`.
 
 Each result is what new code expects, text or a dictionary, and answers what code for the removed Hermes stack asks of
 it. It can be awaited and gives itself then: a call that ran at once may be used wherever a coroutine is expected.

@@ -1,8 +1,8 @@
-"""Whether an expression of a reward depends on what the agent left: on its `result`, on its sandbox, or on what was
-made of them.
+"""Whether an expression of a reward depends on the agent's work: on its `result`, on its sandbox, or on values derived
+from them.
 
-Read from the source of one function at a time, and on the safe side: what cannot be told does depend on it. What does
-not is the environment's alone, so no content could have kept it from failing.
+Read from the source of one function at a time, and on the safe side: in doubt, an expression does depend on it. One
+that does not depends on the environment alone, so it would fail with any content.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _FILLS = ("add", "append", "appendleft", "extend", "insert", "put", "put_nowait"
 
 
 class DataFlow:
-    """The variables of one function that depend on what the agent left, or on something else.
+    """The variables of one function that depend on the agent's work, or on something else.
 
     Args:
         given: those of its parameters and of the variables around it that do.
@@ -75,7 +75,7 @@ class DataFlow:
             self.names = names
 
     def is_reached_by_choice(self, node: ast.AST) -> bool:
-        """Whether what the agent left decides whether the code comes there."""
+        """Whether the agent's work decides whether the code gets there."""
         return any(self.depends(decider) for decider in self._deciders(node))
 
     def _is_named(self, node: ast.AST) -> bool:
@@ -163,7 +163,7 @@ class DataFlow:
 
 
 def parameters_given(flow: DataFlow, calls: list[ast.Call], function: Function) -> set[str]:
-    """The parameters of `function` that depend on what the agent left, called in one of these ways in `flow`."""
+    """The parameters of `function` that depend on the agent's work if it is called in one of these ways in `flow`."""
     every = [each.arg for each in _parameters(function.args)]
     name = getattr(function, "name", None)
     named = [call for call in calls if getattr(call.func, "attr", getattr(call.func, "id", "")) == name]
@@ -193,13 +193,13 @@ def parameters_given(flow: DataFlow, calls: list[ast.Call], function: Function) 
 
 
 def flows_of_reward(function: Function, answers: Collection[Span]) -> tuple[DataFlow, DataFlow, DataFlow]:
-    """The flow of what the agent left, of what services answered, and of the item."""
+    """The flow of the agent's work, of the answers of services, and of the item."""
     left = flow_of_reward(function)
     return left, DataFlow(function, (), answers), DataFlow(function, {left.item} - {""}, ())
 
 
 def flow_of_reward(function: Function) -> DataFlow:
-    """The flow in a function `(item, result, ctx)`, of what the agent left."""
+    """The flow of the agent's work in a function `(item, result, ctx)`."""
     names = [each.arg for each in _parameters(function.args)]
     own = names[1:] if names[:1] in (["self"], ["cls"]) else names
     if function.args.vararg is not None or function.args.kwarg is not None or len(own) != 3:

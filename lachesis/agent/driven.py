@@ -1,8 +1,8 @@
 """A coroutine that stops in the middle of a plain function.
 
 A plain function cannot wait for the event loop, but it can leave the greenlet on which it runs. `Driven` runs a
-coroutine on one. A function that the coroutine calls, however deep, hands a call over by `stop_for`; the task waits
-for its result, as if the coroutine had awaited it, and goes on in the function.
+coroutine on one. A function that the coroutine calls, however deep, hands a call over by `stop_for`; the task waits for
+its result, as if the coroutine had awaited it, and continues in the function.
 """
 
 from __future__ import annotations

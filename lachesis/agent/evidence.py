@@ -1,6 +1,6 @@
-"""Whether an exception of a reward is the doing of the agent, by what the rewards of other rollouts came to.
+"""Whether an exception of a reward is the agent's doing, judged by the rewards of other rollouts.
 
-A reward reads what the agent left, and an agent may leave anything. Where the statement that raised was passed by the
+A reward reads the agent's files, and an agent may leave anything. Where the statement that raised was passed by the
 reward of another rollout, the agent is at fault, unless nothing of the agent's is in the expression that failed, or the
 answer of a service is. Where something else is in it besides, and only rollouts of other items passed it, the reward is
 called with the item of one and what the agent of the other left: that tells the two apart. Where nobody has passed the
@@ -51,7 +51,7 @@ class Doubt:
     row: Any = field(repr=False, compare=False)
     """The item itself."""
     mixed: bool
-    """Whether something besides what the agent left had a part in it: the item may be the cause."""
+    """Whether something other than the agent's work is involved: the item may be the cause."""
     direct: bool
     """Whether that is in the expression itself."""
     what: str
@@ -66,7 +66,7 @@ class Doubt:
 
     @property
     def places(self) -> list[tuple[Statement, bool]]:
-        """What another rollout would have to pass, and whether to the end."""
+        """The statement that another rollout would have to pass, and whether to the end."""
         return [(self.statement, False), *([(self.head, True)] if self.head is not None else [])]
 
     def raises_as(self, other: Doubt) -> bool:
@@ -79,8 +79,8 @@ class Doubt:
 
     @property
     def fault(self) -> str:
-        """What the agent did, in one line."""
-        return f"the reward failed on what the agent left, at a line that other rollouts passed: {self.what}"
+        """The agent's fault in one line."""
+        return f"the reward failed on this agent's work, at a line that other rollouts passed: {self.what}"
 
 
 @dataclass(slots=True)
@@ -94,7 +94,7 @@ class _Passed:
 
 
 class Evidence:
-    """What the rewards of one environment passed in a run."""
+    """The statements that the rewards of one environment passed in a run."""
 
     def __init__(self, rewards: Mapping[str, Callable[..., Any] | None]) -> None:
         self._rewards = {name: inspect.unwrap(each) for name, each in rewards.items() if each is not None}
@@ -111,7 +111,7 @@ class Evidence:
         self._services: set[tuple[str, Span]] = set()
         self._open: OrderedDict[tuple[Statement, str], Doubt] = OrderedDict()
         self._causes: dict[tuple[Statement, str], bool] = {}
-        """Whether an item is the cause of what is raised at a statement."""
+        """Whether an item is the cause of the exception at a statement."""
         self.has_reference: bool | None = None
         """Whether a reference policy can show that a right solution meets the same; None while nobody has looked."""
         self.asking = asyncio.Lock()
@@ -225,7 +225,7 @@ class Evidence:
         """None where the exception is none of the agent's doing, whatever others pass.
 
         Args:
-            source: the environment and the reward, for one that returned something that is no score.
+            source: the environment and the reward, for one that returned something that is not a score.
         """
         causes = list(causes_of(error))
         if not causes or any(map(is_of_others, causes)):

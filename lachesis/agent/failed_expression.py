@@ -1,4 +1,4 @@
-"""Where an exception of a reward comes from: the expression of the author's code that failed, and what is in it."""
+"""Where an exception of a reward comes from: the expression of the author's code that failed, and its dependencies."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def is_of_others(error: BaseException | None) -> bool:
 
 
 def _is_of_code(error: BaseException) -> bool:
-    """Whether the author's code raised it, or lacks what it needs."""
+    """Whether the author's code raised it, or lacks a requirement."""
     if isinstance(error, UnboundLocalError):
         return False
     frames = frames_of(error)
@@ -119,7 +119,7 @@ class Place:
 
 
 def place_of_value(reward: Callable[..., Any] | None, place: Statement) -> Place | None:
-    """The same for a reward that returned what is no score. None where nothing of the agent's is in what it returns."""
+    """The same for a reward that returned something other than a score. None if none of its value is the agent's."""
     code = getattr(reward, "__code__", None)
     parsed = source_of(code.co_filename, getattr(reward, "__globals__", {})) if code is not None else None
     if code is None or parsed is None:
@@ -215,7 +215,7 @@ def place_of(error: BaseException, rewards: Collection[str], services: Collectio
 
 
 def _goes_by(node: ast.AST, flow: DataFlow) -> bool:
-    """Whether it is a loop, and what the agent left decides how often it is run."""
+    """Whether it is a loop whose number of rounds depends on the agent's work."""
     return isinstance(node, ast.For | ast.AsyncFor | ast.While) and flow.depends(_decider(node))
 
 

@@ -66,7 +66,7 @@ async def chunks(path: Path) -> AsyncIterator[bytes]:
 
 
 async def write_local(path: Path, chunks: AsyncIterator[bytes], max_bytes: int | None = MAX_DOWNLOAD) -> int:
-    """Write beside `path`, then move over it; the number of bytes.
+    """Write next to `path`, then move over it; returns the number of bytes.
 
     Raises:
         OSError: there are more than `max_bytes` (EFBIG), or this machine has no room for them (ENOSPC).

@@ -1,4 +1,4 @@
-"""What was said in rollouts that were cancelled, for the caller of the group: a cancelled call returns nothing."""
+"""Conversations of cancelled rollouts, for the caller of the group: a cancelled call returns nothing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _rollouts: ContextVar[list[Interrupted] | None] = ContextVar("rollouts", default
 
 @contextmanager
 def interrupted_agents() -> Iterator[list[AgentResult]]:
-    """What agent loops inside had done when they were cancelled; a loop comes after the sub-agents that it called."""
+    """Results of the agent loops inside up to their cancellation; a loop comes after the sub-agents that it called."""
     with _noting(_agents) as found:
         yield found
 

@@ -1,4 +1,4 @@
-"""What `ToolContext.judge_pytest` finds."""
+"""The result of `ToolContext.judge_pytest`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class TestVerdict:
-    """What a test did."""
+    """The result of one test."""
 
     __test__ = False
 
@@ -38,7 +38,7 @@ class TestVerdict:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What `judge_pytest` found."""
+    """The result of `judge_pytest`."""
 
     tests: Mapping[str, TestVerdict]
     """By id, all those that were expected and no others."""

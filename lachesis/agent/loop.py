@@ -65,7 +65,7 @@ class ChatServer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LoopLimits:
-    """Budgets of one rollout; None is no limit."""
+    """Budgets of one rollout; None means no limit."""
 
     max_tool_calls: int | None = None
     max_total_tokens: int | None = None
@@ -73,7 +73,7 @@ class LoopLimits:
     max_seconds: float | None = None
     """The agent's own time: commands as they run, and answered completions."""
     max_waiting: float | None = None
-    """Seconds that servers and sandboxes may take beside that, and as many for one request in flight."""
+    """Seconds that servers and sandboxes may take in addition, and as many for one request in flight."""
     max_resamples: int = 3
     """How often one turn is sampled again when nothing usable came."""
     max_faulty_turns: int = 3
@@ -90,26 +90,26 @@ class _Ended(Exception):
 
 
 class HermesAgentLoop:
-    """OpenAI-spec tool calling over any `ChatServer`. Tools always travel as `tools=`, never inside a prompt.
+    """OpenAI-style tool calling over any `ChatServer`. Tools are always passed as `tools=`, never inside a prompt.
 
     Args:
-        server: where completions come from; one that has OpenAI's `chat_completion` only works as well.
+        server: the source of completions; a server that only has OpenAI's `chat_completion` works too.
         tool_schemas: OpenAI tool definitions that the model is offered.
-        valid_tool_names: names that may be called; those of `tool_schemas` when None.
-        max_turns: completions that may be kept, the final answer included.
+        valid_tool_names: names that may be called; None means the names in `tool_schemas`.
+        max_turns: maximum number of completions, including the final answer.
         task_id: name of the rollout. Without `execute`, it names the sandbox too.
-        budget_config: limits of tool results, without `execute`; the default ones when None.
-        execute: runs tool calls. None runs them in the sandbox that the task has in the open run; `run` then raises
-            what broke the infrastructure, since nobody plays the rollout again.
-        limits: None is no budgets and the default numbers of retries. Without `execute`, unusable completions are not
-            sampled again: such callers take the last of `managed_state["nodes"]` for the whole conversation.
+        budget_config: limits of tool results, without `execute`; None means the default limits.
+        execute: runs tool calls. None runs them in the task's sandbox in the open run; `run` then raises failures of
+            the infrastructure, since nothing retries the rollout.
+        limits: None means no budgets and the default numbers of retries. Without `execute`, unusable completions are
+            not sampled again, because such callers use the last of `managed_state["nodes"]` as the whole conversation.
         ephemeral_system_prompt: appended to the system message of every request, never part of the result.
         prefill_messages: inserted after the system message of every request, never part of the result.
-        compression: when and how the context is compressed; None is never.
+        compression: when and how the context is compressed; None means never.
         split: "train" or "eval"; servers keep separate concurrency limits for the two.
 
-    `follow_up` may be set before `run`: it is asked whenever the model has answered, and gives the next user message,
-    or None to end the rollout.
+    `follow_up` may be set before `run`: it is called whenever the model has answered, and returns the next user
+    message, or None to end the rollout.
     """
 
     follow_up: Callable[[MessageHistory], Awaitable[str | None]] | None = None
@@ -157,11 +157,11 @@ class HermesAgentLoop:
         self.required_arguments = {name: required.get(name, ()) for name in names}
 
     async def run(self, messages: Sequence[Mapping[str, Any]]) -> AgentResult:
-        """Play one rollout from `messages` on.
+        """Play one rollout that starts with `messages`.
 
-        Raises only cancellation and programming errors, for example `MessageError` where `messages` is not a valid
-        conversation. Without `execute` also `NoOpenRun`, the `InferenceError` or `BackendError` of a broken
-        infrastructure, and `ToolCrashed`.
+        Only raises cancellation and programming errors, for example `MessageError` if `messages` is not a valid
+        conversation. Without `execute` it also raises `NoOpenRun`, `ToolCrashed`, and the `InferenceError` or
+        `BackendError` of a failed infrastructure.
         """
         execute = self.execute
         if execute is None and self.tool_schemas:
@@ -315,7 +315,7 @@ class _Rollout:
         self.settle(check)
 
     def time_is_over(self) -> str:
-        return f"the agent took longer than {self.loop.limits.max_seconds:g} s: {self.clock.own:.1f} s of its own"
+        return f"the agent took longer than {self.loop.limits.max_seconds:g} s: {self.clock.own:.1f} s of its own time"
 
     @property
     def tokens_are_spent(self) -> bool:
@@ -334,7 +334,7 @@ class _Rollout:
             if self.tokens.uncounted_requests:
                 raise InferenceError(
                     "model server",
-                    "it reports no token usage, so the token budget cannot be kept",
+                    "it reports no token usage, so the token budget cannot be enforced",
                     "unset --env.rollout_token_budget or use a server that reports usage",
                 )
             if self.tokens_are_spent:
@@ -380,7 +380,7 @@ class _Rollout:
         return _with_scratchpad_read(response)
 
     async def wait_for(self, answer: Awaitable[str]) -> str:
-        """The answer of another server than the policy's: its time is no time of the agent."""
+        """The answer of a server other than the policy's: its time does not count as the agent's."""
         self.clock.ask()
         try:
             return await answer

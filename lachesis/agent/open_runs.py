@@ -29,7 +29,7 @@ class NoOpenRun(LachesisError, RuntimeError):
 
 @dataclass(eq=False, slots=True)
 class OpenRun:
-    """What the tools of a task need."""
+    """The objects that a task's tools need."""
 
     sessions: ToolSessions
     registry: ToolRegistry
@@ -58,7 +58,7 @@ class OpenRun:
     notes: set[str] = field(default_factory=set)
 
     def session(self, task_id: str) -> ToolSession:
-        """The session of a task, opened where there is none. The end of the run closes it at the latest.
+        """The session of a task, opened if there is none. It is closed at the end of the run at the latest.
 
         Raises:
             BackendUnavailable: the environment passes variables to commands that they cannot see.
@@ -81,7 +81,7 @@ class OpenRun:
         """The sandbox of a task: the run's, with the overrides of the task."""
         changed = dict(self.overrides.get(task_id, ()))
         if not self.walls and (set_since := _changed(self.variables)):
-            self.note_once(f"commands without walls see what the environment set in os.environ: {', '.join(set_since)}")
+            self.note_once(f"unsandboxed commands see these variables set in os.environ: {', '.join(set_since)}")
             changed["env"] = {**set_since, **self.sessions.spec.env}
         return replace(self.sessions.spec, **changed) if changed else self.sessions.spec  # type: ignore[arg-type]
 
@@ -144,7 +144,7 @@ def note_failure(task_id: str, error: Exception) -> None:
     note_failed(task_id, error)
     with suppress(NoOpenRun):
         open_run(task_id).failures.setdefault(task_id, error)
-        log.error("the infrastructure broke %s, which is no score: %s", task_id, error)
+        log.error("the infrastructure broke %s, which is not a score: %s", task_id, error)
 
 
 def open_run(task_id: str = "") -> OpenRun:

@@ -15,17 +15,16 @@ class Outcome(StrEnum):
     CONTEXT_EXHAUSTED = "context_exhausted"
     """The prompt no longer fits the model, the token budget is used up, or the answer was cut off by its limit."""
     MODEL_ERROR = "model_error"
-    """The model wrote nothing usable, also when sampled again; the rollout is at its last valid state."""
+    """The model wrote nothing usable, even when sampled again; the rollout is at its last valid state."""
     TIMEOUT = "timeout"
-    """The agent used up its time with its commands and completions. Scored as `score_of_timeout` says."""
+    """The agent used up its time with its commands and completions. Scored according to `score_of_timeout`."""
     AGENT_FAULT = "agent_fault"
-    """The agent used up what its sandbox has, which ended the sandbox. Scored as `score_of_agent_fault` says."""
+    """The agent used up its sandbox's resources, which ended it. Scored according to `score_of_agent_fault`."""
     REFUSED = "refused"
-    """The server refused the conversation, or withheld the answer, by its moderation or its routing, while it answered
-    others. Scored as the agent left things."""
+    """The server refused the conversation, or withheld the answer, because of moderation or routing, while it answered
+    others. Scored on the conversation and the sandbox as they are."""
     INFRA_ERROR = "infra_error"
-    """A server or a sandbox failed or took too long, also after new starts. Says nothing about the model: never
-    scored."""
+    """A server or a sandbox failed or took too long, even after retries. Says nothing about the model: never scored."""
 
     @property
     def scored(self) -> bool:

@@ -1,8 +1,8 @@
 """Rewards that still compute when their time is over: where they are, and an end to it.
 
 An agent can leave text for which a regular expression backtracks for hours, or a number up to which a loop counts. The
-place at which the code stands then tells whose doing it is, as that of an exception does. Code that only waits, for a
-service for example, is left alone.
+position of the code then tells who is responsible, as for an exception. Code that only waits, for example for a
+service, is left alone.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class RewardTooSlow(RewardError):
 
 
 class OwnWork:
-    """What the environment's code takes of a processor in one call, on all threads that are known to run it."""
+    """Processor time of the environment's code in one call, on all threads that are known to run it."""
 
     __slots__ = ("_leaving", "_running", "_seconds", "kept_loop")
 
@@ -162,7 +162,7 @@ class Overtime:
 
 
 class _Lookout:
-    """Calls functions at given times, in a thread of its own."""
+    """Calls functions at given times, in its own thread."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()

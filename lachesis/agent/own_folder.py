@@ -26,7 +26,7 @@ _lock = threading.Lock()
 
 
 def own_folder() -> Path:
-    """The folder; it is made at the first call. May block for the removal of those of killed processes."""
+    """The folder, created at the first call. May block while folders of killed processes are removed."""
     place = tempfile.gettempdir()
     with _lock:
         found = _made.get((os.getpid(), place))

@@ -1,9 +1,9 @@
 """How much of a processor a program gets in a sandbox.
 
 A limit of wall-clock time is reached by code that hangs, and also by right code on a machine that others keep busy. The
-first is the agent's failure, the second is none of it. The agent must not be able to pass the one off as the other: all
-of this is measured where nothing of the agent's runs any more. What a program itself waited for a processor is
-measured as well, by a process that the agent cannot reach, and can only show that the agent is at fault.
+first is the agent's failure, the second is not. The agent must not be able to pass one off as the other: all of this is
+measured where none of the agent's processes run any more. What a program itself waited for a processor is measured as
+well, by a process that the agent cannot reach, and can only show that the agent is at fault.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ENOUGH = 4.0
 
 @dataclass(frozen=True, slots=True)
 class OwnTime:
-    """What a program took that a time limit has ended."""
+    """The time of a program that a time limit has ended."""
 
     seconds: float
     """Of wall-clock time."""
@@ -54,7 +54,7 @@ class MachineOverloaded(BackendError):
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """What a sandbox gets of its machine."""
+    """The share of its machine that a sandbox gets."""
 
     stretch: float
     """Seconds in which one busy process gets a second of processor time, or the part of it that its sandbox may use at

@@ -29,9 +29,9 @@ _SHORT_MARKS = ((codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16")
 
 @context_method
 async def read_text(self: ToolContext, path: str, default: str = "") -> Text:
-    """The text of a file, whatever the agent left at `path`; `default` where it is no file that can be read.
+    """The text of a file, whatever the agent left at `path`; `default` where it is not a file that can be read.
 
-    UTF-8, or UTF-16 and UTF-32 with a byte order mark, which is left out. What is no character becomes U+FFFD.
+    UTF-8, or UTF-16 and UTF-32 with a byte order mark, which is left out. What is not a character becomes U+FFFD.
     """
     try:
         data = await (await self._sandbox()).read_bytes(await self._path(path))
@@ -45,11 +45,11 @@ async def read_text(self: ToolContext, path: str, default: str = "") -> Text:
 async def read_json(self: ToolContext, path: str, type: Any = Any, *, default: Any = _RAISE) -> Any:
     """The JSON value in a file, of a type: `dict[str, int]`, a model of pydantic, a `TypedDict`, `Literal[1, 2]`.
 
-    It is read strictly: the text "42" is no `int`, and NaN, infinity and numbers beyond a float are no numbers. The
-    type of a number that is compared is `int` or `float`.
+    It is read strictly: the text "42" is not an `int`, and NaN, infinity and numbers beyond a float are not numbers.
+        The type of a number that is compared is `int` or `float`.
 
     Raises:
-        AgentFault: the agent left no file there, or one that holds no such value, and there is no `default`. The
+        AgentFault: there is no file, or no such value in it, and no `default`. The
             rollout gets `score_of_agent_fault`.
     """
     adapter = _adapter(type)
@@ -86,10 +86,10 @@ def _parsed(data: bytes, adapter: TypeAdapter[Any], path: str) -> Any:
 
 
 def _no_number(text: str) -> NoReturn:
-    raise ValueError(f"{text} is no JSON")
+    raise ValueError(f"{text} is not valid JSON")
 
 
 def _finite(text: str) -> float:
     if not math.isfinite(number := float(text)):
-        raise ValueError(f"{text[:20]} is no finite number")
+        raise ValueError(f"{text[:20]} is not a finite number")
     return number

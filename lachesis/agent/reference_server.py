@@ -85,7 +85,7 @@ class ReferenceServer(WebService):
                 said = self.policy(messages, tools)
                 message = await said if inspect.isawaitable(said) else said
                 if not isinstance(message, Message):
-                    raise TypeError(f"it returned {message!r:.80}, which is no Message")
+                    raise TypeError(f"it returned {message!r:.80}, not a Message")
                 reason = "tool_calls" if message.tool_calls else "stop"
                 plain = message.to_openai("reasoning_content")
                 choices.append({"index": index, "message": plain, "finish_reason": reason})

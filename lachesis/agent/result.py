@@ -49,7 +49,7 @@ class TokenCount:
     uncounted_requests: int = 0
     """Requests whose answer came without a count."""
     cached_tokens: int = 0
-    """Those of the prompts that servers had in their prefix caches, as far as they say it."""
+    """Prompt tokens that servers had in their prefix caches, as far as they report it."""
 
     def add(self, usage: Usage) -> None:
         """Count a request."""
@@ -61,7 +61,7 @@ class TokenCount:
 
 @dataclass(frozen=True, slots=True)
 class ProgramRun:
-    """What an agent program did, apart from its conversation with the model."""
+    """The result of an agent program, apart from its conversation with the model."""
 
     command: str
     exit_code: int | None
@@ -102,21 +102,21 @@ class AgentResult:
     seconds_own: float = 0.0
     """The agent's own time: commands as they ran, and completions that were answered."""
     seconds_waiting: float = 0.0
-    """What servers and sandboxes took: starts, queues, failed requests and their pauses, restored connections."""
+    """Time spent by servers and sandboxes: starts, queues, failed requests and their pauses, restored connections."""
     context_edits: Sequence[ContextEdit] = ()
     """Compressions of the context, and attempts that failed."""
     error: Exception | None = None
-    """What broke, when the outcome is infra_error: the infrastructure, or a tool (`ToolCrashed`)."""
+    """The cause if the outcome is infra_error: a failure of the infrastructure, or of a tool (`ToolCrashed`)."""
     reward: Reward | None = None
-    """Of `compute_reward`, once that has run."""
+    """The result of `compute_reward`, once that has run."""
     server_state: dict[str, Any] | None = None
     """`get_state()` of a server that keeps its own record of tokens."""
     program: ProgramRun | None = None
-    """Where the agent was a program."""
+    """Exit code and output, if the agent was a program."""
     verdict: Any = None
-    """Of a guest's own code, for its reward."""
+    """The verdict of a guest's own code, for its reward."""
     verifier: dict[str, Any] | None = None
-    """What the grading of a task folder left for its record: see docs/harbor.md."""
+    """The record of grading a task folder: see docs/harbor.md."""
     _messages: list[dict[str, Any]] | None = field(default=None, init=False, repr=False, compare=False)
     _record: list[dict[str, Any]] | None = field(default=None, init=False, repr=False, compare=False)
     _repaired_calls: tuple[int, int] | None = field(default=None, init=False, repr=False, compare=False)
@@ -125,7 +125,7 @@ class AgentResult:
     def messages(self) -> list[dict[str, Any]]:
         """The conversation as OpenAI dicts; always valid. A copy: change it freely.
 
-        Reasoning is under `reasoning`, and under `reasoning_content`, where other libraries have it. The content of a
+        Reasoning is under `reasoning`, and under `reasoning_content` as in other libraries. The content of a
         turn without text is "".
         """
         if self._messages is None:
@@ -139,20 +139,20 @@ class AgentResult:
 
     @property
     def recorded_messages(self) -> list[dict[str, Any]]:
-        """The conversation for all records of the rollout: made once, and not to be changed."""
+        """The conversation for all records of the rollout: created once; do not change it."""
         if self._record is None:
             self._record = self.history.to_openai("reasoning")
         return self._record
 
     @property
     def final_response(self) -> str:
-        """Text of the model's last message; empty when it never answered, whatever examples the prompt holds."""
+        """Text of the model's last message; empty if it never answered, whatever examples the prompt contains."""
         responses = list(self.history.responses())
         return responses[-1].message.text if responses else ""
 
     @property
     def refusal(self) -> bool:
-        """Whether the server marks the model's last message as a refusal, whose text is `final_response`."""
+        """Whether the server marks the model's last message as a refusal; its text is `final_response`."""
         responses = list(self.history.responses())
         return bool(responses) and responses[-1].refusal
 
@@ -167,8 +167,8 @@ class AgentResult:
 
     @property
     def repaired_calls(self) -> tuple[int, int]:
-        """How many calls the parser repaired, and how many it read, in all completions: discarded ones and those of
-        sub-agents included. Calls of a server's own parser are in neither."""
+        """How many calls the parser repaired, and how many it read, in all completions, including discarded ones and
+        those of sub-agents. Calls that a server's own parser read are not counted."""
         if self._repaired_calls is None:
             calls = [call for response in self.history.completions() for call in response.message.tool_calls]
             statuses = [call.status for call in calls if call.status is not None]
@@ -193,7 +193,7 @@ class AgentResult:
 
     @property
     def managed_state(self) -> dict[str, Any] | None:
-        """`{"nodes": samples()}` for environments that look there; in Phase 1 what the server's `get_state()` gave."""
+        """`{"nodes": samples()}`, for environments that read it; in Phase 1 the server's `get_state()`."""
         return {"nodes": self.samples()} if self.tracked else self.server_state
 
     @property

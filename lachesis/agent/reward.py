@@ -1,4 +1,4 @@
-"""Rewards of an environment: the decorator of named ones, what a reward function returns, and the check of it."""
+"""Rewards of an environment: the decorator for named rewards, and checks of what a reward function returns."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Reward:
     components: Mapping[str, float] = field(default_factory=dict)
     """Parts of the value by name. Each becomes the metric `reward/NAME`: a column of the report, a key of W&B."""
     turn_rewards: Sequence[float] | None = None
-    """One number for every turn of the rollout (`result.turns_used`). They travel with the rollout to the trainer."""
+    """One number for every turn of the rollout (`result.turns_used`), which is sent to the trainer."""
     weights: Mapping[str, float] = field(default_factory=dict)
-    """Where the value is a sum of components: their weights in it, by name. Named rewards have them."""
+    """If the value is a sum of components: their weights, by name. Set for named rewards."""
 
 
 _WEIGHT = "_reward_weight"
@@ -34,14 +34,15 @@ def reward(method: F, /) -> F: ...
 @overload
 def reward(*, weight: float) -> Callable[[F], F]: ...
 def reward(method: Any = None, /, *, weight: float = 1.0) -> Any:
-    """Make a method of an environment a named reward: `method(self, item, result, ctx)`, `async def` or plain `def`.
+    """Turn a method of an environment into a named reward: `method(self, item, result, ctx)`, `async def` or plain
+    `def`.
 
-    It returns a finite number, or None to leave the rollout out. The score of a rollout is the sum of its named
-    rewards, each times its `weight`, and of `compute_reward`, where there is one. Each is a component of the score, by
-    the name of the method and without its weight; with `weight=0` it is that alone.
+    It returns a finite number, or None to leave the rollout out. The score of a rollout is the weighted sum of its
+    named rewards, plus `compute_reward` if there is one. Each named reward is also a component of the score, under the
+    name of the method and without its weight; with `weight=0` it is only a component.
 
     Raises:
-        TypeError: the weight is no finite number, or the method cannot be called.
+        TypeError: the weight is not a finite number, or the method cannot be called.
     """
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
         raise TypeError(f"the weight of a reward is a finite number, not {weight!r}")
@@ -58,7 +59,7 @@ def _named(method: Any, weight: float) -> Any:
 
 
 def reward_weights(cls: type) -> dict[str, float]:
-    """The named rewards of a class with their weights, in the order of definition, those of base classes first.
+    """The named rewards of a class with their weights, in the order of definition, base classes first.
 
     A method that replaces one without the decorator keeps its weight; None in its place removes it.
     """
@@ -73,11 +74,11 @@ def reward_weights(cls: type) -> dict[str, float]:
 
 
 class RewardError(Exception):
-    """A reward function returned something that is no score, or took too long. An error of the environment."""
+    """A reward function returned something that is not a score, or took too long. An error of the environment."""
 
 
 class JudgeRefused(RewardError):
-    """The judge, which answers other questions of the run, refuses this one for what it says, or for its length.
+    """The judge, which answers other questions of the run, refuses this one because of its content or its length.
 
     That is the agent's doing where the statement that asked was passed by other rollouts.
     """
@@ -89,7 +90,7 @@ class JudgeRefused(RewardError):
 
 
 def checked_reward(given: Any, *, turns: int, source: str) -> Reward | None:
-    """What a reward function returned, as a `Reward`; None leaves the rollout out.
+    """The result of a reward function as a `Reward`; None leaves the rollout out.
 
     Args:
         turns: turns of the rollout, for `turn_rewards`.
@@ -126,10 +127,10 @@ def _printable(name: object) -> str:
 
 
 def checked_group(given: Any, *, turns: Sequence[int], source: str) -> list[Reward | None]:
-    """What a group's reward function returned: one entry for each rollout, each as `checked_reward` takes it."""
+    """The result of a group's reward function: one entry per rollout, each checked as in `checked_reward`."""
     ordered = isinstance(given, Sequence) and not isinstance(given, str | bytes | bytearray)
     if not ordered and not (hasattr(given, "tolist") and hasattr(given, "__len__")):  # an array or a tensor
-        raise RewardError(f"{source} returned {given!r}; it has to be a list with one reward for each rollout")
+        raise RewardError(f"{source} returned {given!r}; it must be a list with one reward for each rollout")
     rewards = list(given)
     if len(rewards) != len(turns):
         raise RewardError(f"{source} returned {len(rewards)} rewards for {len(turns)} rollouts; give one for each")
@@ -143,7 +144,7 @@ def finite_number(value: Any, what: str) -> float:
             raise TypeError
         number = float(value)
     except (TypeError, ValueError, OverflowError):
-        raise RewardError(f"{what} {value!r}; it has to be a number, or None to leave the rollout out") from None
+        raise RewardError(f"{what} {value!r}; it must be a number, or None to leave the rollout out") from None
     if not math.isfinite(number):
-        raise RewardError(f"{what} {number}; it has to be finite")
+        raise RewardError(f"{what} {number}; it must be finite")
     return number

@@ -1,8 +1,8 @@
 """One rollout: its record in memory, and the player that makes it.
 
-The player leases a sandbox, lets the agent play, scores what it left and releases the sandbox. Failure is not zero: a
-rollout has a reward only if the agent's own work was scored. The player starts a rollout again that the infrastructure
-broke, a few times, and then leaves it out. An exception in a reward is an error of the environment and is kept as one.
+The player leases a sandbox, lets the agent play, scores its work and releases the sandbox. Failure is not zero: a
+rollout has a reward only if the agent's own work was scored. The player retries a rollout that the infrastructure broke
+a few times, and then leaves it out. An exception in a reward is an error of the environment and is kept as one.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class Rollout:
     retried_after: Sequence[str] = ()
     """Why each of the earlier starts failed."""
     lost_completion_tokens: int = 0
-    """Completion tokens of the earlier starts; those of the last one are in `result`."""
+    """Completion tokens of earlier starts; the last start's are in `result`."""
     seconds: float = 0.0
     metrics: Mapping[str, float] = field(default_factory=dict)
     """The components of its reward and the environment's own figures."""
@@ -123,9 +123,9 @@ class Rollout:
     """Why it has no reward, where it was not left to a reward function: a setting, or an environment that collected the
     group itself."""
     not_sampled: bool = False
-    """It is left out because its environment trains what the model did not say, or not so."""
+    """It is left out because its environment trains text that the model did not write, or not in this form."""
     agent_fault: str = ""
-    """What the agent broke in its own sandbox, where that decided the score."""
+    """What the agent broke in its own sandbox, if that decided the score."""
     broken_item: bool = False
     """Its item fails alike in every attempt while others are answered, so it is not played again in this run."""
     fault_traceback: str = ""
@@ -133,7 +133,7 @@ class Rollout:
     doubt: Doubt | None = field(default=None, repr=False, compare=False)
     """About the exception of its reward, which may be the agent's doing: nothing has shown it yet."""
     reward_calls: Sequence[RewardCall] = ()
-    """What the reward did in the sandbox."""
+    """The reward's calls in the sandbox."""
     held: HeldSandbox | None = field(default=None, repr=False, compare=False)
     """The sandbox, still leased, where a reward of the whole group is to come."""
 
@@ -155,7 +155,7 @@ class Rollout:
 
     @property
     def left_to_agent(self) -> bool:
-        """Whether it has no reward by what the agent did, and by the settings for that: nothing has to be repaired."""
+        """Whether the agent's actions and the settings for them leave it without a reward: nothing needs a fix."""
         own = bool(self.agent_fault) or (self.outcome is Outcome.TIMEOUT and self.error is None)
         return own and self.reward is None and self.traceback is None
 
@@ -251,7 +251,7 @@ def _with_fixed(rollout: Rollout, score: FixedScore | Literal["reward"], why: st
 
 
 class Agent(Protocol):
-    """What plays one rollout, up to its reward: `HermesAgentLoop`, or a program."""
+    """Plays one rollout, up to its reward: `HermesAgentLoop`, or a program."""
 
     async def run(self, messages: Sequence[Mapping[str, Any]]) -> AgentResult: ...
 

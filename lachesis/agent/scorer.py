@@ -37,7 +37,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class Scored(Generic[T_co]):
-    """What a reward function came to: a value, or why there is none."""
+    """The outcome of a reward function: a value, or the reason why there is none."""
 
     value: T_co | None = None
     error: BaseException | None = None
@@ -55,7 +55,7 @@ class Scored(Generic[T_co]):
 
     @property
     def wrong_setting(self) -> SettingsError | None:
-        """What the environment's code found wrong with the settings of the run."""
+        """The error that the environment's code found in the settings of the run."""
         return self.error if isinstance(self.error, SettingsError) else None
 
 
@@ -102,7 +102,7 @@ class Scorer:
     environment: str
     """Its name, for messages."""
     compute_reward: RewardFunction | None
-    """`(item, result, ctx)`; None where there are other rewards."""
+    """`(item, result, ctx)`; None if there are other rewards."""
     compute_group_reward: RewardFunction | None = None
     """`(item, results, ctxs)`; None where rollouts are scored one by one only."""
     timeout: float = 300.0
@@ -157,7 +157,7 @@ class Scorer:
             raise SetUpFailed(f"{scope.name}: {type(error).__name__}: {error}") from error
 
     async def user_message(self, item: Any, history: MessageHistory) -> str | None:
-        """What the user says after the agent's answer; None ends the rollout.
+        """The user's message after the agent's answer; None ends the rollout.
 
         Raises:
             RewardError: an error of the environment.
@@ -176,7 +176,7 @@ class Scorer:
         if said.error is not None:
             raise RewardError(f"{scope.name}: {type(said.error).__name__}: {said.error}") from said.error
         if not isinstance(said.value, str | None):
-            raise RewardError(f"{scope.name} returned {said.value!r}; it has to be text, or None at the end")
+            raise RewardError(f"{scope.name} returned {said.value!r}; it must be text, or None at the end")
         return said.value
 
     async def score(
@@ -432,9 +432,9 @@ def _at_fault(faults: Sequence[AgentFault], contexts: Sequence[ToolContext | Non
 
 
 async def _put(session: ToolSession, context: ToolContext, files: Any, source: str) -> None:
-    """Write what `sandbox_files` returned. Raises RewardError for what is no file of the workspace."""
+    """Write what `sandbox_files` returned. Raises RewardError for paths outside the workspace."""
     if not isinstance(files, Mapping):
-        raise RewardError(f"{source} returned {files!r}; it has to be a mapping of paths to text, bytes or a Path")
+        raise RewardError(f"{source} returned {files!r}; it must be a mapping of paths to text, bytes or a Path")
     workspace = (await session.sandbox()).workdir.rstrip("/") + "/"
     for path, content in files.items():
         if not isinstance(path, str) or not isinstance(content, str | bytes | Path):

@@ -36,7 +36,7 @@ OURS = (errno.ENOSPC, errno.EDQUOT, *NO_FILES)
 
 
 class Sealed(RuntimeError):
-    """The agent's sandbox is gone since `seal`: the reward goes on with the context that `seal` returned."""
+    """The agent's sandbox is gone since `seal`: the reward must continue with the context that `seal` returned."""
 
 
 class HostDiskFull(BackendError):
@@ -45,7 +45,7 @@ class HostDiskFull(BackendError):
 
 @dataclass(slots=True)
 class Artifacts:
-    """Copies of what the agent left at the paths that a reward named."""
+    """Copies of the agent's files at the paths that a reward named."""
 
     folder: Path
     taken: dict[str, Path] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class Artifacts:
 
         Args:
             allow: absolute paths of files and folders that may be replaced besides workspace and home.
-            exactly: whether a folder holds nothing else afterwards, and what is missing is removed.
+            exactly: whether a folder contains nothing else afterwards, and missing paths are removed.
         """
         sandbox = await fresh.sandbox()
         # All of them before anything is placed: an artifact may be a folder with links.
@@ -75,7 +75,7 @@ class Artifacts:
                 if kept is not None:
                     await _place(sandbox, inside, kept)
             except OSError as error:  # the agent's copy of a small disk may be large, or in a folder's way
-                self.refused[path] = f"it cannot be put into a fresh sandbox: {error.strerror or error}"
+                self.refused[path] = f"it cannot be copied into a fresh sandbox: {error.strerror or error}"
 
 
 async def resolved(paths: Iterable[str], fresh: ToolSession, allow: Iterable[str]) -> dict[str, tuple[str, str]]:
@@ -123,12 +123,11 @@ _promised = 0
 
 @contextlib.asynccontextmanager
 async def _room_for(size: int, folder: Path) -> AsyncIterator[None]:
-    """Wait until `size` more bytes have room beside what other seals may write.
+    """Wait until there is room for `size` more bytes in addition to what other seals may write.
 
-    What the agent left does not matter: otherwise it could decide when a run stops.
+    The agent's files do not matter: otherwise the agent could decide when a run stops.
 
-    Raises:
-        HostDiskFull: there is no room, and nothing to wait for.
+    Raises: HostDiskFull: there is no room, and nothing to wait for.
     """
     global _promised
     while (free := shutil.disk_usage(folder).free) < _promised + size:
@@ -150,7 +149,7 @@ async def _take(
 ) -> int:
     """Copy out one artifact; its bytes."""
     if not inside.strip("/"):
-        artifacts.refused[path] = "the root folder is no artifact"
+        artifacts.refused[path] = "the root folder is not an artifact"
         return 0
     try:
         try:

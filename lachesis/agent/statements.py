@@ -251,7 +251,7 @@ _homes: set[str] = set()
 
 
 def add_home(function: Callable[..., Any]) -> None:
-    """The files beside that of a reward are the environment's own, also where pip has installed them."""
+    """The files next to a reward's file are the environment's own, also where pip has installed them."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     if code is not None and "-packages/" in code.co_filename:
         _homes.add(code.co_filename.rpartition("/")[0] + "/")

@@ -1,4 +1,4 @@
-"""What runs the tool calls of a turn: a session, or the one that a task has in the run that is open."""
+"""Runs the tool calls of a turn: a session, or the one that a task has in the run that is open."""
 
 from __future__ import annotations
 
@@ -61,6 +61,5 @@ class OpenRunCalls:
 def in_open_run(task_id: str, names: Collection[str], budget: ResultBudget) -> OpenRunCalls:
     """
     Raises:
-        NoOpenRun: no run is open.
-    """
+        NoOpenRun: no run is open."""
     return OpenRunCalls(open_run(task_id), task_id, names, budget)

@@ -40,8 +40,8 @@ MAX_TERMINAL_OUTPUT = 10_000_000
 class ToolContext:
     """The sandbox of one rollout, for its reward.
 
-    Every path is a path inside; relative ones start at the workspace, `~` is the agent's home. Methods raise
-    `BackendError` when the sandbox is lost: the rollout is then left out or played again, whatever the reward returns.
+    Every path is a path in the sandbox; relative ones start at the workspace, and `~` is the agent's home. Methods
+    raise `BackendError` if the sandbox is lost: the rollout is then left out or retried, whatever the reward returns.
     """
 
     def __init__(
@@ -54,10 +54,10 @@ class ToolContext:
     ) -> None:
         """
         Args:
-            task_id: the session of a rollout, or the id of a task in a run that is open. A task without a session gets
-                one; `cleanup` removes it, at the latest the end of the run.
-            registry: the tools of `call_tool`; those of the run where `task_id` is an id.
-            open_verifier: gives `seal` a second session, like the agent's own was at its start; with `spec=`, one of
+            task_id: the session of a rollout, or the id of a task in an open run. A task without a session gets one,
+                which `cleanup` or the end of the run removes.
+            registry: the tools of `call_tool`; the run's tools if `task_id` is an id.
+            open_verifier: gives `seal` a second session, like the agent's own at its start; with `spec=`, one with
                 that specification.
 
         Raises:
@@ -108,7 +108,7 @@ class ToolContext:
 
     @property
     def seconds_inside(self) -> float:
-        """Seconds in which calls worked inside, without those that sandboxes took to start."""
+        """Seconds that calls spent inside, without the time for starting sandboxes."""
         return self._shared.inside
 
     def repeat(self) -> None:
@@ -116,7 +116,7 @@ class ToolContext:
         self._shared.repeated = True
 
     def forget_calls(self, count: int) -> None:
-        """All calls but the first `count` were no part of the reward."""
+        """Forget all calls but the first `count`, which were not part of the reward."""
         del self._shared.calls[count:]
 
     def at_fault(self, fault: AgentFault) -> bool:
@@ -125,11 +125,11 @@ class ToolContext:
 
     @property
     def calls(self) -> tuple[RewardCall, ...]:
-        """What the reward has done so far, apart from what the agent did."""
+        """The reward's own calls so far, without the agent's."""
         return tuple(self._shared.calls)
 
     def enter(self, scope: CallScope) -> None:
-        """Calls belong to `scope` from now on, also those from threads."""
+        """Assign all further calls, including those from threads, to `scope`."""
         self._shared.scope = scope
         scope.contexts.add(self)
 
@@ -145,10 +145,11 @@ class ToolContext:
     ) -> Reply:
         """Run `command` in the workspace; `{"output", "exit_code", "error"}`, stdout before stderr in `output`.
 
-        Every call starts in the workspace with the sandbox' first variables and those of `env`, wherever the agent's
-        own `cd` went and whatever it exported. A command that takes longer than `timeout` seconds is killed and has
-        exit code 124 and an `error`; so has output of more than `MAX_TERMINAL_OUTPUT` bytes, whose middle is missing.
-        With `check`, an exit code other than 0 is a `RewardError`, an error of the environment: for its own commands.
+        Every call starts in the workspace with the sandbox's initial variables and those of `env`, whatever the agent's
+        own `cd` and `export` did. A command that takes longer than `timeout` seconds is killed and has exit code 124
+        and an `error`. Output of more than `MAX_TERMINAL_OUTPUT` bytes loses its middle and also sets `error`. With
+        `check`, a nonzero exit code is a `RewardError`, an error of the environment: use it for the environment's own
+        commands.
         """
         _require_characters(command, "command")
         sandbox = await self._sandbox()
@@ -168,10 +169,10 @@ class ToolContext:
 
     @context_method
     async def read_file(self, path: str, default: str | None = "") -> FileText:
-        """The whole text of a file. Where the agent left none that can be read, `default`; None makes that an error.
+        """The whole text of a file; `default` if there is no readable file, or an error if `default` is None.
 
-        A pipe, a loop of links, a file without permissions or of more than 256 MiB is the agent's doing, and no failure
-        of the environment.
+        A pipe, a cycle of links, a file without permissions or of more than 256 MiB is the agent's doing, and not a
+        failure of the environment.
         """
         try:
             data = await (await self._sandbox()).read_bytes(await self._path(path))
@@ -190,7 +191,7 @@ class ToolContext:
 
     @answering(Reply.failed)
     async def write_file(self, path: str, content: str | bytes) -> Reply:
-        """Write a file whole, making missing parent folders. Text with half of a surrogate pair gets a `?` there."""
+        """Write a whole file, creating missing parent folders. Half of a surrogate pair in text becomes `?`."""
         data = content.encode(errors="replace") if isinstance(content, str) else content
         sandbox, inside = await self._sandbox(), await self._path(path)
         await self._put(partial(sandbox.write_bytes, inside, data), lambda: [("f", inside)])
@@ -208,9 +209,10 @@ class ToolContext:
     async def download_file(
         self, remote_path: str, local_path: str | Path, *, max_bytes: int | None = MAX_DOWNLOAD
     ) -> Reply:
-        """Copy a file out of the sandbox, byte for byte, in constant memory. Replaces `local_path` when it is whole.
+        """Copy a file out of the sandbox, byte for byte, in constant memory. Replaces `local_path` when it is complete.
 
-        A larger one than `max_bytes` is an error, also a sparse one, and leaves nothing; None is no bound but the disk.
+        A file larger than `max_bytes` (sparse files count in full) is an error and leaves nothing behind; None means
+        that only the disk limits it.
         """
         chunks = (await self._sandbox()).read_chunks(await self._path(remote_path))
         return Reply.written(await write_local(Path(local_path), chunks, max_bytes))
@@ -228,11 +230,11 @@ class ToolContext:
     ) -> Replies:
         """Copy a folder out of the sandbox; one reply for each file in `local_dir` then.
 
-        Only files, folders, and links to others of them arrive: no pipes, sockets, links that lead nowhere or around.
+        Only files, folders, and links between them are copied: no pipes, sockets, broken links or link cycles.
 
-        Rejects members that would land outside `local_dir`. A folder that holds more than `max_bytes`, sparse files in
-        full, is an error and leaves nothing; None is no bound but the disk. So is one of more than 2^17 files and
-        folders, or of more than 256 folders in each other.
+        Rejects members that would end up outside `local_dir`. A folder with more than `max_bytes` (sparse files count
+        in full) is an error and leaves nothing behind; None means that only the disk limits it. So is a folder with
+        more than 2^17 files and folders, or with more than 256 levels.
         """
         await (await self._sandbox()).download_dir(await self._path(remote_dir), local_dir, max_bytes=max_bytes)
         await in_own_thread(remove_dead_links, Path(local_dir))
@@ -240,7 +242,7 @@ class ToolContext:
 
     @context_method
     async def real_path(self, path: str) -> Text:
-        """The absolute path without symbolic links, also where nothing is there. No program inside has a part in it."""
+        """The absolute path without symbolic links, even if nothing is there, resolved without a program inside."""
         return Text((await (await self._sandbox()).stat(await self._path(path))).path)
 
     @context_method
@@ -250,12 +252,11 @@ class ToolContext:
         return Reply(success=True)
 
     async def pace(self) -> Pace:
-        """How much of a processor a program gets here now. It is not to be trusted where an agent was root."""
+        """How much of a CPU a program gets here now. Not reliable in a sandbox where an agent was root."""
         return await pace(await self._sandbox(), self._session.cpus)
 
     async def waited_for_cpu(self) -> float | None:
-        """Seconds so far in which others had the processors that commands of the reward could have used; None where
-        that is not known."""
+        """Seconds so far in which others had the CPUs that the reward's commands could have used; None if unknown."""
         found = [await session.waited_for_cpu() for session in self._shared.sessions]
         return None if None in found else sum(each or 0.0 for each in found)
 
@@ -299,9 +300,9 @@ class ToolContext:
     async def call_tool(
         self, tool_name: str = "", arguments: Mapping[str, Any] | None = None, *, name: str = "", args: Any = None
     ) -> Text:
-        """Call a tool as the agent does. The text says so when the tool failed or does not exist.
+        """Call a tool as the agent does. The text says if the tool failed or does not exist.
 
-        `name` and `args` are other names of the first two.
+        `name` and `args` are aliases of the first two parameters.
         """
         return Text((await self._tool(tool_name or name, arguments or args or {})).content)
 
@@ -332,24 +333,24 @@ class ToolContext:
         exactly: bool = False,
         ends: bool = True,
     ) -> ToolContext:
-        """Take what the agent left at `paths` into a fresh sandbox, and end the agent's own.
+        """Copy the agent's files at `paths` into a fresh sandbox, and end the agent's own sandbox.
 
         First everything that runs in the agent's sandbox is killed; then the files and folders at `paths` are copied
-        out, the sandbox is removed, and a new one is made from the same base with the copies at the same places. What
-        the reward puts there afterwards, tests for example, the agent has never seen, and nothing of the agent's runs
-        beside it. This context refuses every later call; go on with the one that is returned, whose `missing` and
-        `refused` name the paths that are not there: scoring them is the reward's part.
+        out, the sandbox is removed, and a new one is created from the same base with the copies at the same paths. The
+        agent has never seen files that the reward puts there afterwards, such as tests, and none of its processes run
+        there. This context rejects every later call; continue with the returned one. Its `missing` and `refused` name
+        the paths that were not copied; the reward decides how to score them.
 
         Args:
             paths: files or folders in the workspace or the home folder; relative ones start at the workspace.
-            allow: absolute paths of other files and folders that may be in `paths`, with everything below them. What
-                is named by neither is refused: there are the programs that the reward relies on.
-            max_bytes: of all artifacts together; what does not fit is refused.
-            spec: of the new sandbox, where it is not to be like the agent's.
-            exactly: whether the folders at `paths` hold nothing else afterwards, and what is missing is removed. One
-                with links that lead out of it is `refused`, and taken without them.
-            ends: False leaves the agent's sandbox, without its processes, for a later step of the same task. `cleanup`
-                of the context that is returned has to come before the next `seal`.
+            allow: absolute paths of other files and folders that may be in `paths`, with everything below them. Paths
+                elsewhere are refused, because the programs that the reward relies on are there.
+            max_bytes: limit of all artifacts together; artifacts that do not fit are refused.
+            spec: the specification of the new sandbox, if it should differ from the agent's.
+            exactly: whether the folders at `paths` contain nothing else afterwards, and missing paths are removed. A
+                folder with links that lead out of it is copied without them and listed in `refused`.
+            ends: False keeps the agent's sandbox, without its processes, for a later step of the same task. Call
+                `cleanup` of the returned context before the next `seal`.
 
         Raises:
             BackendError: a sandbox failed, as in any method.
@@ -359,7 +360,7 @@ class ToolContext:
             return self._sealed_into[1]
         self._require_open()
         if self._open_verifier is None:
-            raise Sealed("this context is already the one of a verifier sandbox; it cannot be sealed again")
+            raise Sealed("this context already belongs to a verifier sandbox; it cannot be sealed again")
         async with taken(self._session, wanted, max_bytes, partly=exactly) as artifacts:
             if ends:
                 self._sealed = True
@@ -373,12 +374,12 @@ class ToolContext:
 
     @context_method
     async def untouched(self, *, spec: SandboxSpec | None = None) -> ToolContext:
-        """A fresh sandbox as in `seal`, with nothing of the agent's: what fails there too is not the agent's doing.
+        """A fresh sandbox as in `seal`, without any of the agent's files: a failure there is not the agent's doing.
 
-        `cleanup` of what `seal` gave has to come before, and that of what this gives before the next `seal`.
+        Call `cleanup` of the sealed context before, and `cleanup` of the returned context before the next `seal`.
         """
         if self._open_verifier is None:
-            raise Sealed("this context is already the one of a verifier sandbox; ask the agent's own")
+            raise Sealed("this context already belongs to a verifier sandbox; ask the agent's own")
         opened = self._open_verifier() if spec is None else self._open_verifier(spec=spec)
         return ToolContext(opened, self._registry, shared=self._shared)
 
@@ -396,33 +397,35 @@ class ToolContext:
         allow: Iterable[str] = (),
         max_bytes: int = MAX_ARTIFACT,
     ) -> Judgement:
-        """Run a pytest suite on what the agent left at `sources`, and find out whether the outcomes are forged.
+        """Run a pytest suite on the agent's files at `sources`, and detect whether the outcomes are forged.
 
-        Ends the agent's sandbox as `seal` does. Every test runs in two fresh sandboxes, as it is and changed so that a
-        right solution fails it, in an order that code under test cannot know. `Judgement.fraction` is a score.
+        Ends the agent's sandbox as `seal` does. Every test runs in two fresh sandboxes, once unchanged and once changed
+        so that a right solution fails it, in an order that the code under test cannot know. `Judgement.fraction` is a
+        score.
 
         Args:
-            sources: what the agent had to write, as in `seal`. In the fresh tree, a folder is replaced whole, and what
-                the agent removed is removed.
+            sources: files and folders that the agent was to write, as in `seal`. In the fresh tree, a folder is
+                replaced as a whole, and files that the agent removed are removed.
             tests: by path in the workspace, the text of files that are written over the tree, or a local file. Other
-                files of `expect` are those of the fresh tree.
-            expect: ids of the tests that have to pass, `tests/test_add.py::test_add[1-2]`, from the workspace on.
-                Skipped, deselected, missing, erroneous and xfailed tests have not passed.
+                files of `expect` come from the fresh tree.
+            expect: ids of the tests that must pass, such as `tests/test_add.py::test_add[1-2]`, relative to the
+                workspace. Skipped, deselected, missing, erroneous and xfailed tests have not passed.
             python: shell text that runs a Python with pytest; ` -` is appended.
-            args: further arguments of pytest.
-            timeout: seconds of one run.
-            rounds: how often all of this is done; more against code that draws lots.
+            args: extra arguments for pytest.
+            timeout: limit of one run in seconds.
+            rounds: number of repetitions; more of them help against code that guesses at random.
             allow, max_bytes: as in `seal`.
 
         Raises:
-            RewardError: pytest is not there, a file is missing or cannot be read, an id is wrong: the environment's.
+            RewardError: pytest is missing, a file is missing or cannot be read, or an id is wrong: an error of the
+                environment.
             BackendError: a sandbox failed, as in any method.
         """
         if self._shared.repeated and self._judged is not None:
             return self._judged
         self._require_open()
         if self._open_verifier is None:
-            raise Sealed("this context is already the one of a verifier sandbox; judge the agent's own")
+            raise Sealed("this context already belongs to a verifier sandbox; judge the agent's own")
         open_verifier = self._open_verifier
 
         def opened() -> ToolSession:
@@ -470,4 +473,4 @@ def _require_characters(text: str, what: str) -> None:
     try:
         text.encode(errors="surrogateescape")
     except UnicodeEncodeError:
-        raise AgentFault(errno.EILSEQ, f"half of a surrogate pair in a {what} is no character") from None
+        raise AgentFault(errno.EILSEQ, f"half of a surrogate pair in a {what} is not a character") from None

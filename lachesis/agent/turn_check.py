@@ -18,7 +18,7 @@ from lachesis.trajectories.markup import NotJson, load_json, split_opened_think
 
 
 class Flaw(Enum):
-    """What can be wrong with a turn."""
+    """The possible flaws of a turn."""
 
     EMPTY = "empty answer"
     """Neither text nor tool calls."""
@@ -53,7 +53,7 @@ _THINK_BLOCK = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class TurnCheck:
-    """What is wrong with a turn. `flaw` is the worst flaw, None where there is none."""
+    """The check of a turn. `flaw` is the worst flaw, or None."""
 
     flaw: Flaw | None = None
     detail: str = ""

@@ -1,4 +1,4 @@
-"""What one call of a reward passes: its statements, and the expressions in which it asks a service.
+"""Records the course of one call of a reward: its statements, and the expressions in which it calls a service.
 
 Only code of its author is looked at while it runs; of other code, Python tells the calls alone.
 """
@@ -23,8 +23,8 @@ from lachesis.agent.statements import Span, Statement, Table, is_own, spanned, t
 T = TypeVar("T")
 
 MOST_EVENTS = 20_000
-"""Lines of one call of a function that are watched, and calls in one call of a reward: what goes on longer repeats
-itself."""
+"""Lines of one call of a function that are watched, and calls in one call of a reward: longer calls repeat
+themselves."""
 _SUBMIT, _START = ThreadPoolExecutor.submit.__code__, threading.Thread.start.__code__
 _SERVICES = (
     *(

@@ -21,24 +21,24 @@ GROUPS = {
     "begin": {
         "doctor": "show what works on this machine, and how to install what is missing",
         "demo": "play a few problems with the embedded model and the reference policy",
-        "envs": "list the environments that come along",
-        "new": "write the file of a new environment, and its test",
-        "check": "find mistakes of an environment without a model",
+        "envs": "list the installed environments",
+        "new": "write a new environment and its test",
+        "check": "find mistakes in an environment without a model",
     },
     "play": {
         "eval": "measure a model in an environment; compare finished evaluations",
         "process": "play an environment, and write training data",
         "serve": "play an environment for a trainer",
-        "batch": "play a file of prompts into ShareGPT files, or merge the shards of such a run",
+        "batch": "turn a file of prompts into ShareGPT files, or merge the shards of such a run",
         "play": "play an environment that was written for Atropos, verifiers or Inspect, unmodified",
     },
     "look": {
         "view": "show a folder of runs in a browser, while it grows",
         "report": "write the HTML report of a groups file again",
         "export": "write the groups of a finished run in another format",
-        "trajectories": "figures, checks, conversion and duplicates of files of trajectories",
-        "compress": "fit long trajectories into a budget of tokens, with a summary instead of their middle turns",
-        "verify": "check that sample files hold exactly the sampled tokens, each once",
+        "trajectories": "summarise, check, convert and deduplicate files of trajectories",
+        "compress": "fit long trajectories into a token budget by summarising their middle turns",
+        "verify": "check that sample files contain exactly the sampled tokens, each once",
     },
     "train": {
         "train": "train a model: rollout API, trainer and environment as one command",
@@ -48,8 +48,8 @@ GROUPS = {
     },
     "more": {
         "fake-server": "serve completions without a model, for tests and load measurements",
-        "images": "make images of Dockerfiles without an engine, list and remove their layers",
-        "sandboxes": "list the sandboxes of a backend, remove those that killed runs left, and attack them",
+        "images": "build images from Dockerfiles without an engine; list and remove their layers",
+        "sandboxes": "list sandboxes, remove what killed runs left behind, and attack their isolation",
         "tasks": "show and convert tasks in Harbor's folder format",
     },
 }
@@ -135,5 +135,5 @@ def _listed() -> str:
 def port_number(text: str) -> int:
     """The value of `--port`."""
     if not 0 <= (port := int(text)) < 1 << 16:
-        raise argparse.ArgumentTypeError(f"{port} is no port: 0 to 65535")
+        raise argparse.ArgumentTypeError(f"{port} is not a port: 0 to 65535")
     return port

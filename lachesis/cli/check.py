@@ -14,7 +14,7 @@ from lachesis.wording import counted
 
 _DESCRIPTION = """\
 Play an environment's reference policy twice for each item, one that does nothing, and one that calls tools at random,
-and say what is suspicious: no full marks for the reference, marks for the others, rewards that differ between equal
+and report what is suspicious: no full marks for the reference, marks for the others, rewards that differ between equal
 plays or never differ, and a slow set-up. Other flags are settings: --env.NAME VALUE, --config FILE.
 """
 

@@ -1,4 +1,4 @@
-"""`lachesis doctor [demo | train | BACKEND]`: what works on this machine, and how to install what is missing.
+"""`lachesis doctor [demo | train | BACKEND]`: what works on this machine, and how to install missing parts.
 
 With a purpose, it looks at what that needs, and ends with 1 where something is missing; with `--url`, at a server.
 """
@@ -27,7 +27,7 @@ from lachesis.cli.subcommands import options_of
 from lachesis.runs.flags import close_names
 
 PATIENCE = 20.0
-"""Seconds that a backend or a model server has to answer."""
+"""Seconds within which a backend or a model server must answer."""
 PURPOSES = ("demo", "train")
 TRAINING = ("accelerate", "gguf", "peft", "tinker", "torch", "transformers")
 CLIENTS = {"docker": "aiodocker", "modal": "modal", "ssh": "asyncssh"}
@@ -58,7 +58,7 @@ class Check:
     more: Sequence[str] = ()
     """Lines below it."""
     install: Sequence[str] = ()
-    """Commands that install what is missing, each of one package."""
+    """Commands that install missing parts, one package each."""
 
 
 async def examine(purpose: str | None, options: dict[str, Any]) -> list[Check]:

@@ -40,7 +40,7 @@ def environment_class(target: str) -> Any:
         near = close_names(target, names)
         hint = f"did you mean {near[0]}?" if near else f"`lachesis envs` lists {', '.join(names)}"
         if not names:
-            hint = "none is installed; those of Lachesis are in the package lachesis-envs"
+            hint = "none are installed; Lachesis' own are in the package lachesis-envs"
         raise SettingsError(f"there is no environment {target!r}; {hint} (or write path.py:Class)")
     if (place := target.partition(":")[0]).endswith(".py") and not Path(place).is_file():
         raise SettingsError(f"there is no file {place}")
@@ -78,7 +78,7 @@ def load_env(target: str) -> Any:
     if name:
         found = getattr(module, name, None)
         if not (isinstance(found, type) and (issubclass(found, HermesAgentBaseEnv) or _is_of_atropos(found))):
-            what = f"{name} of {place} is no environment" if found is not None else f"{place} has no {name}"
+            what = f"{name} of {place} is not an environment" if found is not None else f"{place} has no {name}"
             raise SettingsError(f"{what}; it defines {names or 'none'}")
         return found
     if len(classes) != 1:

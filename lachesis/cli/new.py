@@ -28,7 +28,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = parser.parse_args(argv)
     words = re.split(r"[-_ ]+", given.name)
     if not all(re.fullmatch(r"[A-Za-z][A-Za-z0-9]*", word) for word in words):
-        raise SettingsError(f"{given.name!r} is no name of an environment: take letters, digits and -, as sort-words")
+        raise SettingsError(
+            f"{given.name!r} is not a valid environment name: use letters, digits and -, as in sort-words"
+        )
     module = "_".join(words).lower()
     file, test = Path(f"{module}.py"), Path(f"test_{module}.py")
     if existing := next((path for path in (file, test) if path.exists()), None):

@@ -79,7 +79,7 @@ def _parser(verb: Verb) -> tuple[argparse.ArgumentParser, dict[str, str]]:
         "process": ("env.total_steps", "items to play, each by one group"),
         "serve": ("env.total_steps", "the trainer's step to end at"),
     }[verb]
-    add("openai.model_name", "MODEL", "as its server names it; or embedded, reference, a GGUF file", "-m", "--model")
+    add("openai.model_name", "MODEL", "its name on the server; or embedded, reference, a GGUF file", "-m", "--model")
     add("openai.base_url", "URL", "of the OpenAI-compatible server", "-b", "--base-url")
     add("openai.api_key", "KEY", "of the server", "-k", "--api-key")
     add(number, "N", counted, "-n", read=int)
@@ -90,8 +90,8 @@ def _parser(verb: Verb) -> tuple[argparse.ArgumentParser, dict[str, str]]:
     add(temperature, "T", "of the sampling", "-T", "--temperature", read=float)
     add("env.max_token_length", "N", "tokens of one answer of the model", "-t", "--max-tokens", read=int)
     add("env.max_agent_turns", "N", "turns of a rollout", "--max-turns", read=int)
-    add("env.enabled_toolsets", "A,B", "what the agent can use", "--toolsets", read=lambda text: f"[{text}]")
-    add("env.terminal_backend", "NAME", "where sandboxes are: local, docker, ...", "--backend")
+    add("env.enabled_toolsets", "A,B", "toolsets and tools of the agent", "--toolsets", read=lambda text: f"[{text}]")
+    add("env.terminal_backend", "NAME", "backend of the sandboxes: local, docker, ...", "--backend")
     if evaluates:
         add("env.data_dir_to_save_evals", "FOLDER", "where the files are written", "-o", "--output")
     elif verb == "process":

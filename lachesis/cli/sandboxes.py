@@ -22,7 +22,7 @@ def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="lachesis sandboxes", description=__doc__)
     verbs = parser.add_subparsers(dest="verb", required=True)
     listing = verbs.add_parser("list", help="every sandbox of the backend")
-    reaping = verbs.add_parser("reap", help="remove those whose run has ended")
+    reaping = verbs.add_parser("reap", help="remove sandboxes whose run has ended")
     verbs.add_parser("attack", help="try to break out of the sandboxes of a backend; 1 if a wall falls")
     for verb in (listing, reaping):
         verb.add_argument(
@@ -36,8 +36,8 @@ def parser() -> argparse.ArgumentParser:
             metavar="YAML",
             help="the backend's own options, as in terminal_options: '{host: worker-1}'",
         )
-    reaping.add_argument("--run", metavar="RUN_ID", help="only those of this run")
-    reaping.add_argument("--everyone", action="store_true", help="also those whose run is alive")
+    reaping.add_argument("--run", metavar="RUN_ID", help="only sandboxes of this run")
+    reaping.add_argument("--everyone", action="store_true", help="also sandboxes of runs that are alive")
     return parser
 
 

@@ -1,4 +1,4 @@
-"""What commands with subcommands share: choosing one, and the backend that it works on."""
+"""Shared by commands with subcommands: choosing one, and the backend that it works on."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def options_of(text: str) -> dict[str, Any]:
     except yaml.YAMLError as error:
         raise SettingsError(f"--options is not YAML: {error}") from None
     if not isinstance(options, dict):
-        raise SettingsError("--options takes a mapping, as '{host: worker-1}'")
+        raise SettingsError("--options takes a mapping such as '{host: worker-1}'")
     return options
 
 

@@ -1,5 +1,5 @@
-"""Mistakes of an environment that show without a model: its reference policy has to earn full marks, and neither one
-that does nothing nor one that calls tools at random may earn anything."""
+"""Mistakes of an environment that show without a model: its reference policy must earn full marks, and policies that do
+nothing or call tools at random must earn nothing."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ SLOW_SANDBOX = 5.0
 """Seconds of the set-up of one sandbox that are."""
 _RANDOM_TURNS = 3
 _LOOKS = frozenset({"terminal", "read_file", "read_bytes", "search", "call_tool", "download_file", "download_dir"})
-"""Methods of `ctx` that read what the agent left, in the sandbox where it was."""
+"""Methods of `ctx` that read the agent's files in the agent's sandbox."""
 
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """What a policy earned."""
+    """A policy's rewards."""
 
     policy: str
     rewards: Mapping[str, Sequence[float | None]]
@@ -65,13 +65,13 @@ class Played:
 
 @dataclass(slots=True)
 class CheckReport:
-    """What was played, and what is wrong with it."""
+    """The rollouts played and the problems found."""
 
     played: list[Played] = field(default_factory=list)
     findings: list[str] = field(default_factory=list)
     """Mistakes, or what looks like one."""
     notes: list[str] = field(default_factory=list)
-    """What the author should know, and which is right for many environments."""
+    """Notes for the author, which are right for many environments."""
 
     @property
     def tracebacks(self) -> list[str]:
@@ -94,8 +94,8 @@ async def check_environment(
 
     Raises:
         SettingsError: settings that cannot be used.
-        UnusableSettings: the run cannot go on with them: a judge is missing, or the key of its server is wrong.
-        BackendError, InferenceError: the run could not begin.
+        UnusableSettings: the run cannot continue with them: a judge is missing, or the key of its server is wrong.
+        BackendError, InferenceError: the run could not start.
     """
     report = CheckReport(findings=misspelt_hooks(env_cls))
     spent: dict[str, list[float]] = {"setup": [], "setup_sandbox": []}
@@ -118,14 +118,16 @@ async def check_environment(
             with TemporaryDirectory(prefix="check-", dir=own_folder()) as folder:
                 report.played.append(await _play(cls, name, flags, items, rollouts, Path(folder)))
         except NoReferencePolicy:
-            report.findings.append("there is no reference_policy(): nothing shows that full marks can be had")
+            report.findings.append("there is no reference_policy(): so nothing shows that full marks are possible")
         if report.played and not report.played[-1].scored:
             break  # no other policy would be scored
     _judge(report)
     for method, times in spent.items():
         limit = SLOW_SETUP if method == "setup" else SLOW_SANDBOX
         if times and (longest := max(times)) > limit:
-            report.findings.append(f"{method}() took {longest:.1f} s: make what it needs once, in an image or a cache")
+            report.findings.append(
+                f"{method}() took {longest:.1f} s: prepare what it needs once, in an image or a cache"
+            )
     return report
 
 
@@ -234,7 +236,7 @@ def _judge(report: CheckReport) -> None:
             count = sum(reward > 0 for reward in played.scored)
             add(
                 f"{played.policy}: it earns up to {max(played.scored):g}, in {count} of {len(played.scored)} rollouts: "
-                "the reward pays for what needs no skill"
+                "it can be earned without skill"
             )
     # Without a reference policy, nobody had a chance of more than nothing.
     different = {reward for played in report.played for reward in played.scored}

@@ -38,7 +38,7 @@ def pass_hat_k(scores: Scores, k: int, *, threshold: float = PASS) -> Mean:
 
 def _over_passes(scores: Scores, k: int, threshold: float, share: Callable[[int, int], float]) -> Mean:
     if k < 1:
-        raise ValueError(f"k has to be at least 1, and is {k}")
+        raise ValueError(f"k must be at least 1, not {k}")
     counts = [(len(samples), sum(score >= threshold for score in samples)) for samples in map(valid, scores)]
     known = [(n, passed) for n, passed in counts if n >= k]
     return mean_of_values([share(n, passed) for n, passed in known])

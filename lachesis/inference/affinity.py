@@ -1,4 +1,4 @@
-"""What a `Balancer` knows of prefix caches: where the beginning of a prompt was computed before."""
+"""A `Balancer`'s knowledge of prefix caches: where the beginning of a prompt was computed before."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Place:
         self.tokens = 0
         """Of the requests in flight: prompts and expected completions."""
         self.cache = object()
-        """What the prefix cache holds has this name. After a failure, when that may be gone, it gets another one."""
+        """The name of the prefix cache's content. After a failure, when the content may be gone, it changes."""
 
 
 class GroupCache(dict[object, int]):
@@ -68,7 +68,7 @@ class Route(NamedTuple):
 
 
 class Demand(NamedTuple):
-    """What a request asks of a server."""
+    """A request's load on a server."""
 
     prompt_tokens: int = 0
     """0 where it is unknown."""

@@ -125,10 +125,10 @@ class _Waiting(Generic[S]):
 class Balancer(AsyncCloseable, Generic[S]):
     """Sends each request to the best of its servers.
 
-    That is the one with the fewest tokens in flight (prompts and expected completions), relative to
-    `weight * max_concurrency`, less a bonus for what it has of the prompt in its cache. So a rollout stays with its
-    server, and a group with the server of its prompt, until another one has much less to do. A copy is the same
-    servers with the same load.
+    That is the one with the fewest tokens in flight (prompts and expected completions), relative to `weight *
+    max_concurrency`, minus a bonus for the part of the prompt in its cache. So a rollout stays with its server, and a
+    group with the server of its prompt, until another one has much less to do. A copy is the same servers with the same
+    load.
 
     Args:
         cooldown: seconds for which an unavailable server is suspended. A single server is never suspended: each request

@@ -52,7 +52,7 @@ class ChatCompletionServer:
 
         Raises:
             ServerUnavailable: the source raised; errors that are ours pass as they are.
-            BadResponse: its answer is no chat completion.
+            BadResponse: its answer is not a chat completion.
         """
         given = {name: value for name, value in options.items() if value is not None}
         if split != "train":  # an unknown keyword for many a stub

@@ -176,7 +176,7 @@ def read_finish_reason(raw: object) -> FinishReason:
 
 
 def raw_finish_reason(choice: Mapping[str, Any]) -> str | None:
-    """As the server wrote it. A router that writes "error" may have the provider's word beside it (OpenRouter)."""
+    """As the server wrote it. A router that writes "error" may add the provider's word (OpenRouter)."""
     reason, native = choice.get("finish_reason"), choice.get("native_finish_reason")
     if isinstance(reason, Mapping):  # SGLang's own form
         reason = reason.get("type")

@@ -52,7 +52,7 @@ class RequestRejected(InferenceError):
         self.status = status
         self.body = body
         self.refuses_content = status in (400, 413, 422)
-        """Whether it is about what the request says, and not about a key, a name, a quota or a route."""
+        """Whether it is about the content of the request, and not about a key, a name, a quota or a route."""
         super().__init__(server, f"rejected the request with {status}: {_said(body)[:500]}", next_step)
 
 
@@ -90,13 +90,13 @@ class ConversationRefused(RequestRejected):
     """The server refuses this conversation, and answers others: its moderation or its routing decided so."""
 
     def __init__(self, server: str, status: int, body: str) -> None:
-        super().__init__(server, status, body, "other conversations are answered; this one is scored as it stands")
+        super().__init__(server, status, body, "other conversations are answered; this one is scored as it is")
         self.refuses_content = True
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a request was about."""
+    """The subject of a request."""
 
     url: str
     model: str
@@ -148,7 +148,7 @@ class BadResponse(InferenceError):
     """The server answered 200 without a completion, or with tokens that cannot be trusted."""
 
     def __init__(self, server: str, reason: str, next_step: str = "") -> None:
-        step = next_step or "check that base_url is that of an OpenAI-compatible API (often ends in /v1)"
+        step = next_step or "check that base_url points to an OpenAI-compatible API (often ends in /v1)"
         super().__init__(server, reason, step)
 
 
@@ -162,7 +162,7 @@ _NO_MODEL = re.compile(
 def of_conversation(
     server: str, status: int, body: str, error: Mapping[str, Any]
 ) -> ContextExhausted | ConversationRefused | None:
-    """The error if its words are about the conversation: it is too long, or the server refuses what it says."""
+    """The error if its wording is about the conversation: it is too long, or the server refuses its content."""
     text = _said(body)
     upstream = error.get("metadata")  # OpenRouter keeps the words of the provider there
     if isinstance(upstream, Mapping):

@@ -15,8 +15,8 @@ _noted: ContextVar[FailedRequests | None] = ContextVar("failed_requests", defaul
 
 @contextmanager
 def failed_requests() -> Iterator[FailedRequests]:
-    """The failures of the code inside, and of tasks and threads that it starts. One that was repeated with success is
-    none. An inner `failed_requests` takes those of its own code."""
+    """The failures of the code inside, and of tasks and threads that it starts. A request that succeeded when repeated
+    does not count. An inner `failed_requests` takes those of its own code."""
     noted: FailedRequests = {}
     token = _noted.set(noted)
     try:

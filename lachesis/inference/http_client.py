@@ -86,7 +86,7 @@ class ServerSettings:
     logprobs_mode: LogprobsKind | None = None
     """The kind of logprobs that the server was started with. None is the engine's default."""
     harmless_fields: tuple[str, ...] = ()
-    """Fields of `extra_body` that `sampling_problem` does not know, and that do not change what is sampled."""
+    """Fields of `extra_body` that `sampling_problem` does not know, but that do not affect sampling."""
     max_retries: int = 6
     """Further attempts after a failed one."""
     first_retry_delay: float | None = None
@@ -104,8 +104,8 @@ class ServerSettings:
     sampling_mask: bool = False
     """Whether every completion comes with the ids that top-k, top-p and min-p left (`Generation.sampling_mask`)."""
     echo_limit: int | None = None
-    """Tokens of the longest prompt that a token engine has repeated by the server, to compare its ids. Of longer ones
-    only the length is compared. None is no limit."""
+    """Tokens of the longest prompt that a token engine has repeated by the server, to compare its ids. For longer ones
+    only the length is compared. None means no limit."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from lachesis.inference.sampling import recorded_fields
 from lachesis.trajectories.messages import ChatResponse, Message, as_message
 
 HARMLESS: Final = ({"role": "user", "content": "Hi"},)
-"""A conversation that no server refuses for what it says."""
+"""A conversation whose content no server refuses."""
 
 
 class OpenAIServer(HttpClient):

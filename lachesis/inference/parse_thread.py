@@ -1,4 +1,4 @@
-"""Long completions are parsed in a thread, so that the event loop goes on with all other rollouts."""
+"""Long completions are parsed in a thread, so that the event loop can continue with all other rollouts."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def sampling_fields(extra_body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def recorded_fields(extra_body: Mapping[str, Any], harmless: Collection[str] = ()) -> dict[str, Any]:
-    """What is recorded of an `extra_body` with the completions: the fields that change the sampling.
+    """The part of an `extra_body` that is recorded with the completions: the fields that change the sampling.
 
     Of a field that is not known, only the name is recorded: it may be a secret, for a proxy for example. `harmless`
     are the names of those that the user knows.

@@ -1,4 +1,4 @@
-"""What model servers mean by their errors and finish reasons, each of which has its own words.
+"""The meaning of the errors and finish reasons of model servers, which all word them differently.
 
 Read from the documentation and the error texts of OpenAI, Azure, Anthropic, Gemini, Bedrock, Mistral, Cohere, xAI,
 Groq, Cerebras, Together, Fireworks, OpenRouter, DeepSeek, Zhipu, Moonshot, DashScope, MiniMax, Ark, SiliconFlow, GitHub
@@ -66,7 +66,7 @@ _REFUSED: Final = re.compile(
     r"敏感|违规|不安全|安全审核",
     re.IGNORECASE,
 )
-"""The server refuses what a conversation says."""
+"""The server refuses the content of a conversation."""
 _OF_THE_ACCOUNT: Final = re.compile(
     r"account|organization|\bkey\b|suspended|deactivated|unknown|unrecogni[sz]ed|not supported|not found|not exist",
     re.IGNORECASE,
@@ -114,7 +114,7 @@ def is_full_context(status: int, error: Mapping[str, Any], text: str) -> bool:
 
 
 def is_content_refusal(status: int, error: Mapping[str, Any], text: str) -> bool:
-    """Whether an error says that the server refuses what the conversation says."""
+    """Whether an error says that the server refuses the content of the conversation."""
     if status in (401, 402, 404, 429) or status > 500 or _OF_THE_ACCOUNT.search(text):
         return False
     return bool(_REFUSED.search(" ".join((*_codes(error), text))))
@@ -122,7 +122,7 @@ def is_content_refusal(status: int, error: Mapping[str, Any], text: str) -> bool
 
 def is_refusal(error: BaseException) -> bool:
     """Whether an exception of a client library (openai, anthropic, httpx, requests) is a 4xx of a model server that
-    refuses what the request says, or its length, and would answer others."""
+    refuses the content or the length of the request, and would answer others."""
     response = getattr(error, "response", None)
     status = getattr(error, "status_code", None) or getattr(response, "status_code", None)
     if not isinstance(status, int) or not 400 <= status < 500:
@@ -241,7 +241,7 @@ _AROUND: Final = re.compile(r"^(<\|?|finish_?reason[_.])|\|?>$")
 
 
 def ending(reason: object) -> FinishReason | Ending:
-    """What a finish reason means, in any spelling, also with a message after a colon.
+    """The meaning of a finish reason, in any spelling, also with a message after a colon.
 
     One that no list here has is `Ending.BROKEN`: no completed answer.
     None is `FinishReason.UNKNOWN`: the server gives no reasons."""

@@ -1,4 +1,4 @@
-"""What the core uses of a server that reports the tokens of completions."""
+"""The core's interface to a server that reports the tokens of completions."""
 
 from __future__ import annotations
 

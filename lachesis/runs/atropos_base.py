@@ -33,7 +33,7 @@ INHERITED = (
     *("load_checkpoint", "register_env", "server_cls", "setup_wandb"),
     *("_post_json_with_compression", "_register_env", "_send_scored_data_to_api"),
 )
-"""What an environment takes over from `BaseEnv` unchanged. Runs call overrides of some of it."""
+"""The parts of `BaseEnv` that an environment inherits unchanged. Runs call overrides of some of them."""
 
 NEVER_CALLED = (
     *("handle_send_to_api", "handle_env", "env_step_checks", "add_train_workers", "register_env"),
@@ -97,7 +97,7 @@ class AtroposBase(ABC):
         """Say which methods between `env_cls` and `base` the run does not call."""
         own = env_cls.__mro__[: env_cls.__mro__.index(base)]
         if found := [name for name in names if any(name in vars(cls) for cls in own)]:
-            line = f"{env_cls.__name__} overrides {', '.join(found)}: not called, the run has a loop of its own"
+            line = f"{env_cls.__name__} overrides {', '.join(found)}: not called, since the run has its own loop"
             self.console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
 
     def perf_stats(self, metrics_dict: dict[str, Any]) -> dict[str, Any]:
@@ -123,7 +123,7 @@ class AtroposBase(ABC):
             task_name: default: the environment's name with `_eval`.
             model_name: default: the names of the servers' models.
             start_time, end_time: seconds since the epoch; default: now.
-            generation_parameters: sampling settings to write down, beside `max_new_tokens`.
+            generation_parameters: sampling settings to record, in addition to `max_new_tokens`.
             samples: one JSON object each.
             verbose: whether to print the metrics.
 
@@ -165,7 +165,7 @@ class AtroposBase(ABC):
             self.console.print(f"metrics  {folder / 'metrics.json'}", markup=False, highlight=False, soft_wrap=True)
 
     def _default_eval_folder(self) -> Path:
-        """Chosen once in a run, beside the evaluations of earlier ones."""
+        """Chosen once per run, next to the evaluations of earlier runs."""
         if self._eval_folder is None:
             self._eval_folder = unused(data_folder(self.name or type(self).__name__) / "eval")
         return self._eval_folder

@@ -62,7 +62,7 @@ def apply_class_settings(env_cls: Any) -> None:
     model: type[HermesAgentEnvConfig] = env_cls.env_config_cls
     if not (isinstance(model, type) and issubclass(model, HermesAgentEnvConfig)):
         raise SettingsError(
-            f"{env_cls.__name__}.env_config_cls has to be a subclass of HermesAgentEnvConfig, not {model}"
+            f"{env_cls.__name__}.env_config_cls must be a subclass of HermesAgentEnvConfig, not {model}"
         )
     given: dict[str, str] = {}
     values: dict[str, Any] = {}
@@ -159,7 +159,7 @@ def _validators(model: type[HermesAgentEnvConfig], field: str) -> list[Any]:
 
 
 def _check_model(env_cls: Any, model: type[HermesAgentEnvConfig], given: dict[str, str]) -> None:
-    """A settings class beside class attributes: it must know those of the bases, and not set the same again."""
+    """A settings class together with class attributes: it must know those of the bases, and not set them again."""
     base_env = next(base for base in env_cls.__mro__[1:] if hasattr(base, "env_config_cls"))
     inherited = base_env.env_config_cls
     bases = {name for base in env_cls.__mro__[1:] for name, value in vars(base).items() if type(value) is ClassSetting}
@@ -188,8 +188,8 @@ def _check_name(env_cls: Any, name: str) -> None:
         return  # `temperatures` of cities, for example
     hint = f"the setting is {OTHER_NAMES[meant]}" if meant in OTHER_NAMES else f"did you mean {meant}?"
     raise SettingsError(
-        f"{env_cls.__name__}.{name} is no setting; {hint}{'' if hint.endswith('?') else '.'} An attribute of your own "
-        "needs a name that is less like it"
+        f"{env_cls.__name__}.{name} is not a setting; {hint}{'' if hint.endswith('?') else '.'} An "
+        "attribute of your own needs a less similar name"
     )
 
 

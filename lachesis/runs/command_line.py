@@ -58,12 +58,12 @@ def main(env_cls: type[Environment], argv: Sequence[str] | None = None, *, prog:
     except Exception as error:
         return report_error(error, console)
     except (KeyboardInterrupt, asyncio.CancelledError):
-        console.print("stopped; what was finished is kept, start again to continue")
+        console.print("stopped; finished work is kept, start again to continue")
         return ExitCode.STOPPED
 
 
 def note_misspelt_hooks(env_cls: type[Environment], console: Console) -> None:
-    """Name methods that are nearly what a run calls."""
+    """Report methods with nearly the name of one that a run calls."""
     for line in misspelt_hooks(env_cls):
         console.print(f"note: {line}", style="yellow", markup=False, highlight=False, soft_wrap=True)
 
@@ -88,10 +88,10 @@ def report_error(error: Exception, console: Console | None = None, *, kept: bool
         where = place(error)
         if where or (isinstance(error, TypeError) and guess(error)):  # called with arguments that it does not take
             kept = kept and not where.endswith(".py")  # of an import: nothing has begun
-            again = f"correct it and start again{'; what was finished is kept' if kept else ''}"
+            again = f"correct it and start again{'; finished work is kept' if kept else ''}"
             said, rest = f"{where}: {said}".removeprefix(": "), f"{rest}{again}"
         elif not isinstance(error, OSError):
-            rest += "this is a mistake of Lachesis; please report it with the lines above"
+            rest += "this is a bug in Lachesis; please report it with the lines above"
     console.print(f"error: {said}", style="red", markup=False, highlight=False, soft_wrap=True)
     if rest:
         console.print(rest, markup=False, highlight=False, soft_wrap=True)
@@ -122,8 +122,7 @@ def read_settings(
     """The command, and the arguments of the environment's constructor. `prog`: see `make_parser`; `ask`: called with
     URL and key of a server of which nothing says how it is asked, as `policy_server_at`.
 
-    Raises:
-        SettingsError: names the setting, what is wrong with it, and the next step.
+    Raises: SettingsError: names the setting, the problem, and the next step.
     """
     if env_cls._class_error is not None:
         raise env_cls._class_error
@@ -150,7 +149,7 @@ def read_settings(
 
     from_file = file.get("env") or {}
     if not isinstance(from_file, dict):
-        raise SettingsError(f"{path}: env: has to hold settings by name, not a {type(from_file).__name__}")
+        raise SettingsError(f"{path}: env: must be a mapping of settings, not a {type(from_file).__name__}")
     from_file = {**_agent_section(path, file.get("agent")), **from_file}
     env_values = {**chosen_values(default_config), **from_file, **flags.get("env", {})}
     reject_unknown("env.", env_values, type(default_config).model_fields)
@@ -175,7 +174,7 @@ def read_settings(
 def _agent_section(path: str | None, section: Any) -> dict[str, Any]:
     """`agent:` of Hermes Agent's file: whether trajectories are saved. `env:` and flags win over it."""
     if not isinstance(section or {}, dict):
-        raise SettingsError(f"{path}: agent: has to hold settings by name, not a {type(section).__name__}")
+        raise SettingsError(f"{path}: agent: must be a mapping of settings, not a {type(section).__name__}")
     reject_unknown(f"{path}: agent.", section or {}, ("save_trajectories",))
     return dict(section or {})
 
@@ -195,7 +194,7 @@ def _servers(
     """
     entries = from_file if isinstance(from_file, list) else [from_file or {}]
     if not entries or not all(isinstance(entry, dict) for entry in entries):
-        raise SettingsError("openai: has to hold the settings of a server by name, or a list of such servers")
+        raise SettingsError("openai: must be a mapping of server settings, or a list of them")
     if isinstance(from_file, list):
         layers: list[tuple[Mapping[str, Any], Mapping[str, Any]]] = [({}, entry) for entry in from_file]
     elif from_file and len(defaults) > 1:
@@ -260,8 +259,8 @@ def _note_without_effect(
             elif facts.only_serve and command != "serve":
                 of_serve.append(f"{namespace}.{name}")
     for names, note in (
-        (ignored, "settings of Atropos that change nothing here"),
-        ([*removed], "settings of the removed stack's pools of threads and sandboxes, which change nothing here"),
+        (ignored, "settings of Atropos that have no effect here"),
+        ([*removed], "settings of the removed stack's pools of threads and sandboxes, which have no effect here"),
         (of_serve, f"settings of `serve`, which `{command}` does not read"),
     ):
         if names:
@@ -292,7 +291,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if content is None:
         return {}
     if not isinstance(content, dict):
-        raise SettingsError(f"{path} has to hold settings under env: and openai:, not a {type(content).__name__}")
+        raise SettingsError(f"{path} must have its settings under env: and openai:, not be a {type(content).__name__}")
     return content
 
 
@@ -307,7 +306,7 @@ def reject_unknown(prefix: str, given: Iterable[str], known: Iterable[str]) -> N
 
 
 def validate_settings(model: type[Model], values: Mapping[str, Any], namespace: str) -> Model:
-    """The settings, checked. Raises SettingsError, which names the setting and what is wrong with it."""
+    """The settings, checked. Raises SettingsError, which names the setting and the problem."""
     try:
         return model(**values)
     except ValidationError as error:

@@ -52,11 +52,11 @@ MODES: Registry[Callable[..., Awaitable[Any]]] = Registry("command", "lachesis.m
 
 
 class EvaluationBroken(LachesisError, RuntimeError):
-    """An evaluation ended, and its figures are not those of the model alone."""
+    """An evaluation ended whose metrics do not measure the model alone."""
 
 
 async def process(env: Environment) -> RunResult:
-    """Play `total_steps` groups and write them down; continues what an earlier start left."""
+    """Play and record `total_steps` groups; continues an earlier start."""
     config = env.config
 
     async def on_group(group: PlayedGroup, decision: Decision) -> None:
@@ -89,7 +89,7 @@ async def evaluate_alone(env: Environment) -> Any:
     folder = env.config.data_dir_to_save_evals
     if folder is not None and env.evaluates_itself and Path(folder, "metrics.json").exists():
         env.config.data_dir_to_save_evals = str(unused(Path(folder)))
-        note(env.console, f"{folder} holds another evaluation; this one is in {env.config.data_dir_to_save_evals}")
+        note(env.console, f"{folder} contains another evaluation; this one is in {env.config.data_dir_to_save_evals}")
     async with tracking(env, "evaluate"), env.running():
         return await own_evaluation(env)
 
@@ -111,20 +111,20 @@ async def own_evaluation(env: Environment) -> Any:
     # A loop made by hand notes the error of its request again.
     if broken := list({id(error): error for error in (*failed.values(), *of_tasks.values())}.values()):
         raise EvaluationBroken(
-            f"{env.run_name}: the infrastructure failed {counted(len(broken), 'time')} under its evaluation, whose "
-            f"figures may count that as failures of the model; the first: {broken[0]}"
+            f"{env.run_name}: the infrastructure failed {counted(len(broken), 'time')} during its evaluation; "
+            f"the results may count that as failures of the model; the first error: {broken[0]}"
         )
     if isinstance(result, RunResult):
         return result  # it printed and wrote its own
     if left := figures.left(env.reporting, result):
         await env.reporting.evaluate_log(left)
     elif not figures.written:
-        note(env.console, f"{env.run_name}: evaluate() gave no figures: nothing is written")
+        note(env.console, f"{env.run_name}: evaluate() returned no metrics: nothing is written")
     return result
 
 
 async def evaluate(env: Environment) -> RunResult:
-    """Play `eval_samples` samples of each evaluation item and write `metrics.json` beside `samples.jsonl`.
+    """Play `eval_samples` samples of each evaluation item and write `metrics.json` next to `samples.jsonl`.
 
     Samples are groups of one rollout, so that `max_eval_workers` bounds rollouts, a second start plays exactly those
     that are missing, and a long one holds no other up. All items come before the second sample of the first one.
@@ -177,7 +177,7 @@ def _choose_temperature(env: Environment) -> None:
         config.eval_temperature = config.agent_temperature
     said = f"{config.eval_samples} samples of each item, at temperature {config.eval_temperature:g}"
     if not config.eval_temperature:
-        line = f"note: {said}, at which they are mostly the same; --env.eval_temperature sets it"
+        line = f"note: {said}, at which they are mostly identical; --env.eval_temperature sets it"
         env.console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
     elif not chosen:
         line = f"{said}, that of env.agent_temperature; --env.eval_temperature sets it"
@@ -199,7 +199,7 @@ async def _into_files(
     on_group: Callable[[PlayedGroup, Decision], Awaitable[None]] | None = None,
     exclusions: Exclusions | None = None,
 ) -> RunResult:
-    """Play, and write everything beside the groups file.
+    """Play, and write everything next to the groups file.
 
     Args:
         named: somebody chose the folder. Otherwise a run with other settings than the one there gets the next free one.

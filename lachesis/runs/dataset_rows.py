@@ -51,7 +51,7 @@ def read_jsonl(path: Path, required: tuple[str, ...] = ()) -> list[dict[str, Any
         kind = NoSuchDataset if isinstance(error, FileNotFoundError) else DatasetError
         raise kind(f"cannot read the dataset {path}: {error.strerror}; see --env.dataset_name") from error
     if not rows:
-        raise DatasetError(f"{path} holds no rows")
+        raise DatasetError(f"{path} contains no rows")
     return rows
 
 

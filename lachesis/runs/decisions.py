@@ -37,7 +37,7 @@ class LeftOut:
     """Sampled tokens that are lost with it."""
     rewards: Sequence[float | None] = ()
     record: Mapping[str, Any] = field(default_factory=dict)
-    """What is written down about it."""
+    """The recorded details."""
     again: bool = False
     """The infrastructure broke it, which says nothing about the item: play it again."""
     declined: bool = False
@@ -50,7 +50,7 @@ class LeftOut:
     """The reason lies in the server and the settings: the next groups would be left out as well."""
     tracebacks: Sequence[str] = ()
     broken_item: bool = False
-    """Its item fails alike in every attempt while others are answered: the run goes on without it."""
+    """Its item fails in the same way in every attempt while others are answered: the run continues without it."""
     too_old: bool = False
     """It took too long for the trainer: nothing failed."""
 

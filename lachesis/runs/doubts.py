@@ -25,14 +25,14 @@ MOST_HELD = 4
 
 NEXT_STEP = (
     "nothing shows whether the agents or the reward are at fault, so nothing is scored: correct the reward, let it "
-    "take whatever an agent may leave (`ctx.read_json`), or write a reference_policy that passes this line"
+    "accept whatever an agent may leave (`ctx.read_json`), or write a reference_policy that passes this line"
 )
 
 
 async def settle(
     env: Environment, item: Any, rollouts: Sequence[Rollout], tools: Sequence[Mapping[str, Any]]
 ) -> list[Rollout]:
-    """The rollouts of an item with what is known by now of those in doubt.
+    """The rollouts of an item, with the current evidence about those in doubt.
 
     For the first doubt of a kind, the reference policy plays the item: it passes the statement, or shows that right
     solutions meet the same. For the first about a statement that is still open, the reward is tried in a sandbox in
@@ -74,7 +74,7 @@ def look_for_reference(env: Environment) -> None:
 async def _ask_reference(
     env: Environment, item: Any, doubt: Doubt, item_key: str, tools: Sequence[Mapping[str, Any]]
 ) -> None:
-    """Let the evidence learn what the reward passes for a right solution, and whether it raises the same."""
+    """Record which statements the reward passes for a right solution, and whether it raises the same exception."""
     evidence = env.player.scorer.evidence
     try:
         played = await _play_reference(env, item, item_key, tools)

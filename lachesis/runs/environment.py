@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Collecting(Protocol):
-    """What is called of an environment that collects its own groups; Atropos' `BaseEnv` has it too."""
+    """The methods that are called on an environment that collects its own groups; Atropos' `BaseEnv` has them too."""
 
     backlog: list[Any]
     """Items to be played before others."""

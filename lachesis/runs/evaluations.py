@@ -28,7 +28,7 @@ class EvaluatedItems:
         self._category = category
 
     def about(self, item: Any) -> dict[str, str]:
-        """What the record of a sample says about its item: the category, if it has one."""
+        """The category of a sample's item, if its record has one."""
         item = plain(item)
         for holder in (item, item.get("metadata")) if isinstance(item, dict) else ():
             if isinstance(holder, dict) and isinstance(found := holder.get(self._category), str | int | float):

@@ -1,6 +1,6 @@
 """Whether the rollouts without a score are a biased selection: their rates, and tests of independence.
 
-Leaving a rollout out does no harm only if that says nothing about its item and about what the model did in it. Two null
+Leaving a rollout out is harmless only if it is unrelated to its item and to the model's behaviour. Two null
 hypotheses, given how many rollouts each item has and how many of all were left out:
 
 * item: every choice of those that were left out is equally likely. The statistic is Pearson's chi-square over the
@@ -55,7 +55,7 @@ _FIRST_LOOK = 64
 
 
 class Seen(NamedTuple):
-    """What the tests know of one rollout."""
+    """The data of one rollout that the tests use."""
 
     kind: str
     """Why it has no score (`Rollout.unscored_kind`); empty where it has one."""

@@ -1,4 +1,4 @@
-"""What a run does about groups that fail: play them again, pause, or stop."""
+"""How a run treats failing groups: play them again, pause, or stop."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ REPEATS = (
 
 
 class RunStopped(LachesisError):
-    """The run cannot go on; what was finished is on disk. The message says why and how to continue."""
+    """The run cannot continue; finished work is on disk. The message says why and how to continue."""
 
 
 class UnusableSettings(RunStopped):

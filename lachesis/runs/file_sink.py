@@ -1,4 +1,4 @@
-"""The sink of `process` and `evaluate`: files, so that a second start goes on where the first one stopped.
+"""The sink of `process` and `evaluate`: files, so that a second start continues where the first one stopped.
 
 The groups file is the truth. The ShareGPT trajectories follow from it, and a start completes them from it if a run was
 killed between the two writes.
@@ -50,7 +50,7 @@ class FileSink(Sink[PlayedGroup]):
         settings: the settings that decide the content; a second start must have the same.
         total: groups wanted, those of earlier starts included.
         system: the system turn of trajectories.
-        min_reward: what a rollout needs at least to be among the completed trajectories; None asks for none.
+        min_reward: minimum reward of a rollout to be among the completed trajectories; None means no minimum.
         save_trajectories: whether there are any. A later start that wants them writes those of all groups.
         size: rollouts of a group.
         figures: those of the rollouts so far, for the display.
@@ -125,7 +125,7 @@ class FileSink(Sink[PlayedGroup]):
 
     @property
     def unit(self) -> str:
-        """What is counted."""
+        """The unit in which the run counts."""
         return "groups" if self.evaluation is None else "samples"
 
     @property
@@ -278,8 +278,8 @@ class FileSink(Sink[PlayedGroup]):
     def _unscored_groups(self) -> dict[str, dict[str, Any]]:
         """By key: the last failure of each that is still without a scored rollout.
 
-        Until a group is finished the folder may be begun anew, with other settings or items: what failed before that
-        is of another run.
+        Until a group is finished the folder may be started over with other settings or items: earlier failures belong
+            to another run.
         """
         unscored = unscored_groups(self.files.failures, self.ledger.done)
         return {key: group for key, group in unscored.items() if group.get("run", "") == self.ledger.run}

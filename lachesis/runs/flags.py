@@ -35,7 +35,7 @@ GROUPS = {
     "env": "settings of every environment (env: in YAML)",
     "serve": "settings that only `serve` reads (env: in YAML)",
     "openai": "the model server (openai: in YAML)",
-    "none": "settings of Atropos and the removed stack that change nothing, and four that are rejected",
+    "none": "settings of Atropos and the removed stack that have no effect, and four that are rejected",
 }
 
 
@@ -95,7 +95,8 @@ def _name_of(flag: str) -> str:
 def make_parser(
     description: str | None, config: HermesAgentEnvConfig, server: ServerConfig | None, prog: str | None = None
 ) -> argparse.ArgumentParser:
-    """One flag a setting. The values of `config` and `server` are shown as defaults; pydantic checks what is given.
+    """One flag per setting. The values of `config` and `server` are shown as defaults; pydantic checks the given
+    values.
 
     `prog` is how the command was written; default: the program and the name of the command.
     """

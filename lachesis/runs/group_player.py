@@ -39,14 +39,15 @@ class PlayedGroup:
     declined: str = ""
     """Why the environment, by its own decision, made no group of the item."""
     extras: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """What travels with the samples of a rollout, by its id: `overrides`, and others of Atropos' fields of a group."""
+    """Data that is sent with the samples of a rollout, by its id: `overrides`, and other fields of Atropos' groups."""
     group_overrides: Mapping[str, Any] = field(default_factory=dict)
-    """Atropos' field; `group_size` is that of this group."""
+    """Atropos' field; `group_size` is this group's size."""
     returned: Mapping[str, Any] | None = None
     """The group as the environment returned it, with the sampled tokens."""
     beside: Rollout | None = None
-    """What was sampled while the group was collected and is in none of its rollouts: the answers of a judge, or those
-    that the environment dropped. No rollout of the item; its tokens are counted as undelivered."""
+    """Completions that were sampled while the group was collected and are in none of its rollouts: the answers of a
+    judge, or those that the environment dropped. They are not a rollout of the item; their tokens are counted as
+    undelivered."""
 
     @property
     def scored(self) -> list[Rollout]:
@@ -150,8 +151,8 @@ async def play_group(
 
 
 def settled_group(env: Environment, finished: Finished, group: PlayedGroup, *, last: bool = False) -> PlayedGroup:
-    """A group in doubt with what is known by now. `last`: nobody asks again, and its doubts stay errors of the
-    environment."""
+    """A group in doubt with the current evidence. `last`: this is the last check, and remaining doubts are errors of
+    the environment."""
     rollouts = []
     for before, rollout in zip(group.rollouts, settled(env.player, group.rollouts), strict=True):
         if rollout.doubt is not None and last:

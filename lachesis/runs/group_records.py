@@ -83,7 +83,7 @@ def _samples(scored: list[Rollout]) -> list[dict[str, Any]]:
 
 
 def _beside(beside: Rollout) -> dict[str, Any]:
-    """The record of what was sampled beside the rollouts."""
+    """The record of completions outside the rollouts."""
     agent = _agent_record(beside.result)
     kept = ("completion_tokens", "uncounted_requests", "discarded")
     return {
@@ -174,7 +174,7 @@ def _agent_record(result: AgentResult | None) -> dict[str, Any]:
 
 
 def _completions(history: MessageHistory, sampled: Mapping[int, int]) -> dict[str, Any]:
-    """What was reported of the completions, in the order of sampling. The spans of the samples say the same, so that a
+    """What was reported for the completions, in sampling order. The spans of the samples contain the same, so that a
     change of either is noticed."""
     found = history.completions()
     tokens = [each.tokens for each in found if each.tokens is not None]
@@ -191,8 +191,8 @@ def _completions(history: MessageHistory, sampled: Mapping[int, int]) -> dict[st
 
 
 def _calls(history: MessageHistory, sampled: Mapping[int, int], seen: set[int]) -> dict[str, dict[str, Any]]:
-    """What is known of each tool call beside its result, by its id: with what the parser repaired in it, and the
-    conversation of a sub-agent."""
+    """Details of each tool call apart from its result, by its id: what the parser repaired in it, and the conversation
+    of a sub-agent."""
     calls: dict[str, dict[str, Any]] = {}
     for node in history.all_nodes():
         result = node.origin

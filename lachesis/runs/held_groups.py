@@ -1,4 +1,4 @@
-"""Groups in doubt: whether an exception of their reward is the agent's doing has to be shown by other rollouts."""
+"""Groups in doubt: other rollouts must show whether an exception of their reward is the agent's doing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Methods of an environment that a run calls, and those of a class that were probably meant as such."""
+"""Methods of an environment that a run calls, and methods of a class that were probably meant as such."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class HookEnded(Exception):
 
 
 async def of_hook(call: Awaitable[T]) -> T:
-    """What a method of an environment returns. Raises as `hook_errors`."""
+    """The result of a method of an environment. Raises as `hook_errors`."""
     with hook_errors():
         return await call
 
@@ -53,7 +53,7 @@ def hook_errors() -> Iterator[None]:
 
 
 def require_hooks(env_cls: Any) -> None:
-    """Raises SettingsError where the class lacks a method that it has to have, with what was probably meant."""
+    """Raises SettingsError if the class lacks a required method, with a suggestion."""
     missing = sorted(getattr(env_cls, "__abstractmethods__", ()), key=[*CALLED].index)
     if not missing:
         return
@@ -75,7 +75,7 @@ def require_hooks(env_cls: Any) -> None:
 
 
 def misspelt_hooks(env_cls: Any) -> list[str]:
-    """A line for each method that nothing calls and whose name is nearly that of an optional hook."""
+    """A line for each method that nothing calls and that has nearly the name of an optional hook."""
     own = _own_methods(env_cls)
     known = [base for base in env_cls.__mro__ if base.__module__.startswith("lachesis.")]
     used = used_names(env_cls)
@@ -85,7 +85,7 @@ def misspelt_hooks(env_cls: Any) -> list[str]:
             continue
         near = max(CALLED, key=lambda hook: _likeness(name, hook))
         if near not in own and _likeness(name, near) >= NEAR:
-            lines.append(f"{cls.__name__}.{name} is called by nothing; did you mean {near}{CALLED[near]}?")
+            lines.append(f"{cls.__name__}.{name} is never called; did you mean {near}{CALLED[near]}?")
     return lines
 
 

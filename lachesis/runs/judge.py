@@ -1,8 +1,9 @@
-"""A second model that scores what the agent did: `HermesAgentBaseEnv.judge`.
+"""A second model that scores the agent's work: `HermesAgentBaseEnv.judge`.
 
-It answers with JSON of a schema. What fits no schema is asked for again; a judge that cannot be asked, or gives no such
-answer, is a failure of the infrastructure. One that refuses a question for its content while it answers others is not:
-an agent can write what is refused. Answers are kept in the run's folder by what was asked.
+It answers with JSON of a schema. If an answer does not fit, the question is asked again; a judge that cannot be
+reached, or gives no valid answer, is a failure of the infrastructure. A judge that refuses a question because of its
+content while it answers others is not: an agent can write refused text. Answers are stored in the run's folder, by
+question.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The file of finished groups, the settings that made them, and the lock that keeps other runs out.
 
-One invariant: a finished group is one whole line, written and flushed before the run counts it. A run that is
-killed at any instant therefore repeats only what was in flight.
+One invariant: a finished group is one whole line, written and flushed before the run counts it. So a run that is killed
+at any moment only repeats what was in flight.
 
 Another: no two runs write to one file. Several runs may have one folder; one of them has the plain names of trajectory
 files there, and the others begin these names with those of their groups files.
@@ -35,7 +35,7 @@ from lachesis.wording import counted
 
 _FLAGS = "-o, --env.data_path_to_save_groups, --env.data_dir_to_save_evals or --output"
 """Where a command says which folder is written."""
-CONTINUE = "--env.when_code_changed continue keeps what is finished, as it was scored, and goes on"
+CONTINUE = "--env.when_code_changed continue keeps finished groups with their scores, and goes on"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class OldCode:
     path: Path
     """Of its groups."""
     change: str
-    """What is different, and how much is finished, in words."""
+    """The differences, and how much is finished, in words."""
     same_file: bool
     """Whether that is an earlier state of the same file."""
 
@@ -74,10 +74,10 @@ def own_path(
 
 
 class Ledger:
-    """An append-only JSONL file of groups, each with its digest, beside a manifest of the settings that made them.
+    """An append-only JSONL file of groups, each with its digest, next to a manifest of the settings that made them.
 
     Args:
-        path: the JSONL file. `NAME.run.json` beside it is the manifest, `NAME.lock` keeps other runs out.
+        path: the JSONL file. `NAME.run.json` next to it is the manifest, and `NAME.lock` keeps other runs out.
         settings: those that decide the content of groups; a second start must have the same.
         items: digests of the items of an evaluation; a second start must have the same, and may have more or fewer.
         code: that of the environment; a second start must have the same, unless it `takes_old_code`.
@@ -105,7 +105,7 @@ class Ledger:
         self.run = ""
         """The id of the run, the same after each start; empty for one that an older version began."""
         self.elsewhere = ""
-        """How to choose another folder, where that is no flag of `process` or `eval`."""
+        """How to choose another folder, if it is not a flag of `process` or `eval`."""
         self.own_names = False
         """Whether the plain names of trajectory files belong to something else in the folder."""
         self._count = 0
@@ -223,7 +223,7 @@ class Ledger:
         return self._other_run(manifest) or ("" if self.takes_old_code else self._code_change(manifest))
 
     def _code_change(self, manifest: Mapping[str, Any]) -> str:
-        """What is different in the code, and how much the old one has finished."""
+        """The differences in the code, and how much the old run has finished."""
         if self.code is None or not (change := self.code.change(manifest.get("code"), self.path)):
             return ""
         unit = "sample" if self._settings.get("evaluation") else "group"
@@ -232,12 +232,12 @@ class Ledger:
 
     def _other_run(self, manifest: Mapping[str, Any]) -> str:
         if changed := changes(manifest["settings"], self._settings):
-            return f"{self.path} was begun with other settings ({changed})"
+            return f"{self.path} was started with other settings ({changed})"
         # An evaluation of some items and of others would be an evaluation of neither.
         before, now = Counter(manifest.get("items", ())), Counter(self.items)
         if (gone := before - now) and now - before:
             return (
-                f"{self.path} was begun with other items: {gone.total()} of its {before.total()} are not among the "
+                f"{self.path} was started with other items: {gone.total()} of its {before.total()} are not among the "
                 f"{now.total()} that the environment gives now"
             )
         return ""
@@ -255,7 +255,7 @@ class Ledger:
         return f"{short} or --env.{setting} {shlex.quote(str(place))}"
 
     def _digests(self) -> dict[str, str]:
-        """For comparing runs by eye; what is compared by us is written out beside them."""
+        """For comparing runs by eye; what is compared by us is written out next to them."""
         model = {name: value for name, value in self._settings.items() if name.startswith(("model", "openai."))}
         parts = {"settings": self._settings, "data": sorted(self.items), "model": model}
         return {
@@ -266,14 +266,14 @@ class Ledger:
     def _read_manifest(self, *, required: bool) -> dict[str, Any]:
         try:
             manifest = dict(orjson.loads(self._manifest.read_bytes()))
-            set(manifest.get("items", ()))  # raises TypeError for what is no list of keys
+            set(manifest.get("items", ()))  # raises TypeError for what is not a list of keys
             return {**manifest, "settings": dict(manifest["settings"])}
         except (OSError, ValueError, KeyError, TypeError) as error:
             if not required:
                 return {}
             raise RunFolderError(
-                f"{self.path} exists, but {self._manifest.name} beside it cannot be read ({error}), so it is unknown "
-                "what made it; choose another path or move the file away"
+                f"{self.path} exists, but {self._manifest.name} next to it cannot be read ({error}), so it is unknown "
+                "which run made it; choose another path or move the file away"
             ) from error
 
     def _plain_names_are_taken(self) -> bool:

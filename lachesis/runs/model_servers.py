@@ -37,7 +37,7 @@ watch and a start that takes two on a busy machine."""
 
 
 class SilenceWatch:
-    """Names the model servers that accept requests and answer none. Slow models exist: that is no failure."""
+    """Reports model servers that accept requests but answer none. Slow models exist, so this is not a failure."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -124,7 +124,7 @@ async def start_servers(
     check: Callable[[Sequence[Any]], Awaitable[None]],
     training: bool = False,
 ) -> ModelServer:
-    """Start what has to be started and connect to all of them; `stack` ends both.
+    """Start servers that need to be started and connect to all of them; `stack` ends both.
 
     `check` gets their clients before a tokenizer is loaded, which takes a minute where a wrong name makes it fail.
 
@@ -150,7 +150,8 @@ async def start_servers(
                 raise ServerConfigError("this environment has no reference policy; name a model instead")
             if not callable(policy):
                 raise ServerConfigError(
-                    f"reference_policy() returned {policy!r:.80}, which is no function; return one that takes messages "
+                    f"reference_policy() returned {policy!r:.80}, which is not a function; return one that "
+                    "takes messages "
                     "and tools, and returns a Message"
                 )
             url = (await stack.enter_async_context(ReferenceServer(policy))).base_url
@@ -184,7 +185,7 @@ async def start_another(
     stack: AsyncExitStack,
     watch: SilenceWatch,
 ) -> tuple[Router, ServerConfig]:
-    """A server beside the policy's, which a setting of the environment describes, with 120 s for a request.
+    """A server in addition to the policy's, described by a setting of the environment, with 120 s per request.
 
     Raises:
         ServerConfigError: it cannot be used.

@@ -25,7 +25,7 @@ from lachesis import ours
 from lachesis.runs import own_data
 
 _NO_MEANING = frozenset({"type_comment", "type_ignores", "kind", "ctx"})
-"""Fields of a syntax tree that say nothing about what it does."""
+"""Fields of a syntax tree that do not affect its behaviour."""
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -55,12 +55,12 @@ class OwnCode:
         if sorted(before["files"].values()) == sorted(self.files.values()):
             return _said(own_data.changed(before.get("data", {}), Path(before["file"]).parent, path), path)
         if before["file"] != self.file:
-            return f"{path} was begun by {_shown(before['file'])}, not by {_shown(self.file)}"
+            return f"{path} was started by {_shown(before['file'])}, not by {_shown(self.file)}"
         return _said(sorted({name for name, _ in {*before["files"].items()} ^ {*self.files.items()}}), path)
 
 
 def _said(names: Sequence[str], path: Path) -> str:
-    return f"{', '.join(names[:3])}{', ...' if len(names) > 3 else ''} changed since {path} was begun" if names else ""
+    return f"{', '.join(names[:3])}{', ...' if len(names) > 3 else ''} changed since {path} began" if names else ""
 
 
 def _shown(file: str) -> str:
@@ -184,7 +184,7 @@ def _text(node: Any, docstrings: bool) -> str:
 
 
 def _is_of_tools(decorator: ast.AST) -> bool:
-    """Whether a decorator makes a tool, whose docstring is what the model reads."""
+    """Whether a decorator creates a tool, whose docstring the model reads."""
     return any("tool" in _name(node).lower() for node in ast.walk(decorator))
 
 

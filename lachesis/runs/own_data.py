@@ -1,4 +1,4 @@
-"""The data that an environment's own code reads: files beside it, or in the folder of the run, that its texts name.
+"""The data that an environment's own code reads: files next to it, or in the folder of the run, that its strings name.
 
 `open("weights.json")`, `Path(__file__).parent / "rubrics" / "style.txt"` and `subprocess.run([sys.executable,
 "judge.py"])` decide scores as code does. A name that is put together while the program runs is not seen.
@@ -15,7 +15,7 @@ from typing import Final
 
 _LONGEST_NAME, _MOST_NAMES, _LARGEST = 200, 2_000, 64 << 20
 _GROWING: Final = frozenset({".jsonl", ".csv", ".tsv"})
-"""Rows may be appended to such files: what the old ones said is the same."""
+"""Rows may be appended to such files: the old ones stay the same."""
 _OF_THE_SANDBOX: Final = frozenset(
     (
         *("read_file", "write_file", "read_text", "read_json", "search", "terminal"),
@@ -92,7 +92,7 @@ def digest(path: Path, length: int | None = None) -> str:
 
 
 def changed(before: Mapping[str, str], folder: Path, run: Path) -> list[str]:
-    """Names of files that are different from what they were when the run at `run` began.
+    """Names of files that have changed since the run at `run` started.
 
     What changed before the run finished its last group was written by the run itself, or is in its scores as well.
     """

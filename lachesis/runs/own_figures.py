@@ -1,4 +1,4 @@
-"""What an environment's own `evaluate` reports, so that its figures are printed and written however it gives them."""
+"""Metrics that an environment's own `evaluate` reports: they are printed and written however it returns them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class OwnFigures:
     written: bool = False
     """Whether it called `evaluate_log`, which writes them."""
     logged: dict[str, float] = field(default_factory=dict)
-    """What it gave to `wandb_log`, or left for it in `eval_metrics`, as Atropos' environments do."""
+    """Metrics that it passed to `wandb_log`, or left for it in `eval_metrics`, as Atropos' environments do."""
 
     def left(self, env: Any, result: Any) -> dict[str, float]:
-        """The figures that are not written yet: those that were logged, and those of a dict that it returned."""
+        """The metrics that are not written yet: logged ones, and those of a dict that it returned."""
         if self.written:
             return {}
         returned = result if isinstance(result, Mapping) else {}
@@ -28,7 +28,7 @@ class OwnFigures:
 
 @contextmanager
 def own_figures(env: Any) -> Iterator[OwnFigures]:
-    """Note what the environment reports inside."""
+    """Record the metrics that the environment reports inside."""
     noted = OwnFigures()
 
     def write(call: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:

@@ -64,7 +64,7 @@ def _is_terminal(console: Console) -> bool:
 async def _answer(console: Console, old: OldCode, new: Path) -> Choice:
     """What somebody at the terminal wants. Enter, and the end of the input, are a new folder."""
     said = (
-        f"{old.change}, and what is finished keeps the scores of the old code{_regraded(old.path)}\n"
+        f"{old.change}, and finished groups keep the scores of the old code{_regraded(old.path)}\n"
         f"Begin another run in {new}, or continue {old.path.parent}? [N/c] "
     )
     console.print(said, style="yellow", markup=False, highlight=False, soft_wrap=True, end="")
@@ -83,8 +83,8 @@ async def _answer(console: Console, old: OldCode, new: Path) -> Choice:
 
 
 def _regraded(groups: Path) -> str:
-    """How to score what is finished anew without playing it, where its artifacts were kept."""
+    """How to grade finished rollouts again without playing them, if their artifacts were kept."""
     for group in read_lines(groups, torn_tail=True) if groups.exists() else ():
         kept = [(rollout.get("verifier") or {}).get("artifacts") for rollout in group["rollouts"]]
-        return f"; `lachesis eval regrade {shlex.quote(str(groups.parent))}` grades it anew" if any(kept) else ""
+        return f"; `lachesis eval regrade {shlex.quote(str(groups.parent))}` grades it again" if any(kept) else ""
     return ""

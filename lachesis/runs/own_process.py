@@ -1,4 +1,4 @@
-"""What a command does to its own process, so that a thousand rollouts wait for each other as little as possible.
+"""How a command configures its own process, so that a thousand rollouts wait for each other as little as possible.
 
 The event loop, the garbage collector and the switching of threads belong to a process and not to a run. So the commands
 call `run_alone`, and nothing changes in a process that awaits `env.process_manager()` itself.
@@ -38,13 +38,13 @@ SWITCH_INTERVAL = 0.001
 LOOK_EVERY, FULL_EVERY = 1.0, 600.0
 """Seconds between two looks at the memory, and at most between two full collections."""
 GROWTH, LEAST_GROWTH = 0.5, 512 << 20
-"""The share and the bytes by which memory has to grow before a full collection."""
+"""The share and the bytes by which memory must grow before a full collection."""
 FILES = 1 << 16
 """Open files and sockets at most, where the system allows as many: a shell's 1,024 are too few for 200 rollouts."""
 
 
 def run_alone(main: Coroutine[Any, Any, T]) -> T:
-    """`asyncio.run`, in a process that has no other work. What it changes in the process is undone at the end."""
+    """`asyncio.run`, in a process that has no other work. Its changes to the process are undone at the end."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_INTERVAL)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -156,7 +156,8 @@ class RareCollections:
         self._note()
 
     def freeze(self) -> None:
-        """Collect now, never look again at what is left (modules, the dataset, the tokenizer), and decide from now on.
+        """Collect now, ignore the surviving objects (modules, the dataset, the tokenizer) from now on, and decide when
+        to collect.
 
         Before that, in `setup`, the collector starts by itself: `watch` has no turn while it blocks the event loop.
         """

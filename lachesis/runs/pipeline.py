@@ -106,7 +106,7 @@ class Sink(ABC, Generic[G]):
         return None
 
     async def check(self) -> None:
-        """Once a turn of the loop. What it raises ends the run."""
+        """Called once per turn of the loop. An exception ends the run."""
 
     def ending(self) -> str:
         """Why the run is to end although there are items; empty while it is not."""
@@ -139,7 +139,7 @@ class Pipeline(Generic[G]):
     on_group: Callable[[G, Decision], Awaitable[None]] | None = None
     """Awaited with every finished group and the decision about it, after it is on the disk."""
     ask_again: AskAgain[G] | None = None
-    """What is known by now of a group that is `in_doubt`; None does not hold these back."""
+    """The current evidence about a group that is `in_doubt`; None does not hold such groups back."""
     timeout: float = -1.0
     """Seconds for one group, 0 or less for any. A last resort: rollouts end themselves before."""
     grace_period: float = 0.0
@@ -151,7 +151,7 @@ class Pipeline(Generic[G]):
         self.exhausted = False
         """The environment has no more items."""
         self.reason = ""
-        """Why the run ends; empty while it goes on."""
+        """Why the run ends; empty while it continues."""
         self._retries = Retries(self.sink.retry_pause or 0.0, self.tell)
         self._held: HeldGroups[G] = HeldGroups(self.ask_again, self._finish_decided, self.brake.most)
         self._begun = 0
@@ -341,7 +341,7 @@ class Pipeline(Generic[G]):
         for number in reversed(range(1, len(groups))):
             key = part_key(job.key, number)
             if key in self.sink.done:
-                self.tell(f"{key}: an earlier start wrote this group; what its item gave now is left out")
+                self.tell(f"{key}: an earlier start wrote this group; the new result of its item is left out")
             else:
                 await self._finish_group(Job(job.item, key), groups[number], flight)
         await self._finish_group(job, groups[0], flight)

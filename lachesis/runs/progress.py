@@ -25,7 +25,7 @@ class Standing:
     total: int
     """-1 where it is not known."""
     unit: str
-    """What is counted, in the plural."""
+    """The unit of counting, in the plural."""
     note: str = ""
     rows: Sequence[tuple[str, str]] = ()
     """Figures, which a terminal shows as a table."""

@@ -1,4 +1,4 @@
-"""What an environment knows of its trainer."""
+"""An environment's knowledge of its trainer."""
 
 from __future__ import annotations
 

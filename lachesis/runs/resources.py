@@ -1,4 +1,4 @@
-"""What a run starts and ends: the dataset, the sandboxes, the model servers, and the player of rollouts."""
+"""The resources that a run starts and ends: the dataset, sandboxes, model servers, and the player of rollouts."""
 
 from __future__ import annotations
 
@@ -180,9 +180,9 @@ def _note_without_effect(env: Environment, *, training: bool) -> None:
         notes.append(f"env.tool_result_overrides names tools that do not exist: {', '.join(unknown)}")
     if lacking := env.left_out_tools():
         named = "; ".join(f"{name!r}: {why}" for name, why in lacking.items())
-        notes.append(f"tools that are not available here are left out: {named}")
+        notes.append(f"skipped tools that are not available here: {named}")
     if missing := env.missing_toolsets():
-        notes.append(f"toolsets of the removed stack that have no tools here are left out: {', '.join(missing)}")
+        notes.append(f"skipped toolsets of the removed stack that have no tools here: {', '.join(missing)}")
     if config.compress_context_at is not None and training and config.split_rollouts != "all":
         notes.append(
             f"env.compress_context_at cuts rollouts into several contexts, and env.split_rollouts "
@@ -250,7 +250,7 @@ def loop_limits(config: HermesAgentEnvConfig, *, training: bool) -> LoopLimits:
 
 
 def sandbox_lifetime(config: HermesAgentEnvConfig, limits: LoopLimits) -> float:
-    """Seconds that a sandbox has to live: `terminal_lifetime`, or longer where the agent's time and the reward's are.
+    """Seconds that a sandbox must live: `terminal_lifetime`, or longer if the agent's and the reward's time are.
 
     The agent could otherwise keep its sandbox busy until it ends.
     """
@@ -289,8 +289,7 @@ async def _models(env: Environment, clients: Sequence[Any], *, wait: bool) -> li
 async def _check_backend(backend: Backend, spec: SandboxSpec) -> None:
     """Check before the first group that the sandboxes can be made, and remove those that killed runs left.
 
-    Raises:
-        BackendUnavailable: what is missing, and the next step.
+    Raises: BackendUnavailable: with the missing requirement and the next step.
     """
     available = await backend.check()
     if not available.ok:

@@ -32,7 +32,7 @@ Row = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class RunFiles:
-    """Where `process` and `evaluate` write: everything beside the groups file."""
+    """Where `process` and `evaluate` write: everything next to the groups file."""
 
     groups: Path
     own_names: bool = False
@@ -86,7 +86,7 @@ class RunResult:
     short_of: int = 0
     """Items that were wanted, where the environment had fewer."""
     min_reward: float | None = None
-    """What a rollout needs at least to be among the completed trajectories."""
+    """Minimum reward of a rollout to be among the completed trajectories."""
 
     @property
     def failed(self) -> bool:
@@ -130,12 +130,12 @@ class RunResult:
             )
         if summary.compression_metrics():
             in_vain = counted(summary.failed_compressions, "time")
-            yield "contexts", f"{summary.compressions} compressed, {in_vain} in vain"
+            yield "contexts", f"{summary.compressions} compressed, {in_vain} failed"
         if summary.discarded:
             yield "rolled back", counted(summary.discarded, "completion")
         if summary.beside:
             beside = counted(summary.beside, "token")
-            yield "beside", f"{beside} in no rollout, of judges or of what the environment dropped"
+            yield "beside", f"{beside} outside rollouts: of judges, or of rollouts that the environment dropped"
         for name, value in summary.metrics.items():
             yield name.replace("_", " "), f"{value:.3f}"
         if summary.uncounted_requests:
@@ -166,7 +166,7 @@ class RunResult:
                 samples = quote(str(files.samples))
                 yield (
                     f"lachesis train --sft {samples} --sft.min_reward {best:g} --training.base_model MODEL   "
-                    "(teach it what went well)"
+                    "(train on what went well)"
                 )
 
     def advice(self) -> Iterator[str]:
@@ -203,7 +203,7 @@ class RunResult:
             asked = "get_eval_items" if self.evaluation else "get_next_item"
             setting = "eval_items" if self.evaluation else "total_steps"
             yield (
-                f"the items ran out: {asked} gave {summary.items} of the {self.short_of} that env.{setting} asks for; "
+                f"the items ran out: {asked} gave {summary.items} of the {self.short_of} that env.{setting} requests; "
                 f"give it more, or lower --env.{setting}"
             )
         if causes := self.figures.causes:
@@ -274,9 +274,9 @@ class ServeResult:
     playing: int
     trouble: str
     reason: str
-    """Why the run ended; empty while it goes on."""
+    """Why the run ended; empty while it continues."""
     exclusion: Exclusion = field(default_factory=Exclusion)
-    """Of this start. Empty while it goes on."""
+    """Of this start. Empty while it continues."""
     repaired: RepairedCalls = field(default_factory=RepairedCalls)
     """Of this start."""
     of_split: int = 0
@@ -377,7 +377,7 @@ def age_quantile(ages: Mapping[int, int], share: float) -> int:
 
 
 class Shown(Protocol):
-    """What a run ends with."""
+    """The final output of a run."""
 
     def rows(self) -> Iterator[Row]: ...
     def paths(self) -> Iterator[tuple[str, Path]]: ...
@@ -386,7 +386,7 @@ class Shown(Protocol):
         ...
 
     def advice(self) -> Iterator[str]:
-        """What the figures suggest."""
+        """Hints from the metrics."""
         ...
 
     def warnings(self) -> Iterator[str]: ...

@@ -1,4 +1,4 @@
-"""What a run shows of its rollouts while it plays them, and why some have no score."""
+"""The statistics that a run shows while it plays, and why some rollouts have no score."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings of one model server, and what they say about how it is reached."""
+"""Settings of one model server, and how it is reached."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ServerConfig(BaseModel):
     """Everything that can be set as `--openai.NAME` or under `openai:` in YAML. Unknown names are an error.
 
     It has the fields of Atropos' `APIServerConfig`. `model_name` may be `embedded` (the small model that is installed
-    with Lachesis), the path of a GGUF file, or `reference` (the environment's reference policy, where it has one); the
+    with Lachesis), the path of a GGUF file, or `reference` (the environment's reference policy, if it has one); the
     run starts and stops such servers.
     """
 
@@ -38,49 +38,51 @@ class ServerConfig(BaseModel):
         default="", description="URL of the server, which usually ends in /v1."
     )
     model_name: str = Field(
-        default="default", description="Name that the server knows; or embedded, reference, or the path of a GGUF file."
+        default="default",
+        description="Model name on the server; or embedded, reference, or the path of a GGUF file.",
     )
     api_key: Annotated[str | None, Facts(secret=True)] = Field(
         default="",
         repr=False,
-        description="Key; where it is empty, OPENAI_API_KEY or OPENROUTER_API_KEY for these two services.",
+        description="API key; if empty, OPENAI_API_KEY or OPENROUTER_API_KEY for these two services.",
     )
     server_type: Literal["openai", "trl", "sglang", "vllm"] = Field(
         default="openai",
-        description="Kind of server: vllm and sglang report tokens (Phase 2), openai is chat (Phase 1).",
+        description="Kind of server: vllm and sglang report tokens (Phase 2); openai is a chat API (Phase 1).",
     )
     tokenizer_name: str = Field(
         default="none",
-        description="Tokenizer of the model (folder or name); none: the tokenizer that model_name names.",
+        description="Tokenizer of the model (folder or name); none: the one that model_name names.",
     )
     engine: Annotated[str, Facts(choices=ENGINES.names)] = Field(
         default="auto",
-        description="API that reports tokens (Phase 2). auto: vllm or sglang by server_type, and llama.cpp for a model "
-        "that `serve` runs here.",
+        description="API that reports tokens (Phase 2). auto: vllm or sglang by server_type, and llama.cpp for a "
+        "model that `serve` starts itself.",
     )
     logprobs_mode: Literal["raw", "temperature", "processed"] | None = Field(
         default=None,
-        description="What the server's logprobs are computed from, if it was started with such an option (vLLM: "
-        "--logprobs-mode processed_logprobs); null is the engine's default.",
+        description="What the server computes logprobs from, if it was started with such an option (vLLM: "
+        "--logprobs-mode processed_logprobs); null: the engine's default.",
     )
     reasoning_field: Literal["reasoning_content", "reasoning"] | None = Field(
         default="reasoning_content",
-        description="Field in which the server takes earlier reasoning back; null sends none.",
+        description="Field in which the server accepts earlier reasoning; null: reasoning is not sent.",
     )
     echo_limit: int | None = Field(
         default=None,
         ge=0,
-        description="Tokens of the longest prompt that the server repeats, so that its ids are compared. Of longer "
-        "prompts only the length is compared, and the samples say so; null has all repeated.",
+        description="Length in tokens of the longest prompt that the server repeats so that its ids can be "
+        "compared. For longer prompts only the length is compared, and the samples record this; null: "
+        "no limit.",
     )
-    extra_body: dict[str, Any] | None = Field(default=None, description="Extra fields of every request to this server.")
+    extra_body: dict[str, Any] | None = Field(default=None, description="Extra fields for every request.")
     harmless_fields: list[str] = Field(
         default_factory=list,
-        description="Fields of extra_body that do not change what is sampled, beyond those that are known: `serve` "
-        "refuses others.",
+        description="Further fields of extra_body that do not affect what is sampled; `serve` rejects fields that "
+        "it does not know.",
     )
-    timeout: int = Field(default=1200, description="Seconds for one request.")
-    max_retries: int = Field(default=6, ge=0, description="Further attempts after a request that failed temporarily.")
+    timeout: int = Field(default=1200, description="Time limit of one request in seconds.")
+    max_retries: int = Field(default=6, ge=0, description="Retries of a request that failed temporarily.")
     num_max_requests_at_once: int = Field(default=512, description="Requests in flight.")
     num_requests_for_eval: int = Field(default=64, description="Requests in flight for evaluation.")
     weight: float = Field(
@@ -88,28 +90,29 @@ class ServerConfig(BaseModel):
     )
     session_header: str | None = Field(
         default=None,
-        description="Header that names the rollout to a router in front of the servers; null: X-SMG-Routing-Key for "
-        "sglang, X-Session-ID for others; an empty text sends none.",
+        description="Header that identifies the rollout to a router in front of the servers; null: "
+        "X-SMG-Routing-Key for sglang, X-Session-ID for others; an empty text: none.",
     )
     data_parallel_size: int = Field(
         default=1,
         ge=1,
-        description="Data-parallel ranks that share the URL; with more than 1, each request names its rank.",
+        description="Data-parallel ranks behind the URL; with more than 1, each request names its rank.",
     )
     routed_experts: bool = Field(
         default=False,
-        description="Get the experts of each token of a mixture-of-experts model and send them to the trainer (vLLM "
-        "and SGLang with --enable-return-routed-experts).",
+        description="Request the experts of each token of a mixture-of-experts model and send them to the trainer "
+        "(vLLM and SGLang with --enable-return-routed-experts).",
     )
     sampling_mask: bool = Field(
         default=False,
-        description="Get the ids that top-k, top-p and min-p left for each sampled token and send them to the trainer, "
-        "which makes these parameters trainable (engine vllm-generate with --return-sampling-mask, or sglang).",
+        description="Request the ids that top-k, top-p and min-p kept for each sampled token and send them to the "
+        "trainer, which makes these parameters trainable (engine vllm-generate with "
+        "--return-sampling-mask, or sglang).",
     )
-    threads: int = Field(default=1, ge=1, description="Threads of a model that runs here (embedded or a GGUF file).")
-    parallel: int = Field(default=4, ge=1, description="Completions at once of a model that runs here.")
+    threads: int = Field(default=1, ge=1, description="Threads of a model in this process (embedded or a GGUF file).")
+    parallel: int = Field(default=4, ge=1, description="Concurrent completions of a model that this process runs.")
     context: int = Field(
-        default=4096, ge=256, description="Tokens of context per completion of a model that runs here."
+        default=4096, ge=256, description="Context size in tokens per completion of a model that this process runs."
     )
 
     rolling_buffer_length: Annotated[int, IGNORED] = 1000
@@ -148,7 +151,7 @@ def as_server_configs(given: BaseModel | Sequence[BaseModel]) -> list[ServerConf
     configuration is used as it is.
 
     Raises:
-        ServerConfigError: an object with a field that is no setting, or a value that it cannot have.
+        ServerConfigError: an object with a field that is not a setting, or a value that it cannot have.
     """
     return [_own(config) for config in (given if isinstance(given, Sequence) else [given])]
 
@@ -169,7 +172,7 @@ def is_local_model(config: ServerConfig) -> bool:
 
 
 def needs_start(config: ServerConfig) -> bool:
-    """Whether the run has to start the server before it has a URL."""
+    """Whether the run must start the server before it has a URL."""
     return is_local_model(config) or config.model_name == REFERENCE
 
 

@@ -1,4 +1,4 @@
-"""What a setting's pydantic field says beside its type, default and description.
+"""Facts about a setting in addition to its pydantic type, default and description.
 
 The facts are part of the annotation: `spool_path: Annotated[str | None, SERVE] = Field(None, description="...")`. The
 command line (flags, help, notes) and the check of a second start read them from there.
@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the command line and a second start have to know about a setting."""
+    """Facts about a setting that the command line and a second start need."""
 
     content: Literal["always", "never", "training", "evaluation"] = "always"
     """When the setting decides what a run writes: a second start of that run must then have the same value."""

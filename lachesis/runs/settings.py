@@ -54,8 +54,8 @@ class UnknownSetting(UserWarning):
 class HermesAgentEnvConfig(RemovedSettings):
     """Everything that can be set as `--env.NAME` or under `env:` in YAML. Unknown names are an error there.
 
-    Unknown names in code are left out with a warning: Atropos' `BaseEnvConfig` leaves them out without one. It has
-    the fields of the removed stack and of Atropos' `BaseEnvConfig`, with their defaults, and new ones.
+    Unknown names in code are ignored with a warning; Atropos' `BaseEnvConfig` ignores them silently. It has the fields
+    of the removed stack and of Atropos' `BaseEnvConfig`, with their defaults, and new ones.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -72,70 +72,76 @@ class HermesAgentEnvConfig(RemovedSettings):
     total_steps: Annotated[int, HOW] = Field(
         default=1000,
         ge=-1,
-        description="Groups that `process` plays; if set, trainer steps after which `serve` ends (-1: all of them).",
+        description="Groups that `process` plays; if set, the trainer step at which `serve` ends (-1: no limit).",
     )
     group_size: Annotated[int, Facts(content="training")] = Field(
-        default=4, ge=1, description="Rollouts of an item, which are scored against each other."
+        default=4, ge=1, description="Rollouts of each item, which are scored against each other."
     )
     max_num_workers: Annotated[int, HOW] = Field(
         default=-1,
-        description="Groups at once in `process` and `serve`; -1 is max_num_workers_per_node for each server.",
+        description="Groups played at once in `process` and `serve`; -1: max_num_workers_per_node for each server.",
     )
     max_num_workers_per_node: Annotated[int, HOW] = Field(
-        default=8, description="Groups at once for each server, where max_num_workers is -1."
+        default=8, description="Groups played at once for each server, if max_num_workers is -1."
     )
-    dataset_name: str | None = Field(default=None, description="Dataset; the environment decides which names it knows.")
+    dataset_name: str | None = Field(default=None, description="Dataset, by a name that the environment supports.")
     dataset_split: str = Field(default="train", description="Split of the dataset to train on.")
-    prompt_field: str = Field(default="prompt", description="Field of a row that holds the prompt.")
+    prompt_field: str = Field(default="prompt", description="Field of a row that contains the prompt.")
 
     # The agent.
     enabled_toolsets: list[str] | None = Field(
-        default=None, description="Toolsets or tools that the agent gets; null is all."
+        default=None, description="Toolsets or tools that the agent gets; null: all."
     )
     disabled_toolsets: list[str] | None = Field(default=None, description="Toolsets or tools to leave out of these.")
     distribution: str | None = Field(
         default=None,
-        description="Named distribution to draw the toolsets of each group from; enabled_toolsets is then not read.",
+        description="Named distribution from which the toolsets of each group are drawn; enabled_toolsets is then "
+        "ignored.",
     )
-    max_agent_turns: int = Field(default=30, ge=1, description="Completions per rollout, the final answer included.")
+    max_agent_turns: int = Field(default=30, ge=1, description="Completions per rollout, including the final answer.")
     max_token_length: int = Field(default=2048, ge=1, description="Tokens of one completion.")
     max_tool_calls: int | None = Field(default=None, ge=1, description="Tool calls per rollout.")
     rollout_token_budget: int | None = Field(default=None, ge=1, description="Completion tokens per rollout.")
     rollout_timeout: float | None = Field(
         default=1800.0,
         gt=0,
-        description="Seconds of the agent's own time per rollout: commands and answered completions.",
+        description="Time limit in seconds for each rollout; counts the agent's own time: commands and answered "
+        "completions.",
     )
     setup_timeout: Annotated[float, HOW] = Field(
-        default=300.0, gt=0, description="Wall-clock seconds for the files and the set-up of a rollout's sandbox."
+        default=300.0,
+        gt=0,
+        description="Wall-clock seconds for copying files into a rollout's sandbox and setting it up.",
     )
     reward_timeout: float = Field(default=300.0, gt=0, description="Wall-clock seconds for the rewards of a rollout.")
     judge_server: Annotated[dict[str, Any] | None, Facts(secret=True)] = Field(
         default=None,
-        description="Model server that `self.judge` asks, as '{base_url: URL, model_name: NAME}', with any setting of "
-        "openai.*.",
+        description="Model server that `self.judge` calls, as '{base_url: URL, model_name: NAME}', with any setting "
+        "of openai.*.",
     )
     score_of_timeout: Literal["reward", "leave_out"] | FiniteFloat = Field(
         default="reward",
-        description="Score of a rollout that used up rollout_timeout: reward (of the sandbox as it stands), a number, "
-        "or leave_out.",
+        description="Score of a rollout that used up rollout_timeout: reward (computed on the sandbox as it is), a "
+        "number, or leave_out.",
     )
     score_of_agent_fault: Literal["leave_out"] | FiniteFloat = Field(
         default=0.0,
-        description="Score of a rollout whose agent broke its own sandbox under the reward: a number, or leave_out.",
+        description="Score of a rollout whose agent broke its own sandbox so that the reward failed: a number, or "
+        "leave_out.",
     )
     agent_temperature: Annotated[float, Facts(content="training")] = Field(
         default=1.0, ge=0, description="Sampling temperature of rollouts."
     )
     system_prompt: str | None = Field(default=None, description="System message of every rollout.")
     ephemeral_system_prompt: str | None = Field(
-        default=None, description="Appended to the system message of requests; in no trajectory."
+        default=None, description="Appended to the system message of requests, but not of trajectories."
     )
     prefill_messages: list[dict[str, Any]] = Field(
-        default_factory=list, description="Messages after the system message of requests; in no trajectory."
+        default_factory=list,
+        description="Messages inserted after the system message of requests, but not of trajectories.",
     )
     extra_body: dict[str, Any] | None = Field(
-        default=None, description="Extra fields of every request to the model server."
+        default=None, description="Extra fields for every request to the model server."
     )
     tool_call_parser: str = Field(
         default="hermes",
@@ -146,15 +152,15 @@ class HermesAgentEnvConfig(RemovedSettings):
     compress_context_at: int | None = Field(
         default=None,
         ge=1,
-        description="Tokens of the next prompt from which on a summary replaces the middle of the conversation.",
+        description="Prompt size in tokens from which on a summary replaces the middle of the conversation.",
     )
     compress_context_to: int | None = Field(
-        default=None, ge=1, description="Tokens that this aims at; default: half of compress_context_at."
+        default=None, ge=1, description="Target size in tokens after compression; default: half of compress_context_at."
     )
-    compress_context_keep: int = Field(default=4, ge=1, description="Messages at the end that it leaves as they are.")
+    compress_context_keep: int = Field(default=4, ge=1, description="Last messages that compression leaves unchanged.")
     compress_context_with: Annotated[Literal["policy", "extractive"] | dict[str, Any], Facts(secret=True)] = Field(
         default="policy",
-        description="Writer of the summary: the policy (its tokens are trained), extractive (no model), or another "
+        description="What writes the summary: policy (its tokens are trained), extractive (no model), or another "
         "server, as '{base_url: URL, model_name: NAME}'.",
     )
 
@@ -162,19 +168,21 @@ class HermesAgentEnvConfig(RemovedSettings):
     default_result_size_chars: int = Field(
         default=DEFAULT_RESULT_SIZE_CHARS,
         ge=1,
-        description="Characters of a tool result; a longer one becomes a file in the sandbox and a preview.",
+        description="Characters of a tool result; a longer one is written to a file in the sandbox and shown as a "
+        "preview.",
     )
     turn_budget_chars: int = Field(
         default=DEFAULT_TURN_BUDGET_CHARS,
         ge=1,
-        description="Characters of all tool results of a turn; over it, the longest become files first.",
+        description="Characters of all tool results of a turn; above this, the longest results are moved to files "
+        "first.",
     )
     preview_size_chars: int = Field(
         default=DEFAULT_PREVIEW_SIZE_CHARS, ge=0, description="Characters of the preview of such a result."
     )
     tool_result_overrides: dict[str, int] | None = Field(
         default=None,
-        description="Tool -> its own limit in place of default_result_size_chars; results of read_file have none.",
+        description="Limits per tool name that replace default_result_size_chars; results of read_file have no limit.",
     )
     tool_result_format: Literal["text", "json"] = Field(
         default="text", description="json: the model reads every tool result as a JSON object."
@@ -183,26 +191,29 @@ class HermesAgentEnvConfig(RemovedSettings):
     # Exact tokens (Phase 2: server_type vllm or sglang, openai.engine, and always in `serve`).
     tokenizer_name: str = Field(
         default="NousResearch/DeepHermes-3-Llama-3-3B-Preview",
-        description="Hugging Face tokenizer: the model's, where openai.tokenizer_name names none.",
+        description="Hugging Face tokenizer of the model, if openai.tokenizer_name does not name one.",
     )
     chat_template: str | None = Field(
-        default=None, description="File of the chat template, or hermes or hermes_short; default: the tokenizer's own."
+        default=None,
+        description="File of the chat template, or hermes or hermes_short; default: the tokenizer's own template.",
     )
     chat_template_kwargs: dict[str, Any] | None = Field(
-        default=None, description="Further variables of the chat template, for example '{enable_thinking: false}'."
+        default=None, description="Extra variables for the chat template, for example '{enable_thinking: false}'."
     )
     when_unextendable: Literal["branch", "error"] = Field(
         default="branch",
-        description="Where the chat template cannot continue from sampled tokens: render anew, or stop.",
+        description="If the chat template cannot continue from the sampled tokens: branch (render the conversation "
+        "again), or error.",
     )
     special_tokens_in_text: Literal["encode_as_text", "as_is", "error"] = Field(
         default="encode_as_text",
-        description="Special tokens that messages or tools spell (Phase 2): text, the token itself, or an error.",
+        description="Special tokens spelled out in messages or tools (Phase 2): encoded as text, as the token "
+        "itself, or an error.",
     )
 
     # Sandboxes.
     terminal_backend: Annotated[str, Facts(choices=backend_names)] = Field(
-        default="local", description="Technology of the sandboxes."
+        default="local", description="Backend of the sandboxes."
     )
     terminal_options: Annotated[dict[str, Any], HOW] = Field(
         default_factory=dict,
@@ -211,61 +222,64 @@ class HermesAgentEnvConfig(RemovedSettings):
     )
     sandbox: Literal["bubblewrap", "none"] = Field(
         default="bubblewrap",
-        description="Isolation of the local backend. 'none' runs the model's commands as you: trusted use only.",
+        description="Isolation of the local backend. 'none' runs the model's commands as you: for trusted use only.",
     )
     sandbox_profile: Literal["standard", "hardened"] = Field(
         default="standard",
-        description="'hardened' insists on every wall and limit that the backend knows; what is missing is an error.",
+        description="'hardened' requires every isolation feature and limit that the backend supports; a missing one "
+        "is an error.",
     )
     terminal_timeout: int = Field(
-        default=120, ge=1, description="Seconds that a command may take unless the call says more."
+        default=120, ge=1, description="Time limit of a command in seconds, unless the call asks for more."
     )
     terminal_lifetime: int = Field(
-        default=3600, ge=1, description="Seconds after which a sandbox ends itself; longer where a rollout needs it."
+        default=3600, ge=1, description="Seconds after which a sandbox ends itself; extended if a rollout needs longer."
     )
     terminal_image: str | None = Field(
-        default=None, description="Image of the sandboxes, as the backend names images; null is the backend's default."
+        default=None, description="Image of the sandboxes, in the backend's notation; null: the backend's default."
     )
-    terminal_workdir: str | None = Field(default=None, description="Folder inside in which commands start.")
+    terminal_workdir: str | None = Field(default=None, description="Folder in the sandbox in which commands start.")
     terminal_carries_cd: bool = Field(
-        default=True, description="A cd of the agent lasts for its next commands; false: each starts in the folder."
+        default=True,
+        description="Whether a cd by the agent carries over to its next commands; if not, each starts in the "
+        "initial folder.",
     )
     terminal_env: Annotated[dict[str, str], Facts(secret=True)] = Field(
-        default_factory=dict, description="Environment variables inside."
+        default_factory=dict, description="Environment variables in the sandbox."
     )
     terminal_network: bool = Field(default=False, description="Whether commands may use the network.")
     terminal_cpus: float | None = Field(
-        default=None, ge=0, description="Processors' worth of time for a whole sandbox; null is 2, and 0 is no limit."
+        default=None, ge=0, description="CPUs for a whole sandbox; null: 2; 0: no limit."
     )
     terminal_memory: int | None = Field(
-        default=None, ge=0, description="Megabytes of memory for a whole sandbox; null is 2048, and 0 is no limit."
+        default=None, ge=0, description="Megabytes of memory for a whole sandbox; null: 2048; 0: no limit."
     )
     terminal_pids: int | None = Field(
-        default=None, ge=0, description="Processes and threads in a sandbox; null is 2048 or 1024, and 0 is no limit."
+        default=None, ge=0, description="Processes and threads in a sandbox; null: 2048 or 1024; 0: no limit."
     )
     terminal_disk: int | None = Field(
-        default=None, ge=0, description="Megabytes that may be written in a sandbox; null is mostly 1024."
+        default=None, ge=0, description="Megabytes that can be written in a sandbox; null: usually 1024."
     )
 
     # Retries.
     max_resamples: int = Field(default=3, ge=0, description="How often an unusable completion is sampled again.")
     max_faulty_turns: int = Field(
-        default=3, ge=1, description="Turns in a row with calls that cannot be run before giving up."
+        default=3, ge=1, description="Consecutive turns with calls that cannot be run before the rollout ends."
     )
     max_infra_retries: Annotated[int, HOW] = Field(
-        default=2, ge=0, description="Further attempts at a rollout that the infrastructure broke."
+        default=2, ge=0, description="Retries of a rollout that the infrastructure broke."
     )
     max_failed_groups: Annotated[int, HOW] = Field(
         default=3,
         ge=1,
-        description="Groups in a row without a single scored rollout before the run stops; in `evaluate`, as many "
-        "rollouts as these have.",
+        description="Consecutive groups without a scored rollout before the run stops; `evaluate` stops after as "
+        "many rollouts as these groups have.",
     )
 
     # Evaluation.
     eval_items: Annotated[int, HOW] = Field(default=50, ge=1, description="Problems that `evaluate` plays.")
     eval_samples: Annotated[int, HOW] = Field(
-        default=1, ge=1, description="Samples of each problem, which pass@k and pass^k are computed from."
+        default=1, ge=1, description="Samples of each problem, from which pass@k and pass^k are computed."
     )
     eval_category: Annotated[str, HOW] = Field(
         default="category",
@@ -274,7 +288,7 @@ class HermesAgentEnvConfig(RemovedSettings):
     eval_temperature: Annotated[float, Facts(content="evaluation")] = Field(
         default=0.0,
         ge=0,
-        description="Sampling temperature of evaluation; unless it is set, several samples of a problem have that of "
+        description="Sampling temperature of evaluation; if it is not set, several samples of a problem use "
         "agent_temperature.",
     )
     max_eval_workers: Annotated[int, HOW] = Field(default=16, description="Rollouts that `evaluate` plays at once.")
@@ -288,103 +302,107 @@ class HermesAgentEnvConfig(RemovedSettings):
     )
     when_code_changed: Annotated[Literal["ask", "new_folder", "continue"], HOW] = Field(
         default="ask",
-        description="Where the environment's code is another than at an earlier start: ask on a terminal and else take "
-        "a new folder, take one, or continue with the scores that are there.",
+        description="If the environment's code changed since an earlier start: ask (on a terminal; elsewhere a new "
+        "folder), new_folder, or continue with the existing scores.",
     )
     trajectory_system_prompt: Literal["generated", "actual"] = Field(
         default="generated",
-        description="System turn of ShareGPT trajectories: Hermes' tool prompt, or the messages that the model got.",
+        description="System turn of ShareGPT trajectories: Hermes' tool prompt (generated), or the messages that "
+        "the model received (actual).",
     )
     trajectory_min_reward: float | None = Field(
         default=None,
-        description="Rollouts with a smaller reward, or none, go to failed_trajectories.jsonl, also completed ones.",
+        description="Rollouts with a lower reward, or without one, go to failed_trajectories.jsonl, even completed "
+        "ones.",
     )
     save_trajectories: Annotated[bool, HOW] = Field(
         default=True,
-        description="Write ShareGPT trajectories beside the groups; also --save-trajectories and `agent:` in YAML.",
+        description="Write ShareGPT trajectories next to the groups; also --save-trajectories, and `agent:` in YAML.",
     )
     use_wandb: Annotated[bool, HOW] = Field(
         default=False, description="Log to Weights & Biases (needs a login, or WANDB_MODE=offline)."
     )
     wandb_name: Annotated[str | None, HOW] = Field(default=None, description="Name of the W&B run.")
-    num_rollouts_to_keep: Annotated[int, HOW] = Field(default=32, description="Rollouts in a table of W&B.")
+    num_rollouts_to_keep: Annotated[int, HOW] = Field(default=32, description="Rollouts in a W&B table.")
 
     # `serve`.
     rollout_server_url: Annotated[str, SERVE, HTTP_URL] = Field(
         default="http://localhost:8000", description="The rollout API: `lachesis api`, or Atropos' run-api."
     )
     rollout_server_token: Annotated[str | None, Facts(content="never", only_serve=True, secret=True)] = Field(
-        default=None, description="Its bearer token, if it asks for one; default: the variable LACHESIS_API_TOKEN."
+        default=None,
+        description="Bearer token of the rollout API, if it requires one; default: the variable LACHESIS_API_TOKEN.",
     )
     spool_path: Annotated[str | None, SERVE] = Field(
         default=None, description="Folder in which `serve` keeps groups until they are sent; default: data/NAME/spool."
     )
     split_rollouts: Annotated[Literal["final", "longest", "all"], SERVE] = Field(
         default="final",
-        description="A rollout of several samples: send the path on which it ended, the longest, or all with "
-        "advantages and their own group size.",
+        description="For a rollout of several samples: send the path on which it ended (final), the longest, or "
+        "all, with advantages and their own group size.",
     )
     discarded_attempts: Annotated[Literal["none", "rollout"] | FiniteFloat, SERVE] = Field(
         default="none",
-        description="What an attempt earns that a retry replaced: nothing (it is not sent), the reward of its rollout, "
-        "or a number of at most 0.",
+        description="Reward of an attempt that a retry replaced: none (it is not sent), rollout (the rollout's "
+        "reward), or a number of at most 0.",
     )
     unchecked_prompts: Annotated[Literal["refuse", "allow"], SERVE] = Field(
         default="refuse",
-        description="A group with a prompt of which the server repeats neither the ids nor the number of tokens: it "
-        "may have sampled after another one.",
+        description="Groups with a prompt whose ids and length the server did not repeat, so that it may have "
+        "sampled from a different prompt.",
     )
     ensure_scores_are_not_same: Annotated[bool, Facts(only_serve=True)] = Field(
-        default=True, description="`serve` withholds groups whose rewards are all equal: they teach nothing."
+        default=True, description="`serve` withholds groups whose rewards are all equal, since they teach nothing."
     )
     max_equal_groups: Annotated[int | None, SERVE] = Field(
         default=1024,
         ge=1,
-        description="Groups in a row withheld for equal rewards, without a step of the trainer meanwhile, after which "
-        "`serve` ends: the task is solved, or too hard to learn; null for any.",
+        description="`serve` ends after this many consecutive groups with equal rewards and no trainer step in "
+        "between: the task is solved, or too hard to learn; null: no limit.",
     )
     include_messages: Annotated[bool, Facts(only_serve=True)] = Field(
-        default=False, description="`serve` sends the messages beside the tokens."
+        default=False, description="`serve` sends the messages along with the tokens."
     )
     max_batches_offpolicy: Annotated[int, SERVE] = Field(
         default=3,
         ge=1,
-        description="Batches that may be on their way, in flight, in the outbox or at the API, before `serve` pauses.",
+        description="Batches that may be in flight, in the outbox or at the API before `serve` pauses.",
     )
     max_staleness: Annotated[int | None, SERVE] = Field(
         default=8,
         ge=0,
-        description="Batches that the trainer may get between the begin of a group and its own batch; null for any.",
+        description="Batches that the trainer may receive between the start of a group and the group's own batch; "
+        "null: no limit.",
     )
     when_stale: Annotated[Literal["wait", "drop", "replay", "mark"], SERVE] = Field(
         default="wait",
-        description="A group that would exceed max_staleness: wait for it before others begin, drop it, replay its "
-        "item, or mark it.",
+        description="For a group that would exceed max_staleness: wait for it before others start, drop it, replay "
+        "its item, or mark it.",
     )
     inference_weight: Annotated[float, SERVE] = Field(
-        default=1.0, description="Share of the trainer's batches, relative to other environments of the same trainer."
+        default=1.0, description="Share of the trainer's batches, relative to the trainer's other environments."
     )
     min_batch_allocation: Annotated[float | None, SERVE] = Field(
-        default=None, description="Least share of every batch."
+        default=None, description="Minimum share of every batch."
     )
     worker_timeout: Annotated[float, SERVE] = Field(
         default=600,
-        description="Seconds of the agent's own time per rollout of `serve`, if rollout_timeout is longer. It also "
-        "bounds a group that hangs: its rollouts with their waits, repetitions and rewards.",
+        description="Limit in seconds of the agent's own time per rollout of `serve`, if rollout_timeout is longer. "
+        "It also bounds a hanging group: its rollouts with their waits, retries and rewards.",
     )
     grace_period: Annotated[float, SERVE] = Field(
-        default=60.0, ge=0, description="Seconds that rollouts in flight get to finish at the end."
+        default=60.0, ge=0, description="Seconds for rollouts in flight to finish when `serve` ends."
     )
     steps_per_eval: Annotated[int, SERVE] = Field(
-        default=100, description="Steps of the trainer between two evaluations of `serve`."
+        default=100, description="Trainer steps between two evaluations of `serve`."
     )
     eval_handling: Annotated[EvalHandlingEnum, SERVE] = Field(
         default=EvalHandlingEnum.STOP_TRAIN,
-        description="What `serve` does with rollouts while it evaluates: STOP_TRAIN, LIMIT_TRAIN or NONE.",
+        description="How `serve` treats rollouts while it evaluates: STOP_TRAIN, LIMIT_TRAIN or NONE.",
     )
     eval_limit_ratio: Annotated[float, SERVE] = Field(
         default=0.5,
-        description="Share of rollouts that go on during an evaluation, where eval_handling is LIMIT_TRAIN.",
+        description="Share of rollouts that continue during an evaluation, if eval_handling is LIMIT_TRAIN.",
     )
 
     # Settings of Atropos without effect, and those that are rejected.
@@ -421,7 +439,7 @@ class HermesAgentEnvConfig(RemovedSettings):
         if at is None and to is not None:
             raise ValueError("compress_context_to has no effect without compress_context_at")
         if at is not None and not 0 < (at // 2 if to is None else to) < at:
-            raise ValueError(f"compress_context_to has to be between 0 and compress_context_at, {at}; it is {to}")
+            raise ValueError(f"compress_context_to must be between 0 and compress_context_at, {at}; it is {to}")
         return self
 
     @field_validator("split_rollouts", mode="before")
@@ -438,7 +456,7 @@ class HermesAgentEnvConfig(RemovedSettings):
     @classmethod
     def _check_total_steps(cls, value: int) -> int:
         if value == 0:
-            raise ValueError("has to be at least 1, or -1 for as many as the trainer makes")
+            raise ValueError("must be at least 1, or -1 for as many as the trainer makes")
         return value
 
     def sandbox_spec(self, labels: Mapping[str, str]) -> SandboxSpec:
@@ -473,7 +491,7 @@ class HermesAgentEnvConfig(RemovedSettings):
         return {**own, **self.terminal_options, **profile}
 
     def about_content(self, *, evaluation: bool) -> dict[str, Any]:
-        """The settings that decide what a run writes, as JSON: a second start has to have the same."""
+        """The settings that decide what a run writes, as JSON: they must be the same in a second start."""
         deciding = {"always", "evaluation" if evaluation else "training"}
         others = {name for name in type(self).model_fields if facts_of(type(self), name).content not in deciding}
         found = _without_values(self.model_dump(mode="json", exclude=others))

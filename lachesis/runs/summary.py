@@ -56,18 +56,18 @@ class Summary:
     discarded: int
     """Completions that were rolled back."""
     agent_faults: int = 0
-    """Rollouts whose score was decided by what the agent broke in its own sandbox."""
+    """Rollouts whose score was decided by damage that the agent did to its own sandbox."""
     seconds_own: float = 0.0
     """Mean per rollout of the agent's own time; the same of the time that servers and sandboxes took."""
     seconds_waiting: float = 0.0
     in_place: int = 0
-    """Rollouts that were graded in the sandbox of their agent, which can forge what it finds there."""
+    """Rollouts that were graded in their agent's sandbox, where the agent can forge everything."""
     beside: int = 0
-    """Completion tokens that the environment sampled beside its rollouts; in none of the other figures."""
+    """Completion tokens that the environment sampled outside its rollouts; not included in the other numbers."""
     interrupts: int = 0
     """How often a completion was aborted and went on."""
     compressions: int = 0
-    """How often a context was compressed; the next: how often it was tried in vain, and why the last time."""
+    """How often a context was compressed; the next two: how often it failed, and why the last time."""
     failed_compressions: int = 0
     uncompressed_because: str = ""
     versions: float = 0.0

@@ -57,7 +57,7 @@ class ToolFailures:
             yield tool, calls, self.failed[tool], [(self._examples[tool, kind], reasons[kind]) for kind in reasons]
 
     def add_rows(self, rows: Iterable[tuple[str, int, int, list[tuple[str, int]]]]) -> None:
-        """What `to_rows` gave."""
+        """The result of `to_rows`."""
         for tool, calls, failed, reasons in rows:
             self.calls[tool] += calls
             self.failed[tool] += failed

@@ -82,7 +82,7 @@ def waiting_is_said(after: float = 10.0) -> Iterator[None]:
 
 
 def finish(run: Any, exit_code: int) -> None:
-    """Finish the run. Where W&B's own process makes no end, it is killed: what it had is in its folder.
+    """Finish the run. If W&B's own process does not end, it is killed: its data is in its folder.
 
     Raises:
         TimeoutError: it took longer than `FINISH_LIMIT`.
@@ -116,7 +116,7 @@ def _kill_service() -> None:
 
 
 def is_gone(send: Callable[[], object]) -> bool:
-    """Whether W&B fails to take something: nothing that happens to it ends a run, which goes on without it."""
+    """Whether W&B failed: this never ends a run, which continues without it."""
     try:
         send()
         return False
@@ -126,13 +126,13 @@ def is_gone(send: Callable[[], object]) -> bool:
 
 
 def say_gone(error: Exception) -> None:
-    """Say that the run goes on without W&B, and let go of its process."""
+    """Report that the run continues without W&B, and detach from its process."""
     with suppress(Exception):  # or it prints its traceback when the interpreter ends
         import wandb
 
         wandb.teardown()
     log.warning(
-        "W&B is gone (%s: %s): the run goes on without it. What it had is in its folder wandb/; everything is in the "
+        "W&B is gone (%s: %s): the run goes on without it. Its data so far is in wandb/; everything is in the "
         "run's own files",
         type(error).__name__,
         error,

@@ -151,7 +151,7 @@ def validate(name: str, model: type[BaseModel], arguments: Any) -> dict[str, Any
     for key, value in keywords.items():
         if isinstance(value, str) and valid_utf8(value) != value:
             raise BadArguments(
-                f"bad arguments for {name}: {key!r} contains half of a surrogate pair, which is no character"
+                f"bad arguments for {name}: {key!r} contains half of a surrogate pair, which is not a character"
             )
     return keywords
 

@@ -1,4 +1,5 @@
-"""The budget of tool results: what is too long for the model is a file in the sandbox, of which it reads the beginning.
+"""The budget of tool results: results that are too long are written to files in the sandbox, and the model reads the
+beginning.
 
 A result over its tool's limit is written to `/tmp/hermes-results/CALL_ID-HASH.txt`. Then, while the results of one turn
 exceed the budget of a turn, the longest follows. The model reads a preview with the path; the preview is the result in

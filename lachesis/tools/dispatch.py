@@ -1,9 +1,9 @@
 """Dispatch of tool calls: from the call that the model wrote to the text that it reads.
 
-What a tool raises on purpose is returned as text: `ToolFailure`, bad arguments, its time limit, and the exceptions that
-it declares. Failures of the infrastructure (`BackendError`) are raised unchanged: the loop ends the rollout as
-`infra_error` and retries it. Everything else is an error of the environment, raised as `ToolCrashed`: the rollout is
-not scored, and the run shows the traceback. So no model is trained on our failures.
+Exceptions that a tool raises on purpose are returned as text: `ToolFailure`, bad arguments, its time limit, and the
+exceptions that it declares. Failures of the infrastructure (`BackendError`) are raised unchanged: the loop ends the
+rollout as `infra_error` and retries it. Everything else is an error of the environment, raised as `ToolCrashed`: the
+rollout is not scored, and the run shows the traceback. So no model is trained on our failures.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ async def call_tool(
 
     Raises:
         BackendError: the infrastructure failed, also where a tool raised another error for that, or from a task group.
-        ToolCrashed: the tool raised what it does not declare, or returned what has no JSON.
+        ToolCrashed: the tool raised an undeclared exception, or returned a value that is not JSON.
         asyncio.CancelledError: the caller was cancelled; the tool is cancelled as well.
     """
     began = time.perf_counter()
@@ -215,7 +215,7 @@ def _infrastructure(error: BaseException) -> BackendError | None:
 
 
 def _on_purpose(error: BaseException, tool: Tool | None) -> str | None:
-    """What the model reads about the error; None where it is not for the model."""
+    """The model's text about the error; None if it is not for the model."""
     if isinstance(error, BadArguments | ToolFailure | SessionClosed | UnusablePath):
         return str(error)
     if tool is None:

@@ -66,7 +66,7 @@ def draw_toolsets(name: str, key: str | None = None, *, exists: Callable[[str], 
 
     Args:
         name: the distribution.
-        key: equal keys draw the same toolsets; None draws anew.
+        key: equal keys draw the same toolsets; None draws at random.
         exists: whether there is a toolset of this name.
 
     Raises:

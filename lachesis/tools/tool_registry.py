@@ -42,7 +42,7 @@ class ToolCrashed(LachesisError, RuntimeError):
 
     def __init__(self, tool: str, error: BaseException) -> None:
         super().__init__(
-            f"the tool {tool!r} raised {described(error)}; the model reads a ToolFailure only, or what is "
+            f"the tool {tool!r} raised {described(error)}; the model reads only a ToolFailure, or an exception "
             f"declared with @tool(errors=...)"
         )
         self.tool = tool
@@ -86,7 +86,7 @@ class Tool:
     max_result_chars: int
     check: Callable[[], str | None] | None = field(default=None, repr=False)
     errors: tuple[type[Exception], ...] = ()
-    """Exceptions of which the model reads the text, beside `ToolFailure`."""
+    """Exceptions whose text the model reads, in addition to `ToolFailure`."""
 
     @once_property
     def _derived(self) -> tuple[type[BaseModel], dict[str, Any]]:
@@ -132,21 +132,21 @@ def tool(
 ) -> Callable[[Callable[..., Awaitable[Any]]], Tool]:
     """Turn an async function into a tool.
 
-    The first paragraph of its docstring becomes the description of the tool, the Google-style `Args:` section those of
-    the parameters. A parameter annotated `ToolSession` receives the session of the rollout and is not in the schema.
-    The function returns a string, or a value that pydantic can convert to JSON. It raises `ToolFailure` with a message
-    for the model. Any other exception that is not in `errors` is an error of the environment: the rollout gets no
-    score, and the run shows the traceback.
+    The first paragraph of its docstring becomes the description of the tool, and the Google-style `Args:` section
+    describes the parameters. A parameter annotated `ToolSession` receives the session of the rollout and is not in the
+    schema. The function returns a string, or a value that pydantic can convert to JSON. It raises `ToolFailure` with a
+    message for the model. Any other exception that is not in `errors` is an error of the environment: the rollout gets
+    no score, and the run shows the traceback.
 
     Args:
         toolset: The toolset of the tool.
-        name: The name for the model; by default that of the function.
-        concurrency_safe: Whether a call may run beside other safe calls of the same turn. Only for tools that change
-            nothing.
-        time_limit: Seconds after which a call is cancelled, without the time to start the sandbox.
-        max_result_chars: Longer results lose their middle.
+        name: The name for the model; by default the function's name.
+        concurrency_safe: Whether a call may run at the same time as other safe calls of the same turn. Only for tools
+            that change nothing.
+        time_limit: Seconds after which a call is cancelled, not counting the start of the sandbox.
+        max_result_chars: Results longer than this lose their middle.
         check: Called without arguments; returns why the tool cannot work on this machine, or None.
-        errors: Exceptions that the model's own arguments can cause: it reads their type and text.
+        errors: Exceptions that the model's own arguments can cause; the model gets their type and text.
 
     Raises:
         TypeError: the function cannot be a tool; the message names the change to make.

@@ -49,7 +49,7 @@ class ToolSession:
             task_id: The name of the rollout.
             create: Creates the sandbox. It is called once, and again only after a failure.
             terminal_timeout: The default time limit of a command in seconds.
-            cpus: Processors that the sandbox may use; None is no limit.
+            cpus: CPUs that the sandbox may use; None means no limit.
         """
         self.task_id = task_id
         self.cpus = cpus
@@ -67,7 +67,7 @@ class ToolSession:
         self._others: list[ToolSession] = []
 
     def another(self) -> ToolSession:
-        """A session like this one, with a sandbox of its own. Closing this one closes it too."""
+        """A session like this one, with its own sandbox. Closing this one closes it too."""
         self.require_open()
         name = f"{self.task_id}-{len(self._others) + 2}"
         self._others.append(ToolSession(name, self._create, terminal_timeout=self.terminal_timeout, cpus=self.cpus))
@@ -90,7 +90,7 @@ class ToolSession:
 
     @property
     def waited(self) -> float:
-        """Seconds so far that it waited for the infrastructure: starts of its sandbox, and restored connections."""
+        """Seconds so far of waiting for the infrastructure: starts of its sandbox, and restored connections."""
         waited = self._starting_took
         if self._start_began is not None:
             waited += asyncio.get_running_loop().time() - self._start_began
@@ -99,8 +99,8 @@ class ToolSession:
         return waited
 
     async def waited_for_cpu(self) -> float | None:
-        """Seconds so far in which others had the processors that its `fresh` commands could have used, with those of
-        `another`; None where that is not known."""
+        """Seconds so far in which others had the CPUs that its `fresh` commands could have used, including those of
+        `another`; None if unknown."""
         waited: float | None = 0.0
         if self.started and self._starting is not None:
             sandbox = self._starting.result()
@@ -243,7 +243,7 @@ class ToolSessions:
         return session
 
     def get(self, task_id: str) -> ToolSession:
-        """The open session of a task. Raises `KeyError` where there is none."""
+        """The open session of a task. Raises `KeyError` if there is none."""
         if task_id not in self._sessions:
             raise KeyError(f"no open session for task {task_id!r}")
         return self._sessions[task_id]

@@ -1,7 +1,7 @@
 """Digests of records, over canonical JSON: keys sorted, no spaces, the same bytes on every machine.
 
-A digest shows damage and changes by hand. It is no signature: whoever can write the file can compute it again, and is
-caught only where two facts of the record then contradict each other (`lachesis_tokens.samples.cross_checks`).
+A digest shows damage and changes by hand. It is not a signature: whoever can write the file can compute it again, and
+is caught only where two facts of the record then contradict each other (`lachesis_tokens.samples.cross_checks`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import orjson
 from lachesis.trajectories.jsonl import json_text
 
 LINE_DIGEST: Final = "line_digest"
-"""Key of a line: the digest of all that it holds, without what the digests of its samples cover."""
+"""Key of a line: the digest of everything that the digests of its samples do not cover."""
 COVERED: Final = frozenset({"tokens", "masks", "logprobs", "experts", "sampling_mask"})
 """The long fields of a sample. The digests of its spans and its own `digest` cover them."""
 _OPTIONS: Final = orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS
@@ -48,7 +48,7 @@ def json_digest(value: Any, *, strict: bool = False) -> str:
 
 
 def line_digest(record: Mapping[str, Any]) -> str:
-    """What `LINE_DIGEST` has to be in this record of a group, or of a sample with fields beside its own.
+    """The expected `LINE_DIGEST` of this record of a group, or of a sample with additional fields.
 
     Raises the errors of `canonical`.
     """
@@ -60,7 +60,7 @@ def line_digest(record: Mapping[str, Any]) -> str:
 
 
 def digest_problem(record: Mapping[str, Any]) -> str | None:
-    """Why the digest of a line that has to have one is not that of its fields."""
+    """Why the digest of a line that must have one does not match its fields."""
     if LINE_DIGEST not in record:
         return f"its {LINE_DIGEST} is missing, and its samples have their own"
     try:
@@ -69,11 +69,11 @@ def digest_problem(record: Mapping[str, Any]) -> str | None:
         return f"its {LINE_DIGEST} cannot be computed: {error}"
     if digest == record[LINE_DIGEST]:
         return None
-    return f"its {LINE_DIGEST} is not that of its fields ({digest}): the line is not the one that was written"
+    return f"its {LINE_DIGEST} is not that of its fields ({digest}): the line was changed after it was written"
 
 
 def sample_line_problem(record: Mapping[str, Any]) -> str | None:
-    """The same of a line with one sample, which needs the digest where it has a reward beside the sample's fields."""
+    """The same for a line with one sample, which needs the digest if it has a reward besides the sample's fields."""
     needed = LINE_DIGEST in record or ("reward" in record and record.get("digest"))
     return digest_problem(record) if needed else None
 

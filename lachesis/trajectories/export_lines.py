@@ -1,4 +1,4 @@
-"""What an export yields, and the conversations of group records as lines of trajectory files."""
+"""The lines that an export yields, and the conversations of group records as lines of trajectory files."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ def not_sampled(rollout: RolloutRecord, messages: Sequence[Mapping[str, Any]]) -
 
 
 def has_other_branches(rollout: RolloutRecord) -> bool:
-    """Whether the conversation was written anew, so that its messages lack answers that were acted upon."""
+    """Whether the conversation was rewritten, so that its messages lack answers that had consequences."""
     return any(dropped.get("edit") for dropped in rollout.get("discarded") or ())
 
 

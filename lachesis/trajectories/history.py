@@ -35,7 +35,7 @@ class MessageHistory(MutableSequence[OpenAIMessage]):
     It supports indices, slices, iteration, `in`, `+`, `==` (with any list of messages), `append`, `insert`, `del`,
     `pop`, and assignment to indices and slices. `history[2]["content"] = text` edits a message, and so does
     `history[4]["tool_calls"][0]["function"]["arguments"] = text`. Each change is validated as a whole; MessageError
-    names the index of a message that would be malformed. Iteration and slices return read-only dicts. Messages have one
+    names the index of a malformed message. Iteration and slices return read-only dicts. Messages have one
     canonical form: `content` is always present, nulls are left out, and reasoning is under `reasoning`. `==` compares
     in that form, and an assignment of an equal message is not an edit.
 
@@ -143,7 +143,7 @@ class MessageHistory(MutableSequence[OpenAIMessage]):
         return f"<MessageHistory of {len(self)} messages{dropped}>"
 
     def append(self, message: MessageLike) -> None:
-        """Adds one message at the head. Raises MessageError, which names the index, where it is malformed.
+        """Adds one message at the head. Raises MessageError, which names the index, if it is malformed.
 
         A completion counts as sampled here (`Node.sampled`) unless its tokens, or an earlier record of it in this
         history, show another context.
@@ -151,7 +151,7 @@ class MessageHistory(MutableSequence[OpenAIMessage]):
         self._push(self._written(message, len(self._path)))
 
     def extend(self, messages: Iterable[MessageLike]) -> None:
-        """Adds all messages, or none where one is malformed."""
+        """Adds all messages, or none if one is malformed."""
         for written in self._all_written(messages, len(self._path)):
             self._push(written)
 
@@ -221,7 +221,7 @@ class MessageHistory(MutableSequence[OpenAIMessage]):
     def rewind(self, length: int, reason: str, *, attempt: bool = False) -> None:
         """Shortens the conversation to its first `length` messages. The others go to `discarded`.
 
-        `attempt` says that they could not be used and are to be sampled again: nothing was done that they asked for.
+        `attempt` means that they could not be used and will be sampled again: nothing that they requested was done.
         """
         if not 0 <= length <= len(self._path):
             raise ValueError(f"cannot rewind to {length} messages: the history has {len(self._path)}")
@@ -239,24 +239,25 @@ class MessageHistory(MutableSequence[OpenAIMessage]):
         return tuple(self._path)
 
     def all_nodes(self) -> tuple[Node, ...]:
-        """Every node of every branch in the order of creation: parents and sources come first."""
+        """Every node of every branch in creation order: parents and sources come first."""
         return tuple(self._nodes)
 
     def responses(self) -> Iterator[ChatResponse]:
-        """The completions on the current path, first to last, also those that are only context there."""
+        """The completions on the current path, first to last, including those that are only context there."""
         return (node.origin for node in tuple(self._path) if isinstance(node.origin, ChatResponse))
 
     def ended_on(self) -> list[ChatResponse]:
         """The completions up to the one with which the conversation ended, first to last: those of the current path,
-        and of what was taken back from its end."""
+        and those of the messages that were removed from its end."""
         return endings.ended_on(self._nodes, self._path)
 
     def replaced_attempts(self) -> tuple[ChatResponse, ...]:
-        """The completions of discarded attempts, sub-agents' included: taken back by `rewind(..., attempt=True)`, and
-        the conversation went on, or was sampled again, from where they began.
+        """The completions of discarded attempts, including those of sub-agents: they were removed by
+        `rewind(..., attempt=True)`, and the conversation continued, or was sampled again, from the same position.
 
-        No others are discarded attempts: not what a compaction or an edit left, not the others of n, not the last
-        attempt of an agent that gave up. These were acted upon, or are where the conversation ended.
+        Nothing else is a discarded attempt: not the branches that a compaction or an edit left, not the other
+        completions of n, not the last attempt of an agent that gave up. These had consequences, or ended the
+        conversation.
         """
         found: dict[int, ChatResponse] = {}
         for history in self._with_subagents():
@@ -274,8 +275,8 @@ class MessageHistory(MutableSequence[OpenAIMessage]):
         return found
 
     def completions(self) -> tuple[ChatResponse, ...]:
-        """Every completion ever recorded, in order and each once: of all branches, of the history that this one was
-        forked from, and of sub-agents (`ToolResponse.chat`), which come at the place of their result."""
+        """Every completion ever recorded, in order and each once: of all branches, of the history from which this one
+        was forked, and of sub-agents (`ToolResponse.chat`), which come at the position of their result."""
         found: dict[int, ChatResponse] = {}
         seen = {id(self)}
         below: list[Iterator[Node]] = [iter(self._nodes)]
@@ -309,10 +310,10 @@ class MessageHistory(MutableSequence[OpenAIMessage]):
         return node
 
     def record_prompt(self, prompt: TokenPrefix) -> None:
-        """Records `prompt` as the prompt for the conversation in its present form.
+        """Records `prompt` as the prompt for the conversation in its current form.
 
-        A completion of this prompt then counts as sampled where the conversation is still the same, also if it was
-        edited in between or if `prompt` shares no piece with earlier prompts.
+        A completion of this prompt then counts as sampled where the conversation is still the same, even if it was
+        edited in between or if `prompt` shares nothing with earlier prompts.
         """
         self._check_open()
         self._prompts[id(prompt)] = prompt, self.head
@@ -334,11 +335,11 @@ class MessageHistory(MutableSequence[OpenAIMessage]):
         return [node.message.to_openai(reasoning_field) for node in self._path]
 
     def encoded(self, reasoning_field: str | None = None) -> EncodedMessages:
-        """The JSON of `to_openai` for a request. It costs the messages that are new since the last call."""
+        """The JSON of `to_openai` for a request. Only messages that are new since the last call cost time."""
         return encode_path(self._path, reasoning_field, self._encoded)
 
     def fork(self) -> MessageHistory:
-        """A history that shares all records so far and grows independently."""
+        """A copy that shares all records so far and grows independently."""
         other = MessageHistory()
         other._path = list(self._path)
         other._nodes = list(self._nodes)
@@ -504,7 +505,7 @@ class MessageHistory(MutableSequence[OpenAIMessage]):
 
 
 def _branches(nodes: Sequence[Node], path: Sequence[Node]) -> list[Discarded]:
-    """The branches beside a path. Each node is in one of them."""
+    """The branches off a path. Each node is in one of them."""
     places = {node: place for place, node in enumerate(path)}
     parents = {node.parent for node in nodes}
     found = []

@@ -1,8 +1,8 @@
 """Images of a conversation, and the tokens that stand for them among the ids of a prompt.
 
 A template writes one placeholder token for each image, and the server replaces it by as many as the image needs. A
-prompt that was not sent yet has the single placeholder; the ids of a sample have what the server made of it, which is
-what the model saw and what a trainer's forward pass takes.
+prompt that was not sent yet has the single placeholder; the ids of a sample have the server's placeholders, which the
+model saw and which a trainer's forward pass expects.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Image:
 
     @classmethod
     def from_url(cls, url: object) -> Image:
-        """Reads a data URL. Raises ValueError for any other, also one of the web: what is behind it may change."""
+        """Reads a data URL. Raises ValueError for any other URL, including web URLs, whose content may change."""
         found = _DATA_URL.match(url) if isinstance(url, str) else None
         if not isinstance(url, str) or found is None:
             shown = f"{url[:40]!r}" if isinstance(url, str) else type(url).__name__
@@ -66,7 +66,7 @@ class PlacedImage:
         """Reads `to_record()`. `data` are URLs by digest. Raises ValueError."""
         names = {"sha256": str, "start": int, "tokens": int, "id": int}
         if not isinstance(record, Mapping) or any(type(record.get(name)) is not kind for name, kind in names.items()):
-            raise ValueError(f"{str(record)[:80]} is no image with sha256, start, tokens and id")
+            raise ValueError(f"{str(record)[:80]} is not an image with sha256, start, tokens and id")
         digest = record["sha256"]
         url = (data or {}).get(digest, "")
         if url and Image.from_url(url).sha256 != digest:

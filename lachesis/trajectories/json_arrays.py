@@ -17,7 +17,7 @@ _BLANK = re.compile(r"[ \t\r\n]*")
 def array_items(path: StrPath, file: IO[bytes]) -> Iterator[tuple[int, Any]]:
     """The items of the array in `file` with their numbers, from 1. Memory grows with an item, not with the file.
 
-    Raises JsonlError where it is no array, with the number of the item.
+    Raises JsonlError where it is not an array, with the number of the item.
     """
     text, number, decode = _Text(file), 0, UNIQUE.raw_decode
     try:

@@ -37,7 +37,7 @@ _NUMBERS, _OBJECTS = 4096, 64
 
 
 def _reject(constant: str) -> Any:
-    raise ValueError(f"holds {constant}, which no JSON has")
+    raise ValueError(f"holds {constant}, which is not JSON")
 
 
 _FINITE = json.JSONDecoder(parse_constant=_reject).decode
@@ -187,8 +187,8 @@ def append_line(path: StrPath, obj: Any, *, fsync: bool = False) -> None:
 
 @contextmanager
 def replacing(path: StrPath) -> Iterator[Path]:
-    """A temporary path beside `path`. What the block wrote there takes the place of `path` when it is complete and on
-    the disk; after an exception it is removed, and `path` is as it was. Raises NotReplaced."""
+    """A temporary path next to `path`. The file written there replaces `path` when it is complete and on disk; after an
+    exception it is removed, and `path` is unchanged. Raises NotReplaced."""
     path = Path(path).resolve()
     if path.exists() and not path.is_file():
         raise NotReplaced(path, "is not a regular file; choose another output file")

@@ -51,7 +51,7 @@ def load_json(text: str, *, unique_keys: bool = False) -> Any:
 def load_arguments(text: str) -> dict[str, Any]:
     """The arguments of a call: no text and null are none, and JSON text in JSON text is read as what it holds.
 
-    Raises NotJson where they are no object.
+    Raises NotJson where they are not an object.
     """
     value: Any = text
     while isinstance(value, str):

@@ -32,9 +32,9 @@ REASONING_KEYS = (*REASONING_FIELDS, "thinking", "thinking_blocks", "reasoning_t
 REASONING_PARTS = frozenset(
     {"thinking", "redacted_thinking", "reasoning", "reasoning_text", "reasoning_content", "thought", "thoughts"}
 )
-"""Types of content parts that are reasoning: Mistral's, Anthropic's and Cohere's, and those of OpenAI's Responses."""
+"""Types of content parts that are reasoning: Mistral's, Anthropic's, Cohere's, and OpenAI's Responses API."""
 CALL_PARTS = frozenset({"tool_use", "tool_call", "function_call", "toolCall", "functionCall"})
-"""Types of content parts that are tool calls: Anthropic's, those of OpenAI's Responses, and of gateways."""
+"""Types of content parts that are tool calls: Anthropic's, OpenAI's Responses API, and those of gateways."""
 ARGUMENTS = ("arguments", "input", "args", "parameters")
 """The keys of a call under which its arguments may be."""
 
@@ -55,7 +55,7 @@ class FinishReason(StrEnum):
     CONTENT_FILTER = "content_filter"
     """The server withheld the rest."""
     ABORT = "abort"
-    """The server aborted it, for a weight update for example. No completion of a rollout ends so: it goes on."""
+    """The server aborted it, for example for a weight update. No completion of a rollout ends this way."""
     UNKNOWN = "unknown"
     """The server gave no reason, or another one, which is in `ChatResponse.raw_finish_reason`."""
 
@@ -70,22 +70,22 @@ class ToolCall:
     extra: Mapping[str, Any] = field(default_factory=lambda: _NOTHING, hash=False)
     """Further fields of the call, for example a signature that the provider expects back."""
     status: str | None = field(default=None, compare=False)
-    """What the parser says of its form: "ok", "repaired" or "unknown_tool"; None where no parser of ours read it. It is
-    no part of the message: requests and `to_openai` do not have it."""
+    """The parser's verdict on its form: "ok", "repaired" or "unknown_tool"; None if none of our parsers read it. It is
+    not part of the message: requests and `to_openai` do not contain it."""
     error: str | None = field(default=None, compare=False)
     """What the parser repaired."""
 
     @property
     def ok(self) -> bool:
-        """Whether the model wrote it as its format demands. A call of a server's own parser counts as such: what that
-        parser has read over is not known here."""
+        """Whether the model wrote it as its format requires. A call from a server's own parser counts as such, since
+        it is unknown what that parser tolerated."""
         return self.status in (None, "ok")
 
     @classmethod
     def from_openai(cls, call: Any, *, at: str = "tool_calls[0]", index: int | None = None) -> ToolCall:
         """Reads `{"id", "type": "function", "function": {"name", "arguments"}}`. `at` is its name in errors.
 
-        The format has arguments as text. An object, which some servers send, becomes compact JSON; null, which some
+        In this format arguments are text. An object, which some servers send, becomes compact JSON; null, which some
         send for a call without arguments, becomes `{}`.
         """
         if not isinstance(call, Mapping):
@@ -130,13 +130,13 @@ class Message:
     tool_call_id: str | None = None
     name: str | None = None
     reasoning: str | None = None
-    """The model's reasoning before the answer; a request contains it only in the field that the server takes."""
+    """The model's reasoning before the answer; a request only contains it in the field that the server accepts."""
     extra: Mapping[str, Any] = field(default_factory=lambda: _NOTHING, hash=False)
     """Further fields of the API message, unchanged, without nulls."""
 
     @classmethod
     def from_openai(cls, message: Any, index: int | None = None) -> Message:
-        """Reads one API message; `index` is its place in the list, for errors.
+        """Reads one API message; `index` is its position in the list, for errors.
 
         Reasoning is read from the first field of `REASONING_FIELDS` that is not empty, and from the content parts of
         `REASONING_PARTS`.
@@ -183,7 +183,7 @@ class Message:
         """A new plain dict, free to edit.
 
         Reasoning is left out unless `reasoning_field` names its key: "reasoning" for the internal full form, or the
-        field in which a server takes it back ("reasoning_content" or "reasoning").
+        field in which a server accepts it ("reasoning_content" or "reasoning").
         """
         plain: OpenAIMessage = {"role": self.role}
         if self.tool_call_id is not None:
@@ -219,7 +219,7 @@ class Usage:
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     cached_tokens: int | None = None
-    """Those of the prompt that the server had in its prefix cache."""
+    """Prompt tokens that the server had in its prefix cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,8 +278,8 @@ class ToolResponse:
     error: str | None = None
     """Why the call failed; None where it did not."""
     chat: MessageHistory | None = field(default=None, repr=False, compare=False)
-    """The conversation of the sub-agent, if the tool was one, frozen: what is changed later in the given one is no part
-    of it. Its samples belong to the same rollout."""
+    """The conversation of the sub-agent, if the tool was one, frozen: later changes to the original are not part of it.
+    Its samples belong to the same rollout."""
 
     def __post_init__(self) -> None:
         if self.chat is not None:
@@ -398,7 +398,7 @@ def without_reasoning_parts(content: Sequence[Any]) -> tuple[Any, str | None]:
 
 
 def joined_reasoning(native: str | None, own: str | None) -> str | None:
-    """The server's reasoning and that of the content. Some servers send the same text in both places."""
+    """The server's reasoning and the content's. Some servers send the same text in both places."""
     if native and own and native.strip() == own.strip():
         return native
     return _lines((native, own))

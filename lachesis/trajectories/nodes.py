@@ -111,7 +111,7 @@ class Discarded:
     attempt: bool = False
     """It could not be used, and the conversation is continued without it: see `MessageHistory.replaced_attempts`."""
     edit: bool = False
-    """The conversation was written anew from there on, as by a compaction; it was not taken back."""
+    """The conversation was rewritten from there on, as by a compaction, and not just shortened."""
 
 
 def nearest_sampled(node: Node | None, context: str | None = None) -> tuple[TokenPrefix | None, int]:

@@ -1,4 +1,5 @@
-"""What a trainer replays beside the tokens, packed: the experts of each token, and the tokens that could be sampled.
+"""Data that a trainer replays in addition to the tokens, packed: the experts of each token, and the tokens that could
+be sampled.
 
 A mixture-of-experts model routes each token to a few experts of each layer, and a trainer that routes it to others
 trains another model than the one that sampled (router replay). Where top-p or top-k cut the distribution, a trainer
@@ -48,7 +49,7 @@ class RoutedExperts:
         stride = math.prod(self.row) * self.size
         fits = self.size in _NAMES and self.row and min(self.row) > 0 and self.start >= 0
         if not fits or len(self.data) % stride:
-            raise ValueError(f"{len(self.data)} bytes are no rows of {self.row} ids of {self.size} bytes")
+            raise ValueError(f"{len(self.data)} bytes are not rows of {self.row} ids of {self.size} bytes")
 
     @property
     def end(self) -> int:
@@ -87,7 +88,7 @@ class RoutedExperts:
         """Base64 of a `.npy` file with [tokens, layers, top_k], as vLLM sends it. Raises `ValueError`."""
         raw = _to_bytes(text)
         if raw[:6] != b"\x93NUMPY" or len(raw) < 12:
-            raise ValueError("routed_experts is no .npy file")
+            raise ValueError("routed_experts is not an .npy file")
         wide = raw[6] >= 2  # version 1 has a length of 2 bytes
         at = (12 if wide else 10) + int.from_bytes(raw[8 : 12 if wide else 10], "little")
         found = _HEADER.fullmatch(raw, 12 if wide else 10, at)
@@ -207,7 +208,7 @@ def _to_bytes(text: object) -> bytes:
 def _narrow(data: bytes, size: int) -> tuple[int, bytes]:
     """The numbers in as few bytes as they need. Whole planes of bytes at a time: a loop would block the event loop."""
     if len(data) % size:
-        raise ValueError(f"{len(data)} bytes are no numbers of {size} bytes")
+        raise ValueError(f"{len(data)} bytes are not numbers of {size} bytes")
     planes = [data[plane::size] for plane in range(size)]
     zeros = bytes(len(planes[0]))
     while len(planes) > 1 and all(plane == zeros for plane in planes[len(planes) // 2 :]):

@@ -1,7 +1,7 @@
 """Which sampling records a trainer can compute the logprobs of: an allow-list of the fields of requests.
 
-A field that is not known here may change what is sampled, or what of it the logprobs show. It is refused by name until
-somebody who knows the server names it as harmless.
+An unknown field may affect what is sampled, or what the logprobs show. It is rejected by name until somebody who knows
+the server declares it harmless.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def sampling_problem(sampling: Mapping[str, Any]) -> str | None:
 
 
 def sampling_without_problem(sampling: Mapping[str, Any]) -> dict[str, Any]:
-    """The values that solve the problem of such a record; empty where there is none, or other values do not help."""
+    """The values that solve the problem of such a record; empty if there is none, or other values do not help."""
     same = {"logprobs": sampling.get("logprobs"), "temperature": 1.0}
     found: dict[str, Any] = {}
     if sampling_problem({**same, "temperature": sampling.get("temperature")}):
@@ -193,5 +193,5 @@ _KNOWN: Final = """
 """
 _HARMLESS: Final = frozenset(_KNOWN.split())
 """Fields of vLLM 0.32, SGLang 0.5.6 and llama.cpp that say where a request runs, how it is logged and cached, and what
-is reported beside the sampled ids; `lora_*` names the policy, as `model` does. `length_penalty` is of beam search, and
+is reported besides the sampled ids; `lora_*` names the policy, as `model` does. `length_penalty` is of beam search, and
 `truncation_side` of `truncate_prompt_tokens`, which the engines refuse."""

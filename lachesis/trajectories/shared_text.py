@@ -1,6 +1,6 @@
 """Text that grows at its end and never changes before it, shared by all who continue it.
 
-A conversation is sent anew with every turn. Its text is kept in one piece, so that a turn costs what it adds.
+A conversation is sent again with every turn. Its text is kept in one piece, so that a turn only costs what it adds.
 """
 
 from __future__ import annotations

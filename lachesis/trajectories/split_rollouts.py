@@ -23,8 +23,8 @@ class SplitRollouts(StrEnum):
 
 
 DiscardedAttempts: TypeAlias = Literal["none", "rollout"] | float
-"""What a discarded attempt earns (`TokenSample.discarded`): nothing, and it is not sent; the reward of its rollout; or
-a number of at most 0 in place of that reward."""
+"""The reward of a discarded attempt (`TokenSample.discarded`): none, and it is not sent; the reward of its rollout; or
+a number of at most 0 instead of that reward."""
 
 
 def check_split(split: SplitRollouts, attempts: DiscardedAttempts) -> None:

@@ -1,4 +1,4 @@
-"""Files of what a training run trained in each step: `rollouts/step_00012.jsonl`."""
+"""Files with the data that a training run trained in each step: `rollouts/step_00012.jsonl`."""
 
 from __future__ import annotations
 

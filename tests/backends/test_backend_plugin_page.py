@@ -111,7 +111,7 @@ def test_the_example_is_found_by_entry_point_and_by_path(installed: Path, monkey
     assert "folder" in backend_names()
     (option,) = backend_options("folder")
     assert (option.name, option.annotation, option.default) == ("root", str, "/tmp/lachesis-folders")
-    assert option.help == "the folder that holds the sandboxes, made if missing."
+    assert option.help == "the folder for the sandboxes, created if missing."
     code = """
 import asyncio, sys
 from backends import SandboxSpec, create_backend

@@ -329,7 +329,7 @@ def test_a_link_in_a_circle_is_an_error(folder: Path, tmp_path: Path) -> None:
 
 def test_what_is_no_file_is_refused(folder: Path, tmp_path: Path) -> None:
     os.mkfifo(folder / "d/pipe")
-    with pytest.raises(ValueError, match="d/pipe is no file, folder or link"):
+    with pytest.raises(ValueError, match="d/pipe is not a file, folder or link"):
         copied(folder, "d /x", tmp_path / "root")
 
 
@@ -369,7 +369,7 @@ def test_an_archive_stays_in_the_root(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         copied(folder, "x.tar /y", tmp_path / "root", unpack=True)
     archive(folder / "x.tar", {}, {"device": (tarfile.CHRTYPE, "")})
-    with pytest.raises(ValueError, match="device is no file"):
+    with pytest.raises(ValueError, match="device is not a file"):
         copied(folder, "x.tar /y", tmp_path / "root", unpack=True)
 
 
@@ -444,7 +444,7 @@ def test_no_pattern_takes_long(pattern: str, path: str) -> None:
 def test_a_wildcard_takes_no_link_to_what_is_ignored(folder: Path, tmp_path: Path) -> None:
     (folder / ".dockerignore").write_text("b.txt\n")
     (folder / "link.md").symlink_to("b.txt")
-    with pytest.raises(ValueError, match=r"link to nothing in the context, or \.dockerignore excludes"):
+    with pytest.raises(ValueError, match=r"broken link, or \.dockerignore excludes"):
         copied(folder, "*.md /x/", tmp_path / "root")
 
 

@@ -146,7 +146,7 @@ async def test_an_executor_that_was_started_anew_does_not_pass_for_the_old_one()
     async with sandbox_over("fd") as (sandbox, box, _), executor("fd") as other:
         box._dial = other._dial  # type: ignore[method-assign]
         box.cut()
-        with pytest.raises(SandboxLost, match="its executor does not know the session: it was started anew"):
+        with pytest.raises(SandboxLost, match="its executor does not know the session: it was restarted"):
             await asyncio.wait_for(sandbox.exec("true", timeout=20), 20)
 
 

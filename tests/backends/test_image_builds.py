@@ -170,7 +170,7 @@ async def test_a_command_that_fails_names_line_reason_and_last_lines(build: Buil
         ("USER nobody-here", "no user 'nobody-here'"),
         ("USER agent:no-group", "no group 'no-group'"),
         ("SHELL bash -c", "takes the JSON form"),
-        ("COPY --chmod=u+x Dockerfile /x", "is no octal mode"),
+        ("COPY --chmod=u+x Dockerfile /x", "is not an octal mode"),
         ("ENV a=${b%c}", "Dockerfile:2: ENV .*not supported"),
         ("WORKDIR '/x", "is not closed"),
     ],

@@ -430,7 +430,7 @@ def test_a_file_and_a_model_are_enough(
     with served(thinks) as server:
         least = ["some.prompts.jsonl", "-m", "scripted", "-b", server.base_url]
         assert batch(least) == 0
-        assert "that have no tools here are left out: " in capsys.readouterr().err
+        assert "skipped toolsets of the removed stack that have no tools here: " in capsys.readouterr().err
         assert batch([*least, "--max_turns", "3"]) == 0
         assert "so this run has the folder data/some.prompts-2" in capsys.readouterr().err
         assert batch([*least, "--max_turns", "3"]) == 0
@@ -537,7 +537,7 @@ def test_shards_that_do_not_belong_together_are_refused_and_what_is_there_stays(
     with served(lambda request: answers[0](request)) as server:
         play(1)
         shutil.copytree(run / "shard_001_of_002", second)
-        refused("shard_002_of_002/groups.jsonl holds .*, which is of another part")
+        refused("shard_002_of_002/groups.jsonl holds .*, which belongs to another part")
         shutil.rmtree(second)
         play(2, write_rows(tmp_path / "more.jsonl", [*rows, {"prompt": "one more"}]))
         refused("input: '21 rows, .*' then, '22 rows")
@@ -607,13 +607,13 @@ def test_caps_end_a_run_that_a_later_start_continues(tmp_path: Path, capsys: pyt
             "line 1: the row has neither 'prompt' nor 'messages', only question",
         ),
         (b'{"prompt": " "}\n', "line 1: prompt is empty"),
-        (b'{"prompt": 3}\n', "line 1: prompt has to be text or a list of content parts, not int"),
+        (b'{"prompt": 3}\n', "line 1: prompt must be text or a list of content parts, not int"),
         (b'{"prompt": "a", "image": "python:3.11"}\n', "line 1: image is 'python:3.11', and the backend takes the abs"),
-        (b'{"prompt": "a", "cwd": 4}\n', "line 1: cwd has to be text, not int"),
+        (b'{"prompt": "a", "cwd": 4}\n', "line 1: cwd must be text, not int"),
         (b'{"messages": [{"role": "assistant", "content": "a"}]}\n', "line 1: the last message is of role 'assistant'"),
         (b'{"messages": [{"role": "tool", "content": "a", "tool_call_id": "b"}]}\n', "line 1: message 0"),
         (b"[" * 100_000 + b"\n", "line 1: not JSON"),
-        (b"\n", "holds no rows"),
+        (b"\n", "contains no rows"),
     ],
 )
 def test_a_row_that_cannot_be_played_is_named_before_anything_is(tmp_path: Path, content: bytes, problem: str) -> None:

@@ -114,7 +114,7 @@ async def test_a_batch_has_a_column_for_every_tool_and_leaves_out_what_shows_no_
 def test_a_folder_is_the_run_whose_groups_it_holds(groups: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = groups.with_name("out.jsonl")
     assert export(groups.parent, "--format", "openai", "--out", out) == 2
-    assert "has to hold one groups file, and this one has none; name the file" in capsys.readouterr().err
+    assert "must contain one groups file, and this one has none; name the file" in capsys.readouterr().err
     groups.with_suffix(".run.json").write_text("{}")
     assert export(groups.parent, "--format", "openai", "--out", out) == 0
     assert len(lines(out)) == 5
@@ -343,7 +343,7 @@ class Silent: ...
     ("name", "options", "said"),
     [
         ("dataset", "{min_rewrd: 1}", "did you mean 'min_reward'?"),
-        ("dataset", "{min_reward: .nan}", "option min_reward: nan is no number"),
+        ("dataset", "{min_reward: .nan}", "option min_reward: nan is not a number"),
         ("picky:Picky", "{level: 2}", "level is at most 1"),
         ("picky:Picky", "{level: -1}", "no such table"),
         ("picky:Silent", "{}", "Silent cannot be called"),

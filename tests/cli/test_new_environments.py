@@ -47,7 +47,7 @@ def test_what_new_writes_passes_its_own_test(capsys: pytest.CaptureFixture[str])
     assert main(["new", "my-swe"]) == 2
     assert "my_swe.py exists already" in capsys.readouterr().err
     assert main(["new", "../escape"]) == 2
-    assert "no name of an environment" in capsys.readouterr().err
+    assert "is not a valid environment name" in capsys.readouterr().err
 
 
 def test_one_environment_is_measured_and_played_again_with_other_settings_in_a_folder_of_each(
@@ -152,7 +152,7 @@ DRAWS = itertools.count()
         ({"earns": lambda said, word: {}["answer"]}, "no score: KeyError: 'answer' (test_new_environments.py, line"),
         ({"earns": lambda said, word: None}, "rollouts without a score"),
         ({"reference_policy": lambda self: None}, "there is no reference_policy()"),
-        ({"plays": lambda messages, tools: "pear"}, "which is no Message"),
+        ({"plays": lambda messages, tools: "pear"}, "not a Message"),
     ],
 )
 def test_the_check_finds(changes: dict[str, Any], said: str) -> None:
@@ -209,7 +209,7 @@ def test_an_environment_without_a_reference_policy_has_that_one_finding() -> Non
     report = asyncio.run(
         check_environment(type("Echo", (Echo,), {"__module__": __name__, "reference_policy": no_policy}))
     )
-    assert report.findings == ["there is no reference_policy(): nothing shows that full marks can be had"]
+    assert report.findings == ["there is no reference_policy(): so nothing shows that full marks are possible"]
 
 
 def no_policy(_: Any) -> None:
@@ -229,7 +229,7 @@ def test_a_policy_that_is_no_function_is_named() -> None:
         def reference_policy(self) -> Any:
             return "pear"
 
-    with pytest.raises(ServerConfigError, match="returned 'pear', which is no function"):
+    with pytest.raises(ServerConfigError, match="returned 'pear', which is not a function"):
         asyncio.run(check_environment(Wrong, items=1))
 
 

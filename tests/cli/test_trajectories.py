@@ -191,7 +191,7 @@ def test_a_torn_last_line_is_left_out_with_a_note(file: Path, capsys: pytest.Cap
     file.write_bytes(file.read_bytes() + b'{"conversations": [{"fr')
     assert run("convert", file, "--to", "trl", "--out", out) == 0
     said = capsys.readouterr()
-    assert "its last line is incomplete and left out" in said.err
+    assert "its last line is incomplete and was skipped" in said.err
     assert "3 of 3 entries" in said.out
     assert run("validate", file) == 1
     assert "line 4: not an entry" in capsys.readouterr().out

@@ -64,7 +64,7 @@ def test_process_gives_the_score_of_the_agents_work(
     said = done.stderr
     assert "no setting not_a_setting: left out" in said
     assert re.search(r"note: .*env.tool_pool_size.*removed stack's pools", said)
-    assert "have no tools here are left out: web" in said
+    assert "skipped toolsets of the removed stack that have no tools here: web" in said
 
 
 @pytest.mark.parametrize(("policy", "score"), [(writes_the_note, 1.0), (does_nothing, 0.0)])
@@ -84,7 +84,7 @@ def test_a_broken_server_is_no_score_although_the_environment_catches_it(tmp_pat
     with served(lambda _: 500) as server:
         done = start(tmp_path, "evaluate", server.base_url, "--openai.max_retries", "0")
     assert done.returncode == 1
-    assert "the infrastructure failed 2 times under its evaluation" in done.stderr
+    assert "the infrastructure failed 2 times during its evaluation" in done.stderr
     assert "500" in done.stderr
 
 

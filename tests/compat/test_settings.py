@@ -95,7 +95,7 @@ async def test_a_distribution_is_drawn_once_a_group_and_written_down(tmp_path: P
         assert ("terminal" in names) == ("terminal" in group["toolsets"])
         assert ("read_file" in names) == ("file" in group["toolsets"])
     said = (tmp_path / "console.txt").read_text()
-    assert said.count("left out: moa, web, vision") == 1
+    assert said.count("have no tools here: moa, web, vision") == 1
     tools, names = env._resolve_tools_for_group()
     assert names == {each["function"]["name"] for each in tools} and names
 

@@ -51,7 +51,7 @@ async def test_one_text_after_two_prompts_is_refused_where_the_sample_shows_neit
         shows_prompt = False
 
     reasons = await refusals(Blind, tmp_path, policy="Yes")
-    assert all("text that the model said in several conversations" in reason for reason in reasons), reasons
+    assert all("text that the model wrote in several conversations" in reason for reason in reasons), reasons
 
 
 @pytest.mark.parametrize("policy", [RandomTokens(), None, "Yes"], ids=["tokens", "words", "yes"])
@@ -99,7 +99,7 @@ async def test_equal_turns_of_one_conversation_are_all_trained(tmp_path: Path) -
 
 async def test_equal_turns_without_their_conversation_are_refused_and_not_counted_as_one(tmp_path: Path) -> None:
     (reason,) = await refusals(hostile.SameTurns, tmp_path, policy="Yes")
-    assert "said in several conversations" in reason
+    assert "wrote in several conversations" in reason
 
 
 async def test_an_answer_and_its_cut_twin_are_refused_with_different_scores_and_trained_once_each_with_one(

@@ -169,7 +169,7 @@ async def test_a_run_that_was_killed_between_the_groups_of_an_item_loses_and_dou
     assert path.read_bytes().startswith(first)
     assert len({group["item_key"] for group in groups}) == len(groups) == 2
     assert len({sample["rollout_id"] for group in groups for sample in group["samples"]}) == 6
-    assert "+1: an earlier start wrote this group; what its item gave now is left out" in capsys.readouterr().err
+    assert "+1: an earlier start wrote this group; the new result of its item is left out" in capsys.readouterr().err
 
 
 async def test_a_method_of_the_environment_that_no_run_calls_is_named(
@@ -357,7 +357,7 @@ async def test_sampling_that_no_trainer_can_use_is_said_with_the_setting_that_wo
         await player(env_cls, server, tmp_path, *flags).process_manager()
     assert not verify_records(groups_of(tmp_path)).ok
     said = capsys.readouterr().err
-    assert said.count("what the environment samples cannot be trained") == 1
+    assert said.count("the environment's samples cannot be trained") == 1
     assert f"--env.override_sampling '{fix}'" in said
     async with fake(logprobs_mode=mode, policy=RandomTokens()) as server:
         again = player(env_cls, server, tmp_path / "again", *flags, "--env.override_sampling", fix)
@@ -516,7 +516,7 @@ def test_the_evaluation_of_a_file_that_knows_atropos_only_is_printed_and_written
 async def test_an_evaluation_without_figures_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async with fake() as server:
         await player(type("Env", (stock.FiguresEnv,), {"way": "none"}), server, tmp_path)._run_evaluate()
-    assert "evaluate() gave no figures" in capsys.readouterr().err
+    assert "evaluate() returned no metrics" in capsys.readouterr().err
 
 
 async def test_a_request_after_the_item_is_refused(tmp_path: Path) -> None:

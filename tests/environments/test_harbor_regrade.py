@@ -39,7 +39,7 @@ def test_todays_verdict_is_in_a_new_file_and_the_old_one_stays(
     capsys.readouterr()
     assert regrade(data) == 0
     printed = capsys.readouterr().out
-    assert "1 rollout graded anew" in printed and ": 1.0 -> 0.0" in printed and "changed: 1 reward" in printed
+    assert "1 rollout graded again" in printed and ": 1.0 -> 0.0" in printed and "changed: 1 reward" in printed
     new = data / "samples.regraded.jsonl"
     assert files(data) == {**before, new: new.read_bytes()}
     (group,) = read_lines(new)
@@ -102,7 +102,7 @@ def test_what_cannot_be_graded_anew_is_refused_before_the_first_sandbox(
         before = files(data)
         assert regrade(data) == 1
         error = capsys.readouterr().err
-        assert "1 of 1 rollouts cannot be graded anew" in error and said in error
+        assert "1 of 1 rollouts cannot be graded again" in error and said in error
         assert files(data) == before
 
     (task / "task.toml").write_text(toml.replace(ARTIFACT, ""))
@@ -113,7 +113,7 @@ def test_what_cannot_be_graded_anew_is_refused_before_the_first_sandbox(
     manifest = next(data.rglob("manifest.json"))
     for wrong in ("5", '["/app/answer.txt"]', "[{}]", "["):
         manifest.write_text(wrong)
-        refused("manifest.json is no list of artifacts")
+        refused("manifest.json is not a list of artifacts")
     manifest.unlink()
     refused("manifest.json does not exist")
     shutil.rmtree(data / "artifacts")
@@ -135,7 +135,7 @@ def test_a_folder_without_a_run_and_a_wrong_setting_are_named(
         assert "samples.run.json: no manifest of a run" in capsys.readouterr().err
     (tmp_path / "samples.run.json").unlink()
     assert regrade(tmp_path) == 1
-    assert "nothing can be graded anew" in capsys.readouterr().err
+    assert "nothing can be graded again" in capsys.readouterr().err
     assert regrade(tmp_path, "--env.terminal_memory", "much") == 2
     assert "--env.terminal_memory" in capsys.readouterr().err
 

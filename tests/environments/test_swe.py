@@ -245,10 +245,10 @@ def test_the_commands_of_the_page_make_a_sound_task_of_ones_own(
     ("old", "new", "said"),
     [
         ('tests = "tests"', 'test = "tests"', r"recipe.toml: tasks.0.tests?: "),
-        ('old = "before"', 'old = "befor"', r"'befor' is no folder beside the recipe"),
+        ('old = "before"', 'old = "befor"', r"'befor' is not a folder next to the recipe"),
         ('old = "before"', 'old = "before/shop"', r"the tree before/shop has nothing at shop, tests"),
-        ('tests = "tests"', 'tests = "../.."', r"tasks.0.tests: .*'../..' is no path within a tree"),
-        ('"shop", "tests"]', '"/etc/passwd", "tests"]', r"tasks.0.tree.0: .*'/etc/passwd' is no path within a tree"),
+        ('tests = "tests"', 'tests = "../.."', r"tasks.0.tests: .*'../..' is not a path within a tree"),
+        ('"shop", "tests"]', '"/etc/passwd", "tests"]', r"tasks.0.tree.0: .*'/etc/passwd' is not a path within a tree"),
         ('new = "after"', 'new = "before"', r"the same sources"),
         ('name = "shop-total"', 'name = "../shop"', r"tasks.0.name"),
         ("[[tasks]]", "[[tasks]", r"cannot be read"),

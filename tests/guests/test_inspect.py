@@ -90,7 +90,7 @@ async def test_values_of_scorers_are_rewards(tmp_path: Path, value: Any, reward:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"task_args": {"score": "gives", "value": "maybe"}}, "the value of scorer 'gives' is no score: 'maybe'"),
+        ({"task_args": {"score": "gives", "value": "maybe"}}, "the value of scorer 'gives' is not a score: 'maybe'"),
         ({"task_args": {"score": "gives", "value": "error"}}, "RuntimeError: the scorer is out of order"),
         ({"task_args": {"broken": True}}, "RuntimeError: the shelf fell over"),
         ({"task_args": {"score": "two"}}, "there are two_values.right, two_values.short: set --env.scorer"),

@@ -237,7 +237,7 @@ def test_a_suffix_that_depends_on_what_the_model_said_is_a_branch_or_an_error() 
     assert rollout.starts == [PromptStart.EXTENDED, PromptStart.BRANCH, PromptStart.BRANCH]
     strict = Rollout(ours(TURNS, when_unextendable="error"), END, [user("Tide?")])
     strict.say("Noon.", user("And then?"))
-    with pytest.raises(TemplateNotExtendable, match="depends on what the messages before it say"):
+    with pytest.raises(TemplateNotExtendable, match="depends on the content of earlier messages"):
         strict.say("Be quiet.", user("And then?"))
 
 

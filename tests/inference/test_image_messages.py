@@ -102,7 +102,7 @@ def pad_of(builder: PromptBuilder) -> int:
     [
         ([text("a"), {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}], "not by its data"),
         ([{"type": "image_url", "image_url": {"url": "data:image/png;base64,?"}}], "is not base64"),
-        ([image(28, 28), {"type": "input_audio", "input_audio": {}}], "a message holds image_url and input_audio"),
+        ([image(28, 28), {"type": "input_audio", "input_audio": {}}], "a message contains image_url and input_audio"),
     ],
 )
 def test_what_is_no_image_data_is_refused_by_name(parts: list[Any], reason: str) -> None:
@@ -115,7 +115,7 @@ def test_what_is_no_image_data_is_refused_by_name(parts: list[Any], reason: str)
 def test_a_template_that_writes_images_otherwise_is_refused(source: str) -> None:
     if source == "without numbers":  # "Picture 1: " counts the images of the whole conversation
         builder = PromptBuilder(tokenizer_of("qwen3_vl"), template_kwargs={"add_vision_id": True})
-        history, reason = MessageHistory([{"role": "user", "content": [image(28, 28)]}]), "a message holds image_url"
+        history, reason = MessageHistory([{"role": "user", "content": [image(28, 28)]}]), "a message contains image_url"
     else:
         written = "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.content is string %}{{ m.content }}"
         written += "{% else %}{% for p in m.content %}{% if p.type == 'image' and m.role == 'user' %}"
@@ -137,7 +137,7 @@ async def test_an_engine_that_takes_ids_of_text_only_is_refused_before_a_request
     async with FakeServer(images=True) as server:
         engine = create_engine(kind, server.settings())
         tokens = TokenServer([engine], PromptBuilder(server.tokenizer), "hermes")
-        with pytest.raises(PromptError, match=rf"holds an image, and the API of the engine '{kind}'"):
+        with pytest.raises(PromptError, match=rf"contains an image, and the API of the engine '{kind}'"):
             await tokens.chat([{"role": "user", "content": [image(28, 28)]}])
         assert not server.requests
         await tokens.close()

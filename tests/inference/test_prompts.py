@@ -414,7 +414,7 @@ def test_an_image_is_rejected_and_not_left_out(name: str) -> None:
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
     shown = {"role": "user", "content": [image, {"type": "text", "text": "What is on it?"}]}
     builder = PromptBuilder(tokenizer_of(name))
-    with pytest.raises(PromptError, match="a message holds image_url, and only text becomes token ids"):
+    with pytest.raises(PromptError, match="a message contains image_url, and only text becomes token ids"):
         builder.prompt(MessageHistory([shown]).nodes())
     history = MessageHistory([USER])
     say(builder, history, "Look.")

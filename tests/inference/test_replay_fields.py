@@ -123,12 +123,12 @@ async def test_verify_finds_experts_of_other_tokens():
     changed = bytes([*experts.data[:place], experts.data[place] ^ 1, *experts.data[place + 1 :]])
     moved = experts.data[row:] + experts.data[:row]
     for data, words in (
-        (changed, "turn 0 with other experts"),
-        (moved, "with other experts"),
+        (changed, "turn 0 with experts that differ"),
+        (moved, "with experts that differ"),
         (experts.data[:-row], "not of all"),
     ):
         assert any(words in reason for reason in verify(replace(sample, experts=replace(experts, data=data))))
-    assert "with other experts" in verify(replace(sample, experts=None))[0]
+    assert "with experts that differ" in verify(replace(sample, experts=None))[0]
     late = experts.rows(4, end)
     assert "not of all" in verify(replace(sample, experts=late))[0]
     record = sample.to_record()
@@ -200,11 +200,11 @@ def test_a_record_of_experts_with_another_shape_is_malformed(shape):
         ("no base64!", "base64"),
         (None, "NoneType"),
         ("k05VTVBZAQACAHt9", "header"),
-        ("k05VTVBZ", "no .npy file"),
+        ("k05VTVBZ", "not an .npy file"),
         (base64.b64encode(b"\x93NUMPY\x01\x00\xff\x1f" + b"(" * 8191).decode(), "header"),
         (npy("<i2", (5, 1, 3), b"\xff\xff" * 15), "negative"),
         (npy("|u1", (5, -1, -3), bytes(15)), "header"),
-        (int32(5)[:-4], "57 bytes are no numbers of 4 bytes"),
+        (int32(5)[:-4], "57 bytes are not numbers of 4 bytes"),
         (7, "int"),
     ],
 )

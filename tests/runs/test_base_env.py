@@ -170,11 +170,11 @@ async def test_failure_is_not_zero_an_exception_in_a_reward_touches_no_sibling(t
 @pytest.mark.parametrize(
     ("given", "trace"),
     [
-        (float("nan"), "has to be finite"),
-        (float("inf"), "has to be finite"),
-        ("1.0", "has to be a number"),
-        ([1.0], "has to be a number"),
-        (10**400, "has to be a number"),
+        (float("nan"), "must be finite"),
+        (float("inf"), "must be finite"),
+        ("1.0", "must be a number"),
+        ([1.0], "must be a number"),
+        (10**400, "must be a number"),
         (None, None),
         (TimeoutError("the judge's own"), "the judge's own"),
         (SystemExit(0), "SystemExit"),

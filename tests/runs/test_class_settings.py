@@ -55,7 +55,7 @@ def test_class_attributes_are_defaults_that_flags_change(capsys: pytest.CaptureF
     assert built(Short, "--env.max_agent_turns", "3").config.max_agent_turns == 3
     with pytest.raises(SystemExit):
         cli.main(Short, ["process", "--help"])
-    assert "Completions per rollout, the final answer included. (default: 8)" in " ".join(
+    assert "Completions per rollout, including the final answer. (default: 8)" in " ".join(
         capsys.readouterr().out.split()
     )
     assert HermesAgentEnvConfig().max_agent_turns == 30, "nothing but the environment has changed"
@@ -117,7 +117,7 @@ class Own(HermesAgentEnvConfig):
 @pytest.mark.parametrize(
     ("bases", "attributes", "message"),
     [
-        ((HermesAgentBaseEnv,), {"toolset": ["file"]}, r"Wrong\.toolset is no setting; did you mean toolsets\?"),
+        ((HermesAgentBaseEnv,), {"toolset": ["file"]}, r"Wrong\.toolset is not a setting; did you mean toolsets\?"),
         ((HermesAgentBaseEnv,), {"max_truns": 3}, "did you mean max_turns"),
         ((HermesAgentBaseEnv,), {"sytem_prompt": "x"}, "did you mean system_prompt"),
         ((HermesAgentBaseEnv,), {"max_turns": 3, "max_agent_turns": 4}, "max_turns and max_agent_turns are the same"),
@@ -128,7 +128,7 @@ class Own(HermesAgentEnvConfig):
         (
             (HermesAgentBaseEnv,),
             {"temperature": "hot"},
-            r"Wrong\.temperature is no .*; the setting is agent_temperature",
+            r"Wrong\.temperature is not a setting; the setting is agent_temperature",
         ),
         ((HermesAgentBaseEnv,), {"temprature": 0.5}, "the setting is agent_temperature"),
         ((HermesAgentBaseEnv,), {"max_token": 5}, "the setting is max_token_length"),
@@ -274,7 +274,7 @@ def test_a_script_with_a_wrong_attribute_ends_with_one_line_and_2(tmp_path: Path
     done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 2
     [said] = done.stderr.splitlines()
-    assert said.startswith("error: Greeting.max_truns is no setting; did you mean max_turns?")
+    assert said.startswith("error: Greeting.max_truns is not a setting; did you mean max_turns?")
 
 
 def test_an_unknown_toolset_names_where_it_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -326,7 +326,7 @@ def test_a_settings_class_of_another_kind_is_an_error() -> None:
     class Odd(Short):
         env_config_cls = dict  # type: ignore[assignment]
 
-    with pytest.raises(SettingsError, match=r"Odd\.env_config_cls has to be a subclass of HermesAgentEnvConfig"):
+    with pytest.raises(SettingsError, match=r"Odd\.env_config_cls must be a subclass of HermesAgentEnvConfig"):
         built(Odd)
     with pytest.raises(SettingsError, match=r"Odd\.env_config_cls"):
         Odd(HermesAgentEnvConfig(), ServerConfig(base_url="http://x/v1"))

@@ -116,7 +116,7 @@ def test_errors_that_other_arguments_remedy_end_with_2_and_the_others_with_1() -
         ("batch --env gsm9k --batch_size 1 --run_name x --max_samples 1", 2, "did you mean gsm8k?"),
         ("compress --input nowhere", 2, "no file or folder nowhere"),
         ("api --host 0.0.0.0", 2, "LACHESIS_API_TOKEN"),
-        *((f"{server} --port 65536", 2, "65536 is no port") for server in ("api", "fake-server", "view")),
+        *((f"{server} --port 65536", 2, "65536 is not a port") for server in ("api", "fake-server", "view")),
         ("nope", 2, "there is no verb 'nope'; choose from doctor, demo"),
         ("evall gsm8k", 2, "there is no verb 'evall'; did you mean eval?"),
         ("eval gsm8k -n two", 2, "argument -n: invalid int value: 'two'"),
@@ -205,7 +205,8 @@ def test_trajectories_are_saved_unless_the_section_of_the_agent_or_a_flag_says_o
 
 
 @pytest.mark.parametrize(
-    ("section", "said"), [({"save_trajectory": True}, "did you mean save_trajectories"), ([1], "agent: has to hold")]
+    ("section", "said"),
+    [({"save_trajectory": True}, "did you mean save_trajectories"), ([1], "agent: must be a mapping")],
 )
 def test_a_section_of_the_agent_with_something_else_is_an_error(section: Any, said: str, tmp_path: Path) -> None:
     path = tmp_path / "settings.yaml"
@@ -238,8 +239,8 @@ def test_several_servers_with_weights_come_from_the_file(tmp_path: Path) -> None
         ({"env": {"zzz": 2}}, ["unknown setting env.zzz", "known are", "max_agent_turns"]),
         ({"openai": {"basse_url": "x"}}, ["unknown setting openai.basse_url", "did you mean base_url"]),
         ({"openai": [{"base_url": "http://a/v1", "wieght": 2}]}, ["openai.wieght", "weight"]),
-        ({"env": ["group_size"]}, ["env:", "by name", "list"]),
-        ({"openai": "embedded"}, ["openai:", "by name"]),
+        ({"env": ["group_size"]}, ["env:", "mapping", "list"]),
+        ({"openai": "embedded"}, ["openai:", "mapping"]),
         ({"openai": []}, ["openai:"]),
         (["env"], ["env: and openai:", "list"]),
         ({"env": {"group_size": "two"}}, ["env.group_size", "integer", "'two'"]),
@@ -428,7 +429,7 @@ def test_a_dataset_that_cannot_be_used_says_why(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match="it is not closed"):
         read_jsonl(path)
     path.write_text("\n")
-    with pytest.raises(DatasetError, match="holds no rows"):
+    with pytest.raises(DatasetError, match="contains no rows"):
         read_jsonl(path)
     with pytest.raises(DatasetError, match=r"test\.jsonl: No such file"):
         load_rows(str(tmp_path), "test")
@@ -447,7 +448,7 @@ def test_never_silently_less_a_setting_that_changes_nothing_is_named(
     path = write(tmp_path, {"env": {"batch_size": 8, "group_size": 2}, "openai": {"health_check": False}})
     build("--config", path, "--env.steps_per_eval", "3")
     assert capsys.readouterr().err.splitlines() == [
-        "note: env.batch_size, openai.health_check: settings of Atropos that change nothing here",
+        "note: env.batch_size, openai.health_check: settings of Atropos that have no effect here",
         "note: env.steps_per_eval: settings of `serve`, which `process` does not read",
     ]
     build("--env.group_size", "2")

@@ -103,7 +103,7 @@ async def test_a_server_of_another_kind_is_no_reason_to_start_again(tmp_path: Pa
             SortWords, tmp_path, lambda _: web.json_response({"status": "ok"}), total_steps=5, max_num_workers=1
         )
     said = str(stopped.value)
-    assert "6 x model_server: server" in said and "check that base_url is that of" in said
+    assert "6 x model_server: server" in said and "check that base_url points to" in said
     assert REPEATS in said and "start again" not in said
 
 
@@ -288,7 +288,7 @@ async def test_a_run_shows_its_figures_links_its_files_and_says_what_to_do_next(
     ):
         assert text in figures, text
     said = shown(result)
-    assert "the items ran out: get_next_item gave 2 of the 5 that env.total_steps asks for" in said
+    assert "the items ran out: get_next_item gave 2 of the 5 that env.total_steps requests" in said
     assert f"lachesis view {tmp_path}" in said and "lachesis export" in said and "lachesis train --sft" in said
     assert f"\ngroups        {result.files.groups}\n" in said, "a plain path where there is no terminal"
     linked = shown(result, force_terminal=True, color_system="standard")
@@ -301,7 +301,7 @@ async def test_equal_rewards_and_an_evaluation_with_too_few_items_are_said(tmp_p
         result = await env._run_evaluate()
     said = shown(result)
     assert "every reward is 0.00" in said
-    assert "get_eval_items gave 2 of the 5 that env.eval_items asks for" in said
+    assert "get_eval_items gave 2 of the 5 that env.eval_items requests" in said
     assert "sort-words: samples 2/2; " in (tmp_path / "console.txt").read_text()
 
 

@@ -548,7 +548,7 @@ BUGS: dict[str, tuple[Any, Any]] = {
     "a missing local file": ({"path": __file__}, {"path": "/nowhere/file"}),
     "a short list": ({"tests": [1, 2, 3]}, {"tests": [1]}),
     "a text as the score": ({"score": 1.0}, {"score": "high"}),
-    "a weight that is no number": ({"weight": 1.0}, {"weight": float("nan")}),
+    "a weight that is not a number": ({"weight": 1.0}, {"weight": float("nan")}),
     "an unknown kind": ({"kind": "number"}, {"kind": "picture"}),
     "a service that is down": ({"url": "data:,42"}, {"url": "http://127.0.0.1:9/"}),
     "a call that is not awaited": (None, 1),
@@ -619,7 +619,7 @@ class Bugs(SortWords):
                 return float(row["tests"][2])
             case "a text as the score":
                 return row["score"]
-            case "a weight that is no number":
+            case "a weight that is not a number":
                 return row["weight"] * number / 42
             case "an unknown kind":
                 if row["kind"] == "number":

@@ -162,7 +162,7 @@ def test_an_exception_of_the_author_has_one_headline_and_no_frame_of_ours(
     assert not any(name in said for name in OURS)
     if where in ("setup", "get_next_item"):
         assert headline.startswith(f"error: Failing.{where}: ")
-        assert trace.splitlines()[-1] == "correct it and start again; what was finished is kept"
+        assert trace.splitlines()[-1] == "correct it and start again; finished work is kept"
     else:
         [group] = lines(tmp_path / "groups.failed.jsonl")
         assert "item has the fields words, id" in group["rollouts"][0]["traceback"]
@@ -179,7 +179,7 @@ def test_a_method_that_takes_other_arguments_is_the_authors_to_correct(
     assert cli.main(Wrong, ["process", *flags]) == ExitCode.FAILED
     said = capsys.readouterr().err
     assert "it is called as reference_policy(self)" in said and "correct it and start again" in said
-    assert "Traceback" not in said and "mistake of Lachesis" not in said
+    assert "Traceback" not in said and "bug in Lachesis" not in said
 
 
 def test_what_fails_in_our_code_keeps_its_frames() -> None:
@@ -290,4 +290,4 @@ def test_what_ends_a_program_ends_a_run_with_its_own_error(hook: str, raised: st
     assert ended.returncode == ExitCode.FAILED, ended.stderr
     said = ended.stdout + ended.stderr
     assert "ends.py" in said and raised.partition("(")[0].rpartition(".")[2] in said
-    assert "mistake of Lachesis" not in said
+    assert "bug in Lachesis" not in said

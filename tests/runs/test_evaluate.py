@@ -1,4 +1,4 @@
-"""`evaluate` and its figures: Atropos' schema, honest intervals, and nothing that is no JSON."""
+"""`evaluate` and its figures: Atropos' schema, honest intervals, and nothing that is not valid JSON."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_an_evaluation_of_ones_own_still_works(tmp_path: Path, capsys: pytest.Ca
         assert json.loads(first)["results"]["all"] == {"eval/said": len("I would rather not.")}
         assert cli.main(Own, arguments) == 0
     assert (tmp_path / "own" / "metrics.json").read_text() == first, "the second has a folder of its own"
-    assert "own holds another evaluation; this one is in" in capsys.readouterr().err
+    assert "own contains another evaluation; this one is in" in capsys.readouterr().err
     assert (tmp_path / "own-2" / "metrics.json").exists()
 
 
@@ -319,7 +319,7 @@ async def test_the_figures_are_shown_while_it_plays(tmp_path: Path) -> None:
         ({"eval_samples": 2}, 1.0, "2 samples of each item, at temperature 1, that of env.agent_temperature"),
         ({"eval_samples": 2, "agent_temperature": 0.5}, 0.5, "at temperature 0.5, that of env.agent_temperature"),
         ({"eval_samples": 2, "eval_temperature": 0.7}, 0.7, ""),
-        ({"eval_samples": 2, "eval_temperature": 0.0}, 0.0, "at temperature 0, at which they are mostly the same"),
+        ({"eval_samples": 2, "eval_temperature": 0.0}, 0.0, "at temperature 0, at which they are mostly identical"),
     ],
 )
 async def test_several_samples_of_an_item_are_sampled_at_the_agents_temperature_unless_one_is_set(

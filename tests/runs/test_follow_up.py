@@ -47,7 +47,7 @@ async def test_the_user_answers_until_the_task_is_over_and_turns_are_counted_ove
     ("given", "problem"),
     [
         (KeyError("city"), "sort-words: follow_up: KeyError: 'city'"),
-        (5, "sort-words: follow_up returned 5; it has to be text"),
+        (5, "sort-words: follow_up returned 5; it must be text"),
     ],
 )
 async def test_an_error_of_the_user_is_one_of_the_environment(tmp_path: Path, given: Any, problem: str) -> None:

@@ -66,7 +66,7 @@ def test_a_missing_hook_ends_the_command_with_what_was_meant(
     for command in ("process", "evaluate", "serve"):
         assert main(cls, [command]) == 2
         shown = capsys.readouterr().err
-        assert said in shown and "Traceback" not in shown and "mistake of Lachesis" not in shown
+        assert said in shown and "Traceback" not in shown and "bug in Lachesis" not in shown
     with pytest.raises(SettingsError, match="has no method"):
         asyncio.run(check_environment(cls))
 
@@ -108,7 +108,7 @@ def test_a_near_miss_of_an_optional_hook_is_named_at_the_start_and_by_the_check(
     spelt: str, meant: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     cls = without(**{spelt: says})
-    line = f"Own.{spelt} is called by nothing; did you mean {meant}?"
+    line = f"Own.{spelt} is never called; did you mean {meant}?"
     assert misspelt_hooks(cls) == [line]
     assert main(cls, ["process", "--openai.model_name", "reference"]) == 2  # it has no such policy
     assert f"note: {line}" in capsys.readouterr().err
@@ -119,7 +119,7 @@ def test_the_check_lists_near_misses() -> None:
         async def set_up(self) -> None:
             """Never called."""
 
-    assert any("Misses.set_up is called by nothing" in each for each in asyncio.run(check_environment(Misses)).findings)
+    assert any("Misses.set_up is never called" in each for each in asyncio.run(check_environment(Misses)).findings)
 
 
 def test_methods_with_a_use_or_a_meaning_of_their_own_are_no_near_miss() -> None:

@@ -98,7 +98,7 @@ async def test_a_subclass_replaces_adds_and_removes_named_rewards(tmp_path: Path
     [
         (None, "declined", None),
         (ZeroDivisionError("broken"), "environment", "ZeroDivisionError: broken"),
-        (float("nan"), "environment", "sort-words: odd returned nan; it has to be finite"),
+        (float("nan"), "environment", "sort-words: odd returned nan; it must be finite"),
         (Reward(1.0), "environment", "sort-words: odd returned Reward"),
     ],
 )
@@ -172,7 +172,7 @@ def test_a_wrong_use_of_the_decorator_is_an_error_where_it_is_written() -> None:
         reward(weight=float("nan"))
     with pytest.raises(TypeError, match=r"a weight is written @reward\(weight=0.5\)"):
         reward(0.5)
-    with pytest.raises(TypeError, match="@reward is for rewards beside compute_reward"):
+    with pytest.raises(TypeError, match="compute_reward and compute_group_reward take no @reward"):
 
         class Marked(SortWords):
             @reward(weight=0.5)

@@ -167,7 +167,7 @@ def test_edited_code_gets_a_new_folder_and_the_line_says_how_to_continue_the_old
         assert play(verb=verb) == 0
         said = capsys.readouterr().err
         what = "2 groups" if verb == "process" else "1 sample"
-        assert f"words.py changed since {folder}/{name} was begun ({what} finished)" in said
+        assert f"words.py changed since {folder}/{name} began ({what} finished)" in said
         assert f"has the folder {folder}-2" in said
     assert scores(folder, name) == first == [1.0] * len(first)
     assert scores(f"{folder}-2", name) == [0.5] * len(first)
@@ -190,7 +190,7 @@ def test_a_folder_that_was_named_is_refused_with_both_ways_out(capsys: pytest.Ca
     capsys.readouterr()
     assert play("-o", "out") == 2
     said = capsys.readouterr().err
-    assert "scoring.py changed since out/groups.jsonl was begun (2 groups finished)" in said
+    assert "scoring.py changed since out/groups.jsonl began (2 groups finished)" in said
     assert "--env.when_code_changed continue" in said and "-o out-2" in said
     assert play("-o", "out", "--env.when_code_changed", "new_folder") == 0
     assert scores("out-2") == [0.5, 0.5] and scores("out") == [1.0, 1.0]
@@ -205,7 +205,7 @@ def test_another_file_with_the_same_name_continues_nothing(capsys: pytest.Captur
     capsys.readouterr()
     assert play(file="other.py") == 0
     said = capsys.readouterr().err
-    assert "data/words/groups.jsonl was begun by words.py, not by other.py (2 groups finished)" in said
+    assert "data/words/groups.jsonl was started by words.py, not by other.py (2 groups finished)" in said
     assert scores("data/words-2") == [0.5, 0.5]
     assert play(file="copied.py") == 0  # the same code
     assert "continuing data/words/groups.jsonl" in capsys.readouterr().err
@@ -251,7 +251,7 @@ def test_a_terminal_is_asked(answer: str, places: dict[str, int]) -> None:
     said = ""
     while "[N/c]" not in said and select.select([ours], [], [], 60)[0]:
         said += os.read(ours, 4096).decode()
-    assert "words.py changed since data/words/groups.jsonl was begun (2 groups finished)" in said
+    assert "words.py changed since data/words/groups.jsonl began (2 groups finished)" in said
     os.write(ours, answer.encode())
     for _ in itertools.count():
         try:

@@ -70,8 +70,8 @@ async def test_components_are_metrics_of_the_record_the_table_and_the_report_wit
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
-        (Reward(float("nan")), "sort-words: compute_reward returned nan; it has to be finite"),
-        (Reward("1"), "sort-words: compute_reward returned '1'; it has to be a number"),  # type: ignore[arg-type]
+        (Reward(float("nan")), "sort-words: compute_reward returned nan; it must be finite"),
+        (Reward("1"), "sort-words: compute_reward returned '1'; it must be a number"),  # type: ignore[arg-type]
         (Reward(1.0, {"part": float("inf")}), "sort-words: compute_reward: component 'part' is inf"),
         (Reward(1.0, turn_rewards=[1.0, 2.0, 3.0]), "turn_rewards has 3 numbers for 1 turns"),
         (Reward(1.0, turn_rewards=[float("nan")]), "sort-words: compute_reward: turn_rewards has nan"),
@@ -215,9 +215,9 @@ async def test_a_reward_that_leaves_every_rollout_out_is_named_in_the_table(
     ("given", "problem"),
     [
         ([1.0], "compute_group_reward returned 1 rewards for 2 rollouts"),
-        (1.0, "it has to be a list with one reward for each rollout"),
-        ({5.0, 3.0}, "it has to be a list with one reward for each rollout"),
-        ([1.0, float("nan")], "sort-words: compute_group_reward returned nan; it has to be finite"),
+        (1.0, "it must be a list with one reward for each rollout"),
+        ({5.0, 3.0}, "it must be a list with one reward for each rollout"),
+        ([1.0, float("nan")], "sort-words: compute_group_reward returned nan; it must be finite"),
         (ZeroDivisionError("broken"), "ZeroDivisionError: broken"),
     ],
 )

@@ -144,7 +144,7 @@ async def test_a_manifest_that_is_none_is_named(tmp_path: Path, wrong: dict[str,
     await process(SortWords, tmp_path, total_steps=1)
     path = tmp_path / "groups.run.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **wrong}))
-    with pytest.raises(RunFolderError, match=r"groups.run.json beside it cannot be read .*choose another path"):
+    with pytest.raises(RunFolderError, match=r"groups.run.json next to it cannot be read .*choose another path"):
         await process(SortWords, tmp_path, total_steps=2)
 
 

@@ -143,7 +143,7 @@ class Hangs(SortWords):
         (OutOfTheWorkspace, "sandbox_files: 'a/../../escaped.txt' is "),
         (InAFolder, "IsADirectoryError"),
         (NoText, "sandbox_files: 'a.json' is dict; a path has text, bytes or a Path"),
-        (NoMapping, "sandbox_files returned ['a.json']; it has to be a mapping"),
+        (NoMapping, "sandbox_files returned ['a.json']; it must be a mapping"),
         (NotThere, "No such file or directory: '/nowhere/a.txt'"),
         (Raises, "ZeroDivisionError: broken"),
         (WithoutAwait, "IsADirectoryError"),

@@ -153,7 +153,7 @@ def test_names_of_tests_decide_how_they_are_run(tmp_path: Path) -> None:
     assert "bin/test" in command(3, FAIL_TO_PASS=["test_a"], PASS_TO_PASS=[])
     assert command(4, install_config={"test_cmd": "pytest -rA"}) == "pytest -rA tests/test_calc.py"
     with pytest.raises(
-        TaskError, match="'adds numbers' is no test of pytest, Django or SymPy; give the column test_cmd"
+        TaskError, match="'adds numbers' is not a test of pytest, Django or SymPy; give the column test_cmd"
     ):
         command(5, FAIL_TO_PASS=["adds numbers"], PASS_TO_PASS="[]")
     with pytest.raises(TaskError, match="FAIL_TO_PASS: it is not JSON"):
@@ -245,7 +245,7 @@ def test_a_row_of_humanevalpack_becomes_a_test_function_for_each_assertion(tmp_p
     read, patch = scripted_calls(task)  # there are no tests that it could run
     assert read[1]["path"] == patch[1]["path"] == "solution.py"
     for change in ({"task_id": "Go/0"}, {"test": "x = 1"}, {"test": "def check("}, {"test": "def check(a):\n  1"}):
-        with pytest.raises(TaskError, match=r"the row is in Go|check\(candidate\)|no Python"):
+        with pytest.raises(TaskError, match=r"the row is in Go|check\(candidate\)|not valid Python"):
             create_row_task({**FIX, **change}, tmp_path / "other")
 
 

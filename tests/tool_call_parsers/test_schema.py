@@ -622,7 +622,7 @@ def test_a_parameter_that_is_a_string_is_its_text(text: str, properties: Any, de
 
 @given(schemas)
 def test_a_parameter_is_a_string_or_some_text_is_another_value(schema: Any) -> None:
-    # 1.5 is the only kind of number that a list of integers rejects, 6 an integer that is no text of an enum,
+    # 1.5 is the only kind of number that a list of integers rejects, 6 an integer that is not text of an enum,
     # "[]" and "{}" are the containers.
     readable = ["null", "5", "6", "1.5", "true", "{}", "[]", "None", "True", " 5", " true", " {}", " []", " null"]
     index = ToolIndex([tool("f", typed({"x": schema}))])

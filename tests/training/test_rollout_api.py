@@ -157,7 +157,7 @@ def test_any_json_rides_along_unchanged(value, values):
 def test_a_number_that_is_not_finite_is_refused(name, bad):
     group = payload(1)
     group[name] = [0.5, bad] if name == "scores" else [[-0.5] * 39 + [bad]] * 2
-    with pytest.raises(GroupError, match=f"{name} holds a number that is not finite"):
+    with pytest.raises(GroupError, match=f"{name} contains a number that is not finite"):
         encode_group(group)
 
 

@@ -173,7 +173,7 @@ def test_reasoning_is_trained_or_dropped_by_name(tmp_path: Path, prompts: Prompt
         (
             "{% for m in messages %}{{ m.role }}: {{ m.content }}<|im_end|>{% endfor %}"
             "{% if add_generation_prompt %}bot: {% endif %}",
-            "what it writes up to the turn is not the prompt of the turn",
+            "its text before the turn is not the prompt of the turn",
         ),
         (
             "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|> and then{% endfor %}"
@@ -253,7 +253,7 @@ def test_samples_are_verified_and_trained_on_their_spans(tmp_path: Path, prompts
     assert list(example.tokens) == right.tokens
     assert list(example.trained) == list(range(span.start, span.end))
     assert [each.reason for each in found.refused] == ["unproven", "discarded"]
-    assert "with other ids than those that were sampled" in found.refused[0].detail
+    assert "with ids that differ from the sampled ones" in found.refused[0].detail
 
 
 def test_exported_samples_have_their_reward_and_their_item(tmp_path: Path, prompts: PromptBuilder) -> None:

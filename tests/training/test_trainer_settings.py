@@ -58,10 +58,10 @@ def test_flags_win_over_the_file(read) -> None:
         ("env: {group_sise: 1}\ntraining: {base_model: m, num_steps: 1}", "env.group_sise; did you mean group_size?"),
         ("trainer: {}", "unknown setting .*trainer; did you mean tinker"),
         ("training: {}\ntinker: {}", "same section"),
-        ("training: [1]", "training: has to hold settings by name"),
+        ("training: [1]", "training: must be a mapping of settings"),
         ("training: {num_steps: 1}", "no model to train: set --training.base_model"),
         ("training: {base_model: m}", "number of steps is unknown: set --training.num_steps"),
-        ("training: {base_model: m, num_steps: 1}\nenv: {group_size: 3, batch_size: 8}", "no multiple of env.group"),
+        ("training: {base_model: m, num_steps: 1}\nenv: {group_size: 3, batch_size: 8}", "not a multiple of env.group"),
         ("training: {loss: grpo}", "training.loss: .*'importance_sampling', 'ppo' or 'cispo'.*got 'grpo'"),
         ("training: {loss: ppo, max_importance_ratio: 2}", "has no effect with loss ppo, which has training.clip_high"),
         ("training: {learning_rate: -1}", "training.learning_rate: .*greater than or equal to 0"),
@@ -165,7 +165,7 @@ def test_a_model_of_the_engine_has_its_tokenizer_in_its_folder(tmp_path: Path, m
     """The trainer and `serve` load it by the model's name, which the hub does not know."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(SettingsError, match=r"model 'tiny' has to be made first .*lachesis-rl\[train\]"):
+    with pytest.raises(SettingsError, match=r"model 'tiny' must be made first .*lachesis-rl\[train\]"):
         tokenizer_of("tiny")
     folder = tmp_path / "lachesis/models/tiny-qwen3-1"
     fake_tokenizer().save_pretrained(str(folder))

@@ -412,7 +412,7 @@ def test_the_report_of_a_folder_can_be_written_again(tmp_path: Path, capsys: pyt
     assert re.sub("as of [^<]*|<title>.*|<h1>.*", "", again) == re.sub("as of [^<]*|<title>.*|<h1>.*", "", before)
     (tmp_path / "empty").mkdir()
     assert main(["report", str(tmp_path / "empty")]) != 0
-    assert "is no folder of a training run" in capsys.readouterr().err
+    assert "is not a folder of a training run" in capsys.readouterr().err
 
 
 def test_an_empty_run_has_a_report_that_says_so(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from tests.support.token_trees import END, SAMPLING, UNTIMED, Tree, trees
 
 Record = dict[str, Any]
 NO_SAMPLES = (
-    "holds no samples: only completions with token ids have any; --openai.server_type vllm or sglang asks for these"
+    "contains no samples: only completions with token ids have any; --openai.server_type vllm or sglang asks for these"
 )
 START = TokenPrefix([1, 2, 3])
 
@@ -462,9 +462,9 @@ def test_a_file_without_samples_is_an_error() -> None:
     """A run over chat completions (Phase 1) names the tokens that its rollouts sampled, and holds none of them."""
     without = [group(samples=[], number=at) for at in range(3)]
     (problem,) = verify_records(without).problems
-    assert problem.reason.startswith("holds no samples: ")
+    assert problem.reason.startswith("contains no samples: ")
     assert verify_records(without).lost == 12
-    assert reasons({"samples": [], "undelivered": {"r": 5}})[0][1].startswith("holds no samples")
+    assert reasons({"samples": [], "undelivered": {"r": 5}})[0][1].startswith("contains no samples")
 
 
 def test_a_group_from_which_samples_were_removed_is_noticed() -> None:
@@ -581,7 +581,7 @@ def test_the_command_names_file_line_rollout_and_reason(tmp_path: Path, capsys: 
     assert f"{bad}, line 5: not JSON" in printed
     assert "torn or half written" in printed
     assert f"{missing}: the file cannot be read: No such file or directory" in printed
-    assert f"{empty}: holds no samples" in printed
+    assert f"{empty}: contains no samples" in printed
     assert printed.startswith(f"ok    {good}: 1 sample of 1 rollout, 0 rejected")
     assert printed.count("WRONG") == 3
 

@@ -170,7 +170,7 @@ async def test_a_page_that_cannot_be_made_is_an_error_with_the_same_policy(tmp_p
         with closing(sqlite3.connect(tmp_path / "index.sqlite")) as database:
             database.execute("DROP TABLE rollouts")
         async with aiohttp.ClientSession() as session, session.get(f"{url}rollouts") as answer:
-            assert answer.status == 500 and "cannot be made" in await answer.text()
+            assert answer.status == 500 and "cannot be shown" in await answer.text()
             assert answer.headers["Content-Security-Policy"].startswith("default-src 'none'")
     finally:
         await runner.cleanup()
@@ -313,6 +313,6 @@ def test_the_command_prints_its_address_and_ends_on_a_signal(root: Path, tmp_pat
 
 def test_a_folder_or_a_port_that_cannot_be_used_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["view", str(tmp_path / "none")]) == 2
-    assert "is no folder; name the folder" in capsys.readouterr().err
+    assert "is not a folder; name the folder" in capsys.readouterr().err
     assert main(["view", str(tmp_path), "--port", "1", "--host", "203.0.113.1", "--index", str(tmp_path / "i")]) == 2
     assert "choose another --port or --host" in capsys.readouterr().err

@@ -384,7 +384,7 @@ def test_a_database_of_something_else_is_left_alone(root: Path) -> None:
     with closing(sqlite3.connect(path)) as database:
         database.executescript("CREATE TABLE notes (text); INSERT INTO notes VALUES ('precious')")
     before = path.read_bytes()
-    with pytest.raises(LachesisError, match="it is no index of the viewer"):
+    with pytest.raises(LachesisError, match="it is not an index of the viewer"):
         Index(root, path)
     assert path.read_bytes() == before
 
@@ -588,7 +588,7 @@ def test_runs_have_the_names_of_their_folders_and_a_second_one_that_of_its_file(
 
 
 def test_a_folder_or_an_index_that_cannot_be_used_is_named(root: Path) -> None:
-    with pytest.raises(LachesisError, match="is no folder; name the folder"):
+    with pytest.raises(LachesisError, match="is not a folder; name the folder"):
         Index(root / "none")
     (root.parent / "file").write_text("no database, but long enough to be looked at as one" * 20)
     with pytest.raises(LachesisError, match="cannot be written"):

@@ -111,7 +111,7 @@ class WordHeaders(ChannelGrammar):
                 typed = True
             elif recipient is None and self.namespace and self._names_tool(run, word):
                 recipient = word
-                errors.append(f"{word!r} is no channel but the recipient")
+                errors.append(f"{word!r} is not a channel but the recipient")
             elif not ((index == 0 and word == self.role) or (cut and index == len(words) - 1 and self._begins(word))):
                 junk.append(word)
         kind = self.channels.get(channel or "", Channel.ANSWER)

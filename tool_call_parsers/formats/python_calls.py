@@ -7,7 +7,7 @@ from dataclasses import replace
 from tool_call_parsers.parser import Format
 from tool_call_parsers.python_calls import PythonCalls
 
-_NAMES = "parameters whose names are no identifiers"
+_NAMES = "parameters whose names are not identifiers"
 
 _LFM2 = PythonCalls(
     openers=("<|tool_call_start|>",),

@@ -27,7 +27,7 @@ _NO_EFFECT: Final = frozenset(
     {"model", "stream", "stream_options", "store", "metadata", "user", "service_tier", "safety_identifier"}
     | {"prompt_cache_key", "prompt_cache_retention", "timeout", "verbosity"}
 )
-"""Fields that do not change what is sampled."""
+"""Fields that do not affect sampling."""
 WISHES: Final = ("response_format", "parallel_tool_calls", "reasoning_effort", "logit_bias")
 _READ: Final = frozenset(
     {"messages", "tools", "tool_choice", "n", "max_tokens", "max_completion_tokens", "stop", "logprobs", "top_logprobs"}
@@ -68,7 +68,7 @@ def wants_usage(body: JSON) -> bool:
 
 
 def read_message(given: Any) -> Any:
-    """A message in the form that all protocols share: the role is one of four, and a text is no list of parts."""
+    """A message in the form that all protocols share: the role is one of four, and a text is not a list of parts."""
     if not isinstance(given, Mapping):
         return given
     if type(given.get("content")) in _TEXT and given.get("role") != "developer" and _METADATA.isdisjoint(given):

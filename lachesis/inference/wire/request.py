@@ -1,4 +1,4 @@
-"""What clients ask, in one form for all protocols, and why they are refused."""
+"""Requests of clients, in one form for all protocols, and the reasons to refuse them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Refused(Exception):
 
     Attributes:
         status: of the HTTP answer.
-        code: the machine's name for the reason, OpenAI's where there is one.
+        code: the machine-readable reason, OpenAI's if there is one.
         param: the field of the request that is the reason.
     """
 
@@ -112,7 +112,7 @@ def stop_texts(body: Mapping[str, Any], name: str = "stop") -> tuple[str, ...]:
     value = take(body, name, str, list, default=())
     texts = (value,) if isinstance(value, str) else tuple(value)
     if not all(isinstance(text, str) for text in texts):
-        raise Refused(400, f"{name} is no text and no list of texts", param=name)
+        raise Refused(400, f"{name} is neither text nor a list of texts", param=name)
     return tuple(text for text in texts if text)
 
 

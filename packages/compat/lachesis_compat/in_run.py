@@ -44,7 +44,7 @@ def waited(run: OpenRun, call: Coroutine[Any, Any, T], what: str) -> T:
     if on_loop_of(run):
         call.close()
         raise RuntimeError(
-            f"{what} waits for its result, and nothing else would run meanwhile: call it on another thread "
+            f"{what} waits for its result and would block the event loop: call it on another thread "
             f"(`await asyncio.to_thread({what}, ...)`), or use `await ctx.call_tool(...)`"
         )
     return asyncio.run_coroutine_threadsafe(call, run.loop).result()

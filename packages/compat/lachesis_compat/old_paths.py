@@ -1,8 +1,8 @@
 """Finds the import paths of the removed Hermes stack: `tools.terminal_tool`, `model_tools`, `environments.patches`.
 
 The files are in `lachesis_compat/modules/`. The finder is the last of `sys.meta_path`, so modules of a user's own
-project with these names win, and nothing is loaded before it is imported. `lachesis_old_paths.pth`, which the wheel
-puts beside the package, registers it in every process without importing anything.
+project with these names take precedence, and nothing is loaded before it is imported. `lachesis_old_paths.pth`, which
+the wheel installs next to the package, registers it in every process without importing anything.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Create a file with given content: the smallest environment whose reward looks into the sandbox."""
+"""Create a file with given content: the smallest environment whose reward inspects the sandbox."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ class DrawnItems(HermesAgentBaseEnv):
 
 
 def arguments(call: ToolCall) -> dict[str, Any]:
-    """The arguments of a call; none where they are no JSON object."""
+    """The arguments of a call; none where they are not a JSON object."""
     try:
         given = json.loads(call.arguments or "{}")
     except ValueError:
@@ -180,7 +180,7 @@ NOTHING = Reward(0.0, {"call": 0.0, "tool": 0.0, "arguments": 0.0})
 
 
 def graded(answer: Message, item: Mapping[str, Any]) -> Reward:
-    """What one answer of the model earns."""
+    """The reward of one answer of the model."""
     if len(answer.tool_calls) != 1:
         return NOTHING
     (call,) = answer.tool_calls

@@ -97,7 +97,7 @@ _SUMMARY = f"{len(IDS)} passed in 0.12s"
 
 @dataclass(frozen=True, slots=True)
 class Cheat:
-    """What an agent leaves instead of a solution."""
+    """An agent's forgery in place of a solution."""
 
     name: str
     attack: str

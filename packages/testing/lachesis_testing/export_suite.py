@@ -33,7 +33,7 @@ from lachesis_tokens.samples.samples import samples
 
 
 class ExportSuite:
-    """What every export promises, tried on `groups`. Run it with pytest."""
+    """Checks on `groups` that every export must pass. Run it with pytest."""
 
     export: str
     """A name, or `package.module:attribute`."""
@@ -46,7 +46,7 @@ class ExportSuite:
         return copy.deepcopy(list(map(dict, self.groups if self.groups is not None else example_groups())))
 
     def read(self, path: Path) -> list[Any]:
-        """What the written file holds; an export that is no JSON Lines reads it in its own way."""
+        """The contents of the written file; override it for an export that does not write JSON Lines."""
         return list(read_lines(path))
 
     def lines(self) -> list[ExportLine]:

@@ -27,7 +27,7 @@ def say(text: str | None, **extra: Any) -> dict[str, Any]:
 
 
 def call(*calls: tuple[str, Any], content: str | None = None, **extra: Any) -> dict[str, Any]:
-    """An assistant message with tool calls, each a name and arguments. Arguments that are no text become JSON."""
+    """An assistant message with tool calls, each a name and arguments. Arguments that are not text become JSON."""
     listed = [
         {
             "id": f"call_{number}_{name}",

@@ -53,7 +53,7 @@ class Database:
         error: raised with the file, the reason and the next step.
         another: how to choose another file, as a part of that sentence.
         form: `user_version` of the file; another one is an error.
-        tables: made in a new file, beside those of contents and facts.
+        tables: created in a new file, in addition to those of contents and facts.
         facts: of a new file.
     """
 
@@ -166,7 +166,7 @@ class Database:
         return data
 
     def facts(self) -> dict[str, Any]:
-        """What `put_fact` wrote, by name."""
+        """The facts that `put_fact` wrote, by name."""
         with self.errors() as database:
             rows = database.execute("SELECT name, value FROM facts").fetchall()
         try:

@@ -60,7 +60,7 @@ class Entry:
         return max(0, self.batch_step - 1 - self.step)
 
     def to_record(self) -> dict[str, Any]:
-        """What describes the group, without its state."""
+        """The description of the group, without its state."""
         names = ("seq", "group_id", "key", "sequences", "tokens", "undelivered", "step")
         return {name: getattr(self, name) for name in names}
 

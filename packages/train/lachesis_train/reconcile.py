@@ -1,4 +1,4 @@
-"""What the answers of the stock rollout API say about groups that were posted to it.
+"""Conclusions from the stock rollout API's answers about groups that were posted to it.
 
 The stock API has no idempotency key and no name for its process. Everything here follows from three of its answers: the
 step and the length of its queue (`/status-env`), the group that it received last (`/latest_example`), and the step at

@@ -155,7 +155,9 @@ class OutboxRelay:
                     await _wait(self._stopping, self.pace.poll)
             except RolloutApiError as error:
                 if isinstance(error, ApiRefused) and self.status is None:
-                    hint = "" if error.status in UNAUTHORISED else "; set rollout_server_url to that of a rollout API"
+                    hint = (
+                        "" if error.status in UNAUTHORISED else "; set rollout_server_url to the URL of a rollout API"
+                    )
                     raise RelayError(f"{error}{hint}") from error
                 self._set_trouble(
                     f"{error}; finished groups wait in {self.outbox.folder}, and the API is tried until it answers"
@@ -245,7 +247,7 @@ class OutboxRelay:
         if self.env.group_size > info.batch_size:
             raise RelayError(
                 f"group_size {self.env.group_size} is larger than the trainer's batch_size {info.batch_size}: no "
-                "batch could ever hold a group; set one of them"
+                "batch can contain a group; set one of them"
             )
         registration = await self.api.register(self.env)
         if registration is None:
@@ -286,7 +288,7 @@ class OutboxRelay:
             self.report(f"{self.api.url} was restarted; {counted(len(state.waiting), 'group')} to be posted")
         elif info.batch_size % self.env.group_size and identity.stock:
             self.report(
-                f"the trainer's batch_size {info.batch_size} is no multiple of group_size {self.env.group_size}: "
+                f"the trainer's batch_size {info.batch_size} is not a multiple of group_size {self.env.group_size}: "
                 "the stock API forms no batch from such groups alone"
             )
         self._verified = connection

@@ -130,7 +130,7 @@ class EnvStatus:
 
 @dataclass(frozen=True, slots=True)
 class ApiIdentity:
-    """What the API says of itself."""
+    """The API's description of itself."""
 
     stock: bool = False
     """Atropos' own server, which hands out no group of more than `group_size` sequences."""
@@ -284,7 +284,7 @@ class RolloutApi(HttpSessionOwner):
         except orjson.JSONDecodeError:
             answer = None
         if not isinstance(answer, dict):
-            raise ApiDown(self.url, f"the answer is no JSON object: {raw[:200]!r}")
+            raise ApiDown(self.url, f"the answer is not a JSON object: {raw[:200]!r}")
         return answer
 
     async def _request(
@@ -362,7 +362,7 @@ def encode_group(group: Mapping[str, Any]) -> list[bytes]:
 
 
 def check_shape(group: Mapping[str, Any]) -> None:
-    """Check what the stock API does not check and trainers fail over.
+    """Check what the stock API does not check and trainers would fail on.
 
     Raises:
         GroupError: names the field.
@@ -426,7 +426,7 @@ def _encode(name: str, value: Any, *, numbers: bool) -> Iterator[bytes]:
 
 def _finite(name: str, piece: bytes, numbers: bool) -> bytes:
     if numbers and b"null" in piece:  # orjson's form of nan and infinity
-        raise GroupError(f"{name} holds a number that is not finite")
+        raise GroupError(f"{name} contains a number that is not finite")
     return piece
 
 

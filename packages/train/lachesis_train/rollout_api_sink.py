@@ -51,7 +51,7 @@ LEFT_OUT_IN_A_ROW = 16
 
 
 class EvaluationSchedule:
-    """Runs `evaluate` beside training.
+    """Runs `evaluate` during training.
 
     Several boundaries that are crossed at once are one evaluation: the weights of the earlier ones are gone. A boundary
     that is crossed during an evaluation is evaluated right after it.

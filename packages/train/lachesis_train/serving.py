@@ -79,8 +79,8 @@ async def serve(env: Environment, *, hold_out: bool) -> ServeResult:
         ):
             note(
                 env.console,
-                "agents have the network of this machine, and the rollout API asks for no token: they could reset its "
-                f"data or send groups of their own; set {TOKEN_VARIABLE}, for it, here and for the trainer",
+                "agents have the network of this machine, and the rollout API requires no token: they could reset its "
+                f"data or send their own groups; set {TOKEN_VARIABLE}, for it, here and for the trainer",
             )
         pipeline = Pipeline(
             title=config.wandb_name or env.run_name,

@@ -5,10 +5,10 @@ it is in the very next batch. It is counted in steps of the rollout API, one for
 older than the group, and a trainer makes at most one version of the policy in a step.
 
 The cap holds by back-pressure. Groups are posted in the order in which they finish, so in the worst case all groups on
-their way reach the trainer before the oldest one in flight. They have to fit, together with it, into the batches that
-the trainer may still get before the oldest one is too old. What is delivered makes room, so a trainer that can get no
-more batches without the oldest group waits for it, and no longer: with an empty outbox there is room for one batch at
-any step.
+their way reach the trainer before the oldest one in flight. They must fit, together with it, into the batches that the
+trainer may still get before the oldest one is too old. What is delivered makes room, so a trainer that can get no more
+batches without the oldest group waits for it, and no longer: with an empty outbox there is room for one batch at any
+step.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from enum import StrEnum
 
 
 class WhenStale(StrEnum):
-    """What happens to groups that take too long."""
+    """How to treat groups that take too long."""
 
     WAIT = "wait"
     """No group begins that could make an older one too old: the trainer waits for that one. Nothing is lost."""

@@ -80,7 +80,7 @@ class Adam:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What a step of the engine answers."""
+    """The engine's answer to a step."""
 
     logprobs: Sequence[Sequence[float]]
     """Of the targets of each datum, under the weights before the step."""
@@ -193,7 +193,7 @@ class Training:
         return Trained([_plain(each["logprobs"]) for each in output.loss_fn_outputs], output.metrics)
 
     async def load_weights(self, path: str) -> None:
-        """Take the weights of a state, of an adapter of the same shape; Adam begins anew."""
+        """Take the weights of a state, of an adapter of the same shape; Adam starts over."""
         await _call(f"load {path}", self.client.load_state, path)
 
     async def save_state(self, name: str) -> str:

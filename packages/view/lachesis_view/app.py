@@ -104,7 +104,7 @@ class Viewer:
         except Exception as error:
             self.index.report(error)
             logger.exception("the page %s cannot be made", request.path)
-            response = self._error(500, "this page cannot be made; where the viewer was started stands why")
+            response = self._error(500, "this page cannot be shown; the viewer's terminal says why")
         if not response.prepared:
             response.headers.update(HEADERS)
         return response

@@ -29,7 +29,7 @@ _STEP = re.compile(rb'(?m)^[ \t]*\{\s*"step":\s*\d')
 
 
 def kind_of(path: Path) -> str:
-    """What a file holds: groups, failed groups, steps of a training run; empty for anything else."""
+    """The contents of a file: groups, failed groups, steps of a training run; empty for anything else."""
     with path.open("rb") as file:
         head = file.read(256)
         head += b"" if _GROUP.match(head) else file.read(HEAD)

@@ -1,4 +1,4 @@
-"""What the page of a group shows: its rollouts side by side, turn by turn, and where they part."""
+"""The page of a group: its rollouts side by side, turn by turn, and where they diverge."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Shown = tuple[Mapping[str, Any], dict[str, Any]]
 def group_context(
     group: Mapping[str, Any], vocabulary: Vocabulary | None = None, only: Collection[int] = ()
 ) -> dict[str, Any]:
-    """What the template of a group takes. `only` are the rollouts to compare; all of them if it is empty.
+    """The values for the template of a group. `only` are the rollouts to compare; all of them if it is empty.
 
     A row is a turn, a cell a rollout; cells with the same letter have the same conversation up to there.
     """

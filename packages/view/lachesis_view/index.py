@@ -35,7 +35,7 @@ from lachesis_view.trained import LINES, as_group
 VERSION = 6
 """Of the tables."""
 APPLICATION = 0x4C616368
-"""In the header of an SQLite file: it is an index of the viewer, and may be made anew."""
+"""In the header of an SQLite file: it is an index of the viewer, and may be rebuilt."""
 FAILURES_OF = 2_000
 """Rollouts of which the failed calls of a run are shown."""
 BATCH = 4 << 20
@@ -92,18 +92,18 @@ class Index:
         path: the SQLite file; it and its folder are created.
 
     Raises:
-        SettingsError: `root` is no folder, or `path` cannot be written.
+        SettingsError: `root` is not a folder, or `path` cannot be written.
     """
 
     def __init__(self, root: Path, path: Path | None = None) -> None:
         if not root.is_dir():
-            raise SettingsError(f"{root} is no folder; name the folder that holds your runs, which is data/ by default")
+            raise SettingsError(f"{root} is not a folder; name the folder that contains your runs, by default data/")
         self.root = root.resolve()
         self.path = path or cache_path(root)
         self.left = 0
         """Bytes that are not indexed yet, as of the last look at the folder."""
         self.unread = 0
-        """Lines of the files that are no groups, and are left out, as of that look."""
+        """Lines of the files that are not groups, and are left out, as of that look."""
         digest = hashlib.sha256(f"{VERSION}:{self.root}".encode("utf-8", "surrogateescape")).digest()
         self._of = int.from_bytes(digest[:4]) >> 1
         self._refreshing = threading.Lock()
@@ -138,7 +138,7 @@ class Index:
             header = file.read(72)
         application, of = (int.from_bytes(header[at : at + 4]) for at in (68, 60))
         if header and application != APPLICATION:
-            raise OSError("it is no index of the viewer: delete it if nothing else needs it")
+            raise OSError("it is not an index of the viewer: delete it if nothing else needs it")
         if header and (anew or of != self._of):
             if self._follows():
                 for suffix in ("", "-wal", "-shm"):
@@ -171,7 +171,7 @@ class Index:
         return found
 
     def report(self, error: BaseException) -> None:
-        """Take note of an error that asking ended with: the next `refresh` makes a damaged file anew."""
+        """Take note of an error that asking ended with: the next `refresh` rebuilds a damaged file."""
         if _is_damage(error):
             self._opened = None
 
@@ -563,7 +563,7 @@ class Index:
         return found
 
     def history(self, run: str) -> list[sqlite3.Row]:
-        """What curves are made of: every rollout of a run, in the order of its groups' ends."""
+        """The data of the curves: every rollout of a run, in the order of its groups' ends."""
         query = (
             "SELECT number, item, reward, outcome, cause, turns, calls, errors, tokens, seconds, metrics, time, kind "
             "FROM rollouts JOIN files ON files.id = file WHERE rollouts.run = ? ORDER BY time, number, n"

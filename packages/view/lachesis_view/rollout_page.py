@@ -1,4 +1,4 @@
-"""What the page of a rollout shows, from the record of its group: what all pages show of one, and its samples."""
+"""The page of a rollout, built from the record of its group: what all pages show of one, and its samples."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FACTS = ("finish_reason", "model", "model_version", "prompt_checked", "purpose"
 
 
 def rollout_context(group: Mapping[str, Any], n: int) -> dict[str, Any]:
-    """What the template of rollout `n` takes. Raises IndexError where the group has none of this number."""
+    """The values for the template of rollout `n`. Raises IndexError if the group has no rollout of this number."""
     rollouts = group["rollouts"]
     if not 0 <= n < len(rollouts):
         raise IndexError(f"rollout {n}: the group has {len(rollouts)}")
@@ -81,7 +81,7 @@ def sample_tokens(group: Mapping[str, Any], n: int, number: int, vocabulary: Voc
     """The tokens of one sample of rollout `n`, ready for JSON; all lists are as long as the sample.
 
     `segments` cut it into context and completions; `trained_in` is the number of the sample that trains a completion.
-    Logprobs are null in context. `texts` are null without a vocabulary; a token that is no text has its bytes in
+    Logprobs are null in context. `texts` are null without a vocabulary; a token that is not text has its bytes in
     `bytes`, and `runs` says which text several of these are. Raises IndexError.
     """
     samples = rollout_samples(group, group["rollouts"][n])
@@ -129,7 +129,7 @@ def sample_tokens(group: Mapping[str, Any], n: int, number: int, vocabulary: Voc
 
 
 def training_of(sample: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a trainer wrote about a sample; empty where it is of another file."""
+    """A trainer's notes on a sample; empty if it belongs to another file."""
     found: Mapping[str, Any] = sample.get("training") or {}
     return found
 

@@ -1,4 +1,4 @@
-"""What the index keeps of a line: the row of each rollout, and the text that is searched.
+"""The data that the index keeps for a line: the row of each rollout, and the searchable text.
 
 A line may hold anything. What is not of the usual shape raises one of `MISSHAPEN`.
 """
@@ -137,7 +137,7 @@ def as_time(value: Any) -> float:
 
 
 def as_name(text: str) -> str:
-    """What a list shows in each of its rows, and offers to filter by."""
+    """`text` as a name that lists show and filter by."""
     return storable(text)[:NAME_LENGTH]
 
 

@@ -1,4 +1,4 @@
-"""Lines of `rollouts/step_N.jsonl`, what a trainer got in a step, in the shape of the groups that runs write."""
+"""Lines of `rollouts/step_N.jsonl`, the trainer's data of a step, in the shape of the groups that runs write."""
 
 from __future__ import annotations
 

@@ -13,9 +13,7 @@ from lachesis.cli import port_number
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve the pages until Ctrl+C."""
     parser = argparse.ArgumentParser(prog="lachesis view", description=__doc__)
-    parser.add_argument(
-        "folder", type=Path, nargs="?", default=Path("data"), help="what holds the runs (default: data)"
-    )
+    parser.add_argument("folder", type=Path, nargs="?", default=Path("data"), help="folder of the runs (default: data)")
     parser.add_argument("--port", type=port_number, default=7007, help="0 takes a free one (default: %(default)s)")
     parser.add_argument(
         "--host",

@@ -316,11 +316,11 @@ async def test_requests_of_several_versions_and_clients_are_sampled_together(fol
 @pytest.mark.parametrize(
     ("path", "body", "status", "message"),
     [
-        ("asample", b"{", 422, "the body is no JSON"),
-        ("optim_step", [1], 422, "no object of JSON"),
+        ("asample", b"{", 422, "the body is not valid JSON"),
+        ("optim_step", [1], 422, "not a JSON object"),
         ("create_model", {}, 422, "the request has no 'session_id'"),
         ("session_heartbeat", {"session_id": "gone"}, 404, "the engine was started again"),
-        ("forward_backward", b"\xff\xff", 422, "no ForwardBackwardRequest"),
+        ("forward_backward", b"\xff\xff", 422, "not a ForwardBackwardRequest"),
         ("retrieve_future", {"request_id": "gone"}, 410, "is unknown"),
     ],
 )

@@ -1,7 +1,7 @@
 """Environments written for Atropos' `BaseEnv`, unmodified, played by our runs.
 
 The environment's own methods decide what is asked, scored and evaluated. Its `self.server` records, and the tokens of
-its groups are those that were recorded; see `lachesis_compat.collecting`.
+its groups are the recorded ones; see `lachesis_compat.collecting`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _OF_THE_LOOP = (
 
 
 class PlayerConfig(HermesAgentEnvConfig):
-    """The settings of a run that plays an environment of Atropos; those of the environment are added to it."""
+    """The settings of a run that plays an environment of Atropos; the environment's own settings are added."""
 
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True, protected_namespaces=())
 
@@ -375,7 +375,7 @@ class AtroposPlayer(HermesAgentBaseEnv):
 
 
 class OpaqueItem:
-    """An item that is no plain data: it is known by its number in this start."""
+    """An item that is not plain data: it is identified by its number in this start."""
 
     def __init__(self, item: Any, number: int) -> None:
         self.item = item
@@ -390,11 +390,11 @@ def player_for(stock_cls: Any) -> type[AtroposPlayer]:
     """A class of our own that plays environments of an Atropos class.
 
     Raises:
-        SettingsError: it is no subclass of `BaseEnv`.
+        SettingsError: it is not a subclass of `BaseEnv`.
     """
     bases = getattr(stock_cls, "__mro__", ())
     if BaseEnv not in bases and HermesAgentBaseEnv not in bases:
-        raise SettingsError(f"{stock_cls!r} is no subclass of atroposlib's BaseEnv")
+        raise SettingsError(f"{stock_cls!r} is not a subclass of atroposlib's BaseEnv")
     if HermesAgentBaseEnv in bases:
         raise SettingsError(f"{stock_cls.__name__} is an environment of our own: run its file, or its cli()")
     _check_methods(stock_cls)
@@ -456,7 +456,7 @@ def _check_methods(stock_cls: Any) -> None:
         if not _has(stock_cls, name):
             near = close_names(name, [each for each in own if not hasattr(BaseEnv, each)])
             hint = f"; did you mean that by {near[0]}?" if near else ""
-            raise SettingsError(f"{stock_cls.__name__} has no {shown}, which its class has to define{hint}")
+            raise SettingsError(f"{stock_cls.__name__} has no {shown}, which its class must define{hint}")
 
 
 def prepare_imports() -> None:

@@ -1,1 +1,3 @@
-"""Groups that an environment collects itself: what was sampled meanwhile is recorded, and the groups are made of it."""
+"""Groups that an environment collects itself: everything sampled in the meantime is recorded, and the groups are built
+from it.
+"""

@@ -1,6 +1,6 @@
 """The groups of an item from an environment that collects them itself, as the runs take them.
 
-The environment decides what is scored and how. The tokens are those that were recorded meanwhile, never its own.
+The environment decides what is scored and how. The tokens are the ones recorded in the meantime, never its own.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Collector:
     async def _attempt(
         self, item: Any, recording: Recording
     ) -> tuple[list[ReturnedGroup], list[Any], BaseException | None]:
-        """What the environment returned, and what it raised."""
+        """The groups that the environment returned, and the exception that it raised."""
         before = cancel_requests()
         try:
             async with asyncio.timeout(self.timeout) as limit:
@@ -193,7 +193,7 @@ class Collector:
         return replace(refused, not_sampled=True)
 
     def _extras(self, sample: ReturnedSample, rollout: Rollout, key: str) -> dict[str, Any]:
-        """What travels with a sample, beside its tokens."""
+        """The data that is sent with a sample, in addition to its tokens."""
         sent = next(iter(rollout.samples), None)
         if sent is not None and self.on_drift is not None:
             self.on_drift(key, sample, drift_of(sample, sent, self.decode))

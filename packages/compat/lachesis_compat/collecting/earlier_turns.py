@@ -13,7 +13,7 @@ _TELLING = 12
 
 @dataclass(frozen=True, slots=True)
 class EarlierTurns:
-    """What the model said before, at places within a trained text."""
+    """The model's earlier texts, at places within a trained text."""
 
     turns: tuple[Completion, ...] = ()
     """Those that stand in it word for word. The text between them counts as prompt."""

@@ -1,4 +1,4 @@
-"""Notes of which conversation was encoded to which ids, for environments that return ids instead of what was said."""
+"""Notes of which conversation was encoded to which ids, for environments that return ids instead of messages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def note_chats() -> None:
 
     For code of an item, it returns a list of ids, as it did before transformers 5, unless the caller asks for something
     else: with the dict-like object of transformers 5, Atropos' `tokenize_for_trainer` makes samples of two tokens.
-    Nothing changes for other code of the process, whatever runs beside it.
+    Nothing changes for other code of the process, even if it runs at the same time.
     """
     from transformers import PreTrainedTokenizerBase
 

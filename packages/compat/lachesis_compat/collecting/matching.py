@@ -1,8 +1,8 @@
 """Which completions a returned sample is made of.
 
-A sample is recognised by what was sampled: by the exact ids after their exact prompt, else by the exact text of every
-part that it trains. Nothing is compared by similarity. Text that the model never said in a trained place makes the
-sample refused.
+A sample is matched with what was sampled: by the exact ids after their exact prompt, else by the exact text of every
+part that it trains. Nothing is compared by similarity. A sample that trains text which the model never wrote is
+refused.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from lachesis_compat.collecting.returned import ReturnedSample
 _ASSISTANTS = ("assistant", "agent", "gpt")
 _MARKUP = re.compile(r"<[^<>]*>")
 _TWINS = (
-    "other samples with its text have other scores, and the model said this text once only, or in different tokens: "
-    "which one is meant is unknown"
+    "other samples with its text have other scores, and the model wrote this text only once, or in different tokens: "
+    "it is unknown which one is meant"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """What a sample was recognised as."""
+    """The match of a sample."""
 
     completions: tuple[Completion, ...] = ()
     """Those that it trains, in the order of sampling."""
@@ -92,7 +92,7 @@ class Matcher:
         for at, answers in enumerate(changed):
             if lost := answers - self._taken:  # no sample has them as they were said either
                 said = min(lost, key=self._recording.completions.index).said
-                found[at] = Match(refused=f"it trains words of an answer that the model gave otherwise: {_short(said)}")
+                found[at] = Match(refused=f"it trains words that differ from the model's answer: {_short(said)}")
         found = [
             Match(refused=_TWINS) if mixed.intersection(own) and not match.refused else match
             for match, own in zip(found, twins, strict=True)
@@ -163,7 +163,7 @@ class Matcher:
         for part in reversed(parts):  # the last turn first: its conversation says which the earlier ones were
             said = self._said(part, found)
             if not said or len(set(map(_prompt, said))) > 1:
-                why = "that the model said in several conversations" if said else "that the model did not say"
+                why = "that the model wrote in several conversations" if said else "that the model did not say"
                 return Match(refused=f"it trains text {why}: {_short(part.text)}")
             earlier = self._earlier_turns(part, said[0])
             if earlier.cut is not None:
@@ -173,7 +173,7 @@ class Matcher:
         return Match(tuple(sorted(found, key=self._recording.completions.index)))
 
     def _parts(self, sample: ReturnedSample) -> list[_Part] | str:
-        """What the sample trains; a text says why that is unknown."""
+        """The completions that the sample trains; a text says why they are unknown."""
         ids, runs = sample.tokens, sample.runs()
         chat = self._recording.chat_of(ids, sample.masks) if ids is not None else None
         if ids is not None and runs:
@@ -213,7 +213,7 @@ class Matcher:
         return parts if whole else []
 
     def _is_whole(self, run: _Part, message: _Part) -> bool:
-        """Whether a run of trained tokens is this message, with nothing but markup beside it."""
+        """Whether a run of trained tokens is this message, with nothing but markup around it."""
         text, said = self._without_ends(run.text), self._without_ends(message.text)
         if message.calls:  # a template writes them in its own way
             return said in text and all(str(name) in text for name, _ in message.calls)

@@ -1,4 +1,4 @@
-"""Atropos' hooks in environments of our own base class: what the default methods return, and who calls overrides."""
+"""Atropos' hooks in environments of our own base class: the default methods, and the calls of overrides."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ async def group_of_trajectories(env: Any, item: Any) -> tuple[dict[str, Any] | N
     for trajectory in found:
         if not isinstance(trajectory, Mapping):
             raise ReturnedGroupError(
-                f"collect_trajectory returned {type(trajectory).__name__}; it has to be a dict with tokens, masks and "
+                f"collect_trajectory returned {type(trajectory).__name__}; it must be a dict with tokens, masks and "
                 "scores, or None to leave the trajectory out"
             )
     backlog = [later for _, items in results for later in items or ()]
@@ -117,7 +117,7 @@ def atropos_group(group: PlayedGroup) -> dict[str, Any]:
 
 
 async def call_hook(env: Any, hook: Callable[..., Awaitable[Any]], *args: Any, **kwargs: Any) -> None:
-    """Call a hook that only shows something. What it raises is shown once on the console of `env`, and ends nothing."""
+    """Call a hook that only shows something. An exception is shown once on the console of `env`, and ends nothing."""
     name = getattr(hook, "__name__", repr(hook))
     try:
         with hook_errors():

@@ -31,7 +31,7 @@ class RecordedServer:
     """Atropos' `ServerManager` over the servers of a run. Anything else is an attribute of the run's own server.
 
     Each completion goes into the recording of the item that is being collected. Plain requests of one item share one
-    session, so that a conversation goes on from the exact tokens of its earlier turns; `managed_server()` opens
+    session, so that a conversation continues from the exact tokens of its earlier turns; `managed_server()` opens
     another. Code that runs in another event loop, in a thread, may call it too.
 
     Args:
@@ -155,7 +155,7 @@ class RecordedServer:
             f"{name}: {json.dumps(value)}" for name, value in sampling_without_problem(response.sampling).items()
         )
         fix = f"; --env.override_sampling '{{{values}}}' samples as a trainer needs it" if values else ""
-        self.tell(f"what the environment samples cannot be trained: {problem}{fix}")
+        self.tell(f"the environment's samples cannot be trained: {problem}{fix}")
 
     async def _ask_for_tokens(self, session: ManagedServer | Router, kwargs: Mapping[str, Any]) -> Any:
         if not isinstance(session, ManagedServer):
@@ -187,7 +187,7 @@ class RecordedServer:
 
 
 class RecordedSession:
-    """What `managed_server()` yields: a `ManagedServer` whose completions are recorded."""
+    """The server that `managed_server()` yields: a `ManagedServer` that records its completions."""
 
     def __init__(self, server: RecordedServer, session: ManagedServer) -> None:
         self._server = server

@@ -120,8 +120,8 @@ def recording_of_request() -> Recording:
         if len(_open) == 1:
             return next(iter(_open))
         raise RecordingError(
-            f"a request for the model from code that belongs to none of {len(_open)} items in progress; a thread has "
-            "to be started with asyncio.to_thread, or with contextvars.copy_context().run"
+            f"a request for the model from code that belongs to none of {len(_open)} items in progress; start "
+            "threads with asyncio.to_thread, or with contextvars.copy_context().run"
         )
     if recording.closed:
         raise RecordingError("a request for the model after the groups of its item were returned")

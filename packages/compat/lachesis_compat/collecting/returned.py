@@ -12,11 +12,11 @@ from lachesis_compat.collecting.recording import as_ids
 from lachesis_tokens.samples.group_shapes import CERTIFICATE, OVERRIDES
 
 OF_SAMPLES = ("advantages", "ref_logprobs", "images", "distill_token_ids", "distill_logprobs")
-"""Fields of a group with one entry for each sample, beside tokens, masks, logprobs, scores, messages and overrides."""
+"""Fields of a group with one entry per sample, other than tokens, masks, logprobs, scores, messages and overrides."""
 
 
 class ReturnedGroupError(RewardError):
-    """What `collect_trajectories` returned is no group. An error of the environment."""
+    """`collect_trajectories` returned something that is not a group. An error of the environment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class ReturnedSample:
     place: int
     score: float
     tokens: list[int] | None
-    """None where they are no list of ids."""
+    """None where they are not a list of ids."""
     masks: list[int] | None
     logprobs: Any
     messages: tuple[Mapping[str, Any], ...] | None

@@ -1,4 +1,4 @@
-"""What all guests share: their code plays a rollout over the endpoint, and decides on its score."""
+"""The base of all guests: their code plays a rollout over the endpoint, and decides on its score."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class GuestFailed(LachesisError):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a guest's code made of one rollout."""
+    """The result of a guest's code for one rollout."""
 
     outcome: Outcome
     reason: str
@@ -66,7 +66,7 @@ class GuestEnv(RecordedEnv):
         return []
 
     async def discard(self, verdict: Verdict) -> None:
-        """Release what the guest keeps of a rollout that is not scored."""
+        """Release the guest's resources for a rollout that is not scored."""
 
     async def get_next_item(self) -> Any:
         rows = self.rows()

@@ -1,4 +1,4 @@
-"""The model of a run as a provider of Inspect: what a sample asks goes to the recording of its rollout."""
+"""The model of a run as a provider of Inspect: requests of a sample go to the recording of its rollout."""
 
 from __future__ import annotations
 

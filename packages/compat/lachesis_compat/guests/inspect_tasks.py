@@ -3,7 +3,7 @@
     python -m lachesis_compat.guests.inspect_tasks process --env.task my_task.py@my_task --env.task_args '{hard: true}'
 
 Inspect plays: solvers, tools, sandboxes, limits and scorers are the task's own. One eval runs as long as Lachesis' run
-does, and each rollout is a sample that is added to it. What the model is asked while a scorer runs is not recorded.
+does, and each rollout is a sample that is added to it. Requests to the model while a scorer runs are not recorded.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class InspectConfig(HermesAgentEnvConfig):
     task: str = Field(default="", description="The task as Inspect names it: FILE.py@TASK, or PACKAGE/TASK.")
     task_args: dict[str, Any] = Field(default_factory=dict, description="Arguments of the task.")
     scorer: str | None = Field(
-        default=None, description="Scorer whose value is the reward, NAME or NAME.KEY; default: the task's only one."
+        default=None, description="Scorer that gives the reward, NAME or NAME.KEY; default: the task's only one."
     )
     model_roles: dict[str, str] = Field(
         default_factory=dict, description="Inspect's models by role, for example '{grader: openai/gpt-4o}'."
@@ -182,7 +182,7 @@ class InspectEnv(GuestEnv):
         if name not in numbers:
             if values[name] is None or (isinstance(values[name], float) and math.isnan(values[name])):
                 return None
-            raise GuestFailed(f"the value of scorer {name!r} is no score: {values[name]!r}")
+            raise GuestFailed(f"the value of scorer {name!r} is not a score: {values[name]!r}")
         return Reward(numbers[name], numbers)
 
 

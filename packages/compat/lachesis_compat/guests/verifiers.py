@@ -3,7 +3,7 @@
     python -m lachesis_compat.guests.verifiers process --env.module my_env --env.module_args '{difficulty: hard}'
 
 The package is verifiers 0.1.14, the last one with this interface. Its environment makes the requests, runs its tools
-and its rubric; a judge that it brings is asked as ever, and is not recorded. Rewards are the rubric's, components its
+and its rubric; its own judges are called as usual, and are not recorded. Rewards are the rubric's, components its
 metrics.
 """
 
@@ -108,7 +108,7 @@ class VerifiersEnv(GuestEnv):
 
     def eval_rows(self) -> Sequence[Any]:
         if self.guest.eval_dataset is None and self.guest.eval_dataset_source is None:
-            log.warning("%s has no dataset of its own for evaluation: the items are those to train on", self.run_name)
+            log.warning("%s has no evaluation dataset: its training items are evaluated", self.run_name)
         rows: Sequence[Any] = self.guest.get_eval_dataset()
         return rows
 
@@ -175,7 +175,7 @@ class VerifiersEnv(GuestEnv):
 
 
 def _is_single_turn(guest: Any, state: Mapping[str, Any]) -> bool:
-    """Whether the environment has one turn by its nature: its end is no limit."""
+    """Whether the environment has one turn by its nature: its end is not a limit."""
     import verifiers
 
     route = (state.get("info") or {}).get("env_id") or ()  # of a group of environments, one name for each level

@@ -27,7 +27,7 @@ def validate_distribution(distribution_name: str) -> bool:
 
 
 def sample_toolsets_from_distribution(distribution_name: str) -> list[str]:
-    """Toolsets drawn anew, of those that exist here.
+    """A new draw of toolsets, from those that exist here.
 
     Raises:
         ToolsetError: there is no such distribution, or none of its toolsets exists. It is a `ValueError`.

@@ -19,7 +19,7 @@ NO_ANSWER = "no answer by the model"
 
 @dataclass(frozen=True, slots=True)
 class EntryFormat:
-    """What all lines of a run have in common.
+    """The fields that all lines of a run have in common.
 
     Args:
         all_tools: names of all tools, each of which has a column in every line.
@@ -65,7 +65,7 @@ class EntryFormat:
         return {**converted.entry, "partial": not converted.entry["completed"]}
 
     def _metadata(self, item: Any) -> dict[str, Any]:
-        """The fields of a row that are nowhere else in the line; those of its `metadata` are beside the others."""
+        """The fields of a row that are nowhere else in the line, merged with those of its `metadata`."""
         if not isinstance(item, Mapping):
             return {"item": item}
         elsewhere = {self.prompt_field, "messages", "metadata", "cwd", *IMAGE_FIELDS}

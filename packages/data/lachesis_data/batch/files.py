@@ -1,7 +1,7 @@
-"""The files of a batch run beside its groups file: `batch_001_output.jsonl` and so on, and `trajectories.jsonl`.
+"""The files of a batch run other than its groups file: `batch_001_output.jsonl` and so on, and `trajectories.jsonl`.
 
 One invariant: line n of the batch files, counted through, is group n of the groups file. So a start completes them
-after a kill, and they can be made anew from the groups.
+after a kill, and they can be rebuilt from the groups.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _replacing(path: Path) -> Iterator[IO[bytes]]:
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise RunFolderError(
-            f"cannot write {path}: {error.strerror or error}; make room and start again: nothing is lost"
+            f"cannot write {path}: {error.strerror or error}; free some space and start again: nothing is lost"
         ) from error
 
 

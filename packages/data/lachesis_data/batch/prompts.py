@@ -20,7 +20,7 @@ DIGITS = 16
 
 
 class Prompts(HermesAgentBaseEnv):
-    """Asks what the rows say, and scores nothing."""
+    """Plays the prompts of the rows without scoring."""
 
     name = "batch"
 

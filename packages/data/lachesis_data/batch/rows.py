@@ -48,7 +48,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The input of a run, which is read anew each time it is iterated.
+    """The input of a run, which is read again each time it is iterated.
 
     Args:
         source: a file, by its ending `.jsonl`, `.json`, `.csv` or `.parquet`; anything else is a name on the hub, with
@@ -97,16 +97,16 @@ class Rows:
         if problems:
             raise DatasetError("\n".join([*problems, "correct or delete these rows, and start again"]))
         if not total:
-            raise DatasetError(f"{self.source} holds no rows")
+            raise DatasetError(f"{self.source} contains no rows")
         return (count, f"{total} rows, {digests:x}") if self.shard[1] > 1 else (total, "")
 
     def _problem(self, row: Mapping[str, Any] | str) -> str:
-        """What is wrong with a row; empty where nothing is."""
+        """The problem with a row; empty if there is none."""
         if isinstance(row, str):
             return row
         for field in (*IMAGE_FIELDS, "cwd"):
             if not isinstance(row.get(field), str | None):
-                return f"{field} has to be text, not {_kind(row[field])}"
+                return f"{field} must be text, not {_kind(row[field])}"
         named = next((field for field in IMAGE_FIELDS if row.get(field)), None)
         if named and self.images != "name" and (self.images == "none" or not row[named].startswith("/")):
             takes = {"none": "no image with --env.sandbox none", "folder": "the absolute path of a root file system"}
@@ -128,11 +128,11 @@ class Rows:
         if isinstance(prompt, list):
             return _problem_of_messages([{"role": "user", "content": prompt}])
         if not isinstance(prompt, str):
-            return f"{self.prompt_field} has to be text or a list of content parts, not {_kind(prompt)}"
+            return f"{self.prompt_field} must be text or a list of content parts, not {_kind(prompt)}"
         return "" if prompt.strip() else f"{self.prompt_field} is empty"
 
     def _read(self) -> Iterator[tuple[str, Mapping[str, Any] | str]]:
-        """Each row with its place; a text in place of a row says what is wrong with it."""
+        """Each row with its position; a text instead of a row describes its problem."""
         source = self.source or ""
         path = Path(source).expanduser()
         try:
@@ -202,7 +202,7 @@ def _dataset_rows(source: str, split: str) -> Iterator[Mapping[str, Any]]:
 
 def _problem_of_messages(messages: Any) -> str:
     if not isinstance(messages, list) or not messages:
-        return f"messages has to be a list of messages, not {_kind(messages)}"
+        return f"messages must be a list of messages, not {_kind(messages)}"
     try:
         read = [as_message(message, index) for index, message in enumerate(messages)]
         validate_messages(read)

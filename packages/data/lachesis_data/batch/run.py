@@ -37,7 +37,7 @@ from lachesis_data.batch.totals import Caps, Totals
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSettings:
-    """What a batch run is told beside the settings of its environment."""
+    """The options of a batch run in addition to the settings of its environment."""
 
     folder: Path
     run_name: str

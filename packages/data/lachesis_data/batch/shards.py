@@ -62,7 +62,7 @@ def merge_shards(run: Path, out: Path) -> tuple[list[str], bool]:
             if changed := changes(known[0]["deciding"], facts["deciding"]):
                 raise OtherSettings(
                     f"{path} was made with other settings than {known[0]['folder']} ({changed}); start both with the "
-                    "same file, --samples and tools, or play one anew where the settings of the run differ"
+                    "same file, --samples and tools, or play one of them again if the run's settings differ"
                 )
         try:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -98,7 +98,7 @@ def _collect(shards: dict[tuple[int, int], Path], kind: str, folder: Path, runs:
             for record in unscored_groups(source, ()).values() if kind == ".failed" else lines:
                 if not in_shard(record["item_key"][:DIGITS], shard):
                     raise RunFolderError(
-                        f"{source} holds {record['item_key']}, which is of another part: the folder was copied or "
+                        f"{source} holds {record['item_key']}, which belongs to another part: the folder was copied or "
                         "renamed; move it away and play this part"
                     )
                 if record["run"] != run or record["item_key"] in seen:  # of a run that was begun anew, or played since
@@ -150,7 +150,7 @@ def _at_rest(shard: Path) -> Iterator[None]:
 
 
 def _facts(shard: Path, manifest: dict[str, Any]) -> dict[str, Any]:
-    """What is known of a shard. `deciding`: what has to be the same in all."""
+    """The state of a shard. `deciding`: settings that must be the same in all shards."""
     known = _json(shard / STATISTICS) | _json(shard / CHECKPOINT)  # this is of the last start, however it ended
     if "settings" not in manifest or "lines" not in known:
         raise RunFolderError(f"{shard} has not ended yet; start it again, then merge")

@@ -1,7 +1,7 @@
 """The sink of a batch run: groups of one sample each, and the lines that follow from them.
 
-The groups file is the truth, as it is for `process`. Samples without reasoning and samples that failed are remembered
-in files beside it, so that a start plays none of them again unless that is asked for.
+The groups file is the source of truth, as for `process`. Samples without reasoning and failed samples are recorded in
+files next to it, so that a start plays them again only on request.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ PROMOTES = "--keep_without_reasoning keeps such samples, and without playing als
 
 
 class Work(ItemKeys):
-    """What is to be played: each item `samples` times in a row, and the key of each sample.
+    """The plan of the run: each item `samples` times in a row, and the key of each sample.
 
     A key is the digest of the item, that of the settings, which of several equal items it is, and the number of the
     sample: `8f…3a…-1+2`. It does not depend on the order of the items.
@@ -224,7 +224,7 @@ class BatchSink(FileSink):
     def _not_of_groups(self, what: str) -> RunFolderError:
         return RunFolderError(
             f"{what} {self.files.groups}: the batch files were changed; move batch_*_output.jsonl away, and the next "
-            "start writes them anew"
+            "start writes them again"
         )
 
     # A sample.
@@ -343,7 +343,7 @@ class BatchSink(FileSink):
             return None
 
     def statistics(self) -> dict[str, Any]:
-        """What `statistics.json` holds."""
+        """The contents of `statistics.json`."""
         return {
             "batch_size": self.batches.size,
             "total_prompts": self.total,

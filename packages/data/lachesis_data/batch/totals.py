@@ -16,7 +16,7 @@ MILLION = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caps:
-    """What ends a run early. Samples in flight then get `grace_period` to finish."""
+    """Limits that end a run early. Samples in flight then get `grace_period` to finish."""
 
     seconds: float | None = None
     """Of this start."""
@@ -27,11 +27,11 @@ class Caps:
     """Of a million tokens of prompts and of completions."""
 
     def reached(self, totals: Totals, started: float) -> str:
-        """Why the run has to end; empty while it need not."""
+        """Why the run must end; empty if it need not."""
         if self.seconds is not None and time.monotonic() - started >= self.seconds:
             return f"--max_seconds {self.seconds:g} is reached; start again to continue"
         if (self.tokens is not None or self.cost is not None) and totals.uncounted:
-            return "the server counts no tokens, so that --max_total_tokens and --max_cost cannot hold"
+            return "the server reports no token counts, so --max_total_tokens and --max_cost cannot be enforced"
         if self.tokens is not None and totals.completion_tokens >= self.tokens:
             return f"--max_total_tokens {self.tokens} is reached; start again with more to continue"
         if self.cost is not None and (cost := self.cost_of(totals) or 0.0) >= self.cost:
@@ -39,7 +39,7 @@ class Caps:
         return ""
 
     def cost_of(self, totals: Totals) -> float | None:
-        """What the tokens cost; None without prices."""
+        """The cost of the tokens; None without prices."""
         if self.prices is None:
             return None
         return (totals.prompt_tokens * self.prices[0] + totals.completion_tokens * self.prices[1]) / MILLION

@@ -51,7 +51,7 @@ class TokenCounter(Protocol):
 
 @dataclass(slots=True)
 class EntryMetrics:
-    """What compression did to an entry, under the names of the removed implementation."""
+    """The metrics of an entry's compression, under the names of the removed implementation."""
 
     original_tokens: int = 0
     compressed_tokens: int = 0

@@ -82,7 +82,7 @@ class Conversation:
 
     @property
     def uncounted_parts(self) -> int:
-        """Images and other parts that are no text."""
+        """Images and other parts that are not text."""
         return sum(part.get("type") != "text" for item in self.items for part in _parts(item))
 
     def turns(self, tokens: Sequence[int]) -> list[Turn]:
@@ -131,7 +131,7 @@ class Conversation:
 
 
 def without_media(message: Mapping[str, Any]) -> dict[str, Any]:
-    """The message with a short text instead of each part that is no text."""
+    """The message with a short text instead of each part that is not text."""
     if not _parts(message):
         return dict(message)
     parts = [

@@ -100,7 +100,7 @@ async def compress_file(
         report: gets the metrics of each entry, and whether an earlier start had finished it.
 
     Raises:
-        JsonlError: a line is not JSON, or a file cannot be read or written. What is finished stays.
+        JsonlError: a line is not JSON, or a file cannot be read or written. Finished entries stay.
     """
 
     def digest(line: bytes) -> str:

@@ -1,6 +1,6 @@
 """Compression of the live conversation of a rollout: a summary replaces its middle once the context has grown.
 
-It is an edit of the message history. What was sampled before stays in its own context, on a branch, and is trained
+It is an edit of the message history. Everything sampled before stays in its own context, on a branch, and is trained
 there; the next completion is sampled after the compressed conversation. A summary that the policy writes is one of its
 completions, sampled in the whole context as it was, and trained like every other.
 """
@@ -40,7 +40,7 @@ _LATER, _AFTER = 1.25, 1.05
 
 
 class NotCompressed(LachesisError):
-    """There is no summary. The rollout goes on with its whole context."""
+    """There is no summary. The rollout continues with its whole context."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class ContextCompression:
 
     @property
     def summary_tokens(self) -> int:
-        """What a summary should have at most."""
+        """The number of tokens that a summary should have at most."""
         return max(1, min(750, self.target // 4))
 
     def of_rollout(self, rollout: Conversation, *, max_resamples: int) -> LiveCompression:
@@ -143,7 +143,7 @@ class LiveCompression:
         self.edits.append(ContextEdit(turn, self.settings.by, before, after, count, seconds, error, start))
 
     def _region(self) -> range:
-        """The messages that a summary is to replace. Raises NotCompressed where there are none."""
+        """The messages that a summary should replace. Raises NotCompressed if there are none."""
         blind = self.settings.summarise is not None
         turns = [
             Turn(_ROLES[each.role], round(tokens), bool(each.tool_calls), protected=blind and not _is_text(each))
@@ -227,7 +227,7 @@ class LiveCompression:
 
 
 def _text_of(response: ChatResponse) -> tuple[str, str]:
-    """The text of a summary without its reasoning, and what is wrong with it."""
+    """The text of a summary without its reasoning, and its flaw, if any."""
     if response.message.tool_calls:
         return "", "a tool call in place of a summary"
     flaw = check_turn(response, {}).flaw

@@ -13,7 +13,7 @@ Role: TypeAlias = Literal["system", "human", "gpt", "tool"]
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What the choice needs to know about a turn, or about a message."""
+    """The facts about a turn, or about a message, that the choice depends on."""
 
     role: Role
     tokens: int
@@ -63,7 +63,7 @@ def _stretches(turns: Sequence[Turn], settings: ProtectedTurns) -> Iterator[list
 
 
 def _blocks(turns: Sequence[Turn]) -> Iterator[range]:
-    """Each turn that is no result, with the results that follow it."""
+    """Each turn that is not a result, with the results that follow it."""
     start = 0
     for index in range(1, len(turns) + 1):
         if index == len(turns) or turns[index].role != "tool":

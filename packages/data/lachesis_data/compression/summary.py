@@ -1,4 +1,4 @@
-"""Summaries: the request to a model, what it may answer, and a summary that needs no model."""
+"""Summaries: the request to a model, checks of its answer, and a summary that needs no model."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Passage(NamedTuple):
 
 
 class Summary(NamedTuple):
-    """What a summariser answers."""
+    """The answer of a summariser."""
 
     text: str
     api_calls: int = 0
@@ -44,7 +44,7 @@ class Summary(NamedTuple):
 
 
 class SummaryFailed(Exception):
-    """There is no usable summary: the entry stays as it was."""
+    """There is no usable summary: the entry is left unchanged."""
 
     def __init__(self, reason: str, api_calls: int = 1) -> None:
         super().__init__(reason)

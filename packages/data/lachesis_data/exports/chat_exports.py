@@ -190,7 +190,7 @@ def plain_text(content: Any, warnings: set[str]) -> str:
 
 
 def _messages(chat: Chat, *, arguments: Arguments, reasoning: str, parts: bool) -> list[dict[str, Any]]:
-    """New messages with the keys of the format. `parts`: content may be a list of parts, and null beside calls.
+    """New messages with the keys of the format. `parts`: content may be a list of parts, and null next to calls.
 
     Raises MessageError where the messages break the rules of a conversation.
     """

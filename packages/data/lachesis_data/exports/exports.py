@@ -105,7 +105,7 @@ def checked_options(
     checked = dict(given)
     for option, value in given.items():
         if isinstance(value, float) and not isfinite(value):
-            raise ExportOptionsError(f"{what}: option {option}: {value} is no number")
+            raise ExportOptionsError(f"{what}: option {option}: {value} is not a number")
         parameter = signature.parameters.get(option)
         if parameter is None:  # it is one of **kwargs
             continue
@@ -153,7 +153,7 @@ def export_group(
             raise TypeError(f"an export yields ExportLine and LeftOut objects; it yields {_shown(found)}")
         ids = found.rollout_ids if isinstance(found, ExportLine) else (found.rollout_id,)
         if not ids or not known.issuperset(ids):
-            raise ValueError(f"a line has to name rollouts of its group; it names {ids!r}")
+            raise ValueError(f"a line must name rollouts of its group; it names {ids!r}")
         if isinstance(found, LeftOut):
             if found.rollout_id in missing:
                 missing[found.rollout_id] = found.reason
@@ -172,7 +172,7 @@ def export_group(
 def write_export(
     export: Export, groups: Iterable[GroupRecord], path: StrPath, *, min_reward: float | None = None
 ) -> ExportTotals:
-    """Write the lines of all groups to `path`, replacing what is there, or leave `path` as it is.
+    """Write the lines of all groups to `path`, replacing an existing file, or leave `path` unchanged.
 
     `min_reward` is that of `export_group`.
 

@@ -44,7 +44,7 @@ class Line(NamedTuple):
 
 @dataclass(slots=True)
 class Rewritten:
-    """What became of the entries of some files."""
+    """The counts of entries of some files, by result."""
 
     read: int = 0
     written: int = 0
@@ -57,7 +57,7 @@ class Rewritten:
 OnRead: TypeAlias = Callable[[int], object]
 """Called with the number of bytes that were read since the last call."""
 OnBad: TypeAlias = Callable[[JsonlError], object]
-"""Called with what is wrong with a line, which is then left out."""
+"""Called with the problem of a line, which is then left out."""
 
 
 def read_entries(

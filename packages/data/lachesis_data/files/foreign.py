@@ -1,4 +1,6 @@
-"""What other writers do to conversations, undone: the nulls of columnar files, and ids that several turns share."""
+"""Undoes changes that other writers make to conversations: the nulls of columnar files, and ids that several turns
+share.
+"""
 
 from __future__ import annotations
 
@@ -111,7 +113,7 @@ def _without_nulls(value: Any) -> Any:
 
 def without_blocks(messages: Iterable[Any]) -> list[Any]:
     """The messages with calls and results that are content parts (Anthropic's form) as OpenAI has them, and a refusal
-    as what was said. What is no message stays as it is."""
+    as what was said. What is not a message stays as it is."""
     found: list[Any] = []
     for message in messages:
         content = message.get("content") if isinstance(message, Mapping) else None

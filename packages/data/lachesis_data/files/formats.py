@@ -169,7 +169,7 @@ class Converter:
 
 
 def converter(to: str, options: Mapping[str, Any] | None = None) -> Converter:
-    """What converts to the format `to`. Raises UnknownFormat or ExportOptionsError."""
+    """The converter to the format `to`. Raises UnknownFormat or ExportOptionsError."""
     if to not in _LINES:
         raise UnknownFormat(
             f"conversations convert to {', '.join(_LINES)}, not to {to!r}; "

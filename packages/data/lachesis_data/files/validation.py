@@ -31,9 +31,9 @@ _BATCH = {
 
 
 def validate_entry(entry: Any, format: str = "") -> list[str]:
-    """What breaks the rules of a format in an entry, in words; empty where nothing does.
+    """The ways in which an entry breaks the rules of a format, in words; empty if it breaks none.
 
-    Without `format` it is that of the entry. Raises UnknownFormat for a name that is none.
+    Without `format`, the entry's own format is used. Raises UnknownFormat for an unknown name.
     """
     name = format or format_of(entry)
     if not name:
@@ -179,7 +179,7 @@ def _tools(tools: Any) -> Iterable[str]:
     for index, tool in enumerate(tools):
         function = tool.get("function") if isinstance(tool, Mapping) and tool.get("type") == "function" else None
         if not isinstance(function, Mapping) or not isinstance(name := function.get("name"), str) or not name:
-            yield f"tools[{index}] is no function with a name"
+            yield f"tools[{index}] is not a function with a name"
         elif not isinstance(function.get("parameters", {}), Mapping):
             yield f"tools[{index}]: parameters is not an object"
 

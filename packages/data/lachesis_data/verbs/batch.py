@@ -1,4 +1,4 @@
-"""`lachesis batch`: play a file of prompts into ShareGPT files; a second start goes on where the first one stopped.
+"""`lachesis batch`: play a file of prompts into ShareGPT files; a second start continues where the first one stopped.
 
     lachesis batch prompts.jsonl --model NAME --base_url URL        into data/prompts
     lachesis batch merge data/RUN                                   join the shards of a run
@@ -125,14 +125,14 @@ def _parser() -> argparse.ArgumentParser:
     number("samples", "samples of each prompt (default: 1)", default=1)
     number("concurrency", "samples in flight (default: 32)", "num_workers", default=32)
     number("max_samples", "take the first N prompts only")
-    add("model", "model, as its server names it; or embedded, or a GGUF file", "-m", metavar="NAME")
+    add("model", "name of the model on its server; or embedded, or a GGUF file", "-m", metavar="NAME")
     add("base_url", "URL of the model server", "-b", metavar="URL")
     add("api_key", "its key", "-k", metavar="KEY")
     number("max_turns", "completions of a sample (default: 10)")
     number("max_tokens", "tokens of a completion (default: 2048)")
     add("distribution", "named probabilities of toolsets, drawn for each prompt (default: default)", metavar="NAME")
     switch("list_distributions", "print the distributions and end")
-    switch("allow_missing_toolsets", "leave out toolsets that have no tools here")
+    switch("allow_missing_toolsets", "skip toolsets that have no tools here")
     add("seed", "of the draws of toolsets (default: 0)", type=int, default=0, metavar="N")
     add("ephemeral_system_prompt", "appended to requests' system message; in no trajectory", metavar="TEXT")
     add("prefill_messages_file", "JSON list of messages that requests begin with; in no trajectory", metavar="FILE")
@@ -142,11 +142,11 @@ def _parser() -> argparse.ArgumentParser:
         add(name, "OpenRouter's providers, separated by commas", metavar="A,B")
     add("provider_sort", "OpenRouter's order of providers", choices=("price", "throughput", "latency"))
     switch("keep_without_reasoning", "keep samples without any reasoning, which are otherwise discarded")
-    switch("retry_failed", "play the samples again that failed in earlier starts")
-    switch("resume", "accepted: a start always continues what the folder holds")
-    add("max_seconds", "end after so many seconds of this start", type=_positive, metavar="SECONDS")
-    number("max_total_tokens", "end after so many completion tokens of the run")
-    add("max_cost", "end when the run has cost so much; needs --prices", type=_positive, metavar="COST")
+    switch("retry_failed", "play samples again that failed in earlier starts")
+    switch("resume", "accepted: a run always continues what is in its folder")
+    add("max_seconds", "end after this many seconds of this start", type=_positive, metavar="SECONDS")
+    number("max_total_tokens", "end after this many completion tokens of the run")
+    add("max_cost", "end when the run has cost this much; needs --prices", type=_positive, metavar="COST")
     add("prices", "of a million tokens of prompts and of completions: 0.5,1.5", type=_prices, metavar="IN,OUT")
     add("grace_period", "seconds that samples in flight get at the end (default: 60)", type=float, default=60.0)
     add("shard", "play part I of N, from 1, into data/NAME/shard_I_of_N", type=_shard, default=(1, 1), metavar="I/N")
@@ -288,7 +288,7 @@ def _merge(argv: Sequence[str]) -> int:
     from lachesis_data.batch.shards import merge_shards
 
     parser = argparse.ArgumentParser(prog="lachesis batch merge", description="Join the shards of a run.")
-    parser.add_argument("run", type=Path, metavar="data/RUN", help="the folder that holds shard_I_of_N")
+    parser.add_argument("run", type=Path, metavar="data/RUN", help="the folder that contains shard_I_of_N")
     parser.add_argument("--out", type=Path, help="default: data/RUN/merged; an earlier one is replaced")
     arguments = parser.parse_args(argv)
     said, complete = merge_shards(arguments.run, arguments.out or arguments.run / "merged")

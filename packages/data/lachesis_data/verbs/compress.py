@@ -262,7 +262,7 @@ def _settings(given: argparse.Namespace) -> Settings:
 
 
 def _digest(settings: Settings, given: argparse.Namespace) -> bytes:
-    """What the output depends on, beside the input."""
+    """Everything that the output depends on, apart from the input."""
     sections = settings.model_dump(mode="json", include={"tokenizer", "compression", "protected_turns", "output"})
     processing = {name: getattr(settings.processing, name) for name in ("skip_under_target", "save_over_limit")}
     summary = "extractive" if given.extractive else settings.summarization.model_dump(mode="json")

@@ -43,7 +43,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\u
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write the file and print what it holds and what it leaves out; the exit code."""
+    """Write the file and print what it contains and what it leaves out; returns the exit code."""
     parser = argparse.ArgumentParser(prog="lachesis export", description=__doc__)
     parser.add_argument(
         "groups", type=Path, metavar="RUN", help="a groups file of `process`, `evaluate` or `batch`, or its folder"
@@ -91,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.groups.name.endswith(".failed.jsonl"):
             read = _last_of_each
         if has_torn_tail(arguments.groups):
-            print(f"note: {arguments.groups}: its last line is incomplete and left out", file=sys.stderr)
+            print(f"note: {arguments.groups}: its last line is incomplete and was skipped", file=sys.stderr)
         totals = write(read(arguments.groups), arguments.out)
     except (LachesisError, ImportError) as error:
         cause = error.__cause__ if isinstance(error, ExportError) else None
@@ -107,14 +107,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _groups_file(run: Path) -> Path:
-    """The groups file of a folder: the manifest beside it names it."""
+    """The groups file of a folder, as named by the manifest next to it."""
     if not run.is_dir():
         return run
     named = {path: path.with_name(path.name.removesuffix(".run.json") + ".jsonl") for path in run.glob("*.run.json")}
     found = sorted(groups for groups in named.values() if groups.is_file())
     if len(found) != 1:
         which = f"has several: {', '.join(path.name for path in found)}" if found else "has none"
-        raise ExportOptionsError(f"{run}: a folder has to hold one groups file, and this one {which}; name the file")
+        raise ExportOptionsError(f"{run}: a folder must contain one groups file, and this one {which}; name the file")
     return found[0]
 
 

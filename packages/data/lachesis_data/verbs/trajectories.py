@@ -62,14 +62,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     convert.add_argument("--to", required=True, metavar="NAME", help=f"one of {', '.join(CONVERTIBLE)}")
     convert.add_argument("--options", default="{}", metavar="YAML", help="options of the format: '{reasoning: think}'")
     convert.add_argument(
-        "--skip-invalid", action="store_true", help="leave out and count what cannot be read or converted"
+        "--skip-invalid", action="store_true", help="skip and count entries that cannot be read or converted"
     )
     dedup = add("dedup", _dedup, "keep the first of several equal conversations")
     dedup.add_argument(
         "--by",
         choices=("conversation", "prompt"),
         default="conversation",
-        help="what has to be equal: all turns without the ids of calls, or those before the first answer",
+        help="what must match: all turns without the ids of calls, or those before the first answer",
     )
     for verb in (convert, dedup):
         verb.add_argument("--out", required=True, type=Path, metavar="FILE", help="an existing file is replaced")
@@ -208,7 +208,7 @@ def _lines(paths: Sequence[Path], *, bad: OnBad | None, torn_tail: bool = True) 
     """The entries of the files, with a bar on a terminal. With `torn_tail`, an incomplete last line is a note."""
     for path in paths if torn_tail else ():
         if path.suffix != ".parquet" and has_torn_tail(path):
-            print(f"note: {path}: its last line is incomplete and left out", file=sys.stderr)
+            print(f"note: {path}: its last line is incomplete and was skipped", file=sys.stderr)
     console = Console(stderr=True)
     if not console.is_terminal:
         yield read_entries(paths, bad=bad, torn_tail=torn_tail)

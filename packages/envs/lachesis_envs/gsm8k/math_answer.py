@@ -26,7 +26,7 @@ _CHILD = Path(__file__).with_name("math_child.py")
 _NUMBER = re.compile(r"(?:(?<![\w)])[-+])?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|(?<!\d)\.\d+")
 _PLAIN_NUMBER = re.compile(r"[-+]?(?:(?:\d{1,3}(?:,\d{3})+|\d{1,3}(?: \d{3})+|\d+)(?:\.\d*)?|\.\d+)(?: ?/ ?\d+)?")
 _UNITS = re.compile(r"\\(?:text|mathrm|mbox)\s*\{[^{}\d]*\}|\\[%$]|[$€£%°]")
-"""A text with digits is no unit: `42\\text{ or 43}` is two answers."""
+"""A text with digits is not a unit: `42\\text{ or 43}` is two answers."""
 _SPACES = re.compile(r"\\[ ,;!]|\s+")
 
 
@@ -54,7 +54,7 @@ def as_number(text: str) -> Fraction | None:
     """The number that a text is, currency and units aside; None when it is not just a number.
 
     A percent sign is a unit: GSM8K asks "what percentage" and answers 50, so `50%` is 50 and not a half. Commas and
-    spaces count as thousands separators where they separate thousands, and nowhere else: `1,2` is no number.
+    spaces count as thousands separators where they separate thousands, and nowhere else: `1,2` is not a number.
     """
     if len(text) > MAX_LENGTH:
         return None
@@ -71,7 +71,7 @@ class MathVerifyMissing(RuntimeError):
 
 
 class MathVerifier:
-    """math-verify in a child process that is started on first use, and anew after it had to be killed."""
+    """math-verify in a child process that is started on first use, and again after it had to be killed."""
 
     def __init__(self) -> None:
         self._missing = False
@@ -96,7 +96,7 @@ class MathVerifier:
                     return await self._ask(answer, truth)
                 except MathVerifyMissing as error:
                     self._missing = True
-                    log.warning("%s: answers that are no numbers are compared as text", error)
+                    log.warning("%s: answers that are not numbers are compared as text", error)
         return _SPACES.sub("", answer) == _SPACES.sub("", truth)
 
     async def _ask(self, answer: str, truth: str) -> bool:

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _SLACK = 120.0
-"""Seconds for copies and sandboxes, beside the time limits of verifiers."""
+"""Seconds for copies and sandboxes, in addition to the time limits of verifiers."""
 
 
 class HarborEnvConfig(HermesAgentEnvConfig):
@@ -71,7 +71,7 @@ class HarborEnvConfig(HermesAgentEnvConfig):
         default=[], description="Variables of this process that tasks may have where task.toml asks for ${NAME}."
     )
     keep_artifacts: bool = Field(
-        default=True, description="Keep artifacts and logs of verifiers in artifacts/ROLLOUT_ID beside the records."
+        default=True, description="Keep artifacts and logs of verifiers in artifacts/ROLLOUT_ID next to the records."
     )
 
 
@@ -87,7 +87,7 @@ class HarborEnv(HermesAgentBaseEnv):
     takes_follow_ups = False  # the user of a task gives the instruction of its next step
 
     def task_folders(self) -> list[Path]:
-        """What `dataset_name` names. Raises `TaskError` where there is no task."""
+        """The tasks that `dataset_name` names. Raises `TaskError` if there are none."""
         if not self.config.dataset_name:
             raise SettingsError(f"{self.run_name} has no tasks; set --env.dataset_name to a folder with task folders")
         return find_tasks(self.config.dataset_name)

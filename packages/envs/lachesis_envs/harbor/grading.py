@@ -2,7 +2,7 @@
 
 Four ways, of which the record names the one that was used:
 
-    in_place   the tests run in the agent's sandbox, Harbor's `shared`. What the agent left may decide the reward.
+    in_place   the tests run in the agent's sandbox, Harbor's `shared`. The agent's files may decide the reward.
     seal       the declared artifacts go into a fresh sandbox of the same base, and the tests run there.
     separate   the same, in the environment that the task declares for its verifier.
     judge      a pytest suite that cannot be forged, where `[metadata.lachesis.judge]` asks for it.
@@ -32,7 +32,7 @@ Grading = Literal["auto", "seal", "in_place"]
 
 TESTS, VERIFIER, AGENT = "/tests", "/logs/verifier", "/logs/agent"
 _KEPT_LOGS = 64 << 20
-"""Bytes of /logs/verifier that are kept beside it."""
+"""Bytes of /logs/verifier that are kept next to it."""
 
 
 def way_of(task: Task, step: Step, grading: Grading = "auto") -> Literal["judge", "separate", "seal", "in_place"]:
@@ -61,7 +61,7 @@ async def grade(
     keep: Path | None = None,
     ends: bool = True,
 ) -> Verdict:
-    """Grade what the agent left in the sandbox of `ctx`.
+    """Grade the agent's work in the sandbox of `ctx`.
 
     Args:
         spec: the sandbox of a verifier that is not the agent's; None: as the agent's was made.
@@ -79,7 +79,7 @@ async def grade(
 async def grade_again(task: Task, step: Step, ctx: ToolContext, kept: Path) -> Verdict:
     """Run the verifier on artifacts that an earlier grading kept, in the sandbox of `ctx`, which is fresh.
 
-    `ctx` has to have an `open_verifier` for tests that come to no verdict.
+    `ctx` must have an `open_verifier` for tests that reach no verdict.
 
     Args:
         kept: the folder that `grade` had as `keep`.
@@ -141,7 +141,7 @@ async def _graded_again(task: Task, step: Step, ctx: ToolContext, kept: Path, re
 
 
 async def _concluded(grading: Awaitable[Verdict], record: dict[str, Any]) -> Verdict:
-    """The verdict: also where the agent made it impossible, and with its record where there is none."""
+    """The verdict, also if the agent made it impossible; if there is none, its record."""
     try:
         return await grading
     except AgentFault as fault:
@@ -272,7 +272,7 @@ async def _require_run(
     """Find out whether what tests could not download is missing without the agent's work as well.
 
     Raises:
-        Invalid: it is. The 0 that they wrote is no verdict.
+        Invalid: it is. The 0 that they wrote is not a verdict.
     """
     missing = not_run(record["stdout"])
     if not missing or verdict.reward.value > 0:
@@ -382,7 +382,7 @@ async def empty_folders(ctx: ToolContext, folders: Sequence[str]) -> None:
 
 
 async def _read(ctx: ToolContext, path: str) -> bytes | None:
-    """A verdict file; None where there is none. A link is no verdict."""
+    """A verdict file; None if there is none. A link is not a verdict."""
     folder, _, name = path.rpartition("/")
     if (real := str(await ctx.real_path(path))) != f"{folder}/{name}":
         raise AgentFault(40, f"it is a link, or below one, and leads to {real}", path)

@@ -28,7 +28,7 @@ from lachesis_envs.harbor.causes import CAUSES
 _BACKENDS = ("docker", "singularity", "modal")
 """Those that Harbor has under the same name."""
 _ENDED_EARLY = {"timeout": "AgentTimeoutError", "context_exhausted": "ContextLengthExceededError"}
-"""By outcome: exceptions beside which Harbor counts the reward."""
+"""By outcome: exceptions with which Harbor still counts the reward."""
 
 
 def write_job(
@@ -149,7 +149,7 @@ def _mode(verifier: Mapping[str, Any]) -> str | None:
 
 
 def _exception(rollout: RolloutRecord, verifier: Mapping[str, Any], at: datetime) -> dict[str, Any] | None:
-    """Why there is no reward, or what ended the agent early beside one."""
+    """Why there is no reward, or what ended the agent early although there is one."""
     kind = _ENDED_EARLY.get(rollout["outcome"])
     if rollout["reward"] is None:
         cause = CAUSES.get(verifier.get("cause") or "")

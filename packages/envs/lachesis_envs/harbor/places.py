@@ -19,7 +19,7 @@ from lachesis_envs.task_folders import EnvironmentConfig, Task
 _FILES_IN_MEMORY = ("local", "ssh", "singularity")
 """Backends whose files are in memory: a task that asks for memory means it for its programs."""
 _FILES_MB = 1024
-"""What they have for files at most, unless the run says otherwise."""
+"""The maximum for files, unless the run sets another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,8 @@ async def places_of(
 
 @asynccontextmanager
 async def opened(sessions: ToolSessions, name: str, spec: SandboxSpec | None = None) -> AsyncIterator[ToolContext]:
-    """A sandbox for what is no rollout. It ends with the block, and so does the one that its grading opens.
+    """A sandbox for something that is not a rollout. It ends with the block, and so does the one that its grading
+    opens.
 
     Args:
         spec: None: that of `sessions`.

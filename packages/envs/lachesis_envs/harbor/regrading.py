@@ -1,4 +1,4 @@
-"""Grade the artifacts of a finished run anew, with the verifiers as they are today.
+"""Grade the artifacts of a finished run again, with the current verifiers.
 
 No agent plays: the artifacts that the run kept are put into a fresh sandbox, where the tests run. A verifier that looks
 at more than that cannot be asked again, and neither can one whose artifacts are missing: both are refused before the
@@ -33,7 +33,7 @@ from lachesis_envs.task_folders import Step, Task, read_task
 
 
 class RegradeError(LachesisError):
-    """A run cannot be graded anew."""
+    """A run cannot be graded again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Graded:
-    """What today's verifier says."""
+    """The result of today's verifier."""
 
     verdict: Verdict | None
     record: Mapping[str, Any]
@@ -89,9 +89,9 @@ def kept_rollouts(groups: Iterable[GroupRecord], data: Path, config: HarborEnvCo
                 problems.append(f"rollout {kept.rollout_id} of {kept.task.name}: {problem}")
             found.append(kept)
     if problems:
-        raise RegradeError(f"{len(problems)} of {len(found)} rollouts cannot be graded anew; the first: {problems[0]}")
+        raise RegradeError(f"{len(problems)} of {len(found)} rollouts cannot be graded again; the first: {problems[0]}")
     if not found:
-        raise RegradeError("no rollout was graded by the verifier of a task folder; nothing can be graded anew")
+        raise RegradeError("no rollout was graded by the verifier of a task folder; nothing can be graded again")
     return found
 
 
@@ -120,7 +120,7 @@ def _problem(kept: Kept, config: HarborEnvConfig) -> str:
         except FileNotFoundError:
             return f"{folder / 'manifest.json'} does not exist. Next step: bring it back"
         except (ValueError, KeyError, TypeError) as error:
-            return f"{folder / 'manifest.json'} is no list of artifacts ({error!r}). Next step: play it again"
+            return f"{folder / 'manifest.json'} is not a list of artifacts ({error!r}). Next step: play it again"
         if missing := [artifact["source"] for artifact in artifacts_of(step) if artifact["source"] not in listed]:
             return f"today's task declares {', '.join(missing)}, which the run did not keep. Next step: play it again"
     return ""
@@ -140,7 +140,7 @@ async def regrade(
         graded: called after each.
 
     Raises:
-        BackendError: a sandbox or an image failed, which is no verdict.
+        BackendError: a sandbox or an image failed, which is not a verdict.
     """
     limit, places = asyncio.Semaphore(at_once), dict[Path, asyncio.Future[Places]]()
 

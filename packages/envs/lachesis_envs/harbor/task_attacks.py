@@ -1,4 +1,4 @@
-"""Attacks on the grading of any task folder: what an agent can leave that has not solved the task.
+"""Attacks on the grading of any task folder by an agent that has not solved the task.
 
 Each is a shell script that runs in the agent's sandbox before grading. They know Harbor's paths, and nothing of the
 task. A sound grading gives each the reward of doing nothing.

@@ -1,4 +1,4 @@
-"""One attempt at a task folder: what happens before and after the agent, step by step, in one sandbox."""
+"""One attempt at a task folder: the steps before and after the agent, in one sandbox."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a grading comes to: the numbers of a verdict file, the one that is the reward, and the record."""
+"""The result of a grading: the numbers of a verdict file, the one that is the reward, and the record."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def parsed_rewards(data: bytes, path: str) -> dict[str, float]:
     except (ValueError, RecursionError) as error:
         raise Invalid("not_a_reward", f"{path}: {error}: {data[:200]!r}") from None
     if not isinstance(found, dict):
-        raise Invalid("not_a_reward", f"{path} holds {found!r:.200}, and no object of numbers")
+        raise Invalid("not_a_reward", f"{path} holds {found!r:.200}, not an object of numbers")
     for name, value in found.items():
         if not isinstance(value, bool | float) or not math.isfinite(value):
-            raise Invalid("not_a_reward", f"{path}: {name!r} is {value!r:.200}, and no finite number")
+            raise Invalid("not_a_reward", f"{path}: {name!r} is {value!r:.200}, not a finite number")
     return {name: float(value) for name, value in found.items()}
 
 

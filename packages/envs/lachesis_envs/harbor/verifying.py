@@ -55,7 +55,7 @@ class Play:
 
 @dataclass(slots=True)
 class Verification:
-    """What the trials of one task came to."""
+    """The results of one task's trials."""
 
     task: Task
     way: str
@@ -78,7 +78,7 @@ class Verification:
 
     @property
     def problems(self) -> list[str]:
-        """What is wrong, a line each, with the next step; empty where the task is sound."""
+        """The problems, one line each, with the next step; empty if the task is sound."""
         found = []
         for agent, wanted in (("oracle", 1.0), ("nop", 0.0)):
             rewards = self.rewards(agent)

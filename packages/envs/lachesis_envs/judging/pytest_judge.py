@@ -71,7 +71,7 @@ class PytestJudge:
         self.expect = list(dict.fromkeys([self.expect] if isinstance(self.expect, str) else self.expect))
         self.args = [self.args] if isinstance(self.args, str) else list(self.args)
         if not self.expect:
-            raise RewardError("judge_pytest: expect is empty. Next step: name the ids of the tests that have to pass")
+            raise RewardError("judge_pytest: expect is empty. Next step: name the ids of the tests that must pass")
 
     async def judge(self, artifacts: Artifacts, *, allow: Iterable[str], rounds: int) -> Judgement:
         """Raises `RewardError` for what the environment has to correct, and `BackendError`."""

@@ -129,12 +129,12 @@ def expression(code: Any, names: dict[str, Any], local: dict[str, Any]) -> Any:
     tree = ast.parse(code, mode="eval") if isinstance(code, str) else None
     for node in ast.walk(tree) if tree else ():
         if not isinstance(node, (*_EXPRESSION, *_OPERATORS)):
-            raise ValueError(f"{type(node).__name__} is no part of an expression")
+            raise ValueError(f"{type(node).__name__} is not a part of an expression")
         if isinstance(node, ast.Name):
             value = local.get(node.id, names.get(node.id))
             known = isinstance(value, basic) or (isinstance(value, type) and issubclass(value, basic))
             if not known and not any(value is function for function in functions):
-                raise ValueError(f"{node.id} is no name of an expression")
+                raise ValueError(f"{node.id} is not a name of an expression")
     if tree is None:
         raise ValueError("expected the text of an expression")
     run: Callable[..., Any] = eval

@@ -63,7 +63,7 @@ class ReasoningGymEnv(HermesAgentBaseEnv):
         self.generators = Generators()
         self.names = [each.strip() for each in name.removeprefix(PREFIX).split(",")]
         if not name.startswith(PREFIX):
-            raise NoSuchDataset(f"the dataset {name!r} is no generator: use --env.dataset_name {PREFIX}NAME")
+            raise NoSuchDataset(f"the dataset {name!r} is not a generator: use --env.dataset_name {PREFIX}NAME")
         for each in self.names:
             await self.generators.check(each)
         self.next_row = 0

@@ -31,7 +31,7 @@ class ScoringError(RuntimeError):
 
 
 class Generators:
-    """The child process, started on first use, and anew after an answer ended it."""
+    """The child process, started on first use, and again after an answer ended it."""
 
     def __init__(self) -> None:
         self.names: Sequence[str] = ()

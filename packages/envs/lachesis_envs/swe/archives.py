@@ -78,7 +78,7 @@ def _fetched(name: str) -> bytes:
 
 def _get(url: str, accept: str) -> bytes:
     if not url.startswith(("https://", "http://")):
-        raise ValueError(f"{url!r} is no address of an index")
+        raise ValueError(f"{url!r} is not an address of an index")
     with urllib.request.urlopen(urllib.request.Request(url, headers={"Accept": accept}), timeout=60) as answer:
         data: bytes = answer.read(_LARGEST + 1)
     if len(data) > _LARGEST:

@@ -1,11 +1,10 @@
-"""Software tasks as Harbor folders: what the agent gets, hidden tests, a solution, and what the judge has to know.
+"""Software tasks as Harbor folders: the agent's files, hidden tests, a solution, and the judge's data.
 
     task.toml                 `[metadata.lachesis.judge]` is for our judge; Harbor runs tests/test.sh
     instruction.md
     environment/Dockerfile    Python with pytest; environment/repo becomes the workspace
     tests/files/              the hidden tests, new and changed ones, which are written over the workspace
-    tests/expected.txt        the ids of the tests that have to pass
-    solution/files/           the files of the solution
+    tests/expected.txt        the ids of the tests that must pass solution/files/           the files of the solution
 
 The archives are not ours to ship: the recipe names them, and `build_fixes` fetches them.
 """
@@ -40,12 +39,12 @@ _VERSION = re.compile(rb"""^(__version__\s*=\s*)(["']).*?\2""", re.MULTILINE)
 
 @dataclass(frozen=True)
 class SweTask:
-    """What a task folder is written from. Paths begin at the workspace."""
+    """The content of a task folder. Paths are relative to the workspace."""
 
     name: str
     instruction: str
     tree: Files
-    """What the agent gets."""
+    """The files that the agent gets."""
     tests: Files
     """Hidden tests, written over the tree. Those that the tree has too are not among them: nobody has to hide them."""
     solution: Files
@@ -54,7 +53,7 @@ class SweTask:
     """Files and folders of which the judge takes what the agent left. What is below `test_folder` is not taken."""
     test_folder: str
     expected: Sequence[str]
-    """The ids of the tests that have to pass with a solution."""
+    """The ids of the tests that must pass with a solution."""
     fail_to_pass: Sequence[str]
     """Those of them that fail without it."""
     python: Sequence[str]
@@ -132,7 +131,7 @@ def _task(
 
 
 def _files(source: str, known: Mapping[str, Any], archives: Sequence[Path], own: Path | None) -> Files:
-    """A folder beside a recipe of one's own, or an archive."""
+    """A folder next to a recipe, or an archive."""
     folder = own.parent / source if own is not None else None
     if folder is not None and folder.is_dir():
         return {
@@ -143,7 +142,8 @@ def _files(source: str, known: Mapping[str, Any], archives: Sequence[Path], own:
     sums = known.get("archives", {})
     if f"{source}.tar.gz" not in sums:
         raise BuildError(
-            f"{source!r} is no folder beside the recipe, and [archives] has no SHA-256 of {source}.tar.gz. Next step: "
+            f"{source!r} is not a folder next to the recipe, and [archives] has no SHA-256 of "
+            f"{source}.tar.gz. Next step: "
             "make the folder, or write the line"
         )
     return archive(f"{source}.tar.gz", sums[f"{source}.tar.gz"], archives)
@@ -154,8 +154,8 @@ def _changed(name: str, old: Files, new: Files, places: Sequence[str], tests: st
     sources = {path for path in (*old, *new) if within(path, places) and not within(path, [tests])}
     if gone := sorted(path for path in sources if path not in new):
         raise BuildError(
-            f"{name}: the new tree has no {gone[0]}, and a solution removes no file. Next step: name in `fix` what is "
-            "to be corrected, or keep the file"
+            f"{name}: the new tree has no {gone[0]}, but a solution cannot remove files. Next step: name in `fix` the "
+            "files to correct, or keep the file"
         )
     if found := {path: new[path] for path in sorted(sources) if old.get(path) != new[path]}:
         return found
@@ -168,7 +168,7 @@ def without_version(path: str, data: bytes) -> bytes:
 
 
 def hunks(old: bytes, new: bytes) -> list[tuple[int, int, list[bytes]]]:
-    """What differs: begin and end among the old lines, from 0, and the new lines."""
+    """The difference: begin and end among the old lines, from 0, and the new lines."""
     before, after = old.splitlines(keepends=True), new.splitlines(keepends=True)
     matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
     return [(begin, end, after[at:to]) for kind, begin, end, at, to in matcher.get_opcodes() if kind != "equal"]

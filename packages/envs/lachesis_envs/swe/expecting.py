@@ -1,4 +1,6 @@
-"""Which tests a solution has to pass: found by running the suite with the fix and without it, in the judge's way."""
+"""The tests that a solution must pass, found by running the suite with and without the fix, in the same way as the
+judge.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ _COLLECTING = 300.0
 
 @dataclass(frozen=True)
 class Expected:
-    """What was found."""
+    """The result."""
 
     passing: list[str]
     """Tests that pass with the solution, and whose changed form fails, so that the judge can tell."""
@@ -70,5 +72,5 @@ async def _collected(task: SweTask, folder: Path, backend: Backend, spec: Sandbo
         return list(dict.fromkeys(ids))
     raise BuildError(
         f"{task.name}: pytest finds no test in {task.test_folder}: {output.strip()[-500:]}. Next step: correct `tests` "
-        "or add what they import to `python`"
+        "or add the modules that they import to `python`"
     )

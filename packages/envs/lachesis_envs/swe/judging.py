@@ -40,7 +40,7 @@ class JudgeSettings(BaseModel):
     tests: str
     """The folder, in that of the step's tests, whose files are written over the working directory."""
     expect: str | list[str]
-    """The ids of the tests that have to pass, or the file with one a line, beside `tests`."""
+    """The ids of the tests that must pass, or the file with one per line, next to `tests`."""
     fail_to_pass: list[str] = []
     """Those of them that fail before the agent begins, for the components of the reward."""
     python: str = "python3"
@@ -57,7 +57,7 @@ def judge_settings(task: Task, step: Step) -> JudgeSettings:
         if isinstance(settings.expect, str):
             settings.expect = (step.tests / settings.expect).read_text(encoding="utf-8").splitlines()
         if not (step.tests / settings.tests).is_dir():
-            raise FileNotFoundError(f"{step.tests / settings.tests} is no folder")
+            raise FileNotFoundError(f"{step.tests / settings.tests} is not a folder")
     except (ValidationError, OSError) as error:
         where = task.folder / "task.toml"
         raise Invalid("no_tests", f"{where}, [metadata.lachesis.judge]: {error}. Next step: correct it") from error
@@ -65,7 +65,7 @@ def judge_settings(task: Task, step: Step) -> JudgeSettings:
 
 
 async def judge(task: Task, step: Step, ctx: ToolContext, *, record: dict[str, Any], keep: Path | None) -> Verdict:
-    """Judge what the agent left in the sandbox of `ctx`, which ends.
+    """Judge the agent's work in the sandbox of `ctx`, which ends.
 
     The reward is 1.0 where every expected test passed and nothing is forged, else 0.0. Its components are the parts of
     `fail_to_pass` and of the other tests that passed, and whether something is forged.
@@ -92,7 +92,7 @@ async def judge(task: Task, step: Step, ctx: ToolContext, *, record: dict[str, A
 
 
 async def judged(task: Task, step: Step, settings: JudgeSettings, ctx: ToolContext) -> Judgement:
-    """What the suite says about the sources in the sandbox of `ctx`, which ends. Raises as `ctx.judge_pytest`."""
+    """The suite's result for the sources in the sandbox of `ctx`, which ends. Raises as `ctx.judge_pytest`."""
     assert not isinstance(settings.expect, str)
     return await ctx.judge_pytest(
         settings.sources,
@@ -128,7 +128,7 @@ def verdict_of(found: Judgement, fail_to_pass: Sequence[str], record: dict[str, 
 
 
 def _tests(task: Task, step: Step, settings: JudgeSettings) -> dict[str, Path]:
-    """The files of the suite: hidden ones, tests that the agent sees, and all that is beside those within `sources`."""
+    """The files of the suite: hidden ones, tests that the agent sees, and everything next to those within `sources`."""
     base, hidden = task.folder / "environment" / "repo", step.tests / settings.tests
     seen = [file for folder in settings.not_sources for file in sorted((base / folder).rglob("*"))]
     found = {file.relative_to(base).as_posix(): file for file in seen if file.is_file()}

@@ -19,7 +19,7 @@ class BuildError(LachesisError):
 def _inside(path: str) -> str:
     pure = PurePosixPath(path)
     if pure.is_absolute() or ".." in pure.parts or not pure.parts:
-        raise ValueError(f"{path!r} is no path within a tree, as 'src/shop'")
+        raise ValueError(f"{path!r} is not a path within a tree, as 'src/shop'")
     return str(pure)
 
 
@@ -35,7 +35,7 @@ class RecipeTask(_Strict):
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     old: str
-    """The tree before the fix: a folder beside the recipe, or an archive without `.tar.gz`."""
+    """The tree before the fix: a folder next to the recipe, or an archive without `.tar.gz`."""
     new: str
     """The tree after it."""
     tree: list[Inside] = Field(min_length=1)
@@ -77,7 +77,7 @@ def read_recipe(file: Path) -> Mapping[str, Any]:
 
 
 def expected_file(own: Path, name: str) -> Path:
-    """The list of the tests that have to pass, one a line; those that fail before begin with `! `."""
+    """The list of the tests that must pass, one per line; those that fail before begin with `! `."""
     return own.parent / "expected" / f"{name}.txt"
 
 

@@ -1,4 +1,4 @@
-"""The part of docker-compose.yaml that one image can honour: its main service, without others beside it."""
+"""The part of docker-compose.yaml that one image can honour: its main service, if there are no others."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def read_compose(
     With `any_name`, a service that is the only one is the main one.
 
     Raises:
-        TaskError: it is no Compose file.
+        TaskError: it is not a Compose file.
     """
     found = Compose()
     data = read_yaml(file)

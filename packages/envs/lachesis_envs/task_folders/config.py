@@ -46,7 +46,9 @@ def _allowed_host(text: str) -> str:
     if name != host and _is_address(name):
         raise ValueError(f"{text!r}: a wildcard stands for names, not for addresses")
     if not all(re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", label) for label in name.split(".")):
-        raise ValueError(f"{text!r} is no host name, '*.name', IP address or network (URLs, ports and paths are not)")
+        raise ValueError(
+            f"{text!r} is not a host name, '*.name', IP address or network (URLs, ports and paths are not)"
+        )
     return host
 
 
@@ -126,7 +128,7 @@ class TpuSpec(Section):
 
 def _is_service_name(name: str | None) -> str | None:
     if name is not None and not re.match(r"[a-zA-Z0-9][a-zA-Z0-9_.-]*$", name := name.strip()):
-        raise ValueError(f"{name!r} is no name of a Docker Compose service")
+        raise ValueError(f"{name!r} is not a name of a Docker Compose service")
     return name
 
 
@@ -156,10 +158,10 @@ def _megabytes(text: str) -> int:
     size = text.strip().upper()
     factors = {"G": 1024, "M": 1, "K": 1 / 1024}
     if size[-1:] not in factors:
-        raise ValueError(f"{text!r} is no size as '1G' or '512M'")
+        raise ValueError(f"{text!r} is not a size as '1G' or '512M'")
     number = float(size[:-1]) * factors[size[-1]]
     if not math.isfinite(number):
-        raise ValueError(f"{text!r} is no finite size")
+        raise ValueError(f"{text!r} is not a finite size")
     return int(number)
 
 
@@ -269,7 +271,7 @@ class ArtifactConfig(Section):
     def _destination_is_relative(cls, text: str | None) -> str | None:
         parts = PurePosixPath(text or "x").parts
         if not parts or "\\" in (text or "") or parts[0].startswith("/") or ".." in parts:
-            raise ValueError(f"{text!r} is no relative path with '/' and without '..'")
+            raise ValueError(f"{text!r} is not a relative path with '/' and without '..'")
         if (text or "").rstrip("/") == "manifest.json":
             raise ValueError("manifest.json is the name of the list of artifacts")
         return text or None
@@ -302,7 +304,7 @@ class StepConfig(Section):
             or _DEVICE.fullmatch(name.partition(".")[0].rstrip(" "))
             or len(name.encode()) > 255
         ):
-            raise ValueError(f"{name!r} is no name of a folder on every system")
+            raise ValueError(f"{name!r} is not a name of a folder on every system")
         return name
 
 

@@ -1,4 +1,4 @@
-"""What can be wrong with a task's folder."""
+"""Errors in a task's folder."""
 
 from __future__ import annotations
 

@@ -77,10 +77,10 @@ def _is_task(folder: Path) -> bool:
 
 
 def parse_config(text: str, file: Path = Path("task.toml")) -> TaskConfig:
-    """The settings in the text of a task.toml, with defaults. What cannot be honoured is not looked for.
+    """The settings in the text of a task.toml, with defaults, without checking whether they can be honoured.
 
     Raises:
-        TaskError: it is no TOML, or Harbor would refuse it too.
+        TaskError: it is not valid TOML, or Harbor would refuse it too.
     """
     try:
         return TaskConfig.model_validate(tomllib.loads(text))

@@ -1,4 +1,4 @@
-"""What a task may ask for that nothing here can honour. It is refused by name, and never ignored."""
+"""Settings of a task that cannot be honoured here. They are rejected by name, and never ignored."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from .task import files_below
 NEXT_STEPS = {
     "amounts": "correct it, or leave it out",
     "artifacts": "give it another destination",
-    "allowlist": "use a backend that holds an allowlist, or set network_mode to 'no-network' or 'public'",
+    "allowlist": "use a backend that enforces an allowlist, or set network_mode to 'no-network' or 'public'",
     "gpus": "no backend gives GPUs: play the task with Harbor, or set gpus to 0",
     "harborignore": "delete the files that it names, and the .harborignore",
     "nul": "delete the character",
     "mcp_servers": "MCP servers are not started yet: play the task with Harbor, or delete them",
     "services": "only the service 'main' is played: play the task with Harbor, or put all into one image",
-    "skills": "put what the agent has to know into instruction.md, and delete skills_dir",
+    "skills": "put what the agent must know into instruction.md, and delete skills_dir",
     "times": "give a number of seconds",
     "tpu": "no backend gives TPUs: play the task with Harbor",
     "trajectory": "earlier messages are not replayed yet: put what matters into instruction.md, and delete the file",
     "unknown_keys": "correct the spelling, or move it to [metadata]",
-    "version": "versions up to 1.4 are known: write the task in version 1.4, if it needs nothing newer",
+    "version": "versions up to 1.4 are supported: write the task in version 1.4, if it needs nothing newer",
     "workdir": "write the whole path, beginning with /",
     "windows": "no backend plays Windows: play the task with Harbor",
 }

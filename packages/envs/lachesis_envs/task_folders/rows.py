@@ -84,10 +84,8 @@ def _command(row: Row, tests: list[str], folder: Path) -> tuple[str, str]:
     elif tests and given:
         form, command = "unittest", ""
     else:
-        said = f"{tests[0]!r} is no test of pytest, Django or SymPy" if tests else "there are no tests"
-        raise wrong(
-            folder, said, "give the column test_cmd, a command whose output is that of unittest -v", "PASS_TO_PASS"
-        )
+        said = f"{tests[0]!r} is not a test of pytest, Django or SymPy" if tests else "there are no tests"
+        raise wrong(folder, said, "give the column test_cmd, a command with the output of unittest -v", "PASS_TO_PASS")
     given = " && ".join(given) if isinstance(given, list) else given
     return form, f"{given or command} {' '.join(map(shlex.quote, changed))}"
 
@@ -98,7 +96,7 @@ def _r2e(row: Row, folder: Path) -> tuple[Any, Files]:
     outcomes = _parsed(row["expected_output_json"], "expected_output_json", folder)
     commit = _parsed(row["parsed_commit_content"], "parsed_commit_content", folder)
     if not isinstance(outcomes, dict) or not isinstance(commit, dict):
-        raise wrong(folder, "expected_output_json or parsed_commit_content is no object", "correct the row")
+        raise wrong(folder, "expected_output_json or parsed_commit_content is not an object", "correct the row")
     statement = str(row["problem_statement"])
     if issue := re.search(r"\[ISSUE\](.*)\[/ISSUE\]", statement, re.DOTALL):
         statement = issue[1].strip() + "\n"
@@ -198,7 +196,7 @@ def _test_functions(row: Row, name: str, folder: Path) -> tuple[str, list[str]]:
     try:
         module = ast.parse(source)
     except (ValueError, SyntaxError, RecursionError, MemoryError) as error:
-        raise wrong(folder, f"it is no Python: {error}", "correct the row", "test") from None
+        raise wrong(folder, f"it is not valid Python: {error}", "correct the row", "test") from None
     checks = [node for node in module.body if isinstance(node, ast.FunctionDef) and node.name == "check"]
     if len(checks) != 1 or len(checks[0].args.args) != 1:
         raise wrong(folder, "it does not define one function check(candidate)", "correct the row", "test")
@@ -233,7 +231,7 @@ def _names(row: Row, column: str, folder: Path) -> list[str]:
     """A list of names, also one that was written as JSON or as Python."""
     value = _parsed(row[column], column, folder)
     if not isinstance(value, list | tuple) or not all(isinstance(name, str) for name in value):
-        raise wrong(folder, "it is no list of names", "correct the row", column)
+        raise wrong(folder, "it is not a list of names", "correct the row", column)
     return list(value)
 
 

@@ -89,7 +89,7 @@ class Task:
     @once_property
     def digest(self) -> str:
         """SHA-256 of all that decides the verdict: the settings and the files, with their modes. README.md and hidden
-        files beside task.toml do not count."""
+        files next to task.toml do not count."""
         settings = self.config.model_dump(mode="json", exclude_defaults=True)
         found = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())  # integers of any size
         entries = [path for path in self.folder.iterdir() if not path.name.startswith(".")]
@@ -126,7 +126,7 @@ def files_below(path: Path) -> list[Path]:
 
 
 def check_files(folder: Path) -> None:
-    """Whether a task can hold the files of `folder`, which is no link.
+    """Whether a task can hold the files of `folder`, which is not a link.
 
     Raises:
         TaskError: a name of the folder is not UTF-8, as records are; a file cannot be read, is a device or a pipe, or

@@ -53,7 +53,7 @@ def converted(folder: Path) -> Path:
     """The folder of the same task in Harbor's format. It is made once, and again when the task changes.
 
     Raises:
-        TaskError: the folder is no task, or needs a parser, a shell or a service that is not there.
+        TaskError: the folder is not a task, or needs a parser, a shell or a service that is not there.
     """
     from .writing import create_task  # which reads what it has written
 

@@ -117,7 +117,7 @@ def _table(table: Mapping[str, Any], path: str) -> Iterator[str]:
 
 def _key(key: Any) -> str:
     if not isinstance(key, str):
-        raise TypeError(f"the key {key!r} is no text")
+        raise TypeError(f"the key {key!r} is not text")
     return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _value(key)
 
 

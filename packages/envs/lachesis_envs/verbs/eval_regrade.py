@@ -1,7 +1,7 @@
-"""`lachesis eval regrade DATA`: grade the artifacts of a finished run anew, with today's verifiers.
+"""`lachesis eval regrade DATA`: grade the artifacts of a finished run again, with the current verifiers.
 
-Writes a new groups file beside the old one, which stays as it is, and prints what changed. Exit code 0: all is graded.
-1: artifacts are missing, or a sandbox failed; nothing is written then.
+Writes a new groups file next to the old one, which does not change, and prints the differences. Exit code 0: all is
+graded. 1: artifacts are missing, or a sandbox failed; nothing is written then.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.link(temporary, out)  # it replaces nothing
     finally:
         temporary.unlink(missing_ok=True)
-    print(f"{counted(len(rollouts), 'rollout')} graded anew: {out}")
+    print(f"{counted(len(rollouts), 'rollout')} graded again: {out}")
     _show(list(before()), list(read_groups(out)))
     return 0
 

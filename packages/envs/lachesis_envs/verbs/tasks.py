@@ -88,7 +88,7 @@ def _described(task: Task) -> dict[str, Any]:
 
 
 def convert(argv: Sequence[str]) -> int:
-    """Write each task or row of the source into a folder of its own; 1 if one of them could not be written."""
+    """Write each task or row of the source into its own folder; 1 if one of them could not be written."""
     parser = argparse.ArgumentParser(prog="lachesis tasks convert", description=SUBCOMMANDS["convert"][1])
     parser.add_argument(
         "source",
@@ -98,9 +98,14 @@ def convert(argv: Sequence[str]) -> int:
     )
     parser.add_argument("target", type=Path, metavar="FOLDER", help="gets a folder for each task")
     parser.add_argument("--split", default="test", help="of a data set (default: test)")
-    parser.add_argument("--config", metavar="NAME", help="configuration of a data set, as 'python' of humanevalpack")
     parser.add_argument(
-        "--columns", default="{}", metavar="YAML", help="our name of a column: that of the rows, '{patch: gold_patch}'"
+        "--config", metavar="NAME", help="configuration of a data set, such as 'python' of humanevalpack"
+    )
+    parser.add_argument(
+        "--columns",
+        default="{}",
+        metavar="YAML",
+        help="our name of a column: its name in the rows, '{patch: gold_patch}'",
     )
     parser.add_argument("--limit", type=int, metavar="N", help="only the first N")
     arguments = parser.parse_args(argv)
@@ -109,7 +114,7 @@ def convert(argv: Sequence[str]) -> int:
     except yaml.YAMLError as error:
         raise SettingsError(f"--columns is not YAML: {error}") from None
     if not isinstance(columns, dict) or not all(isinstance(name, str) for name in columns.values()):
-        raise SettingsError("--columns takes a mapping, as '{patch: gold_patch}'")
+        raise SettingsError("--columns takes a mapping such as '{patch: gold_patch}'")
     written, failed = 0, 0
     for source, name in _sources(arguments, columns)[: arguments.limit]:
         try:

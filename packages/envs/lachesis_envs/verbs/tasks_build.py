@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--write-expected",
         action="store_true",
-        help="first find the tests that have to pass, in sandboxes, and write their ids beside --recipe",
+        help="first find the tests that must pass, in sandboxes, and write their ids next to --recipe",
     )
     names = ", ".join(entry["name"] for entry in recipe()["tasks"])
     parser.add_argument("--only", action="append", default=[], metavar="NAME", help=f"repeatable; built-in: {names}")
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="decides which mutations are tried first")
     add_backend(parser, "where tests run for --write-expected and --mutations")
     parser.add_argument(
-        "--image", help="run them in this image of the backend, which has the tree, not in those of the tasks"
+        "--image", help="run them in this image of the backend, which has the tree, instead of the tasks' images"
     )
     parser.add_argument("--workdir", default=WORKSPACE, help="folder inside in which they run, with --image")
     arguments = parser.parse_args(argv)

@@ -1,7 +1,7 @@
 """Attacks on sandboxes, as tests of every backend and for `lachesis sandboxes attack`.
 
-An attack gets a backend and returns what it found: the wall held, it fell, or there is nothing to attack. Attacks
-change nothing outside their sandboxes, also where there are no walls.
+An attack gets a backend and returns its result: the protection held, it fell, or there is nothing to attack. Attacks
+change nothing outside their sandboxes, even without isolation.
 """
 
 from .attack import Attack, Fell, Held, NotApplicable, Target, Verdict, attacked

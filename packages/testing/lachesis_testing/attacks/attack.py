@@ -1,4 +1,4 @@
-"""What an attack is, what it finds, and the sandboxes that it gets."""
+"""Attacks, their results, and the sandboxes that they get."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ class Target:
             raise Skipped("commands run among the processes of the machine, and the attack would hit those")
 
     async def found(self, module: ModuleType) -> dict[str, list[str]]:
-        """What all functions of a module of `inside` find. They run once."""
+        """The findings of all functions of a module of `inside`. They run once."""
         if module.__name__ not in self._found:
             names = _functions(module)
             ran = await run_inside(self.sandbox, module, f"main({{n: globals()[n] for n in {names}}}, {names})")

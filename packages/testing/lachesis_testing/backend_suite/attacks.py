@@ -1,4 +1,4 @@
-"""What runs inside cannot get out, forge, outlive or outgrow: every attack of `lachesis sandboxes attack`."""
+"""Every attack of `lachesis sandboxes attack`: programs inside cannot escape, forge, outlive or outgrow the sandbox."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EVERY = os.environ.get("LACHESIS_TESTS") == "all"
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def targets() -> AsyncIterator[dict[Backend, Target]]:
-    """What the attacks on a backend share."""
+    """State that the attacks on a backend share."""
     targets: dict[Backend, Target] = {}
     yield targets
     for target in targets.values():

@@ -117,7 +117,7 @@ async def test_a_program_gets_a_terminal(sandbox: Sandbox) -> None:
     )
 
     async def shown(process: Process, end: bytes) -> bytes:
-        """What it shows up to these words: a terminal gives a line in pieces."""
+        """Its output up to these words: a terminal gives a line in pieces."""
         data = b""
         async with asyncio.timeout(60):
             while end not in data:

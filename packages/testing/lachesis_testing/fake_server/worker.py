@@ -110,7 +110,7 @@ class Worker:
         return self._abort(call, made, self._tokens_until_abort(seed))
 
     def _go_on(self, api: Api, host: Host, seen: Seen, call: Call, made: Completion, done: int) -> Completion:
-        """The completion with everything after its first `done` tokens sampled anew, unless it has ended by then."""
+        """The completion with everything after its first `done` tokens sampled again, unless it has ended by then."""
         if len(made.ids) <= done:
             return made
         begun = cut_off(made, done, host.codec, call)

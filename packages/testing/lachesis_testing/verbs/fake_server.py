@@ -177,9 +177,9 @@ def _latency(text: str) -> tuple[float, float]:
     try:
         pair = float(low), float(high or low)
     except ValueError:
-        raise ValueError(f"{text!r} is no latency; write 0.5, or 0.2-3") from None
+        raise ValueError(f"{text!r} is not a latency; write 0.5, or 0.2-3") from None
     if not 0 <= pair[0] <= pair[1]:
-        raise ValueError(f"{text!r} is no latency: the larger number comes last")
+        raise ValueError(f"{text!r} is not a latency: the larger number comes last")
     return pair
 
 

@@ -3,8 +3,9 @@
     class Fix(AgentProgramEnv):
         command = "my-agent --task-file $LACHESIS_PROMPT_FILE"
 
-The program runs in the rollout's sandbox. It asks a recording model endpoint, the only address that it can reach while
-the network is off, and every token that it samples is kept. `compute_reward` looks into the same sandbox afterwards.
+The program runs in the rollout's sandbox. It queries a recording model endpoint, the only address that it can reach
+while the network is off, and every token that it samples is recorded. `compute_reward` inspects the same sandbox
+afterwards.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ class ProgramFailed(LachesisError):
 class AgentProgramEnv(RecordedEnv):
     """A subclass sets `command` and writes the dataset, the prompt and the reward, as for any environment.
 
-    The command runs once a rollout, in `workdir`, with empty standard input and these variables beside `terminal_env`:
+    The command runs once per rollout, in `workdir`, with empty standard input and these variables in addition to
+    `terminal_env`:
 
         OPENAI_BASE_URL, OPENAI_API_BASE   the endpoint with `/v1`
         ANTHROPIC_BASE_URL                 the endpoint
@@ -66,15 +68,15 @@ class AgentProgramEnv(RecordedEnv):
         LACHESIS_MESSAGES_FILE             a file with `initial_messages` as JSON
         LACHESIS_SYSTEM_PROMPT             the setting `system_prompt`, if there is one
 
-    Lone surrogates, which have no UTF-8, are U+FFFD in these texts, as in the prompts of models; the JSON has them as
-    escapes. NUL is U+FFFD in the variables, and itself in the files.
+    Lone surrogates, which UTF-8 cannot represent, become U+FFFD in these texts, as in the prompts of models; the JSON
+    has them as escapes. NUL becomes U+FFFD in the variables, and is unchanged in the files.
 
-    The rollout is `completed` when the program ends, whatever its exit code: `result.program` tells the reward. It is
-    `max_turns` or `context_exhausted` when the endpoint refused to go on, `refused` when the program failed after the
-    model server had refused one of its conversations, `timeout` after `rollout_timeout`, and `infra_error`, which is
-    tried again and never scored, when the model server or the sandbox failed, took more than half of that time, or when
-    the program ended before the model had answered anything. A request that the server
-    refuses for what it says is no failure of the server: the program sent it.
+    The rollout is `completed` when the program ends, whatever its exit code, which the reward gets in `result.program`.
+    It is `max_turns` or `context_exhausted` if the endpoint refused to continue, `refused` if the program failed after
+    the model server had refused one of its conversations, and `timeout` after `rollout_timeout`. It is `infra_error`,
+    which is retried and never scored, if the model server or the sandbox failed or took more than half of that time, or
+    if the program ended before the model had answered anything. If the server rejects the content of a request, that
+    is not a failure of the server, since the program sent it.
     """
 
     env_config_cls = AgentProgramConfig

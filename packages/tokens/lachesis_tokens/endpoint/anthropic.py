@@ -131,7 +131,7 @@ def read_message(message: Any, at: str) -> list[JSON]:
     if isinstance(content, str):
         return [{"role": role, "content": content}]
     if not isinstance(content, list):
-        raise Refused(400, f"{at}.content is no text and no list of blocks", param=at)
+        raise Refused(400, f"{at}.content is neither text nor a list of blocks", param=at)
     if role == "assistant":
         return [_assistant(content, at)]
     if not content:

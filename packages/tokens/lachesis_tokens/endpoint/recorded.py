@@ -36,7 +36,7 @@ class RecordedEnv(HermesAgentBaseEnv):
 
     @abstractmethod
     def agent_for(self, item: Any, settings: HermesAgentLoop, session: ToolSession) -> Agent:
-        """What plays one rollout. `settings` is the loop that would have played: it has the limits of the run."""
+        """The program that plays one rollout. `settings` is the loop that it replaces, with the limits of the run."""
 
     @property
     def endpoint(self) -> RecordingEndpoint:

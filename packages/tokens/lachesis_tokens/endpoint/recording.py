@@ -1,4 +1,4 @@
-"""What one rollout asks of the model, and the history that becomes of it."""
+"""The requests of one rollout to the model, and the history that is built from them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 
 class RecordingOptions(TypedDict, total=False):
-    """What `RecordingEndpoint.open` takes."""
+    """The arguments of `RecordingEndpoint.open`."""
 
     temperature: float | None
     """Of every completion, whatever the client sends; default 1."""
@@ -92,11 +92,11 @@ class Recording:
         self.error: Exception | None = None
         """The first failure of the infrastructure that a client met. Such a rollout has no score."""
         self._rejected: Exception | None = None
-        """The first request that the model server or the chat template would not take for what it says."""
+        """The first request whose content the model server or the chat template rejected."""
         self.limit: str | None = None
         """The first limit that a client met: the model's context, or the recording's own."""
         self.refusal: str | None = None
-        """How the model server first refused what a conversation says, or withheld an answer."""
+        """How the model server first refused the content of a conversation, or withheld an answer."""
         self.refused: Counter[str] = Counter()
         """Requests that could not be answered, by the reason that the client read."""
         self.overruled: set[str] = set()
@@ -123,7 +123,7 @@ class Recording:
         self._tasks: set[asyncio.Task[Any]] = set()
         self.finish_abandoned = options.get("finish_abandoned", False)
         self._abandoned: set[asyncio.Task[Any]] = set()
-        """Those of `_tasks` whose clients are gone."""
+        """The members of `_tasks` whose clients are gone."""
         self.times = RequestTimes()
         self.reading = asyncio.Lock()
         """Held while a large body is read."""

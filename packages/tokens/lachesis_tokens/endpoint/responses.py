@@ -30,7 +30,7 @@ _NO_EFFECT: Final = frozenset(
     {"model", "stream", "stream_options", "store", "metadata", "user", "service_tier", "safety_identifier", "include"}
     | {"prompt_cache_key", "prompt_cache_retention", "client_metadata", "max_tool_calls"}
 )
-"""Fields that do not change what is sampled. `max_tool_calls` counts the tools that OpenAI's servers run."""
+"""Fields that do not affect sampling. `max_tool_calls` counts the tools that OpenAI's servers run."""
 _KNOWN: Final = _NO_EFFECT | {
     *("input", "instructions", "tools", "tool_choice", "previous_response_id", "max_output_tokens", "text"),
     *("temperature", "top_p", "parallel_tool_calls", "reasoning", "truncation"),

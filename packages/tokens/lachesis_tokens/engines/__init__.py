@@ -1,4 +1,4 @@
-"""Token engines: servers that sample from token ids and report exactly what they sampled (Phase 2)."""
+"""Token engines: servers that sample from token ids and report the exact sampled ids (Phase 2)."""
 
 from __future__ import annotations
 

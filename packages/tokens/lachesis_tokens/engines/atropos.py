@@ -39,7 +39,7 @@ class AtroposEngine(SingleRequestEngine):
         return ids_or_none(answer.body.get("prompt_token_ids"))
 
     def payload(self, prompt: PromptIds, sampling: Sampling, n: int) -> dict[str, Any]:
-        """The prompt beside the sampling parameters."""
+        """The prompt in addition to the sampling parameters."""
         params = {**self.extra(sampling), **sampling_params(sampling, n)}
         return {"prompt": {"prompt_token_ids": prompt}, **params}
 
@@ -50,7 +50,7 @@ class AtroposEngine(SingleRequestEngine):
             raise BadResponse(
                 self.base_url,
                 f"the answer has no logprobs and finish_reasons (its keys: {', '.join(map(str, body)) or 'none'})",
-                "check that base_url is that of a server with Atropos' /generate (stock vLLM: engine vllm)",
+                "check that base_url points to a server with Atropos' /generate (stock vLLM: engine vllm)",
             )
         listed = ids if isinstance(ids, list) and len(ids) == len(completions) else [None] * len(completions)
         self.check_prompt(prompt, body.get("prompt_token_ids"), None)
@@ -74,6 +74,6 @@ class AtroposEngine(SingleRequestEngine):
             raise BadResponse(
                 self.base_url,
                 "token_ids and the ids in logprobs differ",
-                "update the server: its logprobs are not those of the tokens that it sampled",
+                "update the server: its logprobs do not belong to the tokens that it sampled",
             )
         return self.generation(ids, logprobs, reason)

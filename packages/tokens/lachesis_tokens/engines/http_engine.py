@@ -33,7 +33,7 @@ _RESERVED: Final = frozenset(
 )
 """Fields that would change the prompt or the form of the answer, so that the tokens could no longer be read."""
 _TAKES_IMAGES: Final = (
-    "serve a model that takes images, with its own chat template; SGLang before 0.5.13 encodes prompts with images anew"
+    "serve a model that takes images, with its own chat template; SGLang before 0.5.13 re-encodes prompts with images"
 )
 _CHECK_ENGINE: Final = "its API is not the one of this engine: check openai.engine and the server's version"
 
@@ -102,7 +102,7 @@ class HttpEngine(HttpClient):
                 raise BadResponse(
                     self.base_url,
                     f"the prompt had {len(prompt)} tokens, but the server sampled after {count}",
-                    "let it neither truncate prompts (SGLang: --allow-auto-truncate) nor add tokens",
+                    "make sure that it neither truncates prompts (SGLang: --allow-auto-truncate) nor adds tokens",
                 )
         if echoed is not None and echoed != prompt.ids:
             where = next(i for i, (sent, came) in enumerate(zip(prompt, echoed, strict=True)) if sent != came)
@@ -121,7 +121,7 @@ class HttpEngine(HttpClient):
         if echoed is None:
             raise BadResponse(
                 self.base_url,
-                "it did not repeat the ids of a prompt with images, so what it made of them is unknown",
+                "it did not repeat the ids of a prompt with images, so it is unknown how it encoded them",
                 "serve with vLLM 0.32 or later (openai.engine vllm-generate), or SGLang 0.5.13 or later",
             )
         try:
@@ -158,7 +158,7 @@ class HttpEngine(HttpClient):
         # Whole lists at a time: a loop over 32k tokens would block the event loop for milliseconds.
         if set(map(type, ids)) - {int} or (ids and not 0 <= min(ids) <= max(ids) < 1 << 32):
             wrong = next(token for token in ids if type(token) is not int or not 0 <= token < 1 << 32)
-            raise BadResponse(self.base_url, f"{wrong!r} is no token id", _CHECK_ENGINE)
+            raise BadResponse(self.base_url, f"{wrong!r} is not a token id", _CHECK_ENGINE)
         if set(map(type, logprobs)) - {float} or not math.isfinite(sum(logprobs)) or _out_of_range(logprobs):
             logprobs = [self._logprob(value, position) for position, value in enumerate(logprobs)]
         raw = text_or_none(raw_reason)
@@ -304,7 +304,7 @@ async def one_by_one(requests: Iterable[Coroutine[Any, Any, list[Generation]]]) 
 def check_request(prompt_ids: Sequence[int], sampling: Sampling, n: int) -> PromptIds:
     """The prompt, ready to send. Raises `ValueError` for requests that servers answer wrongly."""
     if not prompt_ids:
-        raise ValueError("the prompt has no tokens; no engine samples after nothing")
+        raise ValueError("the prompt has no tokens; an engine needs at least one")
     if sampling.max_tokens < 1:
         raise ValueError(f"max_tokens is {sampling.max_tokens}; an engine samples one token or more")
     if n < 1:

@@ -142,7 +142,7 @@ class LlamaCppEngine(HttpEngine):
             raise BadResponse(
                 self.base_url,
                 f"the answer has no tokens or no completion_probabilities (its keys: {', '.join(map(str, body))})",
-                "serve with llama.cpp of 2025 or later, whose /completion knows return_tokens",
+                "serve with llama.cpp of 2025 or later, whose /completion supports return_tokens",
             )
         return ids, listed
 

@@ -90,7 +90,7 @@ def _row(wire: str, total: int) -> int:
     """SGLang does not say the shape: ids of each of `total` tokens."""
     size = len(wire) // 4 * 3 - wire[-2:].count("=")
     if size % (4 * total):
-        raise ValueError(f"{size} bytes of routed experts are no rows for {total} tokens")
+        raise ValueError(f"{size} bytes of routed experts are not rows for {total} tokens")
     return size // (4 * total)
 
 

@@ -25,7 +25,7 @@ _OF_THE_REQUEST: Final = frozenset(
         *("extra_key", "lora_id", "lora_path", "priority", "rid", "routing_key", "session_params"),
     )
 )
-"""Extra fields beside `sampling_params`. All others go into `sampling_params`."""
+"""Extra fields outside `sampling_params`. All others go into `sampling_params`."""
 _REPLAY_FLAGS: Final = (
     "start SGLang with --enable-return-routed-experts (openai.routed_experts), use a version with return_sampling_mask "
     "and set top_k (openai.sampling_mask), or leave the setting out"
@@ -126,7 +126,7 @@ class SGLangEngine(SingleRequestEngine):
             raise BadResponse(
                 self.base_url,
                 "the completion came without output_token_logprobs",
-                "serve with SGLang 0.4 or later, whose /generate knows return_logprob",
+                "serve with SGLang 0.4 or later, whose /generate supports return_logprob",
             )
         counted = meta.get("completion_tokens")
         if isinstance(counted, int) and counted != len(entries):

@@ -33,7 +33,7 @@ determines the tokens, and all rollouts of a group are the same. Versions before
 _OF_THE_REQUEST: Final = frozenset(
     {"cache_salt", "ec_transfer_params", "features", "kv_transfer_params", "priority", "reasoning_ended", "request_id"}
 )
-"""Extra fields of `/inference/v1/generate` beside `sampling_params`. All others go into `sampling_params`."""
+"""Extra fields of `/inference/v1/generate` outside `sampling_params`. All others go into `sampling_params`."""
 
 
 class VLLMCompletions(SingleRequestEngine):
@@ -110,7 +110,7 @@ class VLLMCompletions(SingleRequestEngine):
         if not isinstance(listed, list) or len(listed) != len(prompt):
             came = f"{len(listed)} entries" if isinstance(listed, list) else "none"
             reason = f"prompt_logprobs of {len(prompt)} tokens were requested and {came} came"
-            raise BadResponse(self.base_url, reason, "serve with vLLM, whose /v1/completions knows prompt_logprobs")
+            raise BadResponse(self.base_url, reason, "serve with vLLM, whose /v1/completions supports prompt_logprobs")
         positions = [self._scores(token, entry) for token, entry in zip(prompt, listed, strict=True)]
         return PromptLogprobs(positions, answer.latency, answer.attempts)
 
@@ -131,7 +131,7 @@ class VLLMCompletions(SingleRequestEngine):
             raise BadResponse(
                 self.base_url,
                 "the completion came without token_ids",
-                "serve with vLLM 0.10.2 or later, whose /v1/completions knows return_token_ids",
+                "serve with vLLM 0.10.2 or later, whose /v1/completions supports return_token_ids",
             )
         values = logprobs.get("token_logprobs") if isinstance(logprobs, dict) else None
         return _generation(self, ids, values, choice, body, body.get("id"))

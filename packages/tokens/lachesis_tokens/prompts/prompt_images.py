@@ -1,9 +1,9 @@
-"""Images in prompts that are sent as ids: their placeholders, and what a server makes of them.
+"""Images in prompts that are sent as ids: their placeholders, and how a server expands them.
 
 Templates in the shape of Qwen-VL's write `<|vision_start|><|image_pad|><|vision_end|>` for an image: one placeholder
-between two tokens. Servers take ids with that one placeholder and the images beside them, put as many in its place as
-the image has patches, and repeat the ids that they made. Nobody can tell a placeholder that a model sampled from one of
-an image, so a prompt with images has no others.
+between two tokens. Servers take ids with this one placeholder together with the images, replace it by as many as the
+image has patches, and repeat the ids that they made. Nobody can tell a placeholder that a model sampled from one of an
+image, so a prompt with images has no others.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def require_images(engines: Iterable[object]) -> None:
             kind = getattr(engine, "kind", type(engine).__name__)
             raise PromptError(
                 "the prompt",
-                f"it holds an image, and the API of the engine {kind!r} takes ids of text only",
+                f"it contains an image, and the API of the engine {kind!r} takes text ids only",
                 "use --openai.engine vllm-generate or sglang, or a chat server (Phase 1)",
             )
 

@@ -226,7 +226,7 @@ class PromptBuilder:
         rendered = self._special_tokens.render(render, messages=[*before, turn], tools=offered)
         assert rendered is not None
         if not rendered.text.startswith(prompt.text):
-            raise _unplaceable("what it writes up to the turn is not the prompt of the turn")
+            raise _unplaceable("its text before the turn is not the prompt of the turn")
         for name, less in _without_a_part(turn):
             if self._says([*before, less], offered) == rendered.text:
                 raise _unplaceable(f"it leaves out the {name} of the turn")
@@ -264,7 +264,7 @@ class PromptBuilder:
 
     @property
     def encoder(self) -> TextEncoder:
-        """What makes ids of text."""
+        """The encoder that turns text into ids."""
         return self._encoder
 
     def encode(self, text: str) -> list[int]:
@@ -349,7 +349,7 @@ class PromptBuilder:
                 raise TurnRejected(*error.args) from None
             raise
         if self.when_unextendable == "error":
-            reason = finding.reason or "what it writes after the turn depends on what the messages before it say"
+            reason = finding.reason or "its text after the turn depends on the content of earlier messages"
             raise TemplateNotExtendable(
                 "the chat template",
                 f"{finding.pattern} cannot be extended: {reason}",

@@ -29,7 +29,7 @@ _TEXT: Final = (
 """All letters and digits, punctuation, white space, scripts that byte-level and SentencePiece models split, and markup
 that has tokens of its own in a later model of the same family."""
 _PIECES: Final = 1024
-"""Pieces of the vocabulary that are compared beside it, evenly spaced over its ids."""
+"""Pieces of the vocabulary that are compared in addition, evenly spaced over its ids."""
 _ADDED: Final = 512
 """Added tokens that are compared at most."""
 _CHUNK: Final = 128
@@ -153,7 +153,7 @@ class TokenizerProof:
             return "?"
 
     def _specials(self) -> list[str]:
-        """Texts of the added tokens, which have to get the same ids: first those that conversations are made of."""
+        """Texts of the added tokens, which must get the same ids: first those that conversations are made of."""
         used = {*self.tokenizer.all_special_tokens}
         template = str(self.tokenizer.chat_template or "")
         first = [text for text in self.encoder.added if text in used or text in template]

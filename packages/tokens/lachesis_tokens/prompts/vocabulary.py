@@ -23,7 +23,7 @@ class Vocabulary:
 
     Args:
         described: the tokenizer, for messages.
-        rows: rows of the model's embedding. Default: `vocab_size` of the `config.json` beside the tokenizer, in its
+        rows: rows of the model's embedding. Default: `vocab_size` of the `config.json` next to the tokenizer, in its
             folder or in the hub's cache.
     """
 
@@ -42,7 +42,7 @@ class Vocabulary:
                 server,
                 f"it sampled the id {largest}, and the tokenizer {self.described} has {self.entries} ids{padding}",
                 "set --openai.tokenizer_name to the folder or name of the model that the server runs; with its "
-                "config.json beside the tokenizer, ids of a padded vocabulary are taken",
+                "config.json beside the tokenizer, ids of a padded vocabulary are accepted",
             )
 
     def count_padding(self, ids: Iterable[int]) -> int:

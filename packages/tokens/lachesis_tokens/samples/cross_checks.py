@@ -64,7 +64,7 @@ def _of_scores(group: Record, rollouts: Sequence[Record]) -> Iterator[str]:
     scores, scored = group.get("scores"), [each for each in rollouts if each.get("place") is not None]
     places = [each["place"] for each in scored]
     if places != list(range(len(scored))) or bool in map(type, places):
-        yield f"the places {places} of the rollouts are not those of their scores, in order"
+        yield f"the places {places} of the rollouts do not match the order of their scores"
         return
     if not isinstance(scores, list) or len(scores) != len(scored):
         return  # the account says so
@@ -105,7 +105,7 @@ def _of_rollout(group: Record, rollout: Record, samples: Sequence[TokenSample]) 
     elif isinstance(dropped := rollout.get("discarded"), list):
         attempts = {turn for each in dropped if each.get("attempt") for turn in each.get("message_turns") or ()}
         if any("message_turns" in each for each in dropped) or not dropped:
-            yield from (f"turn {turn} is no discarded attempt" for turn in sorted(discarded - attempts))
+            yield from (f"turn {turn} is not a discarded attempt" for turn in sorted(discarded - attempts))
     if samples:
         yield from _of_sums(rollout, spans, samples[0].sampled)
         yield from _of_messages(group, rollout, spans)

@@ -86,7 +86,9 @@ def decide_for_training(group: PlayedGroup, config: HermesAgentEnvConfig, traine
 
 
 def _with_extras(built: TrainingGroup, group: PlayedGroup) -> dict[str, Any]:
-    """The group with what the environment sends beside its tokens. Our own fields win."""
+    """The group with the fields that the environment sends in addition to its tokens. Our own fields take
+    precedence.
+    """
     content = built.to_atropos()
     content["group_overrides"] = {**group.group_overrides, **content["group_overrides"]}
     spans = [span for sample in built.samples for span in sample.spans]

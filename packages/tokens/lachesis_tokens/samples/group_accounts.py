@@ -1,4 +1,4 @@
-"""What the record of a group says about tokens beside its samples, so that samples that were removed are noticed."""
+"""Token counts in the record of a group, apart from its samples, so that removed samples are noticed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class GroupAccount:
     completed: set[str] = field(default_factory=set)
     """Of these, those whose record names a completion."""
     left_out: int = 0
-    """Tokens of the others, of broken starts, and of what was sampled beside the rollouts."""
+    """Tokens of the others, of broken starts, and of completions outside the rollouts."""
     problems: list[tuple[str, str]] = field(default_factory=list)
     """The id of a rollout, or "", and a reason."""
 
@@ -64,7 +64,7 @@ _OF_RUN: Final = ("environment", "model", "evaluation")
 
 
 class Runs:
-    """What the lines of each run have in common, and the places of its groups in its file (`number`)."""
+    """The fields that the lines of each run have in common, and the places of its groups in its file (`number`)."""
 
     def __init__(self) -> None:
         self._seen: dict[str, set[int]] = {}
@@ -98,7 +98,7 @@ class Runs:
         return None
 
     def of_sample(self, record: Mapping[str, Any]) -> str | None:
-        """What contradicts another line of the run. A line without one contradicts none."""
+        """How a sample contradicts an earlier line of its run, or None. A sample without a run contradicts nothing."""
         run = record.get("run")
         if not isinstance(run, str):
             return None

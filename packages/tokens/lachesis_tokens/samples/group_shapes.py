@@ -37,7 +37,7 @@ OVERRIDES: Final = frozenset(
 """The keys of `overrides[i]` that describe sample `i` and no other sample of its rollout."""
 
 OF_TOKENS: Final = frozenset({"advantages", "ref_logprobs", "distill_token_ids", "distill_logprobs"})
-"""Fields of a group, beside its tokens, masks and logprobs, that have one entry for each token of each sample."""
+"""Fields of a group, other than its tokens, masks and logprobs, that have one entry per token of each sample."""
 
 
 NO_SPLIT_GROUPS: Final = (
@@ -103,7 +103,7 @@ class GroupSettings:
     """Every sequence must be shorter. 0 or less: no limit."""
     discarded_attempts: DiscardedAttempts = "none"
     unchecked_prompts: Literal["refuse", "allow"] = "refuse"
-    """What happens to a group with a prompt that the server did not confirm."""
+    """How to treat a group with a prompt that the server did not confirm."""
 
     def __post_init__(self) -> None:
         check_split(self.split_rollouts, self.discarded_attempts)
@@ -201,10 +201,10 @@ def with_digest(group: dict[str, Any]) -> dict[str, Any]:
 
 
 def group_digest(group: Mapping[str, Any]) -> str:
-    """What `group_overrides.lachesis` has to be: a digest of all that is not covered by the digests of the samples.
+    """The expected `group_overrides.lachesis`: a digest of everything that the digests of the samples do not cover.
 
     Raises:
-        TypeError, ValueError, OverflowError, RecursionError: JSON cannot hold it, or an advantage is no number.
+        TypeError, ValueError, OverflowError, RecursionError: JSON cannot hold it, or an advantage is not a number.
     """
     covered: dict[str, Any] = {name: group.get(name) for name in ("scores", "messages", "generation_params")}
     covered["advantages"] = [logprobs_digest(values) for values in group.get("advantages") or ()]
@@ -256,14 +256,14 @@ def group_problems(group: Mapping[str, Any], samples: Sequence[TokenSample]) -> 
     try:
         digest = group_digest(group)
         if digest != given:
-            return [f"the digest of the group is not that of its fields ({digest}): they are not what was sent"]
+            return [f"the digest of the group does not match its fields ({digest}): they are not what was sent"]
         return list(_group_contradictions(group, samples))
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
         return [f"the group cannot be read: {error!r}"[:300]]
 
 
 def _group_contradictions(group: Mapping[str, Any], samples: Sequence[TokenSample]) -> Iterator[str]:
-    """What a group says twice, where it differs."""
+    """Facts that a group contains twice, if they differ."""
     of_rollouts: dict[str, float] = {}
     for at, (sample, overrides) in enumerate(zip(samples, group["overrides"], strict=True)):
         certificate, score = overrides[CERTIFICATE], group["scores"][at]
@@ -277,7 +277,7 @@ def _group_contradictions(group: Mapping[str, Any], samples: Sequence[TokenSampl
                 yield f"advantages[{at}] are not {certificate['advantage']!r}, as its certificate says"
         versions = list(map(list, sample.policy_versions))
         if (overrides.get("policy_versions") or []) != versions:
-            yield f"overrides[{at}].policy_versions are not those of its spans"
+            yield f"overrides[{at}].policy_versions do not match its spans"
         if {overrides.get("temperature")} != _temperatures(sample):
             yield f"overrides[{at}].temperature is {overrides.get('temperature')!r}, not that of its spans"
 

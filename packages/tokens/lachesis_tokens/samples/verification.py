@@ -299,7 +299,7 @@ def _header_problems(sample: TokenSample) -> list[str]:
     except (RecursionError, TypeError, ValueError) as error:
         return [f"its digest cannot be computed: {error}"]
     if digest != sample.digest:
-        return [f"its digest is not that of its fields ({digest}): they are not those that were written"]
+        return [f"its digest does not match its fields ({digest}): they are not those that were written"]
     return []
 
 
@@ -356,7 +356,7 @@ def _digest_problems(sample: TokenSample) -> tuple[list[str], int]:
         elif prefix.digest != span.digest:
             altered.append(span.turn)
     found = [f"{_listed(misplaced)} after another prefix than when it was sampled"] if misplaced else []
-    found += [f"{_listed(altered)} with other ids than those that were sampled"] if altered else []
+    found += [f"{_listed(altered)} with ids that differ from the sampled ones"] if altered else []
     return found, wrong_prefix
 
 
@@ -386,7 +386,7 @@ def _mask_problems(sample: TokenSample) -> list[str]:
         elif logprobs_digest(values) != span.logprobs_digest:
             changed.append(span.turn)
     if changed:
-        found.append(f"{_listed(changed)} with other logprobs than those that were reported")
+        found.append(f"{_listed(changed)} with logprobs that differ from the reported ones")
     return found
 
 
@@ -462,7 +462,7 @@ def _replay_problems(sample: TokenSample) -> list[str]:
             for span in sample.spans
             if span.experts_digest != ("" if experts is None else experts.digest(span.start - 1, span.end - 1))
         ]
-        found += [f"{_listed(changed)} with other experts than those that were reported"] if changed else []
+        found += [f"{_listed(changed)} with experts that differ from the reported ones"] if changed else []
     if mask is not None and len(mask) != length:
         return [*found, f"the sampling mask is of {len(mask)} tokens, not of {length}"]
     if mask is not None and (place := mask.missing(sample.tokens)) is not None:
@@ -518,7 +518,7 @@ def _cut(value: Any) -> str:
 
 
 _NO_SAMPLES: Final = (
-    "holds no samples: only completions with token ids have any; --openai.server_type vllm or sglang asks for these"
+    "contains no samples: only completions with token ids have any; --openai.server_type vllm or sglang asks for these"
 )
 _INTEGERS: Final[frozenset[type]] = frozenset({int})
 _NUMBERS: Final[frozenset[type]] = frozenset({float, int})

@@ -42,7 +42,7 @@ class _Known:
         """For each tool result, the message and the position of the call that it answers."""
         self.calls = _Calls()
         self.nodes: list[Node] | None = []
-        """None if they have to be found anew."""
+        """None if they must be searched again."""
 
     def holds(self, index: int, given: Any) -> bool:
         """Whether this message is as it was."""
@@ -289,7 +289,7 @@ def _plain(given: Any) -> Any:
 
 
 def _value(arguments: str) -> Any:
-    """The value of the arguments, which clients parse and write again; the text if it is no JSON."""
+    """The value of the arguments, which clients parse and write again; the text if it is not valid JSON."""
     try:
         return [json.loads(arguments or "{}", parse_float=_number)]
     except (ValueError, RecursionError):

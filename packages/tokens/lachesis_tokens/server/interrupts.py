@@ -1,9 +1,9 @@
 """Completions that a server aborted: what remains to be sampled, where they end, and their parts as one completion.
 
 Servers abort completions when their weights change. Sampling these again from the beginning would make long completions
-rare: the longer one is, the more updates it meets. So the tokens stay, and the rest is sampled after them. The server
-that goes on sees the tokens so far as a part of the prompt. It does not see that they count against `max_tokens` and
-`min_tokens`, that a stop text began in them, and that they have used up the random numbers of the seed.
+rare: the longer one is, the more updates it meets. So the tokens are kept, and the rest is sampled after them. The
+server that continues sees the tokens so far as part of the prompt. It does not see that they count against `max_tokens`
+and `min_tokens`, that a stop text began in them, and that they have used up the random numbers of the seed.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Interrupted:
         )
 
     def kept(self, begun: Generation) -> Generation:
-        """What is kept of an aborted completion: all of its tokens, or none if its sampling depends on all of them.
+        """The kept part of an aborted completion: all of its tokens, or none if its sampling depends on all of them.
 
         It gets another finish reason if it has ended: SGLang reports the last token of an aborted completion before it
         looks whether that token ends it.
@@ -147,7 +147,7 @@ def _joined_versions(begun: Generation, rest: Generation) -> Versions:
 class Patience:
     """Pauses between requests that were aborted without a token.
 
-    A server that updates its weights is no failed one, so these do not count as failures. `deadline` is how many
+    A server that updates its weights has not failed, so these do not count as failures. `deadline` is how many
     seconds may pass without a token.
     """
 

@@ -24,8 +24,9 @@ log = logging.getLogger(__name__)
 _KEPT: Final = 1 << 16
 """Completions that are remembered, at about 200 bytes each. A cache that answers from longer ago goes unnoticed."""
 _TAIL: Final = 256
-"""Bytes at the end of a prompt that are compared, beside its length. Hashing whole prompts would cost more than sending
-them."""
+"""Bytes at the end of a prompt that are compared, in addition to its length. Hashing whole prompts would cost more than
+sending them.
+"""
 
 _Key = tuple[str, str, int]
 
@@ -81,7 +82,7 @@ class ReplayGuard:
             if engine.base_url not in self._unnamed:
                 raise BadResponse(
                     engine.base_url,
-                    f"completion {name} is an earlier answer to the same prompt, also when asked with another seed",
+                    f"completion {name} repeats an earlier answer to the same prompt, even with another seed",
                     "turn off the cache between the run and the model server; it would be trained twice",
                 )
         if engine.base_url in self._unnamed:

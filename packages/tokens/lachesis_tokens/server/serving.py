@@ -1,4 +1,4 @@
-"""What a run with tokens needs of its servers: the tokenizer, the chat template and the parser, and their checks."""
+"""Requirements of a run with tokens: the tokenizer, the chat template and the parser, and their checks."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def _is_offline() -> bool:
 
 
 async def check_tokens(env: Environment, server: TokenServer, tools: Sequence[dict[str, Any]]) -> None:
-    """Compare the tokenizer with those of the servers, the chat template with the tools, and the parser with it.
+    """Compare the tokenizer with the servers' tokenizers, the chat template with the tools, and the parser with it.
 
     Raises:
         ServerConfigError: one of them cannot be used.

@@ -22,7 +22,7 @@ class StopTexts:
     """The stops of one request.
 
     `least` tokens come before any stop text counts (vLLM's `min_tokens`; SGLang ends a completion at any). `stop_ids`
-    are ids that end a completion beside the ends of a turn.
+    are ids that end a completion in addition to the ends of a turn.
     """
 
     texts: tuple[str, ...]

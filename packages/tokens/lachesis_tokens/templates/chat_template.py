@@ -60,7 +60,9 @@ class ChatTemplate:
     compiled: jinja2.Template = field(repr=False, compare=False)
     form: MessageForm = MessageForm()
     takes_images: bool = False
-    """`prepare` keeps images: the template writes a placeholder for each, and the engine sends them beside the ids."""
+    """`prepare` keeps images: the template writes a placeholder for each, and the engine sends them together with the
+    ids.
+    """
 
     @classmethod
     def load(cls, source: str, variables: Mapping[str, Any] | None = None) -> ChatTemplate:
@@ -93,7 +95,7 @@ class ChatTemplate:
         """An OpenAI message in the template's form. Reasoning is stored under every name that templates read.
 
         Raises PromptError for other media, and for images unless `takes_images`: templates write a marker for them, or
-        nothing, or leave out the text beside them, and engines receive only the ids of the template's text.
+        nothing, or leave out the text next to them, and engines receive only the ids of the template's text.
         """
         message: TemplateMessage = {key: value for key, value in item.items() if value is not None}
         reasoning = message.get("reasoning_content", message.get("thinking", message.get("reasoning")))
@@ -174,7 +176,8 @@ class ChatTemplate:
         if others:
             raise PromptError(
                 "the prompt",
-                f"a message holds {' and '.join(sorted(others))}, and only text becomes token ids (Phase 2), or images "
+                f"a message contains {' and '.join(sorted(others))}, and only text becomes token ids (Phase "
+                "2), or images "
                 "where the chat template writes one placeholder for each, as Qwen-VL's",
                 "leave it out of the message, or use a chat server (Phase 1)",
             )

@@ -60,7 +60,7 @@ def _wanted(tool_choice: str | Mapping[str, Any], names: Sequence[str]) -> str |
     name = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(name, str):
         raise ToolChoiceError(
-            f'tool_choice {tool_choice!r} is none of "auto", "none", "required" and '
+            f'tool_choice {tool_choice!r} is not one of "auto", "none", "required" and '
             '{"type": "function", "function": {"name": ...}}'
         )
     if name not in names:

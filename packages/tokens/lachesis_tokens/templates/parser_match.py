@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ParserMatch:
-    """A parser beside the one that its model's chat template calls for."""
+    """A parser compared with the one that its model's chat template requires."""
 
     parser: str
     detection: Detection
     unread: tuple[Unread, ...] = ()
-    """What the parser does not read of the calls that the template writes."""
+    """The calls of the template that the parser does not read."""
     loses_calls: bool = False
     """It does not even read the plain call."""
 

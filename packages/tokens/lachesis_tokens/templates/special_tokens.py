@@ -4,7 +4,7 @@ A tokenizer turns the text `<|im_end|>` into the token wherever it is, so a web 
 and open another. Only tokens that the template writes may have that effect. A rendered text does not show where a token
 comes from, so a conversation that spells one is rendered again with another character at the beginning of each. These
 show where to cut the text: a special token in two parts is encoded as ordinary text. If the template then writes
-something else, words beside the tokens are tried. Other conversations cost a look for the tokens.
+something else, the words around the tokens are tried. Other conversations cost a look for the tokens.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import orjson
 from lachesis.inference.errors import PromptError, TemplateError
 
 SpecialTokensInText: TypeAlias = Literal["encode_as_text", "as_is", "error"]
-"""What happens to text of messages and tools that spells a special token: it is encoded as text, it becomes the token,
+"""How text of messages and tools that spells a special token is treated: it is encoded as text, it becomes the token,
 or `PromptError` is raised."""
 
 _PLACES: Final = ((None, 0), (0, 1), (-1, -1))

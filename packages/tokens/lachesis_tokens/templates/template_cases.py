@@ -59,7 +59,7 @@ class TemplateCase:
         return self.context[0] if self.context[0]["role"] == "system" else None
 
     def without(self, key: str) -> TemplateCase:
-        """The case without reasoning, or without content beside calls."""
+        """The case without reasoning, or without content next to calls."""
         context = tuple(_stripped(message, key) for message in self.context)
         return TemplateCase(context, _stripped(self.turn, key), self.following, self.tools)
 

@@ -37,7 +37,7 @@ class Difference(StrEnum):
     GENERATION_PROMPT = "the end of the generation prompt is not kept"
     EARLIER = "text before the turn is rewritten"
     TURN = "the turn itself is rewritten"
-    BESIDE_CALLS = "content beside calls is left out or moved"
+    BESIDE_CALLS = "content next to calls is left out or moved"
     END_OF_TURN = "the turn ends with another token"
 
 
@@ -88,7 +88,7 @@ class TemplateReport:
                 notes.append(f"policy: {self.when_unextendable}")
             lines.append(f"  {finding.pattern}: {finding.extension}{' (' + '; '.join(notes) + ')' if notes else ''}")
         if self.reacts_to:
-            lines.append(f"  it looks into messages for: {', '.join(map(repr, self.reacts_to))}")
+            lines.append(f"  it inspects messages for: {', '.join(map(repr, self.reacts_to))}")
         return "\n".join(lines)
 
     def summary(self) -> str:

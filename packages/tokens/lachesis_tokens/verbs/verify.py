@@ -52,7 +52,7 @@ def verify_file(path: Path, *, max_problems: int = 20) -> Totals:
     number: int | None = None
 
     def no_json(constant: str) -> float:
-        verifier.reject(f"holds {constant}, which no JSON has", number)
+        verifier.reject(f"holds {constant}, which is not JSON", number)
         return float(constant)
 
     try:

@@ -35,7 +35,7 @@ def read(body: JSON) -> list[TextRequest]:
     refuse_unknown(body, _KNOWN | ({"best_of"} if body.get("best_of") == 1 else set()))
     openai_chat.wants_usage(body)
     if (take(body, "logprobs", int, default=0)) > 1:
-        raise Refused(400, "logprobs: only those of sampled tokens are known; send 0 or 1", param="logprobs")
+        raise Refused(400, "logprobs: only the logprobs of sampled tokens are known; send 0 or 1", param="logprobs")
     given = take(body, "prompt", str, list)
     prompts = [given] if isinstance(given, str) or is_ids(given) else given
     if not prompts or not all((isinstance(prompt, str) and prompt) or is_ids(prompt) for prompt in prompts):

@@ -58,7 +58,7 @@ class Dispatcher:
         self.room.set()
 
     async def register(self, trainer: Trainer) -> None:
-        """A trainer begins, anew or at all."""
+        """A trainer starts, for the first time or again."""
         async with self.lock:
             state = self.state
             if not trainer.acknowledges and trainer.starting_step >= state.step:

@@ -83,7 +83,7 @@ def read_groups(body: bytes) -> list[GroupBody]:
     """The same for a JSON array of groups (`POST /scored_data_list`)."""
     at = _skip_space(body, 0)
     if body[at : at + 1] != b"[":
-        raise GroupError("the body is no JSON array of groups")
+        raise GroupError("the body is not a JSON array of groups")
     groups = []
     for number, (start, end) in enumerate(_elements(body, at)):
         try:
@@ -102,7 +102,7 @@ def _group(fields: dict[str, bytes]) -> GroupBody:
             raise GroupError(f"{name} is missing")
     lengths = _row_lengths("tokens", fields["tokens"], _OF_INTEGERS)
     if not lengths:
-        raise GroupError("tokens holds no sequence")
+        raise GroupError("tokens contains no sequence")
     for name in (*INTEGERS[1:], *FLOATS):
         if name in fields:
             _check_lengths(
@@ -142,25 +142,25 @@ def _check_lengths(name: str, given: list[int], tokens: list[int]) -> None:
 def _check_others(parsed: dict[str, Any], count: int) -> None:
     scores = parsed["scores"]
     if not isinstance(scores, list) or not all(isinstance(score, int | float) for score in scores):
-        raise GroupError("scores is no list of finite numbers")
+        raise GroupError("scores is not a list of finite numbers")
     if not all(map(math.isfinite, scores)):
-        raise GroupError("scores holds a number that is not finite")
+        raise GroupError("scores contains a number that is not finite")
     for name in ("messages", "overrides"):
         if not isinstance(parsed.get(name, []), list):
-            raise GroupError(f"{name} is no list")
+            raise GroupError(f"{name} is not a list")
     for name in ("scores", "messages", "overrides"):
         if name in parsed and len(parsed[name]) != count:
             raise GroupError(f"{name} holds {len(parsed[name])} entries, tokens {count}")
     for name in ("generation_params", "group_overrides"):
         if not isinstance(parsed.get(name, {}), dict):
-            raise GroupError(f"{name} is no object")
+            raise GroupError(f"{name} is not an object")
     env_id = parsed.get("env_id", 0)
     if not _is_number(env_id) or env_id < 0:
         raise GroupError(f"env_id is {env_id!r}, no number of an environment")
     for at, conversation in enumerate(parsed.get("messages", ())):
         for message in conversation if isinstance(conversation, list) else [None]:
             if not isinstance(message, dict) or "role" not in message or "content" not in message:
-                raise GroupError(f"messages[{at}] holds something without a role and a content")
+                raise GroupError(f"messages[{at}] contains something without a role and a content")
 
 
 # Numbers.
@@ -169,11 +169,11 @@ def _check_others(parsed: dict[str, Any], count: int) -> None:
 def _row_lengths(name: str, value: bytes, alphabet: bytes) -> list[int]:
     """The lengths of the lists of numbers in a list."""
     if value[:1] != b"[":
-        raise GroupError(f"{name} is no list of lists of numbers")
+        raise GroupError(f"{name} is not a list of lists of numbers")
     lengths: list[int] = []
     for start, end in _elements(value, 0):
         if value[start : start + 1] != b"[":
-            raise GroupError(f"{name}[{len(lengths)}] is no list of numbers")
+            raise GroupError(f"{name}[{len(lengths)}] is not a list of numbers")
         length = _count_numbers(value[start + 1 : end - 1], alphabet, f"{name}[{len(lengths)}]")
         if not length:
             raise GroupError(f"{name}[{len(lengths)}] is empty")
@@ -183,8 +183,8 @@ def _row_lengths(name: str, value: bytes, alphabet: bytes) -> list[int]:
 
 def _count_numbers(row: bytes, alphabet: bytes, name: str) -> int:
     if other := row.translate(None, alphabet):
-        kind = "integer" if alphabet is _OF_INTEGERS else "finite number"
-        raise GroupError(f"{name} holds something that is no {kind}: {other[:20].decode('utf-8', 'replace')!r}")
+        kind = "an integer" if alphabet is _OF_INTEGERS else "a finite number"
+        raise GroupError(f"{name} contains something that is not {kind}: {other[:20].decode('utf-8', 'replace')!r}")
     if not row.strip():
         return 0
     count = at = 0
@@ -192,7 +192,7 @@ def _count_numbers(row: bytes, alphabet: bytes, name: str) -> int:
         end = row.find(b",", at + _SLICE)
         numbers = _parse(name, b"[%b]" % (row[at:end] if end >= 0 else row[at:]))
         if not numbers:
-            raise GroupError(f"{name} is no JSON: nothing after a comma")
+            raise GroupError(f"{name} is not valid JSON: nothing after a comma")
         count += len(numbers)
         if end < 0:
             return count
@@ -203,7 +203,7 @@ def _parse(name: str, value: bytes) -> Any:
     try:
         return orjson.loads(value)
     except orjson.JSONDecodeError as error:
-        raise GroupError(f"{name} is no JSON with finite numbers: {error}") from error
+        raise GroupError(f"{name} is not JSON with finite numbers: {error}") from error
 
 
 # Places of values in JSON text. What is between them is not looked at; each value is parsed on its own.
@@ -213,16 +213,16 @@ def _members(text: bytes) -> Iterator[tuple[str, bytes]]:
     """The names and values of an object."""
     at = _skip_space(text, 0)
     if text[at : at + 1] != b"{":
-        raise GroupError("the body is no JSON object")
+        raise GroupError("the body is not a JSON object")
     at = _skip_space(text, at + 1)
     while text[at : at + 1] != b"}":
         if text[at : at + 1] != b'"':
-            raise GroupError(f"the body is no JSON: no name of a field at byte {at}")
+            raise GroupError(f"the body is not valid JSON: no name of a field at byte {at}")
         end = _end_of_value(text, at)
         name = _parse("the name of a field", text[at:end])
         at = _skip_space(text, end)
         if text[at : at + 1] != b":":
-            raise GroupError(f"the body is no JSON: no colon after {name!r}")
+            raise GroupError(f"the body is not valid JSON: no colon after {name!r}")
         at = _skip_space(text, at + 1)
         end = _end_of_value(text, at)
         yield name, text[at:end]
@@ -245,17 +245,17 @@ def _next(text: bytes, at: int, closing: bytes) -> int:
     if (found := text[at : at + 1]) == closing:
         return at
     if found != b",":
-        raise GroupError(f"the body is no JSON: no comma at byte {at}")
+        raise GroupError(f"the body is not valid JSON: no comma at byte {at}")
     at = _skip_space(text, at + 1)
     if text[at : at + 1] == closing:
-        raise GroupError(f"the body is no JSON: nothing after the comma before byte {at}")
+        raise GroupError(f"the body is not valid JSON: nothing after the comma before byte {at}")
     return at
 
 
 def _check_end(text: bytes, at: int) -> None:
     """The body ends after the bracket at `at`."""
     if (after := _skip_space(text, at + 1)) != len(text):
-        raise GroupError(f"the body is no JSON: something follows its end, at byte {after}")
+        raise GroupError(f"the body is not valid JSON: something follows its end, at byte {after}")
 
 
 def _skip_space(text: bytes, at: int) -> int:
@@ -270,13 +270,13 @@ def _end_of_value(text: bytes, at: int) -> int:
     if text[at : at + 1] not in (b"[", b"{"):
         found = _SCALAR.match(text, at)
         if found is None or found.end() == at:
-            raise GroupError(f"the body is no JSON: no value at byte {at}")
+            raise GroupError(f"the body is not valid JSON: no value at byte {at}")
         return found.end()
     depth = 0
     while True:
         bracket = _NESTING.search(text, at)
         if bracket is None:
-            raise GroupError("the body is no JSON: it ends within a value")
+            raise GroupError("the body is not valid JSON: it ends within a value")
         at = bracket.end()
         match bracket[0]:
             case b'"':
@@ -307,7 +307,7 @@ def _end_of_string(text: bytes, at: int) -> int:
     while True:
         at = text.find(b'"', at + 1)
         if at < 0:
-            raise GroupError("the body is no JSON: it ends within a string")
+            raise GroupError("the body is not valid JSON: it ends within a string")
         before = at
         while text[before - 1 : before] == b"\\":
             before -= 1

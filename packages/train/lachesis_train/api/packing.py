@@ -12,7 +12,7 @@ _MOST_GROUPS: Final = 2048
 
 @dataclass(frozen=True, slots=True)
 class Sized:
-    """What packing needs to know of a group."""
+    """The facts about a group that packing needs."""
 
     sequences: int
     env_id: int | None

@@ -1,4 +1,4 @@
-"""What the rollout API shows of itself: a page for people, and metrics in Prometheus' text format."""
+"""The rollout API's status: a page for people, and metrics in Prometheus' text format."""
 
 from __future__ import annotations
 

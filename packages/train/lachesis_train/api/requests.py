@@ -1,4 +1,4 @@
-"""What the requests of the rollout API have in common: who may ask, bodies, and answers that are errors."""
+"""Shared by the requests of the rollout API: who may ask, bodies, and answers that are errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the rollout API knows, in an SQLite database: groups, batches, environments and the trainer.
+"""The state of the rollout API, in an SQLite database: groups, batches, environments and the trainer.
 
     received -> waiting -> in a batch -> acknowledged
 
@@ -397,7 +397,7 @@ def _check_copy(database: sqlite3.Connection, body: GroupBody) -> None:
     sequences, tokens, scores = database.execute(select, (body.group_id,)).fetchone()
     if (sequences, tokens, tuple(orjson.loads(scores))) != (body.sequences, body.tokens, body.scores):
         raise GroupError(
-            f"group_overrides.group_id {body.group_id!r} belongs to another group, which came before; ids have to be "
+            f"group_overrides.group_id {body.group_id!r} belongs to another group, which came before; ids must be "
             "unique in a database, across environments and runs"
         )
 

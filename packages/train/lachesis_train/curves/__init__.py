@@ -1,1 +1,1 @@
-"""What a training run shows of itself: metrics, progress, the rollouts of each step, and a report."""
+"""The output of a training run: metrics, progress, the rollouts of each step, and a report."""

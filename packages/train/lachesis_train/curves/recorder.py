@@ -1,4 +1,4 @@
-"""Writes down what a training run does: `metrics.jsonl`, the rollouts of each step, the report, W&B and progress."""
+"""Records a training run: `metrics.jsonl`, the rollouts of each step, the report, W&B and progress."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class TrainingRecorder:
 
         Raises:
             TrackingError: W&B cannot be used.
-            JsonlError: `run_dir` cannot be written, or its `metrics.jsonl` has a line that is no JSON.
+            JsonlError: `run_dir` cannot be written, or its `metrics.jsonl` has a line that is not valid JSON.
         """
         self.run_dir = Path(run_dir)
         self.title = title

@@ -1,4 +1,4 @@
-"""What the trainer reports of one step."""
+"""The trainer's report of one step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleRecord:
-    """What became of one sequence of a group."""
+    """The fate of one sequence of a group."""
 
     skipped: str | None = None
     """Why it was not trained, as a short name that can be counted (`unproven`, `too_long`); None: it was."""

@@ -35,11 +35,11 @@ def write_report(run_dir: Path, *, title: str | None = None, output: Path | None
     """Write `report.html` in the folder of a run, or `output`, whole or not at all; returns its path.
 
     Raises:
-        LachesisError: the folder has no `metrics.jsonl`, or one that is no JSON; the report cannot be written.
+        LachesisError: the folder has no `metrics.jsonl`, or one that is not valid JSON; the report cannot be written.
     """
     path = run_dir / "metrics.jsonl"
     if not path.exists():
-        raise LachesisError(f"{run_dir} is no folder of a training run: it has no {path.name}; name its run_dir")
+        raise LachesisError(f"{run_dir} is not a folder of a training run: it has no {path.name}; name its run_dir")
     output = output or run_dir / "report.html"
     page = render_report(
         title or run_dir.absolute().name, list(read_lines(path, torn_tail=True)), dict(step_files(run_dir / "rollouts"))

@@ -1,4 +1,6 @@
-"""`rollouts/step_N.jsonl`: what was trained in each step, one group a line, readable by `lachesis verify`."""
+"""`rollouts/step_N.jsonl`: the data that was trained in each step, one group per line, readable by `lachesis
+verify`.
+"""
 
 from __future__ import annotations
 

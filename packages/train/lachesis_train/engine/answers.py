@@ -20,9 +20,9 @@ async def read_json(request: web.Request) -> dict[str, Any]:
     try:
         body = await request.json()
     except json.JSONDecodeError as error:
-        raise RequestError(f"the body is no JSON: {error}") from None
+        raise RequestError(f"the body is not valid JSON: {error}") from None
     if not isinstance(body, dict):
-        raise RequestError("the body is no object of JSON")
+        raise RequestError("the body is not a JSON object")
     return body
 
 
@@ -47,7 +47,7 @@ def failure(status: int, message: str, headers: Mapping[str, str] | None = None)
 
 @web.middleware
 async def errors(request: web.Request, handler: Callable[[web.Request], Any]) -> web.StreamResponse:
-    """What a request has wrong, as an answer."""
+    """Turns an error of a request into an answer."""
     try:
         answer: web.StreamResponse = await handler(request)
     except RequestError as error:

@@ -30,7 +30,7 @@ _OPTIMIZER: Final = ("exp_avg", "exp_avg_sq", "step")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a file says about itself, without its tensors."""
+    """A file's metadata, without its tensors."""
 
     file: Path
     base_model: str

@@ -25,7 +25,7 @@ class Loss:
     compute: Callable[[torch.Tensor, Tensors, Settings], torch.Tensor]
     """The loss of each token, of logprobs, the other inputs and settings."""
     inputs: tuple[str, ...]
-    """Inputs that every datum must have, beside `target_tokens`."""
+    """Inputs that every datum must have, in addition to `target_tokens`."""
     weight: str
     """The input that is 0 where a token is not trained."""
     settings: Mapping[str, float]

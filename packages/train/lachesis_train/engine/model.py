@@ -21,7 +21,7 @@ MAX_RANK: Final = 512
 
 @dataclass(frozen=True)
 class LoraSpec:
-    """What an adapter consists of; the fields of Tinker's LoraConfig, and those that the engine was started with."""
+    """The parts of an adapter: the fields of Tinker's LoraConfig, and the engine's own start options."""
 
     rank: int = 32
     train_attn: bool = True

@@ -124,7 +124,7 @@ class Batch:
         self._positions = torch.empty(0)
 
     def room(self, requests: Sequence[Request]) -> bool:
-        """Whether the requests fit beside the rows that run. One request alone always does."""
+        """Whether the requests fit in addition to the running rows. A single request always does."""
         rows = len(self.rows) + sum(request.count for request in requests)
         longest = max(request.rows_length for request in (*requests, *(row.request for row in self.rows)))
         return (not self.rows and len(requests) == 1) or rows * longest <= BATCH_TOKENS

@@ -29,7 +29,7 @@ def parse_forward_backward(body: bytes) -> Any:
     try:
         request.ParseFromString(body)
     except DecodeError as error:
-        raise RequestError(f"the body of forward_backward is no ForwardBackwardRequest: {error}") from None
+        raise RequestError(f"the body of forward_backward is not a ForwardBackwardRequest: {error}") from None
     return request
 
 
@@ -46,7 +46,7 @@ def data_of(request: Any) -> list[Datum]:
 
 def _chunk_tokens(place: int, chunk: Any) -> np.ndarray:
     if not chunk.HasField("encoded_text"):
-        raise RequestError(f"datum {place} has a chunk that is no text; the embedded engine takes tokens only")
+        raise RequestError(f"datum {place} has a chunk that is not text; the embedded engine takes tokens only")
     if len(chunk.encoded_text.tokens) % 4:
         raise RequestError(f"datum {place} has {len(chunk.encoded_text.tokens)} bytes of tokens, which have 4 each")
     return np.frombuffer(chunk.encoded_text.tokens, np.int32).astype(np.int64)

@@ -109,7 +109,7 @@ class PolicyEngine:
                 lambda: [self._generation(answer, version, sampling, max_tokens, ends, latency) for answer in answers],
             )
         except (AttributeError, TypeError) as error:
-            raise self._failed(f"version {version.name} answered what is no completion: {error}") from error
+            raise self._failed(f"version {version.name} returned an invalid completion: {error}") from error
 
     async def check(self) -> list[str]:
         """The model's name."""
@@ -148,9 +148,9 @@ class PolicyEngine:
                 f"{len(logprobs)} logprobs"
             )
         if not math.isfinite(sum(logprobs)):
-            raise self._failed(f"version {version.name} answered logprobs that are no finite numbers")
+            raise self._failed(f"version {version.name} answered logprobs that are not finite numbers")
         if not all(isinstance(token, int) for token in ids) or min(ids) < 0 or max(ids) >= _MOST_IDS:
-            raise self._failed(f"version {version.name} answered tokens that are no token ids")
+            raise self._failed(f"version {version.name} answered tokens that are not token ids")
         count = StopTexts(sampling.stop, self._decode, stop_ids=frozenset(ends)).end(ids)
         stopped = count is not None or answer.stop_reason == "stop"
         ids, logprobs = ids[:count], logprobs[:count]

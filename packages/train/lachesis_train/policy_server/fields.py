@@ -1,4 +1,4 @@
-"""What a request asks of the policy: its fields without those that change nothing, and how its answer is written."""
+"""The fields of a request without those that have no effect, and how its answer is written."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def wanted(body: Mapping[str, Any]) -> Wanted:
     extra: JSON = {"ignore_eos": True} if flag("ignore_eos") else {}
     if ids := take(body, "stop_token_ids", list):
         if not is_ids(ids):
-            raise Refused(400, "stop_token_ids is no list of token ids", param="stop_token_ids")
+            raise Refused(400, "stop_token_ids is not a list of token ids", param="stop_token_ids")
         extra["stop_token_ids"] = ids
     return Wanted(
         return_ids=flag("return_token_ids", "return_prompt_token_ids"),

@@ -102,7 +102,7 @@ class Routes:
         if (start := given.pop("logprob_start_len", -1)) != -1:
             raise Refused(
                 400,
-                f"logprob_start_len {start!r}: those of the prompt are not reported; send -1",
+                f"logprob_start_len {start!r}: logprobs of the prompt are not reported; send -1",
                 code="unsupported_parameter",
                 param="logprob_start_len",
             )

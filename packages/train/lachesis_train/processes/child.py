@@ -2,7 +2,7 @@
 
     python child.py PARENT_PID COMMAND [ARGUMENT ...]
 
-A file of its own, which imports nothing of the project: the wish to end with the parent has to be made in the child.
+A file of its own, which imports nothing of the project: the child itself must ask to end with its parent.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Ports for processes that have to find each other again after a restart."""
+"""Ports for processes that must find each other again after a restart."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Part:
     probe: str | None = None
     """URL that answers 200 as soon as others may use the process; None: it need not be waited for."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables beside those of this process."""
+    """Variables in addition to those of this process."""
     grace: float = 30.0
     """Seconds between the request to end and SIGKILL."""
 

@@ -151,7 +151,7 @@ class Supervisor:
 
     def _interrupt(self, interrupted: asyncio.Event) -> None:
         if not interrupted.is_set():
-            self.note("stopping: the processes finish what they are at; once more to end them at once")
+            self.note("stopping: the processes finish their current work; interrupt again to end them at once")
             interrupted.set()
             return
         for process in self.running.values():

@@ -1,6 +1,6 @@
 """The loop of an SFT run: a batch of the plan, a step of the engine, and now and then a measurement and a checkpoint.
 
-Step s trains batch s of the plan. A run that is continued, and one whose engine failed, goes on after its checkpoint.
+Step s trains batch s of the plan. A run that is continued, and one whose engine failed, continues after its checkpoint.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class SftRun:
 
     Args:
         recorder: called with the first step that will be recorded, and the number of the last one.
-        resume: there has to be a checkpoint. A run whose folder has one continues in any case.
+        resume: there must be a checkpoint. A run whose folder has one continues in any case.
         stop: set to end the run after the step that is under way.
 
     Raises:
@@ -64,7 +64,7 @@ class SftRun:
         if not trained:
             raise LachesisError(f"there is nothing to train on: {dataset.summary()}")
         if sft.validation_share and not self._held_out:
-            say(f"no item is held out: sft.validation_share {sft.validation_share:g} of these few is none")
+            say(f"no item is held out: sft.validation_share {sft.validation_share:g} of so few items is less than one")
         epochs = batches(trained, sft)
         self._plan = [batch for epoch in epochs for batch in epoch]
         self._measured = set(accumulate(map(len, epochs)))
@@ -186,7 +186,7 @@ class SftRun:
             await self._save()
 
     async def _measure(self) -> dict[str, float]:
-        """The loss on what is held out."""
+        """The loss on the held-out examples."""
         assert self._training is not None
         if not self._held_out:
             return {}

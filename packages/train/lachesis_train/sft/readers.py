@@ -88,7 +88,7 @@ class Dataset:
     lines: int = 0
 
     def summary(self) -> str:
-        """What was read, the reasons of what was refused, and the first such lines."""
+        """The lines read, the reasons for refused lines, and the first of these lines."""
         trained = sum(len(each.trained) for each in self.examples)
         examples = f"{counted(len(self.examples), 'example')} with {counted(trained, 'token')} of the model"
         said = [f"{counted(self.lines, 'line')}: {examples}"]

@@ -17,15 +17,17 @@ class SftSettings(BaseModel):
     batch_tokens: int | None = Field(
         default=None, ge=1, description="Tokens of a step at most, context included, in place of batch_size."
     )
-    seed: int = Field(default=0, description="Of the order of the examples.")
+    seed: int = Field(default=0, description="Seed for the order of the examples.")
     validation_share: float = Field(
-        default=0.05, ge=0, lt=1, description="Share of the items that are held out, to measure the loss on."
+        default=0.05, ge=0, lt=1, description="Share of the items that are held out to measure the loss."
     )
     eval_interval: int = Field(
         default=0, ge=0, description="Steps between two measurements (0: at the start, and at the end of each epoch)."
     )
     completed_only: bool = Field(default=True, description="Leave out rollouts that did not complete.")
-    min_reward: float | None = Field(default=None, description="Leave out rollouts with a smaller reward, or none.")
+    min_reward: float | None = Field(
+        default=None, description="Leave out rollouts with a lower reward, or without one."
+    )
     reasoning: Literal["keep", "drop"] = Field(
         default="keep",
         description="Reasoning in ShareGPT lines; keep refuses lines whose reasoning the chat template leaves out.",

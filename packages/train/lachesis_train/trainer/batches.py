@@ -38,7 +38,7 @@ class BatchError(LachesisError):
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """What the trainer tells the API of itself, in the words of `POST /register`."""
+    """The trainer's description of itself, with the fields of `POST /register`."""
 
     wandb_group: str
     wandb_project: str
@@ -108,13 +108,13 @@ class BatchSource:
         """Wait for the API and register with it.
 
         Raises:
-            BatchError: it is no rollout API, or it refuses the registration.
+            BatchError: it is not a rollout API, or it refuses the registration.
         """
         about = await self._object("GET", "/", headers={"Accept": "application/json"})
         self.instance = str(about.get("instance")) if about.get("message") == EXTENSION else None
         answer = await self._object("POST", "/register", json=self._registration.body(step))
         if "uuid" not in answer:
-            raise BatchError(f"{self.url} is no rollout API: it answered the registration with {str(answer)[:200]}")
+            raise BatchError(f"{self.url} is not a rollout API: it answered the registration with {str(answer)[:200]}")
         self.acknowledged = int(answer.get("acknowledged", 0))
         environments = (await self._object("GET", "/status")).get("environments")
         self._before = environments["registered"] - environments["connected"] if environments else 0
@@ -142,7 +142,7 @@ class BatchSource:
                 if self.instance != before:
                     self.instance, self._replaced = before, True
                     raise BatchError(
-                        f"{self.url} has another database than before, whose batches are numbered anew: start the same "
+                        f"{self.url} now has a different database, with its own batch numbers: start the same "
                         "command again"
                     )
             elif answer.get("batch"):
@@ -236,7 +236,7 @@ class BatchSource:
             answer = orjson.loads(raw)
             if isinstance(answer, dict):
                 return answer
-        raise BatchError(f"{self.url} is no rollout API: {path} answered {_text(raw)}; set env.rollout_server_url")
+        raise BatchError(f"{self.url} is not a rollout API: {path} answered {_text(raw)}; set env.rollout_server_url")
 
 
 class _KeptBatches:

@@ -82,7 +82,7 @@ def checked_group(body: Mapping[str, Any], uncertified: Uncertified = "refuse") 
     elif uncertified == "refuse":
         raise Refused(
             Refusal.UNCERTIFIED,
-            "the group has no certificates, as those of stock Atropos environments; --training.uncertified allow "
+            "the group has no certificates, like groups of stock Atropos environments; --training.uncertified allow "
             "trains on it after a check of lengths, masks and logprobs",
         )
     else:
@@ -98,7 +98,7 @@ def checked_group(body: Mapping[str, Any], uncertified: Uncertified = "refuse") 
         _check_temperature(at, body, override, sample.temperatures)
         places = np.flatnonzero(np.asarray(sample.masks) != MASKED)
         if not places.size or not places[0]:
-            what = "its first token is trained, which nothing predicts" if places.size else "it trains nothing"
+            what = "its first token is trained, but nothing predicts it" if places.size else "it trains nothing"
             raise Refused(Refusal.UNPROVEN, f"sequence {at}: {what}")
         advantages = None
         if carried is not None:
@@ -148,8 +148,8 @@ def _verified(body: Mapping[str, Any], uncertified: Uncertified) -> list[_Found]
     if uncertified == "refuse" and not all(sample.digest for sample in samples):
         raise Refused(
             Refusal.UNCERTIFIED,
-            "the certificates have no digest, as those of earlier versions: update the environment's Lachesis, or "
-            "train on its groups with --training.uncertified allow",
+            "the certificates have no digest, because an earlier version wrote them: update the environment's "
+            "Lachesis, or train on its groups with --training.uncertified allow",
         )
     trained: set[tuple[str, int]] = set()
     for at, sample in enumerate(samples):
@@ -183,11 +183,11 @@ def _check_expressible(at: int, sample: TokenSample) -> None:
 
 
 def _unverified(body: Mapping[str, Any]) -> list[_Found]:
-    """The sequences of a group without certificates, each a rollout of its own."""
+    """The sequences of a group without certificates, each its own rollout."""
     lists = {name: body.get(name) for name in ("tokens", "masks", "inference_logprobs")}
     for name, value in lists.items():
         if not isinstance(value, list) or not value:
-            raise Refused(Refusal.UNPROVEN, f"the group has no {name}; the environment has to send them")
+            raise Refused(Refusal.UNPROVEN, f"the group has no {name}; the environment must send them")
     found = []
     for at, (tokens, masks, logprobs) in enumerate(zip(*lists.values(), strict=False)):
         lengths = {len(part) if isinstance(part, list) else -1 for part in (tokens, masks, logprobs)}
@@ -231,7 +231,7 @@ def _numbers(name: str, values: Any, count: int) -> list[float]:
     if not isinstance(values, list) or len(values) != count:
         raise Refused(Refusal.UNPROVEN, f"{name} is not a list of {count} numbers")
     if not all(isinstance(value, int | float) and math.isfinite(value) for value in values):
-        raise Refused(Refusal.UNPROVEN, f"{name} holds what is not a finite number")
+        raise Refused(Refusal.UNPROVEN, f"{name} contains a value that is not a finite number")
     return [float(value) for value in values]
 
 

@@ -125,7 +125,7 @@ class FirstWeights:
 
 
 def first_weights(folder: str | None, settings: Mapping[str, Any]) -> FirstWeights | None:
-    """What `training.init_from` names.
+    """The checkpoint that `training.init_from` names.
 
     Raises:
         OtherSettings: the adapters of the runs differ.

@@ -84,7 +84,7 @@ class PreparedBatch:
         return [reason for reason in self.skipped.values() if reason[0] not in harmless]
 
     def records(self, logprobs: Sequence[Sequence[float]]) -> list[GroupRecord]:
-        """What became of each group, for the recorder. `logprobs`: the engine's, of the targets of each datum."""
+        """The fate of each group, for the recorder. `logprobs`: the engine's, for the targets of each datum."""
         found = {
             (trained.group, trained.at): SampleRecord(
                 advantage=float(trained.advantages.mean()),
@@ -147,7 +147,10 @@ def prepare(
         tokens += sum(sizes.values())
         advantages = _advantages(group, sizes, normalise=rules.normalise)
         if not any(each.any() for each in advantages):
-            skipped[number] = (NO_SIGNAL, "no rollout of the group is better than another, so nothing is to be learnt")
+            skipped[number] = (
+                NO_SIGNAL,
+                "no rollout of the group is better than another, so there is nothing to learn",
+            )
             continue
         trained = []
         for at, (sample, of_tokens) in enumerate(zip(group, advantages, strict=True)):
@@ -235,5 +238,5 @@ def _unwanted(sample: CheckedSample, lag: int | None, rules: Rules) -> tuple[str
         return TOO_LONG, f"a sequence of {length} tokens; {limit}"
     if rules.max_policy_lag is not None and lag is not None and lag > rules.max_policy_lag:
         limit = f"training.max_policy_lag allows {rules.max_policy_lag}"
-        return TOO_OLD, f"sampled by weights that are {lag} steps older than those that are trained; {limit}"
+        return TOO_OLD, f"sampled by weights that are {lag} steps older than the trained weights; {limit}"
     return None

@@ -1,4 +1,4 @@
-"""What a step of the embedded engine on the CPU takes, said before anything is sampled.
+"""The cost of a step of the embedded engine on the CPU, estimated before anything is sampled.
 
 Memory is computed from the files of the model and the settings, and compared with that of the machine: a step that
 cannot fit is refused. Time is measured: the model reads some tokens once, before the policy is served.
@@ -30,13 +30,13 @@ GRADIENTS_COST: Final = 4.0
 """Gradients of a sequence take the time of so many forward passes of `READ_TOKENS` tokens each. Measured with SmolLM2
 on one core: 2.3 with 256 tokens, 3.5 with 1,024, 4.1 with 2,048; attention of longer ones costs more."""
 PROGRAM_BYTES: Final = 500 << 20
-"""A process that has loaded torch and transformers, and the trainer beside it."""
+"""A process that has loaded torch and transformers, and the trainer."""
 GIB: Final = 1 << 30
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a step may have to train."""
+    """The maximum amount of data in a step."""
 
     sequences: int
     tokens: int

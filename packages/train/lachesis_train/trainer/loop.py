@@ -52,7 +52,7 @@ class Trainer:
     """One training run.
 
     Args:
-        resume: there has to be a checkpoint. A run whose folder has one continues in any case.
+        resume: there must be a checkpoint. A run whose folder has one continues in any case.
         recorder: called with the first step that will be recorded.
         serving: a context in which the policy is served, entered before the first batch is asked for.
         say: for messages to a person.
@@ -165,7 +165,7 @@ class Trainer:
             await self._source.acknowledge(found.batch_id)  # an earlier start may have ended just before that
             return True
         if found.step:
-            self._say(f"{self._source.url} has another database than before: its batches are numbered anew")
+            self._say(f"{self._source.url} now has a different database, so its batch numbers start over")
         if self._source.instance is not None:
             self._batch_id = self._source.acknowledged
         self._checkpoint = replace(found, batch_id=self._batch_id, instance=self._source.instance)

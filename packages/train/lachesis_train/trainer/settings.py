@@ -26,7 +26,7 @@ of the content under another name."""
 
 
 class EnvSettings(BaseModel):
-    """What the trainer reads of `env:`; the rest is the environment's."""
+    """The part of `env:` that the trainer reads; the rest belongs to the environment."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -59,17 +59,17 @@ class TrainingSettings(BaseModel):
         default=None, description="Folder of the run: checkpoint, metrics, report (default: data/train/NAME)."
     )
     num_steps: Annotated[int | None, HOW] = Field(
-        default=None, ge=1, description="Steps of the whole run, those before a resume included."
+        default=None, ge=1, description="Steps of the whole run, including those before a resume."
     )
     base_model: Annotated[str | None, HOW] = Field(
-        default=None, description="The model that is trained: a name of the engine's (default: openai.model_name)."
+        default=None, description="The model to train, by its name at the engine (default: openai.model_name)."
     )
     init_from: str | None = Field(
         default=None,
-        description="Folder of another run, of files or of batches: its last weights are the first of this one.",
+        description="Folder of another run, on files or on batches, whose last weights this run starts from.",
     )
     lora_rank: int = Field(default=32, ge=1, description="Rank of the adapter.")
-    lora_seed: int = Field(default=0, description="Seed of the adapter's first weights.")
+    lora_seed: int = Field(default=0, description="Seed of the adapter's initial weights.")
     train_mlp: bool = Field(default=True, description="Train an adapter of the MLP layers.")
     train_attn: bool = Field(default=True, description="Train an adapter of the attention layers.")
     train_unembed: bool = Field(default=True, description="Train an adapter of the unembedding.")
@@ -81,7 +81,7 @@ class TrainingSettings(BaseModel):
     max_importance_ratio: float | None = Field(
         default=None,
         gt=0,
-        description="importance_sampling: greatest weight of a token; greater ratios count as this one (null: any).",
+        description="importance_sampling: maximum weight of a token; greater ratios are cut to it (null: no limit).",
     )
     loss_average: LossAverage = Field(
         default=LossAverage.SAMPLE,
@@ -93,15 +93,15 @@ class TrainingSettings(BaseModel):
     kl_penalty: float = Field(
         default=0.0,
         ge=0,
-        description="Weight of a KL penalty against the base model, in the advantages of what is trained.",
+        description="Weight of a KL penalty against the base model, applied to the advantages.",
     )
     max_policy_lag: int | None = Field(
         default=None,
         ge=0,
-        description="Sequences sampled by weights that are more steps old are left out (null: none are).",
+        description="Sequences whose sampling weights are more steps old than this are left out (null: no limit).",
     )
     uncertified: Literal["refuse", "allow"] = Field(
-        default="refuse", description="Groups without certificates, as those of stock Atropos environments."
+        default="refuse", description="Groups without certificates, such as those of stock Atropos environments."
     )
     max_token_trainer_length: int = Field(
         default=2048, ge=2, description="Every sequence must be shorter; longer ones are left out and counted."
@@ -109,19 +109,20 @@ class TrainingSettings(BaseModel):
     learning_rate: float = Field(default=4e-5, ge=0, description="Adam's learning rate after the warm-up.")
     warmup_steps: int = Field(default=0, ge=0, description="Steps in which the learning rate grows from 0.")
     learning_rate_schedule: Literal["constant", "linear", "cosine"] = Field(
-        default="constant", description="After the warm-up, down to min_learning_rate_ratio at the last step."
+        default="constant", description="Schedule after the warm-up, down to min_learning_rate_ratio at the last step."
     )
     min_learning_rate_ratio: float = Field(
         default=0.0,
         ge=0,
         le=1,
-        description="Learning rate of the last step, as a share of learning_rate (0: 0 only after that step).",
+        description="Learning rate of the last step as a share of learning_rate (0: it reaches 0 only after that "
+        "step).",
     )
-    adam_beta1: float = Field(default=0.9, ge=0, lt=1, description="Adam.")
-    adam_beta2: float = Field(default=0.95, ge=0, lt=1, description="Adam.")
-    adam_eps: float = Field(default=1e-8, gt=0, description="Adam.")
-    weight_decay: float = Field(default=0.0, ge=0, description="AdamW.")
-    grad_clip_norm: float = Field(default=0.0, ge=0, description="Greatest norm of the gradient (0: any).")
+    adam_beta1: float = Field(default=0.9, ge=0, lt=1, description="Adam's beta1.")
+    adam_beta2: float = Field(default=0.95, ge=0, lt=1, description="Adam's beta2.")
+    adam_eps: float = Field(default=1e-8, gt=0, description="Adam's epsilon.")
+    weight_decay: float = Field(default=0.0, ge=0, description="AdamW's weight decay.")
+    grad_clip_norm: float = Field(default=0.0, ge=0, description="Maximum norm of the gradient (0: no limit).")
     checkpoint_dir: Annotated[str | None, HOW] = Field(
         default=None, description="Folder in which environments may keep state (default: the run's folder)."
     )
@@ -131,11 +132,11 @@ class TrainingSettings(BaseModel):
     keep_checkpoints: Annotated[int | None, HOW] = Field(
         default=None,
         ge=0,
-        description="The engine keeps the weights of so many checkpoints, the last ones (0: all; null: 5 at the "
-        "embedded engine, all at a service).",
+        description="Number of most recent checkpoints whose weights the engine keeps (0: all; null: 5 with the "
+        "embedded engine, all with a service).",
     )
     step_retries: Annotated[int, HOW] = Field(
-        default=5, ge=0, description="Failures in a row without a finished step after which the run stops."
+        default=5, ge=0, description="Consecutive failures without a finished step after which the run stops."
     )
     end_without_environments: Annotated[float | None, HOW] = Field(
         default=300.0,
@@ -147,14 +148,20 @@ class TrainingSettings(BaseModel):
         default=None,
         ge=0,
         le=65535,
-        description="Of the policy server (default: that of openai.base_url, or 8001).",
+        description="Port of the policy server (default: the port of openai.base_url, or 8001).",
     )
     engine_lora_layers: int | None = Field(
         default=None, ge=1, description="Embedded engine: train the last layers only (null: all)."
     )
-    engine_dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="Embedded engine: of weights.")
-    engine_device: Annotated[str, HOW] = Field(default="cpu", description="Embedded engine: cpu, cuda, cuda:1.")
-    engine_threads: Annotated[int, HOW] = Field(default=1, ge=1, description="Embedded engine: threads of torch.")
+    engine_dtype: Literal["float32", "bfloat16"] = Field(
+        default="float32", description="Embedded engine: data type of the weights."
+    )
+    engine_device: Annotated[str, HOW] = Field(
+        default="cpu", description="Embedded engine: device, such as cpu, cuda or cuda:1."
+    )
+    engine_threads: Annotated[int, HOW] = Field(
+        default=1, ge=1, description="Embedded engine: number of torch threads."
+    )
     use_wandb: Annotated[bool, HOW] = Field(default=False, description="Send metrics to Weights & Biases.")
     wandb_project: Annotated[str, HOW] = Field(default="lachesis", description="W&B project, also of environments.")
     wandb_group: Annotated[str | None, HOW] = Field(default=None, description="W&B group (default: the run's name).")
@@ -209,7 +216,7 @@ class Settings(BaseModel):
 
     @property
     def rules(self) -> Rules:
-        """What of a batch is trained."""
+        """The part of a batch that is trained."""
         training = self.training
         return Rules(
             uncertified=training.uncertified,

@@ -1,4 +1,4 @@
-"""An environment that runs on an event loop of its own, in a thread beside the trainer."""
+"""An environment that runs on its own event loop, in a thread next to the trainer."""
 
 from __future__ import annotations
 

@@ -255,7 +255,7 @@ class LachesisRollouts:
         if len(chosen) < size or len(scored) > size:
             raise SettingsDisagree(
                 f"{self.env.run_name} made {len(found)} rollouts of item {key}, and GRPOConfig asks for {size}: an "
-                "environment that collects its own groups has to return groups of num_generations"
+                "environment that collects its own groups must return groups of num_generations"
             )
         return chosen
 

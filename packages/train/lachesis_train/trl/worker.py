@@ -1,4 +1,5 @@
-"""The rollout worker of TRL's AsyncGRPOTrainer: an environment that plays beside the trainer, against a model server.
+"""The rollout worker of TRL's AsyncGRPOTrainer: an environment that plays while the trainer runs, against a model
+server.
 
 The trainer's queue takes any number of rows a rollout, so that all that was sampled is trained.
 """

@@ -80,7 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="lachesis api",
         description=__doc__,
-        epilog=f"{TOKEN_VARIABLE}: a bearer token that is asked of every request.",
+        epilog=f"{TOKEN_VARIABLE}: a bearer token that every request must have.",
     )
     add = parser.add_argument
     add("--db", type=Path, default=_DEFAULTS.db, help="keeps groups and batches (default: %(default)s)")

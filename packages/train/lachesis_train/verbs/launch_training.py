@@ -118,8 +118,7 @@ def read_sft(path: Path | None, flags: Mapping[str, Any]) -> SftSettings:
 def read_settings(path: Path | None, flags: Mapping[str, Any], *, of_files: bool = False) -> Settings:
     """The settings of a file and of flags, which win. `of_files`: these say how many steps there are.
 
-    Raises:
-        SettingsError: names the setting, what is wrong with it, and the next step.
+    Raises: SettingsError: names the setting, the problem, and the next step.
     """
     file = read_yaml(path) if path else {}
     reject_unknown(f"{path}: ", file, (*TOP_LEVEL, *OF_TRAINER))
@@ -142,7 +141,7 @@ def read_settings(path: Path | None, flags: Mapping[str, Any], *, of_files: bool
         raise SettingsError("the number of steps is unknown: set --training.num_steps")
     if of_env.sequences % of_env.group_size:
         raise SettingsError(
-            f"env.batch_size {of_env.sequences} is no multiple of env.group_size {of_env.group_size}: a batch holds "
+            f"env.batch_size {of_env.sequences} is not a multiple of env.group_size {of_env.group_size}: a batch holds "
             "whole groups"
         )
     port = of_training.port
@@ -167,7 +166,7 @@ def _url(name: str, given: Any) -> str:
 def _section(path: Path | None, file: Mapping[str, Any], name: str) -> dict[str, Any]:
     found = file.get(name) or {}
     if not isinstance(found, dict):
-        raise SettingsError(f"{path}: {name}: has to hold settings by name, not a {type(found).__name__}")
+        raise SettingsError(f"{path}: {name}: must be a mapping of settings, not a {type(found).__name__}")
     return dict(found)
 
 
@@ -318,7 +317,7 @@ def stop_at_signals(stop: asyncio.Event, say: Any) -> None:
             end.daemon = True
             end.start()
         else:
-            say("stopping after this step, with a checkpoint; once more to stop at once")
+            say("stopping after this step, with a checkpoint; interrupt again to stop at once")
             stop.set()
 
     for number in (signal.SIGINT, signal.SIGTERM):

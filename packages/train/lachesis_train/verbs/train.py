@@ -4,9 +4,9 @@
     lachesis train --sft FILE... [--config FILE] [--training.NAME VALUE ...] [--sft.NAME VALUE ...]
 
 It starts what otherwise takes three terminals: `lachesis api`, `launch_training.py` and `serve` of the environment. All
-three read the same file and flags. What dies is started again and goes on where it was; Ctrl-C ends all of them, and
-the same command continues. Everything is in the run's folder: logs/, checkpoints, metrics, report.html.
-With --sft it trains on files of `process`, without an environment.
+three read the same file and flags. Processes that die are restarted and continue where they were; Ctrl-C ends all of
+them, and the same command continues. Everything is in the run's folder: logs/, checkpoints, metrics, report.html. With
+--sft it trains on files of `process`, without an environment.
 """
 
 from __future__ import annotations
@@ -159,7 +159,8 @@ class Plan:
                         return None
                     if status.get("sequences", status["queue_size"] * self.settings.env.group_size) < size:
                         return (
-                            f"the environment has ended by itself (its last line says why), and the trainer has got "
+                            "the environment has ended by itself (its last line says why), and the "
+                            "trainer has received "
                             f"{status['current_step']} of {wanted} batches; their steps are in a checkpoint. To go on, "
                             "give it more items, or ones that are neither solved nor too hard, and start the same "
                             "command again; or lower --training.num_steps"

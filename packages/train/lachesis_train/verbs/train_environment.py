@@ -1,4 +1,4 @@
-"""The environment of `lachesis train`, in a process of its own.
+"""The environment of `lachesis train`, in its own process.
 
 python -m lachesis_train.verbs.train_environment ENVIRONMENT serve [--config FILE] [--env.NAME VALUE ...]
 """

@@ -17,7 +17,7 @@ _HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202
 
 
 def templates(folder: Path) -> jinja2.Environment:
-    """The templates of a folder, which can include those beside this module. All values are escaped, and `visible`.
+    """The templates of a folder, which can include those next to this module. All values are escaped, and `visible`.
 
     What a form sends back must be as it was: `value="{{ name | e }}"` is escaped only.
     """
@@ -61,8 +61,8 @@ def pretty(value: Any) -> str:
 def visible(value: Any) -> Any:
     """A text with escapes, as `\\u{202e}`, for control characters and those that reverse the text around them.
 
-    Line ends and tabs stay, and what joins characters, as in emoji and Persian. What is no text, or markup that is made
-    already, is returned as it is.
+    Line ends, tabs and joiners, as in emoji and Persian, are kept. A value that is not text, or is finished markup, is
+    returned unchanged.
     """
     if type(value) is not str or not _HIDDEN.search(value):
         return value

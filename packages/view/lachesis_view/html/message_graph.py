@@ -91,7 +91,7 @@ def rows_of(root: Branch, lane: int = 0) -> Iterator[Row]:
 
 
 def drawing(rows: Sequence[Row]) -> dict[str, Any]:
-    """Size, lines and dots of the lanes beside the rows. Lines are (path, kind of branch)."""
+    """Size, lines and dots of the lanes next to the rows. Lines are (path, kind of branch)."""
     first: dict[int, int] = {}
     last: dict[int, int] = {}
     left: dict[int, tuple[int, int]] = {}

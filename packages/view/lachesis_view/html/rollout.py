@@ -1,4 +1,4 @@
-"""What pages show of a rollout, from the record of its group: conversation, branches, failed calls, the reward's calls.
+"""A rollout as pages show it, from the record of its group: conversation, branches, failed calls, the reward's calls.
 
 `rollout_macros.html.jinja` draws it, in the viewer and in the report.
 """
@@ -25,7 +25,7 @@ _IMAGES = ("data:image/png;", "data:image/jpeg;", "data:image/gif;", "data:image
 
 
 def rollout_view(group: Mapping[str, Any], rollout: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """What the macros take for one of the group's rollouts. Records of older versions give what they have.
+    """The values for the macros, for one of the group's rollouts. Records of older versions lack some.
 
     The ids of messages begin with `prefix`: a page may hold several rollouts.
     """

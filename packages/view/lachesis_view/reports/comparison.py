@@ -35,12 +35,12 @@ class EvaluatedRun:
     path: Path
     title: str
     settings: Mapping[str, Any]
-    """Empty where the file beside it that holds them is missing."""
+    """Empty if the file next to it that contains them is missing."""
     summary: Summary
 
 
 def read_samples(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of `samples.jsonl`, or of a groups file, and of what has no score in the file beside it.
+    """The records of `samples.jsonl`, or of a groups file, and of what has no score in the file next to it.
 
     Args:
         path: the file, or the folder of an evaluation.
@@ -79,7 +79,7 @@ def read_run(path: Path) -> EvaluatedRun:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What b has changed against a, over the items that both have."""
+    """The change from a to b, over the items that both have."""
 
     a: EvaluatedRun
     b: EvaluatedRun
@@ -116,7 +116,7 @@ class Comparison:
         yield ("tokens", *(tokens(run.summary) for run in both))
 
     def lines(self) -> Iterator[tuple[str, str]]:
-        """What the comparison is about, and what it found."""
+        """The subject of the comparison and its results."""
         found = self.difference
         yield "common items", f"{found.items}; {self.only_a} only in A, {self.only_b} only in B"
         yield "B - A", f"{found}"

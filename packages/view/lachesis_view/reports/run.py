@@ -68,7 +68,7 @@ class MeanBar:
 
 @dataclass(slots=True)
 class Item:
-    """What the page knows of an item without its trajectories."""
+    """The data of an item without its trajectories."""
 
     key: str
     title: str

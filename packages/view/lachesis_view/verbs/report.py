@@ -16,7 +16,7 @@ FOLDERS: Registry[Callable[..., Any]] = Registry("report of a run of", "lachesis
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write the report beside the file, in the folder, or to `--output`."""
+    """Write the report next to the file, into the folder, or to `--output`."""
     parser = argparse.ArgumentParser(prog="lachesis report", description=__doc__)
     parser.add_argument(
         "groups",
@@ -24,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="a groups.jsonl of `process` or `batch`, or its folder; a samples.jsonl of `evaluate`; or the folder of a "
         "training run",
     )
-    parser.add_argument("--output", type=Path, help="where to write it (default: beside the file, as .html)")
+    parser.add_argument("--output", type=Path, help="where to write it (default: next to the file, as .html)")
     arguments = parser.parse_args(argv)
     from lachesis.trajectories import read_lines
     from lachesis.trajectories.jsonl import has_torn_tail
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(of_training(arguments.groups, output=arguments.output))
         return 0
     if has_torn_tail(arguments.groups):
-        print(f"note: {arguments.groups}: its last line is incomplete and left out", file=sys.stderr)
+        print(f"note: {arguments.groups}: its last line is incomplete and was skipped", file=sys.stderr)
     groups = list(read_lines(arguments.groups, torn_tail=True))
     output = arguments.output or arguments.groups.with_suffix(".html")
     try:

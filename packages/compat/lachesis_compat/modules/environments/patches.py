@@ -1,4 +1,4 @@
-"""Nothing has to be patched here."""
+"""Nothing needs to be patched here."""
 
 
 def apply_patches() -> None:
