@@ -355,7 +355,7 @@ async def test_the_client_says_what_it_talks_to_and_what_holds(
     tmp_path: Path, own_api: OwnApi, run_api: StockRunApi
 ) -> None:
     async with own_api.wiped() as own, run_api.wiped() as stock:
-        for number, (api, name) in enumerate([(own, "in exactly one batch"), (stock, "one may be doubled")]):
+        for number, (api, name) in enumerate([(own, "in exactly one batch"), (stock, "sent at least once")]):
             trainer = Trainer(api.url, batch_size=8)
             await trainer.register()
             await trainer.poll()
@@ -401,7 +401,7 @@ async def test_a_lost_answer_needs_no_guess_even_with_other_environments(tmp_pat
         await task
         assert sorted(map(number_of, trainer.groups)) == [0, 1, 2, 3, 1000, 1001, 1002]
         assert not await trainer.poll()
-        assert outbox.state.maybe_doubled == 0
+        assert outbox.state.requeued == 0
         await outbox.close()
 
 

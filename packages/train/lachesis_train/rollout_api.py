@@ -52,8 +52,6 @@ _NOT_NOW = frozenset({408, 425, 429})
 UNAUTHORISED: Final = frozenset({401, 403})
 """Nor do these."""
 _GROUP_ID = re.compile(rb'"group_id"\s*:\s*"([^"\\]*)"')
-_ENV_ID = re.compile(rb'"env_id"\s*:\s*(\d+)')
-_EMPTY = re.compile(rb'"tokens"\s*:\s*\[\s*\]')
 
 
 class GroupError(LachesisError, ValueError):
@@ -137,16 +135,6 @@ class ApiIdentity:
     instance: str = ""
     """Of our own server: the id of its database. Empty: another server."""
     version: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Latest:
-    """The sender of the group that the API received last; None where the API does not say."""
-
-    env_id: int | None
-    group_id: str | None
-    empty: bool
-    """The API process has received no group yet."""
 
 
 class RolloutApi(HttpSessionOwner):
@@ -233,10 +221,13 @@ class RolloutApi(HttpSessionOwner):
             registrations=int(answer.get("registrations", 0)),
         )
 
-    async def latest(self) -> Latest:
-        """The sender of the last group. The answer holds that whole group, so ask only when in doubt."""
+    async def last_group_id(self) -> str | None:
+        """The id of the group that the API received last; None where it does not say.
+
+        The answer holds that whole group, so ask only when in doubt.
+        """
         raw = await self._request("GET", "/latest_example", None)
-        return await asyncio.to_thread(_latest, raw)
+        return await asyncio.to_thread(_last_group_id, raw)
 
     async def disconnect(self, env_id: int, *, connection: int) -> None:
         """Announce that nothing more will come, so that no batch waits for us. `connection` as in `send`."""
@@ -440,15 +431,10 @@ def _clean(value: Any) -> Any:
     return value
 
 
-def _latest(raw: bytes) -> Latest:
-    # Search from the end, where the API puts them: the lists before take megabytes, and a search holds the GIL.
-    end = raw[max(0, raw.rfind(b'"group_overrides"')) :]
-    env_ids, group = _ENV_ID.findall(end), _GROUP_ID.search(end)
-    return Latest(
-        env_id=int(env_ids[-1]) if env_ids else None,
-        group_id=group[1].decode() if group else None,
-        empty=not env_ids and _EMPTY.search(raw[:CHUNK]) is not None,
-    )
+def _last_group_id(raw: bytes) -> str | None:
+    # Search from the end, where the API puts it: the lists before take megabytes, and a search holds the GIL.
+    found = _GROUP_ID.search(raw, max(0, raw.rfind(b'"group_overrides"')))
+    return found[1].decode() if found else None
 
 
 async def _chunks(body: bytes) -> AsyncIterator[bytes]:

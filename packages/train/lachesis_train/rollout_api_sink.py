@@ -1,4 +1,4 @@
-"""The sink of `serve`: groups for a trainer, through the rollout API, each of them once.
+"""The sink of `serve`: groups for a trainer, through the rollout API.
 
 A finished group is built, written to the outbox and only then posted (`lachesis_train.relay`). A group that may
 not be sent is written to another file with the reason. When enough groups are on their way, or another one could make
@@ -427,7 +427,6 @@ class RolloutApiSink(Sink[G]):
             held_by=f"{self.held_by.job.key}, begun at step {self.held_by.step}" if self.held_by is not None else "",
             held_seconds=self.held_seconds,
             requeued=state.requeued,
-            maybe_doubled=state.maybe_doubled,
             groups=tally.groups,
             rollouts=tally.rollouts,
             reward=tally.rewards / tally.scored if tally.scored else math.nan,
