@@ -317,7 +317,8 @@ class ServeResult:
         yield "waiting", f"{self.waiting}"
         yield "refused", self._refused()
         if self.requeued:
-            yield "posted again", f"{self.requeued}, which the API may have lost; group_overrides.group_id shows a double"
+            doubles = "group_overrides.group_id shows doubles"
+            yield "posted again", f"{self.requeued}, which the API may have lost; {doubles}"
         yield "rollouts", f"{self.rollouts} in {counted(self.groups, 'group')} of this start"
         yield from self.exclusion.rows()
         if self.repaired.parsed:

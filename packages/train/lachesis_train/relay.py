@@ -7,8 +7,8 @@ With the stock API, which keeps its queue in memory and knows no idempotency key
 
 * A group whose answer is missing is posted again, unless the API names it as the group that it received last.
 * The stock API has no name for its process. It is the one that holds our groups if the group that it received last is
-  ours. Otherwise the groups that were not seen to leave its queue are posted again. At most `window` batches wait there,
-  so no more than these can be doubled.
+  ours. Otherwise the groups that were not seen to leave its queue are posted again. At most `window` batches wait
+  there, so no more than these can be doubled.
 
 A trainer recognises a second copy by `group_overrides.group_id`.
 """
@@ -279,8 +279,8 @@ class OutboxRelay:
             self.report(f"{self.api.url} was restarted; {counted(len(state.waiting), 'group')} to be posted")
         elif posted_again:
             self.report(
-                f"{self.api.url} does not say whether it still holds {counted(posted_again, 'group')}, so they are posted "
-                "again, and may arrive twice"
+                f"{self.api.url} does not say whether it still holds {counted(posted_again, 'group')}, so they are "
+                "posted again, and may arrive twice"
             )
         elif info.batch_size % self.env.group_size and identity.stock:
             self.report(

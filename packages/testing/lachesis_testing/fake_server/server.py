@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import secrets
 import sys
 import time
 from collections import Counter, deque
@@ -20,8 +19,21 @@ from aiohttp import web
 
 from lachesis.inference.http_client import ServerSettings
 from lachesis.inference.sampling import LogprobsKind
-from lachesis.inference.wire.service import WebService, json_response
-from lachesis_testing.fake_server.chat import ChatCompletions, render_ids
+from lachesis.inference.wire.service import WebService, has_bearer, json_response
+from lachesis.model_routes.atropos import AtroposRoute
+from lachesis.model_routes.chat import ChatRoute
+from lachesis.model_routes.host import (
+    JSON,
+    ModelRoute,
+    ShownCompletion,
+    model_info,
+    model_list,
+    openai_error,
+    tokenized,
+)
+from lachesis.model_routes.requests import Rejected
+from lachesis.model_routes.sglang import SGLangRoute
+from lachesis.model_routes.vllm import CompletionsRoute, GenerateRoute
 from lachesis_testing.fake_server.completions import Call, Policy
 from lachesis_testing.fake_server.faults import (
     WIRE,
@@ -34,15 +46,13 @@ from lachesis_testing.fake_server.faults import (
     truncated,
     withheld,
 )
+from lachesis_testing.fake_server.host import Host
 from lachesis_testing.fake_server.model import FakeModel
 from lachesis_testing.fake_server.policies import RandomWords, Speaker, as_policy
 from lachesis_testing.fake_server.prefix_cache import Ranks
 from lachesis_testing.fake_server.seen import Seen
-from lachesis_testing.fake_server.sglang import AtroposGenerate, SGLangGenerate
-from lachesis_testing.fake_server.shapes import JSON, Api, Host, Rejected, Shown, new_id, now, openai_error
 from lachesis_testing.fake_server.tokenizer import IMAGE_TOKEN, Codec, fake_tokenizer
 from lachesis_testing.fake_server.updates import Flow, PauseMode, control_routes, keep_updating
-from lachesis_testing.fake_server.vllm import Completions, Generate
 from lachesis_testing.fake_server.worker import Worker
 
 VERSION: Final = "0.33.0"
@@ -262,14 +272,14 @@ class FakeServer(WebService):
 
     def routes(self) -> Iterable[web.RouteDef]:
         """Those of `docs/fake-server.md`."""
-        sglang, atropos = SGLangGenerate(), AtroposGenerate()
-        by_path: Mapping[str, Api] = {
-            "/v1/completions": Completions(),
-            "/v1/chat/completions": ChatCompletions(),
-            "/inference/v1/generate": Generate(),
+        sglang, atropos = SGLangRoute(), AtroposRoute()
+        by_path: Mapping[str, ModelRoute] = {
+            "/v1/completions": CompletionsRoute(),
+            "/v1/chat/completions": ChatRoute(),
+            "/inference/v1/generate": GenerateRoute(),
         }
         every = (
-            *(web.post(path, self._handler(lambda body, api=api: api)) for path, api in by_path.items()),
+            *(web.post(path, self._handler(lambda body, route=route: route)) for path, route in by_path.items()),
             web.post("/generate", self._handler(lambda body: atropos if "prompt" in body else sglang)),
             *(web.get(path, self._health) for path in ("/health", "/health_generate", "/ping")),
             *(web.get(path, self._model_info) for path in ("/get_model_info", "/model_info")),
@@ -281,7 +291,7 @@ class FakeServer(WebService):
             web.get("/fake/stats", self._stats),
             *control_routes(self),
         )
-        return [route for route in every if route.path not in self.absent]
+        return [each for each in every if each.path not in self.absent]
 
     def _handler(self, choose: Any) -> Any:
         async def handle(request: web.Request) -> web.StreamResponse:
@@ -296,22 +306,22 @@ class FakeServer(WebService):
 
         return handle
 
-    async def _serve(self, request: web.Request, api: Api, body: JSON) -> web.StreamResponse:
+    async def _serve(self, request: web.Request, route: ModelRoute, body: JSON) -> web.StreamResponse:
         number, stats = self.stats["requests"], self.stats
-        seen = Seen(number, api.name, body, request.headers, time.monotonic())
+        seen = Seen(number, route.name, body, request.headers, time.monotonic())
         stats["requests"] += 1
-        stats[f"requests.{api.name}"] += 1
+        stats[f"requests.{route.name}"] += 1
         stats["in_flight"] += 1
         stats["most_in_flight"] = max(stats["most_in_flight"], stats["in_flight"])
         self.requests.append(seen)
         try:
-            return await self._answer(request, api, seen)
+            return await self._answer(request, route, seen)
         except Rejected as rejected:
             status = rejected.status
             if seen.state == "open":
                 seen.status, seen.state = status, "rejected"
                 stats[f"status.{status}"] += 1
-            failure = _UNAUTHORIZED if status == 401 else api.failure(status, str(rejected), rejected.param)
+            failure = _UNAUTHORIZED if status == 401 else route.failure(status, str(rejected), rejected.param)
             if isinstance(failure, str):
                 return web.Response(text=failure, status=status, headers=rejected.headers)
             return json_response(failure, status, rejected.headers)
@@ -326,7 +336,7 @@ class FakeServer(WebService):
                 self._record.write(orjson.dumps(seen.record()) + b"\n")
                 self._record.flush()
 
-    async def _answer(self, request: web.Request, api: Api, seen: Seen) -> web.StreamResponse:
+    async def _answer(self, request: web.Request, route: ModelRoute, seen: Seen) -> web.StreamResponse:
         if not self._authorized(request):
             raise Rejected("Unauthorized", 401)
         if not self._ready.is_set():
@@ -338,10 +348,10 @@ class FakeServer(WebService):
             self.stats[f"faults.{fault}"] += 1
             await self._fail(request, seen, fault)
         try:
-            seen.call = call = api.read(self.host, seen.body)
-            seen.rank = self.ranks.choose(api.rank(seen.body, request.headers))
+            seen.call = call = Call.of(route.read(self.host, seen.body))
+            seen.rank = self.ranks.choose(route.rank(seen.body, request.headers))
         except ValueError as error:
-            raise Rejected(str(error), api.rejects_with) from error
+            raise Rejected(str(error), route.rejects_with) from error
         if Fault.TRUNCATED_PROMPT in faults:
             seen.call = call = truncated(call)
         cached = self._cache_key(seen, call, faults)
@@ -357,10 +367,10 @@ class FakeServer(WebService):
             finally:
                 self.stats["waiting"] -= 1
             try:
-                host = await self._worker.work(api, seen, call, running)
+                host = await self._worker.work(route, seen, call, running)
             finally:
                 self._slots.release()
-        payload = self._write(api, host, seen, call, faults, rng)
+        payload = self._write(route, host, seen, call, faults, rng)
         if cached:
             self._answers[cached] = payload
         seen.status = 200
@@ -380,7 +390,7 @@ class FakeServer(WebService):
         return orjson.dumps(seen.body, option=orjson.OPT_SORT_KEYS).decode() if Fault.REPLAYED in faults else ""
 
     def _write(
-        self, api: Api, host: Host, seen: Seen, call: Call, faults: Sequence[Fault], rng: Random | None
+        self, route: ModelRoute, host: Host, seen: Seen, call: Call, faults: Sequence[Fault], rng: Random | None
     ) -> bytes:
         shown = []
         for made in seen.completions:
@@ -392,8 +402,8 @@ class FakeServer(WebService):
             if rng is not None and faults:
                 prompt_ids, ids, logprobs = tamper(made, prompt_ids, faults, rng, host.model.vocabulary_size)
             cached = seen.cached[made.prompt] if seen.cached else None
-            shown.append(Shown(made, prompt_ids, ids, logprobs, cached))
-        answer = withheld(api.write(host, seen.body, call, shown), faults)
+            shown.append(ShownCompletion(made, prompt_ids, ids, logprobs, cached))
+        answer = withheld(route.write(host, seen.body, call, shown), faults)
         if Fault.NAN_LOGPROBS in faults:
             return json.dumps(answer).encode()  # orjson would write null
         return orjson.dumps(answer)
@@ -427,9 +437,7 @@ class FakeServer(WebService):
         return response
 
     def _authorized(self, request: web.Request) -> bool:
-        kind, _, key = request.headers.get("Authorization", "").partition(" ")
-        matches = kind.lower() == "bearer" and secrets.compare_digest(key.encode(), self.api_key.encode())
-        return matches or not self.api_key
+        return not self.api_key or has_bearer(request, self.api_key)
 
     def _check_ready(self) -> None:
         if not self._ready.is_set():
@@ -443,17 +451,7 @@ class FakeServer(WebService):
         if not self._authorized(request):
             return json_response(_UNAUTHORIZED, 401)
         self._check_ready()
-        card = {
-            "id": self.host.model_name,
-            "object": "model",
-            "created": now(),
-            "owned_by": "vllm",
-            "root": self.host.model_name,
-            "parent": None,
-            "max_model_len": self.host.context_length,
-            "permission": [{"id": new_id("modelperm-"), "object": "model_permission", "created": now()}],
-        }
-        return json_response({"object": "list", "data": [card]})
+        return json_response(model_list(self.host))
 
     async def _version(self, request: web.Request) -> web.Response:
         return json_response({"version": VERSION})
@@ -463,31 +461,17 @@ class FakeServer(WebService):
 
     async def _model_info(self, request: web.Request) -> web.Response:
         self._check_ready()
-        return json_response(
-            {
-                "model_path": self.host.model_name,
-                "tokenizer_path": self.host.model_name,
-                "is_generation": True,
-                "preferred_sampling_params": None,
-                "weight_version": self.host.weight_version,
-            }
-        )
+        return json_response(model_info(self.host))
 
     async def _tokenize(self, request: web.Request) -> web.Response:
-        body, host = orjson.loads(await request.read()), self.host
+        body = orjson.loads(await request.read())
         try:
-            if "messages" in body:
-                ids = render_ids(host, body, body["messages"], body.get("tools"))
-            else:
-                ids = host.codec.encode(body["prompt"], add_special_tokens=body.get("add_special_tokens", True))
+            answer = tokenized(self.host, body)
         except ValueError as error:
             return json_response(openai_error(400, str(error)), 400)
-        except (KeyError, TypeError):
-            return json_response(openai_error(400, "prompt or messages: Field required"), 400)
-        strings = self.tokenizer.convert_ids_to_tokens(ids) if body.get("return_token_strs") else None
-        return json_response(
-            {"count": len(ids), "max_model_len": host.context_length, "tokens": ids, "token_strs": strings}
-        )
+        if body.get("return_token_strs"):
+            answer["token_strs"] = self.tokenizer.convert_ids_to_tokens(answer["tokens"])
+        return json_response(answer)
 
     async def _detokenize(self, request: web.Request) -> web.Response:
         tokens = orjson.loads(await request.read()).get("tokens")
