@@ -13,7 +13,7 @@ import pytest
 
 from lachesis.inference.embedded import EmbeddedServer
 from lachesis.inference.sampling import Sampling
-from lachesis_testing.engine_suite import Bench, FakeBench, fake_bench, relayed_engine
+from lachesis_testing.engine_bench import Bench, FakeBench, fake_bench, relayed_engine
 
 FAKED = ("vllm", "vllm-generate", "sglang", "atropos")
 ALL = (*FAKED, pytest.param("llama.cpp", marks=pytest.mark.model))

@@ -24,9 +24,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lachesis.run_folder import OtherSettings
+from lachesis_train.group_encoding import GroupError
 from lachesis_train.outbox import Outbox, OutboxError
 from lachesis_train.outbox_state import KnownApi
-from lachesis_train.rollout_api import EnvDescription, GroupError
+from lachesis_train.rollout_api import EnvDescription
 from tests.support.fake_serving import number_of, payload
 from tests.support.small_envs import ROOT
 

@@ -19,17 +19,10 @@ import pytest
 from lachesis_testing.fake_server import FakeServer, RandomWords
 from lachesis_train.api import ApiSettings, RolloutApiServer
 from lachesis_train.api.store import StoreError
+from lachesis_train.group_encoding import compress, encode_group
 from lachesis_train.outbox import Outbox
 from lachesis_train.relay import OutboxRelay, RelayError
-from lachesis_train.rollout_api import (
-    INSTANCE_HEADER,
-    ApiDown,
-    ApiRefused,
-    EnvDescription,
-    RolloutApi,
-    compress,
-    encode_group,
-)
+from lachesis_train.rollout_api import INSTANCE_HEADER, ApiDown, ApiRefused, EnvDescription, RolloutApi
 from tests.support.fake_serving import PACE, number_of, payload
 from tests.support.own_api import AcknowledgingTrainer, OwnApi, own_api
 from tests.support.recipes import shown

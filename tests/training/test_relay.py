@@ -8,9 +8,10 @@ from dataclasses import replace
 import orjson
 import pytest
 
+from lachesis_train.group_encoding import compress, encode_group
 from lachesis_train.outbox import Outbox
 from lachesis_train.relay import OutboxRelay, RelayError
-from lachesis_train.rollout_api import ApiDown, EnvDescription, RolloutApi, compress, encode_group
+from lachesis_train.rollout_api import ApiDown, EnvDescription, RolloutApi
 from tests.support.fake_serving import PACE, number_of, payload
 from tests.support.stock_run_api import StockRunApi, Trainer, run_api, until
 

@@ -13,20 +13,8 @@ from aiohttp.test_utils import TestServer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lachesis_train.rollout_api import (
-    SLICE,
-    ApiDown,
-    ApiRefused,
-    ConnectionReplaced,
-    EnvDescription,
-    GroupError,
-    RolloutApi,
-    UnknownEnv,
-    check_shape,
-    compress,
-    encode_group,
-    encode_json,
-)
+from lachesis_train.group_encoding import SLICE, GroupError, check_shape, compress, encode_group, encode_json
+from lachesis_train.rollout_api import ApiDown, ApiRefused, ConnectionReplaced, EnvDescription, RolloutApi, UnknownEnv
 from tests.support.fake_serving import payload
 from tests.support.stock_run_api import StockRunApi, Trainer
 

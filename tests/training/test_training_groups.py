@@ -27,7 +27,7 @@ from lachesis.trajectories.group_shapes import (
 )
 from lachesis.trajectories.samples import samples
 from lachesis.trajectories.split_rollouts import SplitRollouts
-from lachesis_train.rollout_api import encode_group
+from lachesis_train.group_encoding import encode_group
 from tests.support.token_trees import END, SAMPLING, UNTIMED, Tree, trees
 
 START = TokenPrefix([1, 2, 3])

@@ -24,6 +24,7 @@ from backends.errors import LachesisError
 from backends.tasks import finish
 from lachesis.run_folder import OtherSettings, changes
 from lachesis_train.database import Database, delete_content, put_content, put_fact
+from lachesis_train.group_encoding import compress, encode_group
 from lachesis_train.outbox_state import (
     ACCEPTED,
     DELIVERED,
@@ -35,7 +36,7 @@ from lachesis_train.outbox_state import (
     KnownApi,
     OutboxState,
 )
-from lachesis_train.rollout_api import EnvDescription, compress, encode_group
+from lachesis_train.rollout_api import EnvDescription
 
 T = TypeVar("T")
 

@@ -24,7 +24,7 @@ from lachesis.inference.tokenizer_proof import TokenizerProof
 from lachesis.tools import ToolResult
 from lachesis.trajectories import MASKED, verify
 from lachesis.trajectories.samples import samples
-from lachesis_testing.engine_suite import until
+from lachesis_testing.engine_bench import until
 from lachesis_train.engine.child import start_engine
 from lachesis_train.policy import Policy, PolicyVersion
 from lachesis_train.policy_server import PolicyServer

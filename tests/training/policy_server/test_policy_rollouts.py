@@ -17,7 +17,7 @@ from lachesis.inference.sampling import Sampling
 from lachesis.tools import ToolResult
 from lachesis.trajectories import MASKED, verify
 from lachesis.trajectories.samples import samples
-from lachesis_testing.engine_suite import until
+from lachesis_testing.engine_bench import until
 from lachesis_train.policy import Policy, PolicyVersion, Sampled
 
 TOOL = {

@@ -15,7 +15,8 @@ from contextlib import asynccontextmanager
 from lachesis_train.api.packing import pack
 from lachesis_train.api.requests import Refused
 from lachesis_train.api.settings import ApiSettings
-from lachesis_train.api.store import Batch, State, Store, StoreError, Trainer
+from lachesis_train.api.state import Batch, State, Trainer
+from lachesis_train.api.store import Store, StoreError
 from lachesis_train.api.wire import least_sequences
 
 

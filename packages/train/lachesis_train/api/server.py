@@ -30,9 +30,11 @@ from lachesis_train.api.requests import (
     unpacked,
 )
 from lachesis_train.api.settings import ApiSettings
-from lachesis_train.api.store import Group, RegisteredEnv, State, Store, StoreError, Trainer
+from lachesis_train.api.state import Group, RegisteredEnv, State, Trainer
+from lachesis_train.api.store import Store, StoreError
 from lachesis_train.api.wire import Acknowledgement, EnvIdentifier, EnvRequest, TrainerRequest, env_status, parse
-from lachesis_train.rollout_api import EXTENSION, INSTANCE_HEADER, TOKEN_VARIABLE, GroupError
+from lachesis_train.group_encoding import GroupError
+from lachesis_train.rollout_api import EXTENSION, INSTANCE_HEADER, TOKEN_VARIABLE
 
 _READERS: Final = 2
 """Bodies that are unpacked, checked and written at the same time."""
