@@ -30,10 +30,9 @@ from lachesis.runs.ledger import Ledger
 from lachesis.runs.own_code import OwnCode
 from lachesis.runs.pipeline import Pipeline, Sink
 from lachesis.runs.progress import Standing
-from lachesis.runs.report import write_report
 from lachesis.runs.results import RunFiles
 from lachesis.runs.running_figures import RunningFigures
-from lachesis.runs.summary import Summary
+from lachesis.runs.summary import Summary, write_report
 from lachesis.trajectories import JsonlWriter, read_lines
 from lachesis.trajectories.digests import certified
 from lachesis.wording import counted

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 from lachesis.evaluation import Mean, Scores, bounds, ks, mean_over_items, pass_at_k, pass_hat_k
 from lachesis.evaluation.intervals import mean_of
 from lachesis.evaluation.repaired_calls import RepairedCalls
+from lachesis.other_packages import PAGES
 from lachesis.runs.exclusion import Exclusion, Exclusions, of_record
 from lachesis.runs.item_keys import whole_and_part
 from lachesis.runs.tool_failures import ToolFailures
@@ -261,6 +263,16 @@ def evaluation_metrics(summary: Summary) -> dict[str, float | int]:
     metrics.update({f"eval/{name}": value for name, value in (exclusion.shares() | exclusion.test_metrics()).items()})
     metrics.update({f"eval/{name}": value for name, value in summary.metrics.items()})
     return metrics
+
+
+def write_report(path: Path, *, title: str, groups: Iterable[Mapping[str, Any]]) -> Summary:
+    """The figures of group records, and their page at `path`, which takes the package lachesis-view."""
+    if "report" in PAGES.names():
+        return cast(Summary, PAGES.load("report")(path, title=title, groups=groups))
+    summariser = Summariser()
+    for group in groups:
+        summariser.add(group)
+    return summariser.summary()
 
 
 def training_metrics(finished: Summariser) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from lachesis.evaluation.repaired_calls import NAME, RepairedCalls
 from lachesis.runs.exclusion import WINDOW, Exclusion, Exclusions
 from lachesis.runs.settings import HermesAgentEnvConfig
 from lachesis.runs.summary import Summariser
-from lachesis.trajectories.exports import stored_messages
+from lachesis.trajectories.groups import stored_messages
 
 CONTENT_LIMIT, CALL_LIMIT, RESULT_LIMIT = 300, 200, 500
 """Characters of reasoning and text, of a call's arguments, and of a tool's result in the rollout table."""

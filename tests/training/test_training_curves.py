@@ -18,7 +18,7 @@ import pytest
 from rich.console import Console
 
 from lachesis.cli import main
-from lachesis.cli.verify import verify_file
+from lachesis_tokens.verbs.verify import verify_file
 from lachesis_train.curves import report as report_module
 from lachesis_train.curves.charts import Line, bar_chart, line_chart, number
 from lachesis_train.curves.estimators import LARGEST_LOG_RATIO, token_estimates

@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lachesis.runs.settings import HermesAgentEnvConfig
-from lachesis.trajectories import MASKED, TokenPrefix, verify, verify_records
-from lachesis.trajectories.group_shapes import (
+from lachesis.trajectories import MASKED, TokenPrefix
+from lachesis.trajectories.split_rollouts import SplitRollouts
+from lachesis_tokens.samples.group_shapes import (
     GroupSettings,
     RejectedGroup,
     RejectReason,
@@ -25,8 +26,8 @@ from lachesis.trajectories.group_shapes import (
     group_problems,
     samples_from_atropos,
 )
-from lachesis.trajectories.samples import samples
-from lachesis.trajectories.split_rollouts import SplitRollouts
+from lachesis_tokens.samples.samples import samples
+from lachesis_tokens.samples.verification import verify, verify_records
 from lachesis_train.group_encoding import encode_group
 from tests.support.token_trees import END, SAMPLING, UNTIMED, Tree, trees
 

@@ -29,9 +29,9 @@ from lachesis.runs.registration import TrainerInfo
 from lachesis.runs.results import ServeResult
 from lachesis.runs.running_figures import RunningFigures
 from lachesis.runs.settings import HermesAgentEnvConfig, is_chosen
-from lachesis.runs.training_decision import SAME_SCORES
 from lachesis.trajectories import JsonlError, JsonlWriter
 from lachesis.wording import counted
+from lachesis_tokens.samples.decision import SAME_SCORES
 from lachesis_train.evaluation_schedule import EvaluationSchedule
 from lachesis_train.group_encoding import GroupError, encode_json
 from lachesis_train.outbox import Outbox, OutboxError

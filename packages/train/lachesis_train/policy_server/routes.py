@@ -12,12 +12,8 @@ from functools import lru_cache
 from typing import Any
 
 from backends.tasks import run_all
-from lachesis.inference.conversation_index import ConversationIndex
 from lachesis.inference.parse_thread import LONG_IDS, parse
 from lachesis.inference.sampling import LogprobsKind, Sampling
-from lachesis.inference.stop_texts import first_stop
-from lachesis.inference.token_server import DEFAULT_MAX_TOKENS, TokenServer
-from lachesis.inference.vocabulary import Vocabulary
 from lachesis.inference.wire.openai_chat import finish_reason, read_message, write_message
 from lachesis.inference.wire.request import JSON, Refused, function_tools, take
 from lachesis.inference.wire.writing import dump
@@ -28,6 +24,10 @@ from lachesis.model_routes.requests import PromptTooLong, Rejected, SamplingRequ
 from lachesis.model_routes.sglang import SGLangRoute
 from lachesis.model_routes.vllm import CompletionsRoute
 from lachesis.trajectories import ChatResponse, FinishReason, SampledTokens
+from lachesis_tokens.prompts.vocabulary import Vocabulary
+from lachesis_tokens.server.conversation_index import ConversationIndex
+from lachesis_tokens.server.stop_texts import first_stop
+from lachesis_tokens.server.token_server import DEFAULT_MAX_TOKENS, TokenServer
 from lachesis_train.policy_server.fields import allowed
 
 

@@ -1,0 +1,215 @@
+"""What pages show of a rollout, from the record of its group: conversation, branches, failed calls, the reward's calls.
+
+`rollout_macros.html.jinja` draws it, in the viewer and in the report.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import orjson
+
+from lachesis.trajectories.groups import stored_messages
+from lachesis_view.html import figure, pretty
+from lachesis_view.html.message_graph import Branch, branches_of, drawing, rows_of
+
+_NOT_RECORDED: dict[str, Any] = dict.fromkeys(
+    ("anchor", "turn", "context", "of", "exit_code", "span", "text_same", "reasoning_same")
+)
+"""What only `rollout_view` and those who call it know of a message."""
+TITLE_LENGTH = 110
+_IMAGES = ("data:image/png;", "data:image/jpeg;", "data:image/gif;", "data:image/webp;")
+
+
+def rollout_view(group: Mapping[str, Any], rollout: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """What the macros take for one of the group's rollouts. Records of older versions give what they have.
+
+    The ids of messages begin with `prefix`: a page may hold several rollouts.
+    """
+    branches = branches_of(rollout, stored_messages(group, rollout))
+    shown = [_branch_view(branch, rollout, prefix) for branch in branches]
+    rows = list(rows_of(branches[0])) if len(branches) > 1 else []
+    figures = {name: figure(value) for name, value in (rollout.get("metrics") or {}).items()}
+    return {
+        "rollout": rollout,
+        "line": " · ".join(f"{name} {value}" for name, value in figures.items()),
+        "components": {name[7:]: value for name, value in figures.items() if name.startswith("reward/")},
+        "metrics": {name: value for name, value in figures.items() if not name.startswith("reward/")},
+        "reward_calls": [_timed(call) for call in rollout.get("reward_calls") or ()],
+        "branches": shown,
+        "failed": [
+            call for branch in shown for message in branch["messages"] for call in message["calls"] if call["failed"]
+        ],
+        "log": [_row_view(row.branch, row.place, shown) for row in rows],
+        "graph": drawing(rows),
+        "edits": [_timed(edit) for edit in rollout.get("context_edits") or ()],
+    }
+
+
+def title_of(item: Any, messages: Iterable[Mapping[str, Any]]) -> str:
+    """The beginning of what the user asked, and short values of the item that are not in it: some environments ask the
+    same of every item."""
+    said = next((message.get("content") for message in messages if message["role"] in ("user", "context")), "")
+    asked = "".join(texts_of(said))
+    own = [_short(value, asked) for value in (item.values() if isinstance(item, Mapping) else [item])]
+    more = _cut(" · ".join(filter(None, own)), TITLE_LENGTH // 2)
+    text = _cut(" ".join(asked[: 8 * TITLE_LENGTH].split()), TITLE_LENGTH - len(more) - 3 * bool(more))
+    return " · ".join(filter(None, (text, more)))
+
+
+def _short(value: Any, asked: str) -> str:
+    parts = (value if isinstance(value, list) else [value])[:8]
+    texts = [each[:TITLE_LENGTH] for each in parts if isinstance(each, str)]
+    texts += [str(each) for each in parts if type(each) is int and abs(each) < 1 << 53]
+    text = " ".join(", ".join(texts).split())
+    return text if len(text) <= TITLE_LENGTH // 2 and not all(each in asked for each in texts) else ""
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else text[: length - 1] + "…"
+
+
+def texts_of(content: Any) -> Iterator[str]:
+    """The texts of a message's content: it is one, or a list of parts of which some have one."""
+    if isinstance(content, str):
+        yield content
+    elif isinstance(content, list):
+        yield from (part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str))
+
+
+def last_words(group: Mapping[str, Any], rollout: Mapping[str, Any]) -> str:
+    """Why a rollout has no score, in a line: what its error ends with, or what ended it early; may be empty."""
+    traceback = rollout.get("traceback") or group.get("traceback")
+    if traceback:
+        return str(traceback.strip().splitlines()[-1])
+    return "" if rollout["outcome"] == "completed" else str(rollout["reason"])
+
+
+def _branch_view(branch: Branch, rollout: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    errors = [(error["tool"], error["arguments"]) for error in rollout.get("tool_errors") or ()]
+    messages = []
+    calls: dict[Any, dict[str, Any]] = {}
+    for place, message in enumerate(branch.messages):
+        turn = branch.turns[place] if place < len(branch.turns) else None
+        view = message_view(message)
+        view["anchor"] = anchor = prefix + branch.anchor(place)
+        view["turn"] = turn
+        for call in view["calls"]:
+            known = branch.calls.get(call["id"])
+            # Records of older versions name failed calls by what was called.
+            failed = bool(known.get("failed")) if known else (call["name"], call["arguments"]) in errors
+            repaired = (known or {}).get("repaired")
+            call |= {"took": _took(known or {}), "failed": failed, "repaired": repaired, "anchor": anchor}
+            calls[call["id"]] = call
+        if view["role"] == "assistant":
+            view["context"] = turn is None
+        elif view["call_id"] is not None:
+            view["of"] = calls.get(view["call_id"])
+            view["exit_code"] = _exit_code(message.get("content"))
+        messages.append(view)
+    return {"kind": branch.kind, "reason": branch.reason, "messages": messages}
+
+
+def message_view(message: Any) -> dict[str, Any]:
+    """The texts of a message, and its images. Environments of others send what they like as messages."""
+    if not isinstance(message, Mapping):
+        message = {"role": "unknown", "content": message}
+    text, images = _content(message.get("content"))
+    reasoning = message.get("reasoning") or message.get("reasoning_content") or ""
+    return {
+        "role": str(message.get("role")),
+        "name": message.get("name") or "",
+        "call_id": message.get("tool_call_id"),
+        "reasoning": reasoning if isinstance(reasoning, str) else pretty(reasoning),
+        "text": pretty(text) if message.get("role") == "tool" else text,
+        "images": images,
+        "calls": [_call_view(call) for call in message.get("tool_calls") or ()],
+        **_NOT_RECORDED,
+    }
+
+
+def _content(content: Any) -> tuple[str, list[str]]:
+    """The text of a message's content, and the data URLs of its pixels; other parts are shown as JSON."""
+    if isinstance(content, str | None):
+        return content or "", []
+    texts, images = [], []
+    for part in content if isinstance(content, list) else [content]:
+        of = part if isinstance(part, Mapping) else {}
+        image = of.get("image_url")
+        url = image.get("url") if isinstance(image, Mapping) else image
+        if isinstance(url, str) and url.startswith(_IMAGES):
+            images.append(url)
+        else:
+            texts.append(str(of["text"]) if of.get("type") == "text" and "text" in of else pretty(part))
+    return "\n".join(texts), images
+
+
+def _call_view(call: Any) -> dict[str, Any]:
+    known = call if isinstance(call, Mapping) else {}
+    function = known.get("function")
+    if not isinstance(function, Mapping):
+        function = {"name": "unknown", "arguments": call}
+    arguments = function.get("arguments")
+    return {
+        "id": known.get("id"),
+        "name": str(function.get("name")),
+        "arguments": arguments,
+        "shown": pretty(arguments),
+        "took": "",
+        "failed": False,
+        "repaired": None,
+    }
+
+
+def _timed(record: Mapping[str, Any]) -> dict[str, Any]:
+    return {**record, "took": _took(record)}
+
+
+def _took(record: Mapping[str, Any]) -> str:
+    seconds = record.get("seconds")
+    return "" if seconds is None else f"{seconds:.2f} s" if seconds >= 0.01 else "<0.01 s"
+
+
+def _exit_code(content: Any) -> int | None:
+    """That of the command whose output a tool message is."""
+    if not isinstance(content, str) or '"exit_code"' not in content:
+        return None
+    with suppress(orjson.JSONDecodeError):
+        if isinstance(found := orjson.loads(content), dict) and isinstance(code := found.get("exit_code"), int):
+            return code
+    return None
+
+
+def _row_view(branch: Branch, place: int | None, shown: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    messages = shown[branch.number]["messages"]
+    if place is None:
+        anchor = messages[0]["anchor"] if messages else ""
+        return {"kind": branch.kind, "head": True, "text": branch.reason, "anchor": anchor, "role": ""}
+    message = messages[place]
+    calls = ", ".join(call["name"] for call in message["calls"])
+    text = " ".join((message["text"] or message["reasoning"]).split())[:160]
+    return {
+        "kind": branch.kind,
+        "role": message["role"],
+        "turn": message["turn"],
+        "failed": bool(message["of"] and message["of"]["failed"]),
+        "context": message["context"],
+        "text": f"calls {calls} {text}".rstrip() if calls else text,
+        "anchor": message["anchor"],
+    }
+
+
+def tool_views(group: Mapping[str, Any]) -> list[dict[str, str]]:
+    """The tools of the group's agents: name, description and the JSON of their parameters."""
+    functions = [tool.get("function") or tool for tool in group.get("tools") or ()]
+    return [
+        {
+            "name": str(function.get("name", "")),
+            "description": str(function.get("description", "")),
+            "parameters": json.dumps(function.get("parameters"), indent=2, ensure_ascii=False),
+        }
+        for function in functions
+    ]

@@ -1,0 +1,345 @@
+"""The HTML report of a run: figures first, then every trajectory. `lachesis_view.reports.comparison` makes that of two.
+
+One file, which needs no network and asks for none. Its rollouts are made by the templates of the viewer and packed
+(`lachesis_view.html.parts`); its script unpacks and shows them.
+"""
+
+from __future__ import annotations
+
+import base64
+import bisect
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from jinja2 import Environment
+from markupsafe import Markup
+
+from lachesis.evaluation import Difference, Mean, bounds, ks, mean_over_items, pass_at_k, pass_hat_k
+from lachesis.runs.exclusion import item_of, of_record
+from lachesis.runs.item_keys import whole_and_part
+from lachesis.runs.summary import Summariser, Summary
+from lachesis.trajectories.groups import stored_messages
+from lachesis.wording import counted
+from lachesis_view.html import pretty, templates, visible, write_page
+from lachesis_view.html.parts import Parts, pack, to_json
+from lachesis_view.html.rollout import last_words, rollout_view, title_of, tool_views
+
+_TEMPLATES = Path(__file__).parent / "templates"
+HISTOGRAM_BINS = 10
+MAX_CHARACTERS = 64_000_000
+"""Of packed trajectories in a page; those of further groups are only in the JSONL file. The figures are about all."""
+MAX_ITEMS = 100
+"""Items with rollouts that were left out, of which the rates are shown."""
+MAX_CATEGORIES = 24
+"""Different values of a field of the items up to which it is a category, with a bar for each value."""
+QUANTILES = 6
+"""Ranges of turns and of tokens, with about as many rollouts each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One bar of a chart: its label, its count, and its share of the tallest (0..1)."""
+
+    label: str
+    count: int
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class MeanBar:
+    """A mean with its interval, drawn from the axis' `zero`; places are in percent of the axis."""
+
+    label: str
+    mean: Mean | Difference
+    count: int
+    """Of the rollouts."""
+    start: float
+    width: float
+    low: float
+    spread: float
+
+
+@dataclass(slots=True)
+class Item:
+    """What the page knows of an item without its trajectories."""
+
+    key: str
+    title: str
+    fields: Mapping[str, Any]
+    samples: dict[int, tuple[tuple[int, int] | None, list[tuple[Any, ...]]]] = field(default_factory=dict)
+    """By number: the place of a group of it in the page, and of each rollout reward, outcome, cause, turns, completion
+    tokens and seconds."""
+
+    @property
+    def rollouts(self) -> list[tuple[Any, ...]]:
+        return [rollout for _, (_, rollouts) in sorted(self.samples.items()) for rollout in rollouts]
+
+    @property
+    def rewards(self) -> list[float | None]:
+        return [rollout[0] for rollout in self.rollouts]
+
+    @property
+    def places(self) -> list[tuple[int, int] | None]:
+        return [place for _, (place, _) in sorted(self.samples.items())]
+
+
+@dataclass(slots=True)
+class Run:
+    """The figures of one run, read from its groups."""
+
+    name: str
+    summariser: Summariser = field(default_factory=Summariser)
+    items: list[Item] = field(default_factory=list)
+    tools: dict[str, list[int]] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+    """By why rollouts have no score: what the error of one of them ends with."""
+    tokens: bool = False
+    """Whether a group has samples, which the page does not show."""
+    _toolsets: dict[bytes, tuple[int, int] | None] = field(default_factory=dict)
+
+    def read(self, groups: Iterable[Mapping[str, Any]], parts: Parts) -> Summary:
+        known: dict[str, Item] = {}
+        for group in groups:
+            self.summariser.add(group)
+            _count_tools(self.tools, group)
+            heads = [_head(rollout) for rollout in group["rollouts"]]
+            for rollout in group["rollouts"]:
+                if rollout["reward"] is None and not self.left_out.get(kind := of_record(rollout).kind):
+                    self.left_out[kind] = last_words(group, rollout)
+            key, number = whole_and_part(group["item_key"])
+            if key not in known:
+                fields = _fields(group["item"])
+                if group.get("category") is not None:
+                    fields["category"] = group["category"]
+                said = (each for rollout in group["rollouts"] for each in stored_messages(group, rollout))
+                known[key] = Item(key, title_of(group["item"], said), fields)
+                self.items.append(known[key])
+            self.tokens = self.tokens or bool(group.get("samples"))
+            known[key].samples[number] = None if parts.full else self._packed(group, key, number, parts), heads
+        return self.summariser.summary()
+
+    def _packed(self, group: Mapping[str, Any], key: str, number: int, parts: Parts) -> tuple[int, int] | None:
+        """The place of the markup of a group: its item, the place of its tools, its rollouts."""
+        tools = tool_views(group)
+        name = to_json(tools)
+        if name not in self._toolsets:
+            self._toolsets[name] = parts.add(_macros("rollout_macros.html.jinja").tool_list(tools))
+        # As `encodeURIComponent` writes it: the page finds the item of an address by its beginning.
+        item = quote(key, safe="!'()*", errors="replace")
+        place = f"item-{item}/{self.name}{number}"
+        views = [rollout_view(group, rollout, f"{place}.{n}/") for n, rollout in enumerate(group["rollouts"])]
+        macros = _macros("trajectories.html.jinja")
+        return parts.add(
+            [
+                macros.item(key, pretty(group["item"])),
+                self._toolsets[name],
+                macros.trajectories(views, group.get("traceback")),
+            ]
+        )
+
+    def scores(self, kept: Callable[[Item], bool] = lambda item: True) -> list[list[float | None]]:
+        """The samples of each item."""
+        return [item.rewards for item in filter(kept, self.items)]
+
+
+def write_report(path: Path, *, title: str, groups: Iterable[Mapping[str, Any]]) -> Summary:
+    """Write the report of group records to `path`, whole or not at all; returns its figures."""
+    html, summary = render_report(title, groups)
+    write_page(path, html)
+    return summary
+
+
+def render_report(title: str, groups: Iterable[Mapping[str, Any]]) -> tuple[str, Summary]:
+    """The report as HTML text, and its figures."""
+    run, parts = Run(""), Parts(MAX_CHARACTERS)
+    summary = run.read(groups, parts)
+    rewards = [reward for item in run.items for reward in item.rewards if reward is not None]
+    scores = run.scores()
+    passes, ticks = _passes(scores)
+    html = render_page(
+        parts,
+        title=title,
+        runs=[run],
+        summary=summary,
+        bounds=bounds(scores, lowest=min(0.0, *rewards), highest=max(1.0, *rewards)) if len(rewards) > 1 else None,
+        left_out=run.left_out,
+        histogram=reward_histogram(rewards),
+        outcomes=_bars(list(summary.outcomes.items())),
+        tools=[(name, count, failed) for name, (count, failed) in sorted(run.tools.items())],
+        titles={item_of(item.key): item.title for item in run.items},
+        max_items=MAX_ITEMS,
+        passes=passes,
+        ticks=ticks,
+        against=[
+            (name, bars)
+            for name, place in (("turns", 3), ("tokens sampled", 4))
+            if (bars := _against(run.items, place))
+        ],
+    )
+    return html, summary
+
+
+def render_page(parts: Parts, *, runs: Sequence[Run], **figures: Any) -> str:
+    """The page of one run or of two: `figures` are for its template."""
+    parts.close()
+    items: dict[str, list[Item | None]] = {}
+    for number, run in enumerate(runs):
+        for item in run.items:
+            items.setdefault(item.key, [None] * len(runs))[number] = item
+    categories = _categories(runs)
+    rows: list[list[Any]] = []
+    for key, sides in items.items():
+        shown = next(item for item in sides if item is not None)
+        fields = {name: shown.fields[name] for name, _ in categories if name in shown.fields}
+        rows.append([key, visible(shown.title), fields, [item and [item.places, item.rollouts] for item in sides]])
+    rollouts = [rollout for run in runs for item in run.items for rollout in item.rollouts]
+    script = (_TEMPLATES / "report.js").read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return (
+        _environment()
+        .get_template("report.html.jinja")
+        .render(
+            **figures,
+            comparison=len(runs) > 1,
+            tokens=any(run.tokens for run in runs),
+            categories=categories,
+            choices={name: sorted({str(row[2][name]) for row in rows if name in row[2]}) for name, _ in categories},
+            endings=sorted({str(ending) for rollout in rollouts for ending in rollout[1:3] if ending}),
+            shown=sum(place is not None for run in runs for item in run.items for place in item.places),
+            groups=sum(len(item.samples) for run in runs for item in run.items),
+            index=pack(to_json({"names": [run.name for run in runs], "items": rows})),
+            parts=parts.packed,
+            script=Markup(script),  # ours; the policy of the page allows no other
+            script_digest=digest,
+        )
+    )
+
+
+@cache
+def _environment() -> Environment:
+    return templates(_TEMPLATES)
+
+
+def _macros(name: str) -> Any:
+    """The macros of a template, as functions."""
+    return _environment().get_template(name).module
+
+
+def reward_histogram(rewards: Sequence[float]) -> list[Bar]:
+    """One bar a value while there are few distinct ones, equal bins between the extremes otherwise."""
+    counts = sorted(Counter(rewards).items())
+    if len(counts) <= HISTOGRAM_BINS:
+        return _bars([(f"{value:g}", count) for value, count in counts])
+    low, high = counts[0][0], counts[-1][0]
+    # Every edge is a mean of the two extremes: their difference may be too large, or too small, for a float.
+    edges = [low * (1 - at / HISTOGRAM_BINS) + high * (at / HISTOGRAM_BINS) for at in range(HISTOGRAM_BINS + 1)]
+    bins = [0] * HISTOGRAM_BINS
+    for value, count in counts:
+        bins[min(HISTOGRAM_BINS - 1, bisect.bisect_right(edges, value, 1) - 1)] += count
+    return _bars([(f"{edges[at]:.2g} to {edges[at + 1]:.2g}", count) for at, count in enumerate(bins)])
+
+
+def _bars(counts: Sequence[tuple[str, int]]) -> list[Bar]:
+    tallest = max((count for _, count in counts), default=1) or 1
+    return [Bar(label, count, count / tallest) for label, count in counts]
+
+
+def mean_bars(means: Sequence[tuple[str, Mean | Difference, int]]) -> list[MeanBar]:
+    """Bars on one axis, which has 0 and 1 on it and reaches to the outermost end of an interval."""
+    known = [(label, mean, count) for label, mean, count in means if mean.items]
+    ends = [end for _, mean, _ in known for end in (mean.low, mean.high, mean.mean) if math.isfinite(end)]
+    low, high = min([0.0, *ends]), max([1.0, *ends])
+    place = {value: 100 * (value - low) / (high - low) for value in [0.0, *ends]}
+    bars = []
+    for label, mean, count in known:
+        middle = place[mean.mean]
+        start, end = sorted((place[0.0], middle))
+        span = (place.get(mean.low, middle), place.get(mean.high, middle))
+        bars.append(MeanBar(label, mean, count, start, end - start, span[0], span[1] - span[0]))
+    return bars
+
+
+def _categories(runs: Sequence[Run]) -> list[tuple[str, list[MeanBar]]]:
+    """The fields of the items that sort them into few categories, and the bars of each."""
+    values: dict[str, Counter[Any]] = {}
+    for run in runs:
+        for item in run.items:
+            for name, value in item.fields.items():
+                values.setdefault(name, Counter())[value] += 1
+    found = []
+    for name, counts in values.items():
+        # Fields whose values are mostly different tell the items apart, and are no categories.
+        if not 1 < len(counts) <= min(MAX_CATEGORIES, sum(counts.values()) / 2):
+            continue
+        means = []
+        for value in sorted(counts, key=str):
+            for run in runs:
+                scores = run.scores(lambda item, name=name, value=value: item.fields.get(name) == value)  # type: ignore[misc]
+                label = f"{value} · {run.name}" if run.name else str(value)
+                means.append((label, mean_over_items(scores), sum(map(len, scores))))
+        found.append((name, mean_bars(means)))
+    return found
+
+
+def _passes(scores: Sequence[Sequence[float | None]]) -> tuple[list[tuple[str, Any]], list[tuple[float, int]]]:
+    """The points of the curves of pass@k and pass^k, and the ticks of k; none where no item has two scored samples.
+
+    A point is x, y, a text, and y of the ends of its interval, in a box of 520 x 210.
+    """
+    most = max((sum(score is not None for score in samples) for samples in scores), default=0)
+    if most < 2:
+        return [], []
+    places = {k: round(40 + 470 * math.log(k) / math.log(most), 1) for k in ks(most)}
+    curves = []
+    for name, figure in (("pass@k", pass_at_k), ("pass^k", pass_hat_k)):
+        means = [(k, mean) for k in places if (mean := figure(scores, k)).items]
+        points = []
+        for k, mean in means:
+            y, low, high = (round(186 - 174 * value, 1) for value in (mean.mean, mean.low, mean.high))
+            points.append(
+                (places[k], y, f"{name.replace('k', str(k))}: {mean}, {counted(mean.items, 'item')}", low, high)
+            )
+        curves.append((name, points))
+    return curves, [(place, k) for k, place in places.items()]
+
+
+def _against(items: Sequence[Item], place: int) -> list[MeanBar]:
+    """The mean reward of rollouts with few and with many turns, or tokens."""
+    counts = sorted(rollout[place] for item in items for rollout in item.rollouts if rollout[0] is not None)
+    if len(set(counts)) < 2:
+        return []
+    edges = sorted({counts[len(counts) * at // QUANTILES] for at in range(1, QUANTILES)} - {counts[0]})
+    means = []
+    for low, high in zip([counts[0], *edges], [*edges, counts[-1] + 1], strict=True):
+        scores = [[one[0] for one in item.rollouts if low <= one[place] < high] for item in items]
+        label = f"{low}" if high == low + 1 else f"{low} to {high - 1}"
+        means.append((label, mean_over_items(scores), sum(map(len, scores))))
+    return mean_bars(means)
+
+
+def _count_tools(rows: dict[str, list[int]], group: Mapping[str, Any]) -> None:
+    for rollout in group["rollouts"]:
+        for name, stats in rollout["tool_stats"].items():
+            row = rows.setdefault(name, [0, 0])
+            row[0] += stats["count"]
+            row[1] += stats["failure"]
+
+
+def _fields(item: Any) -> dict[str, Any]:
+    """The short values of an item, by which it may be sorted into categories."""
+    if not isinstance(item, Mapping):
+        return {}
+    return {name: value for name, value in item.items() if isinstance(value, str | int) and len(str(value)) <= 40}
+
+
+def _head(rollout: Mapping[str, Any]) -> tuple[Any, ...]:
+    cause = rollout.get("unscored_kind") or (rollout.get("verifier") or {}).get("cause") or ""
+    tokens = rollout.get("completion_tokens", 0)
+    return rollout["reward"], rollout["outcome"], cause, rollout["turns"], tokens, rollout["seconds"]

@@ -1,0 +1,56 @@
+"""`lachesis report GROUPS.jsonl`, or the folder of a training run: write the HTML report of a run again."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from backends.errors import LachesisError
+from backends.plugins import Registry
+
+FOLDERS: Registry[Callable[..., Any]] = Registry("report of a run of", "lachesis.reports", {}, package="lachesis-train")
+"""`training` is in the package lachesis-train."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the report beside the file, in the folder, or to `--output`."""
+    parser = argparse.ArgumentParser(prog="lachesis report", description=__doc__)
+    parser.add_argument(
+        "groups",
+        type=Path,
+        help="a groups.jsonl of `process` or `batch`, or its folder; a samples.jsonl of `evaluate`; or the folder of a "
+        "training run",
+    )
+    parser.add_argument("--output", type=Path, help="where to write it (default: beside the file, as .html)")
+    arguments = parser.parse_args(argv)
+    from lachesis.trajectories import read_lines
+    from lachesis.trajectories.jsonl import has_torn_tail
+    from lachesis_view.reports.run import write_report
+
+    if (arguments.groups / "groups.jsonl").is_file():
+        arguments.groups /= "groups.jsonl"
+    if arguments.groups.is_dir():
+        of_training = FOLDERS.load("training")
+        print(of_training(arguments.groups, output=arguments.output))
+        return 0
+    if has_torn_tail(arguments.groups):
+        print(f"note: {arguments.groups}: its last line is incomplete and left out", file=sys.stderr)
+    groups = list(read_lines(arguments.groups, torn_tail=True))
+    output = arguments.output or arguments.groups.with_suffix(".html")
+    try:
+        title = f"{groups[0]['environment']}: {groups[0]['model']}" if groups else str(arguments.groups)
+        summary = write_report(output, title=title, groups=groups)
+    except (KeyError, TypeError):
+        raise LachesisError(
+            f"{arguments.groups}: its lines are not groups; "
+            "name a groups.jsonl of `process` or a samples.jsonl of `evaluate`"
+        ) from None
+    except OSError as error:
+        raise LachesisError(f"{output}: cannot be written ({error.strerror}); choose another --output") from error
+    for alarm in filter(None, (summary.exclusion.alarm, summary.unlearns_calls)):
+        print(f"alarm: {alarm}", file=sys.stderr)
+    print(output)
+    return 0
