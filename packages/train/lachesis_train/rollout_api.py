@@ -23,6 +23,7 @@ import aiohttp
 import orjson
 
 from backends.errors import LachesisError
+from lachesis.inference.http_attempts import retry_after
 from lachesis.inference.http_session import HttpSessionOwner
 from lachesis.runs.registration import Registration, TrainerInfo
 
@@ -83,6 +84,23 @@ class UnknownEnv(RolloutApiError):
 
 class ConnectionReplaced(RolloutApiError):
     """The connection on which the registration was confirmed is gone. Nothing was sent: confirm it again first."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerRegistration:
+    """What a trainer tells the API of itself, in the words of `POST /register`."""
+
+    wandb_group: str
+    wandb_project: str
+    batch_size: int
+    """Sequences of a step."""
+    max_token_len: int
+    checkpoint_dir: str
+    save_checkpoint_interval: int
+    num_steps: int
+    starting_step: int = 0
+    acknowledges: bool = False
+    """Extension: it acknowledges batches with `POST /ack`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,12 +264,21 @@ class RolloutApi(HttpSessionOwner):
         answer = self._object(raw)
         return int(answer.get("buffer_size", 0)) if answer.get("status") == "buffered" else 0
 
+    async def ask(self, method: str, path: str, body: Any = None, *, connection: int | None = None) -> bytes:
+        """One request with a JSON body; the body of the answer. `connection` as in `send`.
+
+        Raises:
+            ApiRefused: a 4xx.
+            ApiDown: no answer, a 5xx, or no room.
+        """
+        data = None if body is None else orjson.dumps(body)
+        headers = {} if body is None else {"Content-Type": "application/json"}
+        return await self._request(method, path, data, headers=headers, connection=connection)
+
     async def _json(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, *, connection: int | None = None
     ) -> dict[str, Any]:
-        data = None if body is None else orjson.dumps(body)
-        headers = {} if body is None else {"Content-Type": "application/json"}
-        return self._object(await self._request(method, path, data, headers=headers, connection=connection))
+        return self._object(await self.ask(method, path, body, connection=connection))
 
     def _number(self, answer: Mapping[str, Any], name: str) -> int:
         if not isinstance(value := answer.get(name), int | float):
@@ -290,7 +317,7 @@ class RolloutApi(HttpSessionOwner):
                     trace_request_ctx=connection is not None,
                 ) as response:
                     raw, status = await response.read(), response.status
-                    retry_after = _seconds(response.headers.get("Retry-After"))
+                    pause = retry_after(response.headers.get("Retry-After"), response.headers.get("Date"))
             except TimeoutError as error:
                 raise ApiDown(self.url, str(error) or f"no answer to {path} within {timeout:g} s") from error
             except aiohttp.InvalidURL as error:
@@ -298,9 +325,9 @@ class RolloutApi(HttpSessionOwner):
             except (aiohttp.ClientError, OSError) as error:
                 raise ApiDown(self.url, f"{type(error).__name__}: {error}") from error
         if status >= 500:
-            raise ApiDown(self.url, f"{path} answered {status}: {_text(raw)}", status=status, retry_after=retry_after)
+            raise ApiDown(self.url, f"{path} answered {status}: {_text(raw)}", status=status, retry_after=pause)
         if status in _NOT_NOW:
-            raise ApiDown(self.url, f"{path} answered {status}: {_text(raw)}", retry_after=retry_after)
+            raise ApiDown(self.url, f"{path} answered {status}: {_text(raw)}", retry_after=pause)
         if status in UNAUTHORISED:
             raise ApiRefused(self.url, status, f"{_text(raw)}; set env.rollout_server_token or {TOKEN_VARIABLE}")
         if status >= 400:
@@ -334,13 +361,6 @@ async def _chunks(body: bytes) -> AsyncIterator[bytes]:
     view = memoryview(body)
     for start in range(0, len(body), CHUNK):
         yield bytes(view[start : start + CHUNK])
-
-
-def _seconds(retry_after: str | None) -> float | None:
-    try:
-        return None if retry_after is None else max(0.1, float(retry_after))
-    except ValueError:
-        return None  # a date
 
 
 def _text(raw: bytes) -> str:

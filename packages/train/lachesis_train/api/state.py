@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from lachesis_train.api.packing import Sized
+from lachesis_train.rollout_api import TrainerRegistration
 
 RECENT = 20
 
@@ -45,21 +46,6 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class Trainer:
-    """The registration of the trainer, with the names of the wire."""
-
-    wandb_group: str
-    wandb_project: str
-    batch_size: int
-    max_token_len: int
-    checkpoint_dir: str
-    save_checkpoint_interval: int
-    starting_step: int
-    num_steps: int
-    acknowledges: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class RegisteredEnv:
     """The registration of an environment."""
 
@@ -79,7 +65,7 @@ class State:
 
     instance: str = ""
     """A new one for each database, and after each reset."""
-    trainer: Trainer | None = None
+    trainer: TrainerRegistration | None = None
     registrations: int = 0
     """Of trainers, one after the other: each may begin at another step, with other settings."""
     started: bool = False

@@ -25,9 +25,10 @@ import orjson
 from backends.errors import LachesisError
 from backends.tasks import finish
 from lachesis_train.api.group_body import GroupBody
-from lachesis_train.api.state import RECENT, Batch, Group, RegisteredEnv, State, Trainer
+from lachesis_train.api.state import RECENT, Batch, Group, RegisteredEnv, State
 from lachesis_train.database import Database, delete_content, put_content, put_fact
 from lachesis_train.group_encoding import GroupError
+from lachesis_train.rollout_api import TrainerRegistration
 
 T = TypeVar("T")
 
@@ -92,7 +93,7 @@ class Store:
                 self.state.stored += group.size
         return [group is not None for group in added]
 
-    async def set_trainer(self, trainer: Trainer, *, first_step: int) -> None:
+    async def set_trainer(self, trainer: TrainerRegistration, *, first_step: int) -> None:
         """A trainer has registered."""
         registrations = self.state.registrations + 1
         await self._put_run(trainer=trainer, first_step=first_step, begun=False, registrations=registrations)
@@ -236,7 +237,7 @@ class Store:
         state = State(instance=facts["instance"])
         for name in _RUN:
             setattr(state, name, run.get(name, getattr(state, name)))
-        state.trainer = Trainer(**run["trainer"]) if run.get("trainer") else None
+        state.trainer = TrainerRegistration(**run["trainer"]) if run.get("trainer") else None
         with self._database.errors() as database:
             rows = database.execute("SELECT value FROM environments ORDER BY id")
             state.environments = [RegisteredEnv(**orjson.loads(value)) for (value,) in rows]
