@@ -16,13 +16,10 @@ if TYPE_CHECKING:
     from lachesis_train.policy import Policy, PolicyVersion, Sampled, Sampler
     from lachesis_train.policy_server import PolicyServer
     from lachesis_train.rollout_api import EnvDescription, RolloutApi
-    from lachesis_train.trl import (
-        BranchedRollout,
-        LachesisRollouts,
-        LachesisRolloutWorker,
-        RejectedRollout,
-        SettingsDisagree,
-    )
+    from lachesis_train.trl.rollouts import LachesisRollouts
+    from lachesis_train.trl.rows import BranchedRollout, RejectedRollout
+    from lachesis_train.trl.trainer_settings import SettingsDisagree
+    from lachesis_train.trl.worker import LachesisRolloutWorker
 else:
     __getattr__ = lazy_names(
         __name__,
@@ -35,13 +32,10 @@ else:
             "lachesis_train.policy": ["Policy", "PolicyVersion", "Sampled", "Sampler"],
             "lachesis_train.policy_server": ["PolicyServer"],
             "lachesis_train.rollout_api": ["EnvDescription", "RolloutApi"],
-            "lachesis_train.trl": [
-                "BranchedRollout",
-                "LachesisRolloutWorker",
-                "LachesisRollouts",
-                "RejectedRollout",
-                "SettingsDisagree",
-            ],
+            "lachesis_train.trl.rollouts": ["LachesisRollouts"],
+            "lachesis_train.trl.rows": ["BranchedRollout", "RejectedRollout"],
+            "lachesis_train.trl.trainer_settings": ["SettingsDisagree"],
+            "lachesis_train.trl.worker": ["LachesisRolloutWorker"],
         },
     )
 
