@@ -51,7 +51,7 @@ async def test_servers_that_cannot_say_so_by_name() -> None:
 
 
 async def test_an_answer_without_the_scores_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from lachesis.model_routes import vllm
+    from lachesis_tokens.model_routes import vllm
 
     monkeypatch.setattr(vllm.CompletionsRoute, "_of_prompt", lambda *_: [])  # an older server
     async with FakeServer() as fake, token_server(fake, "vllm") as server:

@@ -10,11 +10,11 @@ from typing import Final
 import orjson
 from aiohttp import web
 
-from lachesis.model_routes.host import ModelRoute, ShownCompletion
 from lachesis_testing.fake_server.completions import Call
 from lachesis_testing.fake_server.faults import Fault, behind_stop, tamper, withheld
 from lachesis_testing.fake_server.host import Host
 from lachesis_testing.fake_server.seen import Seen
+from lachesis_tokens.model_routes.host import ModelRoute, ShownCompletion
 
 JSON_TYPE: Final = "application/json"
 

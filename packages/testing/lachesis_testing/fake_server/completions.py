@@ -10,11 +10,11 @@ from random import Random
 from typing import Any, Protocol
 
 from lachesis.inference.sampling import LogprobsKind, Sampling
-from lachesis.model_routes.host import ABORTED
-from lachesis.model_routes.requests import SamplingRequest
 from lachesis_testing.fake_server.images import seen_ids
 from lachesis_testing.fake_server.model import FakeModel, hash_of
 from lachesis_testing.fake_server.tokenizer import Codec
+from lachesis_tokens.model_routes.host import ABORTED
+from lachesis_tokens.model_routes.requests import SamplingRequest
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import orjson
 from aiohttp import web
 
 from lachesis.inference.wire.service import json_response
-from lachesis.model_routes.host import JSON, model_info, model_list, openai_error, tokenized
+from lachesis_tokens.model_routes.host import JSON, model_info, model_list, openai_error, tokenized
 
 if TYPE_CHECKING:
     from lachesis_testing.fake_server.server import FakeServer

@@ -9,13 +9,13 @@ from itertools import chain, repeat
 from typing import Any, TypeVar, cast
 
 from lachesis.inference.sampling import LogprobsKind
-from lachesis.model_routes.host import JSON, ModelHost, SampledCompletion
-from lachesis.model_routes.requests import SamplingRequest
 from lachesis_testing.fake_server.completions import Completion
 from lachesis_testing.fake_server.images import ShownImage, with_images
 from lachesis_testing.fake_server.model import IMPOSSIBLE, FakeModel
 from lachesis_testing.fake_server.replay import experts_of
 from lachesis_testing.fake_server.tokenizer import Codec
+from lachesis_tokens.model_routes.host import JSON, ModelHost, SampledCompletion
+from lachesis_tokens.model_routes.requests import SamplingRequest
 from tool_call_parsers import get_parser
 
 T = TypeVar("T")

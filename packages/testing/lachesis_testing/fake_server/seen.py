@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from lachesis.model_routes.host import JSON
 from lachesis_testing.fake_server.completions import Call, Completion
+from lachesis_tokens.model_routes.host import JSON
 
 State: TypeAlias = Literal["open", "answered", "rejected", "cut", "cancelled"]
 

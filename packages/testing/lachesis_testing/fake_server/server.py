@@ -19,16 +19,6 @@ from aiohttp import web
 from lachesis.inference.http_client import ServerSettings
 from lachesis.inference.sampling import LogprobsKind
 from lachesis.inference.wire.service import WebService, has_bearer, json_response
-from lachesis.model_routes.atropos import AtroposRoute
-from lachesis.model_routes.chat import ChatRoute
-from lachesis.model_routes.host import (
-    JSON,
-    ModelRoute,
-    openai_error,
-)
-from lachesis.model_routes.requests import Rejected
-from lachesis.model_routes.sglang import SGLangRoute
-from lachesis.model_routes.vllm import CompletionsRoute, GenerateRoute
 from lachesis_testing.fake_server.answers import JSON_TYPE, cache_key, send_half, written
 from lachesis_testing.fake_server.completions import Call, Policy
 from lachesis_testing.fake_server.facts import UNAUTHORIZED, fact_routes
@@ -48,6 +38,16 @@ from lachesis_testing.fake_server.seen import Seen
 from lachesis_testing.fake_server.tokenizer import IMAGE_TOKEN, Codec, fake_tokenizer
 from lachesis_testing.fake_server.updates import Flow, PauseMode, control_routes, keep_updating
 from lachesis_testing.fake_server.worker import Worker
+from lachesis_tokens.model_routes.atropos import AtroposRoute
+from lachesis_tokens.model_routes.chat import ChatRoute
+from lachesis_tokens.model_routes.host import (
+    JSON,
+    ModelRoute,
+    openai_error,
+)
+from lachesis_tokens.model_routes.requests import Rejected
+from lachesis_tokens.model_routes.sglang import SGLangRoute
+from lachesis_tokens.model_routes.vllm import CompletionsRoute, GenerateRoute
 
 _COUNTS: Final = (
     *("requests", "in_flight", "most_in_flight", "waiting", "cancelled"),

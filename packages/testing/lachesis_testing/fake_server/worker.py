@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from random import Random
 from typing import TYPE_CHECKING, Final
 
-from lachesis.model_routes.host import ABORTED, ModelRoute
-from lachesis.model_routes.requests import Rejected
 from lachesis_testing.fake_server.completions import Ask, Call, Completion, Reply, cut_off, finish, joined
 from lachesis_testing.fake_server.faults import TOKENS, Fault, drawn, spoil, tokens_until_abort
 from lachesis_testing.fake_server.host import Host
 from lachesis_testing.fake_server.model import hash_after
 from lachesis_testing.fake_server.seen import Seen
 from lachesis_testing.fake_server.updates import Running
+from lachesis_tokens.model_routes.host import ABORTED, ModelRoute
+from lachesis_tokens.model_routes.requests import Rejected
 
 if TYPE_CHECKING:
     from lachesis_testing.fake_server.server import FakeServer

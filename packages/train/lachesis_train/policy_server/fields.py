@@ -7,11 +7,11 @@ from typing import Any, Final
 
 from lachesis.inference.wire.openai_chat import WISHES
 from lachesis.inference.wire.request import JSON, Refused, answers, take
-from lachesis.model_routes.atropos import AtroposRoute
-from lachesis.model_routes.chat import ChatRoute
-from lachesis.model_routes.host import ModelRoute
-from lachesis.model_routes.sglang import SGLangRoute
 from lachesis.trajectories.sampling_record import has_effect
+from lachesis_tokens.model_routes.atropos import AtroposRoute
+from lachesis_tokens.model_routes.chat import ChatRoute
+from lachesis_tokens.model_routes.host import ModelRoute
+from lachesis_tokens.model_routes.sglang import SGLangRoute
 
 _SAMPLING: Final = frozenset(
     {"n", "max_tokens", "stop", "seed", "temperature", "top_p", "top_k", "stop_token_ids", "ignore_eos"}

@@ -1,4 +1,4 @@
-"""The policy as the host of the routes of model servers (`lachesis.model_routes`).
+"""The policy as the host of the routes of model servers (`lachesis_tokens.model_routes`).
 
 Every completion carries the version of the policy that sampled it: `weight_versions` as vLLM and SGLang list them, and
 `system_fingerprint` in OpenAI's answers.
@@ -17,13 +17,13 @@ from lachesis.inference.sampling import LogprobsKind, Sampling
 from lachesis.inference.wire.openai_chat import finish_reason, read_message, write_message
 from lachesis.inference.wire.request import JSON, Refused, function_tools, take
 from lachesis.inference.wire.writing import dump
-from lachesis.model_routes.atropos import AtroposRoute
-from lachesis.model_routes.chat import ChatRoute
-from lachesis.model_routes.host import ModelHost, ModelRoute, SampledCompletion, ShownCompletion, tokenized
-from lachesis.model_routes.requests import PromptTooLong, Rejected, SamplingRequest
-from lachesis.model_routes.sglang import SGLangRoute
-from lachesis.model_routes.vllm import CompletionsRoute
 from lachesis.trajectories import ChatResponse, FinishReason, SampledTokens
+from lachesis_tokens.model_routes.atropos import AtroposRoute
+from lachesis_tokens.model_routes.chat import ChatRoute
+from lachesis_tokens.model_routes.host import ModelHost, ModelRoute, SampledCompletion, ShownCompletion, tokenized
+from lachesis_tokens.model_routes.requests import PromptTooLong, Rejected, SamplingRequest
+from lachesis_tokens.model_routes.sglang import SGLangRoute
+from lachesis_tokens.model_routes.vllm import CompletionsRoute
 from lachesis_tokens.prompts.vocabulary import Vocabulary
 from lachesis_tokens.server.conversation_index import ConversationIndex
 from lachesis_tokens.server.stop_texts import first_stop

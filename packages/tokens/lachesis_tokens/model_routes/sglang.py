@@ -7,9 +7,17 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from lachesis.inference.sampling import LogprobsKind
-from lachesis.model_routes.experts import sglang_experts
-from lachesis.model_routes.host import ABORTED, JSON, ModelHost, ModelRoute, ShownCompletion, new_id, version_spans
-from lachesis.model_routes.requests import (
+from lachesis_tokens.model_routes.experts import sglang_experts
+from lachesis_tokens.model_routes.host import (
+    ABORTED,
+    JSON,
+    ModelHost,
+    ModelRoute,
+    ShownCompletion,
+    new_id,
+    version_spans,
+)
+from lachesis_tokens.model_routes.requests import (
     ImagePlace,
     PromptTooLong,
     SamplingRequest,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Final
 
-from lachesis.model_routes.host import JSON, ModelHost, ModelRoute, ShownCompletion, version_spans
-from lachesis.model_routes.requests import PromptTooLong, SamplingRequest, check_ids, is_ids, whole
-from lachesis.model_routes.vllm import read_vllm_request
+from lachesis_tokens.model_routes.host import JSON, ModelHost, ModelRoute, ShownCompletion, version_spans
+from lachesis_tokens.model_routes.requests import PromptTooLong, SamplingRequest, check_ids, is_ids, whole
+from lachesis_tokens.model_routes.vllm import read_vllm_request
 
 
 class AtroposRoute(ModelRoute):

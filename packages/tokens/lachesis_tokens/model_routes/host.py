@@ -11,7 +11,7 @@ from itertools import repeat
 from typing import Any, ClassVar, Protocol, TypeAlias
 
 from lachesis.inference.sampling import LogprobsKind
-from lachesis.model_routes.requests import ImagePlace, SamplingRequest
+from lachesis_tokens.model_routes.requests import ImagePlace, SamplingRequest
 
 JSON: TypeAlias = dict[str, Any]
 ABORTED = "abort"

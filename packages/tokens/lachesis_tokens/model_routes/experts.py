@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from base64 import b64encode
 
-from lachesis.model_routes.host import ModelHost, ShownCompletion
+from lachesis_tokens.model_routes.host import ModelHost, ShownCompletion
 
 
 def vllm_experts(host: ModelHost, each: ShownCompletion, start: int) -> str | None:

@@ -7,9 +7,9 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import ClassVar
 
-from lachesis.model_routes.host import JSON, ModelHost, ShownCompletion, new_id
-from lachesis.model_routes.requests import Rejected, SamplingRequest, whole
-from lachesis.model_routes.vllm import VLLMRoute, read_vllm_request, token_names
+from lachesis_tokens.model_routes.host import JSON, ModelHost, ShownCompletion, new_id
+from lachesis_tokens.model_routes.requests import Rejected, SamplingRequest, whole
+from lachesis_tokens.model_routes.vllm import VLLMRoute, read_vllm_request, token_names
 
 
 class ChatRoute(VLLMRoute):

@@ -8,8 +8,8 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import Any, ClassVar
 
-from lachesis.model_routes.experts import vllm_experts
-from lachesis.model_routes.host import (
+from lachesis_tokens.model_routes.experts import vllm_experts
+from lachesis_tokens.model_routes.host import (
     JSON,
     ModelHost,
     ModelRoute,
@@ -20,7 +20,7 @@ from lachesis.model_routes.host import (
     usage,
     version_spans,
 )
-from lachesis.model_routes.requests import (
+from lachesis_tokens.model_routes.requests import (
     ImagePlace,
     PromptTooLong,
     Rejected,
