@@ -22,9 +22,9 @@ from lachesis.ours import PACKAGES  # noqa: E402
 
 LIMITS = {
     "backends": 17_300,
-    "lachesis": 30_000,
+    "lachesis": 29_200,
     "lachesis_compat": 4_200,
-    "lachesis_data": 5_600,
+    "lachesis_data": 6_500,
     "lachesis_envs": 8_300,
     "lachesis_testing": 8_800,
     "lachesis_tokens": 12_200,
