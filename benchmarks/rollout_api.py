@@ -32,7 +32,7 @@ import orjson
 
 from benchmarks.serve_lag import Lag
 from lachesis_train.api import ApiSettings, RolloutApiServer
-from lachesis_train.rollout_api import encode_group
+from lachesis_train.group_encoding import encode_group
 
 SEQUENCES, LENGTH, GROUPS = 8, 4096, 16
 LONG, LONG_GROUPS = 32_768, 6

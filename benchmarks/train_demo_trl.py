@@ -97,7 +97,7 @@ def train(name: str, folder: Path, settings: Mapping[str, Any], threads: int) ->
 
     from lachesis_envs.tool_call import ToolCallEnv
     from lachesis_tokens.prompts.model_folders import model_folder
-    from lachesis_train.trl import LachesisRollouts
+    from lachesis_train import LachesisRollouts
 
     config = yaml.safe_load(CONFIG.read_text(encoding="utf-8"))
     env, training = {**config["env"], "eval_items": settings["items"]}, config["training"]

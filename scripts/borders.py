@@ -26,9 +26,9 @@ LIMITS = {
     "lachesis_compat": 4_200,
     "lachesis_data": 6_500,
     "lachesis_envs": 8_300,
-    "lachesis_testing": 9_600,
-    "lachesis_tokens": 11_200,
-    "lachesis_train": 14_300,
+    "lachesis_testing": 8_800,
+    "lachesis_tokens": 12_200,
+    "lachesis_train": 14_000,
     "lachesis_view": 3_700,
     "tool_call_parsers": 11_900,
 }

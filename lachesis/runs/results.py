@@ -264,9 +264,7 @@ class ServeResult:
     held_seconds: float
     """Time of this start in which no group could begin for that reason."""
     requeued: int
-    """Groups that were posted again because a restarted API had lost them."""
-    maybe_doubled: int
-    """Groups that were posted again although they may have arrived."""
+    """Times that a group was posted again because the API may have lost it: the trainer may have it twice."""
     groups: int
     rollouts: int
     reward: float
@@ -319,9 +317,8 @@ class ServeResult:
         yield "waiting", f"{self.waiting}"
         yield "refused", self._refused()
         if self.requeued:
-            yield "posted again", f"{self.requeued}, which a restarted API had lost"
-        if self.maybe_doubled:
-            yield "maybe doubled", f"{self.maybe_doubled}; group_overrides.group_id identifies them"
+            doubles = "group_overrides.group_id shows doubles"
+            yield "posted again", f"{self.requeued}, which the API may have lost; {doubles}"
         yield "rollouts", f"{self.rollouts} in {counted(self.groups, 'group')} of this start"
         yield from self.exclusion.rows()
         if self.repaired.parsed:

@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 
 from lachesis.inference.sampling import Sampling
-from lachesis_testing.engine_suite import Bench, FakeBench, fake_bench, relayed_engine
+from lachesis_testing.engine_bench import Bench, FakeBench, fake_bench, relayed_engine
 from lachesis_tokens.engines.embedded import EmbeddedServer
 
 FAKED = ("vllm", "vllm-generate", "sglang", "atropos")

@@ -51,9 +51,9 @@ async def test_servers_that_cannot_say_so_by_name() -> None:
 
 
 async def test_an_answer_without_the_scores_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from lachesis_testing.fake_server import vllm
+    from lachesis_tokens.model_routes import vllm
 
-    monkeypatch.setattr(vllm.Completions, "_of_prompt", lambda *_: [])  # an older server
+    monkeypatch.setattr(vllm.CompletionsRoute, "_of_prompt", lambda *_: [])  # an older server
     async with FakeServer() as fake, token_server(fake, "vllm") as server:
         with pytest.raises(BadResponse, match="prompt_logprobs of 2 tokens were requested and 1 entries came"):
             await server.get_logprobs(input_ids=[5, 6])

@@ -27,7 +27,7 @@ from lachesis_train.rollout_api_sink import RolloutApiSink
 
 GROUP_SIZE = 2
 LENGTH = 40
-PACE = Pace(poll=0.05, settle=0.2, longest_delay=0.3)
+PACE = Pace(poll=0.05, longest_delay=0.3)
 
 
 def payload(number: int, *, group_size: int = GROUP_SIZE, length: int = LENGTH) -> dict[str, Any]:

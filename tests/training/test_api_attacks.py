@@ -18,7 +18,7 @@ import pytest
 from lachesis_train.api import ApiSettings, RolloutApiServer
 from lachesis_train.api.group_body import read_group, read_groups
 from lachesis_train.api.store import StoreError
-from lachesis_train.rollout_api import GroupError
+from lachesis_train.group_encoding import GroupError
 from lachesis_train.verbs.api import main
 from tests.support.fake_serving import number_of, payload
 from tests.support.own_api import AcknowledgingTrainer

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from lachesis_train.api import group_body
 from lachesis_train.api.group_body import FIELDS, read_group, read_groups
-from lachesis_train.rollout_api import GroupError
+from lachesis_train.group_encoding import GroupError
 from tests.support.fake_serving import payload
 
 MARKS = b'[]{}",:\\ 0-.eE1nN'

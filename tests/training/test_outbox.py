@@ -24,10 +24,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lachesis.run_folder import OtherSettings
+from lachesis_train.group_encoding import GroupError
 from lachesis_train.outbox import Outbox, OutboxError
 from lachesis_train.outbox_state import KnownApi
-from lachesis_train.rollout_api import EnvDescription, GroupError
-from tests.run import some
+from lachesis_train.rollout_api import EnvDescription
 from tests.support.fake_serving import number_of, payload
 from tests.support.small_envs import ROOT
 
@@ -57,14 +57,14 @@ async def append(outbox: Outbox, number: int, **size: int):
     return await outbox.append(payload(number, **size), key=str(number), tokens=76, undelivered=4, step=1)
 
 
-async def register(outbox: Outbox, *, restarted: bool = False, taken: int = 0, env_id: int = 0, step: int = 0):
+async def register(outbox: Outbox, *, again: bool = False, env_id: int = 0, step: int = 0):
     known = KnownApi(env_id, ENV, batch_size=4, step=step, num_steps=9, largest=ENV.group_size)
-    await outbox.registered(known, restarted=restarted, taken=taken)
+    await outbox.registered(known, again=again)
 
 
 async def post(outbox: Outbox, *, env_id: int = 0):
     entry = outbox.state.first_waiting
-    await outbox.posting(entry, env_id=env_id, alone=True)
+    await outbox.posting(entry, env_id=env_id)
     return entry
 
 
@@ -94,7 +94,6 @@ def facts(outbox: Outbox):
             state.ages,
             state.oldest,
             state.sequences,
-            state.maybe_doubled,
             state.requeued,
             state.refused,
         ),
@@ -156,8 +155,7 @@ def test_after_any_history_a_start_knows_what_the_last_one_knew(history):
                 await outbox.seen(env_id, step=step, sequences=2 * value)
             elif action == "restart":
                 step = value
-                lost = len(state.lost_by_restart())
-                await register(outbox, restarted=True, taken=min(value, lost), step=step)
+                await register(outbox, again=True, step=step)
                 env_id = 0
             elif action == "again" and state.in_doubt is None:
                 env_id += 1
@@ -196,9 +194,9 @@ async def test_groups_that_a_restarted_api_lost_wait_in_their_first_order_before
         assert outbox.state.delivered == 0, "as many as it can hold"
         await outbox.seen(0, step=1, sequences=7)
         assert outbox.state.delivered == 1
-        await register(outbox, restarted=True, taken=1, step=2)
-        assert [entry.key for entry in outbox.state.waiting] == ["2", "3", "4", "5"]
-        assert (outbox.state.delivered, outbox.state.requeued, outbox.state.in_doubt) == (2, 3, None)
+        await register(outbox, again=True, step=2)
+        assert [entry.key for entry in outbox.state.waiting] == ["1", "2", "3", "4", "5"]
+        assert (outbox.state.delivered, outbox.state.requeued, outbox.state.in_doubt) == (1, 4, None)
 
 
 async def test_groups_age_from_the_step_that_the_trainer_went_back_to(tmp_path):
@@ -208,7 +206,7 @@ async def test_groups_age_from_the_step_that_the_trainer_went_back_to(tmp_path):
             await outbox.append(payload(step), key=str(step), tokens=76, step=step)
         await post(outbox)
         await outbox.accepted()
-        await register(outbox, restarted=True, step=5)
+        await register(outbox, again=True, step=5)
     async with opening(tmp_path) as outbox:
         assert [(entry.key, entry.step) for entry in outbox.state.waiting] == [("3", 3), ("7", 5), ("9", 5)]
         await deliver(outbox, step=8)

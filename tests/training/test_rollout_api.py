@@ -13,21 +13,8 @@ from aiohttp.test_utils import TestServer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lachesis_train.rollout_api import (
-    SLICE,
-    ApiDown,
-    ApiRefused,
-    ConnectionReplaced,
-    EnvDescription,
-    GroupError,
-    Latest,
-    RolloutApi,
-    UnknownEnv,
-    check_shape,
-    compress,
-    encode_group,
-    encode_json,
-)
+from lachesis_train.group_encoding import SLICE, GroupError, check_shape, compress, encode_group, encode_json
+from lachesis_train.rollout_api import ApiDown, ApiRefused, ConnectionReplaced, EnvDescription, RolloutApi, UnknownEnv
 from tests.support.fake_serving import payload
 from tests.support.stock_run_api import StockRunApi, Trainer
 
@@ -52,10 +39,10 @@ async def test_every_route_of_the_stock_api():
         assert (registration.env_id, registration.starting_step, registration.num_steps) == (0, 3, 7)
         status = await api.status_env(0)
         assert (status.current_step, status.self_queue_size, status.unallocated_fraction) == (3, 0, 0.75)
-        assert await api.latest() == Latest(env_id=None, group_id=None, empty=True)
+        assert await api.last_group_id() is None
         group = {**payload(5), "group_overrides": {"group_id": "abc"}}
         assert await api.send(body(group), connection=api.connection) == 0
-        assert await api.latest() == Latest(env_id=0, group_id="abc", empty=False)
+        assert await api.last_group_id() == "abc"
         assert (await api.status_env(0)).self_queue_size == 1
         smaller = {**payload(6, group_size=1)}
         assert await api.send(body(smaller), connection=api.connection) == 1, "held back until it makes up a group"

@@ -42,7 +42,7 @@ def test_a_file_of_tinker_atropos_is_understood(read) -> None:
     assert found.training.lora_rank == 8
     assert found.registration.batch_size == 16
     assert found.registration.max_token_len == 512
-    assert found.registration.body(3)["starting_step"] == 3
+    assert found.registration.acknowledges
 
 
 def test_flags_win_over_the_file(read) -> None:

@@ -28,7 +28,7 @@ from lachesis_tokens.samples.group_shapes import (
 )
 from lachesis_tokens.samples.samples import samples
 from lachesis_tokens.samples.verification import verify, verify_records
-from lachesis_train.rollout_api import encode_group
+from lachesis_train.group_encoding import encode_group
 from tests.support.token_trees import END, SAMPLING, UNTIMED, Tree, trees
 
 START = TokenPrefix([1, 2, 3])

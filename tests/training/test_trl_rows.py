@@ -17,7 +17,7 @@ from lachesis.evaluation.repaired_calls import RepairedCalls
 from lachesis.trajectories import ChatResponse, FinishReason, Message, MessageHistory, TokenPrefix, ToolCall
 from lachesis.trajectories.tokens import MASKED
 from lachesis_tokens.samples.samples import TokenSample
-from lachesis_train.trl import BranchedRollout, RejectedRollout
+from lachesis_train import BranchedRollout, RejectedRollout
 from lachesis_train.trl.items import environment_of
 from lachesis_train.trl.rows import call_figures, count_calls, row_of
 from tests.support.small_envs import SortWords
@@ -115,7 +115,7 @@ def test_without_torch_the_error_says_what_to_install() -> None:
         "import sys; sys.modules['torch'] = None; sys.path_importer_cache.clear()\n"
         "import importlib.util as util; find = util.find_spec\n"
         "util.find_spec = lambda name, *more: None if name == 'torch' else find(name, *more)\n"
-        "from lachesis import HermesAgentBaseEnv; from lachesis_train.trl import LachesisRollouts\n"
+        "from lachesis import HermesAgentBaseEnv; from lachesis_train import LachesisRollouts\n"
         "LachesisRollouts(HermesAgentBaseEnv, tokenizer=None)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

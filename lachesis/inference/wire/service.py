@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import socket
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
@@ -80,6 +81,13 @@ class WebService(AsyncService):
         bound, self._socket = self._socket, None
         if bound is not None:
             bound.close()
+
+
+def has_bearer(request: web.BaseRequest, token: str) -> bool:
+    """Whether a request carries this token, as `Authorization: Bearer`."""
+    kind, _, given = request.headers.get("Authorization", "").partition(" ")
+    same = secrets.compare_digest(given.encode("utf-8", "surrogateescape"), token.encode())
+    return same and kind.lower() == "bearer"
 
 
 def json_response(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:

@@ -1,11 +1,85 @@
-"""Servers and suites for tests, of users too. Import them from their modules:
+"""Servers and suites for tests, of users too. A name is imported when it is first used.
 
-* `fake_server.FakeServer`: the HTTP APIs of vLLM, SGLang, OpenAI and Atropos, with a real tokenizer and no model
-* `scripted_server.ScriptedServer`: OpenAI's chat route that plays messages, with `say` and `call`
-* `reference_server.ReferenceServer`: OpenAI's chat route that answers with a Python function
-* `worked_solutions`: a policy that plays worked solutions of maths problems
-* `parser_suite.ParserSuite`: the conformance suite of tool-call parsers, with `Case` and `Limits`
-* `engine_suite.EngineSuite`: the conformance suite of token engines
-* `backend_suite`: the conformance suite of sandbox backends (`from lachesis_testing.backend_suite import *`)
-* `export_suite.ExportSuite`: the conformance suite of exports
+* `FakeServer`: the HTTP APIs of vLLM, SGLang, OpenAI and Atropos, with a real tokenizer and no model
+* `ScriptedServer`: OpenAI's chat route that plays messages, with `say` and `call`
+* `ParserSuite`, `EngineSuite`, `ExportSuite`: the conformance suites of tool-call parsers, token engines and exports
+* `backend_suite`: that of sandbox backends (`from lachesis_testing.backend_suite import *`)
 """
+
+from typing import TYPE_CHECKING
+
+from lachesis.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from lachesis_testing.engine_suite import EngineSuite
+    from lachesis_testing.export_suite import ExportSuite, example_groups
+    from lachesis_testing.fake_server import (
+        Ask,
+        Codec,
+        Echo,
+        FakeModel,
+        FakeServer,
+        Fault,
+        Lengths,
+        RandomTokens,
+        RandomWords,
+        Reply,
+        Scripted,
+        ToolUser,
+        fake_tokenizer,
+        letter_swapped,
+    )
+    from lachesis_testing.parser_suite import Case, Limits, ParserSuite
+    from lachesis_testing.scripted_server import ScriptedServer, call, say
+else:
+    __getattr__ = lazy_names(
+        __name__,
+        {
+            "lachesis_testing.engine_suite": ["EngineSuite"],
+            "lachesis_testing.export_suite": ["ExportSuite", "example_groups"],
+            "lachesis_testing.fake_server": [
+                "Ask",
+                "Codec",
+                "Echo",
+                "FakeModel",
+                "FakeServer",
+                "Fault",
+                "Lengths",
+                "RandomTokens",
+                "RandomWords",
+                "Reply",
+                "Scripted",
+                "ToolUser",
+                "fake_tokenizer",
+                "letter_swapped",
+            ],
+            "lachesis_testing.parser_suite": ["Case", "Limits", "ParserSuite"],
+            "lachesis_testing.scripted_server": ["ScriptedServer", "call", "say"],
+        },
+    )
+
+__all__ = [
+    "Ask",
+    "Case",
+    "Codec",
+    "Echo",
+    "EngineSuite",
+    "ExportSuite",
+    "FakeModel",
+    "FakeServer",
+    "Fault",
+    "Lengths",
+    "Limits",
+    "ParserSuite",
+    "RandomTokens",
+    "RandomWords",
+    "Reply",
+    "Scripted",
+    "ScriptedServer",
+    "ToolUser",
+    "call",
+    "example_groups",
+    "fake_tokenizer",
+    "letter_swapped",
+    "say",
+]

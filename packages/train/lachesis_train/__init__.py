@@ -1,1 +1,63 @@
-"""From finished rollouts to a trainer: groups as it takes them, and the client of the rollout API."""
+"""From finished rollouts to a trainer: the rollout API and its client, the policy server, the engine, TRL, and records.
+
+A name is imported when it is first used, and torch with those that need it.
+"""
+
+from typing import TYPE_CHECKING
+
+from lachesis.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from lachesis_train.api import ApiSettings, RolloutApiServer
+    from lachesis_train.curves.estimators import token_estimates
+    from lachesis_train.curves.recorder import TrainingRecorder
+    from lachesis_train.curves.records import GroupRecord, SampleRecord, StepRecord
+    from lachesis_train.engine import start_engine
+    from lachesis_train.policy import Policy, PolicyVersion, Sampled, Sampler
+    from lachesis_train.policy_server import PolicyServer
+    from lachesis_train.rollout_api import EnvDescription, RolloutApi
+    from lachesis_train.trl.rollouts import LachesisRollouts
+    from lachesis_train.trl.rows import BranchedRollout, RejectedRollout
+    from lachesis_train.trl.trainer_settings import SettingsDisagree
+    from lachesis_train.trl.worker import LachesisRolloutWorker
+else:
+    __getattr__ = lazy_names(
+        __name__,
+        {
+            "lachesis_train.api": ["ApiSettings", "RolloutApiServer"],
+            "lachesis_train.curves.estimators": ["token_estimates"],
+            "lachesis_train.curves.recorder": ["TrainingRecorder"],
+            "lachesis_train.curves.records": ["GroupRecord", "SampleRecord", "StepRecord"],
+            "lachesis_train.engine": ["start_engine"],
+            "lachesis_train.policy": ["Policy", "PolicyVersion", "Sampled", "Sampler"],
+            "lachesis_train.policy_server": ["PolicyServer"],
+            "lachesis_train.rollout_api": ["EnvDescription", "RolloutApi"],
+            "lachesis_train.trl.rollouts": ["LachesisRollouts"],
+            "lachesis_train.trl.rows": ["BranchedRollout", "RejectedRollout"],
+            "lachesis_train.trl.trainer_settings": ["SettingsDisagree"],
+            "lachesis_train.trl.worker": ["LachesisRolloutWorker"],
+        },
+    )
+
+__all__ = [
+    "ApiSettings",
+    "BranchedRollout",
+    "EnvDescription",
+    "GroupRecord",
+    "LachesisRolloutWorker",
+    "LachesisRollouts",
+    "Policy",
+    "PolicyServer",
+    "PolicyVersion",
+    "RejectedRollout",
+    "RolloutApi",
+    "RolloutApiServer",
+    "SampleRecord",
+    "Sampled",
+    "Sampler",
+    "SettingsDisagree",
+    "StepRecord",
+    "TrainingRecorder",
+    "start_engine",
+    "token_estimates",
+]

@@ -24,6 +24,7 @@ from backends.errors import LachesisError
 from backends.tasks import finish
 from lachesis.run_folder import OtherSettings, changes
 from lachesis_train.database import Database, delete_content, put_content, put_fact
+from lachesis_train.group_encoding import compress, encode_group
 from lachesis_train.outbox_state import (
     ACCEPTED,
     DELIVERED,
@@ -35,7 +36,7 @@ from lachesis_train.outbox_state import (
     KnownApi,
     OutboxState,
 )
-from lachesis_train.rollout_api import EnvDescription, compress, encode_group
+from lachesis_train.rollout_api import EnvDescription
 
 T = TypeVar("T")
 
@@ -44,7 +45,9 @@ FORMAT = 1
 
 _COLUMNS = ", ".join(f"{field.name} {'INTEGER' if 'int' in str(field.type) else 'TEXT'}" for field in fields(Entry))
 _row = attrgetter(*Entry.__slots__)
-_PUT = f"INSERT OR REPLACE INTO groups VALUES ({', '.join('?' for _ in fields(Entry))})"
+_NAMES = ", ".join(field.name for field in fields(Entry))
+_PUT = f"INSERT OR REPLACE INTO groups ({_NAMES}) VALUES ({', '.join('?' for _ in fields(Entry))})"
+_KNOWN = frozenset(field.name for field in fields(KnownApi))
 
 _ANOTHER = "choose another folder (env.spool_path)"
 
@@ -123,17 +126,11 @@ class Outbox:
 
     # What became of groups. Each is on the disk when the call returns, except `seen`.
 
-    async def registered(self, known: KnownApi, *, restarted: bool, taken: int) -> None:
-        """The API has registered the environment.
-
-        Args:
-            restarted: its memory is new: the groups that it had accepted have to be posted again,
-            taken: except this many, the oldest, which a trainer got before.
-        """
-        lost = self.state.lost_by_restart() if restarted else []
-        delivered = [replace(entry, state=DELIVERED, batch_step=known.step) for entry in lost[:taken]]
-        again = [replace(entry, state=WAITING, env_id=None, requeued=entry.requeued + 1) for entry in lost[taken:]]
-        changed = {entry.seq: entry for entry in (*self.state.begun_after(known.step), *delivered, *again)}
+    async def registered(self, known: KnownApi, *, again: bool) -> None:
+        """The API has registered the environment. `again`: the groups that it had accepted have to be posted again."""
+        lost = self.state.lost_by_restart() if again else []
+        waiting = [replace(entry, state=WAITING, env_id=None, requeued=entry.requeued + 1) for entry in lost]
+        changed = {entry.seq: entry for entry in (*self.state.begun_after(known.step), *waiting)}
         # A trainer that went back to an earlier step ages them from there.
         younger = [replace(entry, step=min(entry.step, known.step)) for entry in changed.values()]
         await finish(self._save(*younger, known=known))
@@ -143,10 +140,9 @@ class Outbox:
         if self.state.known is not None:
             await finish(self._save(known=replace(self.state.known, connected=False)))
 
-    async def posting(self, entry: Entry, *, env_id: int, alone: bool) -> None:
-        """The group is about to be posted: from now on it is in doubt. `alone`: there is no other environment."""
-        known = self.state.known and replace(self.state.known, alone=alone)
-        await finish(self._save(replace(entry, state=POSTING, env_id=env_id), known=known))
+    async def posting(self, entry: Entry, *, env_id: int) -> None:
+        """The group is about to be posted: from now on it is in doubt."""
+        await finish(self._save(replace(entry, state=POSTING, env_id=env_id)))
 
     async def accepted(self, *, buffer: int = 0) -> None:
         """The group in doubt is in the API's memory."""
@@ -161,8 +157,7 @@ class Outbox:
     async def back(self, *, unsure: bool = False) -> None:
         """The group in doubt did not arrive, or nobody can tell (`unsure`): it is the next to be posted."""
         if (entry := self.state.in_doubt) is not None:
-            doubled = entry.maybe_doubled + unsure
-            await finish(self._save(replace(entry, state=WAITING, env_id=None, maybe_doubled=doubled)))
+            await finish(self._save(replace(entry, state=WAITING, env_id=None, requeued=entry.requeued + unsure)))
 
     async def refused(self, reason: str, entry: Entry | None = None) -> None:
         """The API will never take the group in doubt, or this one that waits is not posted."""
@@ -263,8 +258,9 @@ class Outbox:
                 f"deliver the rest of them, or {_ANOTHER}"
             )
         if (api := facts.get("api")) is not None:
-            self.state.known = KnownApi(**{**api, "env": EnvDescription(**api["env"])})
+            known = {name: value for name, value in api.items() if name in _KNOWN}  # earlier versions wrote more
+            self.state.known = KnownApi(**{**known, "env": EnvDescription(**api["env"])})
         with self._database.errors() as database:
-            for row in database.execute("SELECT * FROM groups ORDER BY seq"):
+            for row in database.execute(f"SELECT {_NAMES} FROM groups ORDER BY seq"):
                 self.state.put(entry := Entry(*row))
                 self._next_seq = entry.seq + 1

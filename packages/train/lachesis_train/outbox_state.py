@@ -48,9 +48,7 @@ class Entry:
     batch_step: int = 0
     """The trainer's step when the group was first seen to be in a batch."""
     requeued: int = 0
-    """Times that a restarted API lost it."""
-    maybe_doubled: int = 0
-    """Times that it was posted again although it may have arrived."""
+    """Times that it was posted again because the API may have lost it."""
     reason: str = ""
     """Why it is not sent."""
 
@@ -80,14 +78,16 @@ class KnownApi:
     """The last group that this process accepted from this environment."""
     buffer: int = 0
     """Sequences that the API holds back until they make up a whole group."""
-    alone: bool = False
-    """No other environment had a weight when the last group was posted: every batch consists of our groups."""
     instance: str = ""
     """Of an API that keeps its groups on disk: the id of its memory. Empty: the API has none."""
     registrations: int = 0
     """Of trainers at such an API."""
     largest: int = 1
     """The largest group accepted, at least the registered size. The API counts its queue in units of at most this."""
+
+    def most_held(self, queue_size: int) -> int:
+        """The most sequences of ours that the API can hold. It reports whole groups, rounded down."""
+        return queue_size * self.largest + self.largest - 1 + self.buffer
 
 
 class OutboxState:
@@ -109,10 +109,8 @@ class OutboxState:
         self.undelivered_tokens = 0
         self.refused: Counter[str] = Counter()
         """Groups that are not sent, by reason."""
-        self.maybe_doubled = 0
-        """Groups that were posted again although they may have arrived."""
         self.requeued = 0
-        """Groups that were posted again because a restarted API had lost them."""
+        """Times that a group was posted again because the API may have lost it: the trainer may have it twice."""
         self._states: dict[int, str] = {}
         self._groups: dict[str, dict[int, Entry]] = {state: {} for state in ON_THEIR_WAY}
 
@@ -122,10 +120,8 @@ class OutboxState:
             previous = self._groups[before].pop(entry.seq)
             self.sequences -= previous.sequences
             self.requeued -= previous.requeued
-            self.maybe_doubled -= previous.maybe_doubled
         self.keys.add(entry.key)
         self.requeued += entry.requeued
-        self.maybe_doubled += entry.maybe_doubled
         if entry.state in self._groups:
             self._states[entry.seq] = entry.state
             self._groups[entry.state][entry.seq] = entry

@@ -3,14 +3,14 @@
 With our own API (`lachesis api`), which keeps groups on disk and takes each group id once, a group is posted until the
 API has it. Whichever process dies meanwhile, it is in one batch.
 
-With the stock API, which keeps its queue in memory and knows no idempotency keys:
+With the stock API, which keeps its queue in memory and knows no idempotency keys, a group is posted at least once:
 
-* The death of this process loses no group: the next start posts the groups in the outbox.
-* It doubles none either. At most one group is in doubt (posted, not yet acknowledged), and the answers of the API show
-  whether it arrived (`lachesis_train.reconcile`). Where they do not, the group is posted again, counted as
-  `maybe_doubled`, and recognisable by `group_overrides.group_id`.
-* When the API dies, the groups of its queue are posted again, except those that were seen to leave it. To keep that
-  exact, at most `window` batches wait at the API: with one, a batch that is formed is handed out at once.
+* A group whose answer is missing is posted again, unless the API names it as the group that it received last.
+* The stock API has no name for its process. It is the one that holds our groups if the group that it received last is
+  ours. Otherwise the groups that were not seen to leave its queue are posted again. At most `window` batches wait
+  there, so no more than these can be doubled.
+
+A trainer recognises a second copy by `group_overrides.group_id`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from lachesis.wording import counted
 from lachesis_tokens.samples.group_shapes import NO_SPLIT_GROUPS
 from lachesis_train.outbox import Outbox
 from lachesis_train.outbox_state import Entry, KnownApi
-from lachesis_train.reconcile import PostResult, most_held, result_of_post, taken_unseen, was_restarted
 from lachesis_train.rollout_api import (
     UNAUTHORISED,
     ApiDown,
@@ -46,8 +45,8 @@ MAX_FAILURES = 5
 
 EXACTLY_ONCE = "Lachesis rollout API: each finished group is in exactly one batch, whichever process is killed"
 AT_LEAST_ONCE = (
-    "Atropos' rollout API: no finished group is lost, and one may be doubled where its answers leave open whether it "
-    "arrived; a batch that the trainer loses is lost (docs/serving.md)"
+    "Atropos' rollout API: each finished group is sent at least once, and again after a kill or a lost answer; let the "
+    "trainer drop a group whose group_overrides.group_id it has had, or use `lachesis api` (docs/serving.md)"
 )
 
 _FIRST_DELAY = 0.5
@@ -63,8 +62,6 @@ class Pace:
 
     poll: float = 0.5
     """Between two looks at the queue while there is nothing to post. Below the 5 s after which the API hangs up."""
-    settle: float = 1.0
-    """Before the result of an unanswered POST is looked up: the API may still be reading it."""
     longest_delay: float = 15.0
     """Between two attempts while the API is down."""
 
@@ -122,7 +119,6 @@ class OutboxRelay:
         """The connection over which the API has confirmed the registration."""
         self._body: tuple[int, int, bytes] | None = None
         self._failures = 0
-        self._others_reported = False
 
     def wake(self) -> None:
         """There is a group to post."""
@@ -200,12 +196,14 @@ class OutboxRelay:
         try:
             status = await self.api.status_env(known.env_id)
         except UnknownEnv:
-            return await self._register(restarted=False)
+            return await self._register(restarted=not known.instance)
+        if status.current_step < known.step and not known.instance:
+            return await self._register(restarted=True)  # steps never go back
         if known.instance and status.registrations != known.registrations:
             return await self._register(restarted=False)  # a trainer that began anew
         if self.api.connection != self._verified:
-            if not await self._is_same_process(known):
-                return await self._register(restarted=True)
+            if not await self._has_ours(known):
+                return await self._register(restarted=False)
             connection = self.api.connection
             info = await self.api.info()
             if info is None:  # reset a moment ago; groups that finish now are built for the trainer before
@@ -216,13 +214,6 @@ class OutboxRelay:
                 raise ConnectionReplaced(self.api.url, "the API hung up between two requests")
             self._verified = connection
         self.status = status
-        if status.env_weight < 1.0 and not self._others_reported and not known.instance:
-            self._others_reported = True
-            self.report(
-                f"another environment is registered at {self.api.url}: after a kill or a lost answer it may be unknown "
-                "whether a group arrived, and the group is then posted again; let the trainer drop a group whose "
-                "group_overrides.group_id it has had (docs/serving.md)"
-            )
         await self._seen(known, status, known.env_id)
         for env_id in [env_id for env_id in self.outbox.state.accepted if env_id != known.env_id]:
             await self._seen(known, await self.api.status_env(env_id), env_id)
@@ -239,6 +230,7 @@ class OutboxRelay:
         return identity
 
     async def _register(self, *, restarted: bool) -> bool:
+        """`restarted`: the API does not have the memory any more that our groups were in."""
         self._verified = None
         info = await self.api.info()
         if info is None:
@@ -255,12 +247,12 @@ class OutboxRelay:
         self.registration = registration
         connection, state = self.api.connection, self.outbox.state
         identity = await self._identify()
-        before, taken = state.known, 0
+        before, again = state.known, False
         if before is not None:
-            restarted = restarted or registration.env_id <= before.env_id or not await self._is_same_process(before)
-            if restarted:
-                taken = taken_unseen(state.lost_by_restart(), before, registration.starting_step)
-            elif before.connected and before.env_id != registration.env_id:
+            restarted = restarted or registration.env_id <= before.env_id
+            again = restarted or not await self._has_ours(before)
+            restarted = restarted or (again and bool(identity.instance or before.instance))
+            if before.connected and not restarted:
                 await self.api.disconnect(before.env_id, connection=self.api.connection)
         try:
             self.status = await self.api.status_env(registration.env_id)
@@ -283,9 +275,15 @@ class OutboxRelay:
             registrations=self.status.registrations,
             largest=self.env.group_size,
         )
-        await self.outbox.registered(known, restarted=restarted, taken=taken)
+        posted_again = len(state.lost_by_restart()) if again else 0
+        await self.outbox.registered(known, again=again)
         if restarted and before is not None:
             self.report(f"{self.api.url} was restarted; {counted(len(state.waiting), 'group')} to be posted")
+        elif posted_again:
+            self.report(
+                f"{self.api.url} does not say whether it still holds {counted(posted_again, 'group')}, so they are "
+                "posted again, and may arrive twice"
+            )
         elif info.batch_size % self.env.group_size and identity.stock:
             self.report(
                 f"the trainer's batch_size {info.batch_size} is not a multiple of group_size {self.env.group_size}: "
@@ -298,43 +296,31 @@ class OutboxRelay:
         self._set_trouble(f"{self.api.url}: {reason}; waiting for it")
         return False
 
-    async def _is_same_process(self, known: KnownApi) -> bool:
-        """Whether the API is still the process that `known` describes. If so, no group is left in doubt."""
+    async def _has_ours(self, known: KnownApi) -> bool:
+        """Whether the API is certain to hold the groups that it accepted. If so, no group is left in doubt."""
         state, identity = self.outbox.state, await self._identify()
         if identity.instance or known.instance:
             if identity.instance == known.instance:
                 await self.outbox.back()  # the API knows whether it has it
             return identity.instance == known.instance
-        if state.in_doubt is not None:
-            await asyncio.sleep(self.pace.settle)
-        try:
-            status = await self.api.status_env(known.env_id)
-        except UnknownEnv:
-            return False
         connection = self.api.connection
-        latest = await self.api.latest()
+        last, in_doubt = await self.api.last_group_id(), state.in_doubt
         if self.api.connection != connection:
             raise ConnectionReplaced(self.api.url, "the API hung up between two requests")
-        held, in_doubt = state.in_api[known.env_id], state.in_doubt
-        if was_restarted(known, status, latest, held=held, in_doubt=in_doubt):
-            return False
-        if in_doubt is not None:
-            match result_of_post(in_doubt, known, status, latest, held=held):
-                case PostResult.ARRIVED:
-                    await self.outbox.accepted()
-                case PostResult.ABSENT:
-                    await self.outbox.back()
-                case PostResult.UNKNOWN:
-                    self.report(
-                        f"group {in_doubt.group_id} was posted and not acknowledged, and other environments have "
-                        "posted since; it is posted again, and may arrive twice"
-                    )
-                    await self.outbox.back(unsure=True)
-        return True
+        if in_doubt is not None and last == in_doubt.group_id:
+            await self.outbox.accepted()
+            return True
+        if last is not None and last == known.last_group_id:
+            await self.outbox.back(unsure=True)
+            return True
+        return False
 
     async def _seen(self, known: KnownApi, status: EnvStatus, env_id: int) -> None:
         await self.outbox.seen(
-            env_id, step=status.current_step, sequences=most_held(known, status), waiting=status.waiting
+            env_id,
+            step=status.current_step,
+            sequences=known.most_held(status.self_queue_size),
+            waiting=status.waiting,
         )
 
     # Posting.
@@ -355,7 +341,7 @@ class OutboxRelay:
         if self._body is None or self._body[:2] != (entry.seq, known.env_id):
             # Kept over a failure: while a large body is made, the API may hang up.
             self._body = (entry.seq, known.env_id, await self.outbox.body(entry, known.env_id))
-        await self.outbox.posting(entry, env_id=known.env_id, alone=status.env_weight >= 1.0)
+        await self.outbox.posting(entry, env_id=known.env_id)
         try:
             buffer = await self.api.send(self._body[2], connection=self._verified)
         except ConnectionReplaced:

@@ -1,4 +1,4 @@
-"""Client of the rollout API, Atropos' `run-api` or `lachesis api`, and the encoding of groups for it.
+"""Client of the rollout API: Atropos' `run-api`, or `lachesis api`.
 
 The stock API keeps all its state in memory, and neither its process nor a request has an id. A group that reaches a new
 process before a trainer has registered there makes that process unusable. The client therefore keeps one connection
@@ -14,8 +14,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import zlib
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import asdict, dataclass
 from types import SimpleNamespace
 from typing import Any, Final
@@ -24,9 +23,9 @@ import aiohttp
 import orjson
 
 from backends.errors import LachesisError
+from lachesis.inference.http_attempts import retry_after
 from lachesis.inference.http_session import HttpSessionOwner
 from lachesis.runs.registration import Registration, TrainerInfo
-from lachesis.utf8 import without_lone_surrogates
 
 EXTENSION: Final = "Lachesis rollout API"
 """What the API of `lachesis api` calls itself at `GET /`; see docs/rollout-api.md."""
@@ -40,11 +39,6 @@ TOKEN_VARIABLE: Final = "LACHESIS_API_TOKEN"
 CHUNK = 1 << 16
 """Bytes written to the socket at once."""
 
-SLICE = 8192
-"""Numbers encoded at once. orjson holds the GIL while it works, so this bounds how long the event loop waits."""
-
-PER_TOKEN = ("tokens", "masks", "advantages", "ref_logprobs", "inference_logprobs")
-REQUIRED = ("tokens", "masks", "scores", "inference_logprobs")
 
 _CONNECT_TIMEOUT = 15.0
 _NOT_NOW = frozenset({408, 425, 429})
@@ -52,12 +46,6 @@ _NOT_NOW = frozenset({408, 425, 429})
 UNAUTHORISED: Final = frozenset({401, 403})
 """Nor do these."""
 _GROUP_ID = re.compile(rb'"group_id"\s*:\s*"([^"\\]*)"')
-_ENV_ID = re.compile(rb'"env_id"\s*:\s*(\d+)')
-_EMPTY = re.compile(rb'"tokens"\s*:\s*\[\s*\]')
-
-
-class GroupError(LachesisError, ValueError):
-    """A group that no trainer could use; the message names the field and the reason."""
 
 
 class RolloutApiError(LachesisError):
@@ -99,6 +87,23 @@ class ConnectionReplaced(RolloutApiError):
 
 
 @dataclass(frozen=True, slots=True)
+class TrainerRegistration:
+    """What a trainer tells the API of itself, in the words of `POST /register`."""
+
+    wandb_group: str
+    wandb_project: str
+    batch_size: int
+    """Sequences of a step."""
+    max_token_len: int
+    checkpoint_dir: str
+    save_checkpoint_interval: int
+    num_steps: int
+    starting_step: int = 0
+    acknowledges: bool = False
+    """Extension: it acknowledges batches with `POST /ack`."""
+
+
+@dataclass(frozen=True, slots=True)
 class EnvDescription:
     """The registration of an environment."""
 
@@ -137,16 +142,6 @@ class ApiIdentity:
     instance: str = ""
     """Of our own server: the id of its database. Empty: another server."""
     version: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Latest:
-    """The sender of the group that the API received last; None where the API does not say."""
-
-    env_id: int | None
-    group_id: str | None
-    empty: bool
-    """The API process has received no group yet."""
 
 
 class RolloutApi(HttpSessionOwner):
@@ -233,10 +228,13 @@ class RolloutApi(HttpSessionOwner):
             registrations=int(answer.get("registrations", 0)),
         )
 
-    async def latest(self) -> Latest:
-        """The sender of the last group. The answer holds that whole group, so ask only when in doubt."""
+    async def last_group_id(self) -> str | None:
+        """The id of the group that the API received last; None where it does not say.
+
+        The answer holds that whole group, so ask only when in doubt.
+        """
         raw = await self._request("GET", "/latest_example", None)
-        return await asyncio.to_thread(_latest, raw)
+        return await asyncio.to_thread(_last_group_id, raw)
 
     async def disconnect(self, env_id: int, *, connection: int) -> None:
         """Announce that nothing more will come, so that no batch waits for us. `connection` as in `send`."""
@@ -266,12 +264,21 @@ class RolloutApi(HttpSessionOwner):
         answer = self._object(raw)
         return int(answer.get("buffer_size", 0)) if answer.get("status") == "buffered" else 0
 
+    async def ask(self, method: str, path: str, body: Any = None, *, connection: int | None = None) -> bytes:
+        """One request with a JSON body; the body of the answer. `connection` as in `send`.
+
+        Raises:
+            ApiRefused: a 4xx.
+            ApiDown: no answer, a 5xx, or no room.
+        """
+        data = None if body is None else orjson.dumps(body)
+        headers = {} if body is None else {"Content-Type": "application/json"}
+        return await self._request(method, path, data, headers=headers, connection=connection)
+
     async def _json(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, *, connection: int | None = None
     ) -> dict[str, Any]:
-        data = None if body is None else orjson.dumps(body)
-        headers = {} if body is None else {"Content-Type": "application/json"}
-        return self._object(await self._request(method, path, data, headers=headers, connection=connection))
+        return self._object(await self.ask(method, path, body, connection=connection))
 
     def _number(self, answer: Mapping[str, Any], name: str) -> int:
         if not isinstance(value := answer.get(name), int | float):
@@ -310,7 +317,7 @@ class RolloutApi(HttpSessionOwner):
                     trace_request_ctx=connection is not None,
                 ) as response:
                     raw, status = await response.read(), response.status
-                    retry_after = _seconds(response.headers.get("Retry-After"))
+                    pause = retry_after(response.headers.get("Retry-After"), response.headers.get("Date"))
             except TimeoutError as error:
                 raise ApiDown(self.url, str(error) or f"no answer to {path} within {timeout:g} s") from error
             except aiohttp.InvalidURL as error:
@@ -318,9 +325,9 @@ class RolloutApi(HttpSessionOwner):
             except (aiohttp.ClientError, OSError) as error:
                 raise ApiDown(self.url, f"{type(error).__name__}: {error}") from error
         if status >= 500:
-            raise ApiDown(self.url, f"{path} answered {status}: {_text(raw)}", status=status, retry_after=retry_after)
+            raise ApiDown(self.url, f"{path} answered {status}: {_text(raw)}", status=status, retry_after=pause)
         if status in _NOT_NOW:
-            raise ApiDown(self.url, f"{path} answered {status}: {_text(raw)}", retry_after=retry_after)
+            raise ApiDown(self.url, f"{path} answered {status}: {_text(raw)}", retry_after=pause)
         if status in UNAUTHORISED:
             raise ApiRefused(self.url, status, f"{_text(raw)}; set env.rollout_server_token or {TOKEN_VARIABLE}")
         if status >= 400:
@@ -343,112 +350,10 @@ class RolloutApi(HttpSessionOwner):
         self.connection += 1
 
 
-def encode_group(group: Mapping[str, Any]) -> list[bytes]:
-    """A group in Atropos' shape as JSON, in pieces to be joined. Call it in a thread.
-
-    Each piece takes a millisecond or two; other threads run in between.
-
-    Raises:
-        GroupError: a field is missing, lengths differ, or a number is not finite.
-    """
-    check_shape(group)
-    pieces: list[bytes] = []
-    for name, value in group.items():
-        if value is None:
-            continue
-        pieces += (b"," if pieces else b"{", orjson.dumps(name), b":")
-        pieces += _encode(name, value, numbers=name in PER_TOKEN or name == "scores")
-    return [*pieces, b"}"]
-
-
-def check_shape(group: Mapping[str, Any]) -> None:
-    """Check what the stock API does not check and trainers would fail on.
-
-    Raises:
-        GroupError: names the field.
-    """
-    for name in REQUIRED:
-        if not group.get(name):
-            raise GroupError(f"{name} is missing or empty")
-    count = len(group["tokens"])
-    for name in (*PER_TOKEN, "scores", "messages", "overrides"):
-        value = group.get(name)
-        if value is None:
-            continue
-        if len(value) != count:
-            raise GroupError(f"{name} holds {len(value)} entries, tokens {count}")
-        if name in PER_TOKEN:
-            for at, (given, tokens) in enumerate(zip(value, group["tokens"], strict=True)):
-                if len(given) != len(tokens):
-                    raise GroupError(f"{name}[{at}] has {len(given)} positions, tokens[{at}] {len(tokens)}")
-
-
-def encode_json(value: Any) -> bytes:
-    """JSON, with U+FFFD for lone surrogates: models produce them, and an API that holds one cannot encode its batch.
-
-    Raises:
-        GroupError: not JSON.
-    """
-    try:
-        return orjson.dumps(value)
-    except (TypeError, orjson.JSONEncodeError):
-        try:
-            return orjson.dumps(_clean(value))
-        except (TypeError, orjson.JSONEncodeError, RecursionError) as error:
-            raise GroupError(f"cannot become JSON: {error}") from error
-
-
-def compress(body: Iterable[bytes]) -> bytes:
-    """gzip, level 1: a tenth of level 9's time for a tenth more bytes. zlib releases the GIL. Call it in a thread."""
-    gzip = zlib.compressobj(level=1, wbits=31)
-    return b"".join([*(gzip.compress(piece) for piece in body), gzip.flush()])
-
-
-def _encode(name: str, value: Any, *, numbers: bool) -> Iterator[bytes]:
-    if not isinstance(value, list | tuple):
-        yield encode_json(value)
-        return
-    yield b"["
-    for at, entry in enumerate(value):
-        if at:
-            yield b","
-        if not isinstance(entry, list | tuple) or len(entry) <= SLICE:
-            yield _finite(name, encode_json(entry), numbers)
-            continue
-        yield b"["
-        for start in range(0, len(entry), SLICE):
-            if start:
-                yield b","
-            yield _finite(name, encode_json(entry[start : start + SLICE])[1:-1], numbers)
-        yield b"]"
-    yield b"]"
-
-
-def _finite(name: str, piece: bytes, numbers: bool) -> bytes:
-    if numbers and b"null" in piece:  # orjson's form of nan and infinity
-        raise GroupError(f"{name} contains a number that is not finite")
-    return piece
-
-
-def _clean(value: Any) -> Any:
-    if isinstance(value, str):
-        return without_lone_surrogates(value)
-    if isinstance(value, Mapping):
-        return {str(_clean(key)): _clean(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_clean(entry) for entry in value]
-    return value
-
-
-def _latest(raw: bytes) -> Latest:
-    # Search from the end, where the API puts them: the lists before take megabytes, and a search holds the GIL.
-    end = raw[max(0, raw.rfind(b'"group_overrides"')) :]
-    env_ids, group = _ENV_ID.findall(end), _GROUP_ID.search(end)
-    return Latest(
-        env_id=int(env_ids[-1]) if env_ids else None,
-        group_id=group[1].decode() if group else None,
-        empty=not env_ids and _EMPTY.search(raw[:CHUNK]) is not None,
-    )
+def _last_group_id(raw: bytes) -> str | None:
+    # Search from the end, where the API puts it: the lists before take megabytes, and a search holds the GIL.
+    found = _GROUP_ID.search(raw, max(0, raw.rfind(b'"group_overrides"')))
+    return found[1].decode() if found else None
 
 
 async def _chunks(body: bytes) -> AsyncIterator[bytes]:
@@ -456,13 +361,6 @@ async def _chunks(body: bytes) -> AsyncIterator[bytes]:
     view = memoryview(body)
     for start in range(0, len(body), CHUNK):
         yield bytes(view[start : start + CHUNK])
-
-
-def _seconds(retry_after: str | None) -> float | None:
-    try:
-        return None if retry_after is None else max(0.1, float(retry_after))
-    except ValueError:
-        return None  # a date
 
 
 def _text(raw: bytes) -> str:

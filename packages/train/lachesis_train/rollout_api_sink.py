@@ -1,4 +1,4 @@
-"""The sink of `serve`: groups for a trainer, through the rollout API, each of them once.
+"""The sink of `serve`: groups for a trainer, through the rollout API.
 
 A finished group is built, written to the outbox and only then posted (`lachesis_train.relay`). A group that may
 not be sent is written to another file with the reason. When enough groups are on their way, or another one could make
@@ -29,14 +29,15 @@ from lachesis.runs.registration import TrainerInfo
 from lachesis.runs.results import ServeResult
 from lachesis.runs.running_figures import RunningFigures
 from lachesis.runs.settings import HermesAgentEnvConfig, is_chosen
-from lachesis.tracebacks import explained
 from lachesis.trajectories import JsonlError, JsonlWriter
 from lachesis.wording import counted
 from lachesis_tokens.samples.decision import SAME_SCORES
+from lachesis_train.evaluation_schedule import EvaluationSchedule
+from lachesis_train.group_encoding import GroupError, encode_json
 from lachesis_train.outbox import Outbox, OutboxError
 from lachesis_train.outbox_state import Entry
 from lachesis_train.relay import OutboxRelay, Pace, RelayError
-from lachesis_train.rollout_api import EnvDescription, EnvStatus, GroupError, RolloutApi, encode_json
+from lachesis_train.rollout_api import EnvDescription, EnvStatus, RolloutApi
 from lachesis_train.staleness import StalenessCap, WhenStale
 
 G = TypeVar("G")
@@ -48,57 +49,6 @@ TOO_OLD = "too old"
 
 LEFT_OUT_IN_A_ROW = 16
 """Groups in a row that are not sent after which a line says so, and again after twice as many."""
-
-
-class EvaluationSchedule:
-    """Runs `evaluate` during training.
-
-    Several boundaries that are crossed at once are one evaluation: the weights of the earlier ones are gone. A boundary
-    that is crossed during an evaluation is evaluated right after it.
-
-    Args:
-        every: steps between two evaluations; 0 or less for none.
-        tell: prints a line.
-    """
-
-    def __init__(
-        self, evaluate: Callable[[], Awaitable[Any]] | None, *, every: int, tell: Callable[[str], None]
-    ) -> None:
-        self._evaluate = evaluate
-        self._every = every
-        self._tell = tell
-        self._task: asyncio.Task[None] | None = None
-        self._boundary: int | None = None
-        self._step = 0
-        self._next = False
-
-    @property
-    def task(self) -> asyncio.Task[None] | None:
-        """The evaluation that is running."""
-        return self._task if self._task is not None and not self._task.done() else None
-
-    def at_step(self, step: int, changed: Callable[[], None]) -> None:
-        """The trainer is at `step`. `changed` is called at the end of an evaluation that this begins."""
-        if self._evaluate is None or self._every <= 0:
-            return
-        boundary = step // self._every
-        if self._boundary is None or step < self._step:
-            self._boundary = boundary
-        elif boundary > self._boundary:
-            self._boundary, self._next = boundary, True
-            if self.task is None:
-                self._task = asyncio.create_task(self._run())
-                self._task.add_done_callback(lambda _: changed())
-        self._step = step
-
-    async def _run(self) -> None:
-        assert self._evaluate is not None
-        while self._next:
-            self._next = False
-            try:
-                await self._evaluate()
-            except Exception as error:
-                self._tell(f"the evaluation at step {self._step} failed:\n{explained(error)}")
 
 
 class RolloutApiSink(Sink[G]):
@@ -427,7 +377,6 @@ class RolloutApiSink(Sink[G]):
             held_by=f"{self.held_by.job.key}, begun at step {self.held_by.step}" if self.held_by is not None else "",
             held_seconds=self.held_seconds,
             requeued=state.requeued,
-            maybe_doubled=state.maybe_doubled,
             groups=tally.groups,
             rollouts=tally.rollouts,
             reward=tally.rewards / tally.scored if tally.scored else math.nan,

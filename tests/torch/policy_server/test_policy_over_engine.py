@@ -19,7 +19,7 @@ from lachesis.inference.errors import ContextExhausted
 from lachesis.inference.sampling import Sampling
 from lachesis.tools import ToolResult
 from lachesis.trajectories import MASKED
-from lachesis_testing.engine_suite import until
+from lachesis_testing.engine_bench import until
 from lachesis_tokens.engines import create_engine
 from lachesis_tokens.prompts.model_folders import model_folder
 from lachesis_tokens.prompts.prompts import PromptBuilder

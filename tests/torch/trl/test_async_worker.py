@@ -29,7 +29,7 @@ from backends.errors import LachesisError
 from lachesis import HermesAgentBaseEnv
 from lachesis.runs.server_settings import ServerConfig
 from lachesis_testing.fake_server import FakeServer, ToolUser
-from lachesis_train.trl import LachesisRolloutWorker, SettingsDisagree
+from lachesis_train import LachesisRolloutWorker, SettingsDisagree
 from tests.support.training_runs import with_tokens
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")

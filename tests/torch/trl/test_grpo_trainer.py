@@ -17,7 +17,7 @@ from trl import GRPOTrainer
 from backends.errors import LachesisError
 from lachesis.trajectories.tokens import MASKED, digest_of
 from lachesis_tokens.samples.verification import verify
-from lachesis_train.trl import LachesisRollouts, SettingsDisagree
+from lachesis_train import LachesisRollouts, SettingsDisagree
 from lachesis_train.trl.items import environment_of
 from lachesis_train.trl.rows import BranchedRollout
 from tests.torch.trl.envs import AsksAgain, LeavesOut, Raises, SayAscii, WritesFile, arguments, conversation

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from lachesis.inference.sampling import Sampling
-from lachesis_testing.engine_suite import Bench, EngineSuite, relayed_engine
+from lachesis_testing.engine_bench import Bench, relayed_engine
+from lachesis_testing.engine_suite import EngineSuite
 from lachesis_testing.fake_server import Scripted
 from lachesis_train.policy import Policy, PolicyVersion
 from lachesis_train.policy_server import PolicyServer

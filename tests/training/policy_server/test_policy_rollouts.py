@@ -14,7 +14,7 @@ from lachesis.inference import OpenAIServer, Router
 from lachesis.inference.sampling import Sampling
 from lachesis.tools import ToolResult
 from lachesis.trajectories import MASKED
-from lachesis_testing.engine_suite import until
+from lachesis_testing.engine_bench import until
 from lachesis_tokens.engines import create_engine
 from lachesis_tokens.prompts.prompts import PromptBuilder
 from lachesis_tokens.samples.samples import samples

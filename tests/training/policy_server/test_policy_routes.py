@@ -13,7 +13,7 @@ from backends.errors import SettingsError
 from lachesis.inference.errors import ContextExhausted
 from lachesis.inference.sampling import Sampling
 from lachesis.inference.wire.writing import dump
-from lachesis_testing.engine_suite import until
+from lachesis_testing.engine_bench import until
 from lachesis_testing.fake_server import Reply, Scripted, fake_tokenizer, letter_swapped
 from lachesis_tokens.engines import create_engine
 from lachesis_tokens.prompts.tokenizer_proof import TokenizerProof, TokenizersDiffer
@@ -49,16 +49,16 @@ async def test_a_chat_with_tools_goes_through_the_models_template_and_back():
         assert call["function"] == {"name": "weather", "arguments": '{"city": "Köln"}'}
         tokenizer = it.sampler.codec.tokenizer
         assert (
-            choice["prompt_token_ids"] == template_ids(tokenizer, [ASK], [WEATHER]) == it.sampler.calls[0]["prompt_ids"]
+            answer["prompt_token_ids"] == template_ids(tokenizer, [ASK], [WEATHER]) == it.sampler.calls[0]["prompt_ids"]
         )
         assert tokenizer.decode(choice["token_ids"]) == CALL + "<|im_end|>"
         assert [each["logprob"] for each in choice["logprobs"]["content"]] == pytest.approx(
-            it.sampler.model.score(choice["prompt_token_ids"], choice["token_ids"], Sampling(1))
+            it.sampler.model.score(answer["prompt_token_ids"], choice["token_ids"], Sampling(1))
         )
         assert answer["usage"] == {
-            "prompt_tokens": len(choice["prompt_token_ids"]),
+            "prompt_tokens": len(answer["prompt_token_ids"]),
             "completion_tokens": len(choice["token_ids"]),
-            "total_tokens": len(choice["prompt_token_ids"]) + len(choice["token_ids"]),
+            "total_tokens": len(answer["prompt_token_ids"]) + len(choice["token_ids"]),
         }
         assert choice[VERSIONED] == [{"version": "run:0", "start": 0, "end": len(choice["token_ids"])}]
         assert answer["system_fingerprint"] == "run:0"
@@ -154,8 +154,10 @@ async def test_tokens_are_named_by_their_ids_on_request():
         assert choice["logprobs"]["tokens"] == [f"token_id:{token}" for token in choice["token_ids"]]
 
 
-async def test_several_completions_of_sglangs_route_are_a_list():
+async def test_several_prompts_and_completions_of_sglangs_route_are_a_list():
     async with serving() as it:
+        answers = (await it.ask("/generate", {"input_ids": [[5], [6, 7]]})).body
+        assert [answer["meta_info"]["prompt_tokens"] for answer in answers] == [1, 2]
         asked = {"input_ids": [5, 6], "sampling_params": {"n": 3, "max_new_tokens": 4}, "return_logprob": True}
         answers = (await it.ask("/generate", asked)).body
         assert len(answers) == 3
@@ -184,7 +186,7 @@ async def test_several_completions_of_sglangs_route_are_a_list():
         ("/v1/completions", {"prompt": [5], "top_p": 0}, "top_p"),
         ("/v1/completions", {"prompt": [5], "n": 1000}, "n is 1000"),
         ("/v1/completions", {"prompt": []}, "prompt"),
-        ("/v1/completions", {"prompt": [1 << 40]}, "token id"),
+        ("/v1/completions", {"prompt": [1 << 40]}, "Token id"),
         ("/v1/chat/completions", {"messages": [ASK], "top_logprobs": 3}, "top_logprobs"),
         ("/v1/chat/completions", {"messages": [ASK], "response_format": {"type": "json_object"}}, "response_format"),
         ("/v1/chat/completions", {"messages": [ASK], "parallel_tool_calls": False}, "parallel_tool_calls"),
@@ -194,7 +196,6 @@ async def test_several_completions_of_sglangs_route_are_a_list():
         ("/v1/chat/completions", {"messages": [ASK], "tool_choice": "required"}, "tool_choice"),
         ("/generate", {"input_ids": [5], "sampling_params": {"min_p": 0.2}}, "sampling_params.min_p"),
         ("/generate", {"input_ids": [5], "logprob_start_len": 0}, "logprob_start_len"),
-        ("/generate", {"input_ids": [[5], [6]]}, "one prompt"),
         (
             "/generate",
             {"input_ids": [5], "sampling_params": {"temperature": 0.5}, "return_logprob": True},

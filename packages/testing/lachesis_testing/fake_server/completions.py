@@ -2,46 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from hashlib import blake2b
 from random import Random
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 from lachesis.inference.sampling import LogprobsKind, Sampling
-from lachesis_testing.fake_server.images import ShownImage, seen_ids
+from lachesis_testing.fake_server.images import seen_ids
 from lachesis_testing.fake_server.model import FakeModel, hash_of
 from lachesis_testing.fake_server.tokenizer import Codec
+from lachesis_tokens.model_routes.host import ABORTED
+from lachesis_tokens.model_routes.requests import SamplingRequest
 
-ABORTED: Final = "abort"
-"""The finish reason of a completion that was stopped from outside, in vLLM and in SGLang."""
 
-
-@dataclass(frozen=True, slots=True)
-class Call:
+@dataclass(frozen=True)
+class Call(SamplingRequest):
     """A request for completions, independent of its API."""
 
-    prompts: Sequence[Sequence[int]]
-    sampling: Sampling
-    hashes: Sequence[blake2b] = field(init=False, repr=False, compare=False)
-    """Of the prompts, for the model. An invalid id raises `ValueError` in the constructor."""
-    n: int = 1
-    """Completions of each prompt."""
-    stop_ids: Collection[int] = ()
-    """Further ids that end a completion."""
-    ignore_end: bool = False
-    """Whether an end-of-turn id does not end the completion."""
-    keep_stop: bool = False
-    """Whether the stop text stays in `Completion.text`."""
-    skip_special: bool = True
-    """Whether special tokens stay out of `Completion.text`."""
-    messages: Sequence[Mapping[str, Any]] | None = None
-    tools: Sequence[Mapping[str, Any]] | None = None
-    images: Sequence[ShownImage] = ()
-    """Those in its only prompt, with the places of their tokens."""
+    @cached_property
+    def hashes(self) -> Sequence[blake2b]:
+        """Of the prompts, for the model."""
+        return tuple(hash_of(seen_ids(each, self.images)) for each in self.prompts)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "hashes", tuple(hash_of(seen_ids(each, self.images)) for each in self.prompts))
+    @classmethod
+    def of(cls, request: SamplingRequest) -> Call:
+        """The same request."""
+        return cls(**{each.name: getattr(request, each.name) for each in fields(request)})
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from lachesis_testing.fake_server.completions import Call, Completion
-from lachesis_testing.fake_server.shapes import JSON
+from lachesis_tokens.model_routes.host import JSON
 
 State: TypeAlias = Literal["open", "answered", "rejected", "cut", "cancelled"]
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import secrets
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -20,35 +18,37 @@ from aiohttp import web
 
 from lachesis.inference.http_client import ServerSettings
 from lachesis.inference.sampling import LogprobsKind
-from lachesis.inference.wire.service import WebService, json_response
-from lachesis_testing.fake_server.chat import ChatCompletions, render_ids
+from lachesis.inference.wire.service import WebService, has_bearer, json_response
+from lachesis_testing.fake_server.answers import JSON_TYPE, cache_key, send_half, written
 from lachesis_testing.fake_server.completions import Call, Policy
+from lachesis_testing.fake_server.facts import UNAUTHORIZED, fact_routes
 from lachesis_testing.fake_server.faults import (
     WIRE,
     Fault,
     Occasion,
-    behind_stop,
     drawn,
     fault_plan,
-    tamper,
     truncated,
-    withheld,
 )
+from lachesis_testing.fake_server.host import Host
 from lachesis_testing.fake_server.model import FakeModel
 from lachesis_testing.fake_server.policies import RandomWords, Speaker, as_policy
 from lachesis_testing.fake_server.prefix_cache import Ranks
 from lachesis_testing.fake_server.seen import Seen
-from lachesis_testing.fake_server.sglang import AtroposGenerate, SGLangGenerate
-from lachesis_testing.fake_server.shapes import JSON, Api, Host, Rejected, Shown, new_id, now, openai_error
 from lachesis_testing.fake_server.tokenizer import IMAGE_TOKEN, Codec, fake_tokenizer
 from lachesis_testing.fake_server.updates import Flow, PauseMode, control_routes, keep_updating
-from lachesis_testing.fake_server.vllm import Completions, Generate
 from lachesis_testing.fake_server.worker import Worker
+from lachesis_tokens.model_routes.atropos import AtroposRoute
+from lachesis_tokens.model_routes.chat import ChatRoute
+from lachesis_tokens.model_routes.host import (
+    JSON,
+    ModelRoute,
+    openai_error,
+)
+from lachesis_tokens.model_routes.requests import Rejected
+from lachesis_tokens.model_routes.sglang import SGLangRoute
+from lachesis_tokens.model_routes.vllm import CompletionsRoute, GenerateRoute
 
-VERSION: Final = "0.33.0"
-"""The vLLM release whose routes it imitates."""
-_JSON: Final = "application/json"
-_UNAUTHORIZED: Final = {"error": "Unauthorized"}
 _COUNTS: Final = (
     *("requests", "in_flight", "most_in_flight", "waiting", "cancelled"),
     *("completions", "prompt_tokens", "cached_tokens", "completion_tokens", "aborted"),
@@ -262,26 +262,19 @@ class FakeServer(WebService):
 
     def routes(self) -> Iterable[web.RouteDef]:
         """Those of `docs/fake-server.md`."""
-        sglang, atropos = SGLangGenerate(), AtroposGenerate()
-        by_path: Mapping[str, Api] = {
-            "/v1/completions": Completions(),
-            "/v1/chat/completions": ChatCompletions(),
-            "/inference/v1/generate": Generate(),
+        sglang, atropos = SGLangRoute(), AtroposRoute()
+        by_path: Mapping[str, ModelRoute] = {
+            "/v1/completions": CompletionsRoute(),
+            "/v1/chat/completions": ChatRoute(),
+            "/inference/v1/generate": GenerateRoute(),
         }
         every = (
-            *(web.post(path, self._handler(lambda body, api=api: api)) for path, api in by_path.items()),
+            *(web.post(path, self._handler(lambda body, route=route: route)) for path, route in by_path.items()),
             web.post("/generate", self._handler(lambda body: atropos if "prompt" in body else sglang)),
-            *(web.get(path, self._health) for path in ("/health", "/health_generate", "/ping")),
-            *(web.get(path, self._model_info) for path in ("/get_model_info", "/model_info")),
-            web.get("/v1/models", self._models),
-            web.get("/version", self._version),
-            web.get("/weight_info", self._weight_info),
-            web.post("/tokenize", self._tokenize),
-            web.post("/detokenize", self._detokenize),
-            web.get("/fake/stats", self._stats),
+            *fact_routes(self),
             *control_routes(self),
         )
-        return [route for route in every if route.path not in self.absent]
+        return [each for each in every if each.path not in self.absent]
 
     def _handler(self, choose: Any) -> Any:
         async def handle(request: web.Request) -> web.StreamResponse:
@@ -296,22 +289,22 @@ class FakeServer(WebService):
 
         return handle
 
-    async def _serve(self, request: web.Request, api: Api, body: JSON) -> web.StreamResponse:
+    async def _serve(self, request: web.Request, route: ModelRoute, body: JSON) -> web.StreamResponse:
         number, stats = self.stats["requests"], self.stats
-        seen = Seen(number, api.name, body, request.headers, time.monotonic())
+        seen = Seen(number, route.name, body, request.headers, time.monotonic())
         stats["requests"] += 1
-        stats[f"requests.{api.name}"] += 1
+        stats[f"requests.{route.name}"] += 1
         stats["in_flight"] += 1
         stats["most_in_flight"] = max(stats["most_in_flight"], stats["in_flight"])
         self.requests.append(seen)
         try:
-            return await self._answer(request, api, seen)
+            return await self._answer(request, route, seen)
         except Rejected as rejected:
             status = rejected.status
             if seen.state == "open":
                 seen.status, seen.state = status, "rejected"
                 stats[f"status.{status}"] += 1
-            failure = _UNAUTHORIZED if status == 401 else api.failure(status, str(rejected), rejected.param)
+            failure = UNAUTHORIZED if status == 401 else route.failure(status, str(rejected), rejected.param)
             if isinstance(failure, str):
                 return web.Response(text=failure, status=status, headers=rejected.headers)
             return json_response(failure, status, rejected.headers)
@@ -326,10 +319,10 @@ class FakeServer(WebService):
                 self._record.write(orjson.dumps(seen.record()) + b"\n")
                 self._record.flush()
 
-    async def _answer(self, request: web.Request, api: Api, seen: Seen) -> web.StreamResponse:
-        if not self._authorized(request):
+    async def _answer(self, request: web.Request, route: ModelRoute, seen: Seen) -> web.StreamResponse:
+        if not self.authorized(request):
             raise Rejected("Unauthorized", 401)
-        if not self._ready.is_set():
+        if not self.ready:
             raise Rejected("The model is still loading.", 503)
         rng = Random(f"{self.seed}/wire/{seen.number}") if self.faults else None
         faults = drawn(self.faults, WIRE, seen.number, rng) if rng is not None else []
@@ -338,17 +331,17 @@ class FakeServer(WebService):
             self.stats[f"faults.{fault}"] += 1
             await self._fail(request, seen, fault)
         try:
-            seen.call = call = api.read(self.host, seen.body)
-            seen.rank = self.ranks.choose(api.rank(seen.body, request.headers))
+            seen.call = call = Call.of(route.read(self.host, seen.body))
+            seen.rank = self.ranks.choose(route.rank(seen.body, request.headers))
         except ValueError as error:
-            raise Rejected(str(error), api.rejects_with) from error
+            raise Rejected(str(error), route.rejects_with) from error
         if Fault.TRUNCATED_PROMPT in faults:
             seen.call = call = truncated(call)
-        cached = self._cache_key(seen, call, faults)
+        cached = cache_key(seen, call, faults)
         if cached in self._answers:
             seen.status, seen.state = 200, "answered"
             self.stats["status.200"] += 1
-            return web.Response(body=self._answers[cached], content_type=_JSON)
+            return web.Response(body=self._answers[cached], content_type=JSON_TYPE)
         with self.flow.request(_names(request, seen.body)) as running:
             self.stats["waiting"] += 1
             try:
@@ -357,46 +350,22 @@ class FakeServer(WebService):
             finally:
                 self.stats["waiting"] -= 1
             try:
-                host = await self._worker.work(api, seen, call, running)
+                host = await self._worker.work(route, seen, call, running)
             finally:
                 self._slots.release()
-        payload = self._write(api, host, seen, call, faults, rng)
+        payload = written(route, host, seen, call, faults, rng)
         if cached:
             self._answers[cached] = payload
         seen.status = 200
         if Fault.CUT_BODY in faults:
-            return await self._cut(request, seen, payload)
+            seen.state = "cut"
+            return await send_half(request, payload)
         if Fault.NOT_JSON in faults:
             seen.state = "cut"
             return web.Response(text="<html><body><h1>It works!</h1></body></html>", content_type="text/html")
         seen.state = "answered"
         self.stats["status.200"] += 1
-        return web.Response(body=payload, content_type=_JSON)
-
-    def _cache_key(self, seen: Seen, call: Call, faults: Collection[Fault]) -> str:
-        """Equal for requests that the cache in front answers alike; empty without a cache."""
-        if Fault.REPLAYED_PROMPT in faults:
-            return ",".join(hashed.hexdigest() for hashed in call.hashes)
-        return orjson.dumps(seen.body, option=orjson.OPT_SORT_KEYS).decode() if Fault.REPLAYED in faults else ""
-
-    def _write(
-        self, api: Api, host: Host, seen: Seen, call: Call, faults: Sequence[Fault], rng: Random | None
-    ) -> bytes:
-        shown = []
-        for made in seen.completions:
-            prompt_ids: Sequence[int] = call.prompts[made.prompt]
-            if rng is not None and Fault.BEHIND_STOP in faults:
-                made = behind_stop(made, prompt_ids, call, rng)
-            ids: Sequence[int] | None = made.ids
-            logprobs: Sequence[float | None] | None = made.logprobs
-            if rng is not None and faults:
-                prompt_ids, ids, logprobs = tamper(made, prompt_ids, faults, rng, host.model.vocabulary_size)
-            cached = seen.cached[made.prompt] if seen.cached else None
-            shown.append(Shown(made, prompt_ids, ids, logprobs, cached))
-        answer = withheld(api.write(host, seen.body, call, shown), faults)
-        if Fault.NAN_LOGPROBS in faults:
-            return json.dumps(answer).encode()  # orjson would write null
-        return orjson.dumps(answer)
+        return web.Response(body=payload, content_type=JSON_TYPE)
 
     async def _fail(self, request: web.Request, seen: Seen, fault: Fault) -> None:
         """Raise, or never return, for faults without an answer."""
@@ -416,88 +385,13 @@ class FakeServer(WebService):
                     request.transport.abort()
                 raise Rejected("The connection is closed.", 500)
 
-    async def _cut(self, request: web.Request, seen: Seen, payload: bytes) -> web.StreamResponse:
-        seen.state = "cut"
-        response = web.StreamResponse()
-        response.content_type, response.content_length = _JSON, len(payload)
-        await response.prepare(request)
-        await response.write(payload[: len(payload) // 2])
-        if request.transport is not None:
-            request.transport.close()
-        return response
+    @property
+    def ready(self) -> bool:
+        """The slow start is over."""
+        return self._ready.is_set()
 
-    def _authorized(self, request: web.Request) -> bool:
-        kind, _, key = request.headers.get("Authorization", "").partition(" ")
-        matches = kind.lower() == "bearer" and secrets.compare_digest(key.encode(), self.api_key.encode())
-        return matches or not self.api_key
-
-    def _check_ready(self) -> None:
-        if not self._ready.is_set():
-            raise web.HTTPServiceUnavailable(text="")
-
-    async def _health(self, request: web.Request) -> web.Response:
-        self._check_ready()
-        return web.Response()
-
-    async def _models(self, request: web.Request) -> web.Response:
-        if not self._authorized(request):
-            return json_response(_UNAUTHORIZED, 401)
-        self._check_ready()
-        card = {
-            "id": self.host.model_name,
-            "object": "model",
-            "created": now(),
-            "owned_by": "vllm",
-            "root": self.host.model_name,
-            "parent": None,
-            "max_model_len": self.host.context_length,
-            "permission": [{"id": new_id("modelperm-"), "object": "model_permission", "created": now()}],
-        }
-        return json_response({"object": "list", "data": [card]})
-
-    async def _version(self, request: web.Request) -> web.Response:
-        return json_response({"version": VERSION})
-
-    async def _weight_info(self, request: web.Request) -> web.Response:
-        return json_response({"weight_version": self.host.weight_version})
-
-    async def _model_info(self, request: web.Request) -> web.Response:
-        self._check_ready()
-        return json_response(
-            {
-                "model_path": self.host.model_name,
-                "tokenizer_path": self.host.model_name,
-                "is_generation": True,
-                "preferred_sampling_params": None,
-                "weight_version": self.host.weight_version,
-            }
-        )
-
-    async def _tokenize(self, request: web.Request) -> web.Response:
-        body, host = orjson.loads(await request.read()), self.host
-        try:
-            if "messages" in body:
-                ids = render_ids(host, body, body["messages"], body.get("tools"))
-            else:
-                ids = host.codec.encode(body["prompt"], add_special_tokens=body.get("add_special_tokens", True))
-        except ValueError as error:
-            return json_response(openai_error(400, str(error)), 400)
-        except (KeyError, TypeError):
-            return json_response(openai_error(400, "prompt or messages: Field required"), 400)
-        strings = self.tokenizer.convert_ids_to_tokens(ids) if body.get("return_token_strs") else None
-        return json_response(
-            {"count": len(ids), "max_model_len": host.context_length, "tokens": ids, "token_strs": strings}
-        )
-
-    async def _detokenize(self, request: web.Request) -> web.Response:
-        tokens = orjson.loads(await request.read()).get("tokens")
-        known = range(self.host.model.vocabulary_size)
-        if not isinstance(tokens, list) or not all(isinstance(index, int) and index in known for index in tokens):
-            return json_response(openai_error(400, "tokens: a list of ids of the vocabulary is required"), 400)
-        return json_response({"prompt": self.codec.decode(tokens)})
-
-    async def _stats(self, request: web.Request) -> web.Response:
-        return json_response({**self.stats, "cpu_seconds": time.process_time()})
+    def authorized(self, request: web.Request) -> bool:
+        return not self.api_key or has_bearer(request, self.api_key)
 
 
 def _names(request: web.Request, body: Mapping[str, Any]) -> frozenset[str]:

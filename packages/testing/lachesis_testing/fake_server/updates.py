@@ -16,7 +16,7 @@ import orjson
 from aiohttp import web
 
 from lachesis.inference.wire.service import json_response
-from lachesis_testing.fake_server.shapes import JSON
+from lachesis_tokens.model_routes.host import JSON
 
 if TYPE_CHECKING:
     from lachesis_testing.fake_server.server import FakeServer

@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from random import Random
 from typing import TYPE_CHECKING, Final
 
-from lachesis_testing.fake_server.completions import ABORTED, Ask, Call, Completion, Reply, cut_off, finish, joined
+from lachesis_testing.fake_server.completions import Ask, Call, Completion, Reply, cut_off, finish, joined
 from lachesis_testing.fake_server.faults import TOKENS, Fault, drawn, spoil, tokens_until_abort
+from lachesis_testing.fake_server.host import Host
 from lachesis_testing.fake_server.model import hash_after
 from lachesis_testing.fake_server.seen import Seen
-from lachesis_testing.fake_server.shapes import Api, Host, Rejected
 from lachesis_testing.fake_server.updates import Running
+from lachesis_tokens.model_routes.host import ABORTED, ModelRoute
+from lachesis_tokens.model_routes.requests import Rejected
 
 if TYPE_CHECKING:
     from lachesis_testing.fake_server.server import FakeServer
@@ -30,7 +32,7 @@ class Worker:
         self._rests: dict[str, Reply] = {}
         """By the digest of all ids before: the rest of aborted answers that a script had already decided."""
 
-    async def work(self, api: Api, seen: Seen, call: Call, running: Running) -> Host:
+    async def work(self, route: ModelRoute, seen: Seen, call: Call, running: Running) -> Host:
         """Make the completions, in the time that a model would take; the state of the server at their end.
 
         Interrupted completions end as they are, or go on with the weights that the server then has.
@@ -44,7 +46,7 @@ class Worker:
             seed = self._chance(call.hashes[place].hexdigest(), call)
             limit = min(call.sampling.max_tokens, max(0, host.context_length - len(prompt)))
             made += [
-                self._sample(api, host, seen, call, place, (), limit, f"{seed}/{index}") for index in range(call.n)
+                self._sample(route, host, seen, call, place, (), limit, f"{seed}/{index}") for index in range(call.n)
             ]
         self.server.stats["prompt_tokens"] += sum(len(prompt) for prompt in call.prompts)
         self.server.stats["cached_tokens"] += sum(seen.cached)
@@ -63,7 +65,7 @@ class Worker:
             await self.server.flow.unfrozen(running)
             if not running.aborted:
                 host = self.server.host
-                made[:] = [self._go_on(api, host, seen, call, each, done) for each in made]
+                made[:] = [self._go_on(route, host, seen, call, each, done) for each in made]
         if running.aborted:
             made[:] = [self._abort(call, each, done) for each in made]
         self.server.stats["completion_tokens"] += sum(len(each.ids) for each in made) - planned
@@ -75,7 +77,7 @@ class Worker:
 
     def _sample(
         self,
-        api: Api,
+        route: ModelRoute,
         host: Host,
         seen: Seen,
         call: Call,
@@ -88,7 +90,9 @@ class Worker:
         hashed = hash_after(call.hashes[place], begun)
         prompt_ids = [*call.prompts[place], *begun] if begun else call.prompts[place]
         index = int(seed.rpartition("/")[2])
-        ask = Ask(call, prompt_ids, hashed, index, seen.number, host.model, host.codec, api.logprobs(host), limit, seed)
+        ask = Ask(
+            call, prompt_ids, hashed, index, seen.number, host.model, host.codec, route.logprobs(host), limit, seed
+        )
         names: list[Fault] = []
         reply = self._rests.get(hashed.hexdigest())
         fresh = reply is None
@@ -109,8 +113,8 @@ class Worker:
             return made
         return self._abort(call, made, self._tokens_until_abort(seed))
 
-    def _go_on(self, api: Api, host: Host, seen: Seen, call: Call, made: Completion, done: int) -> Completion:
-        """The completion with everything after its first `done` tokens sampled again, unless it has ended by then."""
+    def _go_on(self, route: ModelRoute, host: Host, seen: Seen, call: Call, made: Completion, done: int) -> Completion:
+        """The completion with everything after its first `done` tokens sampled anew, unless it has ended by then."""
         if len(made.ids) <= done:
             return made
         begun = cut_off(made, done, host.codec, call)
@@ -120,7 +124,7 @@ class Worker:
             self._remember(call, made, done)
         digest = hash_after(call.hashes[made.prompt], begun.ids).hexdigest()
         seed = f"{self._chance(digest, call)}/{made.index}"
-        rest = self._sample(api, host, seen, call, made.prompt, begun.ids, limit, seed)
+        rest = self._sample(route, host, seen, call, made.prompt, begun.ids, limit, seed)
         if not done:
             return rest
         if Fault.ABORTED in made.faults:

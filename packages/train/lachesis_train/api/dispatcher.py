@@ -15,8 +15,10 @@ from contextlib import asynccontextmanager
 from lachesis_train.api.packing import pack
 from lachesis_train.api.requests import Refused
 from lachesis_train.api.settings import ApiSettings
-from lachesis_train.api.store import Batch, State, Store, StoreError, Trainer
+from lachesis_train.api.state import Batch, State
+from lachesis_train.api.store import Store, StoreError
 from lachesis_train.api.wire import least_sequences
+from lachesis_train.rollout_api import TrainerRegistration
 
 
 class Dispatcher:
@@ -57,8 +59,8 @@ class Dispatcher:
         self._sending.clear()
         self.room.set()
 
-    async def register(self, trainer: Trainer) -> None:
-        """A trainer starts, for the first time or again."""
+    async def register(self, trainer: TrainerRegistration) -> None:
+        """A trainer begins, anew or at all."""
         async with self.lock:
             state = self.state
             if not trainer.acknowledges and trainer.starting_step >= state.step:
@@ -70,7 +72,7 @@ class Dispatcher:
             self._sending.clear()
         self.room.set()
 
-    async def leased(self, trainer: Trainer, name: str, after: int | None) -> Batch | None:
+    async def leased(self, trainer: TrainerRegistration, name: str, after: int | None) -> Batch | None:
         """The first batch with an id above `after`, from now on that of the trainer with this name."""
         async with self.lock:
             await self._asked(trainer, name, after)
@@ -79,7 +81,7 @@ class Dispatcher:
         return batch
 
     @asynccontextmanager
-    async def given(self, trainer: Trainer, name: str) -> AsyncIterator[Batch | None]:
+    async def given(self, trainer: TrainerRegistration, name: str) -> AsyncIterator[Batch | None]:
         """The next batch for a trainer of the stock kind, to be sent inside `async with`."""
         async with self.lock:
             await self._asked(trainer, name, None)
@@ -124,7 +126,7 @@ class Dispatcher:
         await self.store.acknowledge(batches)
         self.room.set()
 
-    async def _asked(self, trainer: Trainer, name: str, after: int | None) -> None:
+    async def _asked(self, trainer: TrainerRegistration, name: str, after: int | None) -> None:
         """A trainer asks for a batch. After its registration, its first step follows the batch that it contains."""
         self.trainers[name] = time.monotonic()
         if not self.state.begun:
@@ -154,7 +156,7 @@ class Dispatcher:
     def _is_silent(self, trainer: str | None) -> bool:
         return time.monotonic() - self.trainers.get(trainer or "", 0.0) > self.settings.lease
 
-    async def _form(self, trainer: Trainer) -> Batch | None:
+    async def _form(self, trainer: TrainerRegistration) -> Batch | None:
         """The next batch, if there are groups for one."""
         now, size = time.monotonic(), trainer.batch_size
         waiting, least = list(self.state.waiting.values()), self._least(size)

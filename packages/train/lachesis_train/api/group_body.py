@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import orjson
 
-from lachesis_train.rollout_api import GroupError
+from lachesis_train.group_encoding import GroupError
 
 FIELDS: Final = (
     "tokens",

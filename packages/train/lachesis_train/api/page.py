@@ -10,7 +10,7 @@ from importlib import resources
 
 import jinja2
 
-from lachesis_train.api.store import Group, State
+from lachesis_train.api.state import Group, State
 
 
 @dataclass(frozen=True, slots=True)

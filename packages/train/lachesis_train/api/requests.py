@@ -15,7 +15,7 @@ from aiohttp import web
 
 from lachesis.inference.wire.visitors import Visitors
 from lachesis_train.api.settings import MB, ApiSettings
-from lachesis_train.rollout_api import GroupError
+from lachesis_train.group_encoding import GroupError
 
 _SMALL: Final = MB
 """The largest body of a request that carries no group, in bytes."""

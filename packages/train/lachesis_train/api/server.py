@@ -30,9 +30,11 @@ from lachesis_train.api.requests import (
     unpacked,
 )
 from lachesis_train.api.settings import ApiSettings
-from lachesis_train.api.store import Group, RegisteredEnv, State, Store, StoreError, Trainer
+from lachesis_train.api.state import Group, RegisteredEnv, State
+from lachesis_train.api.store import Store, StoreError
 from lachesis_train.api.wire import Acknowledgement, EnvIdentifier, EnvRequest, TrainerRequest, env_status, parse
-from lachesis_train.rollout_api import EXTENSION, INSTANCE_HEADER, TOKEN_VARIABLE, GroupError
+from lachesis_train.group_encoding import GroupError
+from lachesis_train.rollout_api import EXTENSION, INSTANCE_HEADER, TOKEN_VARIABLE, TrainerRegistration
 
 _READERS: Final = 2
 """Bodies that are unpacked, checked and written at the same time."""
@@ -160,7 +162,7 @@ class RolloutApiServer:
 
     async def _register(self, request: web.Request) -> web.StreamResponse:
         asked = parse(TrainerRequest, await read_small(request, self.settings))
-        trainer, state = Trainer(**asked.model_dump()), self.state
+        trainer, state = TrainerRegistration(**asked.model_dump()), self.state
         await self._dispatcher.register(trainer)
         answer: dict[str, Any] = {"uuid": uuid.uuid4().int}
         if trainer.acknowledges:

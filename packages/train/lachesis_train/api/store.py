@@ -15,9 +15,8 @@ import itertools
 import sqlite3
 import time
 import uuid
-from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -26,9 +25,10 @@ import orjson
 from backends.errors import LachesisError
 from backends.tasks import finish
 from lachesis_train.api.group_body import GroupBody
-from lachesis_train.api.packing import Sized
+from lachesis_train.api.state import RECENT, Batch, Group, RegisteredEnv, State
 from lachesis_train.database import Database, delete_content, put_content, put_fact
-from lachesis_train.rollout_api import GroupError
+from lachesis_train.group_encoding import GroupError
+from lachesis_train.rollout_api import TrainerRegistration
 
 T = TypeVar("T")
 
@@ -45,128 +45,10 @@ _TABLES: Final = (
 )
 _GROUP = "id, group_id, env_id, sequences, tokens, bytes, begin_step, scores, received, batch_id"
 _RUN = ("trainer", "started", "begun", "first_step", "registrations")
-_RECENT = 20
-_RECENT_AGES = 1000
 
 
 class StoreError(LachesisError):
     """The database cannot be used; the message names the file, the reason and the next step."""
-
-
-@dataclass(frozen=True, slots=True)
-class Group(Sized):
-    """A group without its content."""
-
-    id: int
-    """In the order of arrival."""
-    group_id: str | None
-    """As the environment calls it."""
-    tokens: int
-    size: int
-    """Bytes."""
-    begin_step: int | None
-    scores: tuple[float, ...]
-    received: float
-    """Seconds since 1970."""
-    batch_id: int | None = None
-
-
-@dataclass(slots=True)
-class Batch:
-    """A batch that is not acknowledged."""
-
-    id: int
-    groups: Sequence[Group]
-    holder: str | None = None
-    """The trainer that it was handed to; empty for one that gives no name."""
-    given: bool = False
-    """It was sent completely to a trainer that cannot acknowledge: its next request does."""
-
-
-@dataclass(frozen=True, slots=True)
-class Trainer:
-    """The registration of the trainer, with the names of the wire."""
-
-    wandb_group: str
-    wandb_project: str
-    batch_size: int
-    max_token_len: int
-    checkpoint_dir: str
-    save_checkpoint_interval: int
-    starting_step: int
-    num_steps: int
-    acknowledges: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class RegisteredEnv:
-    """The registration of an environment."""
-
-    env_id: int
-    desired_name: str
-    real_name: str
-    max_token_length: int
-    weight: float
-    group_size: int
-    min_batch_allocation: float | None = None
-    connected: bool = True
-
-
-@dataclass(slots=True)
-class State:
-    """Everything but contents."""
-
-    instance: str = ""
-    """A new one for each database, and after each reset."""
-    trainer: Trainer | None = None
-    registrations: int = 0
-    """Of trainers, one after the other: each may begin at another step, with other settings."""
-    started: bool = False
-    """A trainer has asked for a batch."""
-    begun: bool = False
-    """The trainer has asked for one since its registration."""
-    first_step: int = 0
-    """The trainer's step minus the id of the last batch."""
-    environments: list[RegisteredEnv] = field(default_factory=list)
-    waiting: dict[int, Group] = field(default_factory=dict)
-    batches: dict[int, Batch] = field(default_factory=dict)
-    """Not acknowledged, by id, in order."""
-    last_batch: int = 0
-    acknowledged: int = 0
-    """The largest id of an acknowledged batch."""
-    acknowledged_by: dict[str, int] = field(default_factory=dict)
-    """The same of the batches that a trainer got by its name."""
-    received: int = 0
-    """Groups, without copies."""
-    stored: int = 0
-    """Bytes of groups that are not acknowledged."""
-    recent: deque[Group] = field(default_factory=lambda: deque(maxlen=_RECENT))
-    ages: deque[int] = field(default_factory=lambda: deque(maxlen=_RECENT_AGES))
-    """Of groups in the latest batches, where environments send `begin_step`; since the start of the process."""
-
-    @property
-    def step(self) -> int:
-        """The trainer's: batches formed, from its `starting_step`."""
-        return self.first_step + self.last_batch
-
-    @property
-    def held(self) -> dict[int, int | None]:
-        """The batches of groups that are not acknowledged, by id of the group; None in the queue."""
-        of_batches = {group.id: batch.id for batch in self.batches.values() for group in batch.groups}
-        return {**dict.fromkeys(self.waiting), **of_batches}
-
-    @property
-    def waiting_sequences(self) -> int:
-        return sum(group.sequences for group in self.waiting.values())
-
-    def waiting_of(self, env_id: int | None) -> list[Group]:
-        return [group for group in self.waiting.values() if group.env_id == env_id]
-
-    def sequences_by_env(self) -> Counter[int | None]:
-        counts: Counter[int | None] = Counter()
-        for group in self.waiting.values():
-            counts[group.env_id] += group.sequences
-        return counts
 
 
 class Store:
@@ -211,7 +93,7 @@ class Store:
                 self.state.stored += group.size
         return [group is not None for group in added]
 
-    async def set_trainer(self, trainer: Trainer, *, first_step: int) -> None:
+    async def set_trainer(self, trainer: TrainerRegistration, *, first_step: int) -> None:
         """A trainer has registered."""
         registrations = self.state.registrations + 1
         await self._put_run(trainer=trainer, first_step=first_step, begun=False, registrations=registrations)
@@ -355,7 +237,7 @@ class Store:
         state = State(instance=facts["instance"])
         for name in _RUN:
             setattr(state, name, run.get(name, getattr(state, name)))
-        state.trainer = Trainer(**run["trainer"]) if run.get("trainer") else None
+        state.trainer = TrainerRegistration(**run["trainer"]) if run.get("trainer") else None
         with self._database.errors() as database:
             rows = database.execute("SELECT value FROM environments ORDER BY id")
             state.environments = [RegisteredEnv(**orjson.loads(value)) for (value,) in rows]
@@ -376,7 +258,7 @@ class Store:
             by = "SELECT holder, max(id) FROM batches WHERE acknowledged AND holder IS NOT NULL GROUP BY holder"
             state.acknowledged_by = dict(database.execute(by))
             (state.received,) = database.execute("SELECT count(*) FROM groups").fetchone()
-            recent = database.execute(f"SELECT {_GROUP} FROM groups ORDER BY id DESC LIMIT {_RECENT}")
+            recent = database.execute(f"SELECT {_GROUP} FROM groups ORDER BY id DESC LIMIT {RECENT}")
             state.recent.extend(map(_group, recent))
         return state
 

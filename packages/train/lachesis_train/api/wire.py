@@ -7,8 +7,8 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, Field, FiniteFloat, ValidationError
 
-from lachesis_train.api.store import RegisteredEnv, State
-from lachesis_train.rollout_api import GroupError
+from lachesis_train.api.state import RegisteredEnv, State
+from lachesis_train.group_encoding import GroupError
 
 LEAST_WEIGHT = 0.01
 """Of an environment in `/status-env`, as in the stock API."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ import torch
 from lachesis_train.engine.errors import RequestError
 from lachesis_train.engine.model import LoraSpec, Model
 from lachesis_train.engine.training import TrainingModel, create_training_model
+from lachesis_train.whole_files import write_atomically
 
 WEIGHTS: Final = "weights"
 SAMPLER_WEIGHTS: Final = "sampler_weights"
@@ -164,18 +164,7 @@ def _write(file: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[st
     file.parent.mkdir(parents=True, exist_ok=True)
     for left in file.parent.glob(".*.part"):  # of a process that was killed; only one saves a training model
         left.unlink(missing_ok=True)
-    part = file.with_name(f".{file.name}.part")
-    content = save({key: value.detach().cpu().contiguous() for key, value in tensors.items()}, dict(metadata))
-    try:
-        with part.open("wb") as opened:  # not save_file, whose own temporary file a kill would leave
-            opened.write(content)
-            opened.flush()
-            os.fsync(opened.fileno())
-        part.replace(file)
-    finally:
-        part.unlink(missing_ok=True)
-    folder = os.open(file.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    # Not save_file, whose own temporary file a kill would leave.
+    write_atomically(
+        file, save({key: value.detach().cpu().contiguous() for key, value in tensors.items()}, dict(metadata))
+    )

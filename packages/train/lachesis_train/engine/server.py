@@ -26,12 +26,7 @@ from lachesis_train.engine.promises import Promises, Result
 from lachesis_train.engine.samplers import EPHEMERAL, Samplers
 from lachesis_train.engine.training import TrainingModel, create_training_model, forward_backward, optim_step
 from lachesis_train.engine.versions import Versions
-from lachesis_train.engine.wire import (
-    data_of,
-    encode_forward_backward,
-    loss_config_of,
-    parse_forward_backward,
-)
+from lachesis_train.engine.wire import data_of, encode_forward_backward, loss_config_of, parse_forward_backward
 from lachesis_train.engine.worker import MAX_WAITING, Worker
 
 POLL_SECONDS: Final = 30.0
@@ -122,13 +117,8 @@ class Engine:
         return web.json_response({"sample_cancel_enabled": True})
 
     async def _capabilities(self, request: web.Request) -> web.Response:
-        model = {
-            "model_name": self.name,
-            "max_context_length": self.model.context_length,
-            "trainable": True,
-            "sampleable": True,
-        }
-        return web.json_response({"supported_models": [model]})
+        model = {"model_name": self.name, "max_context_length": self.model.context_length}
+        return web.json_response({"supported_models": [{**model, "trainable": True, "sampleable": True}]})
 
     async def _create_session(self, request: web.Request) -> web.Response:
         session = uuid.uuid4().hex[:12]
@@ -161,6 +151,12 @@ class Engine:
             raise RequestError(f"session {name!r} is unknown: the engine was started again; create a new client")
         return name
 
+    def _new_model(self, body: Body) -> tuple[str, str]:
+        """The session and the id of a new training model. The SDK expects ids of this form where it does not wait for
+        the answer."""
+        session = self._session(body)
+        return session, f"{session}:train:{body['model_seq_id']}"
+
     async def _create_sampling_session(self, request: web.Request) -> web.Response:
         body = await read_json(request)
         path = self.samplers.path_of(body)
@@ -171,8 +167,7 @@ class Engine:
 
     async def _create_model(self, request: web.Request) -> web.Response:
         body = await read_json(request)
-        session = self._session(body)
-        model_id = _model_id(session, body["model_seq_id"])
+        session, model_id = self._new_model(body)
         lora = body.get("lora_config") or {}
 
         def create() -> TrainingModel:
@@ -299,8 +294,7 @@ class Engine:
                 return {"type": "load_weights", "path": path, "model_id": trained.id}
 
             return self._training_job(body["model_id"], body.get("seq_id"), run)
-        session = self._session(body)
-        model_id = _model_id(session, body["model_seq_id"])
+        session, model_id = self._new_model(body)
 
         def create() -> TrainingModel:
             self.samplers.check_base_model(body.get("base_model"))
@@ -383,11 +377,6 @@ class Engine:
         if isinstance(result, bytes):
             return web.Response(body=result, content_type=PROTOBUF)
         return web.json_response(result)
-
-
-def _model_id(session: str, number: int) -> str:
-    """The SDK expects ids of this form where it does not wait for the answer."""
-    return f"{session}:train:{number}"
 
 
 async def _accepted(request: web.Request) -> web.Response:

@@ -1,21 +1,36 @@
-"""The fields of a request without those that have no effect, and how its answer is written."""
+"""What a request may ask of the policy: its fields without those that change nothing."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Final
 
-from lachesis.inference.sampling import Sampling, read_sampling
-from lachesis.inference.wire.request import JSON, ChatRequest, Refused, TextRequest, is_ids, take
+from lachesis.inference.wire.openai_chat import WISHES
+from lachesis.inference.wire.request import JSON, Refused, answers, take
 from lachesis.trajectories.sampling_record import has_effect
+from lachesis_tokens.model_routes.atropos import AtroposRoute
+from lachesis_tokens.model_routes.chat import ChatRoute
+from lachesis_tokens.model_routes.host import ModelRoute
+from lachesis_tokens.model_routes.sglang import SGLangRoute
 
-_WRITING: Final = frozenset(
-    {"return_token_ids", "return_tokens_as_token_ids", "return_prompt_token_ids", "skip_special_tokens"}
-    | {"include_stop_str_in_output", "no_stop_trim", "stop_token_ids", "ignore_eos"}
+_SAMPLING: Final = frozenset(
+    {"n", "max_tokens", "stop", "seed", "temperature", "top_p", "top_k", "stop_token_ids", "ignore_eos"}
+    | {"skip_special_tokens", "include_stop_str_in_output"}
 )
-"""Fields of vLLM and SGLang that `Wanted` holds."""
+_TEXT: Final = _SAMPLING | {"model", "prompt", "logprobs"}
+_CHAT: Final = (
+    _SAMPLING
+    | {"model", "messages", "tools", "tool_choice", "max_completion_tokens", "logprobs", "top_logprobs"}
+    | frozenset(WISHES)
+)
+_GENERATE: Final = frozenset({"model", "text", "input_ids", "sampling_params", "return_logprob", "logprob_start_len"})
+_PARAMETERS: Final = _SAMPLING - {"seed", "max_tokens", "include_stop_str_in_output"} | {
+    *("max_new_tokens", "sampling_seed", "no_stop_trim"),
+}
+_WRITING: Final = frozenset(
+    {"return_token_ids", "return_tokens_as_token_ids", "return_prompt_token_ids", "return_text_in_logprobs"}
+)
+"""Fields that only the answer shows."""
 _WITHOUT_EFFECT: Final = frozenset(
     {"metadata", "prompt_cache_key", "safety_identifier", "service_tier", "store", "timeout", "verbosity"}
 )
@@ -30,48 +45,46 @@ _ZERO_ASKS: Final = ("prompt_logprob_start", "prompt_logprobs")
 """Those of them that are switched off by null, and not by 0."""
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """The fields of vLLM and SGLang that shape an answer."""
-
-    return_ids: bool = False
-    """Whether the answer repeats the ids of the prompt and lists those of the completion."""
-    ids_as_tokens: bool = False
-    """Whether the tokens of logprobs are named by their ids."""
-    skip_special: bool = True
-    """Whether special tokens stay out of a text completion."""
-    keep_stop: bool = False
-    """Whether the stop text stays in it."""
-    extra: JSON = field(default_factory=dict)
-    """For `Sampling.extra`."""
-
-
-def wanted(body: Mapping[str, Any]) -> Wanted:
-    """Raises `Refused` for fields of another type."""
-
-    def flag(*names: str, default: bool = False) -> bool:
-        return any(take(body, name, bool, default=default) for name in names)
-
-    extra: JSON = {"ignore_eos": True} if flag("ignore_eos") else {}
-    if ids := take(body, "stop_token_ids", list):
-        if not is_ids(ids):
-            raise Refused(400, "stop_token_ids is not a list of token ids", param="stop_token_ids")
-        extra["stop_token_ids"] = ids
-    return Wanted(
-        return_ids=flag("return_token_ids", "return_prompt_token_ids"),
-        ids_as_tokens=flag("return_tokens_as_token_ids"),
-        skip_special=flag("skip_special_tokens", default=True),
-        keep_stop=flag("include_stop_str_in_output", "no_stop_trim"),
-        extra=extra,
-    )
-
-
-def meant(body: Mapping[str, Any], read: Collection[str], where: str = "") -> JSON:
-    """The fields in `read` that have a value. Those of `Wanted`, and those without an effect, are left out.
+def allowed(route: ModelRoute, body: Mapping[str, Any], model_name: str) -> JSON:
+    """The fields of a request for this route that have a value.
 
     Raises:
-        Refused: another field may change what is sampled, or asks for what no answer here has.
+        Refused: another field may change what is sampled, or asks for what no answer here has; another model is meant.
     """
+    if isinstance(route, SGLangRoute):
+        given = _meant(body, _GENERATE)
+        parameters = _meant(take(body, "sampling_params", dict, default={}), _PARAMETERS, "sampling_params.")
+        given["sampling_params"] = parameters
+        answers(parameters)
+        if (start := given.pop("logprob_start_len", -1)) != -1:
+            reason = f"logprob_start_len {start!r}: those of the prompt are not reported; send -1"
+            raise Refused(400, reason, code="unsupported_parameter", param="logprob_start_len")
+    else:
+        more = frozenset() if isinstance(route, AtroposRoute) else frozenset({"add_special_tokens"})
+        given = _meant(body, _CHAT if isinstance(route, ChatRoute) else _TEXT | more)
+        answers(given)
+        if given.get("top_logprobs"):
+            raise Refused(400, "top_logprobs: only the logprobs of sampled tokens are known", param="top_logprobs")
+        if take(given, "logprobs", int, bool, default=0) > 1:
+            raise Refused(400, "logprobs: only those of sampled tokens are known; send 0 or 1", param="logprobs")
+        take(given, "tools", list)
+        take(given, "tool_choice", str, dict)
+        for name in WISHES:
+            if given.pop(name, True) not in ({"type": "text"}, True):
+                reason = f"{name} is not supported; leave it out"
+                raise Refused(400, reason, code="unsupported_parameter", param=name)
+    if (name := given.pop("model", None)) and name != model_name:
+        raise Refused(
+            404,
+            f"there is no model {name!r} here, only {model_name!r}; set model_name to that",
+            code="model_not_found",
+            param="model",
+        )
+    return given
+
+
+def _meant(body: Mapping[str, Any], read: Collection[str], where: str = "") -> JSON:
+    """The fields in `read` that have a value. Raises `Refused` for others that matter."""
     kept: JSON = {}
     for name, value in body.items():
         if name in _WRITING or name in _WITHOUT_EFFECT or (name == "best_of" and value == 1):
@@ -88,18 +101,3 @@ def meant(body: Mapping[str, Any], read: Collection[str], where: str = "") -> JS
                 reason = "tokens are sampled from the policy's own distribution, and it may change this; leave it out"
             raise Refused(400, f"{where}{name}: {reason}", code="unsupported_parameter", param=name)
     return kept
-
-
-def sampling_of(request: ChatRequest | TextRequest, asked: Wanted, *, default_max_tokens: int) -> Sampling:
-    """Raises `Refused` for values that no distribution has."""
-    given = request.sampling
-    for name, fits, wanted in (
-        ("temperature", lambda value: 0 <= value < math.inf, "0 or more, and finite"),
-        ("top_p", lambda value: 0 < value <= 1, "above 0 and at most 1"),
-        ("top_k", lambda value: isinstance(value, int) and value >= -1, "a whole number; 0 and -1 are off"),
-        ("seed", lambda value: isinstance(value, int), "a whole number"),
-    ):
-        if name in given and not fits(given[name]):
-            raise Refused(400, f"{name} is {given[name]!r}, not {wanted}", param=name)
-    arguments = {**given, "stop": request.stop, "max_tokens": request.max_tokens, "extra_body": asked.extra}
-    return read_sampling(arguments, default_max_tokens=default_max_tokens)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from aiohttp import web
@@ -15,10 +13,11 @@ from lachesis.inference.errors import ContextExhausted, PromptError, RequestReje
 from lachesis.inference.http_client import ServerSettings
 from lachesis.inference.wire.openai_chat import error
 from lachesis.inference.wire.request import JSON, Refused
-from lachesis.inference.wire.service import WebService
+from lachesis.inference.wire.service import WebService, has_bearer
 from lachesis.inference.wire.visitors import is_loopback
 from lachesis.inference.wire.writing import dump, load
 from lachesis.trajectories import MessageError
+from lachesis_tokens.model_routes.host import model_info, model_list
 from lachesis_tokens.prompts.prompts import PromptBuilder
 from lachesis_tokens.prompts.vocabulary import ANY_ROW
 from lachesis_tokens.server.completion_reader import CompletionReader
@@ -27,7 +26,7 @@ from lachesis_tokens.templates.forced_calls import ToolChoiceError
 from lachesis_tokens.templates.parser_match import parser_for
 from lachesis_train.policy import Policy
 from lachesis_train.policy_server.engine import EngineFailed, PolicyEngine
-from lachesis_train.policy_server.routes import Routes
+from lachesis_train.policy_server.routes import PolicyHost, Routes
 from tool_call_parsers import ToolCallParser
 
 if TYPE_CHECKING:
@@ -88,7 +87,7 @@ class PolicyServer(WebService):
         self._tokenizer_name = str(tokenizer.name_or_path)
         self._address_text = f"{host}:{port}"
         self._is_public = not is_loopback(host) and not token
-        self._token = (token or "").encode()
+        self._token = token or ""
         self._most = max_concurrency + max_waiting
         self._retry_after = {"Retry-After": f"{retry_after:g}"}
         self._wandb_info = dict(wandb_info or {"group": None, "project": None})
@@ -103,7 +102,7 @@ class PolicyServer(WebService):
             decode=CompletionReader(tokenizer, parser).decode,
             context_length=context_length,
         )
-        self._routes = Routes(TokenServer([engine], prompts, parser, rows=ANY_ROW), model_name, context_length)
+        self._host = PolicyHost(TokenServer([engine], prompts, parser, rows=ANY_ROW), model_name, context_length)
 
     async def start(self) -> None:
         """Bind the port and start to answer. Raises `SettingsError` if the port is not free."""
@@ -122,7 +121,7 @@ class PolicyServer(WebService):
 
     def routes(self) -> Iterable[web.RouteDef]:
         """Those of `docs/policy-server.md`."""
-        answers = self._routes
+        answers = Routes(self._host)
         return (
             web.post("/v1/completions", self._sampling(answers.completions)),
             web.post("/v1/chat/completions", self._sampling(answers.chat)),
@@ -187,27 +186,17 @@ class PolicyServer(WebService):
         return handle
 
     def _authorize(self, request: web.Request) -> None:
-        kind, _, key = request.headers.get("Authorization", "").partition(" ")
-        if self._token and not (
-            kind.lower() == "bearer" and secrets.compare_digest(key.encode("utf-8", "surrogateescape"), self._token)
-        ):
+        if self._token and not has_bearer(request, self._token):
             raise Refused(401, "the bearer token is missing or wrong; set api_key to it", code="invalid_api_key")
 
     def _refusal(self, refused: Refused) -> web.Response:
         return _response(refused.status, error(refused), self._retry_after if refused.status in (429, 503) else None)
 
     def _models(self) -> JSON:
-        card = {"id": self.model_name, "object": "model", "created": 0, "owned_by": "lachesis", "policy_server": True}
-        card |= {"root": self._tokenizer_name, "max_model_len": self.context_length}
-        return {"object": "list", "data": [card]}
+        return model_list(self._host, owned_by="lachesis", policy_server=True, root=self._tokenizer_name)
 
     def _model_info(self) -> JSON:
-        return {
-            "model_path": self.model_name,
-            "tokenizer_path": self.model_name,
-            "is_generation": True,
-            "weight_version": self.policy.current.name,
-        }
+        return {**model_info(self._host), "weight_version": self.policy.current.name}
 
     async def _health(self, request: web.Request) -> web.Response:
         current = self.policy.current
@@ -215,18 +204,6 @@ class PolicyServer(WebService):
             200,
             {"status": "ok", "version": current.name, "step": current.step, "in_flight": self.in_flight},
         )
-
-
-@asynccontextmanager
-async def serve(
-    policy: Policy, tokenizer: PreTrainedTokenizerBase, *, model_name: str, **options: Any
-) -> AsyncIterator[tuple[str, int]]:
-    """Serve `policy` for the length of the block. Yields the address: host and port.
-
-    `options` are the arguments of `PolicyServer`.
-    """
-    async with PolicyServer(policy, tokenizer, model_name=model_name, **options) as server:
-        yield server.address
 
 
 def _response(status: int, body: Any, headers: Mapping[str, str] | None = None) -> web.Response:

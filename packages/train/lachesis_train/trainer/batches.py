@@ -10,18 +10,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-import aiohttp
 import orjson
 
 from backends.errors import LachesisError
-from lachesis_train.rollout_api import EXTENSION
+from lachesis_train.rollout_api import EXTENSION, ApiDown, ApiRefused, RolloutApi, TrainerRegistration
+from lachesis_train.whole_files import write_atomically
 
 _POLL: Final = 0.25
 """Seconds between two questions for a batch."""
@@ -29,30 +28,12 @@ _LOOK: Final = 2.0
 """Seconds between two looks whether environments are there, while it waits for a batch."""
 _PATIENCE: Final = 20.0
 """Seconds in which an acknowledgement has to succeed; a later one contains it."""
-_TIMEOUT: Final = aiohttp.ClientTimeout(total=600, sock_connect=10)
+_TIMEOUT: Final = 600.0
+"""Seconds for an answer: a batch is large."""
 
 
 class BatchError(LachesisError):
     """The rollout API refuses the trainer."""
-
-
-@dataclass(frozen=True, slots=True)
-class Registration:
-    """The trainer's description of itself, with the fields of `POST /register`."""
-
-    wandb_group: str
-    wandb_project: str
-    batch_size: int
-    """Sequences of a step."""
-    max_token_len: int
-    checkpoint_dir: str
-    save_checkpoint_interval: int
-    num_steps: int
-
-    def body(self, step: int) -> dict[str, Any]:
-        """The body of the request, at `step`."""
-        own = {name: getattr(self, name) for name in self.__slots__}
-        return {**own, "starting_step": step, "acknowledges": True}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,20 +60,19 @@ class BatchSource:
     def __init__(
         self,
         url: str,
-        registration: Registration,
+        registration: TrainerRegistration,
         folder: Path,
         *,
         token: str | None = None,
         end_without_environments: float | None = None,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self.url = url.rstrip("/")
+        self._api = RolloutApi(url, token=token or "", timeout=_TIMEOUT)
+        self.url = self._api.url
         self._registration = registration
         self._kept = _KeptBatches(folder)
-        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._end_without_environments = end_without_environments
         self._say = say
-        self._session: aiohttp.ClientSession | None = None
         self.instance: str | None = None
         """The database of the API, whose batch ids are comparable; None for a stock API."""
         self._replaced = False
@@ -110,9 +90,9 @@ class BatchSource:
         Raises:
             BatchError: it is not a rollout API, or it refuses the registration.
         """
-        about = await self._object("GET", "/", headers={"Accept": "application/json"})
+        about = await self._object("GET", "/")
         self.instance = str(about.get("instance")) if about.get("message") == EXTENSION else None
-        answer = await self._object("POST", "/register", json=self._registration.body(step))
+        answer = await self._object("POST", "/register", replace(self._registration, starting_step=step))
         if "uuid" not in answer:
             raise BatchError(f"{self.url} is not a rollout API: it answered the registration with {str(answer)[:200]}")
         self.acknowledged = int(answer.get("acknowledged", 0))
@@ -192,44 +172,34 @@ class BatchSource:
             return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_PATIENCE):
-                await self._object("POST", "/ack", json={"batch_id": batch_id})
+                await self._object("POST", "/ack", {"batch_id": batch_id})
 
     async def close(self) -> None:
         """Close the connection."""
-        if self._session is not None:
-            await self._session.close()
+        await self._api.close()
 
-    async def _object(self, method: str, path: str, **options: Any) -> dict[str, Any]:
+    async def _object(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
         """The answer, a JSON object. Waits while the API is down or busy.
 
         Raises:
             BatchError: it refuses the request.
         """
-        if self._session is None:
-            self._session = aiohttp.ClientSession(headers=self._headers, timeout=_TIMEOUT)
         pause, down = _POLL, False
         while True:
-            problem = ""
             try:
-                async with self._session.request(method, self.url + path, **options) as response:
-                    raw, status = await response.read(), response.status
-                if status in (408, 425, 429) or status >= 500:
-                    problem = f"{path} answered {status}: {raw[:200]!r}"
-                elif status >= 400:
-                    raise BatchError(f"the rollout API at {self.url} refuses {path}: {status} {_text(raw)}")
-            except aiohttp.InvalidURL as error:
-                raise BatchError(f"{self.url} is not a URL; set env.rollout_server_url") from error
-            except (aiohttp.ClientError, TimeoutError, OSError) as error:
-                problem = f"{type(error).__name__}: {error}"
-            if not problem:
-                if down:
-                    self._say(f"the rollout API at {self.url} answers again")
-                return self._parse(path, raw)
-            if not down:
-                down = True
-                self._say(f"waiting for the rollout API at {self.url} ({problem}); start it with `lachesis api`")
-            await asyncio.sleep(pause)
-            pause = min(5.0, 2 * pause)
+                raw = await self._api.ask(method, path, body)
+            except ApiRefused as error:
+                raise BatchError(str(error)) from error
+            except ApiDown as error:
+                if not down:
+                    down = True
+                    self._say(f"waiting for the {error}; start it with `lachesis api`")
+                await asyncio.sleep(pause)
+                pause = min(5.0, 2 * pause)
+                continue
+            if down:
+                self._say(f"the rollout API at {self.url} answers again")
+            return self._parse(path, raw)
 
     def _parse(self, path: str, raw: bytes) -> dict[str, Any]:
         with contextlib.suppress(orjson.JSONDecodeError):
@@ -265,21 +235,6 @@ class _KeptBatches:
 
     def _path(self, number: int) -> Path:
         return self._folder / f"{number}.json"
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Replace a file by another, which is on the disk before the old one is gone."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def _text(raw: bytes) -> str:

@@ -12,8 +12,8 @@ from typing import Any
 import orjson
 
 from lachesis.run_folder import OtherSettings, RunFolderError, WrongFolder, changes
-from lachesis_train.trainer.batches import write_atomically
 from lachesis_train.trainer.settings import digest
+from lachesis_train.whole_files import write_atomically
 
 FILE = "checkpoint.json"
 ADAPTER = (

@@ -15,8 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from lachesis.urls import HTTP_URL
 from lachesis_tokens.samples.advantages import LossAverage
+from lachesis_train.rollout_api import TrainerRegistration
 from lachesis_train.tinker_sdk import Adam, LoraShape
-from lachesis_train.trainer.batches import Registration
 from lachesis_train.trainer.datums import Rules
 from lachesis_train.trainer.learning_rate import Schedule
 
@@ -195,10 +195,10 @@ class Settings(BaseModel):
         return Path(self.training.run_dir or Path("data/train") / self.training.name)
 
     @property
-    def registration(self) -> Registration:
+    def registration(self) -> TrainerRegistration:
         """What the trainer sends to the rollout API when it registers."""
         training = self.training
-        return Registration(
+        return TrainerRegistration(
             wandb_group=training.wandb_group or training.name,
             wandb_project=training.wandb_project,
             batch_size=self.env.sequences,
@@ -206,6 +206,7 @@ class Settings(BaseModel):
             checkpoint_dir=training.checkpoint_dir or str(self.run_dir),
             save_checkpoint_interval=training.save_checkpoint_interval,
             num_steps=self.num_steps,
+            acknowledges=True,
         )
 
     @property

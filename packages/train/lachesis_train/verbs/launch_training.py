@@ -287,10 +287,10 @@ def new_recorder(settings: Settings, first_step: int, tokenizer: Tokenizer, cons
 @contextlib.asynccontextmanager
 async def serving(settings: Settings, policy: Policy, tokenizer: Tokenizer, say: Any) -> AsyncIterator[None]:
     """The policy server, while the context lasts."""
-    from lachesis_train import policy_server
+    from lachesis_train.policy_server import PolicyServer
 
     training = settings.training
-    async with policy_server.serve(
+    async with PolicyServer(
         policy,
         await asyncio.to_thread(tokenizer.get),
         model_name=settings.served_model,
@@ -299,8 +299,8 @@ async def serving(settings: Settings, policy: Policy, tokenizer: Tokenizer, say:
         token=os.environ.get(TOKEN),
         tool_call_parser=settings.env.tool_call_parser,
         wandb_info={"group": settings.registration.wandb_group, "project": training.wandb_project},
-    ) as address:
-        say(f"{settings.served_model} is served at http://{address[0]}:{address[1]}/v1")
+    ) as server:
+        say(f"{settings.served_model} is served at {server.base_url}")
         yield
 
 

@@ -66,7 +66,7 @@ async def served(
     """The URL of a policy server with the last checkpoint of a run, or with the base model."""
     from transformers import AutoTokenizer
 
-    from lachesis_train import policy_server
+    from lachesis_train.policy_server import PolicyServer
 
     found = _checkpoint(run_dir)
     model = found.settings["base_model"]
@@ -78,8 +78,8 @@ async def served(
         sampler = await (await service.resume(found.state, model, shape)).sampler()
     tokenizer = await asyncio.to_thread(AutoTokenizer.from_pretrained, tokenizer_of(model))
     policy = Policy(PolicyVersion(step, f"{found.run_id}:{step}", sampler))
-    async with policy_server.serve(policy, tokenizer, model_name=model, host=host, port=port) as address:
-        yield f"http://{address[0]}:{address[1]}/v1"
+    async with PolicyServer(policy, tokenizer, model_name=model, host=host, port=port) as server:
+        yield server.base_url
 
 
 def _checkpoint(run_dir: Path) -> Checkpoint:

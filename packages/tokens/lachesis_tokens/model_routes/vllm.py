@@ -8,23 +8,26 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import Any, ClassVar
 
-from lachesis_testing.fake_server.completions import Call
-from lachesis_testing.fake_server.images import ShownImage, with_images
-from lachesis_testing.fake_server.replay import sampling_masks, vllm_experts
-from lachesis_testing.fake_server.shapes import (
+from lachesis_tokens.model_routes.experts import vllm_experts
+from lachesis_tokens.model_routes.host import (
     JSON,
-    Api,
-    Host,
-    Rejected,
-    Shown,
-    is_ids,
+    ModelHost,
+    ModelRoute,
+    ShownCompletion,
     new_id,
     now,
     openai_error,
-    read_call,
-    top_logprobs,
     usage,
     version_spans,
+)
+from lachesis_tokens.model_routes.requests import (
+    ImagePlace,
+    PromptTooLong,
+    Rejected,
+    SamplingRequest,
+    check_ids,
+    is_ids,
+    read_request,
     whole,
 )
 
@@ -32,7 +35,7 @@ _MOST_LOGPROBS = 20
 """vLLM's `--max-logprobs` default."""
 
 
-class VLLMApi(Api):
+class VLLMRoute(ModelRoute):
     """Common parts of vLLM's routes."""
 
     at_engine: ClassVar[bool] = False
@@ -41,54 +44,63 @@ class VLLMApi(Api):
     def failure(self, status: int, message: str, param: str | None) -> JSON | str:
         return openai_error(status, message, param)
 
-    def read(self, host: Host, body: JSON) -> Call:
+    def read(self, host: ModelHost, body: JSON) -> SamplingRequest:
         name = body.get("model")
         if name and name != host.model_name:
             raise Rejected(f"The model `{name}` does not exist.", 404, param="model")
         if body.get("stream"):
-            raise Rejected("The fake server does not stream.", param="stream")
-        call = self.call(host, body)
-        for prompt in call.prompts:
-            self._check_prompt(host, prompt, needs_room=call.sampling.max_tokens > 0)
-        return call
+            raise Rejected("This server does not stream.", param="stream")
+        request = self.parse(host, body)
+        for prompt in request.prompts:
+            self._check_prompt(host, prompt, needs_room=request.sampling.max_tokens > 0)
+        return request
 
     @abstractmethod
-    def call(self, host: Host, body: JSON) -> Call:
+    def parse(self, host: ModelHost, body: JSON) -> SamplingRequest:
         """The parsed request. Raises `Rejected` or `ValueError`."""
 
-    def _check_prompt(self, host: Host, prompt: Sequence[int], *, needs_room: bool) -> None:
+    def _check_prompt(self, host: ModelHost, prompt: Sequence[int], *, needs_room: bool) -> None:
         """vLLM's errors for ids outside the vocabulary and for a prompt that leaves no room."""
         count, most = len(prompt), host.context_length
-        if count and max(prompt) >= host.model.vocabulary_size:
-            raise ValueError(f"Token id {max(prompt)} is out of vocabulary")
+        check_ids(prompt, host.vocabulary_size)
+        if most is None:
+            return
         if count > most and not self.at_engine:
             message = (
                 f"This model's maximum context length is {most} tokens. However, your prompt contains {count} input "
                 "tokens, which exceeds this limit even without any output tokens. Please reduce the length of the "
                 "input prompt."
             )
-            raise Rejected(message, param="input_tokens")
+            raise PromptTooLong(message, param="input_tokens")
         if count == most and needs_room and not self.at_engine:
             # vLLM lowers max_tokens to the remaining room, and then rejects 0.
-            raise Rejected("max_tokens must be at least 1, got 0.", param="max_tokens")
+            raise PromptTooLong("max_tokens must be at least 1, got 0.", param="max_tokens")
         if count >= most and needs_room:
-            raise ValueError(
+            raise PromptTooLong(
                 f"The decoder prompt (length {count}) plus the number of requested output tokens (at least 1) is "
                 f"longer than the maximum model length of {most}. Make sure that `max_model_len` is no smaller than "
                 "the number of text tokens (prompt + requested output tokens)."
             )
 
     def answer(
-        self, host: Host, choices: Sequence[JSON], shown: Sequence[Shown], *, absent: Collection[str], **fields: Any
+        self,
+        host: ModelHost,
+        choices: Sequence[JSON],
+        shown: Sequence[ShownCompletion],
+        *,
+        absent: Collection[str],
+        **fields: Any,
     ) -> JSON:
         """The whole answer. The fields in `absent` are null."""
         common = {"created": now(), "model": host.model_name, "choices": choices, "usage": usage(shown)}
         return {**fields, **common, **dict.fromkeys(absent)}
 
-    def ending(self, host: Host, each: Shown, ids: Sequence[int] | None, *, versions: bool, start: int = 0) -> JSON:
+    def ending(
+        self, host: ModelHost, each: ShownCompletion, ids: Sequence[int] | None, *, versions: bool, start: int = 0
+    ) -> JSON:
         """The fields after the logprobs of a choice. `versions`: the version of the weights for each span of tokens;
         `start`: the first token whose experts are reported."""
-        spans = version_spans(each)
+        spans = version_spans(each.made)
         return {
             "finish_reason": each.made.finish_reason,
             "stop_reason": each.made.stop_reason,
@@ -98,37 +110,40 @@ class VLLMApi(Api):
         }
 
 
-class Completions(VLLMApi):
+class CompletionsRoute(VLLMRoute):
     """`POST /v1/completions`: prompts as text or as ids, one or many."""
 
     name: ClassVar[str] = "vllm-completions"
 
-    def call(self, host: Host, body: JSON) -> Call:
+    def parse(self, host: ModelHost, body: JSON) -> SamplingRequest:
         prompts = [
-            host.codec.encode(prompt, add_special_tokens=body.get("add_special_tokens", True))
+            host.encode(prompt, add_special_tokens=body.get("add_special_tokens", True))
             if isinstance(prompt, str)
             else prompt
             for prompt in _prompts(body.get("prompt"))
         ]
         scored_only = bool(body.get("echo")) and body.get("max_tokens") == 0
-        return read_vllm_call(body, prompts, default_max_tokens=16, least=0 if scored_only else 1)
+        return read_vllm_request(body, prompts, default_max_tokens=16, least=0 if scored_only else 1)
 
-    def write(self, host: Host, body: JSON, call: Call, shown: Sequence[Shown]) -> JSON:
+    def write(self, host: ModelHost, body: JSON, request: SamplingRequest, shown: Sequence[ShownCompletion]) -> JSON:
         return_ids, echo = bool(body.get("return_token_ids")), bool(body.get("echo"))
         wanted, prompt_wanted = body.get("logprobs") is not None, body.get("prompt_logprobs") is not None
         versions = bool(body.get("return_weight_versions"))
         start = whole(body, "routed_experts_prompt_start", 0)
         choices = []
         for place, each in enumerate(shown):
-            scores = self._prompt_scores(host, call, each) if prompt_wanted or (echo and wanted) else []
+            scores: list[float] = []
+            likeliest: Sequence[Sequence[tuple[int, float]]] = ()
+            if prompt_wanted or (echo and wanted):
+                scores, likeliest = host.prompt_scores(request, each.prompt_ids, whole(body, "prompt_logprobs", 0))
             text, ids, logprobs = each.made.text, each.ids, each.logprobs
             if echo:
-                text = ("" if return_ids else host.codec.decode(each.prompt_ids)) + text
-                ids, logprobs = [*each.prompt_ids, *(ids or ())], [*scores, *(logprobs or ())]
+                text = ("" if return_ids else host.decode(each.prompt_ids)) + text
+                ids, logprobs = [*each.prompt_ids, *(ids or ())], [None, *scores, *(logprobs or ())]
             listed = None
             if wanted and logprobs is not None:
-                listed = self._logprobs(host, body, call, each, ids or (), logprobs)
-            of_prompt = self._of_prompt(host, body, call, each, scores) if prompt_wanted else []
+                listed = self._logprobs(host, body, request, each, ids or (), logprobs)
+            of_prompt = self._of_prompt(host, each, scores, likeliest) if prompt_wanted else []
             choices.append(
                 {
                     "index": place,
@@ -142,35 +157,39 @@ class Completions(VLLMApi):
         absent = ("service_tier", "system_fingerprint", "kv_transfer_params", "ec_transfer_params", "metrics")
         return self.answer(host, choices, shown, absent=absent, id=new_id("cmpl-"), object="text_completion")
 
-    def _prompt_scores(self, host: Host, call: Call, each: Shown) -> list[float | None]:
-        ids = list(each.prompt_ids)
-        return [None, *host.model.score(ids[:1], ids[1:], call.sampling, host.logprobs_mode)]
-
     def _of_prompt(
-        self, host: Host, body: JSON, call: Call, each: Shown, scores: Sequence[float | None]
+        self,
+        host: ModelHost,
+        each: ShownCompletion,
+        scores: Sequence[float],
+        likeliest: Sequence[Sequence[tuple[int, float]]],
     ) -> list[dict[str, JSON]]:
         """For each token of the prompt but the first: itself, and the likeliest ids there."""
-        ids, count = list(each.prompt_ids), whole(body, "prompt_logprobs", 0)
-        likeliest = host.model.top(ids[:1], ids[1:], call.sampling, host.logprobs_mode, count) if count else ()
         entries: list[dict[str, JSON]] = []
-        for place, (token, score) in enumerate(zip(ids[1:], scores[1:], strict=False)):
-            listed = {token: score, **dict(likeliest[place] if count else ())}
+        for place, (token, score) in enumerate(zip(each.prompt_ids[1:], scores, strict=False)):
+            listed = {token: score, **dict(likeliest[place] if likeliest else ())}
             entries.append(
                 {
-                    str(index): {"logprob": value, "rank": None, "decoded_token": host.codec.token_texts[index]}
+                    str(index): {"logprob": value, "rank": None, "decoded_token": host.token_text(index)}
                     for index, value in listed.items()
                 }
             )
         return entries
 
     def _logprobs(
-        self, host: Host, body: JSON, call: Call, each: Shown, ids: Sequence[int], logprobs: Sequence[float | None]
+        self,
+        host: ModelHost,
+        body: JSON,
+        request: SamplingRequest,
+        each: ShownCompletion,
+        ids: Sequence[int],
+        logprobs: Sequence[float | None],
     ) -> JSON:
         name = token_names(host, body)
         tokens = list(map(name, ids))
         count = 0 if body.get("echo") else whole(body, "logprobs", 0)
         best: list[JSON | None] = []
-        likeliest = top_logprobs(host, call, each.made, count)
+        likeliest = host.likeliest(request, each.made, count)
         for token, logprob, candidates in zip(tokens, logprobs, likeliest, strict=False):
             entry = {token: logprob}
             for index, score in candidates:
@@ -184,40 +203,40 @@ class Completions(VLLMApi):
         }
 
 
-class Generate(VLLMApi):
+class GenerateRoute(VLLMRoute):
     """`POST /inference/v1/generate`: ids in, ids out. A real server needs `--enable-scale-out`."""
 
     name: ClassVar[str] = "vllm-generate"
     at_engine: ClassVar[bool] = True
 
-    def call(self, host: Host, body: JSON) -> Call:
+    def parse(self, host: ModelHost, body: JSON) -> SamplingRequest:
         ids, parameters = body.get("token_ids"), body.get("sampling_params")
         if not isinstance(ids, list) or not ids:
             raise ValueError("token_ids: List should have at least 1 item after validation.")
         if not isinstance(parameters, Mapping):
             raise ValueError("sampling_params: Field required.")
-        images: tuple[ShownImage, ...] = ()
+        images: Sequence[ImagePlace] = ()
         if parts := body.get("content_parts"):
             urls = [part.get("url") for part in parts if part.get("type") == "image_url"]
-            ids, images = with_images(ids, urls, host.image_token, strict=False)
-        call = read_vllm_call(parameters, [ids], default_max_tokens=max(1, host.context_length - len(ids)))
-        call = replace(call, images=images)
-        if host.sampling_mask and (call.sampling.temperature <= 0 or call.sampling.top_k <= 0):
+            ids, images = host.with_images(ids, urls, strict=False)
+        request = read_vllm_request(parameters, [ids], default_max_tokens=host.room(ids))
+        request = replace(request, images=images)
+        if host.sampling_mask and (request.sampling.temperature <= 0 or request.sampling.top_k <= 0):
             raise ValueError("sampling distribution replay requires temperature > 0 and top_k > 0")
-        return call
+        return request
 
-    def write(self, host: Host, body: JSON, call: Call, shown: Sequence[Shown]) -> JSON:
+    def write(self, host: ModelHost, body: JSON, request: SamplingRequest, shown: Sequence[ShownCompletion]) -> JSON:
         start = whole(body["sampling_params"], "routed_experts_prompt_start", 0)
         choices = [
             {
                 "index": each.made.index,
-                "logprobs": self._logprobs(host, body, call, each),
+                "logprobs": self._logprobs(host, body, request, each),
                 **self.ending(host, each, each.ids, versions=True, start=start),
-                "sampling_mask": sampling_masks(call, each) if host.sampling_mask else None,
+                "sampling_mask": host.sampling_masks(request, each.made) if host.sampling_mask else None,
             }
             for each in shown
         ]
-        places = [{"offset": image.start, "length": image.tokens} for image in call.images]
+        places = [{"offset": image.start, "length": image.tokens} for image in request.images]
         return self.answer(
             host,
             choices,
@@ -232,12 +251,12 @@ class Generate(VLLMApi):
             output_mode="tokens",
         )
 
-    def _logprobs(self, host: Host, body: JSON, call: Call, each: Shown) -> JSON | None:
+    def _logprobs(self, host: ModelHost, body: JSON, request: SamplingRequest, each: ShownCompletion) -> JSON | None:
         wanted, ids = body["sampling_params"].get("logprobs"), each.made.ids
         if wanted is None or each.logprobs is None:
             return None
         content = []
-        likeliest = top_logprobs(host, call, each.made, wanted)
+        likeliest = host.likeliest(request, each.made, wanted)
         for index, logprob, best in zip(ids, each.logprobs, likeliest, strict=False):
             sampled = {"token_id": index, "logprob": logprob, "rank": None}
             others = [
@@ -249,24 +268,24 @@ class Generate(VLLMApi):
         return {"content": content}
 
 
-def token_names(host: Host, body: JSON) -> Callable[[int], str]:
+def token_names(host: ModelHost, body: JSON) -> Callable[[int], str]:
     """The name of a token in logprobs: its text, or its id if the request wants that."""
-    return "token_id:{}".format if body.get("return_tokens_as_token_ids") else host.codec.token_texts.__getitem__
+    return "token_id:{}".format if body.get("return_tokens_as_token_ids") else host.token_text
 
 
-def read_vllm_call(
+def read_vllm_request(
     body: Mapping[str, Any],
     prompts: Sequence[Sequence[int]],
     *,
     default_max_tokens: int,
     least: int = 1,
     max_tokens: str = "max_tokens",
-) -> Call:
-    """`read_call` with the limits of vLLM alone."""
-    call = read_call(body, prompts, default_max_tokens=default_max_tokens, least=least, max_tokens=max_tokens)
-    if call.sampling.temperature == 0 and call.n > 1:
-        raise ValueError(f"n must be 1 when using greedy sampling, got {call.n}.")
-    if not 0 <= whole(body, "routed_experts_prompt_start", 0) <= min(map(len, prompts)):
+) -> SamplingRequest:
+    """`read_request` with the limits of vLLM alone."""
+    request = read_request(body, prompts, default_max_tokens=default_max_tokens, least=least, max_tokens=max_tokens)
+    if request.sampling.temperature == 0 and request.n > 1:
+        raise ValueError(f"n must be 1 when using greedy sampling, got {request.n}.")
+    if not 0 <= whole(body, "routed_experts_prompt_start", 0) <= min(map(len, prompts), default=0):
         raise ValueError(
             f"routed_experts_prompt_start must be between 0 and the prompt length ({len(prompts[0])}), inclusive."
         )
@@ -274,7 +293,7 @@ def read_vllm_call(
         raise ValueError(
             f"Requested sample logprobs of {body['logprobs']}, which is greater than max allowed: {_MOST_LOGPROBS}"
         )
-    return call
+    return request
 
 
 def _prompts(prompt: Any) -> list[Any]:
