@@ -28,6 +28,7 @@ from lachesis_train.group_encoding import GroupError
 from lachesis_train.outbox import Outbox, OutboxError
 from lachesis_train.outbox_state import KnownApi
 from lachesis_train.rollout_api import EnvDescription
+from tests.run import some
 from tests.support.fake_serving import number_of, payload
 from tests.support.small_envs import ROOT
 
