@@ -72,4 +72,4 @@ def test_a_model_server_is_asked_for_its_models_a_completion_and_tokens(capsys: 
 async def test_a_server_that_reports_tokens_is_named_with_the_engines_that_read_them() -> None:
     async with FakeServer(Scripted("Hello!")) as server:
         *_, tokens = await doctor.examine_server(server.base_url, None, "")
-    assert tokens.ok and "vllm, vllm-generate, sglang" in tokens.detail
+    assert tokens.ok and "sglang, vllm, vllm-generate" in tokens.detail

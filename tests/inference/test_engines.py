@@ -89,7 +89,7 @@ async def test_logprobs_are_of_what_the_settings_say(kind, mode):
 
 
 def test_the_error_for_an_unknown_name_lists_the_known_ones():
-    with pytest.raises(ValueError, match=r"'ollama'\. .*vllm, vllm-generate, sglang, atropos, llama\.cpp"):
+    with pytest.raises(ValueError, match=r"'ollama'\. .*atropos, llama\.cpp, sglang, vllm, vllm-generate"):
         create_engine("ollama", ServerSettings("http://x/v1", "m"))
 
 
