@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from shlex import quote
-from statistics import fmean
 from typing import Any
 
 from backends.errors import SettingsError
@@ -86,13 +85,13 @@ class BatchResult:
         yield "completed", f"{totals.completed} of the {totals.kept}"
         if totals.outcomes:
             yield "failures", ", ".join(f"{name} {count}" for name, count in totals.outcomes.most_common())
-        if totals.rewards:
-            yield "mean reward", f"{fmean(totals.rewards):.3f}"
-        yield "tool calls", f"{totals.calls['count']}, {totals.calls['failure']} failed"
+        if totals.mean_reward is not None:
+            yield "mean reward", f"{totals.mean_reward:.3f}"
+        yield "tool calls", f"{totals.tool_failures.calls.total()}, {totals.tool_failures.failed.total()} failed"
         for line in totals.tool_failures.lines():
             yield "failed calls", line
-        if totals.parsed_calls:
-            yield "repaired calls", f"{totals.repaired_calls} of {totals.parsed_calls}: {REPAIRED_CALLS}"
+        if totals.repaired.parsed:
+            yield "repaired calls", f"{totals.repaired.repaired} of {totals.repaired.parsed}: {REPAIRED_CALLS}"
         yield "reasoning", f"in {totals.reasoning['turns_with_reasoning']} of {totals.reasoning['turns']} turns"
         if totals.uncounted:
             yield "tokens", "the server does not count them"

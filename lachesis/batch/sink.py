@@ -152,9 +152,8 @@ class BatchSink(FileSink):
         self._forget_superseded_failures()
         self._failures = stack.enter_context(JsonlWriter(self.files.failures, fsync=True))
         for record in self._unscored_groups().values():
-            if self.retry_failed:  # their tokens were spent all the same
-                self.totals.prompt_tokens += sum(each.get("prompt_tokens", 0) for each in record["rollouts"])
-                self.totals.completion_tokens += completion_tokens(record)
+            if self.retry_failed:
+                self.totals.add("again", record)
             else:
                 self._count("failed", record)
         self.earlier = self.totals.done

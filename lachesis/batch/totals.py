@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from lachesis.evaluation.repaired_calls import RepairedCalls
+from lachesis.runs.figures import Figures
 from lachesis.runs.tool_failures import ToolFailures
 
 MILLION = 1_000_000
@@ -45,69 +47,93 @@ class Caps:
         return (totals.prompt_tokens * self.prices[0] + totals.completion_tokens * self.prices[1]) / MILLION
 
 
-@dataclass(slots=True)
 class Totals:
     """Counts over the samples of a run, earlier starts included."""
 
-    kept: int = 0
-    discarded: int = 0
-    failed: int = 0
-    completed: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    """Attempts that were lost included, as far as they are known."""
-    uncounted: int = 0
-    """Requests of which the server counted no tokens."""
-    repaired_calls: int = 0
-    """Calls that the parser repaired, of `parsed_calls` that it read."""
-    parsed_calls: int = 0
-    tools: dict[str, Counter[str]] = field(default_factory=dict)
-    tool_failures: ToolFailures = field(default_factory=ToolFailures)
-    reasoning: Counter[str] = field(default_factory=Counter)
-    outcomes: Counter[str] = field(default_factory=Counter)
-    """Of the failures; `bad_input` where a row names an image that does not exist."""
-    rewards: list[float] = field(default_factory=list)
-
-    @property
-    def done(self) -> int:
-        return self.kept + self.discarded + self.failed
+    def __init__(self) -> None:
+        self._kept, self._finished, self._failed, self._again = (Figures(items=0, whole=False) for _ in range(4))
+        self.reasoning = Counter[str]()
 
     def add(self, kind: str, record: Mapping[str, Any]) -> None:
-        """Count a sample. `kind`: `kept`, `discarded` or `failed`."""
-        setattr(self, kind, getattr(self, kind) + 1)
-        self.completion_tokens += completion_tokens(record)
-        for rollout in record["rollouts"]:
-            self.prompt_tokens += rollout.get("prompt_tokens", 0)
-            self.uncounted += rollout.get("uncounted_requests", 0)
-            if kind == "failed":
-                self.outcomes["bad_input" if record.get("bad_input") else rollout["outcome"]] += 1
-                continue
-            repaired, parsed = rollout.get("repaired_calls", (0, 0))
-            self.repaired_calls += repaired
-            self.parsed_calls += parsed
-            for name, stats in rollout["tool_stats"].items():
-                self.tools.setdefault(name, Counter()).update(stats)
-            self.tool_failures.add_record(rollout)
-            if kind == "kept":
-                self.completed += bool(rollout["completed"])
-                if rollout["reward"] is not None:
-                    self.rewards.append(rollout["reward"])
+        """Count a sample. `kind`: `kept`, `discarded`, `failed`, or `again` for one that failed and is played again,
+        whose tokens were spent."""
+        if record.get("bad_input"):
+            record = {**record, "rollouts": [{**rollout, "outcome": "bad_input"} for rollout in record["rollouts"]]}
+        if kind in ("failed", "again"):
+            (self._failed if kind == "failed" else self._again).add(record)
+            return
+        self._finished.add(record)
+        if kind == "kept":
+            self._kept.add(record)
         if (reasoning := record.get("reasoning")) is not None:
             self.reasoning.update({"turns": reasoning[1], "turns_with_reasoning": reasoning[0]})
 
     @property
-    def calls(self) -> Counter[str]:
-        """`count`, `success` and `failure` over all tools."""
-        return sum(self.tools.values(), Counter())
+    def kept(self) -> int:
+        return self._kept.groups
+
+    @property
+    def discarded(self) -> int:
+        return self._finished.groups - self._kept.groups
+
+    @property
+    def failed(self) -> int:
+        return self._failed.groups
+
+    @property
+    def done(self) -> int:
+        return self._finished.groups + self._failed.groups
+
+    @property
+    def completed(self) -> int:
+        """Of those that are kept."""
+        return self._kept.counts["completed"]
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(each.counts["prompt_tokens"] for each in self._all)
+
+    @property
+    def completion_tokens(self) -> int:
+        """Attempts that were lost included, as far as they are known."""
+        return sum(each.sampled for each in self._all)
+
+    @property
+    def uncounted(self) -> int:
+        """Requests of which the server counted no tokens."""
+        return self._finished.counts["uncounted_requests"] + self._failed.counts["uncounted_requests"]
+
+    @property
+    def repaired(self) -> RepairedCalls:
+        return self._finished.repaired
+
+    @property
+    def tool_failures(self) -> ToolFailures:
+        return self._finished.tool_failures
+
+    @property
+    def outcomes(self) -> Counter[str]:
+        """Of the failures; `bad_input` where a row names an image that does not exist."""
+        return self._failed.outcomes
+
+    @property
+    def mean_reward(self) -> float | None:
+        """Of those that are kept."""
+        return fmean(self._kept.rewards) if self._kept.rewards else None
+
+    @property
+    def _all(self) -> tuple[Figures, ...]:
+        return self._finished, self._failed, self._again
 
     def statistics(self, all_tools: Iterable[str]) -> dict[str, Any]:
         """The fields of `statistics.json` that follow from the samples."""
         tools: dict[str, dict[str, float]] = {}
-        for name in dict.fromkeys([*all_tools, *self.tools]):
-            counts = self.tools.get(name, Counter())
-            tools[name] = {kind: counts[kind] for kind in ("count", "success", "failure")}
+        calls, failures = self.tool_failures.calls, self.tool_failures.failed
+        for name in dict.fromkeys([*all_tools, *calls]):
+            count, failure = calls[name], failures[name]
+            tools[name] = {"count": count, "success": count - failure, "failure": failure}
             for kind in ("success", "failure"):
-                tools[name][f"{kind}_rate"] = round(100 * counts[kind] / (counts["count"] or 1), 2)
+                tools[name][f"{kind}_rate"] = round(100 * tools[name][kind] / (count or 1), 2)
         turns, thinking = self.reasoning["turns"], self.reasoning["turns_with_reasoning"]
         return {
             "samples": self.kept,
@@ -117,8 +143,8 @@ class Totals:
             "failed_outcomes": dict(self.outcomes),
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
-            "mean_reward": fmean(self.rewards) if self.rewards else None,
-            "repaired_call_rate": self.repaired_calls / self.parsed_calls if self.parsed_calls else None,
+            "mean_reward": self.mean_reward,
+            "repaired_call_rate": self.repaired.share,
             "tool_statistics": tools,
             "reasoning_statistics": {
                 "total_assistant_turns": turns,

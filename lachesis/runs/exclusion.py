@@ -25,7 +25,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lachesis.agent.rollout import MODEL_SERVER, Rollout
+from lachesis.agent.rollout import MODEL_SERVER
 
 if TYPE_CHECKING:
     import numpy
@@ -65,36 +65,21 @@ class Seen(NamedTuple):
     """In the order of `QUANTITIES`; None where the model was never asked."""
 
 
-def of_rollout(rollout: Rollout) -> Seen:
-    result = rollout.result
-    quantities = None
-    if result is not None and result.api_calls:
-        tokens = result.tokens.completion_tokens
-        # In the precision of its record.
-        quantities = (result.turns_used, result.tool_calls, tokens, round(result.seconds_own, 3))
-    by_rule = _by_rule(rollout.reward, rollout.outcome.value, rollout.agent_fault)
-    return Seen(rollout.unscored_kind, by_rule, quantities)
-
-
 def of_record(rollout: Mapping[str, Any]) -> Seen:
-    """The same from the record of a rollout; records of earlier versions have no `unscored_kind`."""
-    kind = ""
+    """From the record of a rollout; those of earlier versions have no `unscored_kind`."""
+    kind, outcome = "", rollout.get("outcome", "")
     if rollout["reward"] is None:
-        outcome = rollout["outcome"]
-        guess = "environment" if rollout["traceback"] else outcome if outcome in _UNSCORED else "declined"
+        guess = "environment" if rollout.get("traceback") else outcome if outcome in _UNSCORED else "declined"
         kind = rollout.get("unscored_kind") or guess
     quantities = None
-    if rollout.get("api_calls", rollout["turns"]):
+    if rollout.get("api_calls", rollout.get("turns")):
         seconds = rollout.get("seconds_own", 0.0)
         quantities = (rollout["turns"], rollout["tool_calls"], rollout.get("completion_tokens", 0), seconds)
-    return Seen(kind, _by_rule(rollout["reward"], rollout["outcome"], rollout.get("agent_fault", "")), quantities)
+    by_rule = "agent_fault" if rollout.get("agent_fault") else "timeout" if outcome == "timeout" else ""
+    return Seen(kind, by_rule if rollout["reward"] is not None else "", quantities)
 
 
 _UNSCORED = ("infra_error", "timeout", "agent_fault")
-
-
-def _by_rule(reward: float | None, outcome: str, agent_fault: str) -> str:
-    return "" if reward is None else "agent_fault" if agent_fault else "timeout" if outcome == "timeout" else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +207,10 @@ class Exclusions:
         self._quantities = tuple(array("d") for _ in QUANTITIES)
         self._latest = Exclusion()
         self._next_look = _FIRST_LOOK
+
+    def add_group(self, group: Mapping[str, Any]) -> None:
+        """The same from the record of a group."""
+        self.add(group["item_key"], map(of_record, group["rollouts"]))
 
     def add(self, item_key: str, rollouts: Iterable[Seen]) -> None:
         """The rollouts of one group."""

@@ -8,9 +8,11 @@ start.
 from __future__ import annotations
 
 import asyncio
+import math
 import signal
 import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Container, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -22,8 +24,9 @@ from rich.console import Console
 from backends import BackendError
 from backends.tasks import cancel_requests, finish
 from lachesis.inference import InferenceError
-from lachesis.runs.decisions import Decision, Kept, LeftOut, Tally
+from lachesis.runs.decisions import Decision, Kept, LeftOut
 from lachesis.runs.failures import FailureBrake, Job, Retries, RunStopped
+from lachesis.runs.figures import Figures
 from lachesis.runs.held_groups import HeldGroups
 from lachesis.runs.item_keys import ItemKeys, or_none, part_key
 from lachesis.runs.progress import Progress, Standing
@@ -136,6 +139,8 @@ class Pipeline(Generic[G]):
     console: Console
     brake: FailureBrake
     """Ends the run when no group gets a score."""
+    on_played: Callable[[G], None] | None = None
+    """Called with every group that is played and in no doubt, also with those that are left out or played again."""
     on_group: Callable[[G, Decision], Awaitable[None]] | None = None
     """Awaited with every finished group and the decision about it, after it is on the disk."""
     ask_again: AskAgain[G] | None = None
@@ -147,7 +152,10 @@ class Pipeline(Generic[G]):
     keys: ItemKeys = field(default_factory=ItemKeys)
 
     def __post_init__(self) -> None:
-        self.tally = Tally()
+        self.settled = Figures(items=0, whole=False)
+        """Groups that this start has finished, kept or left out, and their rewards."""
+        self.replayed = Counter[str]()
+        """Times that an item was played again because its group became too old, by key."""
         self.exhausted = False
         """The environment has no more items."""
         self.reason = ""
@@ -354,6 +362,8 @@ class Pipeline(Generic[G]):
         await self._held.ask()
 
     async def _finish_decided(self, job: Job, group: G, flight: Flight) -> None:
+        if self.on_played is not None:
+            self.on_played(group)
         async with self._deciding:  # threads that compute share one GIL with the loop: it waits for each of them
             decision = await asyncio.to_thread(self.sink.decide, group)
         if isinstance(decision, Kept) and (old := self.sink.too_old(flight.step)) is not None:
@@ -366,7 +376,8 @@ class Pipeline(Generic[G]):
             self.brake.show(job.key, decision)
             return
         self._retries.succeeded()
-        self.tally.add(settled.rewards)
+        rewards = (reward if reward is None or math.isfinite(reward) else None for reward in settled.rewards)
+        self.settled.add({"item_key": job.key, "rollouts": [{"reward": reward} for reward in rewards]})
         if self.on_group is not None:
             await self.on_group(group, settled)
         self.brake.check(job.key, settled)
@@ -385,7 +396,7 @@ class Pipeline(Generic[G]):
         if isinstance(decision, LeftOut):
             if decision.too_old and decision.again:
                 if self._retries.put_aged(job, decision.tokens):
-                    self.tally.replayed[job.key] += 1
+                    self.replayed[job.key] += 1
                     return None
                 decision = replace(decision, detail=f"{decision.detail}; played {counted(job.too_old, 'time')}")
             elif decision.again and self.sink.retry_pause is not None:

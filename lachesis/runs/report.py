@@ -26,8 +26,9 @@ from lachesis.html import pretty, templates, visible, write_page
 from lachesis.html.parts import Parts, pack, to_json
 from lachesis.html.rollout import last_words, rollout_view, title_of, tool_views
 from lachesis.runs.exclusion import item_of, of_record
+from lachesis.runs.figures import Figures
 from lachesis.runs.item_keys import whole_and_part
-from lachesis.runs.summary import Summariser, Summary
+from lachesis.runs.summary import Summary
 from lachesis.trajectories.exports import stored_messages
 from lachesis.wording import counted
 
@@ -95,9 +96,8 @@ class Run:
     """The figures of one run, read from its groups."""
 
     name: str
-    summariser: Summariser = field(default_factory=Summariser)
+    figures: Figures = field(default_factory=Figures)
     items: list[Item] = field(default_factory=list)
-    tools: dict[str, list[int]] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
     """By why rollouts have no score: what the error of one of them ends with."""
     tokens: bool = False
@@ -107,8 +107,7 @@ class Run:
     def read(self, groups: Iterable[Mapping[str, Any]], parts: Parts) -> Summary:
         known: dict[str, Item] = {}
         for group in groups:
-            self.summariser.add(group)
-            _count_tools(self.tools, group)
+            self.figures.add(group)
             heads = [_head(rollout) for rollout in group["rollouts"]]
             for rollout in group["rollouts"]:
                 if rollout["reward"] is None and not self.left_out.get(kind := of_record(rollout).kind):
@@ -123,7 +122,7 @@ class Run:
                 self.items.append(known[key])
             self.tokens = self.tokens or bool(group.get("samples"))
             known[key].samples[number] = None if parts.full else self._packed(group, key, number, parts), heads
-        return self.summariser.summary()
+        return self.figures.summary()
 
     def _packed(self, group: Mapping[str, Any], key: str, number: int, parts: Parts) -> tuple[int, int] | None:
         """The place of the markup of a group: its item, the place of its tools, its rollouts."""
@@ -172,7 +171,7 @@ def render_report(title: str, groups: Iterable[Mapping[str, Any]]) -> tuple[str,
         left_out=run.left_out,
         histogram=reward_histogram(rewards),
         outcomes=_bars(list(summary.outcomes.items())),
-        tools=[(name, count, failed) for name, (count, failed) in sorted(run.tools.items())],
+        tools=[(name, count, failed) for name, count, failed, _ in sorted(summary.tool_failures.to_rows())],
         titles={item_of(item.key): item.title for item in run.items},
         max_items=MAX_ITEMS,
         passes=passes,
@@ -322,14 +321,6 @@ def _against(items: Sequence[Item], place: int) -> list[MeanBar]:
         label = f"{low}" if high == low + 1 else f"{low} to {high - 1}"
         means.append((label, mean_over_items(scores), sum(map(len, scores))))
     return mean_bars(means)
-
-
-def _count_tools(rows: dict[str, list[int]], group: Mapping[str, Any]) -> None:
-    for rollout in group["rollouts"]:
-        for name, stats in rollout["tool_stats"].items():
-            row = rows.setdefault(name, [0, 0])
-            row[0] += stats["count"]
-            row[1] += stats["failure"]
 
 
 def _fields(item: Any) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import pytest
 from lachesis.agent.rollout import Rollout
 from lachesis.cli import main
 from lachesis.compat.modules.model_tools import TOOL_TO_TOOLSET_MAP
-from lachesis.runs.group_records import rollout_record
+from lachesis.runs.rollout_records import rollout_record
 from lachesis.trajectories import JsonlWriter, read_lines
 from lachesis.trajectories.builtin_exports import token_samples
 from lachesis.trajectories.exports import EXPORTS, ExportLine

@@ -27,12 +27,12 @@ from lachesis.runs.exclusion import (
     _item_test,
     _quantity_test,
     of_record,
-    of_rollout,
 )
 from lachesis.runs.group_player import PlayedGroup
-from lachesis.runs.group_records import group_record, rollout_record
+from lachesis.runs.group_records import group_record
 from lachesis.runs.report import render_report
 from lachesis.runs.results import ServeResult, print_result
+from lachesis.runs.rollout_records import counted_record, rollout_record
 from lachesis.runs.summary import evaluation_metrics
 from lachesis.runs.wandb_tracking import Tracker
 from tests.support import report_pages
@@ -246,7 +246,8 @@ def test_one_word_says_why_a_rollout_has_no_score_also_in_its_record(ended: Roll
     assert ended.unscored_kind == kind
     record = rollout_record(ended, None)
     assert record["unscored_kind"] == kind
-    assert of_record(record) == of_rollout(ended)
+    (counted,) = counted_record(ended.item_key, [ended])["rollouts"]
+    assert of_record(record) == of_record(counted)
     del record["unscored_kind"]  # as earlier versions wrote it
     earlier = {"model_server": "infra_error", "dropped": "declined", "agent_fault": "environment"}.get(kind, kind)
     assert of_record(record).kind == earlier

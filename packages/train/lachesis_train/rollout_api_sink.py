@@ -409,7 +409,7 @@ class RolloutApiSink(Sink[G]):
         return {"train/age_mean": mean, "train/age_max": max(ages), "train/too_old": left_out}
 
     def result(self, pipeline: Pipeline[G]) -> ServeResult:
-        state, tally = self.outbox.state, pipeline.tally
+        state, settled = self.outbox.state, pipeline.settled
         return ServeResult(
             step=state.known.step if state.known is not None else 0,
             total=self._total(),
@@ -423,14 +423,14 @@ class RolloutApiSink(Sink[G]):
             ages=dict(state.ages),
             oldest=state.oldest.key if state.oldest is not None else "",
             max_staleness=self.cap.most,
-            replayed=dict(tally.replayed),
+            replayed=dict(pipeline.replayed),
             held_by=f"{self.held_by.job.key}, begun at step {self.held_by.step}" if self.held_by is not None else "",
             held_seconds=self.held_seconds,
             requeued=state.requeued,
             maybe_doubled=state.maybe_doubled,
-            groups=tally.groups,
-            rollouts=tally.rollouts,
-            reward=tally.rewards / tally.scored if tally.scored else math.nan,
+            groups=settled.groups,
+            rollouts=settled.rollouts,
+            reward=fmean(settled.rewards) if settled.rewards else math.nan,
             playing=pipeline.playing,
             trouble=self.relay.trouble,
             reason=pipeline.reason,
