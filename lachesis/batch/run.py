@@ -72,31 +72,34 @@ class BatchResult:
     @property
     def failed(self) -> bool:
         """Whether the exit code is 1."""
-        return bool(self.totals.failed) or (self.sink.total != 0 and not self.totals.kept)  # a shard may have no rows
+        if self.totals.failed.groups:
+            return True
+        return self.sink.total != 0 and not self.totals.kept.groups  # a shard may have no rows
 
     def rows(self) -> Iterator[Row]:
         totals, sink = self.totals, self.sink
+        tools, calls = totals.finished.tool_failures, totals.finished.repaired
         wanted = f" of {sink.total}" if sink.total >= 0 else ""
         yield (
             "samples",
-            f"{totals.done}{wanted}: {totals.kept} kept ({sink.played} in this start), "
-            f"{totals.discarded} discarded for no reasoning, {totals.failed} failed",
+            f"{totals.done}{wanted}: {totals.kept.groups} kept ({sink.played} in this start), "
+            f"{totals.discarded} discarded for no reasoning, {totals.failed.groups} failed",
         )
-        yield "completed", f"{totals.completed} of the {totals.kept}"
-        if totals.outcomes:
-            yield "failures", ", ".join(f"{name} {count}" for name, count in totals.outcomes.most_common())
-        if totals.mean_reward is not None:
-            yield "mean reward", f"{totals.mean_reward:.3f}"
-        yield "tool calls", f"{totals.tool_failures.calls.total()}, {totals.tool_failures.failed.total()} failed"
-        for line in totals.tool_failures.lines():
+        yield "completed", f"{totals.kept.counts['completed']} of the {totals.kept.groups}"
+        if totals.failed.outcomes:
+            yield "failures", ", ".join(f"{name} {count}" for name, count in totals.failed.outcomes.most_common())
+        if totals.kept.mean_reward is not None:
+            yield "mean reward", f"{totals.kept.mean_reward:.3f}"
+        yield "tool calls", f"{tools.calls.total()}, {tools.failed.total()} failed"
+        for line in tools.lines():
             yield "failed calls", line
-        if totals.repaired.parsed:
-            yield "repaired calls", f"{totals.repaired.repaired} of {totals.repaired.parsed}: {REPAIRED_CALLS}"
+        if calls.parsed:
+            yield "repaired calls", f"{calls.repaired} of {calls.parsed}: {REPAIRED_CALLS}"
         yield "reasoning", f"in {totals.reasoning['turns_with_reasoning']} of {totals.reasoning['turns']} turns"
-        if totals.uncounted:
+        if totals.all.counts["uncounted_requests"]:
             yield "tokens", "the server does not count them"
         else:
-            yield "tokens", f"{totals.prompt_tokens} of prompts, {totals.completion_tokens} of completions"
+            yield "tokens", f"{totals.all.counts['prompt_tokens']} of prompts, {totals.all.sampled} of completions"
         if (cost := sink.caps.cost_of(totals)) is not None:
             yield "cost", f"{cost:.4f}"
         yield "tokens/s", f"{sink.sampled / max(self.seconds, 1e-9):.0f} ({sink.sampled} in {self.seconds:.1f} s)"
@@ -114,7 +117,7 @@ class BatchResult:
         yield f"lachesis view {quote(str(self.sink.folder))}   (every sample, in the browser)"
 
     def warnings(self) -> Iterator[str]:
-        if self.totals.failed:
+        if self.totals.failed.groups:
             failures = self.sink.files.failures
             causes = self.sink.figures.causes
             yield from causes.lines()
@@ -123,9 +126,9 @@ class BatchResult:
                 if causes.may_pass or not causes
                 else f"{REPEATS} (with --retry_failed)"
             )
-            yield f"{counted(self.totals.failed, 'sample')} failed, see {failures}; {again}"
+            yield f"{counted(self.totals.failed.groups, 'sample')} failed, see {failures}; {again}"
         if discarded := self.totals.discarded:
-            which = "finished samples" if self.totals.kept else "finished samples, all of them,"
+            which = "finished samples" if self.totals.kept.groups else "finished samples, all of them,"
             yield (
                 f"{discarded} {which} are discarded, since no turn of theirs has reasoning; ask for it in the system "
                 f"prompt (<think>...</think>), or start again: {PROMOTES}"

@@ -157,7 +157,7 @@ class BatchSink(FileSink):
             else:
                 self._count("failed", record)
         self.earlier = self.totals.done
-        self._sampled_before = self.totals.completion_tokens
+        self._sampled_before = self.totals.all.sampled
         self._write_checkpoint()
 
     unit = "samples"
@@ -309,7 +309,7 @@ class BatchSink(FileSink):
     @property
     def sampled(self) -> int:
         """Completion tokens of this start."""
-        return self.totals.completion_tokens - self._sampled_before
+        return self.totals.all.sampled - self._sampled_before
 
     def ending(self) -> str:
         return self.caps.reached(self.totals, self.started)
@@ -331,7 +331,7 @@ class BatchSink(FileSink):
             write_json(self.folder / STATISTICS, self.statistics())
             failures = unscored_groups(self.files.failures, self.ledger.done - self._failed)
             groups = chain(failures.values(), self.ledger.records())
-            title, count = f"{self.environment}: {self.model}", self.totals.kept + len(failures)
+            title, count = f"{self.environment}: {self.model}", self.totals.kept.groups + len(failures)
             if count > MOST_IN_REPORT:
                 title += f" (the first {MOST_IN_REPORT} of {count} samples)"
             return write_report(self.files.report, title=title, groups=islice(groups, MOST_IN_REPORT))
@@ -363,9 +363,9 @@ class BatchSink(FileSink):
         content = {
             **self.about,
             "completed_prompts": sorted(set(self._indices_done)),
-            "samples": self.totals.kept,
+            "samples": self.totals.kept.groups,
             "discarded_no_reasoning": self.totals.discarded,
-            "failed": self.totals.failed,
+            "failed": self.totals.failed.groups,
             "batch_stats": {str(number): {"samples": lines} for number, lines in self.batches.lines.items()},
             "last_updated": datetime.now().isoformat(),
         }

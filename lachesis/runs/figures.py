@@ -8,6 +8,7 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 from lachesis.evaluation import mean_over_items
@@ -115,6 +116,11 @@ class Figures:
     def rollouts(self) -> int:
         """Rollouts that were added."""
         return self.counts["rollouts"]
+
+    @property
+    def mean_reward(self) -> float | None:
+        """Over all rollouts, whichever their items; None where none has a score."""
+        return fmean(self.rewards) if self.rewards else None
 
     @property
     def sampled(self) -> int:

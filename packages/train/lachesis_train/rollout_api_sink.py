@@ -430,7 +430,7 @@ class RolloutApiSink(Sink[G]):
             maybe_doubled=state.maybe_doubled,
             groups=settled.groups,
             rollouts=settled.rollouts,
-            reward=fmean(settled.rewards) if settled.rewards else math.nan,
+            reward=math.nan if settled.mean_reward is None else settled.mean_reward,
             playing=pipeline.playing,
             trouble=self.relay.trouble,
             reason=pipeline.reason,
