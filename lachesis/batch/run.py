@@ -29,6 +29,7 @@ from lachesis.runs.item_keys import item_digest, or_none
 from lachesis.runs.own_code import code_of
 from lachesis.runs.own_place import own_place
 from lachesis.runs.pipeline import Pipeline
+from lachesis.runs.reports import NO_REPORT
 from lachesis.runs.results import Row, RunFiles
 from lachesis.runs.running_figures import RunningFigures
 from lachesis.wording import counted
@@ -108,7 +109,8 @@ class BatchResult:
     def paths(self) -> Iterator[tuple[str, Path]]:
         yield "trajectories", self.sink.folder / TRAJECTORIES
         yield "groups", self.sink.files.groups
-        yield "report", self.sink.files.report
+        if self.sink.files.report.exists():
+            yield "report", self.sink.files.report
 
     def advice(self) -> Iterator[str]:
         yield from ()
@@ -117,6 +119,8 @@ class BatchResult:
         yield f"lachesis view {quote(str(self.sink.folder))}   (every sample, in the browser)"
 
     def warnings(self) -> Iterator[str]:
+        if not self.sink.files.report.exists():
+            yield NO_REPORT
         if self.totals.failed.groups:
             failures = self.sink.files.failures
             causes = self.sink.figures.causes

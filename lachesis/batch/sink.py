@@ -30,7 +30,7 @@ from lachesis.runs.group_records import group_record
 from lachesis.runs.item_keys import ItemKeys, part_key, whole_and_part
 from lachesis.runs.pipeline import Pipeline
 from lachesis.runs.progress import Standing
-from lachesis.runs.report import write_report
+from lachesis.runs.reports import write_report
 from lachesis.runs.results import RunFiles
 from lachesis.runs.summary import Summary
 from lachesis.trajectories import JsonlWriter, read_lines

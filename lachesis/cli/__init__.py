@@ -58,7 +58,7 @@ PACKAGES = {
     **dict.fromkeys(("demo", "envs", "eval regrade", "tasks"), "lachesis-envs"),
     **dict.fromkeys(("fake-server", "sandboxes attack"), "lachesis-testing"),
     **dict.fromkeys(("api", "engine", "policy", "train"), "lachesis-train"),
-    "view": "lachesis-view",
+    **dict.fromkeys(("eval compare", "report", "view"), "lachesis-view"),
 }
 """Of verbs that are not in this package."""
 REGISTRY: Registry[Callable[[Sequence[str]], int]] = Registry(

@@ -8,7 +8,7 @@ from lachesis.cli import play_environment
 from lachesis.cli.subcommands import run_subcommand
 
 SUBCOMMANDS = {
-    "compare": ("lachesis.cli.eval_compare:main", "compare two evaluations of the same items"),
+    "compare": ("eval compare", "compare two evaluations of the same items"),
     "regrade": ("eval regrade", "grade the artifacts of a finished run again, with today's verifiers"),
 }
 

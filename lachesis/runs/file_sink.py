@@ -30,7 +30,7 @@ from lachesis.runs.ledger import Ledger
 from lachesis.runs.own_code import OwnCode
 from lachesis.runs.pipeline import Pipeline, Sink
 from lachesis.runs.progress import Standing
-from lachesis.runs.report import write_report
+from lachesis.runs.reports import write_report
 from lachesis.runs.results import RunFiles
 from lachesis.runs.running_figures import RunningFigures
 from lachesis.runs.summary import Summary

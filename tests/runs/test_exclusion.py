@@ -30,11 +30,11 @@ from lachesis.runs.exclusion import (
 )
 from lachesis.runs.group_player import PlayedGroup
 from lachesis.runs.group_records import group_record
-from lachesis.runs.report import render_report
 from lachesis.runs.results import ServeResult, print_result
 from lachesis.runs.rollout_records import counted_record, rollout_record
 from lachesis.runs.summary import evaluation_metrics
 from lachesis.runs.wandb_tracking import Tracker
+from lachesis_view.report import render_report
 from tests.support import report_pages
 from tests.support.small_envs import Fussy, fussed, lines, process
 

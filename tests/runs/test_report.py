@@ -19,14 +19,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from lachesis.html import parts, pretty
-from lachesis.runs import report
-from lachesis.runs.comparison import compare, write_comparison
 from lachesis.runs.figures import Figures
-from lachesis.runs.report import render_report, reward_histogram, write_report
 from lachesis.runs.results import print_result
 from lachesis.runs.summary import training_metrics
 from lachesis_testing.fake_server import Lengths, RandomWords
+from lachesis_view import report
+from lachesis_view.comparison import compare, write_comparison
+from lachesis_view.html import parts, pretty
+from lachesis_view.report import render_report, reward_histogram, write_report
 from tests.support.chromium import Page, needs_chromium, open_page
 from tests.support.hostile_groups import HOSTILE, MARKS, SHOWN, hostile_group
 from tests.support.report_pages import everything, groups, index, read, rollouts

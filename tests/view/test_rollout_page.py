@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from lachesis.agent.outcome import Outcome
 from lachesis.agent.result import AgentResult
 from lachesis.agent.rollout import Rollout
-from lachesis.html.rollout import rollout_view, title_of
 from lachesis.runs.group_player import PlayedGroup
 from lachesis.runs.group_records import group_record
 from lachesis.trajectories import (
@@ -33,6 +32,7 @@ from lachesis_testing.export_suite import example_groups
 from lachesis_view.app import Viewer
 from lachesis_view.filters import Filter
 from lachesis_view.group_page import group_context
+from lachesis_view.html.rollout import rollout_view, title_of
 from lachesis_view.index import Index
 from lachesis_view.rollout_page import rollout_context, sample_tokens
 from lachesis_view.token_text import NoVocabulary, Vocabulary, read_vocabulary, vocabulary_of

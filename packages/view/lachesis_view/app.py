@@ -17,13 +17,13 @@ import orjson
 from aiohttp import web
 
 from backends.errors import SettingsError
-from lachesis import html
-from lachesis.html import templates
 from lachesis.inference.wire.visitors import Visitors, is_loopback
 from lachesis.trajectories.exports import rollout_samples
+from lachesis_view import html
 from lachesis_view.curves import curves
 from lachesis_view.filters import Filter
 from lachesis_view.group_page import group_context
+from lachesis_view.html import templates
 from lachesis_view.index import Index, NoSuchGroup
 from lachesis_view.rollout_page import rollout_context, sample_tokens
 from lachesis_view.token_text import Vocabulary, vocabulary_of
@@ -69,7 +69,7 @@ class Viewer:
         self.changes = 0
         self.failure = ""
         """Why the files are not followed any more."""
-        self.environment = templates(HERE / "templates")
+        self.environment = templates()
         self.environment.filters |= {"path": _path, "pair": lambda value: (value, value), "group_name": group_name}
 
     def app(self) -> web.Application:

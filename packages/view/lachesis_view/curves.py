@@ -11,8 +11,8 @@ from typing import Any
 import orjson
 
 from lachesis.evaluation import mean_over_items
-from lachesis.html import visible
 from lachesis.trajectories.split_rollouts import LARGEST_REWARD
+from lachesis_view.html import visible
 from lachesis_view.index import Index
 from lachesis_view.metrics import SHOWN, mean
 

@@ -8,9 +8,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lachesis.html import pretty
-from lachesis.html.rollout import rollout_view
 from lachesis.trajectories.exports import stored_messages
+from lachesis_view.html import pretty
+from lachesis_view.html.rollout import rollout_view
 from lachesis_view.metrics import of_siblings
 from lachesis_view.rollout_page import advantages, common_prefix
 from lachesis_view.token_text import Vocabulary

@@ -22,12 +22,12 @@ import orjson
 
 from backends.errors import LachesisError, SettingsError
 from lachesis.evaluation.intervals import Mean, mean_of_values, score_range
-from lachesis.html.rollout import last_words
 from lachesis.runs.item_keys import whole_and_part
 from lachesis.runs.tool_failures import ToolFailures
 from lachesis.trajectories.step_files import SCHEMA
 from lachesis_view.files import UNFINISHED, has_grown, kind_of, known_state, mark_of, run_name, settings_of, state_of
 from lachesis_view.filters import Filter
+from lachesis_view.html.rollout import last_words
 from lachesis_view.metrics import mean, most_frequent
 from lachesis_view.rows import MISSHAPEN, as_count, as_name, as_time, parsed, rollout_row, searched_text, storable
 from lachesis_view.trained import LINES, as_group

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from lachesis.html import pretty
-from lachesis.html.rollout import rollout_view, tool_views
 from lachesis.trajectories.advantages import rollout_advantages
 from lachesis.trajectories.exports import rollout_samples, stored_messages
+from lachesis_view.html import pretty
+from lachesis_view.html.rollout import rollout_view, tool_views
 from lachesis_view.token_text import Vocabulary
 
 _FACTS = ("finish_reason", "model", "model_version", "prompt_checked", "purpose", "interrupts", "sampling")

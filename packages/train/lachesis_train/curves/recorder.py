@@ -12,6 +12,7 @@ from typing import Any, Self
 from rich.console import Console
 
 from lachesis.evaluation.repaired_calls import RepairedCalls
+from lachesis.runs.reports import REPORTS
 from lachesis.runs.wandb_run import WandbSettings, finish, is_gone, start_run
 from lachesis.trajectories.jsonl import JsonlWriter, read_lines
 from lachesis.trajectories.step_files import ROLLOUTS
@@ -115,12 +116,12 @@ class TrainingRecorder:
         """The alarm, where this step is the first to raise it."""
         return "".join(self._repaired.add([counts]) for counts in line.get("repaired_calls", ()))
 
-    def report(self) -> Path:
-        """Write `report.html` as of now."""
-        from lachesis_train.curves.report import write_report
-
+    def report(self) -> Path | None:
+        """Write `report.html` as of now; None where lachesis-view, which makes the page, is not installed."""
         begun = time.monotonic()
-        path = write_report(self.run_dir, title=self.title)
+        path: Path | None = None
+        if "training" in REPORTS.names():
+            path = REPORTS.load("training")(self.run_dir, title=self.title)
         took = time.monotonic() - begun
         self._next_report = begun + max(REPORT_INTERVAL, took / REPORT_SHARE)
         return path

@@ -12,17 +12,17 @@ import orjson
 
 from backends.errors import LachesisError
 from lachesis.evaluation import Difference, Mean, paired
-from lachesis.html import write_page
-from lachesis.html.parts import Parts
 from lachesis.run_folder import changes
 from lachesis.runs.evaluations import invalid, tokens
 from lachesis.runs.figures import Figures
 from lachesis.runs.file_sink import unscored_groups
-from lachesis.runs.report import MAX_CHARACTERS, Run, mean_bars, render_page
 from lachesis.runs.results import RunFiles
 from lachesis.runs.summary import Summary
 from lachesis.trajectories import read_lines
 from lachesis.wording import counted
+from lachesis_view.html import write_page
+from lachesis_view.html.parts import Parts
+from lachesis_view.report import MAX_CHARACTERS, Run, mean_bars, render_page
 
 
 class ComparisonError(LachesisError):

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from backends.errors import LachesisError
-from backends.plugins import Registry
-
-FOLDERS: Registry[Callable[..., Any]] = Registry("report of a run of", "lachesis.reports", {}, package="lachesis-train")
-"""`training` is in the package lachesis-train."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -26,15 +21,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--output", type=Path, help="where to write it (default: beside the file, as .html)")
     arguments = parser.parse_args(argv)
-    from lachesis.runs.report import write_report
     from lachesis.trajectories import read_lines
     from lachesis.trajectories.jsonl import has_torn_tail
+    from lachesis_view.report import write_report
 
     if (arguments.groups / "groups.jsonl").is_file():
         arguments.groups /= "groups.jsonl"
     if arguments.groups.is_dir():
-        of_training = FOLDERS.load("training")
-        print(of_training(arguments.groups, output=arguments.output))
+        from lachesis_view import training_report
+
+        print(training_report.write_report(arguments.groups, output=arguments.output))
         return 0
     if has_torn_tail(arguments.groups):
         print(f"note: {arguments.groups}: its last line is incomplete and left out", file=sys.stderr)

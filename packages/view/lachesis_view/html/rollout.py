@@ -12,9 +12,9 @@ from typing import Any
 
 import orjson
 
-from lachesis.html import figure, pretty
-from lachesis.html.message_graph import Branch, branches_of, drawing, rows_of
 from lachesis.trajectories.exports import stored_messages
+from lachesis_view.html import figure, pretty
+from lachesis_view.html.message_graph import Branch, branches_of, drawing, rows_of
 
 _NOT_RECORDED: dict[str, Any] = dict.fromkeys(
     ("anchor", "turn", "context", "of", "exit_code", "span", "text_same", "reasoning_same")
