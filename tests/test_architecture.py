@@ -22,14 +22,14 @@ ROOMS = {**{name: ROOT / name for name in ("backends", "environments", "lachesis
 HEAVY = {"atroposlib", "datasets", "math_verify", "openai", "tinker", "torch", "transformers", "wandb"}
 LIGHT = (
     *("backends", "lachesis.tools", "lachesis.trajectories", "tool_call_parsers", "lachesis.inference"),
-    *("environments", "lachesis.agent.loop", "lachesis_view.report", "lachesis_envs.gsm8k"),
+    *("environments", "lachesis.agent.loop", "lachesis_view.reports.run", "lachesis_envs.gsm8k"),
     *(
         "lachesis_train.verbs.api",
         "lachesis_train.verbs.engine",
         "lachesis_train.verbs.launch_training",
         "lachesis_train.verbs.train",
     ),
-    *("lachesis_train.trl", "lachesis_train.policy_server", "lachesis_view.training_report"),
+    *("lachesis_train.trl", "lachesis_train.policy_server", "lachesis_view.reports.training"),
 )
 SOURCES = sorted(path for room in ROOMS.values() for path in room.rglob("*.py"))
 TALKS = {

@@ -10,8 +10,8 @@ from backends.plugins import Registry
 from lachesis.runs.figures import Figures
 from lachesis.runs.summary import Summary
 
-REPORTS: Registry[Callable[..., Any]] = Registry("report", "lachesis.reports", {}, package="lachesis-view")
-"""`run` takes a path, `title` and `groups`, and returns their `Summary`; `training` takes a folder and a `title`."""
+PAGES: Registry[Callable[..., Any]] = Registry("page", "lachesis.pages", {}, package="lachesis-view")
+"""`report` takes a path, `title` and `groups`, and returns the `Summary`; `training_report` a folder and `title`."""
 
 NO_REPORT = "there is no report: the package lachesis-view writes it. Next step: pip install lachesis-view"
 
@@ -22,8 +22,8 @@ def write_report(path: Path, *, title: str, groups: Iterable[Mapping[str, Any]])
     Raises:
         OSError: `path` cannot be written.
     """
-    if "run" in REPORTS.names():
-        found: Summary = REPORTS.load("run")(path, title=title, groups=groups)
+    if "report" in PAGES.names():
+        found: Summary = PAGES.load("report")(path, title=title, groups=groups)
         return found
     figures = Figures()
     for group in groups:

@@ -34,7 +34,7 @@ from lachesis.runs.results import ServeResult, print_result
 from lachesis.runs.rollout_records import counted_record, rollout_record
 from lachesis.runs.summary import evaluation_metrics
 from lachesis.runs.wandb_tracking import Tracker
-from lachesis_view.report import render_report
+from lachesis_view.reports.run import render_report
 from tests.support import report_pages
 from tests.support.small_envs import Fussy, fussed, lines, process
 

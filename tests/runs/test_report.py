@@ -23,10 +23,10 @@ from lachesis.runs.figures import Figures
 from lachesis.runs.results import print_result
 from lachesis.runs.summary import training_metrics
 from lachesis_testing.fake_server import Lengths, RandomWords
-from lachesis_view import report
-from lachesis_view.comparison import compare, write_comparison
 from lachesis_view.html import parts, pretty
-from lachesis_view.report import render_report, reward_histogram, write_report
+from lachesis_view.reports import run as report
+from lachesis_view.reports.comparison import compare, write_comparison
+from lachesis_view.reports.run import render_report, reward_histogram, write_report
 from tests.support.chromium import Page, needs_chromium, open_page
 from tests.support.hostile_groups import HOSTILE, MARKS, SHOWN, hostile_group
 from tests.support.report_pages import everything, groups, index, read, rollouts

@@ -69,7 +69,7 @@ class Viewer:
         self.changes = 0
         self.failure = ""
         """Why the files are not followed any more."""
-        self.environment = templates()
+        self.environment = templates(HERE / "templates")
         self.environment.filters |= {"path": _path, "pair": lambda value: (value, value), "group_name": group_name}
 
     def app(self) -> web.Application:

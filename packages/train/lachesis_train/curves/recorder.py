@@ -12,7 +12,7 @@ from typing import Any, Self
 from rich.console import Console
 
 from lachesis.evaluation.repaired_calls import RepairedCalls
-from lachesis.runs.reports import REPORTS
+from lachesis.runs.reports import PAGES
 from lachesis.runs.wandb_run import WandbSettings, finish, is_gone, start_run
 from lachesis.trajectories.jsonl import JsonlWriter, read_lines
 from lachesis.trajectories.step_files import ROLLOUTS
@@ -120,8 +120,8 @@ class TrainingRecorder:
         """Write `report.html` as of now; None where lachesis-view, which makes the page, is not installed."""
         begun = time.monotonic()
         path: Path | None = None
-        if "training" in REPORTS.names():
-            path = REPORTS.load("training")(self.run_dir, title=self.title)
+        if "training_report" in PAGES.names():
+            path = PAGES.load("training_report")(self.run_dir, title=self.title)
         took = time.monotonic() - begun
         self._next_report = begun + max(REPORT_INTERVAL, took / REPORT_SHARE)
         return path

@@ -13,18 +13,16 @@ from typing import Any
 import jinja2
 import orjson
 
-TEMPLATES = Path(__file__).parents[1] / "templates"
-
 _HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
-def templates() -> jinja2.Environment:
-    """All templates of this package. All values are escaped, and `visible`.
+def templates(folder: Path) -> jinja2.Environment:
+    """The templates of a folder, which can include those beside this module. All values are escaped, and `visible`.
 
     What a form sends back must be as it was: `value="{{ name | e }}"` is escaped only.
     """
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader([TEMPLATES, Path(__file__).parent]),
+        loader=jinja2.FileSystemLoader([folder, Path(__file__).parent]),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,

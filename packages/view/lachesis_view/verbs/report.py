@@ -23,12 +23,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     from lachesis.trajectories import read_lines
     from lachesis.trajectories.jsonl import has_torn_tail
-    from lachesis_view.report import write_report
+    from lachesis_view.reports.run import write_report
 
     if (arguments.groups / "groups.jsonl").is_file():
         arguments.groups /= "groups.jsonl"
     if arguments.groups.is_dir():
-        from lachesis_view import training_report
+        from lachesis_view.reports import training as training_report
 
         print(training_report.write_report(arguments.groups, output=arguments.output))
         return 0

@@ -17,9 +17,9 @@ from lachesis.evaluation.repaired_calls import NAME, RepairedCalls
 from lachesis.trajectories.jsonl import read_lines
 from lachesis.trajectories.step_files import SCHEMA, step_files
 from lachesis.wording import duration
-from lachesis_view.charts import Chart, Line, bar_chart, line_chart, number
 from lachesis_view.html import templates, write_page
 from lachesis_view.html.rollout import message_view
+from lachesis_view.reports.charts import Chart, Line, bar_chart, line_chart, number
 
 MAX_STEPS = 60
 """Steps whose rollouts are shown."""
@@ -53,7 +53,7 @@ def write_report(run_dir: Path, *, title: str | None = None, output: Path | None
 
 def render_report(title: str, lines: Sequence[Mapping[str, Any]], files: Mapping[int, Path]) -> str:
     """The page of the lines of `metrics.jsonl`, and the files of rollouts by step."""
-    template = templates().get_template("training_report.html.jinja")
+    template = templates(Path(__file__).parent / "templates").get_template("training_report.html.jinja")
     shown = _spread(sorted(files), MAX_STEPS)
     budget = MAX_CHARACTERS // max(1, len(shown))
     by_step = {line["step"]: line for line in lines}

@@ -1,4 +1,4 @@
-"""The HTML report of a run: figures first, then every trajectory. `lachesis_view.comparison` makes that of two.
+"""The HTML report of a run: figures first, then every trajectory. `lachesis_view.reports.comparison` makes that of two.
 
 One file, which needs no network and asks for none. Its rollouts are made by the templates of the viewer and packed
 (`lachesis_view.html.parts`); its script unpacks and shows them.
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from jinja2 import Environment
 from markupsafe import Markup
 
 from lachesis.evaluation import Difference, Mean, bounds, ks, mean_over_items, pass_at_k, pass_hat_k
@@ -27,10 +28,11 @@ from lachesis.runs.item_keys import whole_and_part
 from lachesis.runs.summary import Summary
 from lachesis.trajectories.exports import stored_messages
 from lachesis.wording import counted
-from lachesis_view.html import TEMPLATES, pretty, templates, visible, write_page
+from lachesis_view.html import pretty, templates, visible, write_page
 from lachesis_view.html.parts import Parts, pack, to_json
 from lachesis_view.html.rollout import last_words, rollout_view, title_of, tool_views
 
+_TEMPLATES = Path(__file__).parent / "templates"
 HISTOGRAM_BINS = 10
 MAX_CHARACTERS = 64_000_000
 """Of packed trajectories in a page; those of further groups are only in the JSONL file. The figures are about all."""
@@ -197,10 +199,10 @@ def render_page(parts: Parts, *, runs: Sequence[Run], **figures: Any) -> str:
         fields = {name: shown.fields[name] for name, _ in categories if name in shown.fields}
         rows.append([key, visible(shown.title), fields, [item and [item.places, item.rollouts] for item in sides]])
     rollouts = [rollout for run in runs for item in run.items for rollout in item.rollouts]
-    script = (TEMPLATES / "report.js").read_text(encoding="utf-8")
+    script = (_TEMPLATES / "report.js").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return (
-        _templates()
+        _environment()
         .get_template("report.html.jinja")
         .render(
             **figures,
@@ -219,12 +221,14 @@ def render_page(parts: Parts, *, runs: Sequence[Run], **figures: Any) -> str:
     )
 
 
-_templates = cache(templates)
+@cache
+def _environment() -> Environment:
+    return templates(_TEMPLATES)
 
 
 def _macros(name: str) -> Any:
     """The macros of a template, as functions."""
-    return _templates().get_template(name).module
+    return _environment().get_template(name).module
 
 
 def reward_histogram(rewards: Sequence[float]) -> list[Bar]:

@@ -22,7 +22,7 @@ from lachesis.trajectories import read_lines
 from lachesis.wording import counted
 from lachesis_view.html import write_page
 from lachesis_view.html.parts import Parts
-from lachesis_view.report import MAX_CHARACTERS, Run, mean_bars, render_page
+from lachesis_view.reports.run import MAX_CHARACTERS, Run, mean_bars, render_page
 
 
 class ComparisonError(LachesisError):

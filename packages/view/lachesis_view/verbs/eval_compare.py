@@ -18,7 +18,7 @@ from rich.table import Table
 
 from backends.errors import LachesisError
 from lachesis.evaluation import Difference, Mean
-from lachesis_view.comparison import Comparison, compare, write_comparison
+from lachesis_view.reports.comparison import Comparison, compare, write_comparison
 
 COLUMNS = 48
 
