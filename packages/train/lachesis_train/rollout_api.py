@@ -44,7 +44,6 @@ SLICE = 8192
 """Numbers encoded at once. orjson holds the GIL while it works, so this bounds how long the event loop waits."""
 
 PER_TOKEN = ("tokens", "masks", "advantages", "ref_logprobs", "inference_logprobs")
-REQUIRED = ("tokens", "masks", "scores", "inference_logprobs")
 
 _CONNECT_TIMEOUT = 15.0
 _NOT_NOW = frozenset({408, 425, 429})
@@ -346,12 +345,12 @@ class RolloutApi(HttpSessionOwner):
 def encode_group(group: Mapping[str, Any]) -> list[bytes]:
     """A group in Atropos' shape as JSON, in pieces to be joined. Call it in a thread.
 
-    Each piece takes a millisecond or two; other threads run in between.
+    Each piece takes a millisecond or two; other threads run in between. `build_group` has checked that its lists fit
+    together; an API and a trainer check what they get from others.
 
     Raises:
-        GroupError: a field is missing, lengths differ, or a number is not finite.
+        GroupError: JSON cannot hold it, or a number is not finite.
     """
-    check_shape(group)
     pieces: list[bytes] = []
     for name, value in group.items():
         if value is None:
@@ -359,28 +358,6 @@ def encode_group(group: Mapping[str, Any]) -> list[bytes]:
         pieces += (b"," if pieces else b"{", orjson.dumps(name), b":")
         pieces += _encode(name, value, numbers=name in PER_TOKEN or name == "scores")
     return [*pieces, b"}"]
-
-
-def check_shape(group: Mapping[str, Any]) -> None:
-    """Check what the stock API does not check and trainers fail over.
-
-    Raises:
-        GroupError: names the field.
-    """
-    for name in REQUIRED:
-        if not group.get(name):
-            raise GroupError(f"{name} is missing or empty")
-    count = len(group["tokens"])
-    for name in (*PER_TOKEN, "scores", "messages", "overrides"):
-        value = group.get(name)
-        if value is None:
-            continue
-        if len(value) != count:
-            raise GroupError(f"{name} holds {len(value)} entries, tokens {count}")
-        if name in PER_TOKEN:
-            for at, (given, tokens) in enumerate(zip(value, group["tokens"], strict=True)):
-                if len(given) != len(tokens):
-                    raise GroupError(f"{name}[{at}] has {len(given)} positions, tokens[{at}] {len(tokens)}")
 
 
 def encode_json(value: Any) -> bytes:
