@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.atropos_catalogue import CASES, Case
-from lachesis.trajectories import read_lines, verify_records
+from lachesis.trajectories import read_lines
 from lachesis_testing.fake_server import FakeServer
+from lachesis_tokens.samples.verification import verify_records
 
 GROUPS = 2
 SECONDS = 90.0

@@ -26,11 +26,11 @@ from rich.console import Console
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.instant_server import instant_server
-from lachesis.batch.prompts import Prompts, over_rows
-from lachesis.batch.rows import Rows
-from lachesis.batch.run import BatchSettings, run_batch
 from lachesis.runs.own_process import run_alone
 from lachesis.runs.server_settings import ServerConfig
+from lachesis_data.batch.prompts import Prompts, over_rows
+from lachesis_data.batch.rows import Rows
+from lachesis_data.batch.run import BatchSettings, run_batch
 
 PROMPTS, IN_FLIGHT = 4000, 1000
 LATENCY = (1.0, 2.0)

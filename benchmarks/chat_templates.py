@@ -22,9 +22,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from lachesis.inference.chat_template import ChatTemplate
 from lachesis.inference.errors import TemplateError
 from lachesis_testing.parser_checks import facts, pieces_of, streamed
+from lachesis_tokens.templates.chat_template import ChatTemplate
 from tool_call_parsers import detect_parser, get_parser
 from tool_call_parsers.round_trip import TOOLS, Sample
 

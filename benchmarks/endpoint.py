@@ -35,11 +35,12 @@ from aiohttp import web
 
 from benchmarks.fake_process import MAX_TOKENS, MESSAGES, TOOLS, ToolScript, fake_process, observation, token_server
 from benchmarks.machine import disturbance
-from lachesis.endpoint import Recording, RecordingEndpoint
-from lachesis.inference import TokenServer
-from lachesis.trajectories import MessageHistory, verify
-from lachesis.trajectories.samples import samples
+from lachesis.trajectories import MessageHistory
 from lachesis_testing.fake_server import Codec, fake_tokenizer
+from lachesis_tokens.endpoint import Recording, RecordingEndpoint
+from lachesis_tokens.samples.samples import samples
+from lachesis_tokens.samples.verification import verify
+from lachesis_tokens.server.token_server import TokenServer
 
 TURNS = 20
 CONCURRENCY = 16

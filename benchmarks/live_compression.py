@@ -38,11 +38,13 @@ from benchmarks.serve_lag import Lag
 from lachesis.agent.context_compression import ContextCompression
 from lachesis.agent.loop import HermesAgentLoop
 from lachesis.agent.result import AgentResult
-from lachesis.inference import ServerSettings, TokenServer
+from lachesis.inference import ServerSettings
 from lachesis.tools import ToolResult
-from lachesis.trajectories import ChatResponse, ToolCall, verify_records
+from lachesis.trajectories import ChatResponse, ToolCall
 from lachesis_testing.fake_server import Ask, Codec, Reply, fake_tokenizer
 from lachesis_testing.fake_server.policies import WORDS
+from lachesis_tokens.samples.verification import verify_records
+from lachesis_tokens.server.token_server import TokenServer
 
 LIMIT_LAG_MS, LIMIT_GROWTH = 10.0, 1.5
 PART = 10

@@ -35,9 +35,10 @@ from aiohttp import web
 
 from benchmarks.fake_process import MAX_TOKENS, MESSAGES, SAMPLED, TOOLS, Observe, observation, token_server
 from lachesis.agent.loop import HermesAgentLoop
-from lachesis.inference import OpenAIServer, Router, ServerSettings, TokenServer
+from lachesis.inference import OpenAIServer, Router, ServerSettings
 from lachesis_testing.fake_server import Codec, fake_tokenizer
 from lachesis_testing.fake_server.policies import WORDS
+from lachesis_tokens.server.token_server import TokenServer
 
 TURNS = (20, 300, 1000)
 ROUNDS = {20: 20, 300: 2}

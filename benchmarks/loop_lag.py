@@ -35,8 +35,9 @@ from benchmarks.serve_lag import Lag
 from lachesis.agent.loop import HermesAgentLoop
 from lachesis.agent.result import AgentResult
 from lachesis.agent.reward_threads import RewardThreads
-from lachesis.inference import ServerSettings, TokenServer
+from lachesis.inference import ServerSettings
 from lachesis_testing.fake_server import Codec, fake_tokenizer
+from lachesis_tokens.server.token_server import TokenServer
 
 PLAYERS, REWARDS, COMPUTING = 8, 100, 4
 TURNS = 5

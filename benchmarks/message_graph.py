@@ -34,7 +34,7 @@ from lachesis.trajectories import (
     ToolResponse,
     Usage,
 )
-from lachesis.trajectories.samples import samples
+from lachesis_tokens.samples.samples import samples
 
 T = TypeVar("T")
 TURNS, TOKENS, OBSERVED = 1000, 250, 50

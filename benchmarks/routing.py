@@ -25,14 +25,14 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from lachesis.inference import TokenServer
 from lachesis.inference.affinity import Demand
 from lachesis.inference.balancer import Split, _Slot
-from lachesis.inference.engines import create_engine
-from lachesis.inference.prompts import PromptBuilder
 from lachesis.inference.sampling import Sampling
 from lachesis.trajectories import TokenPrefix
 from lachesis_testing.fake_server import FakeServer, Lengths, RandomWords, fake_tokenizer
+from lachesis_tokens.engines import create_engine
+from lachesis_tokens.prompts.prompts import PromptBuilder
+from lachesis_tokens.server.token_server import TokenServer
 
 PREFILL, DECODE = 20_000.0, 400.0
 """Tokens a second: of a server for prompts, of one completion."""

@@ -23,7 +23,7 @@ import aiohttp
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.run_api import register, run_api
-from lachesis.runs.atropos import BaseEnv
+from lachesis_compat.atropos.package import BaseEnv
 from lachesis_train.outbox import Outbox
 from lachesis_train.outbox_state import Entry
 from lachesis_train.relay import OutboxRelay

@@ -34,15 +34,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.fake_process import TOOLS, fake_process, token_server
 from benchmarks.token_ledger import Ledger, Sequenced, Tally
 from lachesis.agent.loop import HermesAgentLoop, LoopLimits
-from lachesis.inference import InferenceError, ServerSettings, TokenServer
-from lachesis.inference.managed_server import ManagedServer
-from lachesis.inference.prompts import PromptBuilder
+from lachesis.inference import InferenceError, ServerSettings
 from lachesis.inference.sampling import Sampling
 from lachesis.tools import ToolResult
-from lachesis.trajectories import Message, MessageHistory, RecordVerifier, TokenSample, ToolCall, ToolResponse, verify
-from lachesis.trajectories.samples import samples
+from lachesis.trajectories import Message, MessageHistory, ToolCall, ToolResponse
 from lachesis_testing.fake_server import Ask, Lengths, RandomTokens, RandomWords, Reply, fake_tokenizer
 from lachesis_testing.fake_server.policies import WORDS, hermes_call
+from lachesis_tokens.prompts.prompts import PromptBuilder
+from lachesis_tokens.samples.samples import TokenSample, samples
+from lachesis_tokens.samples.verification import RecordVerifier, verify
+from lachesis_tokens.server.managed_server import ManagedServer
+from lachesis_tokens.server.token_server import TokenServer
 
 FAULTS = {
     "thinking": 0.2,

@@ -40,9 +40,10 @@ from benchmarks.fake_process import (
 from benchmarks.machine import disturbance
 from benchmarks.token_ledger import Ledger, Sequenced
 from lachesis.agent.loop import HermesAgentLoop
-from lachesis.inference import ServerSettings, TokenServer
-from lachesis.inference.engines import ENGINES
+from lachesis.inference import ServerSettings
+from lachesis.other_packages import ENGINES
 from lachesis_testing.fake_server import Codec, fake_tokenizer
+from lachesis_tokens.server.token_server import TokenServer
 
 TURNS = (1, 5, 20)
 """Turns before the last one."""

@@ -95,8 +95,8 @@ def train(name: str, folder: Path, settings: Mapping[str, Any], threads: int) ->
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from trl import GRPOConfig, GRPOTrainer
 
-    from lachesis.inference.model_folders import model_folder
     from lachesis_envs.tool_call import ToolCallEnv
+    from lachesis_tokens.prompts.model_folders import model_folder
     from lachesis_train.trl import LachesisRollouts
 
     config = yaml.safe_load(CONFIG.read_text(encoding="utf-8"))

@@ -31,19 +31,20 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.fake_process import TOOLS, token_server
 from benchmarks.token_ledger import Ledger, Sequenced
 from benchmarks.token_turns import peer
-from lachesis.inference import TokenServer
 from lachesis.inference.sampling import Sampling
-from lachesis.trajectories import Message, MessageHistory, ToolResponse, rollout_advantages
-from lachesis.trajectories.group_shapes import (
+from lachesis.trajectories import Message, MessageHistory, ToolResponse
+from lachesis.trajectories.split_rollouts import DiscardedAttempts, SplitRollouts
+from lachesis_testing.fake_server import FakeServer, fake_tokenizer
+from lachesis_testing.fake_server.policies import Scripted
+from lachesis_tokens.samples.advantages import rollout_advantages
+from lachesis_tokens.samples.group_shapes import (
     GroupSettings,
     RolloutSamples,
     TrainingGroup,
     build_group,
 )
-from lachesis.trajectories.samples import samples
-from lachesis.trajectories.split_rollouts import DiscardedAttempts, SplitRollouts
-from lachesis_testing.fake_server import FakeServer, fake_tokenizer
-from lachesis_testing.fake_server.policies import Scripted
+from lachesis_tokens.samples.samples import samples
+from lachesis_tokens.server.token_server import TokenServer
 
 MAX_TOKENS = 64
 CALL = '<tool_call>\n{"name": "search", "arguments": {"query": "tide"}}\n</tool_call>'

@@ -120,7 +120,7 @@ async def measure(arguments: argparse.Namespace) -> int:
     """Print the figures; 1 over the limit."""
     import torch
 
-    from lachesis.inference.model_folders import model_folder
+    from lachesis_tokens.prompts.model_folders import model_folder
     from lachesis_train.engine import start_engine
 
     torch.set_num_threads(1)

@@ -24,10 +24,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.machine import disturbance
 from lachesis.trajectories import JsonlWriter, to_trajectory_entry
-from lachesis.trajectories.entry_files import convert_entries, deduplicate, read_entries
-from lachesis.trajectories.file_statistics import FileStatistics
-from lachesis.trajectories.formats import CONVERTIBLE, converter
-from lachesis.trajectories.validation import validate_entry
+from lachesis_data.files.entry_files import convert_entries, deduplicate, read_entries
+from lachesis_data.files.file_statistics import FileStatistics
+from lachesis_data.files.formats import CONVERTIBLE, converter
+from lachesis_data.files.validation import validate_entry
 
 CONVERSION_MB = 20.0
 """MB of input a second of CPU time, at least, where nothing else runs."""

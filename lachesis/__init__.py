@@ -8,9 +8,6 @@ A name is imported when it is first used, so `import lachesis` costs nothing.
 from typing import TYPE_CHECKING
 
 from lachesis.lazy import lazy_names
-from lachesis.old_paths import register_old_paths
-
-register_old_paths()
 
 if TYPE_CHECKING:
     from backends import SandboxSpec
@@ -22,7 +19,6 @@ if TYPE_CHECKING:
     from lachesis.agent.reward import Reward, reward
     from lachesis.agent.tool_context import ToolContext
     from lachesis.base_env import HermesAgentBaseEnv
-    from lachesis.environments.agent_program import AgentProgramEnv
     from lachesis.environments.checking import check_environment
     from lachesis.runs.dataset_rows import load_rows
     from lachesis.runs.server_settings import ServerConfig
@@ -33,6 +29,7 @@ if TYPE_CHECKING:
     from lachesis.tools.tool_session import ToolSession
     from lachesis.trajectories.history import MessageHistory
     from lachesis.trajectories.messages import Message, ToolCall
+    from lachesis_tokens.endpoint.agent_program import AgentProgramEnv
 else:
     __getattr__ = lazy_names(
         __name__,
@@ -45,7 +42,7 @@ else:
             "lachesis.agent.tool_context": ["ToolContext"],
             "lachesis.base_env": ["HermesAgentBaseEnv"],
             "lachesis.environments.checking": ["check_environment"],
-            "lachesis.environments.agent_program": ["AgentProgramEnv"],
+            "lachesis_tokens.endpoint.agent_program": ["AgentProgramEnv"],
             "backends.errors": ["LachesisError"],
             "lachesis.runs.dataset_rows": ["load_rows"],
             "lachesis.runs.server_settings": ["ServerConfig"],

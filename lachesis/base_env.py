@@ -28,6 +28,7 @@ from backends.tasks import cancel_requests
 from lachesis import inference
 from lachesis.agent.reward import reward_weights
 from lachesis.inference.tracking import tracks_tokens
+from lachesis.other_packages import COMPAT, TOKENS
 from lachesis.runs.atropos_base import AtroposBase
 from lachesis.runs.class_settings import apply_class_settings
 from lachesis.runs.server_settings import EMBEDDED, ServerConfig, as_server_configs, needs_start, token_engine
@@ -45,8 +46,6 @@ if TYPE_CHECKING:
     from lachesis.agent.reward import Reward
     from lachesis.agent.rollout import Rollout, RolloutPlayer
     from lachesis.agent.scorer import Scorer
-    from lachesis.collecting.collector import Collector
-    from lachesis.collecting.recorded_server import RecordedServer
     from lachesis.runs.group_player import PlayedGroup
     from lachesis.runs.item_keys import ItemKeys
     from lachesis.runs.judge import Judge
@@ -114,11 +113,11 @@ class HermesAgentBaseEnv(AtroposBase):
         self._tokenizer: Any = None
         self._eval_items: list[Any] | None = None
         self._current_group_tools: tuple[list[dict[str, Any]], set[str]] | None = None
-        self._server: inference.Router | inference.TokenServer | None = None
+        self._server: inference.ModelServer | None = None
         self._player: RolloutPlayer | None = None
         self._judge: Judge | None = None
-        self._recorded: RecordedServer | None = None
-        self._collector: Collector | None = None
+        self._recorded: Any = None
+        self._collector: Any = None
         self.tracker = Tracker()
         if not any(needs_start(server) or token_engine(server) for server in self.server_configs):
             self._server = inference.Router(
@@ -274,11 +273,11 @@ class HermesAgentBaseEnv(AtroposBase):
         return self.name or type(self).__name__
 
     @property
-    def server(self) -> inference.Router | inference.TokenServer:
+    def server(self) -> inference.ModelServer:
         """Where completions come from: a `Router` in Phase 1, a `TokenServer` in Phase 2. In `collect_trajectories` and
         its relatives, the same as a `RecordedServer`."""
         if self._recorded is not None and self._recorded.in_use:
-            return cast("inference.Router | inference.TokenServer", self._recorded)
+            return cast("inference.ModelServer", self._recorded)
         if self._server is None:
             raise NotRunning(
                 "the model server is not started yet; use the environment inside `async with env.running()`"
@@ -291,9 +290,7 @@ class HermesAgentBaseEnv(AtroposBase):
         if tracks_tokens(self._server):
             return self._server.prompts.tokenizer
         if self._tokenizer is None:
-            from lachesis.runs.token_servers import named_tokenizer
-
-            self._tokenizer = named_tokenizer(self.config.tokenizer_name, "env.tokenizer_name")
+            self._tokenizer = TOKENS.load("named_tokenizer")(self.config.tokenizer_name, "env.tokenizer_name")
         return self._tokenizer
 
     @tokenizer.setter
@@ -401,16 +398,14 @@ class HermesAgentBaseEnv(AtroposBase):
             self._server, self._player = server, player
             self.note_uncalled(type(self), HermesAgentBaseEnv)
             if self.collects:
-                from lachesis.collecting import own_groups
-
-                self._recorded, self._collector = own_groups.collector_of(self, server)
+                self._recorded, self._collector = COMPAT.load("collector_of")(self, server)
             try:
                 yield
             finally:
                 self._server, self._player = given, None
                 self._judge = self._recorded = self._collector = None
 
-    def use_server(self, server: inference.Router | inference.TokenServer) -> None:
+    def use_server(self, server: inference.ModelServer) -> None:
         """Take completions from `server` in place of those that `server_configs` name. The next run closes it."""
         if self._player is not None:
             raise RuntimeError(f"{self.run_name}: a run has its server already; call use_server before it begins")
@@ -465,17 +460,13 @@ class HermesAgentBaseEnv(AtroposBase):
         In Phase 2 it is the group that `serve` would send, and None where `serve` would not send it. With an override
         of `collect_trajectory`, it is `group_size` of these.
         """
-        from lachesis.collecting import own_groups
-
         if overrides(self, "collect_trajectory"):
-            return await own_groups.group_of_trajectories(self, item)
-        return await own_groups.own_group(self, item)
+            return cast("tuple[Any, list[Any]]", await COMPAT.load("group_of_trajectories")(self, item))
+        return cast("tuple[Any, list[Any]]", await COMPAT.load("own_group")(self, item))
 
     async def collect_trajectory(self, item: Any) -> tuple[Any, list[Any]]:
         """One rollout as an entry of such a group, and no backlog. None when it was not scored."""
-        from lachesis.collecting import own_groups
-
-        return await own_groups.own_trajectory(self, item)
+        return cast("tuple[Any, list[Any]]", await COMPAT.load("own_trajectory")(self, item))
 
     async def postprocess_histories(self, trajectories: Any) -> Any:
         """The groups of an item as they are taken. Default: unchanged."""
@@ -486,9 +477,7 @@ class HermesAgentBaseEnv(AtroposBase):
 
     def save_checkpoint(self, step: int, data: Mapping[str, Any] | None = None) -> None:
         """Write `data` into the trainer's checkpoint folder. `serve` calls an override at the trainer's checkpoints."""
-        from lachesis.collecting import own_groups
-
-        own_groups.save_checkpoint(self, step, data)
+        COMPAT.load("save_checkpoint")(self, step, data)
 
     @property
     def collects(self) -> bool:
@@ -499,23 +488,18 @@ class HermesAgentBaseEnv(AtroposBase):
         """The groups of `item`, as an environment that collects them itself returns them."""
         if self._collector is None:
             raise RuntimeError("groups need sandboxes; use the environment inside `async with env.running()`")
-        return await self._collector.collect(item, item_key)
+        groups: list[PlayedGroup] = await self._collector.collect(item, item_key)
+        return groups
 
     async def after_group(self, group: PlayedGroup) -> None:
         """A group was kept: call an override of `add_rollouts_for_wandb`."""
         if overrides(self, "add_rollouts_for_wandb"):
-            from lachesis.collecting import own_groups
-
-            scored = own_groups.atropos_group(group)
-            hook = cast(Any, self).add_rollouts_for_wandb
-            await own_groups.call_hook(self, hook, scored, item=group.item)
+            await COMPAT.load("after_group")(self, group)
 
     def at_step(self, step: int, registration: Registration) -> None:
         """The trainer is at another step: load or save the environment's own state, where it has some."""
-        from lachesis.collecting import own_groups
-
         if overrides(self, "save_checkpoint", "load_checkpoint"):
-            own_groups.at_step(self, step, registration)
+            COMPAT.load("at_step")(self, step, registration)
 
     # The commands.
 

@@ -9,8 +9,11 @@ from pathlib import Path
 PACKAGES = (
     "backends",
     "lachesis",
+    "lachesis_compat",
+    "lachesis_data",
     "lachesis_envs",
     "lachesis_testing",
+    "lachesis_tokens",
     "lachesis_train",
     "lachesis_view",
     "tool_call_parsers",

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # that Python need not have the project installed
-from lachesis.inference.gguf_folder import convert_gguf, packaged_gguf
+from lachesis_tokens.prompts.gguf_folder import convert_gguf, packaged_gguf
 
 
 def main() -> None:

@@ -15,13 +15,14 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from lachesis.agent.turn_check import check_turn
-from lachesis.inference import TokenServer
-from lachesis.inference.managed_server import ManagedServer
 from lachesis.runs.model_servers import start_servers
 from lachesis.runs.server_settings import ServerConfig
 from lachesis.runs.settings import HermesAgentEnvConfig
-from lachesis.trajectories import ChatResponse, Message, MessageHistory, ToolResponse, verify
-from lachesis.trajectories.samples import samples
+from lachesis.trajectories import ChatResponse, Message, MessageHistory, ToolResponse
+from lachesis_tokens.samples.samples import samples
+from lachesis_tokens.samples.verification import verify
+from lachesis_tokens.server.managed_server import ManagedServer
+from lachesis_tokens.server.token_server import TokenServer
 
 MAX_ATTEMPTS, MAX_TOKENS, WIDTH = 12, 40, 44
 TOOL = "ask_guide"

@@ -55,5 +55,5 @@ done
 shift
 "$venv/bin/uv" pip install --quiet --offline --python "$venv/bin/python" --no-deps --no-build-isolation "$@"
 # A wheel has this file beside the packages; an editable install has not.
-cp lachesis/compat/lachesis_old_paths.pth "$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
+cp packages/compat/lachesis_compat/lachesis_old_paths.pth "$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 "$venv/bin/python" -c 'import xllamacpp' 2>/dev/null || debian_packages "a library that the embedded model needs is missing"

@@ -79,13 +79,16 @@ def install(home: Path) -> None:
 
 
 def convert(home: Path, folder: Path) -> None:
-    """Write the model folder, with the Hermes chat template of `lachesis/inference/templates`, unless it is there."""
+    """Write the model folder, with the Hermes chat template of lachesis_tokens, unless it is there."""
     if (folder / "model.safetensors").is_file():
         return
     say(f"{MODEL} as a model folder, about 260 MB, in {folder} ...")
     made = folder.with_name(folder.name + ".part")  # a killed conversion leaves no partial model
     shutil.rmtree(made, ignore_errors=True)
-    script, template = ROOT / "scripts/gguf_to_folder.py", ROOT / "lachesis/inference/templates/hermes.jinja"
+    script, template = (
+        ROOT / "scripts/gguf_to_folder.py",
+        ROOT / "packages/tokens/lachesis_tokens/templates/files/hermes.jinja",
+    )
     command = (str(home / "bin" / "python"), "-P", str(script), "smollm2", str(made), "--template", str(template))
     if run(command) != 0:
         raise Failed("the conversion failed, see above")

@@ -28,7 +28,6 @@ import lachesis
 from lachesis.agent.loop import HermesAgentLoop, LoopLimits
 from lachesis.agent.outcome import Outcome
 from lachesis.cli import main
-from lachesis.compat.modules import model_tools
 from lachesis.inference import OpenAIServer, ServerSettings
 from lachesis.runs.server_settings import ServerConfig
 from lachesis.tools import (
@@ -59,11 +58,12 @@ from lachesis.trajectories import (
     to_dataset_entry,
     to_trajectory_entry,
     validate_messages,
-    verify,
 )
 from lachesis.trajectories.messages import FinishReason, as_message
-from lachesis.trajectories.samples import samples
+from lachesis_compat.modules import model_tools
 from lachesis_testing.fake_server import FakeServer, Scripted, fake_tokenizer
+from lachesis_tokens.samples.samples import samples
+from lachesis_tokens.samples.verification import verify
 from tests.support.batch_runs import entries, flags, thinks, write_rows
 from tests.support.ports import free_port
 from tests.support.sampler import FakeSampler
@@ -239,14 +239,14 @@ def batch(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_06_files_with_different_metadata_load_together(batch: Path) -> None:
     """With the columns named, as the first file cannot know those of the others."""
-    features = importlib.import_module("lachesis.trajectories.formats").dataset_features("batch")
+    features = importlib.import_module("lachesis_data.files.formats").dataset_features("batch")
     assert datasets_of(*sorted(batch.glob("batch_*_output.jsonl")), features=features).num_rows == 4
 
 
 def test_07_files_with_rewards_and_without_load_together(tmp_path: Path) -> None:
     module = tmp_path / "scored.py"
     module.write_text(
-        "from lachesis.batch.prompts import Prompts\n"
+        "from lachesis_data.batch.prompts import Prompts\n"
         "class Scored(Prompts):\n"
         "    needs_sandboxes = False\n"
         "    async def compute_reward(self, item, result, ctx):\n"
@@ -256,7 +256,7 @@ def test_07_files_with_rewards_and_without_load_together(tmp_path: Path) -> None
         rows = write_rows(tmp_path / "rows.jsonl", [{"prompt": "p0"}, {"prompt": "p1"}])
         main(["batch", *flags(rows, tmp_path, server.base_url, "--env", f"{module}:Scored", size=1)])
     assert datasets_of(*sorted((tmp_path / "run").glob("batch_*_output.jsonl"))).num_rows >= 1
-    assert "reward" in importlib.import_module("lachesis.trajectories.formats").dataset_features("batch")
+    assert "reward" in importlib.import_module("lachesis_data.files.formats").dataset_features("batch")
 
 
 def test_08_an_ephemeral_prompt_is_in_no_file_of_the_run(batch: Path) -> None:
@@ -268,7 +268,7 @@ def test_09_a_batch_run_waits_while_the_model_is_silent_and_plays_all_prompts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Twenty answers without a word would be the end of three samples in a row."""
-    monkeypatch.setattr("lachesis.batch.sink.RETRY_PAUSE", 0.01)
+    monkeypatch.setattr("lachesis_data.batch.sink.RETRY_PAUSE", 0.01)
     for name in ("_FIRST_PAUSE", "_LONGEST_PAUSE"):
         monkeypatch.setattr(f"lachesis.runs.failures.{name}", 0.01)
     asked = iter(range(1000))
@@ -378,7 +378,7 @@ def test_15_a_warning_is_logged_where_arguments_are_replaced(caplog: pytest.LogC
     assert any("terminal" in record.getMessage() for record in caplog.records)
 
 
-FIRST = (ROOT / "lachesis" / "compat" / "lachesis_old_paths.pth").read_text()
+FIRST = (ROOT / "packages" / "compat" / "lachesis_compat" / "lachesis_old_paths.pth").read_text()
 """What each process runs where the wheel is installed."""
 OLD = {
     16: "from agent.trajectory import _convert_to_trajectory_format",

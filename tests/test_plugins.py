@@ -11,8 +11,8 @@ import pytest
 from backends.errors import LachesisError
 from backends.plugins import PluginBroken, Registry, UnknownPlugin
 from lachesis.inference import ServerSettings
-from lachesis.inference.engines import create_engine
 from lachesis.runs.server_settings import ServerConfig
+from lachesis_tokens.engines import create_engine
 
 
 def registry() -> Registry[type]:

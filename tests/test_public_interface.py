@@ -52,10 +52,10 @@ def test_an_unknown_name_is_named_with_a_near_one() -> None:
         lachesis.HermesAgentBaseEnvironment  # noqa: B018
 
 
-def test_importing_lachesis_loads_three_modules() -> None:
+def test_importing_lachesis_loads_two_modules() -> None:
     before = modules_after("pass")
     added = {name for name in modules_after("import lachesis") - before if name.partition(".")[0] == "lachesis"}
-    assert added == {"lachesis", "lachesis.lazy", "lachesis.old_paths"}
+    assert added == {"lachesis", "lachesis.lazy"}
     assert not {name.partition(".")[0] for name in modules_after("import lachesis") - before} & {"pydantic", "rich"}
 
 
@@ -82,13 +82,6 @@ def test_a_run_of_messages_loads_nothing_of_tokens_training_atroposlib_or_wandb(
     loaded = {name.partition(".")[0] for name in modules}
     assert "aiohttp" in loaded
     assert loaded & {"atroposlib", "datasets", "openai", "torch", "transformers", "wandb"} == set()
-    # Phase 1: no format of calls, no token engine, nothing of training.
-    assert loaded & {"lachesis_train", "lachesis_view"} == set()
-    assert (
-        modules
-        & {
-            *("tool_call_parsers.formats", "tool_call_parsers.parser", "lachesis.inference.token_server"),
-            *("lachesis.inference.prompts", "lachesis.trajectories.samples", "lachesis.trajectories.group_shapes"),
-        }
-        == set()
-    )
+    # Phase 1: no format of calls, no token engine, nothing of training; the report is a page of lachesis_view.
+    assert loaded & {"lachesis_compat", "lachesis_data", "lachesis_tokens", "lachesis_train"} == set()
+    assert modules & {"tool_call_parsers.formats", "tool_call_parsers.parser"} == set()

@@ -13,11 +13,11 @@ import aiohttp
 import pytest
 
 from lachesis.agent.reference_server import ReferenceServer
-from lachesis.endpoint import RecordingEndpoint
-from lachesis.inference.embedded import EmbeddedServer
 from lachesis.inference.wire.visitors import user_by_netlink, user_by_table
 from lachesis_testing.fake_server import FakeServer
 from lachesis_testing.scripted_server import ScriptedServer, say
+from lachesis_tokens.endpoint import RecordingEndpoint
+from lachesis_tokens.engines.embedded import EmbeddedServer
 from lachesis_train.api import ApiSettings, RolloutApiServer
 from lachesis_view import app as viewer
 from lachesis_view.index import Index

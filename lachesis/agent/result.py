@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lachesis.agent.context_compression import ContextEdit
 from lachesis.agent.outcome import Outcome
 from lachesis.agent.reward import Reward
 from lachesis.trajectories import MessageHistory, ToolCall, Usage
-
-if TYPE_CHECKING:
-    from lachesis.trajectories import TokenSample
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,13 +175,15 @@ class AgentResult:
             self._repaired_calls = statuses.count("repaired"), len(statuses)
         return self._repaired_calls
 
-    def samples(self, rollout_id: str = "") -> list[TokenSample]:
-        """The exact tokens of everything that was sampled, ready for a trainer; empty in Phase 1."""
+    def samples(self, rollout_id: str = "") -> list[Any]:
+        """The exact tokens of everything that was sampled, ready for a trainer (`TokenSample` of
+        lachesis_tokens); empty in Phase 1."""
         if not self.tracked:
             return []
-        from lachesis.trajectories.samples import samples
+        from lachesis.other_packages import TOKENS
 
-        return samples(self.history, rollout_id=rollout_id, outcome=self.outcome.value)
+        samples: list[Any] = TOKENS.load("samples")(self.history, rollout_id=rollout_id, outcome=self.outcome.value)
+        return samples
 
     @property
     def tracked(self) -> bool:

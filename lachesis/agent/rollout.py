@@ -31,7 +31,7 @@ from lachesis.agent.reward import Reward, finite_number
 from lachesis.agent.scorer import Scored, Scorer, SetUpFailed
 from lachesis.agent.tool_calls import SessionCalls
 from lachesis.agent.tool_context import RewardCall, ToolContext
-from lachesis.inference import BadResponse, InferenceError, RequestRejected, Router
+from lachesis.inference import BadResponse, InferenceError, RequestRejected
 from lachesis.inference.balancer import Split
 from lachesis.inference.errors import PromptError
 from lachesis.inference.failed_requests import failed_requests
@@ -40,8 +40,7 @@ from lachesis.tools.budget import ResultBudget
 from lachesis.tracebacks import explained
 
 if TYPE_CHECKING:
-    from lachesis.inference import TokenServer
-    from lachesis.trajectories import TokenSample
+    from lachesis.inference.tracking import ModelServer
 
 log = logging.getLogger(__name__)
 
@@ -166,7 +165,7 @@ class Rollout:
         return "".join(trace for trace in (self.traceback, self.metrics_traceback) if trace is not None) or None
 
     @property
-    def samples(self) -> list[TokenSample]:
+    def samples(self) -> list[Any]:
         """The exact tokens that were sampled (Phase 2), in which the rollout counts once; empty in Phase 1."""
         return self.result.samples(self.rollout_id) if self.result is not None else []
 
@@ -265,7 +264,7 @@ class RolloutPlayer:
     """`HermesAgentLoop` with the settings of the run."""
     max_infra_retries: int
     """New starts of a rollout that the infrastructure broke."""
-    server: Router | TokenServer
+    server: ModelServer
     sessions: ToolSessions
     registry: ToolRegistry
     scorer: Scorer

@@ -55,10 +55,13 @@ GROUPS = {
 }
 VERBS = {verb: text for verbs in GROUPS.values() for verb, text in verbs.items()}
 PACKAGES = {
+    **dict.fromkeys(("batch", "compress", "export", "trajectories"), "lachesis-data"),
     **dict.fromkeys(("demo", "envs", "eval regrade", "tasks"), "lachesis-envs"),
     **dict.fromkeys(("fake-server", "sandboxes attack"), "lachesis-testing"),
     **dict.fromkeys(("api", "engine", "policy", "train"), "lachesis-train"),
     **dict.fromkeys(("eval compare", "report", "view"), "lachesis-view"),
+    "play": "lachesis-compat",
+    "verify": "lachesis-tokens",
 }
 """Of verbs that are not in this package."""
 REGISTRY: Registry[Callable[[Sequence[str]], int]] = Registry(

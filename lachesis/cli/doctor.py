@@ -80,8 +80,8 @@ async def examine(purpose: str | None, options: dict[str, Any]) -> list[Check]:
 
 async def examine_server(url: str, model: str | None, key: str) -> list[Check]:
     """Whether a model server answers, knows the model, and reports token ids with logprobs (Phase 2)."""
-    from lachesis.inference.engines import ENGINES, create_engine
     from lachesis.inference.sampling import read_sampling
+    from lachesis.other_packages import ENGINES, load_engine
     from lachesis.runs.command_line import validate_settings
     from lachesis.runs.model_servers import server_of, settings_of
     from lachesis.runs.server_settings import ServerConfig
@@ -106,7 +106,7 @@ async def examine_server(url: str, model: str | None, key: str) -> list[Check]:
             return [*found, Check("chat (Phase 1)", False, str(error), needed=True)]
     reporting = []
     for name in ENGINES.names():
-        engine = create_engine(name, settings_of(config, base_url=None, tool_call_parser=None))
+        engine = load_engine(name)(settings_of(config, base_url=None, tool_call_parser=None))
         try:
             await engine.generate([1, 2, 3], read_sampling({"temperature": 1.0}, default_max_tokens=1))
             reporting.append(name)

@@ -16,10 +16,16 @@ from typing import Any
 from backends.errors import SettingsError
 from backends.plugins import Registry
 from lachesis.lazy import after_import
+from lachesis.other_packages import COMPAT
+from lachesis.runs.atropos_base import MODULE
 from lachesis.runs.flags import close_names
 
 ENVIRONMENTS: Registry[type] = Registry("environment", "lachesis.environments", {}, package="lachesis-envs")
 """Those that packages name in this group of entry points; Lachesis' own are in the package lachesis-envs."""
+
+
+GUESTS = ("inspect", "verifiers")
+"""Frameworks of others whose environments are played unmodified: `verifiers:MODULE`."""
 
 
 def environment_class(target: str) -> Any:
@@ -39,10 +45,9 @@ def environment_class(target: str) -> Any:
     if (place := target.partition(":")[0]).endswith(".py") and not Path(place).is_file():
         raise SettingsError(f"there is no file {place}")
     from lachesis.base_env import HermesAgentBaseEnv
-    from lachesis.guests import guest
 
-    if (env_cls := guest(target)) is not None:
-        return env_cls
+    if (framework := target.partition(":")[0]) in GUESTS:
+        return COMPAT.load(framework)(target)
     # Atropos takes two seconds to import, five where torch is installed: only for a file that imports it.
     finder = after_import("atroposlib", _prepare_for_atropos)
     try:
@@ -51,15 +56,11 @@ def environment_class(target: str) -> Any:
         sys.meta_path.remove(finder)
     if issubclass(found, HermesAgentBaseEnv):
         return found
-    from lachesis.environments.atropos_player import player_for
-
-    return player_for(found)
+    return COMPAT.load("player_for")(found)
 
 
 def _prepare_for_atropos(_: ModuleType) -> None:
-    from lachesis.environments.atropos_player import prepare_imports
-
-    prepare_imports()
+    COMPAT.load("prepare_imports")()
 
 
 def load_env(target: str) -> Any:
@@ -90,8 +91,6 @@ def load_env(target: str) -> Any:
 
 
 def _is_of_atropos(cls: type) -> bool:
-    from lachesis.runs.atropos_base import MODULE
-
     base = sys.modules.get(MODULE)  # what has not imported it has no class of it
     return base is not None and issubclass(cls, base.BaseEnv)
 

@@ -3,7 +3,7 @@
     async with Router([OpenAIServer(ServerSettings(base_url, model_name))]) as router:
         response = await router.chat(messages, tools=tools)
 
-Import the embedded model from `lachesis.inference.embedded`.
+Import the embedded model from `lachesis_tokens.engines.embedded`.
 """
 
 from typing import TYPE_CHECKING
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from lachesis.inference.http_client import ServerSettings
     from lachesis.inference.openai_server import OpenAIServer
     from lachesis.inference.router import Router, TokenTrackingUnavailable
-    from lachesis.inference.token_server import TokenServer
+    from lachesis.inference.token_tracker import TokenTracker
+    from lachesis.inference.tracking import ModelServer
 else:  # aiohttp takes 0.3 s of CPU to import
     __getattr__ = lazy_names(
         __name__,
@@ -34,7 +35,8 @@ else:  # aiohttp takes 0.3 s of CPU to import
             "lachesis.inference.http_client": ("ServerSettings",),
             "lachesis.inference.openai_server": ("OpenAIServer",),
             "lachesis.inference.router": ("Router", "TokenTrackingUnavailable"),
-            "lachesis.inference.token_server": ("TokenServer",),
+            "lachesis.inference.token_tracker": ("TokenTracker",),
+            "lachesis.inference.tracking": ("ModelServer",),
         },
     )
 
@@ -42,12 +44,13 @@ __all__ = [
     "BadResponse",
     "ContextExhausted",
     "InferenceError",
+    "ModelServer",
     "OpenAIServer",
     "RequestRejected",
     "Router",
     "ServerSettings",
     "ServerUnavailable",
-    "TokenServer",
+    "TokenTracker",
     "TokenTrackingUnavailable",
     "Unauthorized",
 ]

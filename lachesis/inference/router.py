@@ -65,7 +65,7 @@ class Router(Balancer[OpenAIServer]):
         return response
 
     def for_rollout(self, *, group: str | None = None, session: str | None = None) -> Router:
-        """The same servers, for one rollout; see `TokenServer.for_rollout`."""
+        """The same servers, for one rollout; see `TokenTracker.for_rollout`."""
         other = copy(self)
         other.affinity = self._affinity(group, session)
         return other

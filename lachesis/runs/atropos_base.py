@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lachesis.lazy import after_import
+from lachesis.other_packages import COMPAT
 from lachesis.run_folder import RunFolderError, data_folder, unused
 from lachesis.runs.server_settings import ServerConfig, describe
 from lachesis.runs.settings import HermesAgentEnvConfig
@@ -48,9 +49,7 @@ class _Inherited:
         self.name = name
 
     def __get__(self, env: Any, env_cls: type) -> Any:
-        from lachesis.runs.atropos import BaseEnv
-
-        found = vars(BaseEnv)[self.name]
+        found = vars(COMPAT.load("atropos"))[self.name]
         return found.__get__(env, env_cls) if hasattr(type(found), "__get__") else found
 
 

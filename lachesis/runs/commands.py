@@ -26,7 +26,7 @@ from lachesis.runs.environment import Environment
 from lachesis.runs.evaluations import EvaluatedItems
 from lachesis.runs.failures import FailureBrake
 from lachesis.runs.file_sink import FileSink
-from lachesis.runs.group_player import PlayedGroup, play_group, play_item, settled_group
+from lachesis.runs.group_player import PlayedGroup, play_item, settled_group
 from lachesis.runs.group_records import group_record
 from lachesis.runs.hooks import of_hook
 from lachesis.runs.item_keys import ItemKeys, SampleKeys, item_digest
@@ -303,27 +303,6 @@ async def serve(env: Environment, *, hold_out: bool) -> ServeResult:
         ) from error
     result: ServeResult = await run(env, hold_out=hold_out)
     return result
-
-
-async def collect_group(env: Environment, item: Any) -> tuple[dict[str, Any] | None, PlayedGroup]:
-    """One group in Atropos' shape, in Phase 2 as `serve` would send it; None when it is not complete or not scored.
-    And the group itself."""
-    config = env.config
-    play = partial(play_group, env, item, item_digest(item), size=config.group_size)
-    if tracks_tokens(env.player.server):
-        group = await play(rounds=1 + config.max_infra_retries)
-        from lachesis.runs.training_decision import ANY_TRAINER, decide_for_training
-
-        # An override reads the messages; the run sends what is set, and refuses what it does not trust.
-        changed: dict[str, Any] = {"include_messages": True, "unchecked_prompts": "allow"}
-        if env.collects:  # its override may give equal scores others: the run decides about what it returns
-            changed["ensure_scores_are_not_same"] = False
-        config = config.model_copy(update=changed)
-        decision = await asyncio.to_thread(decide_for_training, group, config, ANY_TRAINER)
-        return dict(decision.content) if isinstance(decision, Kept) else None, group
-    group = await play()
-    record = record_of(env, group)
-    return record if record["scores"] else None, group
 
 
 def record_of(env: Environment, group: PlayedGroup, *, with_samples: bool = True) -> dict[str, Any]:

@@ -76,8 +76,13 @@ def load_rows(
     if is_local(name):
         path = Path(name).expanduser()
         return read_jsonl(path / f"{split}.jsonl" if path.is_dir() else path, required)
-    import datasets
-
+    try:
+        import datasets
+    except ModuleNotFoundError as error:
+        raise DatasetError(
+            f"the dataset {name!r} is on the hub, and the package datasets is not installed. Next step: pip install "
+            "datasets, or name a local .jsonl file"
+        ) from error
     try:
         rows = [dict(row) for row in datasets.load_dataset(name, config, split=split)]
     except Exception as error:  # the library raises whatever its transport raises

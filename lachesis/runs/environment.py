@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from lachesis.agent.result import AgentResult
     from lachesis.agent.rollout import Rollout, RolloutPlayer
     from lachesis.agent.scorer import Scorer
-    from lachesis.inference import Router, TokenServer
+    from lachesis.inference.tracking import ModelServer
     from lachesis.runs.group_player import PlayedGroup
     from lachesis.runs.registration import Registration
     from lachesis.runs.results import RunResult, ServeResult
@@ -72,7 +72,7 @@ class Environment(Collecting, Protocol):
     @property
     def run_name(self) -> str: ...
     @property
-    def server(self) -> Router | TokenServer: ...
+    def server(self) -> ModelServer: ...
     @property
     def evaluates_itself(self) -> bool: ...
     @property

@@ -16,9 +16,7 @@ from lachesis.agent.rollout import Rollout
 from lachesis.runs.group_player import PlayedGroup
 from lachesis.runs.item_keys import plain
 from lachesis.runs.rollout_records import agent_record, recorded_messages, rollout_record
-from lachesis.trajectories.builtin_exports import trajectory
-from lachesis.trajectories.chat_exports import NO_ANSWER
-from lachesis.trajectories.exports import ExportLine
+from lachesis.trajectories.export_lines import NO_ANSWER, ExportLine, trajectory
 from lachesis.trajectories.images import image_data
 from lachesis.trajectories.sharegpt import SystemTurn
 

@@ -14,6 +14,7 @@ from rich.console import Console
 from lachesis.agent.reference_server import Policy, ReferenceServer
 from lachesis.inference import OpenAIServer, Router, ServerSettings
 from lachesis.inference.http_client import HttpClient
+from lachesis.other_packages import TOKENS
 from lachesis.runs.server_settings import (
     EMBEDDED,
     REFERENCE,
@@ -27,8 +28,8 @@ from lachesis.runs.server_settings import (
 from lachesis.runs.settings import HermesAgentEnvConfig
 
 if TYPE_CHECKING:
-    from lachesis.inference import TokenServer
-    from lachesis.inference.embedded import EmbeddedServer
+    from lachesis.inference.token_tracker import TokenTracker
+    from lachesis.inference.tracking import ModelServer
 
 SILENT_AFTER = 7.0
 """Seconds without the first answer after which a server is named: less than 10 after the command, with the pause of the
@@ -122,7 +123,7 @@ async def start_servers(
     stack: AsyncExitStack,
     check: Callable[[Sequence[Any]], Awaitable[None]],
     training: bool = False,
-) -> Router | TokenServer:
+) -> ModelServer:
     """Start what has to be started and connect to all of them; `stack` ends both.
 
     `check` gets their clients before a tokenizer is loaded, which takes a minute where a wrong name makes it fail.
@@ -165,23 +166,14 @@ async def start_servers(
         router = await stack.enter_async_context(Router(servers))
         await check(router.servers)
         return router
-    from lachesis.inference.engines import create_engine
-    from lachesis.runs.token_servers import naming_tokenizer, token_server
-
-    try:
-        engines = [
-            create_engine(str(kind), settings_of(config, base_url=url, tool_call_parser=None))
-            for kind, config, url in zip(kinds, configs, urls, strict=True)
-        ]
-    except ServerConfigError:
-        raise
-    except ValueError as error:
-        raise ServerConfigError(str(error)) from error
-    for engine in engines:
-        stack.push_async_callback(engine.close)
-    naming = naming_tokenizer(configs)
-    await check(engines)
-    return await asyncio.to_thread(token_server, engines, naming, settings, files[0])
+    given = [
+        settings_of(config, base_url=url, tool_call_parser=None) for config, url in zip(configs, urls, strict=True)
+    ]
+    engines = list(zip(map(str, kinds), given, strict=True))
+    server: TokenTracker[Any] = await TOKENS.load("start")(
+        engines, configs, settings=settings, model_file=files[0], stack=stack, check=check
+    )
+    return server
 
 
 async def start_another(
@@ -217,11 +209,11 @@ async def start_another(
     return server, config
 
 
-def _embedded(config: ServerConfig) -> EmbeddedServer:
-    from lachesis.inference.embedded import EmbeddedServer
-
+def _embedded(config: ServerConfig) -> Any:
     model = "smollm2" if config.model_name == EMBEDDED else Path(config.model_name)
-    return EmbeddedServer(model, threads=config.threads, parallel=config.parallel, context=config.context)
+    return TOKENS.load("embedded_server")(
+        model, threads=config.threads, parallel=config.parallel, context=config.context
+    )
 
 
 def model_files(configs: Sequence[ServerConfig]) -> list[Path]:

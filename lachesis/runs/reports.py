@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from backends.plugins import Registry
+from lachesis.other_packages import PAGES
 from lachesis.runs.figures import Figures
 from lachesis.runs.summary import Summary
-
-PAGES: Registry[Callable[..., Any]] = Registry("page", "lachesis.pages", {}, package="lachesis-view")
-"""`report` takes a path, `title` and `groups`, and returns the `Summary`; `training_report` a folder and `title`."""
 
 NO_REPORT = "there is no report: the package lachesis-view writes it. Next step: pip install lachesis-view"
 

@@ -17,8 +17,9 @@ from lachesis.agent.context_compression import ContextCompression
 from lachesis.agent.loop import HermesAgentLoop, LoopLimits
 from lachesis.agent.open_runs import OpenRun, opened
 from lachesis.agent.rollout import RolloutPlayer
-from lachesis.inference import Router, ServerUnavailable
+from lachesis.inference import ServerUnavailable
 from lachesis.inference.tracking import tracks_tokens
+from lachesis.other_packages import TOKENS
 from lachesis.runs import own_process
 from lachesis.runs.class_settings import source_of, without_effect
 from lachesis.runs.context_summaries import context_compression
@@ -34,7 +35,7 @@ from lachesis.tools import ToolSessions
 from lachesis.tools.toolsets import ToolsetError, resolve_tools
 
 if TYPE_CHECKING:
-    from lachesis.inference import TokenServer
+    from lachesis.inference.tracking import ModelServer
 
 log = logging.getLogger(__name__)
 
@@ -47,8 +48,8 @@ class UnusableBackendSettings(BackendUnavailable):
 
 @asynccontextmanager
 async def run_resources(
-    env: Environment, server: Router | TokenServer | None, *, training: bool
-) -> AsyncIterator[tuple[Router | TokenServer, RolloutPlayer, Judge | None]]:
+    env: Environment, server: ModelServer | None, *, training: bool
+) -> AsyncIterator[tuple[ModelServer, RolloutPlayer, Judge | None]]:
     """Start everything, in the order in which failures are cheapest, and end it again.
 
     Args:
@@ -115,9 +116,7 @@ async def run_resources(
             stack.push_async_callback(server.close)
             await check(server.servers)
         if tracks_tokens(server):
-            from lachesis.runs.token_servers import check_tokens
-
-            await check_tokens(env, server, tools)
+            await TOKENS.load("check")(env, server, tools)
         compression = await context_compression(config, stack, watch)
         judge = await start_judge(env, stack, watch, training=training)
         player = RolloutPlayer(

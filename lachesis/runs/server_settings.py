@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from backends.errors import ExitCode, LachesisError, SettingsError
-from lachesis.inference.engines import ENGINES, load_engine
+from lachesis.other_packages import ENGINES, load_engine
 from lachesis.runs.setting_facts import IGNORED, Facts
 from lachesis.urls import HTTP_URL
 

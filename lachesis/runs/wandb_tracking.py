@@ -15,7 +15,7 @@ from lachesis.runs.figures import Figures
 from lachesis.runs.rollout_records import counted_record
 from lachesis.runs.settings import HermesAgentEnvConfig
 from lachesis.runs.summary import Summary
-from lachesis.trajectories.exports import stored_messages
+from lachesis.trajectories.groups import stored_messages
 
 CONTENT_LIMIT, CALL_LIMIT, RESULT_LIMIT = 300, 200, 500
 """Characters of reasoning and text, of a call's arguments, and of a tool's result in the rollout table."""

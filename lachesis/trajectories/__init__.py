@@ -40,31 +40,11 @@ from lachesis.trajectories.split_rollouts import LARGEST_REWARD
 from lachesis.trajectories.tokens import MASKED, MASKED_LOGPROB, SampledTokens, TokenPrefix, digest_of
 
 if TYPE_CHECKING:
-    from lachesis.trajectories.advantages import LossAverage, rollout_advantages, sample_advantage, token_advantages
     from lachesis.trajectories.loading import from_sharegpt, tools_from_sharegpt
-    from lachesis.trajectories.samples import MalformedSample, NoTokens, TokenSample
-    from lachesis.trajectories.verification import RecordVerifier, Totals, verify, verify_records
 else:  # a run without tokens needs none of it
     __getattr__ = lazy_names(
         __name__,
         {
-            "lachesis.trajectories.advantages": (
-                "LossAverage",
-                "rollout_advantages",
-                "sample_advantage",
-                "token_advantages",
-            ),
-            "lachesis.trajectories.samples": (
-                "MalformedSample",
-                "NoTokens",
-                "TokenSample",
-            ),
-            "lachesis.trajectories.verification": (
-                "RecordVerifier",
-                "Totals",
-                "verify",
-                "verify_records",
-            ),
             "lachesis.trajectories.loading": (
                 "from_sharegpt",
                 "tools_from_sharegpt",
@@ -81,23 +61,17 @@ __all__ = [
     "FinishReason",
     "JsonlError",
     "JsonlWriter",
-    "LossAverage",
     "MalformedMessage",
-    "MalformedSample",
     "Message",
     "MessageError",
     "MessageHistory",
-    "NoTokens",
     "Node",
-    "RecordVerifier",
     "RoleOrder",
     "SampledTokens",
     "StaleMessage",
     "TokenPrefix",
-    "TokenSample",
     "ToolCall",
     "ToolResponse",
-    "Totals",
     "UnansweredToolCall",
     "UnexpectedToolResult",
     "UnknownRole",
@@ -109,8 +83,6 @@ __all__ = [
     "from_sharegpt",
     "load_trajectories",
     "read_lines",
-    "rollout_advantages",
-    "sample_advantage",
     "sampling_problem",
     "save_trajectory",
     "system_prompt",
@@ -118,9 +90,6 @@ __all__ = [
     "to_conversations",
     "to_dataset_entry",
     "to_trajectory_entry",
-    "token_advantages",
     "tools_from_sharegpt",
     "validate_messages",
-    "verify",
-    "verify_records",
 ]

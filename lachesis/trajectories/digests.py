@@ -1,7 +1,7 @@
 """Digests of records, over canonical JSON: keys sorted, no spaces, the same bytes on every machine.
 
 A digest shows damage and changes by hand. It is no signature: whoever can write the file can compute it again, and is
-caught only where two facts of the record then contradict each other (`lachesis.trajectories.cross_checks`).
+caught only where two facts of the record then contradict each other (`lachesis_tokens.samples.cross_checks`).
 """
 
 from __future__ import annotations

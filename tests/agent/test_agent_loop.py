@@ -20,7 +20,7 @@ from lachesis.agent.result import AgentResult
 from lachesis.inference import OpenAIServer, ServerSettings
 from lachesis.tools import ToolResult
 from lachesis.trajectories import RoleOrder, ToolCall, to_trajectory_entry, validate_messages
-from lachesis.trajectories.validation import validate_entry
+from lachesis_data.files.validation import validate_entry
 from tests.support.scripted_server import Answer, ScriptedServer, call, say
 
 ECHO = {

@@ -20,12 +20,12 @@ from lachesis.agent.context_size import ContextSize
 from lachesis.agent.loop import HermesAgentLoop, LoopLimits
 from lachesis.agent.outcome import Outcome
 from lachesis.inference import OpenAIServer, Router
-from lachesis.inference.chat_template import read_template
 from lachesis.tools import ToolResult
 from lachesis.trajectories import ChatResponse, FinishReason, Message, ToolCall, Usage, validate_messages
 from lachesis.trajectories.frozen import freeze_dict
 from lachesis_testing.fake_server import Ask, FakeServer, fake_tokenizer
 from lachesis_testing.fake_server.policies import WORDS
+from lachesis_tokens.templates.chat_template import read_template
 from tests.support.exactness import Stack, assert_exact, stack
 from tests.support.summarising import SUMMARY, Summarises
 

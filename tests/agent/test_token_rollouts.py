@@ -15,13 +15,14 @@ pytest.importorskip("transformers")
 
 from lachesis.agent.loop import HermesAgentLoop, LoopLimits
 from lachesis.agent.outcome import Outcome
-from lachesis.inference.prompts import PromptBuilder
 from lachesis.tools import ToolResult
-from lachesis.trajectories import MASKED, ToolCall, verify
-from lachesis.trajectories.group_shapes import GroupSettings, RolloutSamples, TrainingGroup, build_group
-from lachesis.trajectories.samples import samples
+from lachesis.trajectories import MASKED, ToolCall
 from lachesis_testing.fake_server import Lengths, RandomWords, Scripted, ToolUser
 from lachesis_testing.fake_server.tokenizer import fake_tokenizer
+from lachesis_tokens.prompts.prompts import PromptBuilder
+from lachesis_tokens.samples.group_shapes import GroupSettings, RolloutSamples, TrainingGroup, build_group
+from lachesis_tokens.samples.samples import samples
+from lachesis_tokens.samples.verification import verify
 from tests.support.exactness import Stack, assert_exact, stack
 
 EXAMPLES = 15

@@ -21,11 +21,11 @@ from typing import Any
 import pytest
 
 from backends.errors import SettingsError
-from lachesis.batch.rows import Rows
 from lachesis.cli import main as lachesis
-from lachesis.cli.batch import main
 from lachesis.run_folder import OtherSettings, RunFolderError
 from lachesis.runs.dataset_rows import DatasetError
+from lachesis_data.batch.rows import Rows
+from lachesis_data.verbs.batch import main
 from tests.support.batch_runs import entries, flags, keys, thinks, write_rows
 from tests.support.scripted_server import call, say
 from tests.support.small_envs import ROOT, lines, served, start
@@ -51,7 +51,7 @@ def write_three_tools(folder: Path) -> Path:
     tools = [
         f"@tool(toolset={at!r})\nasync def {name}(command: str = ''):\n    'A tool.'\n" for name, at in listed.items()
     ]
-    head = "from lachesis.batch.prompts import Prompts\nfrom lachesis.tools import ToolRegistry, tool\n"
+    head = "from lachesis_data.batch.prompts import Prompts\nfrom lachesis.tools import ToolRegistry, tool\n"
     env = f"class ThreeTools(Prompts):\n    needs_sandboxes = False\n    tools = ToolRegistry([{', '.join(listed)}])\n"
     path = folder / "three_tools.py"
     path.write_text("\n\n".join([head, *tools, env]))
@@ -282,7 +282,7 @@ def test_a_start_knows_what_is_done_in_another_order_with_more_rows_and_more_sam
 def test_a_sample_that_failed_is_played_again_and_counted_once_whatever_becomes_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lachesis.batch.sink.RETRY_PAUSE", 0.01)
+    monkeypatch.setattr("lachesis_data.batch.sink.RETRY_PAUSE", 0.01)
     monkeypatch.setattr("lachesis.runs.failures._FIRST_PAUSE", 0.01)
     monkeypatch.setattr("lachesis.runs.failures._LONGEST_PAUSE", 0.01)
     prompts = ["one", "two refuse", "three refuse", "four late"]
@@ -321,7 +321,7 @@ def test_a_sample_that_failed_is_played_again_and_counted_once_whatever_becomes_
 def test_a_server_that_says_nothing_is_waited_for_and_a_model_that_says_nothing_usable_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lachesis.batch.sink.RETRY_PAUSE", 0.01)
+    monkeypatch.setattr("lachesis_data.batch.sink.RETRY_PAUSE", 0.01)
     monkeypatch.setattr("lachesis.runs.failures._FIRST_PAUSE", 0.01)
     monkeypatch.setattr("lachesis.runs.failures._LONGEST_PAUSE", 0.01)
     source = write_rows(tmp_path / "rows.jsonl", [{"prompt": f"prompt {number}"} for number in range(7)])

@@ -24,7 +24,7 @@ PROGRAMS = {
     "one of Atropos": (
         Path(stock_envs.__file__).read_text(encoding="utf-8"),
         "found = environment_class('env.py:ChatEnv')",
-        "from lachesis.environments.atropos_player import AtroposPlayer",
+        "from lachesis_compat.atropos.player import AtroposPlayer",
         "assert issubclass(found, AtroposPlayer) and hooks() == before",
         "import env; assert env.tokenize_for_trainer.__wrapped__, 'what it trains is not noted'",
     ),

@@ -13,13 +13,14 @@ import pytest
 
 from lachesis.agent.rollout import Rollout
 from lachesis.cli import main
-from lachesis.compat.modules.model_tools import TOOL_TO_TOOLSET_MAP
 from lachesis.runs.rollout_records import rollout_record
 from lachesis.trajectories import JsonlWriter, read_lines
-from lachesis.trajectories.builtin_exports import token_samples
-from lachesis.trajectories.exports import EXPORTS, ExportLine
-from lachesis.trajectories.parquet import read_rows
-from lachesis.trajectories.validation import validate_entry
+from lachesis.trajectories.export_lines import ExportLine
+from lachesis_compat.modules.model_tools import TOOL_TO_TOOLSET_MAP
+from lachesis_data.exports.builtin_exports import token_samples
+from lachesis_data.exports.exports import EXPORTS
+from lachesis_data.exports.parquet import read_rows
+from lachesis_data.files.validation import validate_entry
 from lachesis_testing.export_suite import ExportSuite, example_groups
 from tests.support.eval_logs import read_samples
 from tests.support.scripted_server import say
@@ -124,7 +125,7 @@ def test_a_folder_is_the_run_whose_groups_it_holds(groups: Path, capsys: pytest.
 
 
 FAILS = """
-from lachesis.trajectories.exports import ExportLine, LeftOut
+from lachesis.trajectories.export_lines import ExportLine, LeftOut
 
 def halfway(group):
     for rollout in group["rollouts"]:

@@ -14,9 +14,9 @@ import pytest
 
 from lachesis.cli import main
 from lachesis.trajectories import JsonlWriter, load_trajectories, read_lines, to_trajectory_entry
-from lachesis.trajectories.file_statistics import NAMES, OTHERS, FileStatistics, Spread
-from lachesis.trajectories.parquet import read_rows
-from lachesis.trajectories.validation import validate_entry
+from lachesis_data.exports.parquet import read_rows
+from lachesis_data.files.file_statistics import NAMES, OTHERS, FileStatistics, Spread
+from lachesis_data.files.validation import validate_entry
 from lachesis_testing.export_suite import example_groups
 from tests.trajectories.test_formats import LOOKED_UP, PLAIN, SEARCH, SHELL, TERMINAL, call
 

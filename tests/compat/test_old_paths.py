@@ -48,16 +48,16 @@ def test_every_old_name_can_be_imported_outside_the_tree(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("first", ["lachesis", "environments"])
 def test_nothing_of_it_is_loaded_before_it_is_asked_for(tmp_path: Path, first: str) -> None:
-    loaded = "[name for name in sys.modules if 'lachesis.compat' in name or name in ('tools', 'model_tools')]"
+    loaded = "[name for name in sys.modules if 'lachesis_compat' in name or name in ('tools', 'model_tools')]"
     program = f"import {first}, sys; print({loaded})"
     assert run(program, tmp_path).strip() == "[]"
 
 
 def test_the_file_of_the_wheel_names_every_old_path(tmp_path: Path) -> None:
-    from lachesis.old_paths import _TOP
-    from lachesis.old_paths import __file__ as place
+    from lachesis_compat.old_paths import _TOP
+    from lachesis_compat.old_paths import __file__ as place
 
-    line = (Path(place).parent / "compat" / "lachesis_old_paths.pth").read_text()
+    line = (Path(place).with_name("lachesis_old_paths.pth")).read_text()
     assert line.count("\n") == 1 and line.startswith("import ")
     assert set(re.findall(r'"(\w+)"', line.partition(" in {")[2])) == _TOP
     shown = run(

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from lachesis.compression import Settings
-from lachesis.compression.compressor import Summarizer, TokenCounter
 from lachesis.compression.summary import Passage, Summary, extractive_summary
 from lachesis.trajectories import to_dataset_entry, to_trajectory_entry
+from lachesis_data.compression.compressor import Summarizer, TokenCounter
 
 TOOLS = [
     {

@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from lachesis.cli import main
-from lachesis.compression.compressor import MARK
 from lachesis.trajectories import from_sharegpt, read_lines, validate_messages
+from lachesis_data.compression.compressor import MARK
 from lachesis_testing.fake_server.tokenizer import fake_tokenizer
 from lachesis_testing.scripted_server import ScriptedServer, say
 from tests.compression.examples import agent_entry

@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lachesis.compression import Settings
-from lachesis.compression.compressor import MARK, Compressed, Compressor, Summarizer
 from lachesis.compression.conversation import PREFIX, Conversation
 from lachesis.compression.summary import (
     Passage,
@@ -25,15 +24,16 @@ from lachesis.compression.summary import (
     extractive_summary,
     summary_request,
 )
-from lachesis.inference.conversation_tokens import ConversationTokens
-from lachesis.inference.prompts import PromptBuilder
 from lachesis.trajectories import (
     MalformedMessage,
     from_sharegpt,
     tools_from_sharegpt,
     validate_messages,
 )
+from lachesis_data.compression.compressor import MARK, Compressed, Compressor, Summarizer
 from lachesis_testing.fake_server.tokenizer import fake_tokenizer
+from lachesis_tokens.prompts.prompts import PromptBuilder
+from lachesis_tokens.templates.conversation_tokens import ConversationTokens
 from tests.compression.examples import TOOLS, Words, agent_entry, entry_of, extracting, settings_of
 from tests.trajectories.conversation_strategies import conversations
 

@@ -12,11 +12,11 @@ from random import Random
 import aiohttp
 import pytest
 
-from lachesis.endpoint import RecordingEndpoint
-from lachesis.inference.prompts import PromptBuilder
-from lachesis.trajectories import verify, verify_records
-from lachesis.trajectories.samples import samples
 from lachesis_testing.fake_server import fake_tokenizer
+from lachesis_tokens.endpoint import RecordingEndpoint
+from lachesis_tokens.prompts.prompts import PromptBuilder
+from lachesis_tokens.samples.samples import samples
+from lachesis_tokens.samples.verification import verify, verify_records
 from tests.support.exactness import stack, trained
 from tests.support.strange_clients import MARK, Model, Program
 

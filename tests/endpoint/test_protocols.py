@@ -13,9 +13,9 @@ import pytest
 from openai import AsyncOpenAI
 
 from lachesis.agent.outcome import Outcome
-from lachesis.endpoint import Recording, RecordingEndpoint
 from lachesis.inference import OpenAIServer, Router
 from lachesis_testing.fake_server import FakeServer, Scripted
+from lachesis_tokens.endpoint import Recording, RecordingEndpoint
 from tests.support.exactness import Stack, assert_exact, stack
 
 PARAMETERS = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}

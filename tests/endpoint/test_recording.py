@@ -13,11 +13,10 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 
 from lachesis.agent.outcome import Outcome
-from lachesis.endpoint import Recording, RecordingEndpoint
-from lachesis.inference.prompts import PromptBuilder
-from lachesis.trajectories.builtin_exports import trajectory
-from lachesis.trajectories.exports import ExportLine, LeftOut
+from lachesis.trajectories.export_lines import ExportLine, LeftOut, trajectory
 from lachesis_testing.fake_server import Ask, Scripted, fake_tokenizer
+from lachesis_tokens.endpoint import Recording, RecordingEndpoint
+from lachesis_tokens.prompts.prompts import PromptBuilder
 from tests.support.exactness import Stack, assert_exact, stack
 
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]

@@ -7,7 +7,7 @@ import contextlib
 
 import pytest
 
-from lachesis.endpoint.request_times import RequestTimes
+from lachesis_tokens.endpoint.request_times import RequestTimes
 
 
 async def ask(times: RequestTimes, seconds: float, *, latency: float | None = None) -> None:

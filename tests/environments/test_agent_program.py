@@ -16,10 +16,10 @@ import pytest
 from aiohttp import web
 
 from backends.errors import SettingsError
-from lachesis.environments.agent_program import AgentProgramEnv
 from lachesis.runs.server_settings import ServerConfig
-from lachesis.trajectories import verify_records
 from lachesis_testing.fake_server import Ask, FakeServer
+from lachesis_tokens.endpoint.agent_program import AgentProgramEnv
+from lachesis_tokens.samples.verification import verify_records
 from tests.support import training_runs
 from tests.support.scripted_server import ScriptedServer, call, say
 from tests.support.small_envs import ManyWords, asked_words, lines, rollouts, sandboxes

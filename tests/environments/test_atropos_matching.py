@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 
 import pytest
 
-from lachesis.trajectories import verify_records
 from lachesis_testing.fake_server import FakeServer
 from lachesis_testing.fake_server.policies import Lengths, RandomTokens, RandomWords, Scripted
+from lachesis_tokens.samples.verification import verify_records
 from tests.environments.test_atropos_player import failures_of, fake, groups_of, played, player
 from tests.support import hostile_envs as hostile
 from tests.support.stock_run_api import StockRunApi, run_api

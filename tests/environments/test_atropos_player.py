@@ -15,13 +15,14 @@ from rich.console import Console
 
 from backends.errors import SettingsError
 from lachesis.cli.environment_classes import load_env
-from lachesis.collecting.matching import Matcher
-from lachesis.environments.atropos_player import AtroposPlayer, EvaluationFailed, player_for, prepare_imports
 from lachesis.runs.command_line import read_settings
 from lachesis.runs.server_settings import ServerConfigError
-from lachesis.trajectories import read_lines, verify_records
+from lachesis.trajectories import read_lines
+from lachesis_compat.atropos.player import AtroposPlayer, EvaluationFailed, player_for, prepare_imports
+from lachesis_compat.collecting.matching import Matcher
 from lachesis_testing.fake_server import FakeServer, Scripted
 from lachesis_testing.fake_server.policies import RandomTokens
+from lachesis_tokens.samples.verification import verify_records
 from tests.support.recipes import shown
 
 prepare_imports()  # before the module of the environments, as `lachesis play` does

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from lachesis.guests.guest_env import GuestEnv
-from lachesis.trajectories import verify_records
+from lachesis_compat.guests.guest_env import GuestEnv
 from lachesis_testing.fake_server import Ask, FakeServer
+from lachesis_tokens.samples.verification import verify_records
 from tests.support.small_envs import ROOT, lines
 from tests.support.stock_run_api import StockRunApi, Trainer
 from tests.support.training_runs import environment as make

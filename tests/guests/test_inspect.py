@@ -15,9 +15,9 @@ import pytest
 from aiohttp import web
 
 from backends.errors import SettingsError
-from lachesis.guests import guest
-from lachesis.guests.inspect_tasks import InspectEnv, load
 from lachesis.runs.server_settings import ServerConfig
+from lachesis_compat.guests import guest
+from lachesis_compat.guests.inspect_tasks import InspectEnv, load
 from lachesis_testing.fake_server import Ask, FakeServer
 from tests.guests.support import EXAMPLES, assert_exact, make, needed, played, run_page, served, written
 from tests.support.eval_logs import evaluated
@@ -287,7 +287,7 @@ async def test_what_was_played_is_sent_to_the_trainer(tmp_path: Path, run_api: S
     await served(InspectEnv, tmp_path, run_api, counts, lambda ask: "1", task=STOCK)
 
 
-@pytest.mark.parametrize("command", ["python -m lachesis.guests.inspect_tasks ", "lachesis play 'inspect:"])
+@pytest.mark.parametrize("command", ["python -m lachesis_compat.guests.inspect_tasks ", "lachesis play 'inspect:"])
 async def test_the_commands_of_the_page_play_its_example(tmp_path: Path, command: str) -> None:
     def looks(ask: Ask) -> str:
         shelf = re.findall(r"on the shelf (\w+)\?", ask.prompt)[-1]

@@ -10,8 +10,8 @@ import sys
 import pytest
 
 from backends.errors import SettingsError
-from lachesis.guests import GUESTS, guest
 from lachesis.runs.command_line import read_settings
+from lachesis_compat.guests import GUESTS, guest
 from tests.support.small_envs import ROOT
 
 MODULES = sorted(place.partition(":")[0] for place, _ in GUESTS.values())

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from backends.errors import SettingsError
-from lachesis.guests import guest
-from lachesis.guests.verifiers import VerifiersEnv, load
 from lachesis.runs.server_settings import ServerConfig
+from lachesis_compat.guests import guest
+from lachesis_compat.guests.verifiers import VerifiersEnv, load
 from lachesis_testing.fake_server import Ask, FakeServer
 from tests.guests.support import EXAMPLES, assert_exact, make, needed, played, run_page, served, written
 from tests.support.scripted_server import ScriptedServer, call, say
@@ -233,7 +233,7 @@ async def test_what_was_played_is_sent_to_the_trainer(tmp_path: Path, run_api: S
     await served(VerifiersEnv, tmp_path, run_api, shops, lambda ask: "1", module=SHOP)
 
 
-@pytest.mark.parametrize("command", ["python -m lachesis.guests.verifiers ", "lachesis play 'verifiers:"])
+@pytest.mark.parametrize("command", ["python -m lachesis_compat.guests.verifiers ", "lachesis play 'verifiers:"])
 async def test_the_commands_of_the_page_play_its_example(tmp_path: Path, command: str) -> None:
     def shops(ask: Ask) -> str:
         number, fruit = re.findall(r"What do (\d) x (\w+) cost", ask.prompt)[-1]

@@ -11,9 +11,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from lachesis.inference.embedded import EmbeddedServer
 from lachesis.inference.sampling import Sampling
 from lachesis_testing.engine_suite import Bench, FakeBench, fake_bench, relayed_engine
+from lachesis_tokens.engines.embedded import EmbeddedServer
 
 FAKED = ("vllm", "vllm-generate", "sglang", "atropos")
 ALL = (*FAKED, pytest.param("llama.cpp", marks=pytest.mark.model))

@@ -6,6 +6,7 @@ import importlib.util
 import re
 import struct
 from functools import cache
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 tokenizers = pytest.importorskip("tokenizers")
 transformers = pytest.importorskip("transformers")
 
-OURS = Path(__file__).parents[2] / "lachesis" / "inference" / "templates" / "hermes.jinja"
+OURS = Path(str(resources.files("lachesis_tokens.templates") / "files" / "hermes.jinja"))
 MARKUP = re.compile(r"<\|?/?[A-Za-z_]+\|?>|<\|[A-Za-z_/\"]+\|?>|<｜[^｜<>]+｜>|\[/?INST\]")
 ENDS = {  # how a model ends its turns: with text, with calls; "" where it has to open the next message itself
     "cohere": ("<|END_OF_TURN_TOKEN|>",) * 2,

@@ -9,8 +9,8 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lachesis.inference.engines.shortening import ECHOED, without_echo
 from lachesis.trajectories import TokenPrefix
+from lachesis_tokens.engines.shortening import ECHOED, without_echo
 
 NAME = "prompt_token_ids"
 IDS = st.lists(st.integers(0, 130), max_size=4)

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from lachesis.inference import ServerSettings, TokenServer
-from lachesis.inference.engines import create_engine
-from lachesis.inference.prompts import PromptBuilder
-from lachesis.inference.token_server import SettingsDiffer
+from lachesis.inference import ServerSettings
 from lachesis.trajectories import MASKED, MASKED_LOGPROB, MessageHistory
 from lachesis_testing.fake_server import FakeServer, Reply, fake_tokenizer
+from lachesis_tokens.engines import create_engine
+from lachesis_tokens.prompts.prompts import PromptBuilder
+from lachesis_tokens.server.token_server import SettingsDiffer, TokenServer
 from tests.support.exactness import Stack, assert_exact, stack
 
 TOOLS = [

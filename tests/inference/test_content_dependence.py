@@ -15,9 +15,9 @@ pytest.importorskip("transformers")
 
 from template_tokenizers import tokenizer_of
 
-from lachesis.inference import content_dependence
-from lachesis.inference.prompts import PromptBuilder, PromptStart, TemplateNotExtendable
 from lachesis.trajectories import ChatResponse, FinishReason, Message, MessageHistory, SampledTokens
+from lachesis_tokens.prompts.prompts import PromptBuilder, PromptStart, TemplateNotExtendable
+from lachesis_tokens.templates import content_dependence
 
 TOOLS = [
     {

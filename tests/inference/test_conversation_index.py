@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lachesis.inference.conversation_index import ConversationIndex, Found
 from lachesis.trajectories import ChatResponse, FinishReason, Message, Node, ToolCall
+from lachesis_tokens.server.conversation_index import ConversationIndex, Found
 from tests.support.token_trees import UNTIMED
 
 TEXTS = st.sampled_from(["", "a", "b"])

@@ -7,9 +7,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from lachesis.inference.engines import create_engine
 from lachesis.inference.sampling import Sampling
 from lachesis_testing.fake_server import Ask, FakeServer
+from lachesis_tokens.engines import create_engine
 
 LONG, SHORT = [5, 6, 7, 8], [5, 6, 7]
 KINDS = {"vllm": "/v1/completions", "vllm-generate": "/inference/v1/generate", "sglang": "/generate"}

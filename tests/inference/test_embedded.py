@@ -15,7 +15,7 @@ import aiohttp
 import pytest
 
 from lachesis.inference import ContextExhausted, OpenAIServer
-from lachesis.inference.embedded import EmbeddedServer, EmbeddedServerError
+from lachesis_tokens.engines.embedded import EmbeddedServer, EmbeddedServerError
 
 ASK = [{"role": "user", "content": "What is 3*4? Use the python tool."}]
 TOOLS = [{"type": "function", "function": {"name": "python", "description": "Run Python", "parameters": {}}}]
@@ -123,7 +123,7 @@ async def test_a_prompt_that_is_too_long_is_context_exhausted(embedded):
 async def test_the_child_dies_with_its_parent(how):
     program = (
         "import asyncio\n"
-        "from lachesis.inference.embedded import EmbeddedServer\n"
+        "from lachesis_tokens.engines.embedded import EmbeddedServer\n"
         "async def main():\n"
         "    async with EmbeddedServer(context=256, parallel=1) as server:\n"
         "        print(server.pid, flush=True)\n"

@@ -11,14 +11,15 @@ import pytest
 from aiohttp import web
 from engine_bench import FAKED, bench
 
-from lachesis.inference import BadResponse, ContextExhausted, RequestRejected, ServerUnavailable, TokenServer
-from lachesis.inference.engines import create_engine
+from lachesis.inference import BadResponse, ContextExhausted, RequestRejected, ServerUnavailable
 from lachesis.inference.http_client import ServerSettings
-from lachesis.inference.prompts import PromptBuilder
 from lachesis.inference.sampling import Sampling
 from lachesis.trajectories.messages import FinishReason
 from lachesis_testing.fake_server import Fault, fake_tokenizer
 from lachesis_testing.fake_server.faults import TOKENS
+from lachesis_tokens.engines import create_engine
+from lachesis_tokens.prompts.prompts import PromptBuilder
+from lachesis_tokens.server.token_server import TokenServer
 
 PROMPT = [5, 6, 7]
 PASSES = ("rate_limited", "server_error", "unavailable", "disconnect", "cut_body")

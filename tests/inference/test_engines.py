@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lachesis.inference import Unauthorized
-from lachesis.inference.embedded import EmbeddedServer
-from lachesis.inference.engines import create_engine
-from lachesis.inference.engines.llama_cpp import align
 from lachesis.inference.http_client import ServerSettings
 from lachesis.inference.sampling import Sampling
 from lachesis_testing.engine_suite import EngineSuite
+from lachesis_tokens.engines import create_engine
+from lachesis_tokens.engines.embedded import EmbeddedServer
+from lachesis_tokens.engines.llama_cpp import align
 
 DOCS = Path(__file__).parents[2] / "docs" / "engines.md"
 

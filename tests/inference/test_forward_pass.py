@@ -16,17 +16,18 @@ from typing import Any, Final
 
 import pytest
 
-from lachesis.inference.embedded import EmbeddedServer
-from lachesis.inference.engines.llama_cpp import LlamaCppEngine
-from lachesis.inference.gguf_tokenizer import tokenizer_from_gguf
-from lachesis.inference.prompts import PromptBuilder
 from lachesis.inference.sampling import Sampling
-from lachesis.inference.token_server import TokenServer
-from lachesis.trajectories import MessageHistory, TokenSample, verify
-from lachesis.trajectories.samples import samples
+from lachesis.trajectories import MessageHistory
 from lachesis.trajectories.sampling_record import sampling_problem
 from lachesis.trajectories.tokens import MASKED
 from lachesis_testing.fake_server import fake_tokenizer
+from lachesis_tokens.engines.embedded import EmbeddedServer
+from lachesis_tokens.engines.llama_cpp import LlamaCppEngine
+from lachesis_tokens.prompts.gguf_tokenizer import tokenizer_from_gguf
+from lachesis_tokens.prompts.prompts import PromptBuilder
+from lachesis_tokens.samples.samples import TokenSample, samples
+from lachesis_tokens.samples.verification import verify
+from lachesis_tokens.server.token_server import TokenServer
 from tests.support.gguf_writer import llama_metadata, llama_tensors, tokenizer_metadata, write_gguf
 
 TOLERANCE: Final = 1e-3

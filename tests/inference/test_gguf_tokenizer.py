@@ -13,9 +13,9 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from lachesis.inference.embedded import HERMES_TEMPLATE, EmbeddedServer
-from lachesis.inference.gguf_metadata import GGUFError, read_metadata
-from lachesis.inference.gguf_tokenizer import tokenizer_from_gguf
+from lachesis_tokens.engines.embedded import HERMES_TEMPLATE, EmbeddedServer
+from lachesis_tokens.prompts.gguf_metadata import GGUFError, read_metadata
+from lachesis_tokens.prompts.gguf_tokenizer import tokenizer_from_gguf
 
 TEXTS = [
     "", " ", "  ", "\n", "\n\n \n", "a", "12345", "x = 10**9+7", "Ⅷ ²³½ ٣٤ १२३", "naïve café",
@@ -219,6 +219,6 @@ def with_pre_tokenizer(source: Path, pre: str, target: Path) -> None:
 
 
 def test_reading_a_tokenizer_says_nothing_of_pytorch() -> None:
-    code = "from lachesis.inference.gguf_tokenizer import tokenizer_from_gguf as read; read('/dev/null')"
+    code = "from lachesis_tokens.prompts.gguf_tokenizer import tokenizer_from_gguf as read; read('/dev/null')"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "GGUFError" in ended.stderr and "PyTorch" not in ended.stderr

@@ -7,18 +7,20 @@ from typing import Any
 import pytest
 from template_tokenizers import tokenizer_of
 
-from lachesis.inference import BadResponse, TokenServer
-from lachesis.inference.engines import create_engine
-from lachesis.inference.engines.base import Generation
-from lachesis.inference.engines.prompt_ids import PromptIds
-from lachesis.inference.engines.sglang import SGLangEngine
+from lachesis.inference import BadResponse
 from lachesis.inference.errors import PromptError, TurnRejected
-from lachesis.inference.interrupts import joined
-from lachesis.inference.prompts import PromptBuilder, PromptStart
-from lachesis.trajectories import ChatResponse, FinishReason, Message, MessageHistory, SampledTokens, verify
-from lachesis.trajectories.samples import samples
+from lachesis.trajectories import ChatResponse, FinishReason, Message, MessageHistory, SampledTokens
 from lachesis_testing.fake_server import Ask, FakeServer, Reply, fake_tokenizer
 from lachesis_testing.fake_server.images import seen_ids
+from lachesis_tokens.engines import create_engine
+from lachesis_tokens.engines.base import Generation
+from lachesis_tokens.engines.prompt_ids import PromptIds
+from lachesis_tokens.engines.sglang import SGLangEngine
+from lachesis_tokens.prompts.prompts import PromptBuilder, PromptStart
+from lachesis_tokens.samples.samples import samples
+from lachesis_tokens.samples.verification import verify
+from lachesis_tokens.server.interrupts import joined
+from lachesis_tokens.server.token_server import TokenServer
 from tests.support.exactness import Says, Stack, assert_exact, stack
 from tests.support.pictures import image, text
 

@@ -10,18 +10,19 @@ from typing import Any
 import pytest
 
 import lachesis.inference.http_attempts as http_attempts_module
-from lachesis.inference import TokenServer
-from lachesis.inference.engines import create_engine
-from lachesis.inference.engines.base import Generation
-from lachesis.inference.engines.prompt_ids import PromptIds
 from lachesis.inference.errors import ServerUnavailable
 from lachesis.inference.http_client import ARRAY, ServerSettings
-from lachesis.inference.interrupts import joined
-from lachesis.inference.prompts import PromptBuilder
 from lachesis.inference.sampling import Sampling
-from lachesis.trajectories import FinishReason, MessageHistory, TokenPrefix, sampling_problem, verify
-from lachesis.trajectories.samples import samples
+from lachesis.trajectories import FinishReason, MessageHistory, TokenPrefix, sampling_problem
 from lachesis_testing.fake_server import Ask, FakeModel, FakeServer, RandomTokens, Reply, fake_tokenizer
+from lachesis_tokens.engines import create_engine
+from lachesis_tokens.engines.base import Generation
+from lachesis_tokens.engines.prompt_ids import PromptIds
+from lachesis_tokens.prompts.prompts import PromptBuilder
+from lachesis_tokens.samples.samples import samples
+from lachesis_tokens.samples.verification import verify
+from lachesis_tokens.server.interrupts import joined
+from lachesis_tokens.server.token_server import TokenServer
 from tests.support.exactness import assert_exact, stack
 
 KINDS = ["vllm", "vllm-generate", "sglang", "atropos"]

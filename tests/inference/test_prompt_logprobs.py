@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from lachesis.inference import TokenServer, TokenTrackingUnavailable
-from lachesis.inference.engines import create_engine
+from lachesis.inference import TokenTrackingUnavailable
 from lachesis.inference.errors import BadResponse
 from lachesis.inference.openai_server import OpenAIServer
-from lachesis.inference.prompts import PromptBuilder
 from lachesis.inference.router import Router
 from lachesis.inference.sampling import Sampling
-from lachesis.inference.token_server import PromptsNotScored
 from lachesis_testing.fake_server import FakeServer, fake_tokenizer
+from lachesis_tokens.engines import create_engine
+from lachesis_tokens.prompts.prompts import PromptBuilder
+from lachesis_tokens.server.token_server import PromptsNotScored, TokenServer
 from tests.support.scripted_server import ScriptedServer, say
 
 

@@ -17,12 +17,12 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from template_tokenizers import ends, sources, tokenizer_of
 
-from lachesis.inference.chat_template import read_template
 from lachesis.inference.errors import TemplateError
-from lachesis.inference.prompts import PromptBuilder, PromptStart, TemplateNotExtendable
-from lachesis.inference.template_cases import Pattern
-from lachesis.inference.template_report import Difference, Extension
 from lachesis.trajectories import ChatResponse, FinishReason, Message, MessageHistory, SampledTokens
+from lachesis_tokens.prompts.prompts import PromptBuilder, PromptStart, TemplateNotExtendable
+from lachesis_tokens.templates.chat_template import read_template
+from lachesis_tokens.templates.template_cases import Pattern
+from lachesis_tokens.templates.template_report import Difference, Extension
 
 NAMES = list(sources())
 TOOLS = [

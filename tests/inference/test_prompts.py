@@ -12,9 +12,9 @@ from template_tokenizers import OURS, tokenizer_of
 from transformers import PreTrainedTokenizerFast
 
 from lachesis.inference.errors import PromptError, TemplateError, TurnRejected
-from lachesis.inference.prompts import Prompt, PromptBuilder, PromptStart, TemplateNotExtendable
-from lachesis.inference.template_report import Extension
 from lachesis.trajectories import ChatResponse, FinishReason, Message, MessageHistory, SampledTokens, TokenPrefix
+from lachesis_tokens.prompts.prompts import Prompt, PromptBuilder, PromptStart, TemplateNotExtendable
+from lachesis_tokens.templates.template_report import Extension
 
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
 USER = {"role": "user", "content": "Tide?"}

@@ -15,12 +15,12 @@ from aiohttp import web
 from completions import completion
 
 from lachesis.inference import BadResponse, OpenAIServer, RequestRejected, Router, ServerUnavailable, Unauthorized
-from lachesis.inference.engines import create_engine
 from lachesis.inference.errors import ConversationRefused, NothingThere
 from lachesis.inference.http_attempts import retry_after, retry_delay
 from lachesis.inference.sampling import Sampling
 from lachesis.inference.server_words import REFUSING
 from lachesis.trajectories.messages import FinishReason
+from lachesis_tokens.engines import create_engine
 
 Serve = Callable[..., Awaitable[OpenAIServer]]
 ASK = [{"role": "user", "content": "hello"}]

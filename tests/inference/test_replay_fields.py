@@ -12,22 +12,23 @@ from typing import Any
 import numpy
 import pytest
 
-from lachesis.inference import BadResponse, TokenServer
-from lachesis.inference.engines import create_engine
-from lachesis.inference.engines.base import Generation
-from lachesis.inference.engines.prompt_ids import PromptIds
-from lachesis.inference.engines.replay_fields import cut_replay, joined_replay, with_replay
+from lachesis.inference import BadResponse
 from lachesis.inference.http_client import ServerSettings
-from lachesis.inference.prompts import PromptBuilder
 from lachesis.inference.sampling import Sampling
-from lachesis.inference.token_server import SettingsDiffer
 from lachesis.runs.server_settings import ServerConfig
-from lachesis.trajectories import FinishReason, MessageHistory, TokenPrefix, TokenSample, verify, verify_records
-from lachesis.trajectories.group_shapes import GroupSettings, RolloutSamples, build_group, samples_from_atropos
+from lachesis.trajectories import FinishReason, MessageHistory, TokenPrefix
 from lachesis.trajectories.replay import RoutedExperts, SamplingMask, join_experts, join_masks
-from lachesis.trajectories.samples import samples
 from lachesis_testing.fake_server import FakeServer, Lengths, RandomTokens, fake_tokenizer
 from lachesis_testing.fake_server.replay import experts_of
+from lachesis_tokens.engines import create_engine
+from lachesis_tokens.engines.base import Generation
+from lachesis_tokens.engines.prompt_ids import PromptIds
+from lachesis_tokens.engines.replay_fields import cut_replay, joined_replay, with_replay
+from lachesis_tokens.prompts.prompts import PromptBuilder
+from lachesis_tokens.samples.group_shapes import GroupSettings, RolloutSamples, build_group, samples_from_atropos
+from lachesis_tokens.samples.samples import TokenSample, samples
+from lachesis_tokens.samples.verification import verify, verify_records
+from lachesis_tokens.server.token_server import SettingsDiffer, TokenServer
 
 ENGINES = ["vllm", "vllm-generate", "sglang"]
 SMALL, LARGE = (3, 2, 8), (2, 4, 300)

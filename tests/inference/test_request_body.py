@@ -11,9 +11,9 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lachesis.inference.engines.prompt_ids import PromptIds
 from lachesis.inference.request_body import json_body
 from lachesis.trajectories import TokenPrefix
+from lachesis_tokens.engines.prompt_ids import PromptIds
 from tests.support.token_trees import UNTIMED
 
 WORDS = st.text(st.characters(codec="utf-8"), max_size=12) | st.sampled_from(["\0", "a\0b", "\\u0000", '"'])

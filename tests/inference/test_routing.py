@@ -10,16 +10,17 @@ from typing import Any
 
 import pytest
 
-from lachesis.inference import BadResponse, OpenAIServer, RequestRejected, Router, ServerUnavailable, TokenServer
+from lachesis.inference import BadResponse, OpenAIServer, RequestRejected, Router, ServerUnavailable
 from lachesis.inference.affinity import Demand, ExpectedTokens
 from lachesis.inference.balancer import Balancer
-from lachesis.inference.engines import create_engine
-from lachesis.inference.engines.base import Generation
 from lachesis.inference.http_client import ServerSettings
-from lachesis.inference.prompts import PromptBuilder
 from lachesis.inference.sampling import Sampling
 from lachesis.trajectories import FinishReason, MessageHistory, TokenPrefix
 from lachesis_testing.fake_server import FakeServer, Fault, Lengths, RandomWords, fake_tokenizer
+from lachesis_tokens.engines import create_engine
+from lachesis_tokens.engines.base import Generation
+from lachesis_tokens.prompts.prompts import PromptBuilder
+from lachesis_tokens.server.token_server import TokenServer
 
 SAMPLING = Sampling(max_tokens=16)
 

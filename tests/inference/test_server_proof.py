@@ -17,20 +17,28 @@ from transformers import PreTrainedTokenizerFast
 
 import lachesis.inference.http_attempts as http_attempts_module
 import lachesis.inference.http_client as http_client
-import lachesis.inference.tokenizer_proof as tokenizer_proof_module
-from lachesis.inference import BadResponse, ServerUnavailable, TokenServer
-from lachesis.inference.engines import Generation, create_engine
-from lachesis.inference.engines.atropos import AtroposEngine
-from lachesis.inference.engines.prompt_ids import PromptIds
-from lachesis.inference.prompts import PromptBuilder
-from lachesis.inference.replays import ReplayGuard
+import lachesis_tokens.prompts.tokenizer_proof as tokenizer_proof_module
+from lachesis.inference import BadResponse, ServerUnavailable
 from lachesis.inference.sampling import Sampling
-from lachesis.inference.tokenizer_proof import TokenizerProof, TokenizersDiffer
 from lachesis.inference.wire.service import WebService, json_response
-from lachesis.trajectories import TokenPrefix, verify_records
-from lachesis.trajectories.group_shapes import GroupSettings, RejectedGroup, RolloutSamples, TrainingGroup, build_group
-from lachesis.trajectories.samples import samples
+from lachesis.trajectories import TokenPrefix
 from lachesis_testing.fake_server import FakeServer, fake_tokenizer, letter_swapped
+from lachesis_tokens.engines import Generation, create_engine
+from lachesis_tokens.engines.atropos import AtroposEngine
+from lachesis_tokens.engines.prompt_ids import PromptIds
+from lachesis_tokens.prompts.prompts import PromptBuilder
+from lachesis_tokens.prompts.tokenizer_proof import TokenizerProof, TokenizersDiffer
+from lachesis_tokens.samples.group_shapes import (
+    GroupSettings,
+    RejectedGroup,
+    RolloutSamples,
+    TrainingGroup,
+    build_group,
+)
+from lachesis_tokens.samples.samples import samples
+from lachesis_tokens.samples.verification import verify_records
+from lachesis_tokens.server.replays import ReplayGuard
+from lachesis_tokens.server.token_server import TokenServer
 from tests.support.ports import free_port
 
 PROMPT = [5, 6, 7, 8]

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from template_tokenizers import sources, tokenizer_of
 from transformers import PreTrainedTokenizerFast
 
-from lachesis.inference.engines import create_engine
 from lachesis.inference.errors import PromptError, TemplateError
-from lachesis.inference.prompts import PromptBuilder
 from lachesis.runs.server_settings import ServerConfig
 from lachesis.runs.settings import HermesAgentEnvConfig
-from lachesis.runs.token_servers import token_server
 from lachesis.trajectories import ChatResponse, FinishReason, Message, MessageHistory, SampledTokens
 from lachesis_testing.fake_server import FakeServer, fake_tokenizer
+from lachesis_tokens.engines import create_engine
+from lachesis_tokens.prompts.prompts import PromptBuilder
+from lachesis_tokens.server.serving import token_server
 
 NAMES = sorted({name.split("_")[0]: name for name in sources() if not name.endswith("_training")}.values())
 """One template of each family."""

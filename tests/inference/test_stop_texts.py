@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lachesis.inference.engines.base import Generation
 from lachesis.inference.sampling import Sampling
-from lachesis.inference.stop_texts import StopTexts
 from lachesis.trajectories import FinishReason, MessageHistory
 from lachesis_testing.fake_server import Reply, fake_tokenizer
+from lachesis_tokens.engines.base import Generation
+from lachesis_tokens.server.stop_texts import StopTexts
 from tests.support.exactness import assert_exact, stack
 
 TOKENIZER = fake_tokenizer()

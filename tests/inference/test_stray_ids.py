@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from lachesis.inference import TokenServer
-from lachesis.inference.completion_reader import CompletionReader
-from lachesis.inference.engines import create_engine
 from lachesis.inference.errors import BadResponse
-from lachesis.inference.prompts import PromptBuilder
-from lachesis.inference.vocabulary import Vocabulary
 from lachesis.trajectories import MessageHistory
 from lachesis_testing.fake_server import Reply, fake_tokenizer
+from lachesis_tokens.engines import create_engine
+from lachesis_tokens.prompts.prompts import PromptBuilder
+from lachesis_tokens.prompts.vocabulary import Vocabulary
+from lachesis_tokens.server.completion_reader import CompletionReader
+from lachesis_tokens.server.token_server import TokenServer
 from tests.support.exactness import Stack, assert_exact, stack
 from tool_call_parsers import ParsedCompletion, get_parser
 from tool_call_parsers.tokens import mark

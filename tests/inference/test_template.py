@@ -7,7 +7,7 @@ import json
 import jinja2
 import pytest
 
-from lachesis.inference.embedded import HERMES_TEMPLATE
+from lachesis_tokens.engines.embedded import HERMES_TEMPLATE
 
 TOOLS = [
     {"type": "function", "function": {"name": "python", "description": "Run <code> & print", "parameters": {}}},

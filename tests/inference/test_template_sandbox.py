@@ -6,7 +6,7 @@ import pytest
 from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from lachesis.inference.chat_template import _Environment
+from lachesis_tokens.templates.chat_template import _Environment
 
 VALUES = {
     "d": {"role": "user", "items": [1], "_hidden": "h", "get": "g", "": "blank"},

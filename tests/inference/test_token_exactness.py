@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 from template_tokenizers import ends, sources, tokenizer_of
 
 from lachesis.inference.errors import TemplateError
-from lachesis.inference.managed_server import ManagedServer
 from lachesis.inference.sampling import Sampling
-from lachesis.inference.template_cases import Pattern
-from lachesis.inference.template_report import Difference, Extension
 from lachesis.trajectories import ChatResponse, Message, MessageHistory, ToolResponse
 from lachesis_testing.fake_server import Reply
+from lachesis_tokens.server.managed_server import ManagedServer
+from lachesis_tokens.templates.template_cases import Pattern
+from lachesis_tokens.templates.template_report import Difference, Extension
 from tests.support.exactness import Stack, assert_exact, stack
 from tool_call_parsers.detect import detect_parser
 

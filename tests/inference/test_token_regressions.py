@@ -10,15 +10,16 @@ from typing import Any
 import pytest
 
 from lachesis.inference.chat_format import read_message
-from lachesis.inference.completion_reader import CompletionReader
 from lachesis.inference.errors import BadResponse
-from lachesis.inference.forced_calls import ToolChoiceError
-from lachesis.inference.managed_server import ManagedServer
-from lachesis.inference.prompts import PromptStart
 from lachesis.inference.sampling import Sampling
-from lachesis.trajectories import MASKED, FinishReason, Message, MessageHistory, ToolResponse, verify
-from lachesis.trajectories.samples import samples
+from lachesis.trajectories import MASKED, FinishReason, Message, MessageHistory, ToolResponse
 from lachesis_testing.fake_server import Reply, fake_tokenizer
+from lachesis_tokens.prompts.prompts import PromptStart
+from lachesis_tokens.samples.samples import samples
+from lachesis_tokens.samples.verification import verify
+from lachesis_tokens.server.completion_reader import CompletionReader
+from lachesis_tokens.server.managed_server import ManagedServer
+from lachesis_tokens.templates.forced_calls import ToolChoiceError
 from tests.support.exactness import Stack, assert_exact, stack
 from tool_call_parsers import get_parser, register_parser
 

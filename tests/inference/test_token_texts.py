@@ -9,7 +9,7 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lachesis.inference.engines.shortening import without_token_texts
+from lachesis_tokens.engines.shortening import without_token_texts
 
 TEXTS = st.one_of(
     st.text(max_size=6),

@@ -18,12 +18,12 @@ import pytest
 import yaml
 from rich.console import Console
 
-from lachesis.environments.agent_program import AgentProgramEnv
 from lachesis.runs.server_settings import ServerConfig
-from lachesis.trajectories import verify_records
 from lachesis_envs.terminal_test import TerminalTestEnv
 from lachesis_testing.fake_server import Ask, FakeServer
 from lachesis_testing.fake_server.policies import offered_tools
+from lachesis_tokens.endpoint.agent_program import AgentProgramEnv
+from lachesis_tokens.samples.verification import verify_records
 from tests.support.small_envs import lines
 from tests.support.training_runs import with_tokens
 

@@ -19,8 +19,8 @@ from backends.errors import SettingsError
 from benchmarks.agent_loop import tokenizer_folder
 from lachesis import HermesAgentEnvConfig, ServerConfig
 from lachesis.lazy import lazy_names
-from lachesis.runs.atropos import APIServerConfig, BaseEnv, BaseEnvConfig, ServerBaseline
 from lachesis.runs.atropos_base import INHERITED, MODULE
+from lachesis_compat.atropos.package import APIServerConfig, BaseEnv, BaseEnvConfig, ServerBaseline
 from tests.support.small_envs import ROOT, SortWords, make
 
 OTHER_DEFAULTS = {"use_wandb": (True, False)}
@@ -143,7 +143,10 @@ def test_objects_of_atropos_classes_are_accepted(tmp_path: Path) -> None:
 ORDERS = {
     "atroposlib first": ("from atroposlib.envs.base import BaseEnv", "from tests.support.small_envs import SortWords"),
     "atroposlib last": ("from tests.support.small_envs import SortWords", "from atroposlib.envs.base import BaseEnv"),
-    "our module": ("from tests.support.small_envs import SortWords", "from lachesis.runs.atropos import BaseEnv"),
+    "our module": (
+        "from tests.support.small_envs import SortWords",
+        "from lachesis_compat.atropos.package import BaseEnv",
+    ),
     "an instance first": (
         "from tests.support.small_envs import SortWords; import pathlib; from tests.support.small_envs import make",
         "env = make(SortWords, 'http://127.0.0.1:1/v1', pathlib.Path(FOLDER))",

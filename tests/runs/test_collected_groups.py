@@ -14,11 +14,12 @@ from rich.console import Console
 from lachesis.agent.tool_context import ToolContext
 from lachesis.runs.group_records import group_record
 from lachesis.runs.registration import Registration
-from lachesis.runs.training_decision import ANY_TRAINER, decide_for_training
-from lachesis.trajectories import read_lines, verify, verify_records
+from lachesis.trajectories import read_lines
 from lachesis.trajectories.digests import certified
-from lachesis.trajectories.group_shapes import samples_from_atropos
 from lachesis_testing.fake_server import Ask, FakeServer
+from lachesis_tokens.samples.decision import ANY_TRAINER, decide_for_training
+from lachesis_tokens.samples.group_shapes import samples_from_atropos
+from lachesis_tokens.samples.verification import verify, verify_records
 from tests.support.small_envs import ManyWords
 from tests.support.training_runs import with_tokens
 

@@ -11,19 +11,20 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from lachesis.cli.verify import verify_file
 from lachesis.run_folder import OtherSettings
 from lachesis.runs.server_settings import ServerConfig, ServerConfigError
 from lachesis.runs.settings import HermesAgentEnvConfig
 from lachesis.tools import BUILTIN_TOOLS, tool
-from lachesis.trajectories import verify
-from lachesis.trajectories.exports import ExportLine, ExportTotals, export_group, load_export, write_export
-from lachesis.trajectories.group_shapes import samples_from_atropos
+from lachesis.trajectories.export_lines import ExportLine, ExportTotals
 from lachesis.trajectories.jsonl import read_lines
-from lachesis.trajectories.parquet import read_rows
-from lachesis.trajectories.validation import validate_entry
+from lachesis_data.exports.exports import export_group, load_export, write_export
+from lachesis_data.exports.parquet import read_rows
+from lachesis_data.files.validation import validate_entry
 from lachesis_testing.fake_server import Ask, FakeServer, Reply
 from lachesis_testing.fake_server.policies import as_reply
+from lachesis_tokens.samples.group_shapes import samples_from_atropos
+from lachesis_tokens.samples.verification import verify
+from lachesis_tokens.verbs.verify import verify_file
 from tests.support import report_pages
 from tests.support.own_api import OwnApi, own_api
 from tests.support.scripted_server import ScriptedServer, say

@@ -18,7 +18,6 @@ from lachesis.agent.outcome import Outcome
 from lachesis.agent.rollout import Rollout
 from lachesis.cli import main as lachesis
 from lachesis.inference import RequestRejected
-from lachesis.inference.engines.sglang import SGLangEngine
 from lachesis.inference.sampling import Sampling
 from lachesis.runs import command_line as cli
 from lachesis.runs import model_servers
@@ -28,6 +27,7 @@ from lachesis.runs.results import Shown, print_result
 from lachesis.runs.running_figures import RunningFigures
 from lachesis.wording import counted
 from lachesis_testing.fake_server import FakeServer
+from lachesis_tokens.engines.sglang import SGLangEngine
 from lachesis_train.verbs.launch_training import main as launch_training
 from tests.support.scripted_server import ScriptedServer, call, say
 from tests.support.small_envs import SortWords, does_nothing, make, process, rollouts, served, sorts

@@ -10,9 +10,10 @@ import pytest
 from aiohttp import web
 
 from backends.errors import SettingsError
-from lachesis import AgentProgramEnv, ServerConfig
+from lachesis import ServerConfig
 from lachesis_envs.harbor import HarborEnv
 from lachesis_testing.fake_server import FakeServer, Scripted
+from lachesis_tokens.endpoint.agent_program import AgentProgramEnv
 from tests.support.scripted_server import ScriptedServer, say
 from tests.support.small_envs import SortWords, does_nothing, process, rollouts
 from tests.support.training_runs import played

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from lachesis.trajectories.validation import validate_entry
+from lachesis_data.files.validation import validate_entry
 from tests.support.scripted_server import call
 from tests.support.small_envs import lines, served, sorts, start
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from lachesis.inference.parser_match import ParserMatch, match_parser, parser_for
-from lachesis.inference.prompts import PromptBuilder
 from lachesis.runs.server_settings import ServerConfig, ServerConfigError
 from lachesis_testing.fake_server import FakeServer, fake_tokenizer
+from lachesis_tokens.prompts.prompts import PromptBuilder
+from lachesis_tokens.templates.parser_match import ParserMatch, match_parser, parser_for
 from tests.support.small_envs import SortWords
 from tool_call_parsers import UnknownParser
 

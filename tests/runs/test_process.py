@@ -26,7 +26,6 @@ from rich.console import Console
 from lachesis.inference import ServerUnavailable
 from lachesis.run_folder import RunFolderError
 from lachesis.runs import command_line as cli
-from lachesis.runs.atropos import ScoredDataGroup
 from lachesis.runs.commands import longest_group
 from lachesis.runs.decisions import Decision
 from lachesis.runs.failures import FailureBrake, RunStopped
@@ -37,6 +36,7 @@ from lachesis.runs.pipeline import Pipeline
 from lachesis.runs.results import RunFiles
 from lachesis.runs.server_settings import ServerConfig
 from lachesis.tools import ToolRegistry, tool
+from lachesis_compat.atropos.package import ScoredDataGroup
 from tests.support.report_pages import everything
 from tests.support.scripted_server import ScriptedServer, call, say
 from tests.support.small_envs import (

@@ -21,8 +21,8 @@ from lachesis.runs.figures import Figures
 from lachesis.runs.group_player import play_group
 from lachesis.runs.results import print_result
 from lachesis.runs.summary import BUILTIN_FIGURES, evaluation_metrics, training_metrics
-from lachesis.runs.training_decision import ANY_TRAINER, decide_for_training
 from lachesis_testing.fake_server import FakeServer, ToolUser
+from lachesis_tokens.samples.decision import ANY_TRAINER, decide_for_training
 from tests.support import report_pages
 from tests.support.scripted_server import ScriptedServer, call, say
 from tests.support.small_envs import (
@@ -477,8 +477,8 @@ async def test_turn_rewards_reach_the_trainer_with_their_sample(tmp_path: Path, 
 async def test_a_history_is_serialised_once_for_all_of_its_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from lachesis.runs.training_decision import ANY_TRAINER, decide_for_training
     from lachesis.trajectories import MessageHistory
+    from lachesis_tokens.samples.decision import ANY_TRAINER, decide_for_training
 
     finished: list[Rollout] = []
     serialised: list[int] = []

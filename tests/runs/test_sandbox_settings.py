@@ -18,12 +18,12 @@ from pydantic import ValidationError
 
 from backends import BackendUnavailable, SandboxLost, SandboxSpec, create_backend
 from lachesis.inference import ServerSettings
-from lachesis.inference.engines import create_engine
-from lachesis.inference.engines.http_engine import HttpEngine
 from lachesis.inference.sampling import read_sampling, sampling_fields
 from lachesis.runs import command_line as cli
 from lachesis.runs.server_settings import ServerConfig
 from lachesis.runs.settings import HermesAgentEnvConfig
+from lachesis_tokens.engines import create_engine
+from lachesis_tokens.engines.http_engine import HttpEngine
 from tests.support.scripted_server import ScriptedServer, call, say
 from tests.support.small_envs import SortWords, make, process, rollouts
 

@@ -24,9 +24,9 @@ from lachesis.runs.failures import FailureBrake, RunStopped
 from lachesis.runs.group_player import PlayedGroup
 from lachesis.runs.item_keys import ItemError
 from lachesis.runs.settings import HermesAgentEnvConfig
-from lachesis.runs.training_decision import ANY_TRAINER, decide_for_training
 from lachesis.trajectories import TokenPrefix
-from lachesis.trajectories.samples import samples as token_samples
+from lachesis_tokens.samples.decision import ANY_TRAINER, decide_for_training
+from lachesis_tokens.samples.samples import samples as token_samples
 from lachesis_train.rollout_api import RolloutApi
 from tests.support.fake_serving import GROUP_SIZE, PACE, Items, build, make_run, number_of, payload, play
 from tests.support.small_envs import ROOT

@@ -18,9 +18,9 @@ from rich.console import Console
 
 from lachesis.runs.results import ServeResult
 from lachesis.runs.server_settings import ServerConfig
-from lachesis.trajectories import verify
-from lachesis.trajectories.group_shapes import samples_from_atropos
 from lachesis_testing.fake_server import FakeServer, RandomWords, fake_tokenizer
+from lachesis_tokens.samples.group_shapes import samples_from_atropos
+from lachesis_tokens.samples.verification import verify
 from tests.support.fake_serving import make_run, number_of, play
 from tests.support.serving_envs import Counted
 from tests.support.small_envs import ROOT

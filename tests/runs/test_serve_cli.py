@@ -28,13 +28,14 @@ from lachesis.runs.decisions import Kept, LeftOut
 from lachesis.runs.failures import FailureBrake, RunStopped
 from lachesis.runs.group_player import PlayedGroup
 from lachesis.runs.server_settings import ServerConfig
-from lachesis.runs.training_decision import ANY_TRAINER, decide_for_training
-from lachesis.trajectories import TokenPrefix, verify
-from lachesis.trajectories.group_shapes import samples_from_atropos
-from lachesis.trajectories.samples import samples
+from lachesis.trajectories import TokenPrefix
 from lachesis.trajectories.tokens import PromptChecked
 from lachesis_testing.fake_server import Ask, FakeServer, RandomWords, ToolUser, fake_tokenizer
 from lachesis_testing.fake_server.completions import Reply
+from lachesis_tokens.samples.decision import ANY_TRAINER, decide_for_training
+from lachesis_tokens.samples.group_shapes import samples_from_atropos
+from lachesis_tokens.samples.samples import samples
+from lachesis_tokens.samples.verification import verify
 from lachesis_train.api import ApiSettings, RolloutApiServer
 from tests.support.ports import free_port
 from tests.support.serving_envs import Coins, Counted, Raising

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from lachesis.cli import main as lachesis
-from lachesis.cli.batch import main
+from lachesis_data.verbs.batch import main
 from tests.support.scripted_server import Answer, say
 
 
@@ -58,8 +58,8 @@ def thinks(request: Mapping[str, Any]) -> Answer:
 
 def kill_at_random(seed: int, kills: int, arguments: Sequence[str]) -> None:
     """Start the run so many times and kill each start, then let it end. Forks, as starts of Python take seconds."""
-    from lachesis.batch import prompts, rows, run  # noqa: F401 (imported once, and not by every child)
-    from lachesis.environments import atropos_player  # noqa: F401
+    from lachesis_compat.atropos import player as atropos_player  # noqa: F401
+    from lachesis_data.batch import prompts, rows, run  # noqa: F401 (imported once, and not by every child)
 
     gc.freeze()  # a start collects garbage: not among the modules again
     moments = random.Random(seed)

@@ -6,8 +6,8 @@ import copy
 from contextlib import suppress
 from typing import Any
 
-from lachesis.trajectories import MalformedSample, TokenSample
 from lachesis.trajectories.digests import LINE_DIGEST, certified
+from lachesis_tokens.samples.samples import MalformedSample, TokenSample
 
 Record = dict[str, Any]
 

@@ -7,13 +7,14 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequenc
 from contextlib import asynccontextmanager
 from typing import Any, TypeAlias
 
-from lachesis.inference import TokenServer
-from lachesis.inference.engines import create_engine
-from lachesis.inference.prompts import PromptBuilder, WhenUnextendable
-from lachesis.trajectories import MASKED, MASKED_LOGPROB, TokenSample, verify, verify_records
-from lachesis.trajectories.samples import samples
+from lachesis.trajectories import MASKED, MASKED_LOGPROB
 from lachesis_testing.fake_server import Ask, FakeServer
 from lachesis_testing.fake_server.policies import Said
+from lachesis_tokens.engines import create_engine
+from lachesis_tokens.prompts.prompts import PromptBuilder, WhenUnextendable
+from lachesis_tokens.samples.samples import TokenSample, samples
+from lachesis_tokens.samples.verification import verify, verify_records
+from lachesis_tokens.server.token_server import TokenServer
 from tool_call_parsers import ToolCallParser
 
 Sampling: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]]

@@ -7,11 +7,11 @@ import math
 from functools import cache
 from typing import Any
 
-from lachesis.inference.prompts import PromptBuilder
 from lachesis.inference.sampling import LogprobsKind, Sampling
 from lachesis_testing.fake_server import Ask, Codec, FakeModel, RandomTokens, fake_tokenizer
 from lachesis_testing.fake_server.completions import Call, finish
 from lachesis_testing.fake_server.policies import as_policy
+from lachesis_tokens.prompts.prompts import PromptBuilder
 from lachesis_train.policy import Sampled
 from tool_call_parsers import get_parser
 

@@ -19,9 +19,9 @@ from typing import Any
 
 import aiohttp
 
-from lachesis.endpoint import Recording
 from lachesis.trajectories import ChatResponse
 from lachesis_testing.fake_server import Ask, Reply
+from lachesis_tokens.endpoint import Recording
 from tests.support.exactness import Stack
 
 PARAMETERS = {"type": "object", "properties": {"note": {"type": "string"}, "n": {}}, "required": ["note"]}

@@ -6,23 +6,17 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from lachesis.trajectories import (
-    ChatResponse,
-    FinishReason,
-    MessageHistory,
-    SampledTokens,
-    TokenPrefix,
-    rollout_advantages,
-)
-from lachesis.trajectories.group_shapes import (
+from lachesis.trajectories import ChatResponse, FinishReason, MessageHistory, SampledTokens, TokenPrefix
+from lachesis.trajectories.messages import as_message
+from lachesis.trajectories.split_rollouts import SplitRollouts
+from lachesis_tokens.samples.advantages import rollout_advantages
+from lachesis_tokens.samples.group_shapes import (
     GroupSettings,
     RolloutSamples,
     TrainingGroup,
     build_group,
 )
-from lachesis.trajectories.messages import as_message
-from lachesis.trajectories.samples import samples
-from lachesis.trajectories.split_rollouts import SplitRollouts
+from lachesis_tokens.samples.samples import samples
 from lachesis_train.curves.recorder import GroupRecord, SampleRecord, StepRecord
 
 END = 3

@@ -11,9 +11,10 @@ from rich.console import Console
 
 from lachesis.base_env import HermesAgentBaseEnv
 from lachesis.runs.server_settings import ServerConfig
-from lachesis.trajectories import TokenSample, verify
-from lachesis.trajectories.group_shapes import samples_from_atropos
 from lachesis_testing.fake_server import FakeServer
+from lachesis_tokens.samples.group_shapes import samples_from_atropos
+from lachesis_tokens.samples.samples import TokenSample
+from lachesis_tokens.samples.verification import verify
 from tests.support.small_envs import ManyWords, rollouts
 from tests.support.stock_run_api import StockRunApi, Trainer
 

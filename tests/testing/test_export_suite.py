@@ -8,17 +8,12 @@ from typing import Any, ClassVar
 
 import pytest
 
-from lachesis.trajectories import verify_records
-from lachesis.trajectories.exports import (
-    EXPORTS,
-    ExportLine,
-    LeftOut,
-    load_export,
-    rollout_messages,
-    rollout_samples,
-)
-from lachesis.trajectories.parquet import read_rows
+from lachesis.trajectories.export_lines import ExportLine, LeftOut
+from lachesis.trajectories.groups import rollout_messages, rollout_samples
+from lachesis_data.exports.exports import EXPORTS, load_export
+from lachesis_data.exports.parquet import read_rows
 from lachesis_testing.export_suite import ExportSuite, example_groups
+from lachesis_tokens.samples.verification import verify_records
 from tests.support.eval_logs import read_samples
 
 HERE = f"{__name__}:"

@@ -15,7 +15,7 @@ import pytest
 if "LACHESIS_SKYRL" not in os.environ:
     pytest.skip("make test-skyrl installs SkyRL", allow_module_level=True)
 
-from lachesis.inference.model_folders import model_folder
+from lachesis_tokens.prompts.model_folders import model_folder
 from lachesis_train.processes.ports import free_ports
 from tests.torch.test_whole_path import ROOT, Run
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from lachesis.inference.prompts import PromptBuilder
 from lachesis.trajectories import append_line, save_trajectory, to_conversations
-from lachesis.trajectories.builtin_exports import token_samples
 from lachesis.trajectories.digests import LINE_DIGEST, certified
-from lachesis.trajectories.exports import ExportLine
-from lachesis.trajectories.group_shapes import samples_from_atropos
+from lachesis.trajectories.export_lines import ExportLine
+from lachesis_data.exports.builtin_exports import token_samples
 from lachesis_testing.fake_server import fake_tokenizer
+from lachesis_tokens.prompts.prompts import PromptBuilder
+from lachesis_tokens.samples.group_shapes import samples_from_atropos
 from lachesis_train.sft.loop import loss_of
 from lachesis_train.sft.plan import batches, digest, split
 from lachesis_train.sft.readers import Dataset, Example, ReadRules, read_dataset

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from lachesis.trajectories.group_shapes import (
+from lachesis.trajectories.split_rollouts import SplitRollouts
+from lachesis_tokens.samples.group_shapes import (
     samples_from_atropos,
     with_digest,
 )
-from lachesis.trajectories.split_rollouts import SplitRollouts
 from lachesis_train.trainer.checked import Refusal, Refused, Uncertified, checked_group
 from tests.support.trained_groups import group_body
 

@@ -12,15 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lachesis.trajectories import LossAverage, TokenPrefix, rollout_advantages
-from lachesis.trajectories.group_shapes import (
+from lachesis.trajectories import TokenPrefix
+from lachesis.trajectories.split_rollouts import DiscardedAttempts, SplitRollouts
+from lachesis_tokens.samples.advantages import LossAverage, rollout_advantages
+from lachesis_tokens.samples.group_shapes import (
     GroupSettings,
     RolloutSamples,
     TrainingGroup,
     build_group,
 )
-from lachesis.trajectories.samples import samples
-from lachesis.trajectories.split_rollouts import DiscardedAttempts, SplitRollouts
+from lachesis_tokens.samples.samples import samples
 from lachesis_train.curves.metrics import step_metrics
 from lachesis_train.curves.records import StepRecord
 from lachesis_train.trainer.checked import Refusal

@@ -9,11 +9,11 @@ import pytest
 
 from backends.errors import SettingsError
 from lachesis.cli import main as lachesis
-from lachesis.inference.model_folders import tokenizer_of
 from lachesis.runs.server_settings import ServerConfig
 from lachesis.runs.settings import HermesAgentEnvConfig
-from lachesis.runs.token_servers import load_tokenizer
 from lachesis_testing.fake_server import fake_tokenizer
+from lachesis_tokens.prompts.model_folders import tokenizer_of
+from lachesis_tokens.server.serving import load_tokenizer
 from lachesis_train.trainer.learning_rate import Schedule
 from lachesis_train.trainer.settings import EnvSettings, Settings, TrainingSettings
 from lachesis_train.verbs import train

@@ -18,7 +18,7 @@ import pytest
 from rich.console import Console
 
 from lachesis.cli import main
-from lachesis.cli.verify import verify_file
+from lachesis_tokens.verbs.verify import verify_file
 from lachesis_train.curves.estimators import LARGEST_LOG_RATIO, token_estimates
 from lachesis_train.curves.metrics import rollout_rewards, step_metrics
 from lachesis_train.curves.recorder import GroupRecord, SampleRecord, StepRecord, TrainingRecorder, WandbSettings

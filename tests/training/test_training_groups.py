@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lachesis.runs.settings import HermesAgentEnvConfig
-from lachesis.trajectories import MASKED, TokenPrefix, verify, verify_records
-from lachesis.trajectories.group_shapes import (
+from lachesis.trajectories import MASKED, TokenPrefix
+from lachesis.trajectories.split_rollouts import SplitRollouts
+from lachesis_tokens.samples.group_shapes import (
     GroupSettings,
     RejectedGroup,
     RejectReason,
@@ -25,8 +26,8 @@ from lachesis.trajectories.group_shapes import (
     group_problems,
     samples_from_atropos,
 )
-from lachesis.trajectories.samples import samples
-from lachesis.trajectories.split_rollouts import SplitRollouts
+from lachesis_tokens.samples.samples import samples
+from lachesis_tokens.samples.verification import verify, verify_records
 from lachesis_train.api.group_body import read_group
 from lachesis_train.rollout_api import GroupError, encode_group
 from lachesis_train.trainer.checked import Refused, checked_group

@@ -14,16 +14,9 @@ from lachesis.agent.outcome import Outcome
 from lachesis.agent.result import AgentResult
 from lachesis.agent.rollout import Rollout
 from lachesis.evaluation.repaired_calls import RepairedCalls
-from lachesis.trajectories import (
-    ChatResponse,
-    FinishReason,
-    Message,
-    MessageHistory,
-    TokenPrefix,
-    TokenSample,
-    ToolCall,
-)
+from lachesis.trajectories import ChatResponse, FinishReason, Message, MessageHistory, TokenPrefix, ToolCall
 from lachesis.trajectories.tokens import MASKED
+from lachesis_tokens.samples.samples import TokenSample
 from lachesis_train.trl import BranchedRollout, RejectedRollout
 from lachesis_train.trl.items import environment_of
 from lachesis_train.trl.rows import call_figures, count_calls, row_of

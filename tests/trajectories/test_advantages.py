@@ -8,8 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lachesis.trajectories import LossAverage, TokenPrefix, rollout_advantages, sample_advantage, token_advantages
-from lachesis.trajectories.samples import samples
+from lachesis.trajectories import TokenPrefix
+from lachesis_tokens.samples.advantages import (
+    LossAverage,
+    rollout_advantages,
+    sample_advantage,
+    token_advantages,
+)
+from lachesis_tokens.samples.samples import samples
 from tests.support.token_trees import END, UNTIMED, Tree, trees
 
 rewards = st.lists(st.none() | st.floats(-1e6, 1e6), max_size=8)

@@ -14,8 +14,8 @@ from lachesis.agent.rollout import Rollout
 from lachesis.runs.group_player import PlayedGroup
 from lachesis.runs.group_records import group_record
 from lachesis.trajectories import ChatResponse, FinishReason, Message, MessageHistory, TokenPrefix
-from lachesis.trajectories.atif import atif
-from lachesis.trajectories.exports import ExportLine
+from lachesis.trajectories.export_lines import ExportLine
+from lachesis_data.exports.atif import atif
 from tests.support.token_trees import END, UNTIMED, completion
 from tests.trajectories.test_samples_of_histories import rollouts
 

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lachesis.cli import main
-from lachesis.trajectories.entry_files import read_entries
-from lachesis.trajectories.foreign import NULLS_REMOVED, unpadded
-from lachesis.trajectories.formats import converter, read_chat
 from lachesis.trajectories.jsonl import JsonlError
 from lachesis.trajectories.messages import Message
-from lachesis.trajectories.validation import validate_entry
+from lachesis_data.files.entry_files import read_entries
+from lachesis_data.files.foreign import NULLS_REMOVED, unpadded
+from lachesis_data.files.formats import converter, read_chat
+from lachesis_data.files.validation import validate_entry
 from tests.support.token_trees import UNTIMED
 from tests.trajectories.test_formats import PLAIN, call
 

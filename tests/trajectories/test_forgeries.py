@@ -19,11 +19,12 @@ from lachesis import reward
 from lachesis.agent.result import TokenCount
 from lachesis.cli import main
 from lachesis.tools import BUILTIN_TOOLS, ToolFailure, tool
-from lachesis.trajectories import MASKED, Totals, verify_records
+from lachesis.trajectories import MASKED
 from lachesis.trajectories.digests import LINE_DIGEST, certified, copies_of
 from lachesis.trajectories.jsonl import read_lines
 from lachesis_testing.fake_server import Ask, FakeServer, Reply
 from lachesis_testing.fake_server.policies import as_reply
+from lachesis_tokens.samples.verification import Totals, verify_records
 from tests.support.certificates import aged, resealed
 from tests.support.small_envs import ManyWords
 from tests.support.token_trees import UNTIMED

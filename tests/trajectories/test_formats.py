@@ -26,14 +26,15 @@ from lachesis.trajectories import (
     to_dataset_entry,
     to_trajectory_entry,
 )
-from lachesis.trajectories.chat_exports import Chat, Unsuitable, openai_line, trl_line
-from lachesis.trajectories.entry_files import convert_entries, digest, read_entries
 from lachesis.trajectories.errors import MessageError
-from lachesis.trajectories.exports import ExportTotals, export_group, load_export, write_export
-from lachesis.trajectories.formats import CONVERTIBLE, UnknownFormat, converter, dataset_features, format_of, read_chat
+from lachesis.trajectories.export_lines import Chat, ExportTotals, Unsuitable
 from lachesis.trajectories.markup import NotJson, load_json, think_block, write_json
-from lachesis.trajectories.parquet import ParquetWriter, parquet_row, read_rows
-from lachesis.trajectories.validation import VALIDATORS, validate_entry
+from lachesis_data.exports.chat_exports import openai_line, trl_line
+from lachesis_data.exports.exports import export_group, load_export, write_export
+from lachesis_data.exports.parquet import ParquetWriter, parquet_row, read_rows
+from lachesis_data.files.entry_files import convert_entries, digest, read_entries
+from lachesis_data.files.formats import CONVERTIBLE, UnknownFormat, converter, dataset_features, format_of, read_chat
+from lachesis_data.files.validation import VALIDATORS, validate_entry
 from lachesis_testing.export_suite import example_groups
 from tests.support.token_trees import UNTIMED
 from tests.trajectories.conversation_strategies import conversations, hostile_text

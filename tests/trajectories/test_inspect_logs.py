@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from lachesis.cli import main
-from lachesis.trajectories.exports import load_export
+from lachesis_data.exports.exports import load_export
 from lachesis_testing.export_suite import example_groups
 from tests.support.eval_logs import evaluated, read_log, read_samples
 from tests.support.small_envs import lines

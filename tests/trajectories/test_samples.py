@@ -16,17 +16,13 @@ from lachesis.trajectories import (
     MASKED_LOGPROB,
     ChatResponse,
     FinishReason,
-    MalformedSample,
     Message,
-    NoTokens,
     SampledTokens,
     TokenPrefix,
-    TokenSample,
     digest_of,
-    verify,
-    verify_records,
 )
-from lachesis.trajectories.samples import samples
+from lachesis_tokens.samples.samples import MalformedSample, NoTokens, TokenSample, samples
+from lachesis_tokens.samples.verification import verify, verify_records
 from tests.support.certificates import aged
 from tests.support.token_trees import END, SAMPLING, UNTIMED, Tree, completion, trees
 

@@ -6,16 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lachesis.trajectories import (
-    ChatResponse,
-    Message,
-    MessageHistory,
-    TokenPrefix,
-    ToolResponse,
-    verify,
-    verify_records,
-)
-from lachesis.trajectories.samples import samples
+from lachesis.trajectories import ChatResponse, Message, MessageHistory, TokenPrefix, ToolResponse
+from lachesis_tokens.samples.samples import samples
+from lachesis_tokens.samples.verification import verify, verify_records
 from tests.support.token_trees import END, UNTIMED, completion
 
 _words = st.integers(0, 3)

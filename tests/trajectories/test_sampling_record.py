@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from lachesis.inference.engines import create_engine
 from lachesis.inference.http_client import ServerSettings
 from lachesis.inference.sampling import read_sampling, recorded_fields
 from lachesis.trajectories import sampling_problem
+from lachesis_tokens.engines import create_engine
 from tests.support.token_trees import SAMPLING
 
 # The fields of the requests of vLLM 0.32 (`CompletionRequest`, `GenerateRequest`, `SamplingParams`), SGLang 0.5.6

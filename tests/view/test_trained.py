@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from lachesis.inference.model_folders import made_folder
+from lachesis_tokens.prompts.model_folders import made_folder
 from lachesis_train.curves.recorder import GroupRecord, SampleRecord, TrainingRecorder
 from lachesis_train.trainer.checkpoints import Checkpoint
 from lachesis_view import app as viewer

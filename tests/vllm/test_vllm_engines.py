@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from real_vllm import CONTEXT, END_OF_TURN, FOLDER, ROUNDING, RealVLLM, difference, forward_pass
 
-from lachesis.inference.engines import TokenEngine, create_engine
 from lachesis.inference.errors import ContextExhausted, RequestRejected
 from lachesis.inference.sampling import Sampling
 from lachesis.trajectories.messages import FinishReason
 from lachesis.trajectories.sampling_record import sampling_problem
+from lachesis_tokens.engines import TokenEngine, create_engine
 
 
 @pytest.fixture(params=["vllm", "vllm-generate"])

@@ -13,13 +13,14 @@ import aiohttp
 import pytest
 from real_vllm import FOLDER, HOME, ROUNDING, OneVLLM, RealVLLM, difference, forward_pass
 
-from lachesis.inference.engines import create_engine
-from lachesis.inference.engines.base import Generation
-from lachesis.inference.prompts import PromptBuilder
 from lachesis.inference.sampling import Sampling
-from lachesis.inference.token_server import TokenServer
-from lachesis.trajectories import FinishReason, MessageHistory, TokenPrefix, verify
-from lachesis.trajectories.samples import samples
+from lachesis.trajectories import FinishReason, MessageHistory, TokenPrefix
+from lachesis_tokens.engines import create_engine
+from lachesis_tokens.engines.base import Generation
+from lachesis_tokens.prompts.prompts import PromptBuilder
+from lachesis_tokens.samples.samples import samples
+from lachesis_tokens.samples.verification import verify
+from lachesis_tokens.server.token_server import TokenServer
 
 LONG = Sampling(max_tokens=120, extra={"ignore_eos": True})
 HALVED = """

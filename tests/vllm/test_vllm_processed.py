@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from real_vllm import ROUNDING, RealVLLM, difference, forward_pass
 
-from lachesis.inference.engines import create_engine
 from lachesis.inference.errors import RequestRejected
 from lachesis.inference.sampling import Sampling
 from lachesis.trajectories.sampling_record import sampling_problem
+from lachesis_tokens.engines import create_engine
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.4])

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 from real_vllm import END_OF_TURN, ROUNDING, RealVLLM, difference, forward_pass
 
-from lachesis.inference.engines import create_engine
-from lachesis.inference.prompts import PromptBuilder
 from lachesis.inference.sampling import Sampling
-from lachesis.inference.token_server import TokenServer
-from lachesis.trajectories import MessageHistory, verify
-from lachesis.trajectories.samples import samples
+from lachesis.trajectories import MessageHistory
+from lachesis_tokens.engines import create_engine
+from lachesis_tokens.prompts.prompts import PromptBuilder
+from lachesis_tokens.samples.samples import samples
+from lachesis_tokens.samples.verification import verify
+from lachesis_tokens.server.token_server import TokenServer
 
 TOOLS = [
     {

@@ -20,14 +20,15 @@ from typing import Any, ClassVar, Final, Protocol, Self
 
 import pytest
 
-from lachesis.inference.engines import ENGINES, TokenEngine, create_engine
-from lachesis.inference.engines.base import ServerTokenizer
 from lachesis.inference.errors import ContextExhausted, RequestRejected, ServerUnavailable
 from lachesis.inference.http_client import ServerSettings
 from lachesis.inference.sampling import LogprobsKind, Sampling
+from lachesis.other_packages import ENGINES
 from lachesis.trajectories.messages import FinishReason
 from lachesis.trajectories.sampling_record import sampling_problem
 from lachesis_testing.fake_server import FakeServer, Lengths, RandomTokens, Scripted
+from lachesis_tokens.engines import TokenEngine, create_engine
+from lachesis_tokens.engines.base import ServerTokenizer
 
 GREETING: Final = "Hello there. I'm here to help with any kind of math."
 KINDS: Final[frozenset[LogprobsKind]] = frozenset({"raw", "temperature", "processed"})
@@ -445,7 +446,7 @@ class EngineSuite:
             assert it.relay.connections == 2
 
     async def test_a_mode_that_it_does_not_have_is_rejected(self, engine_name: str) -> None:
-        has = set(ENGINES.load(engine_name).modes)  # type: ignore[attr-defined]
+        has = set(ENGINES.load(engine_name).modes)
         for mode in KINDS - has:
             with pytest.raises(ValueError, match=r"openai\.logprobs_mode"):
                 create_engine(engine_name, ServerSettings("http://x/v1", "m", logprobs_mode=mode))

@@ -26,16 +26,10 @@ from lachesis.trajectories import (
     read_lines,
 )
 from lachesis.trajectories.digests import certified
-from lachesis.trajectories.exports import (
-    ExportLine,
-    ExportTotals,
-    LeftOut,
-    export_group,
-    load_export,
-    read_groups,
-    write_export,
-)
-from lachesis.trajectories.samples import samples
+from lachesis.trajectories.export_lines import ExportLine, ExportTotals, LeftOut
+from lachesis.trajectories.groups import read_groups
+from lachesis_data.exports.exports import export_group, load_export, write_export
+from lachesis_tokens.samples.samples import samples
 
 
 class ExportSuite:

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 
 from backends.errors import LachesisError
 from lachesis.runs.registration import Registration, TrainerInfo
-from lachesis.trajectories.group_shapes import NO_SPLIT_GROUPS
 from lachesis.wording import counted
+from lachesis_tokens.samples.group_shapes import NO_SPLIT_GROUPS
 from lachesis_train.outbox import Outbox
 from lachesis_train.outbox_state import Entry, KnownApi
 from lachesis_train.reconcile import PostResult, most_held, result_of_post, taken_unseen, was_restarted

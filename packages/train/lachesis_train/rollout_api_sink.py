@@ -29,10 +29,10 @@ from lachesis.runs.registration import TrainerInfo
 from lachesis.runs.results import ServeResult
 from lachesis.runs.running_figures import RunningFigures
 from lachesis.runs.settings import HermesAgentEnvConfig, is_chosen
-from lachesis.runs.training_decision import SAME_SCORES
 from lachesis.tracebacks import explained
 from lachesis.trajectories import JsonlError, JsonlWriter
 from lachesis.wording import counted
+from lachesis_tokens.samples.decision import SAME_SCORES
 from lachesis_train.outbox import Outbox, OutboxError
 from lachesis_train.outbox_state import Entry
 from lachesis_train.relay import OutboxRelay, Pace, RelayError

@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from lachesis.inference import TokenServer
 from lachesis.inference.sampling import read_sampling
 from lachesis.run_folder import data_folder, unused
 from lachesis.runs.commands import about_content, longest_group, note, own_evaluation, record_of, tracking
@@ -20,10 +19,11 @@ from lachesis.runs.pipeline import Pipeline
 from lachesis.runs.results import ServeResult
 from lachesis.runs.running_figures import RunningFigures
 from lachesis.runs.server_settings import Phase1CannotTrain, ServerConfigError, token_engine
-from lachesis.runs.training_decision import decide_for_training
 from lachesis.trajectories import sampling_problem
 from lachesis.trajectories.sampling_record import HARMLESS_FIELDS
 from lachesis.wording import counted
+from lachesis_tokens.samples.decision import decide_for_training
+from lachesis_tokens.server.token_server import TokenServer
 from lachesis_train.outbox import Outbox
 from lachesis_train.rollout_api import TOKEN_VARIABLE, EnvDescription, RolloutApi
 from lachesis_train.rollout_api_sink import RolloutApiSink

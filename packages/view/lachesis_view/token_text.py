@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from backends.errors import LachesisError
-from lachesis.inference.embedded import EmbeddedServer, EmbeddedServerError
-from lachesis.inference.gguf_metadata import GGUFError, read_metadata
+from lachesis_tokens.engines.embedded import EmbeddedServer, EmbeddedServerError
+from lachesis_tokens.prompts.gguf_metadata import GGUFError, read_metadata
 from tool_call_parsers.tokens import mark
 
 _CONTROL, _USER_DEFINED = 3, 4
@@ -123,7 +123,7 @@ def _places(name: str) -> Iterable[Path]:
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
-    from lachesis.inference.model_folders import MADE, made_folder
+    from lachesis_tokens.prompts.model_folders import MADE, made_folder
 
     if name in MADE:
         yield made_folder(name)

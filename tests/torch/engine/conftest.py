@@ -22,7 +22,7 @@ os.environ["TINKER_TELEMETRY"] = "0"
 
 @pytest.fixture(scope="session")
 def folder() -> Path:
-    from lachesis.inference.model_folders import model_folder
+    from lachesis_tokens.prompts.model_folders import model_folder
 
     return model_folder("tiny")
 

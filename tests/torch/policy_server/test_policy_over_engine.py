@@ -14,17 +14,19 @@ if not os.environ.get("LACHESIS_NEED_TORCH"):
 from transformers import AutoTokenizer
 
 from lachesis.agent.loop import HermesAgentLoop
-from lachesis.inference import ServerSettings, TokenServer
-from lachesis.inference.engines import create_engine
+from lachesis.inference import ServerSettings
 from lachesis.inference.errors import ContextExhausted
-from lachesis.inference.model_folders import model_folder
-from lachesis.inference.prompts import PromptBuilder
 from lachesis.inference.sampling import Sampling
-from lachesis.inference.tokenizer_proof import TokenizerProof
 from lachesis.tools import ToolResult
-from lachesis.trajectories import MASKED, verify
-from lachesis.trajectories.samples import samples
+from lachesis.trajectories import MASKED
 from lachesis_testing.engine_suite import until
+from lachesis_tokens.engines import create_engine
+from lachesis_tokens.prompts.model_folders import model_folder
+from lachesis_tokens.prompts.prompts import PromptBuilder
+from lachesis_tokens.prompts.tokenizer_proof import TokenizerProof
+from lachesis_tokens.samples.samples import samples
+from lachesis_tokens.samples.verification import verify
+from lachesis_tokens.server.token_server import TokenServer
 from lachesis_train.engine.child import start_engine
 from lachesis_train.policy import Policy, PolicyVersion
 from lachesis_train.policy_server import PolicyServer

@@ -153,8 +153,8 @@ async def test_the_trained_model_writes_calls_where_the_random_one_writes_noise(
 ) -> None:
     from transformers import AutoTokenizer
 
-    from lachesis.inference.model_folders import model_folder
-    from lachesis.inference.prompts import PromptBuilder
+    from lachesis_tokens.prompts.model_folders import model_folder
+    from lachesis_tokens.prompts.prompts import PromptBuilder
     from lachesis_train.engine import start_engine
     from lachesis_train.sft.readers import ReadRules, read_dataset
     from lachesis_train.tinker_sdk import LOCAL_KEY, LoraShape, Service

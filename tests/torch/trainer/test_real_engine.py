@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from lachesis.trajectories import TokenPrefix
-from lachesis.trajectories.group_shapes import GroupSettings, RolloutSamples, TrainingGroup, build_group
 from lachesis.trajectories.jsonl import read_lines
-from lachesis.trajectories.samples import samples
+from lachesis_tokens.samples.group_shapes import GroupSettings, RolloutSamples, TrainingGroup, build_group
+from lachesis_tokens.samples.samples import samples
 from lachesis_train.tinker_sdk import Adam, EngineError, LoraShape, RefusedBounds, Service
 from lachesis_train.trainer.checkpoints import Checkpoint
 from lachesis_train.trainer.datums import PreparedBatch, Rules, prepare

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from transformers import AutoTokenizer
 
-from lachesis.inference.model_folders import model_folder
 from lachesis_envs.tool_call import ToolResultEnv, in_stock
 from lachesis_testing.fake_server import Ask, FakeServer
+from lachesis_tokens.prompts.model_folders import model_folder
 from lachesis_train.tinker_sdk import Adam, LoraShape, Service
 from lachesis_train.trainer.datums import Rules, prepare
 from tests.support.training_runs import environment, with_tokens

@@ -30,7 +30,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from lachesis.inference.model_folders import model_folder
+    from lachesis_tokens.prompts.model_folders import model_folder
 
     return model_folder("tiny", cache=tmp_path_factory.mktemp("cache"))
 

@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOTrainer
 
 from backends.errors import LachesisError
-from lachesis.trajectories import verify
 from lachesis.trajectories.tokens import MASKED, digest_of
+from lachesis_tokens.samples.verification import verify
 from lachesis_train.trl import LachesisRollouts, SettingsDisagree
 from lachesis_train.trl.items import environment_of
 from lachesis_train.trl.rows import BranchedRollout

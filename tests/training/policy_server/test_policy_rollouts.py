@@ -10,14 +10,16 @@ from serving import serving
 
 from lachesis.agent.loop import HermesAgentLoop
 from lachesis.agent.outcome import Outcome
-from lachesis.inference import OpenAIServer, Router, TokenServer
-from lachesis.inference.engines import create_engine
-from lachesis.inference.prompts import PromptBuilder
+from lachesis.inference import OpenAIServer, Router
 from lachesis.inference.sampling import Sampling
 from lachesis.tools import ToolResult
-from lachesis.trajectories import MASKED, verify
-from lachesis.trajectories.samples import samples
+from lachesis.trajectories import MASKED
 from lachesis_testing.engine_suite import until
+from lachesis_tokens.engines import create_engine
+from lachesis_tokens.prompts.prompts import PromptBuilder
+from lachesis_tokens.samples.samples import samples
+from lachesis_tokens.samples.verification import verify
+from lachesis_tokens.server.token_server import TokenServer
 from lachesis_train.policy import Policy, PolicyVersion, Sampled
 
 TOOL = {

@@ -10,13 +10,13 @@ import pytest
 from serving import serving
 
 from backends.errors import SettingsError
-from lachesis.inference.engines import create_engine
 from lachesis.inference.errors import ContextExhausted
 from lachesis.inference.sampling import Sampling
-from lachesis.inference.tokenizer_proof import TokenizerProof, TokenizersDiffer
 from lachesis.inference.wire.writing import dump
 from lachesis_testing.engine_suite import until
 from lachesis_testing.fake_server import Reply, Scripted, fake_tokenizer, letter_swapped
+from lachesis_tokens.engines import create_engine
+from lachesis_tokens.prompts.tokenizer_proof import TokenizerProof, TokenizersDiffer
 from lachesis_train.policy import Sampled
 from lachesis_train.policy_server import routes
 from tests.support.sampler import FakeSampler

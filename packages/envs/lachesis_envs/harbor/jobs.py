@@ -14,13 +14,13 @@ import re
 import shutil
 import uuid
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from lachesis.trajectories.atif import atif
-from lachesis.trajectories.exports import ExportError, ExportLine, ExportTotals, GroupRecord, RolloutRecord
+from lachesis.trajectories.export_lines import ExportLine, ExportTotals, LeftOut
+from lachesis.trajectories.groups import ExportError, GroupRecord, RolloutRecord
 from lachesis.utf8 import without_lone_surrogates
 from lachesis.wording import counted
 from lachesis_envs.harbor.causes import CAUSES
@@ -32,7 +32,12 @@ _ENDED_EARLY = {"timeout": "AgentTimeoutError", "context_exhausted": "ContextLen
 
 
 def write_job(
-    groups: Iterable[GroupRecord], job: Path, *, data: Path, settings: Mapping[str, Any], **options: Any
+    groups: Iterable[GroupRecord],
+    job: Path,
+    *,
+    data: Path,
+    settings: Mapping[str, Any],
+    trajectories: Callable[[GroupRecord], Iterable[ExportLine | LeftOut]],
 ) -> ExportTotals:
     """Write the folder `job`, whole or not at all.
 
@@ -40,7 +45,7 @@ def write_job(
         job: `jobs/NAME`; it must not exist.
         data: the folder of the groups file, which has the artifacts of the rollouts.
         settings: of the run, as its manifest has them.
-        options: those of `atif`.
+        trajectories: the export that writes ATIF.
 
     Raises:
         ExportError: `job` exists, artifacts of a rollout are missing, or a file cannot be written.
@@ -54,14 +59,14 @@ def write_job(
         temporary.mkdir(parents=True)
         for group in groups:
             totals.groups += 1
-            lines = [line for line in atif(group, **options) if isinstance(line, ExportLine)]
+            lines = [line for line in trajectories(group) if isinstance(line, ExportLine)]
             totals.warnings.update(warning for line in lines for warning in line.warnings)
-            trajectories = {line.rollout_ids[0]: line.content for line in lines}
+            written = {line.rollout_ids[0]: line.content for line in lines}
             for rollout in group["rollouts"]:
                 result = _result(group, rollout, job.name, settings)
                 folder = temporary / result["trial_name"]
                 _copy_kept(folder, data, rollout)
-                _write_trial(folder, rollout, result, trajectories.get(rollout["rollout_id"]))
+                _write_trial(folder, rollout, result, written.get(rollout["rollout_id"]))
                 results.append({**result, "exception_info": result["exception_info"] and {}})
         totals.rollouts = totals.lines = len(results)
         _write_summary(temporary, job.name, results)

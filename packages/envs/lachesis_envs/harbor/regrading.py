@@ -21,7 +21,7 @@ from backends.errors import LachesisError
 from lachesis.agent.reward import Reward
 from lachesis.tools import ToolSessions
 from lachesis.trajectories.digests import copies_of
-from lachesis.trajectories.exports import GroupRecord, RolloutRecord, stored_messages
+from lachesis.trajectories.groups import GroupRecord, RolloutRecord, stored_messages
 from lachesis_envs.harbor.artifacts import artifacts_of, put
 from lachesis_envs.harbor.causes import CAUSES, Invalid
 from lachesis_envs.harbor.environment import HarborEnvConfig

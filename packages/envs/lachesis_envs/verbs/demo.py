@@ -55,7 +55,7 @@ async def _play(console: Console, arguments: argparse.Namespace) -> int:
     from lachesis.runs.results import RunFiles, RunResult, path_link
     from lachesis.runs.server_settings import ServerConfig
     from lachesis.trajectories import read_lines
-    from lachesis.trajectories.exports import stored_messages
+    from lachesis.trajectories.groups import stored_messages
     from lachesis_envs.gsm8k import GSM8kAgentEnv, GSM8kEnvConfig
 
     results: dict[str, RunResult] = {}

@@ -25,7 +25,7 @@ from lachesis.cli.subcommands import check
 from lachesis.evaluation import mean_over_items, paired
 from lachesis.run_folder import settings_of
 from lachesis.runs.flags import accepts
-from lachesis.trajectories.exports import GroupRecord, read_groups
+from lachesis.trajectories.groups import GroupRecord, read_groups
 from lachesis.trajectories.jsonl import JsonlWriter
 from lachesis.wording import counted
 

@@ -33,13 +33,13 @@ ADDED_TOKENS: Final = (
 def fake_tokenizer(*, chat_template: str | None = None, images: bool = False) -> PreTrainedTokenizerFast:
     """A byte-level BPE with ChatML tokens: the same ids on every machine, for any text, and nothing is downloaded.
 
-    End of turn is `<|im_end|>`. `chat_template` defaults to `lachesis/inference/templates/hermes.jinja`.
+    End of turn is `<|im_end|>`. `chat_template` defaults to `hermes.jinja` of `lachesis_tokens.templates`.
     `images` adds the tokens with which this template writes images.
     """
     from transformers import AddedToken, PreTrainedTokenizerFast
 
     if chat_template is None:
-        chat_template = (resources.files("lachesis.inference") / "templates" / "hermes.jinja").read_text("utf-8")
+        chat_template = (resources.files("lachesis_tokens.templates") / "files" / "hermes.jinja").read_text("utf-8")
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=_byte_level_bpe(),
         eos_token=TURN_END,

@@ -12,7 +12,6 @@ from typing import Any, Self
 from rich.console import Console
 
 from lachesis.evaluation.repaired_calls import RepairedCalls
-from lachesis.runs.reports import PAGES
 from lachesis.runs.wandb_run import WandbSettings, finish, is_gone, start_run
 from lachesis.trajectories.jsonl import JsonlWriter, read_lines
 from lachesis.trajectories.step_files import ROLLOUTS
@@ -116,12 +115,12 @@ class TrainingRecorder:
         """The alarm, where this step is the first to raise it."""
         return "".join(self._repaired.add([counts]) for counts in line.get("repaired_calls", ()))
 
-    def report(self) -> Path | None:
-        """Write `report.html` as of now; None where lachesis-view, which makes the page, is not installed."""
+    def report(self) -> Path:
+        """Write `report.html` as of now."""
+        from lachesis_view.reports.training import write_report
+
         begun = time.monotonic()
-        path: Path | None = None
-        if "training_report" in PAGES.names():
-            path = PAGES.load("training_report")(self.run_dir, title=self.title)
+        path = write_report(self.run_dir, title=self.title)
         took = time.monotonic() - begun
         self._next_report = begun + max(REPORT_INTERVAL, took / REPORT_SHARE)
         return path

@@ -10,13 +10,13 @@ from collections.abc import Callable, Collection, Sequence
 from typing import ClassVar, Final
 
 from backends.errors import LachesisError
-from lachesis.inference.engines.base import Generation
 from lachesis.inference.errors import ContextExhausted, RequestRejected, rejection
 from lachesis.inference.http_client import ServerSettings
 from lachesis.inference.parse_thread import LONG_IDS, parse
 from lachesis.inference.sampling import LogprobsKind, Sampling
-from lachesis.inference.stop_texts import StopTexts
 from lachesis.trajectories.messages import FinishReason
+from lachesis_tokens.engines.base import Generation
+from lachesis_tokens.server.stop_texts import StopTexts
 from lachesis_train.policy import Policy, PolicyVersion, Sampled
 
 _log: Final = logging.getLogger(__name__)

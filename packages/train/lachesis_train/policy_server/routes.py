@@ -12,15 +12,16 @@ from itertools import chain
 from typing import Any, Final
 
 from backends.tasks import run_all
-from lachesis.inference.conversation_index import ConversationIndex
 from lachesis.inference.parse_thread import LONG_IDS, parse
-from lachesis.inference.stop_texts import first_stop
-from lachesis.inference.token_server import DEFAULT_MAX_TOKENS, TokenServer
-from lachesis.inference.vocabulary import Vocabulary
-from lachesis.inference.wire import openai_chat, openai_text, sglang
+from lachesis.inference.wire import openai_chat
 from lachesis.inference.wire.request import JSON, Refused, TextRequest, take
 from lachesis.inference.wire.writing import NamesOf, dump, listed_versions
 from lachesis.trajectories import ChatResponse, FinishReason, SampledTokens
+from lachesis_tokens.prompts.vocabulary import Vocabulary
+from lachesis_tokens.server.conversation_index import ConversationIndex
+from lachesis_tokens.server.stop_texts import first_stop
+from lachesis_tokens.server.token_server import DEFAULT_MAX_TOKENS, TokenServer
+from lachesis_tokens.wire import openai_text, sglang
 from lachesis_train.policy_server.fields import Wanted, meant, sampling_of, wanted
 
 _SAMPLING: Final = frozenset({"n", "max_tokens", "stop", "seed", "temperature", "top_p", "top_k"})

@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from aiohttp import web
 
 from backends.errors import SettingsError
-from lachesis.inference.completion_reader import CompletionReader
 from lachesis.inference.errors import ContextExhausted, PromptError, RequestRejected
-from lachesis.inference.forced_calls import ToolChoiceError
 from lachesis.inference.http_client import ServerSettings
-from lachesis.inference.parser_match import parser_for
-from lachesis.inference.prompts import PromptBuilder
-from lachesis.inference.token_server import TokenServer
-from lachesis.inference.vocabulary import ANY_ROW
 from lachesis.inference.wire.openai_chat import error
 from lachesis.inference.wire.request import JSON, Refused
 from lachesis.inference.wire.service import WebService
 from lachesis.inference.wire.visitors import is_loopback
 from lachesis.inference.wire.writing import dump, load
 from lachesis.trajectories import MessageError
+from lachesis_tokens.prompts.prompts import PromptBuilder
+from lachesis_tokens.prompts.vocabulary import ANY_ROW
+from lachesis_tokens.server.completion_reader import CompletionReader
+from lachesis_tokens.server.token_server import TokenServer
+from lachesis_tokens.templates.forced_calls import ToolChoiceError
+from lachesis_tokens.templates.parser_match import parser_for
 from lachesis_train.policy import Policy
 from lachesis_train.policy_server.engine import EngineFailed, PolicyEngine
 from lachesis_train.policy_server.routes import Routes

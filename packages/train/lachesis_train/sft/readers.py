@@ -17,26 +17,18 @@ from pathlib import Path
 from typing import Any, Final
 
 from backends.errors import LachesisError
-from lachesis.inference.prompts import PromptBuilder
-from lachesis.trajectories import (
-    ChatResponse,
-    FinishReason,
-    MalformedSample,
-    MessageHistory,
-    SampledTokens,
-    TokenSample,
-    from_sharegpt,
-    verify,
-)
-from lachesis.trajectories.cross_checks import line_problems
+from lachesis.trajectories import ChatResponse, FinishReason, MessageHistory, SampledTokens, from_sharegpt
 from lachesis.trajectories.digests import sample_line_problem
 from lachesis.trajectories.images import joined_data
 from lachesis.trajectories.json_arrays import array_items
 from lachesis.trajectories.jsonl import is_array
 from lachesis.trajectories.loading import tools_from_sharegpt
 from lachesis.trajectories.messages import as_message
-from lachesis.trajectories.samples import samples
 from lachesis.wording import counted
+from lachesis_tokens.prompts.prompts import PromptBuilder
+from lachesis_tokens.samples.cross_checks import line_problems
+from lachesis_tokens.samples.samples import MalformedSample, TokenSample, samples
+from lachesis_tokens.samples.verification import verify
 from lachesis_train.tinker_sdk import Datum
 
 SHOWN_LINES: Final = 5

@@ -17,9 +17,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from lachesis.trajectories import LARGEST_REWARD, TokenSample, verify
-from lachesis.trajectories.group_shapes import CERTIFICATE, group_problems, samples_from_atropos
+from lachesis.trajectories import LARGEST_REWARD
 from lachesis.trajectories.tokens import MASKED
+from lachesis_tokens.samples.group_shapes import CERTIFICATE, group_problems, samples_from_atropos
+from lachesis_tokens.samples.samples import TokenSample
+from lachesis_tokens.samples.verification import verify
 
 Uncertified = Literal["refuse", "allow"]
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lachesis.trajectories import LossAverage, rollout_advantages
+from lachesis_tokens.samples.advantages import LossAverage, rollout_advantages
 from lachesis_train.curves.records import GroupRecord, SampleRecord
 from lachesis_train.tinker_sdk import Datum
 from lachesis_train.trainer.checked import CheckedSample, Refusal, Refused, Uncertified, checked_group

@@ -13,8 +13,8 @@ from typing import Annotated, Any, Final, Literal
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from lachesis.trajectories import LossAverage
 from lachesis.urls import HTTP_URL
+from lachesis_tokens.samples.advantages import LossAverage
 from lachesis_train.tinker_sdk import Adam, LoraShape
 from lachesis_train.trainer.batches import Registration
 from lachesis_train.trainer.datums import Rules

@@ -17,12 +17,12 @@ from typing import Any, ClassVar, Final
 import torch
 from transformers import DynamicCache
 
-from lachesis.inference.engines.base import Generation
-from lachesis.inference.engines.prompt_ids import PromptIds
 from lachesis.inference.errors import ContextExhausted, RequestRejected
 from lachesis.inference.http_client import ServerSettings
 from lachesis.inference.sampling import LogprobsKind, Sampling
 from lachesis.trajectories.messages import FinishReason
+from lachesis_tokens.engines.base import Generation
+from lachesis_tokens.engines.prompt_ids import PromptIds
 
 URL: Final = "trl://trainer.model"
 _SETTLE: Final = 0.005

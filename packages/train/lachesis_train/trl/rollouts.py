@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from backends.errors import LachesisError
 from backends.tasks import run_all
 from lachesis.evaluation.repaired_calls import RepairedCalls
-from lachesis.inference.chat_template import read_template
-from lachesis.inference.prompts import PromptBuilder
-from lachesis.inference.token_server import TokenServer
-from lachesis.inference.vocabulary import ANY_ROW
+from lachesis_tokens.prompts.prompts import PromptBuilder
+from lachesis_tokens.prompts.vocabulary import ANY_ROW
+from lachesis_tokens.server.token_server import TokenServer
+from lachesis_tokens.templates.chat_template import read_template
 from lachesis_train.trl.env_thread import EnvThread
 from lachesis_train.trl.items import DrawnItems, environment_of
 from lachesis_train.trl.rows import ON_BRANCHES, OnBranches, Row, call_figures, count_calls, row_of

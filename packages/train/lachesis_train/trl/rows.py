@@ -10,15 +10,15 @@ from typing import Any, Final, Literal, TypeAlias
 
 from backends.errors import LachesisError
 from lachesis.evaluation.repaired_calls import RepairedCalls
-from lachesis.trajectories import TokenSample
-from lachesis.trajectories.group_shapes import (
+from lachesis.trajectories.split_rollouts import SplitRollouts
+from lachesis.trajectories.tokens import MASKED
+from lachesis_tokens.samples.group_shapes import (
     GroupSettings,
     RejectedGroup,
     RolloutSamples,
     build_group,
 )
-from lachesis.trajectories.split_rollouts import SplitRollouts
-from lachesis.trajectories.tokens import MASKED
+from lachesis_tokens.samples.samples import TokenSample
 
 log = logging.getLogger(__name__)
 

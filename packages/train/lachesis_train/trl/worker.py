@@ -18,17 +18,17 @@ import numpy as np
 
 from backends.errors import LachesisError
 from lachesis.evaluation.repaired_calls import RepairedCalls
-from lachesis.inference.token_server import TokenServer
-from lachesis.trajectories import LossAverage, rollout_advantages, sample_advantage
-from lachesis.trajectories.group_shapes import (
+from lachesis.trajectories.split_rollouts import SplitRollouts
+from lachesis.trajectories.tokens import MASKED
+from lachesis_tokens.samples.advantages import LossAverage, rollout_advantages, sample_advantage
+from lachesis_tokens.samples.group_shapes import (
     GroupSettings,
     RejectedGroup,
     RejectReason,
     RolloutSamples,
     build_group,
 )
-from lachesis.trajectories.split_rollouts import SplitRollouts
-from lachesis.trajectories.tokens import MASKED
+from lachesis_tokens.server.token_server import TokenServer
 from lachesis_train.trl.env_thread import EnvThread
 from lachesis_train.trl.items import DrawnItems, environment_of
 from lachesis_train.trl.rows import call_figures, count_calls

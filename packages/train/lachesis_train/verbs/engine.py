@@ -14,8 +14,8 @@ from pathlib import Path
 from backends.errors import LachesisError, SettingsError
 from backends.tasks import stop_event
 from lachesis.cli import port_number
-from lachesis.inference.model_folders import MADE, model_folder
 from lachesis.lazy import quiet_imports
+from lachesis_tokens.prompts.model_folders import MADE, model_folder
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -18,7 +18,6 @@ from urllib.parse import urlsplit
 from rich.console import Console
 
 from backends.errors import ExitCode, SettingsError
-from lachesis.inference.model_folders import tokenizer_of
 from lachesis.runs.command_line import (
     OF_TRAINER,
     TOP_LEVEL,
@@ -32,6 +31,7 @@ from lachesis.runs.flags import Parser, add_flags, close_names
 from lachesis.runs.own_process import run_alone
 from lachesis.runs.settings import HermesAgentEnvConfig
 from lachesis.urls import http_url
+from lachesis_tokens.prompts.model_folders import tokenizer_of
 from lachesis_train.policy import Policy
 from lachesis_train.rollout_api import TOKEN_VARIABLE
 from lachesis_train.sft.settings import SftSettings

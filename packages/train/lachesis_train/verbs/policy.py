@@ -16,7 +16,7 @@ from pathlib import Path
 from backends.errors import SettingsError
 from backends.tasks import stop_event
 from lachesis.cli import port_number
-from lachesis.inference.model_folders import tokenizer_of
+from lachesis_tokens.prompts.model_folders import tokenizer_of
 from lachesis_train.engine import start_engine
 from lachesis_train.policy import Policy, PolicyVersion
 from lachesis_train.tinker_sdk import LOCAL_KEY, LoraShape, Service

@@ -52,9 +52,9 @@ async def train_on_files(
 
 
 def _read(settings: Settings, sft: SftSettings, files: Sequence[str], tokenizer: Tokenizer) -> Dataset:
-    from lachesis.inference.chat_template import read_template
     from lachesis.inference.errors import TemplateError
-    from lachesis.inference.prompts import PromptBuilder
+    from lachesis_tokens.prompts.prompts import PromptBuilder
+    from lachesis_tokens.templates.chat_template import read_template
     from lachesis_train.sft.readers import ReadRules, read_dataset
 
     try:

@@ -26,7 +26,7 @@ from lachesis.runs.exclusion import item_of, of_record
 from lachesis.runs.figures import Figures
 from lachesis.runs.item_keys import whole_and_part
 from lachesis.runs.summary import Summary
-from lachesis.trajectories.exports import stored_messages
+from lachesis.trajectories.groups import stored_messages
 from lachesis.wording import counted
 from lachesis_view.html import pretty, templates, visible, write_page
 from lachesis_view.html.parts import Parts, pack, to_json

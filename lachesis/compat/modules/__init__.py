@@ -1,1 +1,0 @@
-"""Files of the old import paths; see `lachesis.old_paths`."""

@@ -1,0 +1,38 @@
+"""What other packages of the project add to the core.
+
+They name it by entry points, so that the core imports none of them and works without them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from backends.plugins import Registry
+
+TOKENS: Final[Registry[Any]] = Registry("part of runs with tokens", "lachesis.tokens", {}, package="lachesis-tokens")
+"""`check`, `embedded_server`, `named_tokenizer`, `samples`, `start`."""
+
+COMPAT: Final[Registry[Any]] = Registry("part for other frameworks", "lachesis.compat", {}, package="lachesis-compat")
+"""Groups that environments collect themselves, Atropos' base class, and guests."""
+
+PAGES: Final[Registry[Any]] = Registry("page", "lachesis.pages", {}, package="lachesis-view")
+"""`report` takes a path, `title` and `groups`, and returns the `Summary`."""
+
+ENGINES: Final[Registry[Any]] = Registry(
+    "token engine", "lachesis.token_engines", {}, reserved=["auto"], package="lachesis-tokens"
+)
+"""Engine classes, or functions that make an engine, by the name that settings give. `docs/engines.md` shows how to add
+one."""
+
+
+def load_engine(name: str) -> Any:
+    """The engine with this name, or at `package.module:Class`.
+
+    Raises:
+        UnknownPlugin: no engine has this name.
+        PluginBroken: its module fails, or a package that it needs is not installed.
+    """
+    try:
+        return ENGINES.load(name)
+    except ModuleNotFoundError as error:
+        raise ENGINES.broken(name, error) from error

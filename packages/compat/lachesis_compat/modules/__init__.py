@@ -1,0 +1,1 @@
+"""Files of the old import paths; see `lachesis_compat.old_paths`."""

@@ -1,0 +1,73 @@
+"""Definitions and calls of tools by name, for code that has a task id and no session."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from backends import BackendError
+from lachesis.agent.open_runs import note_failure, open_run
+from lachesis.tools import BUILTIN_TOOLS, call_tool
+from lachesis.tools import get_tool_definitions as definitions
+from lachesis.tools.distributions import REMOVED_TOOLSETS
+from lachesis.tools.json_results import as_json
+from lachesis_compat.in_run import registry_in_use, waited
+from lachesis_compat.toolset_dicts import get_all_toolsets
+
+log = logging.getLogger(__name__)
+
+TOOL_TO_TOOLSET_MAP = {name: tool.toolset for name, tool in BUILTIN_TOOLS.items()}
+"""Of the built-in tools."""
+
+
+def get_tool_definitions(
+    enabled_toolsets: Iterable[str] | None = None,
+    disabled_toolsets: Iterable[str] | None = None,
+    quiet_mode: bool = False,
+) -> list[dict[str, Any]]:
+    """OpenAI definitions of the tools of these toolsets; None is all.
+
+    Toolsets of the removed stack without tools here are left out, with a warning unless `quiet_mode`.
+
+    Raises:
+        ToolsetError: a name that neither stack has.
+    """
+    registry, toolsets = registry_in_use(), get_all_toolsets()
+
+    def existing(names: Iterable[str] | None) -> list[str] | None:
+        if names is None:
+            return None
+        names = list(names)
+        missing = [name for name in names if name in REMOVED_TOOLSETS and name not in toolsets]
+        if missing and not quiet_mode:
+            log.warning("toolsets without tools here are left out: %s", ", ".join(missing))
+        return [name for name in names if name not in missing]
+
+    return definitions(existing(enabled_toolsets), existing(disabled_toolsets), registry=registry, toolsets=toolsets)
+
+
+def handle_function_call(
+    function_name: str, function_args: Mapping[str, Any] | str | None, task_id: str | None = None, **_: Any
+) -> str:
+    """The result of this call in the sandbox of the task, as JSON. Blocks, so not on the event loop.
+
+    Raises:
+        NoOpenRun: no run is open.
+        BackendError: the sandbox failed.
+        ToolCrashed: the tool raised what it does not declare.
+    """
+    task = task_id or "default"
+    run = open_run(task)
+
+    async def call() -> str:
+        session = run.session(task)
+        try:
+            result = await call_tool(function_name, function_args, session, registry=run.registry)
+            return as_json(function_name, result.content)
+        except BackendError as error:
+            if not session.closed:  # by `cleanup_vm` under the call
+                note_failure(task, error)
+            raise
+
+    return waited(run, call(), "handle_function_call")

@@ -1,0 +1,1 @@
+"""Compression of finished trajectories to a budget of tokens."""

@@ -1,0 +1,1 @@
+"""Writers of other formats: chat, ATIF, Inspect logs, Parquet."""

@@ -1,0 +1,1 @@
+"""Files of trajectories: formats, conversion, validation, figures."""

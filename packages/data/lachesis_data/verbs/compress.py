@@ -1,0 +1,339 @@
+"""`lachesis compress`: fit long trajectories into a budget of tokens, with a summary instead of their middle turns."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing, asynccontextmanager
+from functools import partial
+from hashlib import blake2b
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any, Final
+
+from rich.console import Console
+from rich.table import Table
+
+from backends.errors import SettingsError
+from lachesis.compression import Settings, read_settings
+from lachesis.compression.summary import (
+    Passage,
+    Summary,
+    SummaryFailed,
+    clean_summary,
+    extractive_summary,
+    summary_request,
+)
+from lachesis.lazy import quiet_imports
+from lachesis.run_folder import refuse_files_of_runs
+from lachesis.runs.progress import Progress, Standing
+from lachesis.trajectories import JsonlError
+from lachesis.wording import counted
+from lachesis_data.compression.compressor import Compressor, Summarizer
+from lachesis_data.compression.files import (
+    Job,
+    Sample,
+    compress_file,
+    compressed_lines,
+    find_jobs,
+    read_progress,
+    sampled_lines,
+)
+from lachesis_data.compression.metrics import Totals, write_metrics
+
+if TYPE_CHECKING:
+    from lachesis.inference import OpenAIServer
+    from lachesis_tokens.templates.conversation_tokens import ConversationTokens
+
+DEFAULT_CONFIG: Final = Path("configs/trajectory_compression.yaml")
+LOCAL_CONTEXT: Final = 8192
+"""Tokens of context of a summariser that runs here."""
+LOCAL_REQUESTS: Final = 2
+"""More at once make each as much slower, up to its timeout."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Compress, write the metrics and print a table; the exit code: 1 where an entry could not be compressed, or where
+    there is none."""
+    parser = _parser()
+    given = parser.parse_args(argv)
+    if (given.file is None) is (given.input is None):
+        parser.error("name one file or folder: lachesis compress PATH, or --input PATH")
+    given.input = given.input or given.file
+    settings = _settings(given)
+    jobs = find_jobs(given.input, given.output, settings.output.output_suffix)
+    for job in jobs:
+        refuse_files_of_runs(job.output)
+    return asyncio.run(_run(given, settings, jobs))
+
+
+async def _run(given: argparse.Namespace, settings: Settings, jobs: Sequence[Job]) -> int:
+    console, totals, kept = Console(), Totals(), 0
+    counter = await asyncio.to_thread(_counter, settings.tokenizer.name, settings.tokenizer.trust_remote_code)
+    sample = Sample(given.sample_percent, given.seed)
+    with Progress(console, "compress") as progress, ThreadPoolExecutor(settings.processing.num_workers) as threads:
+
+        def show(*, last: bool = False) -> None:
+            note = f"{totals.sums['was_compressed']} compressed, {totals.sums['failed']} failed"
+            progress.show(Standing(totals.sums["entries"], -1, "entries", note), last=last)
+
+        def report(metrics: dict[str, Any], earlier: bool = False) -> None:
+            nonlocal kept
+            kept += earlier
+            totals.add(metrics)
+            show()
+
+        async with _summarizer(settings, counter, given) as (summarize, concurrency):
+            compressor = Compressor(settings, counter, summarize, threads)
+            for job in jobs:
+                if given.dry_run:
+                    lines = sampled_lines(job.source, sample)
+                    async with aclosing(compressed_lines(job.source, lines, compressor, concurrency)) as surveyed:
+                        async for _, _, done in surveyed:
+                            report(done.metrics)
+                    continue
+                await compress_file(
+                    job,
+                    compressor,
+                    settings=_digest(settings, given),
+                    sample=sample,
+                    concurrency=concurrency,
+                    save_over_limit=settings.processing.save_over_limit,
+                    report=report,
+                )
+        show(last=True)
+    if kept:
+        console.print(f"{kept} entries were finished by an earlier start", highlight=False)
+    if not given.dry_run:
+        _finish(jobs, settings, totals, folder=given.input.is_dir(), console=console)
+    console.print(_table(settings, totals, dry_run=given.dry_run))
+    if totals.over:
+        print(f"  {_why_over(settings, totals)}", file=sys.stderr)
+    for kind, entries in totals.errors.items():
+        print(f"  left as they were: {entries} entries, {kind}", file=sys.stderr)
+    if not totals.sums["entries"]:
+        print(f"error: {given.input} has no entries", file=sys.stderr)
+    return 1 if totals.sums["failed"] or not totals.sums["entries"] else 0
+
+
+def _finish(jobs: Sequence[Job], settings: Settings, totals: Totals, *, folder: bool, console: Console) -> None:
+    """Write the metrics, then remove the progress files."""
+    first = jobs[0].output
+    path = first.parent / settings.metrics.output_file if folder else first.with_name(f"{first.stem}_metrics.json")
+    outputs = f"{counted(len(jobs), 'file')} in {first.parent}" if folder else str(first)
+    metrics = path if settings.metrics.enabled else "none"
+    if settings.metrics.enabled:
+        rows = ({"file": job.output.name, **row} for job in jobs for row in read_progress(job))
+        try:
+            write_metrics(path, totals, rows if settings.metrics.per_trajectory else None)
+        except JsonlError as error:
+            reason = f"{error.reason}; the entries are written: make room, and start again for the metrics"
+            raise JsonlError(path, reason) from error
+    for job in jobs:
+        job.progress.unlink()
+    console.print(f"{outputs}; metrics: {metrics}", highlight=False, soft_wrap=True)
+
+
+@asynccontextmanager
+async def _summarizer(
+    settings: Settings, counter: ConversationTokens, given: argparse.Namespace
+) -> AsyncIterator[tuple[Summarizer | None, int]]:
+    """What writes the summaries, and how many entries are worked on at once."""
+    concurrency, tokens = settings.processing.max_concurrent_requests, settings.compression.summary_target_tokens
+    if given.dry_run:
+        yield None, concurrency
+    elif given.extractive:
+
+        async def extract(passages: Sequence[Passage]) -> Summary:
+            return Summary(await asyncio.to_thread(extractive_summary, passages, tokens, counter.text))
+
+        yield extract, settings.processing.num_workers
+    else:
+        async with _server(settings) as (server, longest):
+            concurrency = server.settings.max_concurrency
+            yield partial(_summarize, settings, counter, server, longest), concurrency
+
+
+async def _summarize(
+    settings: Settings,
+    counter: ConversationTokens,
+    server: OpenAIServer,
+    longest: int | None,
+    passages: Sequence[Passage],
+) -> Summary:
+    from lachesis.inference.errors import InferenceError, ServerUnavailable, Unauthorized
+    from lachesis.trajectories import FinishReason
+
+    tokens = settings.compression.summary_target_tokens
+    request = await asyncio.to_thread(summary_request, passages, tokens, max_tokens=longest, count=counter.text)
+    try:
+        answer = await server.chat(
+            [{"role": "user", "content": request}],
+            max_tokens=2 * tokens,
+            temperature=settings.summarization.temperature,
+        )
+    except Unauthorized:
+        raise  # no entry would get a summary
+    except InferenceError as error:
+        raise SummaryFailed(str(error), error.attempts if isinstance(error, ServerUnavailable) else 1) from error
+    if answer.finish_reason is FinishReason.LENGTH:
+        raise SummaryFailed(f"it was not finished after {2 * tokens} tokens", answer.attempts)
+    return Summary(clean_summary(answer.message.text), answer.attempts)
+
+
+@asynccontextmanager
+async def _server(settings: Settings) -> AsyncIterator[tuple[OpenAIServer, int | None]]:
+    """A client of the summariser, and the longest request that it takes. Starts a model that runs here."""
+    from lachesis.inference import OpenAIServer, ServerSettings
+    from lachesis.runs.server_settings import EMBEDDED, key_for
+    from lachesis_tokens.engines.embedded import EmbeddedServer
+
+    own, processing = settings.summarization, settings.processing
+    client: dict[str, Any] = {
+        "timeout": processing.per_trajectory_timeout,
+        "max_retries": own.max_retries,
+        "first_retry_delay": own.retry_delay,
+        "retry_deadline": processing.per_trajectory_timeout,
+    }
+    if own.model == EMBEDDED or own.model.endswith(".gguf"):
+        parallel = min(LOCAL_REQUESTS, processing.max_concurrent_requests)
+        model = "smollm2" if own.model == EMBEDDED else Path(own.model)
+        room = LOCAL_CONTEXT - 2 * settings.compression.summary_target_tokens
+        if room <= 0:
+            raise SettingsError(f"compression.summary_target_tokens is too much for {own.model}; set 2000 or less")
+        async with (
+            EmbeddedServer(model, threads=os.cpu_count() or 1, parallel=parallel, context=LOCAL_CONTEXT) as embedded,
+            OpenAIServer(embedded.settings(**client, tool_call_parser=None)) as server,
+        ):
+            # Its tokenizer may be another than the counter's, and its template writes a little too.
+            yield server, min(own.max_prompt_tokens or room, room * 3 // 4)
+        return
+    if not own.model or not own.base_url:
+        missing = "model" if not own.model else "base_url"
+        raise SettingsError(
+            f"summarization.{missing} is not set: name a model and its server in the YAML file, or take --extractive"
+        )
+    key = os.environ.get(own.api_key_env, "") if own.api_key_env else ""
+    client |= {"max_concurrency": processing.max_concurrent_requests, "api_key": key or key_for(own.base_url)}
+    async with OpenAIServer(ServerSettings(own.base_url, own.model, **client)) as server:
+        await server.check()
+        yield server, own.max_prompt_tokens
+
+
+def _counter(name: str, trust_remote_code: bool) -> ConversationTokens:
+    """What counts tokens with the tokenizer `name` and its chat template. Blocks."""
+    with quiet_imports():
+        from transformers import AutoTokenizer
+
+    from lachesis.inference.errors import PromptError
+    from lachesis.runs.server_settings import EMBEDDED
+    from lachesis_tokens.engines.embedded import HERMES_TEMPLATE, EmbeddedServer
+    from lachesis_tokens.prompts.gguf_tokenizer import tokenizer_from_gguf
+    from lachesis_tokens.prompts.model_folders import tokenizer_of
+    from lachesis_tokens.prompts.prompts import PromptBuilder
+    from lachesis_tokens.templates.conversation_tokens import ConversationTokens
+
+    try:
+        if name == EMBEDDED or name.endswith(".gguf"):
+            model = EmbeddedServer("smollm2" if name == EMBEDDED else name).model_file
+            tokenizer = tokenizer_from_gguf(model)
+            if "tools" not in (tokenizer.chat_template or ""):
+                tokenizer.chat_template = HERMES_TEMPLATE.read_text(encoding="utf-8")
+        else:
+            tokenizer = AutoTokenizer.from_pretrained(tokenizer_of(name), trust_remote_code=trust_remote_code)
+        return ConversationTokens(PromptBuilder(tokenizer))
+    except (OSError, ValueError, PromptError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise SettingsError(f"tokenizer {name!r} cannot be used ({reason}); name another with --tokenizer") from error
+
+
+def _settings(given: argparse.Namespace) -> Settings:
+    changes: dict[str, dict[str, Any]] = {}
+    if given.target_max_tokens is not None:
+        changes["compression"] = {"target_max_tokens": given.target_max_tokens}
+    if given.tokenizer is not None:
+        changes["tokenizer"] = {"name": given.tokenizer}
+    return read_settings(given.config or (DEFAULT_CONFIG if DEFAULT_CONFIG.is_file() else None), changes)
+
+
+def _digest(settings: Settings, given: argparse.Namespace) -> bytes:
+    """What the output depends on, beside the input."""
+    sections = settings.model_dump(mode="json", include={"tokenizer", "compression", "protected_turns", "output"})
+    processing = {name: getattr(settings.processing, name) for name in ("skip_under_target", "save_over_limit")}
+    summary = "extractive" if given.extractive else settings.summarization.model_dump(mode="json")
+    said = [sections, processing, summary, given.sample_percent, given.seed]
+    return blake2b(json.dumps(said, sort_keys=True).encode(), digest_size=32).digest()
+
+
+def _why_over(settings: Settings, totals: Totals) -> str:
+    """Why entries are longer than the target although nothing failed, and what to change."""
+    budget, turns = settings.compression, settings.protected_turns
+    target, summary = budget.target_max_tokens, budget.summary_target_tokens
+    alone = [tokens for tokens in totals.over if tokens > target]
+    said = [f"still over the limit, {len(totals.over):,} of {totals.sums['entries']:,}"]
+    if alone:
+        typical, most = int(median(alone)), max(alone)
+        said.append(
+            f"in {len(alone)} the protected turns alone take {typical:,} of {target:,} tokens (at most {most:,})"
+        )
+    if rest := [tokens for tokens in totals.over if tokens <= target]:
+        said.append(
+            f"in {len(rest)} the protected turns take {int(median(rest)):,} of {target:,}, which leaves too little for "
+            f"a summary (compression.summary_target_tokens is {summary:,}) or for turns that stay"
+        )
+    first = [f"first_{role}" for role in ("system", "human", "gpt", "tool") if getattr(turns, f"first_{role}")]
+    protecting = ", ".join([f"last_n_turns {turns.last_n_turns}", *first])
+    return f"{'; '.join(said)}. Raise --target_max_tokens, or protect less (protected_turns in --config: {protecting})"
+
+
+def _table(settings: Settings, totals: Totals, *, dry_run: bool) -> Table:
+    sums, record = totals.sums, totals.to_record()
+    table = Table(
+        title="What would be compressed" if dry_run else "Compression", title_justify="left", show_header=False
+    )
+    for name, value in (
+        ("target", f"{settings.compression.target_max_tokens:,} tokens of {settings.tokenizer.name}"),
+        ("entries", f"{sums['entries']:,}"),
+        ("compressed", f"{sums['was_compressed']:,}"),
+        ("short enough", f"{sums['skipped_under_target']:,}"),
+        ("still over the limit", f"{sums['still_over_limit']:,}"),
+        ("left as they were for an error", f"{sums['failed']:,}"),
+        ("tokens", f"{sums['original_tokens']:,} -> {sums['compressed_tokens']:,}"),
+        ("turns", f"{sums['original_turns']:,} -> {sums['compressed_turns']:,}"),
+        ("tokens left of a compressed entry", f"{record['averages']['avg_compression_ratio']:.1%}"),
+        ("requests for summaries", f"{sums['summarization_api_calls']:,}, {sums['summarization_errors']:,} failed"),
+        ("seconds", f"{record['processing']['duration_seconds']:.1f}"),
+    ):
+        table.add_row(name, value)
+    return table
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="lachesis compress", description=__doc__)
+    add = parser.add_argument
+    add("file", nargs="?", type=Path, metavar="PATH", help="JSON Lines of trajectories, or a folder of them")
+    add("--input", type=Path, metavar="PATH", help="the same, as a flag")
+    add("--output", type=Path, metavar="PATH", help="file or folder (default: the input's name with output_suffix)")
+    add("--config", type=Path, metavar="FILE", help=f"YAML with the settings (default: {DEFAULT_CONFIG}, if it exists)")
+    help_text = "longest entry, whatever the settings say"
+    add("--target_max_tokens", "--target-max-tokens", type=int, metavar="N", help=help_text)
+    help_text = "folder, GGUF file, name of the hub, or embedded: the model that is trained"
+    add("--tokenizer", metavar="NAME", help=help_text)
+    help_text = "compress this share of the entries and leave the others out (default: 100)"
+    add("--sample_percent", "--sample-percent", type=_percent, default=100.0, metavar="P", help=help_text)
+    add("--seed", type=int, default=42, metavar="N", help="chooses them (default: %(default)s)")
+    add("--dry_run", "--dry-run", action="store_true", help="only count and say what would be compressed")
+    add("--extractive", action="store_true", help="make summaries of the beginnings of turns, without a model")
+    return parser
+
+
+def _percent(text: str) -> float:
+    value = float(text)
+    if not 0.0 < value <= 100.0:
+        raise argparse.ArgumentTypeError(f"{text} is not over 0 and at most 100")
+    return value

@@ -1,0 +1,229 @@
+"""`lachesis trajectories`: figures, checks, single entries, conversion and duplicates of files of trajectories."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from backends.errors import ExitCode, LachesisError
+from lachesis.run_folder import refuse_files_of_runs
+from lachesis.trajectories.errors import MessageError
+from lachesis.trajectories.export_lines import Unsuitable
+from lachesis.trajectories.jsonl import JsonlError, has_torn_tail
+from lachesis.wording import counted
+from lachesis_data.files.entry_files import Line, OnBad, Rewritten, convert_entries, deduplicate, read_entries
+from lachesis_data.files.file_statistics import SPREADS, FileStatistics
+from lachesis_data.files.formats import CONVERTIBLE, converter, format_of, read_chat
+from lachesis_data.files.validation import VALIDATORS, validate_entry
+from lachesis_data.verbs.export import options_of, print_counts, printable
+
+
+class TrajectoryFilesError(LachesisError):
+    """The arguments do not fit together."""
+
+    exit_code = ExitCode.SETTINGS
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one subcommand; the exit code."""
+    parser = argparse.ArgumentParser(prog="lachesis trajectories", description=__doc__)
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="SUBCOMMAND")
+
+    def add(name: str, run: Callable[[argparse.Namespace], int], help_text: str) -> argparse.ArgumentParser:
+        verb = verbs.add_parser(name, help=help_text, description=help_text)
+        verb.set_defaults(run=run)
+        several = {} if name == "show" else {"nargs": "+"}
+        verb.add_argument("files", type=Path, metavar="FILE", help="JSON Lines or .parquet", **several)  # type: ignore[arg-type]
+        return verb
+
+    stats = add("stats", _stats, "counts of turns, tools, reasoning and rewards")
+    stats.add_argument("--json", action="store_true", help="print JSON")
+    validate = add("validate", _validate, "check every entry by the rules of its format; 1 if one breaks them")
+    validate.add_argument(
+        "--format", default="", choices=sorted(VALIDATORS), help="the format of all entries (default: as each looks)"
+    )
+    validate.add_argument("--show", type=int, default=20, metavar="N", help="problems to print (default: 20)")
+    show = add("show", _show, "print an entry as a conversation")
+    which = show.add_mutually_exclusive_group()
+    which.add_argument("--line", type=int, default=1, help="its line, or row, from 1 (default: 1)")
+    which.add_argument("--id", help="its rollout_id or prompt_index")
+    show.add_argument("--width", type=int, default=2000, help="characters of a turn; 0: all (default: 2000)")
+    convert = add("convert", _convert, "write the conversations in another format")
+    convert.add_argument("--to", required=True, metavar="NAME", help=f"one of {', '.join(CONVERTIBLE)}")
+    convert.add_argument("--options", default="{}", metavar="YAML", help="options of the format: '{reasoning: think}'")
+    convert.add_argument(
+        "--skip-invalid", action="store_true", help="leave out and count what cannot be read or converted"
+    )
+    dedup = add("dedup", _dedup, "keep the first of several equal conversations")
+    dedup.add_argument(
+        "--by",
+        choices=("conversation", "prompt"),
+        default="conversation",
+        help="what has to be equal: all turns without the ids of calls, or those before the first answer",
+    )
+    for verb in (convert, dedup):
+        verb.add_argument("--out", required=True, type=Path, metavar="FILE", help="an existing file is replaced")
+    arguments = parser.parse_args(argv)
+    code: int = arguments.run(arguments)
+    return code
+
+
+def _stats(arguments: argparse.Namespace) -> int:
+    found, unreadable = FileStatistics(), Counter[str]()
+    with _lines(arguments.files, bad=_counted(unreadable)) as lines:
+        for line in lines:
+            found.add(line.entry)
+    figures = {**found.to_json(), "unreadable_lines": unreadable.total()}
+    if arguments.json:
+        print(json.dumps(figures))
+    else:
+        _print_figures(figures)
+    return 0
+
+
+def _print_figures(figures: Mapping[str, Any]) -> None:
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for name, value in figures.items():
+        if value and name in SPREADS:
+            numbers = {key: f"{each:.4g}" if abs(each) < 1000 else f"{each:.0f}" for key, each in value.items()}
+            text = "mean {mean}, median {p50}, 90 % {p90}, most {max}".format(**numbers)
+        elif isinstance(value, dict):
+            shown = [f"{printable(key)} {times}" for key, times in list(value.items())[:12]]
+            text = ", ".join(shown + [f"{len(value) - 12} more"] * (len(value) > 12))
+        else:
+            text = "" if value is None else str(value)
+        if text:
+            table.add_row(name.replace("_", " "), text)
+    Console(soft_wrap=True, markup=False, highlight=False).print(table)
+
+
+def _validate(arguments: argparse.Namespace) -> int:
+    wrong = shown = 0
+    valid: Counter[str] = Counter()
+
+    def report(path: Path, line: int | None, problems: Sequence[str]) -> None:
+        nonlocal shown, wrong
+        wrong += 1
+        for problem in problems[: max(0, arguments.show - shown)]:
+            print(printable(f"{path}, line {line}: {problem}"))
+        shown += len(problems)
+
+    def bad(error: JsonlError) -> None:
+        report(error.path, error.line, [error.reason])
+
+    with _lines(arguments.files, bad=bad, torn_tail=False) as lines:
+        for line in lines:
+            if problems := validate_entry(line.entry, arguments.format):
+                report(line.path, line.number, problems)
+            else:
+                valid[arguments.format or format_of(line.entry)] += 1
+    if shown > arguments.show:
+        print(f"... {counted(shown - arguments.show, 'problem')} more; --show N prints more")
+    named = ", ".join(f"{times} {name}" for name, times in valid.most_common())
+    found = f"{wrong + valid.total()} entries: {wrong} break the rules of their format"
+    print(f"{found}; valid: {named}" if named else found)
+    return int(bool(wrong) or not valid)
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    with _lines([arguments.files], bad=lambda error: None) as lines:
+        for line in lines:
+            ids = (line.entry.get("rollout_id"), line.entry.get("prompt_index"))
+            wanted = line.number == arguments.line if arguments.id is None else arguments.id in map(str, ids)
+            if wanted:
+                break
+        else:
+            what = f"line {arguments.line}" if arguments.id is None else f"id {arguments.id!r}"
+            raise TrajectoryFilesError(f"{arguments.files}: no entry has {what}")
+    console = Console(soft_wrap=True, markup=False, highlight=False)
+    try:
+        chat = read_chat(line.entry)
+    except (Unsuitable, MessageError) as error:
+        raise TrajectoryFilesError(f"{line.path}, line {line.number}: {error}") from None
+    tools = ", ".join(str(tool.get("function", {}).get("name")) for tool in chat.tools)
+    for name, value in {**chat.facts, "tools": tools}.items():
+        console.print(printable(f"{name}: {value}"), style="dim")
+    for message in chat.messages:
+        console.rule(message["role"], align="left")
+        parts = [f"[reasoning] {message['reasoning']}"] if message.get("reasoning") else []
+        content = message.get("content")
+        parts += [content if isinstance(content, str) else json.dumps(content)] if content else []
+        for call in message.get("tool_calls") or ():
+            parts.append(f"[call] {call['function']['name']} {call['function']['arguments']}")
+        text = printable("\n".join(parts))
+        cut = len(text) - arguments.width if arguments.width else 0
+        console.print(text if cut <= 0 else f"{text[: arguments.width]}\n... {cut} more characters (--width 0: all)")
+    return 0
+
+
+def _convert(arguments: argparse.Namespace) -> int:
+    to = converter(arguments.to, options_of(arguments.options))
+    return _rewrite(arguments, lambda lines: convert_entries(lines, arguments.out, to, skip=arguments.skip_invalid))
+
+
+def _dedup(arguments: argparse.Namespace) -> int:
+    return _rewrite(arguments, lambda lines: deduplicate(lines, arguments.out, by=arguments.by))
+
+
+def _rewrite(arguments: argparse.Namespace, write: Callable[[Iterator[Line]], Rewritten]) -> int:
+    for path in arguments.files:
+        if path.exists() and arguments.out.exists() and path.samefile(arguments.out):
+            raise TrajectoryFilesError(f"--out {arguments.out}: is one of the files that are read; choose another")
+    refuse_files_of_runs(arguments.out)
+    unreadable: Counter[str] = Counter()
+    skip = getattr(arguments, "skip_invalid", False)
+    with _lines(arguments.files, bad=_counted(unreadable) if skip else None) as lines:
+        totals = write(lines)
+    print(f"{totals.written} of {totals.read + unreadable.total()} entries: {arguments.out}")
+    print_counts("left out", totals.left_out + unreadable)
+    print_counts("changed", totals.warnings)
+    return int(not totals.written)
+
+
+def _counted(unreadable: Counter[str]) -> OnBad:
+    """Counts unreadable lines, and names the first of them."""
+
+    def bad(error: JsonlError) -> None:
+        unreadable["not JSON"] += 1
+        if unreadable.total() <= 5:
+            print(printable(f"note: {error}"), file=sys.stderr)
+
+    return bad
+
+
+@contextmanager
+def _lines(paths: Sequence[Path], *, bad: OnBad | None, torn_tail: bool = True) -> Iterator[Iterator[Line]]:
+    """The entries of the files, with a bar on a terminal. With `torn_tail`, an incomplete last line is a note."""
+    for path in paths if torn_tail else ():
+        if path.suffix != ".parquet" and has_torn_tail(path):
+            print(f"note: {path}: its last line is incomplete and left out", file=sys.stderr)
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield read_entries(paths, bad=bad, torn_tail=torn_tail)
+        return
+    columns: tuple[Any, ...] = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        total = sum(path.stat().st_size for path in paths if path.is_file())
+        task = progress.add_task("reading", total=total)
+        read = 0
+
+        def advance(size: int) -> None:
+            nonlocal read
+            read += size
+            if read >= 1 << 18:
+                progress.advance(task, read)
+                read = 0
+
+        yield read_entries(paths, bad=bad, torn_tail=torn_tail, on_read=advance)

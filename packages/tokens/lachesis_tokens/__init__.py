@@ -1,0 +1,1 @@
+"""Token-exact model servers: prompts, engines, `ManagedServer`, samples and the recording endpoint."""

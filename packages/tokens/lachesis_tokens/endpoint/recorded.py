@@ -1,0 +1,93 @@
+"""Environments whose agent is not our loop: it asks a recording model endpoint, and every token of it is kept."""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from lachesis.base_env import HermesAgentBaseEnv
+from lachesis.runs.settings import is_chosen
+
+if TYPE_CHECKING:
+    from lachesis.agent.loop import HermesAgentLoop
+    from lachesis.agent.rollout import Agent, RolloutPlayer
+    from lachesis.tools import ToolSession
+    from lachesis_tokens.endpoint import Recording, RecordingEndpoint
+
+log = logging.getLogger(__name__)
+
+
+class RecordedEnv(HermesAgentBaseEnv):
+    """A subclass writes `agent_for`, and the rest as for any environment."""
+
+    without_effect: ClassVar[Sequence[str]] = (
+        *("enabled_toolsets", "disabled_toolsets", "ephemeral_system_prompt", "prefill_messages"),
+        *("max_tool_calls", "max_resamples", "max_faulty_turns"),
+        *("compress_context_at", "compress_context_to", "compress_context_keep", "compress_context_with"),
+    )
+    """Settings of the agent loop that the agent has in its own way, or not at all."""
+    takes_follow_ups = False
+    _endpoint: RecordingEndpoint | None = None
+
+    @abstractmethod
+    def agent_for(self, item: Any, settings: HermesAgentLoop, session: ToolSession) -> Agent:
+        """What plays one rollout. `settings` is the loop that would have played: it has the limits of the run."""
+
+    @property
+    def endpoint(self) -> RecordingEndpoint:
+        """It lives as long as the run."""
+        if self._endpoint is None:
+            raise RuntimeError("the endpoint is not running; use the environment inside `async with env.running()`")
+        return self._endpoint
+
+    def tool_definitions(self) -> list[dict[str, Any]]:
+        """None: the agent brings its own tools."""
+        return []
+
+    @asynccontextmanager
+    async def running(self, *, training: bool = False) -> AsyncIterator[None]:
+        """See `HermesAgentBaseEnv.running`."""
+        from lachesis_tokens.endpoint import RecordingEndpoint
+
+        for name in self.without_effect:
+            if is_chosen(self.config, name):
+                log.warning("%s: env.%s has no effect: the agent is not Lachesis' loop", self.run_name, name)
+        async with super().running(training=training), RecordingEndpoint(self.server) as endpoint:
+            self._endpoint = endpoint
+            try:
+                yield
+            finally:
+                self._endpoint = None
+
+    def player_for(self, item: Any) -> RolloutPlayer:
+        player = super().player_for(item)
+        return replace(player, make_loop=partial(self._agent, player, item))
+
+    def _agent(self, player: RolloutPlayer, item: Any, *args: Any, task_id: str, **kwargs: Any) -> Agent:
+        settings: Any = player.make_loop(*args, task_id=task_id, **kwargs)
+        return self.agent_for(item, settings, player.sessions.get(task_id))
+
+
+def open_recording(
+    endpoint: RecordingEndpoint,
+    settings: HermesAgentLoop,
+    *,
+    max_requests: int | None = None,
+    max_total_tokens: int | None = None,
+) -> Recording:
+    """A recording with the sampling parameters of the run."""
+    return endpoint.open(
+        temperature=settings.temperature,
+        max_tokens=settings.max_tokens,
+        extra_body=settings.extra_body,
+        split=settings.split,
+        max_requests=max_requests,
+        max_total_tokens=max_total_tokens,
+        affinity=getattr(settings.server, "affinity", None),
+        finish_abandoned=True,
+    )

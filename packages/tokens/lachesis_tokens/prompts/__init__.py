@@ -1,0 +1,1 @@
+"""Prompts as token ids: tokenizers, their proof, images, the files of models."""

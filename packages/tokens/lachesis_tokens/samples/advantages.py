@@ -1,0 +1,67 @@
+"""Advantages of rollouts and of the tokens of their samples.
+
+A rollout has one reward, so it counts once in the baseline of its group, however many samples it splits into.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from enum import StrEnum
+
+from lachesis.trajectories.split_rollouts import LARGEST_REWARD
+from lachesis_tokens.samples.samples import TokenSample
+
+
+class LossAverage(StrEnum):
+    """How a trainer averages the loss of a batch. It decides how samples are scaled so that a rollout counts once."""
+
+    SAMPLE = "sample"
+    """The mean over sequences of the mean over their trained tokens: samples carry advantage times weight."""
+    TOKEN = "token"
+    """The mean or the sum over all trained tokens of the batch: samples carry the advantage unchanged."""
+
+
+def rollout_advantages(rewards: Sequence[float | None], *, normalise: bool = False) -> list[float | None]:
+    """The reward minus the mean reward of the group's scored rollouts; None where a rollout has no reward.
+
+    Args:
+        rewards: one for each rollout of the group (not for each sample).
+        normalise: divide by the population standard deviation.
+
+    Where all scored rewards are equal, every advantage is exactly 0.
+
+    Raises:
+        ValueError: a reward is not finite, or beyond `LARGEST_REWARD`.
+    """
+    for at, reward in enumerate(rewards):
+        if reward is not None and not abs(reward) <= LARGEST_REWARD:
+            raise ValueError(f"reward {at} is {reward!r}; use None for a rollout without a finite reward")
+    scored = [float(reward) for reward in rewards if reward is not None]
+    if not scored or min(scored) == max(scored):
+        # Not by subtraction: the mean of equal numbers can be off by one bit, which a division turns into 1.
+        return [None if reward is None else 0.0 for reward in rewards]
+    mean = math.fsum(scored) / len(scored)
+    # hypot, not squares: the squares of tiny differences underflow to 0.
+    spread = math.hypot(*(reward - mean for reward in scored)) if normalise else 1.0
+    scale = math.sqrt(len(scored)) if normalise else 1.0
+    return [None if reward is None else (reward - mean) / spread * scale for reward in rewards]
+
+
+def sample_advantage(
+    sample: TokenSample, advantage: float, average: LossAverage = LossAverage.SAMPLE, *, of: int | None = None
+) -> float:
+    """The advantage of every trained token of `sample`, from the advantage of its rollout.
+
+    `of` is the number of tokens that all samples of the rollout train, where some samples are left out: the rollout
+    then still counts once. None: all tokens that were sampled.
+    """
+    return advantage * sample.trained / (of or sample.sampled) if average is LossAverage.SAMPLE else advantage
+
+
+def token_advantages(sample: TokenSample, value: float) -> list[float]:
+    """`value` where the sample trains, 0.0 elsewhere. As long as its tokens."""
+    found = [0.0] * len(sample.tokens)
+    for span in sample.spans:
+        found[span.start : span.end] = [value] * len(span)
+    return found

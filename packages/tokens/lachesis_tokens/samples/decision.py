@@ -1,0 +1,107 @@
+"""Whether a played group becomes training data."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from lachesis.runs.decisions import Decision, Kept, LeftOut
+from lachesis.runs.group_player import PlayedGroup
+from lachesis.runs.registration import TrainerInfo
+from lachesis.runs.settings import HermesAgentEnvConfig
+from lachesis.trajectories.split_rollouts import SplitRollouts
+from lachesis_tokens.samples.group_shapes import (
+    OF_TOKENS,
+    GroupSettings,
+    RejectReason,
+    RolloutSamples,
+    TrainingGroup,
+    build_group,
+    with_digest,
+)
+
+ANY_TRAINER = TrainerInfo(batch_size=-1, max_token_len=-1)
+"""One that takes sequences of any length."""
+
+SAME_SCORES: Final = "same scores"
+"""The reason of groups that are left out because all rewards are equal."""
+
+
+def decide_for_training(group: PlayedGroup, config: HermesAgentEnvConfig, trainer: TrainerInfo) -> Decision:
+    """The group as it is sent, or why it is not. CPU-bound: not for the event loop."""
+    rollouts = [
+        RolloutSamples(
+            rollout.rollout_id,
+            rollout.reward,
+            rollout.samples,
+            rollout.result.recorded_messages if config.include_messages and rollout.result else None,
+            rollout.turn_rewards,
+            rollout.result.repaired_calls if rollout.result else (0, 0),
+        )
+        for rollout in group.scored
+    ]
+    settings = GroupSettings(
+        group_size=int(group.group_overrides.get("group_size") or config.group_size),
+        split_rollouts=SplitRollouts(config.split_rollouts),
+        ensure_scores_are_not_same=config.ensure_scores_are_not_same,
+        max_token_len=trainer.max_token_len,
+        discarded_attempts=config.discarded_attempts,
+        unchecked_prompts=config.unchecked_prompts,
+    )
+    left_out = [rollout for rollout in group.rollouts if rollout.reward is None]
+    beside = [] if group.beside is None else [group.beside]
+    lost = sum(rollout.lost_completion_tokens for rollout in (*group.rollouts, *beside)) + sum(
+        rollout.result.tokens.completion_tokens for rollout in (*left_out, *beside) if rollout.result is not None
+    )
+    built = build_group(rollouts, settings)
+    undelivered = sum(built.undelivered.values()) + lost
+    if isinstance(built, TrainingGroup):
+        rewards = [rollout.reward for rollout in group.scored]
+        of_split = sum(built.undelivered.values())
+        return Kept(_with_extras(built, group), built.delivered, undelivered, of_split, rewards, group.tracebacks)
+    why = left_out[-1].unscored_because if left_out else ""
+    if group.declined:
+        return LeftOut("declined", group.declined, undelivered, group.rewards, declined=True, unscored_because=why)
+    return LeftOut(
+        reason=built.reason.value.replace("_", " "),
+        detail=f"{built.detail}; the last one that was left out: {why}" if left_out else built.detail,
+        tokens=undelivered,
+        rewards=group.rewards,
+        record={
+            "item_key": group.item_key,
+            "rewards": group.rewards,
+            "left_out": [rollout.tracebacks or rollout.unscored_because for rollout in left_out],
+        },
+        # Another attempt may avoid what the infrastructure broke, but not an exception in the environment's own code,
+        # a reward that is None, or a request that the server rejects. A whole group is decided.
+        again=built.reason is RejectReason.INCOMPLETE
+        and any(rollout.may_pass for rollout in left_out)
+        and all(rollout.traceback is None for rollout in left_out)
+        and not group.of_broken_item,
+        broken_item=group.of_broken_item,
+        unscored_because=why,
+        tracebacks=group.tracebacks,
+        left_to_agents=group.left_to_agents,
+        of_every_group=built.reason is RejectReason.UNCHECKED_PROMPTS,
+    )
+
+
+def _with_extras(built: TrainingGroup, group: PlayedGroup) -> dict[str, Any]:
+    """The group with what the environment sends beside its tokens. Our own fields win."""
+    content = built.to_atropos()
+    content["group_overrides"] = {**group.group_overrides, **content["group_overrides"]}
+    spans = [span for sample in built.samples for span in sample.spans]
+    versions = {name for span in spans for name, _, _ in span.versions or [(span.model_version, 0, 0)] if name}
+    if versions:
+        content["group_overrides"]["model_versions"] = sorted(versions)
+    of_samples = [group.extras.get(sample.rollout_id, {}) for sample in built.samples]
+    content["overrides"] = [
+        {**extras.get("overrides", {}), **own} for extras, own in zip(of_samples, content["overrides"], strict=True)
+    ]
+    names = {name for extras in of_samples for name in extras} - {"overrides"}
+    if any(sample.index for sample in built.samples):
+        names -= OF_TOKENS  # they belong to the tokens of the first sample of a rollout
+    for name in names:
+        values = [extras.get(name) for extras in of_samples]
+        if content.get(name) is None and (name == "images" or None not in values):
+            content[name] = values
+    return with_digest(content)

@@ -1,0 +1,227 @@
+"""What a run with tokens needs of its servers: the tokenizer, the chat template and the parser, and their checks."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
+
+from lachesis.inference import ServerSettings
+from lachesis.inference.errors import TemplateError
+from lachesis.lazy import quiet_imports
+from lachesis.runs.class_settings import source_of
+from lachesis.runs.environment import Environment
+from lachesis.runs.server_settings import EMBEDDED, ServerConfig, ServerConfigError
+from lachesis.runs.settings import HermesAgentEnvConfig, is_chosen
+from lachesis_tokens.engines import TokenEngine, create_engine
+from lachesis_tokens.engines.embedded import HERMES_TEMPLATE, EmbeddedServer
+from lachesis_tokens.prompts.prompts import PromptBuilder
+from lachesis_tokens.server.token_server import SettingsDiffer, TokenServer
+from lachesis_tokens.templates.chat_template import read_template
+from lachesis_tokens.templates.parser_match import match_parser
+
+
+def naming_tokenizer(configs: Sequence[ServerConfig]) -> ServerConfig:
+    """The settings that name the tokenizer of all servers, which may be written for any of them."""
+    naming = {config.tokenizer_name: config for config in reversed(configs) if config.tokenizer_name != "none"}
+    if len(naming) > 1:
+        raise ServerConfigError(
+            f"openai.tokenizer_name names {len(naming)} tokenizers ({', '.join(naming)}), but all servers of a run "
+            "serve one model; name one"
+        )
+    return next(iter(naming.values()), configs[0])
+
+
+async def start_token_server(
+    engines: Sequence[tuple[str, ServerSettings]],
+    configs: Sequence[ServerConfig],
+    *,
+    settings: HermesAgentEnvConfig,
+    model_file: Path | None,
+    stack: AsyncExitStack,
+    check: Callable[[Sequence[Any]], Awaitable[None]],
+) -> TokenServer:
+    """The server of a run with tokens; `stack` closes its engines.
+
+    Args:
+        engines: the kind of each engine and its settings.
+        check: gets the engines before a tokenizer is loaded, which takes a minute where a wrong name makes it fail.
+
+    Raises:
+        ServerConfigError: an engine, the tokenizer, the template or the parser cannot be used.
+    """
+    try:
+        made = [create_engine(kind, each) for kind, each in engines]
+    except ServerConfigError:
+        raise
+    except ValueError as error:
+        raise ServerConfigError(str(error)) from error
+    for engine in made:
+        stack.push_async_callback(engine.close)
+    naming = naming_tokenizer(configs)
+    await check(made)
+    return await asyncio.to_thread(token_server, made, naming, settings, model_file)
+
+
+def token_server(
+    engines: Sequence[TokenEngine], config: ServerConfig, settings: HermesAgentEnvConfig, model_file: Path | None = None
+) -> TokenServer:
+    """The engines with the model's tokenizer, chat template and parser. Loads the tokenizer: not for the event loop."""
+    tokenizer, name, source = load_tokenizer(config, settings, model_file)
+    template = None
+    try:
+        if settings.chat_template is not None:
+            template = read_template(settings.chat_template)
+        prompts = PromptBuilder(
+            tokenizer,
+            chat_template=template,
+            template_kwargs=settings.chat_template_kwargs,
+            when_unextendable=settings.when_unextendable,
+            special_tokens_in_text=settings.special_tokens_in_text,
+        )
+    except (OSError, ValueError, TemplateError) as error:
+        reason = str(error) if settings.chat_template is None else f"{settings.chat_template}: {error}"
+        raise ServerConfigError(f"{reason}; set --env.chat_template FILE.jinja") from error
+    try:
+        return TokenServer(
+            engines,
+            prompts,
+            settings.tool_call_parser,
+            max_tokens=settings.max_token_length,
+            tokenizer=(name, source),
+        )
+    except SettingsDiffer as error:
+        raise ServerConfigError(str(error)) from error
+    except (LookupError, ValueError) as error:
+        raise ServerConfigError(f"tool_call_parser {settings.tool_call_parser!r}: {error}") from error
+
+
+def load_tokenizer(
+    config: ServerConfig, settings: HermesAgentEnvConfig, model_file: Path | None
+) -> tuple[Any, str, str]:
+    """The model's tokenizer, from the model file or by name; its name; and the setting that named it.
+
+    Names, in this order: `openai.tokenizer_name`, `env.tokenizer_name` where it was set, `openai.model_name`.
+    """
+    if model_file is not None and config.tokenizer_name == "none":
+        return _tokenizer_of_file(model_file), model_file.name, "openai.model_name"
+    if config.tokenizer_name not in ("none", config.model_name):
+        name, source = config.tokenizer_name, "openai.tokenizer_name"
+    elif config.tokenizer_name == "none" and is_chosen(settings, "tokenizer_name"):
+        name, source = settings.tokenizer_name, "env.tokenizer_name"
+    else:
+        name, source = config.model_name, "openai.model_name"
+    return named_tokenizer(name, "openai.tokenizer_name"), name, source
+
+
+def named_tokenizer(name: str, setting: str) -> Any:
+    """The tokenizer with this name: a folder, a GGUF file, a name of the hub, or `embedded`. Blocks.
+
+    Raises:
+        ServerConfigError: it cannot be loaded; `setting` names another one.
+    """
+    if name == EMBEDDED or name.endswith(".gguf"):
+        return _tokenizer_of_file(EmbeddedServer("smollm2" if name == EMBEDDED else name).model_file)
+    with quiet_imports():
+        from transformers import AutoTokenizer
+
+    from lachesis_tokens.prompts.model_folders import tokenizer_of
+
+    place = tokenizer_of(name)
+    try:
+        return AutoTokenizer.from_pretrained(place, local_files_only=not Path(place).exists() and _is_offline())
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ServerConfigError(
+            f"tokenizer {name!r} cannot be loaded ({reason}); set --{setting} to the model's folder or name"
+        ) from error
+
+
+def _tokenizer_of_file(path: Path) -> Any:
+    from lachesis_tokens.prompts.gguf_tokenizer import tokenizer_from_gguf
+
+    tokenizer = tokenizer_from_gguf(path)
+    if "tools" not in (tokenizer.chat_template or ""):
+        tokenizer.chat_template = HERMES_TEMPLATE.read_text(encoding="utf-8")
+    return tokenizer
+
+
+def _is_offline() -> bool:
+    """Whether the hub has no address here: its library would try a minute long."""
+    from huggingface_hub.constants import ENDPOINT
+
+    if getproxies():
+        return False
+    try:
+        socket.getaddrinfo(urlsplit(ENDPOINT).hostname, None)
+    except OSError:
+        return True
+    return False
+
+
+async def check_tokens(env: Environment, server: TokenServer, tools: Sequence[dict[str, Any]]) -> None:
+    """Compare the tokenizer with those of the servers, the chat template with the tools, and the parser with it.
+
+    Raises:
+        ServerConfigError: one of them cannot be used.
+    """
+    if not env.testing:
+        await _prove_tokenizer(env, server)
+    await _check_template(env, server)
+    await _check_parser(env, server, tools)
+
+
+async def _prove_tokenizer(env: Environment, server: TokenServer) -> None:
+    """Print which tokenizer is used, and compare it with that of each server."""
+    proof = server.tokenizer_proof
+    unproven = [engine.base_url for engine in server.servers if not await proof.prove(engine)]
+    compared = f"compared with {len(server.servers) - len(unproven)} of {len(server.servers)} servers"
+    env.console.print(f"tokenizer {proof.described}, {compared}", markup=False, highlight=False, soft_wrap=True)
+    if unproven:
+        env.console.print(
+            f"warning: {', '.join(unproven)}: nothing there says how it splits text and special tokens, so a wrong "
+            "tokenizer would go unnoticed, with plausible tokens and rewards. Make sure that it serves "
+            f"{proof.described}",
+            style="bold yellow",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
+async def _check_template(env: Environment, server: TokenServer) -> None:
+    """Print how the chat template continues conversations; a template that hides the tools is an error."""
+    report = await asyncio.to_thread(lambda: server.prompts.template_report)
+    env.console.print(report.summary(), markup=False, highlight=False, soft_wrap=True)
+    if env.tool_definitions() and not report.shows_tools:
+        raise ServerConfigError(
+            "the model's chat template does not show it the tools; set --env.chat_template to one that does "
+            "(packages/tokens/lachesis_tokens/templates/files/hermes.jinja fits models that speak ChatML), or "
+            "--env.enabled_toolsets '[]'"
+        )
+
+
+async def _check_parser(env: Environment, server: TokenServer, tools: Sequence[dict[str, Any]]) -> None:
+    """Compare the tool-call parser with the chat template. One that loses the template's own calls is an error."""
+    if not tools:
+        return
+    setting = env.config.tool_call_parser
+    match = await asyncio.to_thread(match_parser, server.prompts, server.parser, setting)
+    if match.lost is not None:
+        where = source_of(env, "tool_call_parser") if is_chosen(env.config, "tool_call_parser") else "the default"
+        detected = match.detection.tool_parser
+        raise ServerConfigError(
+            f"tool_call_parser {setting!r} ({where}): {match.lost}; "
+            + (
+                f"set --env.tool_call_parser {detected}, which reads them"
+                if detected is not None
+                else "no known format reads them: set --env.chat_template to another template, or register a parser"
+            )
+        )
+    if match.note is not None:
+        env.console.print(match.note, markup=False, highlight=False, soft_wrap=True)

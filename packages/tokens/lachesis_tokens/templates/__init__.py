@@ -1,0 +1,1 @@
+"""Chat templates: rendering, validation, and where the turns of a conversation begin."""

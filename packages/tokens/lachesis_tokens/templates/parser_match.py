@@ -1,0 +1,87 @@
+"""Whether a tool-call parser reads the calls that a chat template writes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from lachesis_tokens.templates.chat_template import ChatTemplate
+from tool_call_parsers import Detection, ToolCallParser, ToolSchemas, UnknownParser, detect_parser, get_parser
+from tool_call_parsers.registry import AUTO
+from tool_call_parsers.round_trip import PLAIN, Unread
+
+if TYPE_CHECKING:
+    from lachesis_tokens.prompts.prompts import PromptBuilder
+
+
+@dataclass(frozen=True, slots=True)
+class ParserMatch:
+    """A parser beside the one that its model's chat template calls for."""
+
+    parser: str
+    detection: Detection
+    unread: tuple[Unread, ...] = ()
+    """What the parser does not read of the calls that the template writes."""
+    loses_calls: bool = False
+    """It does not even read the plain call."""
+
+    @property
+    def lost(self) -> str | None:
+        """Why the parser cannot be used; None if it reads the template's calls, or the template writes none."""
+        if not self.loses_calls:
+            return None
+        unread = self.unread[0]
+        shown = unread.sample.text.strip()
+        shown = shown if len(shown) <= 120 else f"{shown[:120]}..."
+        return f"it does not read the calls that the model's chat template writes ({unread.why}: {shown!r})"
+
+    @property
+    def note(self) -> str | None:
+        """One line where the parser is not the detected one; None where nothing needs to be said."""
+        detected = self.detection.tool_parser
+        if detected is None:
+            return f"tool_call_parser {self.parser}: the chat template names no format ({self.detection.why})"
+        if detected == self.parser:
+            return None
+        if self.detection.calls is None:
+            return f"tool_call_parser {self.parser}: the chat template calls for {detected} ({self.detection.why})"
+        others = {unread.sample.probe.name for unread in self.detection.unread}
+        missed = [unread for unread in self.unread if unread.sample.probe.name not in others]
+        more = f"does not read {'; '.join(map(str, missed))}" if missed else "reads its calls too"
+        return f"tool_call_parser {self.parser}: the chat template calls for {detected}; {self.parser} {more}"
+
+
+def match_parser(prompts: PromptBuilder, parser: ToolCallParser, setting: str) -> ParserMatch:
+    """Compare a parser with the chat template of `prompts`. Takes milliseconds.
+
+    setting: its name where it has none of its own, as a registered class.
+    """
+    detection, name = prompts.detection, getattr(parser, "name", setting)
+    if detection.calls is None:
+        return ParserMatch(name, detection)
+    unread = tuple(detection.calls.unread(parser))
+    return ParserMatch(name, detection, unread, any(each.sample.probe.name == PLAIN for each in unread))
+
+
+def parser_for(prompts: PromptBuilder, name: str) -> ToolCallParser:
+    """The parser of that name for completions of these prompts; "auto" is the one for their chat template.
+
+    Raises `UnknownParser`.
+    """
+    if name.casefold() != AUTO:
+        return get_parser(name, reasoning=AUTO, tokenizer=prompts.tokenizer)
+    detection = prompts.detection
+    if detection.tool_parser is None:
+        raise UnknownParser(f"{detection.why}; name the parser")
+    return get_parser(detection.tool_parser, reasoning=detection.reasoning, tokenizer=prompts.tokenizer)
+
+
+def detect_for(template: ChatTemplate, tokenizer: Any) -> Detection:
+    """The parsers for a chat template, by the calls that it writes for prompts."""
+
+    def render(messages: list[dict[str, Any]], tools: ToolSchemas | None, add_generation_prompt: bool) -> str:
+        prepared = [template.prepare(message) for message in messages]
+        offered = [dict(tool) for tool in tools] if tools else None
+        return template.render(prepared, offered, add_generation_prompt=add_generation_prompt)
+
+    return detect_parser(template.source, tokenizer.get_vocab(), render=render)

@@ -1,0 +1,1 @@
+"""Bodies of the native routes of model servers."""
