@@ -76,6 +76,21 @@ def test_every_package_is_known_as_ours() -> None:
     assert len(folders()) == len(PACKAGES_OF_OURS)
 
 
+def test_each_public_class_name_is_defined_once() -> None:
+    """A name that two modules define means two things. The names of the removed Hermes stack are its own once more: in
+    `environments/`, and in `modules/` of the compatibility package."""
+    defined: dict[str, list[str]] = {}
+    for path in SOURCES:
+        relative = path.relative_to(ROOT)
+        if relative.parts[0] == "environments" or "modules" in relative.parts:
+            continue
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                defined.setdefault(node.name, []).append(name(path))
+    assert len(defined) > 800
+    assert {each: paths for each, paths in defined.items() if len(paths) > 1} == {}
+
+
 def test_no_module_imports_itself_through_others() -> None:
     """At module level: imports inside of functions and for type checkers only are not part of a circle."""
     graph = grimp.build_graph(*ROOMS, exclude_type_checking_imports=True)

@@ -96,7 +96,7 @@ class ContextEdit:
         return {**asdict(self), "seconds": round(self.seconds, 3)}
 
 
-class Conversation(Protocol):
+class LiveConversation(Protocol):
     """The rollout, as far as its compression needs it. Each change is told to `LiveCompression.size` too."""
 
     history: MessageHistory
@@ -118,7 +118,7 @@ class Conversation(Protocol):
 class LiveCompression:
     """The compression of one rollout."""
 
-    def __init__(self, settings: ContextCompression, rollout: Conversation, *, max_resamples: int) -> None:
+    def __init__(self, settings: ContextCompression, rollout: LiveConversation, *, max_resamples: int) -> None:
         self.settings = settings
         self.size = ContextSize()
         self.edits: list[ContextEdit] = []

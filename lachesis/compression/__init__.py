@@ -4,6 +4,6 @@ It takes what counts tokens and what writes a summary as arguments.
 """
 
 from lachesis.compression.region import Turn, choose_region
-from lachesis.compression.settings import CompressionSettings, Settings, read_settings
+from lachesis.compression.settings import CompressionFileSettings, CompressionSettings, read_settings
 
-__all__ = ["CompressionSettings", "Settings", "Turn", "choose_region", "read_settings"]
+__all__ = ["CompressionFileSettings", "CompressionSettings", "Turn", "choose_region", "read_settings"]

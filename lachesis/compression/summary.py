@@ -35,7 +35,7 @@ class Passage(NamedTuple):
     text: str
 
 
-class Summary(NamedTuple):
+class SummaryAnswer(NamedTuple):
     """What a summariser answers."""
 
     text: str

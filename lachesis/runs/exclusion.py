@@ -54,7 +54,7 @@ WINDOW = 20_000
 _FIRST_LOOK = 64
 
 
-class Seen(NamedTuple):
+class SeenRollout(NamedTuple):
     """What the tests know of one rollout."""
 
     kind: str
@@ -65,7 +65,7 @@ class Seen(NamedTuple):
     """In the order of `QUANTITIES`; None where the model was never asked."""
 
 
-def of_record(rollout: Mapping[str, Any]) -> Seen:
+def of_record(rollout: Mapping[str, Any]) -> SeenRollout:
     """From the record of a rollout; those of earlier versions have no `unscored_kind`."""
     kind, outcome = "", rollout.get("outcome", "")
     if rollout["reward"] is None:
@@ -76,7 +76,7 @@ def of_record(rollout: Mapping[str, Any]) -> Seen:
         seconds = rollout.get("seconds_own", 0.0)
         quantities = (rollout["turns"], rollout["tool_calls"], rollout.get("completion_tokens", 0), seconds)
     by_rule = "agent_fault" if rollout.get("agent_fault") else "timeout" if outcome == "timeout" else ""
-    return Seen(kind, by_rule if rollout["reward"] is not None else "", quantities)
+    return SeenRollout(kind, by_rule if rollout["reward"] is not None else "", quantities)
 
 
 _UNSCORED = ("infra_error", "timeout", "agent_fault")
@@ -212,7 +212,7 @@ class Exclusions:
         """The same from the record of a group."""
         self.add(group["item_key"], map(of_record, group["rollouts"]))
 
-    def add(self, item_key: str, rollouts: Iterable[Seen]) -> None:
+    def add(self, item_key: str, rollouts: Iterable[SeenRollout]) -> None:
         """The rollouts of one group."""
         key = item_of(item_key)
         with self._lock:
@@ -232,7 +232,7 @@ class Exclusions:
                 for column in columns:
                     del column[: -self._window]
 
-    def _count(self, rates: ItemRates, seen: Seen) -> None:
+    def _count(self, rates: ItemRates, seen: SeenRollout) -> None:
         self._total += 1
         rates.rollouts += 1
         if seen.kind:

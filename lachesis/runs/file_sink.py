@@ -17,12 +17,12 @@ from typing import Any, Final, Literal, TypeVar
 from rich.console import Console
 
 from backends.tasks import finish
-from lachesis.agent.interrupted import Interrupted
+from lachesis.agent.interrupted import InterruptedRollout
 from lachesis.agent.rollout import Rollout
 from lachesis.run_folder import RunFolderError
 from lachesis.runs.decisions import Decision, Kept, LeftOut
 from lachesis.runs.evaluations import EvaluatedItems
-from lachesis.runs.failures import Job
+from lachesis.runs.failures import ItemJob
 from lachesis.runs.group_player import PlayedGroup
 from lachesis.runs.group_records import group_record, trajectories_of
 from lachesis.runs.item_keys import whole_and_part
@@ -183,7 +183,7 @@ class FileSink(Sink[PlayedGroup]):
             tracebacks=group.tracebacks,
         )
 
-    async def accept(self, job: Job, decision: Decision, step: int) -> Decision:
+    async def accept(self, job: ItemJob, decision: Decision, step: int) -> Decision:
         record = (
             decision.content if isinstance(decision, Kept) else decision.record or self._without_rollouts(job, decision)
         )
@@ -208,7 +208,7 @@ class FileSink(Sink[PlayedGroup]):
                 self.failed_groups += 1
         return decision
 
-    def _without_rollouts(self, job: Job, decision: LeftOut) -> dict[str, Any]:
+    def _without_rollouts(self, job: ItemJob, decision: LeftOut) -> dict[str, Any]:
         """The record of a group that an exception ended before it had rollouts."""
         trace = "".join(decision.tracebacks) or decision.detail
         rollouts = []
@@ -232,7 +232,7 @@ class FileSink(Sink[PlayedGroup]):
         self._failures.write(certified(record))
         self._write_trajectories(record, frozenset(), of_failure=True)
 
-    async def keep_interrupted(self, item: Any, interrupted: Sequence[Interrupted]) -> None:
+    async def keep_interrupted(self, item: Any, interrupted: Sequence[InterruptedRollout]) -> None:
         """Write the finished turns of rollouts that were cancelled into the failed trajectories. They have no outcome,
         and are in no other file: the next start plays their item from its beginning."""
         async with self._writing:

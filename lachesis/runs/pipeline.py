@@ -25,7 +25,7 @@ from backends import BackendError
 from backends.tasks import cancel_requests, finish
 from lachesis.inference import InferenceError
 from lachesis.runs.decisions import Decision, Kept, LeftOut
-from lachesis.runs.failures import FailureBrake, Job, Retries, RunStopped
+from lachesis.runs.failures import FailureBrake, ItemJob, Retries, RunStopped
 from lachesis.runs.figures import Figures
 from lachesis.runs.held_groups import HeldGroups
 from lachesis.runs.item_keys import ItemKeys, or_none, part_key
@@ -51,7 +51,7 @@ _TICK = 1.0
 class Flight:
     """A group in flight."""
 
-    job: Job
+    job: ItemJob
     step: int
     """The sink's when it began, or an earlier one that the trainer has gone back to since."""
     alone: bool = False
@@ -93,7 +93,7 @@ class Sink(ABC, Generic[G]):
         """Whether the group is kept, and as what. Runs in a thread: it may take its time."""
 
     @abstractmethod
-    async def accept(self, job: Job, decision: Decision, step: int) -> Decision:
+    async def accept(self, job: ItemJob, decision: Decision, step: int) -> Decision:
         """Write the group down; when this returns, it survives `kill -9`. `step` is that of its flight."""
 
     @abstractmethod
@@ -320,7 +320,7 @@ class Pipeline(Generic[G]):
             finishing.result()
             raise
 
-    async def _next_job(self) -> Job | None:
+    async def _next_job(self) -> ItemJob | None:
         async with self._draw:
             # While groups fail, other items are tried too: those that wait for another attempt may be the cause.
             fresh_first = self._retries.down and len(self._retries) < 2 * self.sink.workers and not self.exhausted
@@ -336,7 +336,7 @@ class Pipeline(Generic[G]):
                 key = self.keys.key(item)
                 if key not in self.sink.done:
                     self._begun += 1
-                    return Job(item, key)
+                    return ItemJob(item, key)
                 await asyncio.sleep(0)  # thousands may be done already, and the loop has other work
         return None
 
@@ -351,17 +351,17 @@ class Pipeline(Generic[G]):
             if key in self.sink.done:
                 self.tell(f"{key}: an earlier start wrote this group; what its item gave now is left out")
             else:
-                await self._finish_group(Job(job.item, key), groups[number], flight)
+                await self._finish_group(ItemJob(job.item, key), groups[number], flight)
         await self._finish_group(job, groups[0], flight)
 
-    async def _finish_group(self, job: Job, group: G, flight: Flight) -> None:
+    async def _finish_group(self, job: ItemJob, group: G, flight: Flight) -> None:
         if self.ask_again is not None and getattr(group, "in_doubt", False):
             self._held.put(job, group, flight)
             return
         await self._finish_decided(job, group, flight)
         await self._held.ask()
 
-    async def _finish_decided(self, job: Job, group: G, flight: Flight) -> None:
+    async def _finish_decided(self, job: ItemJob, group: G, flight: Flight) -> None:
         if self.on_played is not None:
             self.on_played(group)
         async with self._deciding:  # threads that compute share one GIL with the loop: it waits for each of them
@@ -390,7 +390,7 @@ class Pipeline(Generic[G]):
         else:  # exceptions in the environment's code and groups without an end do not pass by themselves
             self.brake.check(key, settled or decision)
 
-    async def _settle(self, job: Job, decision: Decision, flight: Flight) -> Decision | None:
+    async def _settle(self, job: ItemJob, decision: Decision, flight: Flight) -> Decision | None:
         """Hand the decision to the sink. None for a group that is played again, or broke too often."""
         step = flight.step
         if isinstance(decision, LeftOut):

@@ -380,7 +380,7 @@ def age_quantile(ages: Mapping[int, int], share: float) -> int:
     raise ValueError("there are no groups")
 
 
-class Shown(Protocol):
+class ShownResult(Protocol):
     """What a run ends with."""
 
     def rows(self) -> Iterator[Row]: ...
@@ -401,7 +401,7 @@ def path_link(path: Path) -> Text:
     return Text(str(path), style=Style(link=path.absolute().as_uri()))
 
 
-def print_result(console: Console, result: Shown) -> None:
+def print_result(console: Console, result: ShownResult) -> None:
     """The table that a run ends with, and where everything is."""
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)

@@ -26,7 +26,7 @@ _LABELS = re.compile(r" \(environment=[^)]*\)")
 
 
 @dataclass(slots=True)
-class Cause:
+class UnscoredCause:
     """Why rollouts have no score."""
 
     kind: str
@@ -46,12 +46,12 @@ class Causes:
     """Counts them. Failures that differ in numbers only have the same cause."""
 
     def __init__(self) -> None:
-        self._found: dict[tuple[str, str], Cause] = {}
+        self._found: dict[tuple[str, str], UnscoredCause] = {}
 
     def add(self, kind: str, why: str, *, may_pass: bool, of_settings: bool = False) -> None:
         why = _cut(with_settings(_LABELS.sub("", why)), 2_000)
         key = kind, VARYING.sub("#", why)[:300]
-        self._found.setdefault(key, Cause(kind, why, may_pass, of_settings)).count += 1
+        self._found.setdefault(key, UnscoredCause(kind, why, may_pass, of_settings)).count += 1
 
     @property
     def may_pass(self) -> bool:
@@ -66,7 +66,7 @@ class Causes:
     def __len__(self) -> int:
         return len(self._found)
 
-    def __iter__(self) -> Iterator[Cause]:
+    def __iter__(self) -> Iterator[UnscoredCause]:
         """The most frequent first."""
         return iter(sorted(self._found.values(), key=lambda cause: -cause.count))
 

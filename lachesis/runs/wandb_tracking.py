@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from contextlib import asynccontextmanager
 from typing import Any
 
-from backends.errors import LachesisError
 from lachesis.agent.rollout import Rollout
 from lachesis.evaluation.repaired_calls import NAME, RepairedCalls
 from lachesis.runs.exclusion import WINDOW, Exclusion, Exclusions
@@ -15,16 +14,13 @@ from lachesis.runs.figures import Figures
 from lachesis.runs.rollout_records import counted_record
 from lachesis.runs.settings import HermesAgentEnvConfig
 from lachesis.runs.summary import Summary
+from lachesis.runs.wandb_run import TrackingError
 from lachesis.trajectories.groups import stored_messages
 
 CONTENT_LIMIT, CALL_LIMIT, RESULT_LIMIT = 300, 200, 500
 """Characters of reasoning and text, of a call's arguments, and of a tool's result in the rollout table."""
 ITEM_LIMIT = 100
 """Items in the table of those with rollouts that were left out."""
-
-
-class TrackingError(LachesisError, RuntimeError):
-    """`use_wandb` is set and W&B cannot be used."""
 
 
 class Tracker:

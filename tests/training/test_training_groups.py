@@ -30,7 +30,7 @@ from lachesis_tokens.samples.samples import samples
 from lachesis_tokens.samples.verification import verify, verify_records
 from lachesis_train.api.group_body import read_group
 from lachesis_train.rollout_api import GroupError, encode_group
-from lachesis_train.trainer.checked import Refused, checked_group
+from lachesis_train.trainer.checked import GroupRefused, checked_group
 from tests.support.token_trees import END, SAMPLING, UNTIMED, Tree, trees
 
 START = TokenPrefix([1, 2, 3])
@@ -221,7 +221,7 @@ def test_a_list_that_is_too_short_is_refused_at_the_door_of_the_api_and_of_the_t
     body[name] = [body[name][0][1:], *body[name][1:]]
     with pytest.raises(GroupError, match=rf"{name}\[0\] has "):
         read_group(b"".join(encode_group(body)))
-    with pytest.raises(Refused):
+    with pytest.raises(GroupRefused):
         checked_group(json.loads(json.dumps(body)))
 
 

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from rich.console import Console
 
 from lachesis.runs.decisions import Decision, Kept, LeftOut
-from lachesis.runs.failures import Job, RunStopped
+from lachesis.runs.failures import ItemJob, RunStopped
 from lachesis.runs.pipeline import Flight, Pipeline, Sink
 from lachesis.runs.progress import Standing
 from lachesis.runs.registration import TrainerInfo
@@ -35,7 +35,7 @@ from lachesis.wording import counted
 from lachesis_tokens.samples.decision import SAME_SCORES
 from lachesis_train.outbox import Outbox, OutboxError
 from lachesis_train.outbox_state import Entry
-from lachesis_train.relay import OutboxRelay, Pace, RelayError
+from lachesis_train.relay import OutboxRelay, RelayError, RelayPace
 from lachesis_train.rollout_api import EnvDescription, EnvStatus, GroupError, RolloutApi, encode_json
 from lachesis_train.staleness import StalenessCap, WhenStale
 
@@ -132,7 +132,7 @@ class RolloutApiSink(Sink[G]):
         on_step: Callable[[int], Awaitable[None]] | None = None,
         item_pause: float = 5.0,
         window: int = 1,
-        pace: Pace | None = None,
+        pace: RelayPace | None = None,
     ) -> None:
         self.config = config
         self.build = build
@@ -338,7 +338,7 @@ class RolloutApiSink(Sink[G]):
         assert info is not None
         return self.build(group, info)
 
-    async def accept(self, job: Job, decision: Decision, step: int) -> Decision:
+    async def accept(self, job: ItemJob, decision: Decision, step: int) -> Decision:
         if isinstance(decision, Kept):
             try:
                 await self.outbox.append(

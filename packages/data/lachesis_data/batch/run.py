@@ -31,8 +31,8 @@ from lachesis_data.batch.entries import EntryFormat
 from lachesis_data.batch.files import TRAJECTORIES
 from lachesis_data.batch.prompts import Prompts
 from lachesis_data.batch.rows import Rows, in_shard
-from lachesis_data.batch.sink import GROUPS, PROMOTES, BatchSink, Work
-from lachesis_data.batch.totals import Caps, Totals
+from lachesis_data.batch.sink import GROUPS, PROMOTES, BatchSink, BatchWork
+from lachesis_data.batch.totals import BatchTotals, Caps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ class BatchResult:
     """Why the run ended."""
 
     @property
-    def totals(self) -> Totals:
+    def totals(self) -> BatchTotals:
         return self.sink.totals
 
     @property
@@ -176,7 +176,9 @@ async def run_batch(env: HermesAgentBaseEnv, settings: BatchSettings) -> BatchRe
             before = settings_of(folder / GROUPS)
         # The keys of a run that goes on are those of its first start, which may have been of an older version.
         same = before and not changes(before, about)
-        work = Work(_items(env, rows), settings=item_digest(before if same else about)[:8], samples=settings.samples)
+        work = BatchWork(
+            _items(env, rows), settings=item_digest(before if same else about)[:8], samples=settings.samples
+        )
         sink = BatchSink(
             folder,
             entries=EntryFormat(

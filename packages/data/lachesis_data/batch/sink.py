@@ -20,7 +20,7 @@ from backends.errors import LachesisError
 from lachesis.agent.rollout import Rollout
 from lachesis.run_folder import RunFolderError
 from lachesis.runs.decisions import Decision, Kept, LeftOut
-from lachesis.runs.failures import Job
+from lachesis.runs.failures import ItemJob
 from lachesis.runs.file_sink import FileSink, to_its_end, unscored_groups
 from lachesis.runs.group_player import PlayedGroup
 from lachesis.runs.group_records import group_record
@@ -35,7 +35,7 @@ from lachesis.trajectories.digests import certified
 from lachesis.wording import counted
 from lachesis_data.batch.entries import NO_ANSWER, NO_REASONING, EntryFormat
 from lachesis_data.batch.files import CHECKPOINT, STATISTICS, BatchFiles, write_json
-from lachesis_data.batch.totals import Caps, Totals, completion_tokens
+from lachesis_data.batch.totals import BatchTotals, Caps, completion_tokens
 
 GROUPS = "groups.jsonl"
 MOST_AT_ONCE = 64
@@ -47,7 +47,7 @@ RETRY_PAUSE = 1.0
 PROMOTES = "--keep_without_reasoning keeps such samples, and without playing also those that were discarded before"
 
 
-class Work(ItemKeys):
+class BatchWork(ItemKeys):
     """What is to be played: each item `samples` times in a row, and the key of each sample.
 
     A key is the digest of the item, that of the settings, which of several equal items it is, and the number of the
@@ -116,7 +116,7 @@ class BatchSink(FileSink):
         self.retry_failed = retry_failed
         self.retry_pause = RETRY_PAUSE
         self.batches = BatchFiles(folder, batch_size)
-        self.totals = Totals()
+        self.totals = BatchTotals()
         self.earlier = 0
         """Samples that earlier starts finished."""
         self.started = time.monotonic()
@@ -259,7 +259,7 @@ class BatchSink(FileSink):
         index = self.indices[group.item_key]
         return {**record, "prompt_index": index, "run": self.ledger.run, "evaluation": False}
 
-    async def accept(self, job: Job, decision: Decision, step: int) -> Decision:
+    async def accept(self, job: ItemJob, decision: Decision, step: int) -> Decision:
         if isinstance(decision, Kept):
             kind, record, lost = "kept", dict(decision.content), decision.undelivered
         else:

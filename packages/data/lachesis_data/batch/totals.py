@@ -25,7 +25,7 @@ class Caps:
     prices: tuple[float, float] | None = None
     """Of a million tokens of prompts and of completions."""
 
-    def reached(self, totals: Totals, started: float) -> str:
+    def reached(self, totals: BatchTotals, started: float) -> str:
         """Why the run has to end; empty while it need not."""
         if self.seconds is not None and time.monotonic() - started >= self.seconds:
             return f"--max_seconds {self.seconds:g} is reached; start again to continue"
@@ -37,14 +37,14 @@ class Caps:
             return f"--max_cost {self.cost:g} is reached ({cost:.4f}); start again with more to continue"
         return ""
 
-    def cost_of(self, totals: Totals) -> float | None:
+    def cost_of(self, totals: BatchTotals) -> float | None:
         """What the tokens cost; None without prices."""
         if self.prices is None:
             return None
         return (totals.all.counts["prompt_tokens"] * self.prices[0] + totals.all.sampled * self.prices[1]) / MILLION
 
 
-class Totals:
+class BatchTotals:
     """The figures of the samples of a run, earlier starts included."""
 
     def __init__(self) -> None:

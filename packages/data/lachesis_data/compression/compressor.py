@@ -17,8 +17,8 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 from backends.errors import LachesisError
 from lachesis.compression.conversation import Conversation, UnknownEntry, without_media
 from lachesis.compression.region import Turn, choose_region, protected
-from lachesis.compression.settings import Settings
-from lachesis.compression.summary import Passage, Summary, SummaryFailed
+from lachesis.compression.settings import CompressionFileSettings
+from lachesis.compression.summary import Passage, SummaryAnswer, SummaryFailed
 from lachesis.trajectories import MessageError
 
 T = TypeVar("T")
@@ -30,7 +30,7 @@ _CORRECTIONS: Final = 16
 _NONE: Final = range(-1, -1)
 
 _Count = Callable[[Conversation], int]
-Summarizer = Callable[[Sequence[Passage]], Awaitable[Summary]]
+Summarizer = Callable[[Sequence[Passage]], Awaitable[SummaryAnswer]]
 """Raises SummaryFailed."""
 
 
@@ -103,7 +103,11 @@ class Compressor:
     """
 
     def __init__(
-        self, settings: Settings, counter: TokenCounter, summarize: Summarizer | None, executor: Executor | None = None
+        self,
+        settings: CompressionFileSettings,
+        counter: TokenCounter,
+        summarize: Summarizer | None,
+        executor: Executor | None = None,
     ) -> None:
         self._settings, self._counter, self._summarize = settings, counter, summarize
         self._executor = executor

@@ -13,9 +13,9 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from lachesis_train.api.packing import pack
-from lachesis_train.api.requests import Refused
+from lachesis_train.api.requests import RequestRefused
 from lachesis_train.api.settings import ApiSettings
-from lachesis_train.api.store import Batch, State, Store, StoreError, Trainer
+from lachesis_train.api.store import ApiState, PendingBatch, RegisteredTrainer, Store, StoreError
 from lachesis_train.api.wire import least_sequences
 
 
@@ -45,7 +45,7 @@ class Dispatcher:
         """Batches that are being sent to trainers that cannot acknowledge."""
 
     @property
-    def state(self) -> State:
+    def state(self) -> ApiState:
         return self.store.state
 
     def restarted(self) -> None:
@@ -57,7 +57,7 @@ class Dispatcher:
         self._sending.clear()
         self.room.set()
 
-    async def register(self, trainer: Trainer) -> None:
+    async def register(self, trainer: RegisteredTrainer) -> None:
         """A trainer begins, anew or at all."""
         async with self.lock:
             state = self.state
@@ -70,7 +70,7 @@ class Dispatcher:
             self._sending.clear()
         self.room.set()
 
-    async def leased(self, trainer: Trainer, name: str, after: int | None) -> Batch | None:
+    async def leased(self, trainer: RegisteredTrainer, name: str, after: int | None) -> PendingBatch | None:
         """The first batch with an id above `after`, from now on that of the trainer with this name."""
         async with self.lock:
             await self._asked(trainer, name, after)
@@ -79,7 +79,7 @@ class Dispatcher:
         return batch
 
     @asynccontextmanager
-    async def given(self, trainer: Trainer, name: str) -> AsyncIterator[Batch | None]:
+    async def given(self, trainer: RegisteredTrainer, name: str) -> AsyncIterator[PendingBatch | None]:
         """The next batch for a trainer of the stock kind, to be sent inside `async with`."""
         async with self.lock:
             await self._asked(trainer, name, None)
@@ -108,7 +108,7 @@ class Dispatcher:
         async with self.lock:
             self.trainers[name] = time.monotonic()
             if last > self.state.last_batch:
-                raise Refused(409, f"no batch {last} was ever formed here; the last is {self.state.last_batch}")
+                raise RequestRefused(409, f"no batch {last} was ever formed here; the last is {self.state.last_batch}")
             batches = [batch for batch in self.state.batches.values() if batch.id <= last]
             await self._acknowledge([batch for batch in batches if not name or batch.holder == name])
 
@@ -120,28 +120,28 @@ class Dispatcher:
         enough = state.trainer is None or state.waiting_sequences >= state.trainer.batch_size
         return enough or not self._starved
 
-    async def _acknowledge(self, batches: Sequence[Batch]) -> None:
+    async def _acknowledge(self, batches: Sequence[PendingBatch]) -> None:
         await self.store.acknowledge(batches)
         self.room.set()
 
-    async def _asked(self, trainer: Trainer, name: str, after: int | None) -> None:
+    async def _asked(self, trainer: RegisteredTrainer, name: str, after: int | None) -> None:
         """A trainer asks for a batch. After its registration, its first step follows the batch that it contains."""
         self.trainers[name] = time.monotonic()
         if not self.state.begun:
             contained = self.state.acknowledged if after is None else after
             await self.store.begin(first_step=trainer.starting_step - contained)
 
-    def _first_for(self, name: str, after: int | None) -> Batch | None:
+    def _first_for(self, name: str, after: int | None) -> PendingBatch | None:
         state = self.state
         gone = state.acknowledged_by.get(name, 0) if name else state.acknowledged
         if after is not None and after > state.last_batch:
-            raise Refused(
+            raise RequestRefused(
                 409,
                 f"no batch {after} was ever formed here, the last one is {state.last_batch}: this is another database "
                 f"({state.instance}) than the one that the checkpoint belongs to, or it was reset",
             )
         if after is not None and after < gone:
-            raise Refused(
+            raise RequestRefused(
                 410,
                 f"the batches up to {gone} were acknowledged and are gone, some after {after} among them; resume from "
                 f"a checkpoint that contains batch {gone}",
@@ -154,7 +154,7 @@ class Dispatcher:
     def _is_silent(self, trainer: str | None) -> bool:
         return time.monotonic() - self.trainers.get(trainer or "", 0.0) > self.settings.lease
 
-    async def _form(self, trainer: Trainer) -> Batch | None:
+    async def _form(self, trainer: RegisteredTrainer) -> PendingBatch | None:
         """The next batch, if there are groups for one."""
         now, size = time.monotonic(), trainer.batch_size
         waiting, least = list(self.state.waiting.values()), self._least(size)

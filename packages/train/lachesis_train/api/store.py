@@ -72,7 +72,7 @@ class Group(Sized):
 
 
 @dataclass(slots=True)
-class Batch:
+class PendingBatch:
     """A batch that is not acknowledged."""
 
     id: int
@@ -84,7 +84,7 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class Trainer:
+class RegisteredTrainer:
     """The registration of the trainer, with the names of the wire."""
 
     wandb_group: str
@@ -113,12 +113,12 @@ class RegisteredEnv:
 
 
 @dataclass(slots=True)
-class State:
+class ApiState:
     """Everything but contents."""
 
     instance: str = ""
     """A new one for each database, and after each reset."""
-    trainer: Trainer | None = None
+    trainer: RegisteredTrainer | None = None
     registrations: int = 0
     """Of trainers, one after the other: each may begin at another step, with other settings."""
     started: bool = False
@@ -129,7 +129,7 @@ class State:
     """The trainer's step minus the id of the last batch."""
     environments: list[RegisteredEnv] = field(default_factory=list)
     waiting: dict[int, Group] = field(default_factory=dict)
-    batches: dict[int, Batch] = field(default_factory=dict)
+    batches: dict[int, PendingBatch] = field(default_factory=dict)
     """Not acknowledged, by id, in order."""
     last_batch: int = 0
     acknowledged: int = 0
@@ -173,7 +173,7 @@ class Store:
     """The database of one rollout API."""
 
     def __init__(self, path: Path) -> None:
-        self.state = State()
+        self.state = ApiState()
         self._database = Database(
             path,
             error=StoreError,
@@ -211,7 +211,7 @@ class Store:
                 self.state.stored += group.size
         return [group is not None for group in added]
 
-    async def set_trainer(self, trainer: Trainer, *, first_step: int) -> None:
+    async def set_trainer(self, trainer: RegisteredTrainer, *, first_step: int) -> None:
         """A trainer has registered."""
         registrations = self.state.registrations + 1
         await self._put_run(trainer=trainer, first_step=first_step, begun=False, registrations=registrations)
@@ -236,7 +236,7 @@ class Store:
         )
         self.state.environments[env.env_id : env.env_id + 1] = [env]
 
-    async def form(self, groups: Sequence[Group]) -> Batch:
+    async def form(self, groups: Sequence[Group]) -> PendingBatch:
         """A batch of these groups."""
 
         def insert(database: sqlite3.Connection) -> int:
@@ -249,12 +249,12 @@ class Store:
         number, state = await self._write(insert), self.state
         step = state.step
         state.ages.extend(max(0, step - group.begin_step) for group in groups if group.begin_step is not None)
-        batch = Batch(number, [replace(state.waiting.pop(group.id), batch_id=number) for group in groups])
+        batch = PendingBatch(number, [replace(state.waiting.pop(group.id), batch_id=number) for group in groups])
         state.batches[number] = batch
         state.last_batch = number
         return batch
 
-    async def hand_out(self, batch: Batch, holder: str) -> None:
+    async def hand_out(self, batch: PendingBatch, holder: str) -> None:
         """The batch is the holder's from now on."""
         if batch.holder != holder:
             await self._write(
@@ -262,7 +262,7 @@ class Store:
             )
             batch.holder = holder
 
-    async def mark_given(self, batch: Batch, given: bool) -> None:
+    async def mark_given(self, batch: PendingBatch, given: bool) -> None:
         """Whether the batch was sent completely. Survives the end of this process, and not one of the machine."""
         if batch.given is not given:
             await self._write(
@@ -271,7 +271,7 @@ class Store:
             )
             batch.given = given
 
-    async def acknowledge(self, batches: Sequence[Batch]) -> None:
+    async def acknowledge(self, batches: Sequence[PendingBatch]) -> None:
         """The trainer needs these no more."""
         if not batches:
             return
@@ -302,7 +302,7 @@ class Store:
             put_fact(database, "run", {})
 
         await self._write(delete)
-        self.state = State(instance=instance)
+        self.state = ApiState(instance=instance)
 
     async def content(self, groups: Iterable[Group]) -> AsyncIterator[bytes]:
         """The JSON objects of groups with commas between them, in pieces of about a megabyte."""
@@ -348,14 +348,14 @@ class Store:
                 )
         return added
 
-    def _load(self) -> State:
+    def _load(self) -> ApiState:
         self._database.open()
         facts = self._database.facts()
         run = facts["run"]
-        state = State(instance=facts["instance"])
+        state = ApiState(instance=facts["instance"])
         for name in _RUN:
             setattr(state, name, run.get(name, getattr(state, name)))
-        state.trainer = Trainer(**run["trainer"]) if run.get("trainer") else None
+        state.trainer = RegisteredTrainer(**run["trainer"]) if run.get("trainer") else None
         with self._database.errors() as database:
             rows = database.execute("SELECT value FROM environments ORDER BY id")
             state.environments = [RegisteredEnv(**orjson.loads(value)) for (value,) in rows]
@@ -368,7 +368,7 @@ class Store:
                 of_batches.setdefault(row[-1], []).append(_group(row))
             batches = "SELECT id, holder, given FROM batches WHERE NOT acknowledged ORDER BY id"
             for number, holder, given in database.execute(batches):
-                state.batches[number] = Batch(number, of_batches[number], holder, bool(given))
+                state.batches[number] = PendingBatch(number, of_batches[number], holder, bool(given))
             held = itertools.chain(state.waiting.values(), *of_batches.values())
             state.stored = sum(group.size for group in held)
             last = "SELECT coalesce(max(id), 0), coalesce(max(id) FILTER (WHERE acknowledged), 0) FROM batches"

@@ -37,7 +37,7 @@ class BatchError(LachesisError):
 
 
 @dataclass(frozen=True, slots=True)
-class Registration:
+class TrainerRegistration:
     """What the trainer tells the API of itself, in the words of `POST /register`."""
 
     wandb_group: str
@@ -79,7 +79,7 @@ class BatchSource:
     def __init__(
         self,
         url: str,
-        registration: Registration,
+        registration: TrainerRegistration,
         folder: Path,
         *,
         token: str | None = None,

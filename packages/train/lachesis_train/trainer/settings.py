@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from lachesis.urls import HTTP_URL
 from lachesis_tokens.samples.advantages import LossAverage
 from lachesis_train.tinker_sdk import Adam, LoraShape
-from lachesis_train.trainer.batches import Registration
+from lachesis_train.trainer.batches import TrainerRegistration
 from lachesis_train.trainer.datums import Rules
 from lachesis_train.trainer.learning_rate import Schedule
 
@@ -188,10 +188,10 @@ class Settings(BaseModel):
         return Path(self.training.run_dir or Path("data/train") / self.training.name)
 
     @property
-    def registration(self) -> Registration:
+    def registration(self) -> TrainerRegistration:
         """What the trainer sends to the rollout API when it registers."""
         training = self.training
-        return Registration(
+        return TrainerRegistration(
             wandb_group=training.wandb_group or training.name,
             wandb_project=training.wandb_project,
             batch_size=self.env.sequences,

@@ -22,7 +22,7 @@ from lachesis.trajectories import read_lines
 from lachesis.wording import counted
 from lachesis_view.html import write_page
 from lachesis_view.html.parts import Parts
-from lachesis_view.reports.run import MAX_CHARACTERS, Run, mean_bars, render_page
+from lachesis_view.reports.run import MAX_CHARACTERS, ReportedRun, mean_bars, render_page
 
 
 class ComparisonError(LachesisError):
@@ -171,7 +171,7 @@ def compare(a: Path, b: Path) -> Comparison:
 def write_comparison(path: Path, found: Comparison) -> None:
     """Write a page with both runs side by side, whole or not at all."""
     parts = Parts(MAX_CHARACTERS)
-    runs = Run("A"), Run("B")
+    runs = ReportedRun("A"), ReportedRun("B")
     for run, of in zip(runs, (found.a, found.b), strict=True):
         run.read(read_samples(of.path), parts)
     differences = {"all": found.difference, **found.categories}

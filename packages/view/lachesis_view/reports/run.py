@@ -68,7 +68,7 @@ class MeanBar:
 
 
 @dataclass(slots=True)
-class Item:
+class ReportItem:
     """What the page knows of an item without its trajectories."""
 
     key: str
@@ -92,12 +92,12 @@ class Item:
 
 
 @dataclass(slots=True)
-class Run:
+class ReportedRun:
     """The figures of one run, read from its groups."""
 
     name: str
     figures: Figures = field(default_factory=Figures)
-    items: list[Item] = field(default_factory=list)
+    items: list[ReportItem] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
     """By why rollouts have no score: what the error of one of them ends with."""
     tokens: bool = False
@@ -105,7 +105,7 @@ class Run:
     _toolsets: dict[bytes, tuple[int, int] | None] = field(default_factory=dict)
 
     def read(self, groups: Iterable[Mapping[str, Any]], parts: Parts) -> Summary:
-        known: dict[str, Item] = {}
+        known: dict[str, ReportItem] = {}
         for group in groups:
             self.figures.add(group)
             heads = [_head(rollout) for rollout in group["rollouts"]]
@@ -118,7 +118,7 @@ class Run:
                 if group.get("category") is not None:
                     fields["category"] = group["category"]
                 said = (each for rollout in group["rollouts"] for each in stored_messages(group, rollout))
-                known[key] = Item(key, title_of(group["item"], said), fields)
+                known[key] = ReportItem(key, title_of(group["item"], said), fields)
                 self.items.append(known[key])
             self.tokens = self.tokens or bool(group.get("samples"))
             known[key].samples[number] = None if parts.full else self._packed(group, key, number, parts), heads
@@ -143,7 +143,7 @@ class Run:
             ]
         )
 
-    def scores(self, kept: Callable[[Item], bool] = lambda item: True) -> list[list[float | None]]:
+    def scores(self, kept: Callable[[ReportItem], bool] = lambda item: True) -> list[list[float | None]]:
         """The samples of each item."""
         return [item.rewards for item in filter(kept, self.items)]
 
@@ -157,7 +157,7 @@ def write_report(path: Path, *, title: str, groups: Iterable[Mapping[str, Any]])
 
 def render_report(title: str, groups: Iterable[Mapping[str, Any]]) -> tuple[str, Summary]:
     """The report as HTML text, and its figures."""
-    run, parts = Run(""), Parts(MAX_CHARACTERS)
+    run, parts = ReportedRun(""), Parts(MAX_CHARACTERS)
     summary = run.read(groups, parts)
     rewards = [reward for item in run.items for reward in item.rewards if reward is not None]
     scores = run.scores()
@@ -185,10 +185,10 @@ def render_report(title: str, groups: Iterable[Mapping[str, Any]]) -> tuple[str,
     return html, summary
 
 
-def render_page(parts: Parts, *, runs: Sequence[Run], **figures: Any) -> str:
+def render_page(parts: Parts, *, runs: Sequence[ReportedRun], **figures: Any) -> str:
     """The page of one run or of two: `figures` are for its template."""
     parts.close()
-    items: dict[str, list[Item | None]] = {}
+    items: dict[str, list[ReportItem | None]] = {}
     for number, run in enumerate(runs):
         for item in run.items:
             items.setdefault(item.key, [None] * len(runs))[number] = item
@@ -265,7 +265,7 @@ def mean_bars(means: Sequence[tuple[str, Mean | Difference, int]]) -> list[MeanB
     return bars
 
 
-def _categories(runs: Sequence[Run]) -> list[tuple[str, list[MeanBar]]]:
+def _categories(runs: Sequence[ReportedRun]) -> list[tuple[str, list[MeanBar]]]:
     """The fields of the items that sort them into few categories, and the bars of each."""
     values: dict[str, Counter[Any]] = {}
     for run in runs:
@@ -309,7 +309,7 @@ def _passes(scores: Sequence[Sequence[float | None]]) -> tuple[list[tuple[str, A
     return curves, [(place, k) for k, place in places.items()]
 
 
-def _against(items: Sequence[Item], place: int) -> list[MeanBar]:
+def _against(items: Sequence[ReportItem], place: int) -> list[MeanBar]:
     """The mean reward of rollouts with few and with many turns, or tokens."""
     counts = sorted(rollout[place] for item in items for rollout in item.rollouts if rollout[0] is not None)
     if len(set(counts)) < 2:
