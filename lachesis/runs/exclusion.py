@@ -67,12 +67,12 @@ class SeenRollout(NamedTuple):
 
 def of_record(rollout: Mapping[str, Any]) -> SeenRollout:
     """From the record of a rollout; those of earlier versions have no `unscored_kind`."""
-    kind, outcome = "", rollout.get("outcome", "")
+    kind, outcome = "", rollout["outcome"]
     if rollout["reward"] is None:
-        guess = "environment" if rollout.get("traceback") else outcome if outcome in _UNSCORED else "declined"
+        guess = "environment" if rollout["traceback"] else outcome if outcome in _UNSCORED else "declined"
         kind = rollout.get("unscored_kind") or guess
     quantities = None
-    if rollout.get("api_calls", rollout.get("turns")):
+    if rollout.get("api_calls", rollout["turns"]):
         seconds = rollout.get("seconds_own", 0.0)
         quantities = (rollout["turns"], rollout["tool_calls"], rollout.get("completion_tokens", 0), seconds)
     by_rule = "agent_fault" if rollout.get("agent_fault") else "timeout" if outcome == "timeout" else ""

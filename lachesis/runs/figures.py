@@ -21,8 +21,7 @@ from lachesis.runs.tool_failures import ToolFailures
 
 
 class Figures:
-    """Takes group records (`group_record`) one at a time, and keeps none of their messages. Each rollout needs a
-    `reward`; what else an older version, or a record of a part of it, does not say counts as 0.
+    """Takes group records (`group_record`) one at a time, and keeps none of their messages.
 
     Args:
         items: the scores are kept of so many of the latest items; None for all.
@@ -56,8 +55,11 @@ class Figures:
         self._exclusions = Exclusions()
         self._uncompressed_because = ""
 
-    def add(self, group: Mapping[str, Any]) -> None:
-        """Count a group, or a part of one: its `item_key` and the records of its `rollouts`."""
+    def add(self, group: Mapping[str, Any], *, earlier: bool = False) -> None:
+        """Count a group, or a part of one: its `item_key` and the records of its `rollouts`.
+
+        `earlier`: an earlier start played it. Its scores and outcomes count, and not what it took.
+        """
         rollouts: list[Mapping[str, Any]] = group["rollouts"]
         item, _ = whole_and_part(group["item_key"])
         self.groups += 1
@@ -66,8 +68,16 @@ class Figures:
             if self._items is not None and len(self.scores) > self._items:
                 self.forgot = True
                 del self.scores[next(iter(self.scores))]
-        self.repaired.add(rollout.get("repaired_calls", (0, 0)) for rollout in rollouts)
-        self.counts.update(beside=(group.get("beside") or {}).get("completion_tokens", 0))
+        for rollout in rollouts:
+            self.outcomes[rollout["outcome"]] += 1
+            if rollout["reward"] is not None:
+                self.rewards.append(rollout["reward"])
+            elif kind := of_record(rollout).kind:
+                self.unscored[kind] += 1
+        if earlier:
+            return
+        self.repaired.add([rollout.get("repaired_calls", (0, 0)) for rollout in rollouts])
+        self.counts["beside"] += (group.get("beside") or {}).get("completion_tokens", 0)
         for rollout in rollouts:
             self._count(rollout)
         if self._whole:
@@ -77,23 +87,19 @@ class Figures:
 
     def _count(self, rollout: Mapping[str, Any]) -> None:
         self.tool_failures.add_record(rollout)
-        self.outcomes.update(filter(None, [rollout.get("outcome")]))
-        self.unscored.update(filter(None, [of_record(rollout).kind]))
-        if rollout["reward"] is not None:
-            self.rewards.append(rollout["reward"])
         self.counts.update(
             rollouts=1,
             scored=rollout["reward"] is not None,
             completed=bool(rollout.get("completed")),
-            turns=rollout.get("turns", 0),
-            tool_calls=(tool_calls := rollout.get("tool_calls", 0)),
-            tool_errors=len(rollout.get("tool_errors", ())),
-            tool_users=tool_calls > 0,
+            turns=rollout["turns"],
+            tool_calls=rollout["tool_calls"],
+            tool_errors=len(rollout["tool_errors"]),
+            tool_users=rollout["tool_calls"] > 0,
             prompt_tokens=rollout.get("prompt_tokens", 0),
             completion_tokens=rollout.get("completion_tokens", 0),
             lost_completion_tokens=rollout.get("lost_completion_tokens", 0),
             uncounted_requests=rollout.get("uncounted_requests", 0),
-            discarded=_completions(rollout.get("discarded", ())),
+            discarded=_completions(rollout["discarded"]),
             agent_faults=bool(rollout.get("agent_fault")),
             in_place=(rollout.get("verifier") or {}).get("grading") == "in_place",
             interrupts=rollout.get("interrupts", 0),
@@ -109,12 +115,12 @@ class Figures:
             self._uncompressed_because = edit["error"] or self._uncompressed_because
         for place, name in enumerate(("seconds_own", "seconds_waiting")):
             self._seconds[place] += rollout.get(name, 0.0)
-        for name, value in rollout.get("metrics", {}).items() if self._whole else ():
+        for name, value in rollout["metrics"].items() if self._whole else ():
             self._metrics.setdefault(name, []).append(value)
 
     @property
     def rollouts(self) -> int:
-        """Rollouts that were added."""
+        """Rollouts that were added, without those of earlier starts."""
         return self.counts["rollouts"]
 
     @property

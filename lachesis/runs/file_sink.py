@@ -152,7 +152,7 @@ class FileSink(Sink[PlayedGroup]):
         self._complete_trajectories()
 
     def standing(self, pipeline: Pipeline[PlayedGroup]) -> Standing:
-        return self._standing(pipeline, [counted(self.figures.start.rollouts, "rollout")] if self.size > 1 else [])
+        return self._standing(pipeline, [counted(self.figures.figures.rollouts, "rollout")] if self.size > 1 else [])
 
     def _standing(self, pipeline: Pipeline[PlayedGroup], notes: list[str]) -> Standing:
         ended = self.played + self.failed_groups + self.declined + self.left_to_agents
@@ -163,7 +163,7 @@ class FileSink(Sink[PlayedGroup]):
         rows = list(self.figures.rows(fresh=bool(pipeline.reason)))
         # An earlier start may have been of more items.
         total = self.total if self.total < 0 else max(self.total, self.settled_groups)
-        part = max(0.0, self.figures.start.rollouts / max(1, self.size) - ended)
+        part = max(0.0, self.figures.figures.rollouts / max(1, self.size) - ended)
         return Standing(self.settled_groups, total, self.unit, ", ".join(notes), rows, part=part)
 
     def decide(self, group: PlayedGroup) -> Decision:

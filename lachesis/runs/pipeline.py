@@ -12,6 +12,7 @@ import math
 import signal
 import time
 from abc import ABC, abstractmethod
+from array import array
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Container, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
@@ -26,7 +27,6 @@ from backends.tasks import cancel_requests, finish
 from lachesis.inference import InferenceError
 from lachesis.runs.decisions import Decision, Kept, LeftOut
 from lachesis.runs.failures import FailureBrake, ItemJob, Retries, RunStopped
-from lachesis.runs.figures import Figures
 from lachesis.runs.held_groups import HeldGroups
 from lachesis.runs.item_keys import ItemKeys, or_none, part_key
 from lachesis.runs.progress import Progress, Standing
@@ -152,8 +152,10 @@ class Pipeline(Generic[G]):
     keys: ItemKeys = field(default_factory=ItemKeys)
 
     def __post_init__(self) -> None:
-        self.settled = Figures(items=0, whole=False)
-        """Groups that this start has finished, kept or left out, and their rewards."""
+        self.groups = self.rollouts = 0
+        """That this start has finished, kept or left out."""
+        self.rewards = array("d")
+        """Of these rollouts."""
         self.replayed = Counter[str]()
         """Times that an item was played again because its group became too old, by key."""
         self.exhausted = False
@@ -376,8 +378,9 @@ class Pipeline(Generic[G]):
             self.brake.show(job.key, decision)
             return
         self._retries.succeeded()
-        rewards = (reward if reward is None or math.isfinite(reward) else None for reward in settled.rewards)
-        self.settled.add({"item_key": job.key, "rollouts": [{"reward": reward} for reward in rewards]})
+        self.groups += 1
+        self.rollouts += len(settled.rewards)
+        self.rewards.extend(reward for reward in settled.rewards if reward is not None and math.isfinite(reward))
         if self.on_group is not None:
             await self.on_group(group, settled)
         self.brake.check(job.key, settled)

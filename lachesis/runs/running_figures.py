@@ -88,10 +88,7 @@ class RunningFigures:
     def __init__(self, *, scores: bool = True, window: int | None = 5_000) -> None:
         self.scores = scores
         self.window = window
-        self.run = Figures(items=window, whole=False)
-        """With those of earlier starts."""
-        self.start = Figures(items=0, whole=False)
-        """Of this start."""
+        self.figures = Figures(items=window, whole=False)
         self.causes = Causes()
         """Of the rollouts of this start without a score."""
         self.faults = Causes()
@@ -105,9 +102,7 @@ class RunningFigures:
 
     def add(self, item: Any, rollout: Rollout) -> None:
         """A rollout of this start."""
-        record = counted_record(rollout.item_key, [rollout])
-        self.run.add(record)
-        self.start.add(record)
+        self.figures.add(counted_record(rollout.item_key, [rollout]))
         score = "no score, "
         if (reward := rollout.reward) is not None:
             score = f"reward {reward:{'.2f' if abs(reward) < 1e9 else '.4g'}}, "
@@ -125,7 +120,7 @@ class RunningFigures:
 
     def add_record(self, record: Mapping[str, Any]) -> None:
         """A group of an earlier start, or one that was broken before it had rollouts."""
-        self.run.add(record)
+        self.figures.add(record, earlier=True)
 
     def broken_lines(self) -> Iterator[str]:
         """How many items are broken, and which."""
@@ -139,28 +134,28 @@ class RunningFigures:
 
     def rows(self, *, fresh: bool = False) -> Iterator[Row]:
         """How it goes. Unless `fresh`, the mean is some seconds old where it takes long to compute."""
-        run, start = self.run, self.start
-        if not run.rollouts:
+        found = self.figures
+        if not found.outcomes:
             return
         if (now := time.monotonic()) >= self._mean_due or fresh:
-            self._mean = mean_over_items(list(run.scores.values()))
+            self._mean = mean_over_items(list(found.scores.values()))
             self._mean_due = now + max(1.0, 50 * (time.monotonic() - now))
         if self.scores:
-            of = f" (the latest {self.window} items)" if run.forgot else ""
+            of = f" (the latest {self.window} items)" if found.forgot else ""
             yield "mean", "none was scored" if math.isnan(self._mean.mean) else f"{self._mean}{of}"
-        yield "outcomes", ", ".join(f"{name} {count}" for name, count in run.outcomes.most_common())
-        if unscored := [(kind, count) for kind, count in run.unscored.most_common() if self._asks_for(kind)]:
-            of = f"{sum(count for _, count in unscored)} of {run.rollouts}"
+        yield "outcomes", ", ".join(f"{name} {count}" for name, count in found.outcomes.most_common())
+        if unscored := [(kind, count) for kind, count in found.unscored.most_common() if self._asks_for(kind)]:
+            of = f"{sum(count for _, count in unscored)} of {found.outcomes.total()}"
             yield "no score", f"{of}: {', '.join(f'{kind} {count}' for kind, count in unscored)}"
         if cause := next(iter(self.causes), None):
             yield "because", _cut(str(cause), 160)
-        if start.rollouts:
-            rate = f"{start.sampled} in finished rollouts, {start.sampled / max(now - self._began, 1e-9):.0f}/s"
-            yield "tokens", "not counted by the server" if start.counts["uncounted_requests"] else rate
-            repaired = f", {start.repaired.repaired} repaired by the parser" if start.repaired.repaired else ""
-            yield "tool calls", f"{start.counts['tool_calls']}, {start.counts['tool_errors']} failed{repaired}"
-            if start.tool_failures:
-                yield "failed", _cut("; ".join(start.tool_failures.lines()), 240)
+        if found.rollouts:
+            rate = f"{found.sampled} in finished rollouts, {found.sampled / max(now - self._began, 1e-9):.0f}/s"
+            yield "tokens", "not counted by the server" if found.counts["uncounted_requests"] else rate
+            repaired = f", {found.repaired.repaired} repaired by the parser" if found.repaired.repaired else ""
+            yield "tool calls", f"{found.counts['tool_calls']}, {found.counts['tool_errors']} failed{repaired}"
+            if found.tool_failures:
+                yield "failed", _cut("; ".join(found.tool_failures.lines()), 240)
             yield "last", self._last
 
 

@@ -409,7 +409,7 @@ class RolloutApiSink(Sink[G]):
         return {"train/age_mean": mean, "train/age_max": max(ages), "train/too_old": left_out}
 
     def result(self, pipeline: Pipeline[G]) -> ServeResult:
-        state, settled = self.outbox.state, pipeline.settled
+        state = self.outbox.state
         return ServeResult(
             step=state.known.step if state.known is not None else 0,
             total=self._total(),
@@ -428,9 +428,9 @@ class RolloutApiSink(Sink[G]):
             held_seconds=self.held_seconds,
             requeued=state.requeued,
             maybe_doubled=state.maybe_doubled,
-            groups=settled.groups,
-            rollouts=settled.rollouts,
-            reward=math.nan if settled.mean_reward is None else settled.mean_reward,
+            groups=pipeline.groups,
+            rollouts=pipeline.rollouts,
+            reward=fmean(pipeline.rewards) if pipeline.rewards else math.nan,
             playing=pipeline.playing,
             trouble=self.relay.trouble,
             reason=pipeline.reason,
