@@ -29,7 +29,7 @@ EXPORTS: Registry[Callable[..., Any]] = Registry(
     {
         "hermes": "lachesis.trajectories.export_lines:trajectory",
         "sharegpt-tools": "lachesis_data.exports.builtin_exports:dataset",
-        "batch": "lachesis_data.exports.builtin_exports:Batch",
+        "batch": "lachesis_data.exports.builtin_exports:BatchExport",
         "openai": "lachesis_data.exports.chat_exports:openai",
         "trl": "lachesis_data.exports.chat_exports:trl",
         "dpo": "lachesis_data.exports.chat_exports:Preferences",
