@@ -58,7 +58,9 @@ class LeftOutRollout:
 
     def __post_init__(self) -> None:
         if not _is_texts((self.rollout_id, self.reason)):
-            raise TypeError(f"LeftOut: takes a rollout_id and a reason, not {_shown((self.rollout_id, self.reason))}")
+            raise TypeError(
+                f"LeftOutRollout: takes a rollout_id and a reason, not {_shown((self.rollout_id, self.reason))}"
+            )
 
 
 NO_ANSWER = "no answer by the model"

@@ -147,10 +147,10 @@ def export_group(
     totals.rollouts += len(known)
     given = export(group)
     if isinstance(given, str | Mapping | ExportLine | LeftOutRollout) or not isinstance(given, Iterable):
-        raise TypeError(f"an export yields ExportLine and LeftOut objects; it returns {_shown(given)}")
+        raise TypeError(f"an export yields ExportLine and LeftOutRollout objects; it returns {_shown(given)}")
     for found in given:
         if not isinstance(found, ExportLine | LeftOutRollout):
-            raise TypeError(f"an export yields ExportLine and LeftOut objects; it yields {_shown(found)}")
+            raise TypeError(f"an export yields ExportLine and LeftOutRollout objects; it yields {_shown(found)}")
         ids = found.rollout_ids if isinstance(found, ExportLine) else (found.rollout_id,)
         if not ids or not known.issuperset(ids):
             raise ValueError(f"a line has to name rollouts of its group; it names {ids!r}")
