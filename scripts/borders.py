@@ -28,8 +28,8 @@ LIMITS = {
     "lachesis_envs": 8_300,
     "lachesis_testing": 9_600,
     "lachesis_tokens": 11_200,
-    "lachesis_train": 14_300,
-    "lachesis_view": 3_700,
+    "lachesis_train": 13_900,
+    "lachesis_view": 4_100,
     "tool_call_parsers": 11_900,
 }
 """Lines of Python of each package. A change that needs more says why, and raises the limit."""
