@@ -85,7 +85,7 @@ async def ours(url: str, rows: Path, out: Path) -> None:
         keep_without_reasoning=True,
     )
     result = await run_batch(env, settings)
-    if result.totals.kept != len(list(settings.rows)):
+    if result.totals.kept.groups != len(list(settings.rows)):
         raise RuntimeError(f"{result.totals}")
 
 

@@ -40,7 +40,7 @@ from lachesis.runs.pipeline import Pipeline
 from lachesis.runs.results import ServeResult, age_quantile
 from lachesis.runs.settings import HermesAgentEnvConfig
 from lachesis_train.outbox import Outbox
-from lachesis_train.relay import Pace
+from lachesis_train.relay import RelayPace
 from lachesis_train.rollout_api import EnvDescription, RolloutApi
 from lachesis_train.rollout_api_sink import RolloutApiSink
 
@@ -148,7 +148,7 @@ async def run(session: aiohttp.ClientSession, url: str, policy: dict[str, Any]) 
             refused=Path(folder) / "refused.jsonl",
             console=console,
             item_pause=0.05,
-            pace=Pace(poll=0.01),
+            pace=RelayPace(poll=0.01),
         )
         pipeline = Pipeline(
             title="staleness",

@@ -19,7 +19,7 @@ DATA: Final[Registry[Any]] = Registry("part of training data", "lachesis.data", 
 """`context_compression`."""
 
 PAGES: Final[Registry[Any]] = Registry("page", "lachesis.pages", {}, package="lachesis-view")
-"""`report` writes the page of a run."""
+"""`report` takes a path, `title` and `groups`, and returns the `Summary`."""
 
 ENGINES: Final[Registry[Any]] = Registry(
     "token engine", "lachesis.token_engines", {}, reserved=["auto"], package="lachesis-tokens"

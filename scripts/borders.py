@@ -26,10 +26,10 @@ LIMITS = {
     "lachesis_compat": 4_200,
     "lachesis_data": 6_500,
     "lachesis_envs": 8_300,
-    "lachesis_testing": 8_800,
-    "lachesis_tokens": 12_200,
-    "lachesis_train": 14_000,
-    "lachesis_view": 3_700,
+    "lachesis_testing": 8_900,
+    "lachesis_tokens": 12_300,
+    "lachesis_train": 13_800,
+    "lachesis_view": 4_200,
     "tool_call_parsers": 11_900,
 }
 """Lines of Python of each package. A change that needs more says why, and raises the limit."""

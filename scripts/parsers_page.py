@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import tool_call_parsers
-from lachesis_testing.parser_suite import Case, Limits
+from lachesis_testing.parser_suite import Case, FormatLimits
 from tool_call_parsers import (
     ArgumentsDelta,
     CallStatus,
@@ -258,7 +258,7 @@ def page(text: str) -> str:
         "statuses": statuses(),
         "grammars": grammars(),
         "case": table(fields(Case)),
-        "limits": table(fields(Limits)),
+        "limits": table(fields(FormatLimits)),
         "formats": formats(),
     }
     assert PART.findall(text) == list(generated), "a comment around a generated part is missing"

@@ -1079,14 +1079,14 @@ async def test_88_an_environment_and_a_trainer_meet_at_the_api_of_the_first_term
     needs no torch, and its requests; `launch_training.py` trains beside both in tests/torch/test_whole_path.py."""
     from transformers import AutoTokenizer
 
-    from lachesis_train.policy import Policy, PolicyVersion
+    from lachesis_train.policy import CurrentPolicy, PolicyVersion
     from lachesis_train.policy_server import PolicyServer
 
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     fake_tokenizer().save_pretrained(tmp_path / "tokenizer")
     sampler = FakeSampler()
-    policy = Policy(PolicyVersion(0, "run:0", sampler))
+    policy = CurrentPolicy(PolicyVersion(0, "run:0", sampler))
     run_api = (str(Path(sys.executable).parent / "run-api"), "--port", str(port))
     async with PolicyServer(
         policy, AutoTokenizer.from_pretrained(tmp_path / "tokenizer"), model_name="policy", port=0

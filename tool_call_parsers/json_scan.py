@@ -26,7 +26,7 @@ _BEFORE_OPENING = frozenset(",:[{ \t\r\n")
 
 
 @dataclass(slots=True)
-class Member:
+class JsonMember:
     """A member of the outermost object whose value is a string, an object or an array."""
 
     start: int
@@ -47,7 +47,7 @@ class JsonScan:
     closed: bool = False
     broken: bool = False
     """It is not JSON, whatever follows."""
-    members: dict[str, Member] = field(default_factory=dict)
+    members: dict[str, JsonMember] = field(default_factory=dict)
     """Members of an object by key; of a repeated key, the first."""
     doubles: set[str] = field(default_factory=set)
     """Keys that occur twice in the outermost object."""
@@ -139,7 +139,7 @@ class JsonScan:
 
     def _begin_value(self, start: int) -> None:
         if self._key is not None:
-            self.members[self._key] = Member(start)
+            self.members[self._key] = JsonMember(start)
 
     def _end_value(self, end: int) -> None:
         if self._key is not None and (member := self.members.get(self._key)) is not None:

@@ -17,7 +17,7 @@ from tool_call_parsers.arguments import plain_name
 from tool_call_parsers.engine import BlockGrammar, Needles, RenderCall, RenderTurn, Run, Step, cut_off
 from tool_call_parsers.json_blocks import MANY_OPENERS, JsonBlocks, named_attempt, skip_repeated
 from tool_call_parsers.literals import CALL_NAME
-from tool_call_parsers.python_elements import Element, Gap, Head, Kind, read_element
+from tool_call_parsers.python_elements import CallHead, Element, Gap, Kind, read_element
 from tool_call_parsers.python_scan import follow_call
 from tool_call_parsers.types import CallStatus
 
@@ -153,7 +153,7 @@ class PythonCalls(BlockGrammar):
             begin = position
             head = yield from self._head(run, position)
 
-    def _bare(self, run: Run, start: int, position: int, head: Head | None, first: bool) -> Step[int | None]:
+    def _bare(self, run: Run, start: int, position: int, head: CallHead | None, first: bool) -> Step[int | None]:
         """A list without markers. It counts if nothing else is on its last line, and after content only if it is
         flawless and nothing follows at all, because prose has brackets too."""
         elements: list[Element] = []
@@ -213,12 +213,12 @@ class PythonCalls(BlockGrammar):
 
     # -- elements -----------------------------------------------------------------------------------------------------
 
-    def _head(self, run: Run, position: int) -> Step[Head | None]:
+    def _head(self, run: Run, position: int) -> Step[CallHead | None]:
         """The beginning of a call at `position`."""
         while True:
             match = _HEAD.match(run.text, position)
             if match is not None:
-                return Head(match[1], match.end() - 1) if match.end() - position <= _MAX_HEAD else None
+                return CallHead(match[1], match.end() - 1) if match.end() - position <= _MAX_HEAD else None
             if run.final or len(run.text) - position > _MAX_HEAD:
                 return None
             if position < len(run.text) and not _HEAD_CUT.match(run.text, position):
@@ -226,7 +226,7 @@ class PythonCalls(BlockGrammar):
             yield
 
     def _element(
-        self, run: Run, position: int, head: Head | None, listed: bool, *, tagged: bool, first: bool
+        self, run: Run, position: int, head: CallHead | None, listed: bool, *, tagged: bool, first: bool
     ) -> Step[Element]:
         """The call at `position`, or the text in place of one."""
         if head is None:

@@ -31,7 +31,7 @@ class Gap(NamedTuple):
     """The missing character."""
 
 
-class Head(NamedTuple):
+class CallHead(NamedTuple):
     """The beginning of a call."""
 
     name: str
@@ -52,7 +52,7 @@ class Element(NamedTuple):
     error: str | None = None
 
 
-def read_element(run: Run, start: int, end: int, gap: Gap, head: Head) -> Element:
+def read_element(run: Run, start: int, end: int, gap: Gap, head: CallHead) -> Element:
     """The call that spans `start:end`."""
     raw = run.text[head.bracket + 1 : end].removesuffix(")")
     plain = plain_name(head.name, run.tools)

@@ -47,7 +47,7 @@ class CommandGroup:
             os.close(file)
 
 
-class Call(ctypes.Structure):
+class SpawnCall(ctypes.Structure):
     """How `starter` makes a process: a system call with two arguments, and what the new process begins with."""
 
     _fields_ = [

@@ -10,7 +10,7 @@ import os
 import struct
 from typing import TYPE_CHECKING
 
-from .groups import Call, CommandGroup
+from .groups import CommandGroup, SpawnCall
 from .kernel import COMMAND_FD, F_ADD_SEALS, F_SEAL_ALL, FILES, GO_FD, REPORT_FD, libc
 
 if TYPE_CHECKING:
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 # Machine code, by machine: its number in an ELF header, START and BECOME.
 #
-# START is a function of (moves, argv, envp, call), where `call` is a `groups.Call`. It makes a process that shares this
-# one's memory until its execve, and returns its id, or -errno. The new process calls write(tasks, "0", 1); prctl(
+# START is a function of (moves, argv, envp, call), where `call` is a `groups.SpawnCall`. It makes a process that shares
+# this one's memory until its execve, and returns its id, or -errno. The new process calls write(tasks, "0", 1); prctl(
 # PR_SET_SECCOMP, SECCOMP_MODE_FILTER, filter), if there is one; setsid(); write(open(SCORE_FILE), score, 5); dup2() for
 # every pair in `moves`, up to a negative number; ioctl(0, TIOCSCTTY, 0), which matters to terminals only;
 # execve(argv[0], argv, envp); exit_group(127). Both processes share one stack, so it uses none.
@@ -140,7 +140,7 @@ class Starter:
         if address in (None, ctypes.c_void_p(-1).value):
             raise OSError(ctypes.get_errno(), "no code can be mapped")
         texts = ctypes.POINTER(ctypes.c_char_p)
-        function = ctypes.CFUNCTYPE(ctypes.c_long, ctypes.c_char_p, texts, texts, ctypes.POINTER(Call))
+        function = ctypes.CFUNCTYPE(ctypes.c_long, ctypes.c_char_p, texts, texts, ctypes.POINTER(SpawnCall))
         self.function = function(address + len(code))
         score = own_oom_score()
         self.sigprocmask = {62: 14, 183: 135}[machine]
@@ -148,7 +148,7 @@ class Starter:
         self.before = ctypes.create_string_buffer(128)
         self.kept: dict[int, Any] = {}
         """Memory that a new process may still read, by its id."""
-        self.call = Call(score, group)
+        self.call = SpawnCall(score, group)
         try:
             pid = self.start([b"/dev/null/none"], [], [(0, 2)])
         except OSError as error:

@@ -23,7 +23,7 @@ class BlockedLoop(RewardError):
     """A call in a thread can never end, since its event loop waits for the thread."""
 
 
-class Watch:
+class LoopWatch:
     """Looks from a thread that waits for an event loop at what the loop's thread does."""
 
     def __init__(self, loop_thread: int | None) -> None:

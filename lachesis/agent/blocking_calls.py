@@ -14,8 +14,8 @@ from concurrent import futures
 from types import FrameType
 from typing import Any, TypeVar
 
-from lachesis.agent.blocked_loop import BlockedLoop, Watch
-from lachesis.agent.call_scope import Call, CallScope, RewardIsOver, loop_threads
+from lachesis.agent.blocked_loop import BlockedLoop, LoopWatch
+from lachesis.agent.call_scope import CallScope, RewardIsOver, ScopedCall, loop_threads
 from lachesis.agent.call_sites import is_awaited
 from lachesis.agent.driven import Driven, current_runner, stop_for
 
@@ -53,7 +53,7 @@ def result_of(
     make: Callable[[], Coroutine[Any, Any, T]],
     loop: asyncio.AbstractEventLoop | None,
     scope: CallScope | None,
-) -> T | Call[T]:
+) -> T | ScopedCall[T]:
     """The result of `make()`, or what the caller's caller awaits for it.
 
     Args:
@@ -74,7 +74,7 @@ def result_of(
         return _wait_in_thread(method, make, loop, scope, frame)
     runner = current_runner()
     if runner is None or is_awaited(sys._getframe(1)):
-        return Call(make, _where(method, frame), scope)
+        return ScopedCall(make, _where(method, frame), scope)
     return stop_for(make(), runner)
 
 
@@ -108,7 +108,7 @@ def _wait_in_thread(
     waiting.add(future)
     if scope is not None and scope.over:  # in between
         future.cancel()
-    blocked = Watch(loop_threads.get(loop))
+    blocked = LoopWatch(loop_threads.get(loop))
     try:
         while not futures.wait([future], _LOOK).done:
             if loop.is_closed():

@@ -91,7 +91,7 @@ class _Open:
         return f"{self.what} was never awaited, so it did not run; write `await` before it"
 
 
-class Call(Coroutine[Any, Any, T]):
+class ScopedCall(Coroutine[Any, Any, T]):
     """A call that was handed out to be awaited. It begins when it is."""
 
     __slots__ = ("_coroutine", "_make", "_open", "_scope")
@@ -288,7 +288,7 @@ def _prepare(loop: asyncio.AbstractEventLoop) -> None:
             return asyncio.Task(coroutine, loop=loop, **options)
         task = _Task(coroutine, loop=loop, **options)
         scope.tasks.add(task)
-        if isinstance(coroutine, Call):
+        if isinstance(coroutine, ScopedCall):
             coroutine.runs_in(task)
         return task
 

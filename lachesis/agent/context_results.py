@@ -34,7 +34,7 @@ class _Done(Coroutine[Any, Any, Any]):
         pass
 
 
-class Reply(_Done, dict[str, Any]):
+class DictReply(_Done, dict[str, Any]):
     """A dictionary. Where it is about a file: `success`, and `bytes` or `error`."""
 
     __hash__ = object.__hash__  # type: ignore[assignment]  # `asyncio.gather` keeps what it is given in a dictionary
@@ -44,11 +44,11 @@ class Reply(_Done, dict[str, Any]):
     """What a command took that its time limit has ended."""
 
     @classmethod
-    def written(cls, size: int) -> Reply:
+    def written(cls, size: int) -> DictReply:
         return cls(success=True, bytes=size, bytes_written=size, exit_code=0, output="")
 
     @classmethod
-    def failed(cls, error: OSError) -> Reply:
+    def failed(cls, error: OSError) -> DictReply:
         reply = cls(success=False, error=str(error), exit_code=-1, output=str(error))
         reply.cause = error
         return reply
@@ -59,14 +59,14 @@ class Reply(_Done, dict[str, Any]):
         return self
 
 
-class Replies(_Done, list[Reply]):
+class Replies(_Done, list[DictReply]):
     """One reply for each file of a folder."""
 
     __hash__ = object.__hash__  # type: ignore[assignment]
 
     @classmethod
     def failed(cls, error: OSError) -> Replies:
-        return cls([Reply.failed(error)])
+        return cls([DictReply.failed(error)])
 
     def _awaited(self) -> Self:
         for reply in self:

@@ -110,7 +110,7 @@ def frames_of(error: BaseException) -> list[tuple[FrameType, int]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ExpressionPlace:
     statement: Statement
     head: Statement | None
     mixed: bool
@@ -118,7 +118,7 @@ class Place:
     """As of `Doubt`."""
 
 
-def place_of_value(reward: Callable[..., Any] | None, place: Statement) -> Place | None:
+def place_of_value(reward: Callable[..., Any] | None, place: Statement) -> ExpressionPlace | None:
     """The same for a reward that returned something other than a score. None if none of its value is the agent's."""
     code = getattr(reward, "__code__", None)
     parsed = source_of(code.co_filename, getattr(reward, "__globals__", {})) if code is not None else None
@@ -134,7 +134,7 @@ def place_of_value(reward: Callable[..., Any] | None, place: Statement) -> Place
             flow = flow_of_reward(node)
             returned = [each for each in ast.walk(node) if isinstance(each, ast.Return)]
             if any(flow.depends(each.value) or flow.is_reached_by_choice(each) for each in returned):
-                return Place(place, None, mixed=True, direct=True)
+                return ExpressionPlace(place, None, mixed=True, direct=True)
     return None
 
 
@@ -142,7 +142,9 @@ _Flows = tuple[DataFlow, DataFlow, DataFlow]
 """Of what the agent left, of what services answered, and of the item."""
 
 
-def place_of(error: BaseException, rewards: Collection[str], services: Collection[tuple[str, Span]]) -> Place | None:
+def place_of(
+    error: BaseException, rewards: Collection[str], services: Collection[tuple[str, Span]]
+) -> ExpressionPlace | None:
     """The statement that raised, in the innermost function of the environment. None where nothing of the agent's is in
     the expression, or what a service answered is, and where there is no source."""
     own = [(frame, at) for frame, at in frames_of(error) if is_own(frame.f_code.co_filename) and _has_source(frame)]
@@ -201,16 +203,16 @@ def place_of(error: BaseException, rewards: Collection[str], services: Collectio
             if not (flow.depends(part) or flow.is_reached_by_choice(part) or flow.depends(decides)):
                 return None
             direct = decides is not None and _is_mixed(decides, flow, frame)
-            return Place(place, Statement.of(place.file, around), direct or of_item.depends(decides), direct)
+            return ExpressionPlace(place, Statement.of(place.file, around), direct or of_item.depends(decides), direct)
         failed = _failing(node, error, frame)
         depends = flow.is_made if _is_of_place(error) else flow.depends
         # A service that refuses what the agent wrote answered it; what else it says is about itself.
         if (answered.depends(failed) and not is_refusal(error)) or not depends(failed):
             return None
         if isinstance(error, RecursionError | MemoryError):
-            return Place(place, None, mixed=False, direct=False)
+            return ExpressionPlace(place, None, mixed=False, direct=False)
         direct = _is_mixed(failed, flow, frame)
-        return Place(place, None, direct or of_item.depends(failed), direct)
+        return ExpressionPlace(place, None, direct or of_item.depends(failed), direct)
     return None
 
 
@@ -219,11 +221,11 @@ def _goes_by(node: ast.AST, flow: DataFlow) -> bool:
     return isinstance(node, ast.For | ast.AsyncFor | ast.While) and flow.depends(_decider(node))
 
 
-def _place_of_loop(loop: Any, frame: FrameType, flow: DataFlow, of_item: DataFlow) -> Place:
+def _place_of_loop(loop: Any, frame: FrameType, flow: DataFlow, of_item: DataFlow) -> ExpressionPlace:
     """It is passed by a call that came to its end: in which line of the loop the time was over is chance."""
     head = Statement.of(frame.f_code.co_filename, loop)
     direct = _is_mixed(_decider(loop), flow, frame)  # type: ignore[arg-type]
-    return Place(head._replace(end=_OF_LOOP), head, direct or of_item.depends(loop), direct)
+    return ExpressionPlace(head._replace(end=_OF_LOOP), head, direct or of_item.depends(loop), direct)
 
 
 def _has_source(frame: FrameType) -> bool:

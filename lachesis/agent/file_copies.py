@@ -12,7 +12,7 @@ from pathlib import Path
 from backends import MAX_DOWNLOAD
 from backends.executor.trees import walk
 from backends.tasks import in_own_thread
-from lachesis.agent.context_results import Replies, Reply
+from lachesis.agent.context_results import DictReply, Replies
 
 _CHUNK = 1 << 20
 
@@ -27,7 +27,7 @@ def files_below(folder: Path) -> Replies:
             except OSError:  # it leads nowhere
                 continue
         if stat.S_ISREG(facts.st_mode):
-            replies.append(Reply.written(facts.st_size))
+            replies.append(DictReply.written(facts.st_size))
     return replies
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Interrupted:
+class InterruptedRollout:
     """A rollout that was cancelled, with its finished turns."""
 
     rollout: Rollout
@@ -22,7 +22,7 @@ class Interrupted:
 
 
 _agents: ContextVar[list[AgentResult] | None] = ContextVar("agents", default=None)
-_rollouts: ContextVar[list[Interrupted] | None] = ContextVar("rollouts", default=None)
+_rollouts: ContextVar[list[InterruptedRollout] | None] = ContextVar("rollouts", default=None)
 
 
 @contextmanager
@@ -33,7 +33,7 @@ def interrupted_agents() -> Iterator[list[AgentResult]]:
 
 
 @contextmanager
-def interrupted_rollouts() -> Iterator[list[Interrupted]]:
+def interrupted_rollouts() -> Iterator[list[InterruptedRollout]]:
     """The rollouts inside that were cancelled, also in tasks that begin inside."""
     with _noting(_rollouts) as found:
         yield found
@@ -45,7 +45,7 @@ def note_agent(result: AgentResult) -> None:
         found.append(result)
 
 
-def note_rollout(interrupted: Interrupted) -> None:
+def note_rollout(interrupted: InterruptedRollout) -> None:
     """A rollout was cancelled."""
     if (found := _rollouts.get()) is not None:
         found.append(interrupted)

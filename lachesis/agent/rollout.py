@@ -23,7 +23,7 @@ from backends.errors import ExitCode, LachesisError
 from lachesis.agent.broken_items import ALIKE, BrokenItems
 from lachesis.agent.doubtful import settled, those_alone
 from lachesis.agent.evidence import Doubt
-from lachesis.agent.interrupted import Interrupted, interrupted_agents, note_rollout
+from lachesis.agent.interrupted import InterruptedRollout, interrupted_agents, note_rollout
 from lachesis.agent.loop import HermesAgentLoop
 from lachesis.agent.outcome import Outcome
 from lachesis.agent.result import AgentResult
@@ -366,7 +366,7 @@ class RolloutPlayer:
             except asyncio.CancelledError:
                 if result is not None and result.outcome is not Outcome.COMPLETED:
                     note_rollout(
-                        Interrupted(
+                        InterruptedRollout(
                             Rollout(
                                 rollout_id=rollout_id,
                                 item_key=item_key,

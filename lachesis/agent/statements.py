@@ -51,7 +51,7 @@ class Statement(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class SourceFile:
     """A file of the environment, parsed."""
 
     nodes: list[ast.stmt | ast.expr]
@@ -116,7 +116,7 @@ def enclosing(node: Any) -> Iterator[Any]:
 
 @in_turn
 @functools.lru_cache(maxsize=64)
-def _parsed(text: str) -> Source | None:
+def _parsed(text: str) -> SourceFile | None:
     try:
         tree: ast.Module = parse(text)
     except (SyntaxError, ValueError):
@@ -130,10 +130,10 @@ def _parsed(text: str) -> Source | None:
             child.quoted = isinstance(node, ast.JoinedStr) or getattr(node, "quoted", False)  # type: ignore[attr-defined]
     # Of two that begin together, the inner one is the later: `@decorator` lines are no beginning.
     found.sort(key=lambda node: (node.lineno, node.col_offset))
-    return Source(found, [(node.lineno, node.col_offset) for node in found])
+    return SourceFile(found, [(node.lineno, node.col_offset) for node in found])
 
 
-def source_of(frame_file: str, names: dict[str, Any] | None = None) -> Source | None:
+def source_of(frame_file: str, names: dict[str, Any] | None = None) -> SourceFile | None:
     """None where there is no source that can be read, or the stack is full."""
     try:
         return _parsed("".join(linecache.getlines(frame_file, names)))
@@ -182,7 +182,7 @@ def table_of(code: CodeType, names: dict[str, Any]) -> Table | None:
     return table if table is None or table.code is code else None
 
 
-def _made(code: CodeType, source: Source) -> Table | None:
+def _made(code: CodeType, source: SourceFile) -> Table | None:
     scope = _SCOPES.get(code.co_name)
     if scope is None and code.co_name.startswith("<"):
         return None

@@ -18,7 +18,7 @@ from lachesis.agent.agent_fault import AgentFault
 from lachesis.agent.blocking_calls import running_loop
 from lachesis.agent.call_scope import CallScope, current_scope
 from lachesis.agent.context_calls import RewardCall, SharedState, answering, context_method
-from lachesis.agent.context_results import Data, FileText, Replies, Reply, Text
+from lachesis.agent.context_results import Data, DictReply, FileText, Replies, Text
 from lachesis.agent.file_copies import chunks, files_below, members, remove_dead_links, write_local
 from lachesis.agent.judgement import Judgement
 from lachesis.agent.open_runs import OpenRun, open_run
@@ -142,7 +142,7 @@ class ToolContext:
     @context_method
     async def terminal(
         self, command: str, timeout: float = 180, *, env: Mapping[str, str] | None = None, check: bool = False
-    ) -> Reply:
+    ) -> DictReply:
         """Run `command` in the workspace; `{"output", "exit_code", "error"}`, stdout before stderr in `output`.
 
         Every call starts in the workspace with the sandbox's initial variables and those of `env`, whatever the agent's
@@ -163,7 +163,7 @@ class ToolContext:
             lines = output[-500:].strip().splitlines()[int(len(output) > 500) :] or [output[-500:]]
             ended = f"{command!r} ended with exit code {done.exit_code}: {'; '.join([*problems, *lines[-1:]])}"
             raise RewardError("\n".join([ended, *(lines if len(lines) > 1 else [])]))
-        reply = Reply(output=output, exit_code=done.exit_code, error="; ".join(problems) or None)
+        reply = DictReply(output=output, exit_code=done.exit_code, error="; ".join(problems) or None)
         reply.late = OwnTime(done.duration, done.waited) if done.timed_out else None
         return reply
 
@@ -189,33 +189,33 @@ class ToolContext:
     async def read_bytes(self, path: str) -> Data:
         return Data(await (await self._sandbox()).read_bytes(await self._path(path)))
 
-    @answering(Reply.failed)
-    async def write_file(self, path: str, content: str | bytes) -> Reply:
+    @answering(DictReply.failed)
+    async def write_file(self, path: str, content: str | bytes) -> DictReply:
         """Write a whole file, creating missing parent folders. Half of a surrogate pair in text becomes `?`."""
         data = content.encode(errors="replace") if isinstance(content, str) else content
         sandbox, inside = await self._sandbox(), await self._path(path)
         await self._put(partial(sandbox.write_bytes, inside, data), lambda: [("f", inside)])
-        return Reply.written(len(data))
+        return DictReply.written(len(data))
 
-    @answering(Reply.failed)
-    async def upload_file(self, local_path: str | Path, remote_path: str) -> Reply:
+    @answering(DictReply.failed)
+    async def upload_file(self, local_path: str | Path, remote_path: str) -> DictReply:
         """Copy a file of this machine into the sandbox, byte for byte, in constant memory."""
         local = Path(local_path)
         sandbox, inside = await self._sandbox(), await self._path(remote_path)
         await self._put(lambda: sandbox.write_chunks(inside, chunks(local)), lambda: [("f", inside)])
-        return Reply.written(local.stat().st_size)
+        return DictReply.written(local.stat().st_size)
 
-    @answering(Reply.failed)
+    @answering(DictReply.failed)
     async def download_file(
         self, remote_path: str, local_path: str | Path, *, max_bytes: int | None = MAX_DOWNLOAD
-    ) -> Reply:
+    ) -> DictReply:
         """Copy a file out of the sandbox, byte for byte, in constant memory. Replaces `local_path` when it is complete.
 
         A file larger than `max_bytes` (sparse files count in full) is an error and leaves nothing behind; None means
         that only the disk limits it.
         """
         chunks = (await self._sandbox()).read_chunks(await self._path(remote_path))
-        return Reply.written(await write_local(Path(local_path), chunks, max_bytes))
+        return DictReply.written(await write_local(Path(local_path), chunks, max_bytes))
 
     @answering(Replies.failed)
     async def upload_dir(self, local_dir: str | Path, remote_dir: str) -> Replies:
@@ -246,10 +246,10 @@ class ToolContext:
         return Text((await (await self._sandbox()).stat(await self._path(path))).path)
 
     @context_method
-    async def stop_processes(self) -> Reply:
+    async def stop_processes(self) -> DictReply:
         """Kill everything that the agent and earlier calls left running."""
         await (await self._sandbox()).stop_processes()
-        return Reply(success=True)
+        return DictReply(success=True)
 
     async def pace(self) -> Pace:
         """How much of a CPU a program gets here now. Not reliable in a sandbox where an agent was root."""
@@ -276,24 +276,24 @@ class ToolContext:
             await fresh.close()
 
     @context_method
-    async def search(self, query: str, path: str = ".") -> Reply:
+    async def search(self, query: str, path: str = ".") -> DictReply:
         """Lines of files below `path` that match the regular expression `query`, as the tool `search_files` does."""
         return await self._tool_reply("search_files", {"pattern": query, "path": path})
 
     @context_method
-    async def web_search(self, query: str) -> Reply:
+    async def web_search(self, query: str) -> DictReply:
         return await self._tool_reply("web_search", {"query": query})
 
     @context_method
-    async def web_extract(self, urls: list[str]) -> Reply:
+    async def web_extract(self, urls: list[str]) -> DictReply:
         return await self._tool_reply("web_extract", {"urls": urls})
 
     @context_method
-    async def browser_navigate(self, url: str) -> Reply:
+    async def browser_navigate(self, url: str) -> DictReply:
         return await self._tool_reply("browser_navigate", {"url": url})
 
     @context_method
-    async def browser_snapshot(self) -> Reply:
+    async def browser_snapshot(self) -> DictReply:
         return await self._tool_reply("browser_snapshot", {})
 
     @context_method
@@ -310,14 +310,14 @@ class ToolContext:
         self._require_open()
         return await call_tool(name, arguments, self._session, registry=self._registry)
 
-    async def _tool_reply(self, name: str, arguments: Mapping[str, Any]) -> Reply:
+    async def _tool_reply(self, name: str, arguments: Mapping[str, Any]) -> DictReply:
         """What a tool answers, which is JSON where it succeeded."""
         result = await self._tool(name, arguments)
         try:
             value = json.loads(result.content)
         except ValueError:
             value = result.content
-        reply = Reply(value) if isinstance(value, dict) else Reply(output=value)
+        reply = DictReply(value) if isinstance(value, dict) else DictReply(output=value)
         if result.error is not None:
             reply.setdefault("error", result.error)
         return reply
@@ -443,12 +443,12 @@ class ToolContext:
         return self._judged
 
     @context_method
-    async def cleanup(self) -> Reply:
+    async def cleanup(self) -> DictReply:
         """Release the sandbox early. Called for you after the reward."""
         if self._run is not None:
             await self._run.sessions.close(self.task_id)
         await self._session.close()
-        return Reply(success=True)
+        return DictReply(success=True)
 
     def _require_open(self) -> None:
         if self._sealed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,6 @@ from lachesis.run_folder import data_folder, unused
 from lachesis.runs.decisions import Decision, Kept
 from lachesis.runs.environment import Environment
 from lachesis.runs.evaluations import EvaluatedItems
-from lachesis.runs.exclusion import Exclusions, of_record, of_rollout
 from lachesis.runs.failures import FailureBrake
 from lachesis.runs.file_sink import FileSink
 from lachesis.runs.group_player import PlayedGroup, play_item, settled_group
@@ -35,7 +34,7 @@ from lachesis.runs.model_servers import model_files
 from lachesis.runs.own_code import code_of
 from lachesis.runs.own_figures import own_figures
 from lachesis.runs.own_place import own_place
-from lachesis.runs.pipeline import AskAgain, NextItem, Pipeline, PlayItem
+from lachesis.runs.pipeline import NextItem, Pipeline, PlayItem
 from lachesis.runs.results import RunFiles, RunResult, ServeResult
 from lachesis.runs.running_figures import RunningFigures
 from lachesis.runs.server_settings import (
@@ -45,6 +44,7 @@ from lachesis.runs.server_settings import (
 )
 from lachesis.runs.settings import HermesAgentEnvConfig, is_chosen
 from lachesis.runs.summary import evaluation_metrics
+from lachesis.runs.wandb_tracking import Tracker
 from lachesis.wording import counted
 
 MODES: Registry[Callable[..., Awaitable[Any]]] = Registry("command", "lachesis.modes", {}, package="lachesis-train")
@@ -80,7 +80,7 @@ async def process(env: Environment) -> RunResult:
             workers=env.max_num_workers,
             group_size=env.group_size_to_process,
             on_group=on_group,
-            exclusions=env.tracker.exclusions if env.tracker.on else None,
+            tracker=env.tracker if env.tracker.on else None,
         )
 
 
@@ -197,7 +197,7 @@ async def _into_files(
     wanted_items: int,
     evaluation: EvaluatedItems | None = None,
     on_group: Callable[[PlayedGroup, Decision], Awaitable[None]] | None = None,
-    exclusions: Exclusions | None = None,
+    tracker: Tracker | None = None,
 ) -> RunResult:
     """Play, and write everything next to the groups file.
 
@@ -232,7 +232,7 @@ async def _into_files(
         size=group_size,
         figures=figures,
         evaluation=evaluation,
-        on_earlier=None if exclusions is None else partial(_note_earlier, exclusions),
+        on_earlier=None if tracker is None else tracker.exclusions.add_group,
         code=code,
         takes_old_code=takes_old_code,
     )
@@ -244,12 +244,13 @@ async def _into_files(
         title=env.run_name,
         next_item=next_item,
         keys=keys or ItemKeys(),
-        play=noting(_keeping_interrupted(play, sink), exclusions),
+        play=_keeping_interrupted(play, sink),
         sink=sink,
         console=env.console,
         brake=brake,
+        on_played=None if tracker is None else lambda group: tracker.count(group.item_key, group.rollouts),
         on_group=on_group,
-        ask_again=asking_again(partial(settled_group, env, figures.add), exclusions),
+        ask_again=partial(settled_group, env, figures.add),
     )
     await pipeline.run()
     assert sink.summary is not None
@@ -281,37 +282,6 @@ def _keeping_interrupted(play: PlayItem[PlayedGroup], sink: FileSink) -> PlayIte
                 raise
 
     return played
-
-
-def noting(play: PlayItem[PlayedGroup], exclusions: Exclusions | None) -> PlayItem[PlayedGroup]:
-    """`play`, and every rollout of it is counted, also those of groups that are left out or played again."""
-    if exclusions is None:
-        return play
-
-    async def noted(item: Any, key: str) -> Sequence[PlayedGroup]:
-        groups = await play(item, key)
-        for group in groups:
-            if not group.in_doubt:
-                exclusions.add(group.item_key, map(of_rollout, group.rollouts))
-        return groups
-
-    return noted
-
-
-def asking_again(ask_again: AskAgain[PlayedGroup], exclusions: Exclusions | None) -> AskAgain[PlayedGroup]:
-    """`ask_again`, and the rollouts of a group are counted when it is settled."""
-
-    def asking(group: PlayedGroup, *, last: bool = False) -> PlayedGroup:
-        settled: PlayedGroup = ask_again(group, last=last)
-        if exclusions is not None and not settled.in_doubt:
-            exclusions.add(settled.item_key, map(of_rollout, settled.rollouts))
-        return settled
-
-    return asking
-
-
-def _note_earlier(exclusions: Exclusions, record: Mapping[str, Any]) -> None:
-    exclusions.add(record["item_key"], map(of_record, record["rollouts"]))
 
 
 def tracking(env: Environment, job: str) -> AbstractAsyncContextManager[None]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -61,23 +59,3 @@ class LeftOut:
 
 
 Decision = Kept | LeftOut
-
-
-@dataclass(slots=True)
-class Tally:
-    """Groups that this start has finished."""
-
-    groups: int = 0
-    rollouts: int = 0
-    scored: int = 0
-    rewards: float = 0.0
-    replayed: Counter[str] = field(default_factory=Counter)
-    """Times that an item was played again because its group became too old, by key."""
-
-    def add(self, rewards: Sequence[float | None]) -> None:
-        """One more group, kept or left out."""
-        scored = [reward for reward in rewards if reward is not None and math.isfinite(reward)]
-        self.groups += 1
-        self.rollouts += len(rewards)
-        self.scored += len(scored)
-        self.rewards += sum(scored)

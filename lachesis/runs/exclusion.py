@@ -25,7 +25,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lachesis.agent.rollout import MODEL_SERVER, Rollout
+from lachesis.agent.rollout import MODEL_SERVER
 
 if TYPE_CHECKING:
     import numpy
@@ -54,7 +54,7 @@ WINDOW = 20_000
 _FIRST_LOOK = 64
 
 
-class Seen(NamedTuple):
+class SeenRollout(NamedTuple):
     """The data of one rollout that the tests use."""
 
     kind: str
@@ -65,36 +65,21 @@ class Seen(NamedTuple):
     """In the order of `QUANTITIES`; None where the model was never asked."""
 
 
-def of_rollout(rollout: Rollout) -> Seen:
-    result = rollout.result
-    quantities = None
-    if result is not None and result.api_calls:
-        tokens = result.tokens.completion_tokens
-        # In the precision of its record.
-        quantities = (result.turns_used, result.tool_calls, tokens, round(result.seconds_own, 3))
-    by_rule = _by_rule(rollout.reward, rollout.outcome.value, rollout.agent_fault)
-    return Seen(rollout.unscored_kind, by_rule, quantities)
-
-
-def of_record(rollout: Mapping[str, Any]) -> Seen:
-    """The same from the record of a rollout; records of earlier versions have no `unscored_kind`."""
-    kind = ""
+def of_record(rollout: Mapping[str, Any]) -> SeenRollout:
+    """From the record of a rollout; those of earlier versions have no `unscored_kind`."""
+    kind, outcome = "", rollout["outcome"]
     if rollout["reward"] is None:
-        outcome = rollout["outcome"]
         guess = "environment" if rollout["traceback"] else outcome if outcome in _UNSCORED else "declined"
         kind = rollout.get("unscored_kind") or guess
     quantities = None
     if rollout.get("api_calls", rollout["turns"]):
         seconds = rollout.get("seconds_own", 0.0)
         quantities = (rollout["turns"], rollout["tool_calls"], rollout.get("completion_tokens", 0), seconds)
-    return Seen(kind, _by_rule(rollout["reward"], rollout["outcome"], rollout.get("agent_fault", "")), quantities)
+    by_rule = "agent_fault" if rollout.get("agent_fault") else "timeout" if outcome == "timeout" else ""
+    return SeenRollout(kind, by_rule if rollout["reward"] is not None else "", quantities)
 
 
 _UNSCORED = ("infra_error", "timeout", "agent_fault")
-
-
-def _by_rule(reward: float | None, outcome: str, agent_fault: str) -> str:
-    return "" if reward is None else "agent_fault" if agent_fault else "timeout" if outcome == "timeout" else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +208,11 @@ class Exclusions:
         self._latest = Exclusion()
         self._next_look = _FIRST_LOOK
 
-    def add(self, item_key: str, rollouts: Iterable[Seen]) -> None:
+    def add_group(self, group: Mapping[str, Any]) -> None:
+        """The same from the record of a group."""
+        self.add(group["item_key"], map(of_record, group["rollouts"]))
+
+    def add(self, item_key: str, rollouts: Iterable[SeenRollout]) -> None:
         """The rollouts of one group."""
         key = item_of(item_key)
         with self._lock:
@@ -243,7 +232,7 @@ class Exclusions:
                 for column in columns:
                     del column[: -self._window]
 
-    def _count(self, rates: ItemRates, seen: Seen) -> None:
+    def _count(self, rates: ItemRates, seen: SeenRollout) -> None:
         self._total += 1
         rates.rollouts += 1
         if seen.kind:

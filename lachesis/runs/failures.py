@@ -47,7 +47,7 @@ class UnusableSettings(RunStopped):
 
 
 @dataclass(slots=True, eq=False)
-class Job:
+class ItemJob:
     """One item to be played."""
 
     item: Any
@@ -76,7 +76,7 @@ class Retries:
     def __init__(self, item_pause: float, tell: Callable[[str], None]) -> None:
         self._item_pause = item_pause
         self._tell = tell
-        self._waiting: deque[Job] = deque()
+        self._waiting: deque[ItemJob] = deque()
         self._successes = 0
         self._failed_in_a_row = 0
         self._resume_at = 0.0
@@ -94,12 +94,12 @@ class Retries:
     def pausing(self) -> bool:
         return time.monotonic() < self._resume_at
 
-    def ready(self) -> Job | None:
+    def ready(self) -> ItemJob | None:
         """An item whose pause is over."""
         now = time.monotonic()
         return next((job for job in self._waiting if job.not_before <= now), None)
 
-    def take(self, job: Job) -> Job:
+    def take(self, job: ItemJob) -> ItemJob:
         self._waiting.remove(job)
         return job
 
@@ -109,7 +109,7 @@ class Retries:
         self._successes += 1
         self._failed_in_a_row, self._pause = 0, _FIRST_PAUSE
 
-    def put_aged(self, job: Job, tokens: int) -> bool:
+    def put_aged(self, job: ItemJob, tokens: int) -> bool:
         """Keep the item of a group that became too old; False if that happened too often. Nothing failed: no pause."""
         job.too_old += 1
         if job.too_old >= MAX_ATTEMPTS:
@@ -118,7 +118,7 @@ class Retries:
         self._waiting.append(job)
         return True
 
-    def put(self, job: Job, decision: LeftOut, *, last: bool) -> bool:
+    def put(self, job: ItemJob, decision: LeftOut, *, last: bool) -> bool:
         """Keep the item for another attempt; False if it had enough of them. `last`: no other item is left."""
         self._failed_in_a_row += 1
         if self._successes != job.successes_then:  # while nothing succeeds, the item is not the cause

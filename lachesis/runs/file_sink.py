@@ -17,12 +17,12 @@ from typing import Any, Final, Literal, TypeVar
 from rich.console import Console
 
 from backends.tasks import finish
-from lachesis.agent.interrupted import Interrupted
+from lachesis.agent.interrupted import InterruptedRollout
 from lachesis.agent.rollout import Rollout
 from lachesis.run_folder import RunFolderError
 from lachesis.runs.decisions import Decision, Kept, LeftOut
 from lachesis.runs.evaluations import EvaluatedItems
-from lachesis.runs.failures import Job
+from lachesis.runs.failures import ItemJob
 from lachesis.runs.group_player import PlayedGroup
 from lachesis.runs.group_records import group_record, trajectories_of
 from lachesis.runs.item_keys import whole_and_part
@@ -30,9 +30,10 @@ from lachesis.runs.ledger import Ledger
 from lachesis.runs.own_code import OwnCode
 from lachesis.runs.pipeline import Pipeline, Sink
 from lachesis.runs.progress import Standing
+from lachesis.runs.reports import write_report
 from lachesis.runs.results import RunFiles
 from lachesis.runs.running_figures import RunningFigures
-from lachesis.runs.summary import Summary, write_report
+from lachesis.runs.summary import Summary
 from lachesis.trajectories import JsonlWriter, read_lines
 from lachesis.trajectories.digests import certified
 from lachesis.wording import counted
@@ -151,7 +152,7 @@ class FileSink(Sink[PlayedGroup]):
         self._complete_trajectories()
 
     def standing(self, pipeline: Pipeline[PlayedGroup]) -> Standing:
-        return self._standing(pipeline, [counted(self.figures.rollouts, "rollout")] if self.size > 1 else [])
+        return self._standing(pipeline, [counted(self.figures.figures.rollouts, "rollout")] if self.size > 1 else [])
 
     def _standing(self, pipeline: Pipeline[PlayedGroup], notes: list[str]) -> Standing:
         ended = self.played + self.failed_groups + self.declined + self.left_to_agents
@@ -162,7 +163,7 @@ class FileSink(Sink[PlayedGroup]):
         rows = list(self.figures.rows(fresh=bool(pipeline.reason)))
         # An earlier start may have been of more items.
         total = self.total if self.total < 0 else max(self.total, self.settled_groups)
-        part = max(0.0, self.figures.rollouts / max(1, self.size) - ended)
+        part = max(0.0, self.figures.figures.rollouts / max(1, self.size) - ended)
         return Standing(self.settled_groups, total, self.unit, ", ".join(notes), rows, part=part)
 
     def decide(self, group: PlayedGroup) -> Decision:
@@ -182,7 +183,7 @@ class FileSink(Sink[PlayedGroup]):
             tracebacks=group.tracebacks,
         )
 
-    async def accept(self, job: Job, decision: Decision, step: int) -> Decision:
+    async def accept(self, job: ItemJob, decision: Decision, step: int) -> Decision:
         record = (
             decision.content if isinstance(decision, Kept) else decision.record or self._without_rollouts(job, decision)
         )
@@ -207,7 +208,7 @@ class FileSink(Sink[PlayedGroup]):
                 self.failed_groups += 1
         return decision
 
-    def _without_rollouts(self, job: Job, decision: LeftOut) -> dict[str, Any]:
+    def _without_rollouts(self, job: ItemJob, decision: LeftOut) -> dict[str, Any]:
         """The record of a group that an exception ended before it had rollouts."""
         trace = "".join(decision.tracebacks) or decision.detail
         rollouts = []
@@ -231,7 +232,7 @@ class FileSink(Sink[PlayedGroup]):
         self._failures.write(certified(record))
         self._write_trajectories(record, frozenset(), of_failure=True)
 
-    async def keep_interrupted(self, item: Any, interrupted: Sequence[Interrupted]) -> None:
+    async def keep_interrupted(self, item: Any, interrupted: Sequence[InterruptedRollout]) -> None:
         """Write the finished turns of rollouts that were cancelled into the failed trajectories. They have no outcome,
         and are in no other file: the next start plays their item from its beginning."""
         async with self._writing:

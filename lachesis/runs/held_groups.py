@@ -7,12 +7,12 @@ from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 from lachesis.runs.doubts import MOST_HELD, why_held
-from lachesis.runs.failures import Job, RunStopped
+from lachesis.runs.failures import ItemJob, RunStopped
 from lachesis.wording import counted
 
 G = TypeVar("G")
 
-Finish = Callable[[Job, G, Any], Awaitable[None]]
+Finish = Callable[[ItemJob, G, Any], Awaitable[None]]
 """Decides about a group and hands it to the sink."""
 
 
@@ -28,7 +28,7 @@ class HeldGroups(Generic[G]):
         self._ask_again = ask_again
         self._finish = finish
         self._most = max(MOST_HELD, most)
-        self._waiting: list[tuple[Job, G, Any]] = []
+        self._waiting: list[tuple[ItemJob, G, Any]] = []
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -38,7 +38,7 @@ class HeldGroups(Generic[G]):
         """So many wait that no other group begins before they are settled."""
         return len(self._waiting) >= self._most
 
-    def put(self, job: Job, group: G, flight: Any) -> None:
+    def put(self, job: ItemJob, group: G, flight: Any) -> None:
         self._waiting.append((job, group, flight))
 
     async def ask(self, *, last: bool = False) -> None:

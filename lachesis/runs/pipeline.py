@@ -8,9 +8,12 @@ start.
 from __future__ import annotations
 
 import asyncio
+import math
 import signal
 import time
 from abc import ABC, abstractmethod
+from array import array
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Container, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -22,8 +25,8 @@ from rich.console import Console
 from backends import BackendError
 from backends.tasks import cancel_requests, finish
 from lachesis.inference import InferenceError
-from lachesis.runs.decisions import Decision, Kept, LeftOut, Tally
-from lachesis.runs.failures import FailureBrake, Job, Retries, RunStopped
+from lachesis.runs.decisions import Decision, Kept, LeftOut
+from lachesis.runs.failures import FailureBrake, ItemJob, Retries, RunStopped
 from lachesis.runs.held_groups import HeldGroups
 from lachesis.runs.item_keys import ItemKeys, or_none, part_key
 from lachesis.runs.progress import Progress, Standing
@@ -48,7 +51,7 @@ _TICK = 1.0
 class Flight:
     """A group in flight."""
 
-    job: Job
+    job: ItemJob
     step: int
     """The sink's when it began, or an earlier one that the trainer has gone back to since."""
     alone: bool = False
@@ -90,7 +93,7 @@ class Sink(ABC, Generic[G]):
         """Whether the group is kept, and as what. Runs in a thread: it may take its time."""
 
     @abstractmethod
-    async def accept(self, job: Job, decision: Decision, step: int) -> Decision:
+    async def accept(self, job: ItemJob, decision: Decision, step: int) -> Decision:
         """Write the group down; when this returns, it survives `kill -9`. `step` is that of its flight."""
 
     @abstractmethod
@@ -136,6 +139,8 @@ class Pipeline(Generic[G]):
     console: Console
     brake: FailureBrake
     """Ends the run when no group gets a score."""
+    on_played: Callable[[G], None] | None = None
+    """Called with every group that is played and in no doubt, also with those that are left out or played again."""
     on_group: Callable[[G, Decision], Awaitable[None]] | None = None
     """Awaited with every finished group and the decision about it, after it is on the disk."""
     ask_again: AskAgain[G] | None = None
@@ -147,7 +152,12 @@ class Pipeline(Generic[G]):
     keys: ItemKeys = field(default_factory=ItemKeys)
 
     def __post_init__(self) -> None:
-        self.tally = Tally()
+        self.groups = self.rollouts = 0
+        """That this start has finished, kept or left out."""
+        self.rewards = array("d")
+        """Of these rollouts."""
+        self.replayed = Counter[str]()
+        """Times that an item was played again because its group became too old, by key."""
         self.exhausted = False
         """The environment has no more items."""
         self.reason = ""
@@ -312,7 +322,7 @@ class Pipeline(Generic[G]):
             finishing.result()
             raise
 
-    async def _next_job(self) -> Job | None:
+    async def _next_job(self) -> ItemJob | None:
         async with self._draw:
             # While groups fail, other items are tried too: those that wait for another attempt may be the cause.
             fresh_first = self._retries.down and len(self._retries) < 2 * self.sink.workers and not self.exhausted
@@ -328,7 +338,7 @@ class Pipeline(Generic[G]):
                 key = self.keys.key(item)
                 if key not in self.sink.done:
                     self._begun += 1
-                    return Job(item, key)
+                    return ItemJob(item, key)
                 await asyncio.sleep(0)  # thousands may be done already, and the loop has other work
         return None
 
@@ -343,17 +353,19 @@ class Pipeline(Generic[G]):
             if key in self.sink.done:
                 self.tell(f"{key}: an earlier start wrote this group; the new result of its item is left out")
             else:
-                await self._finish_group(Job(job.item, key), groups[number], flight)
+                await self._finish_group(ItemJob(job.item, key), groups[number], flight)
         await self._finish_group(job, groups[0], flight)
 
-    async def _finish_group(self, job: Job, group: G, flight: Flight) -> None:
+    async def _finish_group(self, job: ItemJob, group: G, flight: Flight) -> None:
         if self.ask_again is not None and getattr(group, "in_doubt", False):
             self._held.put(job, group, flight)
             return
         await self._finish_decided(job, group, flight)
         await self._held.ask()
 
-    async def _finish_decided(self, job: Job, group: G, flight: Flight) -> None:
+    async def _finish_decided(self, job: ItemJob, group: G, flight: Flight) -> None:
+        if self.on_played is not None:
+            self.on_played(group)
         async with self._deciding:  # threads that compute share one GIL with the loop: it waits for each of them
             decision = await asyncio.to_thread(self.sink.decide, group)
         if isinstance(decision, Kept) and (old := self.sink.too_old(flight.step)) is not None:
@@ -366,7 +378,9 @@ class Pipeline(Generic[G]):
             self.brake.show(job.key, decision)
             return
         self._retries.succeeded()
-        self.tally.add(settled.rewards)
+        self.groups += 1
+        self.rollouts += len(settled.rewards)
+        self.rewards.extend(reward for reward in settled.rewards if reward is not None and math.isfinite(reward))
         if self.on_group is not None:
             await self.on_group(group, settled)
         self.brake.check(job.key, settled)
@@ -379,13 +393,13 @@ class Pipeline(Generic[G]):
         else:  # exceptions in the environment's code and groups without an end do not pass by themselves
             self.brake.check(key, settled or decision)
 
-    async def _settle(self, job: Job, decision: Decision, flight: Flight) -> Decision | None:
+    async def _settle(self, job: ItemJob, decision: Decision, flight: Flight) -> Decision | None:
         """Hand the decision to the sink. None for a group that is played again, or broke too often."""
         step = flight.step
         if isinstance(decision, LeftOut):
             if decision.too_old and decision.again:
                 if self._retries.put_aged(job, decision.tokens):
-                    self.tally.replayed[job.key] += 1
+                    self.replayed[job.key] += 1
                     return None
                 decision = replace(decision, detail=f"{decision.detail}; played {counted(job.too_old, 'time')}")
             elif decision.again and self.sink.retry_pause is not None:

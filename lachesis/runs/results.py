@@ -22,6 +22,7 @@ from lachesis.evaluation.repaired_calls import NAME, RepairedCalls
 from lachesis.runs.evaluations import figure_rows
 from lachesis.runs.exclusion import Exclusion
 from lachesis.runs.failures import REPEATS
+from lachesis.runs.reports import NO_REPORT
 from lachesis.runs.running_figures import RunningFigures
 from lachesis.runs.summary import Summary
 from lachesis.trajectories.entries import COMPLETED_FILE, FAILED_FILE
@@ -152,7 +153,8 @@ class RunResult:
         for label, path in (("trajectories", self.files.samples), (others, self.files.failed_samples)):
             if path.exists() and path.stat().st_size:
                 yield label, path
-        yield "report", self.files.report
+        if self.files.report.exists():
+            yield "report", self.files.report
 
     def next_steps(self) -> Iterator[str]:
         summary, files = self.summary, self.files
@@ -231,6 +233,8 @@ class RunResult:
             )
         if self.exceptions:
             yield f"{counted(self.exceptions, 'rollout')} ended in an exception of the environment; see the report"
+        if not self.files.report.exists():
+            yield NO_REPORT
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,7 +377,7 @@ def age_quantile(ages: Mapping[int, int], share: float) -> int:
     raise ValueError("there are no groups")
 
 
-class Shown(Protocol):
+class ShownResult(Protocol):
     """The final output of a run."""
 
     def rows(self) -> Iterator[Row]: ...
@@ -394,7 +398,7 @@ def path_link(path: Path) -> Text:
     return Text(str(path), style=Style(link=path.absolute().as_uri()))
 
 
-def print_result(console: Console, result: Shown) -> None:
+def print_result(console: Console, result: ShownResult) -> None:
     """The table that a run ends with, and where everything is."""
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from lachesis.agent.rollout import Rollout
 from lachesis.evaluation import mean_over_items
-from lachesis.runs.item_keys import whole_and_part
+from lachesis.runs.figures import Figures
+from lachesis.runs.rollout_records import counted_record
 from lachesis.runs.setting_facts import with_settings
-from lachesis.runs.tool_failures import VARYING, ToolFailures
+from lachesis.runs.tool_failures import VARYING
 from lachesis.wording import counted
 
 Row = tuple[str, str]
@@ -26,7 +26,7 @@ _LABELS = re.compile(r" \(environment=[^)]*\)")
 
 
 @dataclass(slots=True)
-class Cause:
+class UnscoredCause:
     """Why rollouts have no score."""
 
     kind: str
@@ -46,12 +46,12 @@ class Causes:
     """Counts them. Failures that differ in numbers only have the same cause."""
 
     def __init__(self) -> None:
-        self._found: dict[tuple[str, str], Cause] = {}
+        self._found: dict[tuple[str, str], UnscoredCause] = {}
 
     def add(self, kind: str, why: str, *, may_pass: bool, of_settings: bool = False) -> None:
         why = _cut(with_settings(_LABELS.sub("", why)), 2_000)
         key = kind, VARYING.sub("#", why)[:300]
-        self._found.setdefault(key, Cause(kind, why, may_pass, of_settings)).count += 1
+        self._found.setdefault(key, UnscoredCause(kind, why, may_pass, of_settings)).count += 1
 
     @property
     def may_pass(self) -> bool:
@@ -66,7 +66,7 @@ class Causes:
     def __len__(self) -> int:
         return len(self._found)
 
-    def __iter__(self) -> Iterator[Cause]:
+    def __iter__(self) -> Iterator[UnscoredCause]:
         """The most frequent first."""
         return iter(sorted(self._found.values(), key=lambda cause: -cause.count))
 
@@ -88,41 +88,21 @@ class RunningFigures:
     def __init__(self, *, scores: bool = True, window: int | None = 5_000) -> None:
         self.scores = scores
         self.window = window
-        self.rollouts = 0
-        """Of this start."""
+        self.figures = Figures(items=window, whole=False)
         self.causes = Causes()
         """Of the rollouts of this start without a score."""
         self.faults = Causes()
         """How agents broke their own sandboxes."""
-        self.tool_failures = ToolFailures()
-        """Of the rollouts of this start."""
         self.broken_items: set[str] = set()
         """Keys of items that this start left out as broken."""
-        self._scores: dict[str, list[float | None]] = {}
-        self._outcomes: Counter[str] = Counter()
-        self._unscored: Counter[str] = Counter()
-        self._counts: Counter[str] = Counter()
         self._last = ""
-        self._forgets = False
         self._began = time.monotonic()
         self._mean = mean_over_items([])
         self._mean_due = 0.0
 
     def add(self, item: Any, rollout: Rollout) -> None:
         """A rollout of this start."""
-        self.rollouts += 1
-        self._count(rollout.item_key, rollout.reward, rollout.outcome.value, rollout.unscored_kind)
-        self._counts["tokens"] += rollout.lost_completion_tokens
-        if (result := rollout.result) is not None:
-            self._counts.update(
-                tokens=result.tokens.completion_tokens,
-                uncounted=result.tokens.uncounted_requests,
-                calls=result.tool_calls,
-                failed=len(result.tool_errors),
-                repaired=result.repaired_calls[0],
-            )
-            stats = {name: count.to_dict() for name, count in result.tool_counts.items()}
-            self.tool_failures.add(stats, ((each.tool_name, each.error) for each in result.tool_errors))
+        self.figures.add(counted_record(rollout.item_key, [rollout]))
         score = "no score, "
         if (reward := rollout.reward) is not None:
             score = f"reward {reward:{'.2f' if abs(reward) < 1e9 else '.4g'}}, "
@@ -132,26 +112,15 @@ class RunningFigures:
             self.faults.add("agent_fault", rollout.agent_fault, may_pass=False)
         if rollout.broken_item:
             self.broken_items.add(rollout.item_key)
-        kind = self._kind(rollout.unscored_kind)
-        if kind and not rollout.left_to_agent:
+        kind = rollout.unscored_kind
+        if self._asks_for(kind) and not rollout.left_to_agent:
             # A reward may be None for one sample and a number for the next.
             may_pass = rollout.may_pass_later or kind == "declined"
             self.causes.add(kind, rollout.unscored_because, may_pass=may_pass, of_settings=rollout.of_settings)
 
     def add_record(self, record: Mapping[str, Any]) -> None:
         """A group of an earlier start, or one that was broken before it had rollouts."""
-        for rollout in record["rollouts"]:
-            kind = rollout.get("unscored_kind", "")
-            self._count(record["item_key"], rollout["reward"], rollout["outcome"], kind)
-
-    def _count(self, key: str, reward: float | None, outcome: str, kind: str) -> None:
-        self._scores.setdefault(whole_and_part(key)[0], []).append(reward)
-        if self.window is not None and len(self._scores) > self.window:
-            self._forgets = True
-            del self._scores[next(iter(self._scores))]
-        self._outcomes[outcome] += 1
-        if kind := self._kind(kind):
-            self._unscored[kind] += 1
+        self.figures.add(record, earlier=True)
 
     def broken_lines(self) -> Iterator[str]:
         """How many items are broken, and which."""
@@ -159,33 +128,34 @@ class RunningFigures:
             more = f" and {len(broken) - 5} others" if len(broken) > 5 else ""
             yield f"{counted(len(broken), 'item')} left out as broken: {', '.join(broken[:5])}{more}"
 
-    def _kind(self, kind: str) -> str:
-        return kind if self.scores or kind != "declined" else ""
+    def _asks_for(self, kind: str) -> bool:
+        """Whether a score is missing: not where there are none."""
+        return bool(kind) and (self.scores or kind != "declined")
 
     def rows(self, *, fresh: bool = False) -> Iterator[Row]:
         """How it goes. Unless `fresh`, the mean is some seconds old where it takes long to compute."""
-        if not self._outcomes:
+        found = self.figures
+        if not found.outcomes:
             return
         if (now := time.monotonic()) >= self._mean_due or fresh:
-            self._mean = mean_over_items(list(self._scores.values()))
+            self._mean = mean_over_items(list(found.scores.values()))
             self._mean_due = now + max(1.0, 50 * (time.monotonic() - now))
         if self.scores:
-            of = f" (the latest {self.window} items)" if self._forgets else ""
+            of = f" (the latest {self.window} items)" if found.forgot else ""
             yield "mean", "none was scored" if math.isnan(self._mean.mean) else f"{self._mean}{of}"
-        yield "outcomes", ", ".join(f"{name} {count}" for name, count in self._outcomes.most_common())
-        if self._unscored:
-            of = f"{self._unscored.total()} of {self._outcomes.total()}"
-            yield "no score", f"{of}: {', '.join(f'{kind} {count}' for kind, count in self._unscored.most_common())}"
+        yield "outcomes", ", ".join(f"{name} {count}" for name, count in found.outcomes.most_common())
+        if unscored := [(kind, count) for kind, count in found.unscored.most_common() if self._asks_for(kind)]:
+            of = f"{sum(count for _, count in unscored)} of {found.outcomes.total()}"
+            yield "no score", f"{of}: {', '.join(f'{kind} {count}' for kind, count in unscored)}"
         if cause := next(iter(self.causes), None):
             yield "because", _cut(str(cause), 160)
-        if self.rollouts:
-            counts, seconds = self._counts, max(now - self._began, 1e-9)
-            rate = f"{counts['tokens']} in finished rollouts, {counts['tokens'] / seconds:.0f}/s"
-            yield "tokens", "not counted by the server" if counts["uncounted"] else rate
-            repaired = f", {counts['repaired']} repaired by the parser" if counts["repaired"] else ""
-            yield "tool calls", f"{counts['calls']}, {counts['failed']} failed{repaired}"
-            if self.tool_failures:
-                yield "failed", _cut("; ".join(self.tool_failures.lines()), 240)
+        if found.rollouts:
+            rate = f"{found.sampled} in finished rollouts, {found.sampled / max(now - self._began, 1e-9):.0f}/s"
+            yield "tokens", "not counted by the server" if found.counts["uncounted_requests"] else rate
+            repaired = f", {found.repaired.repaired} repaired by the parser" if found.repaired.repaired else ""
+            yield "tool calls", f"{found.counts['tool_calls']}, {found.counts['tool_errors']} failed{repaired}"
+            if found.tool_failures:
+                yield "failed", _cut("; ".join(found.tool_failures.lines()), 240)
             yield "last", self._last
 
 

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-from backends.errors import LachesisError
+from lachesis.agent.rollout import Rollout
 from lachesis.evaluation.repaired_calls import NAME, RepairedCalls
 from lachesis.runs.exclusion import WINDOW, Exclusion, Exclusions
+from lachesis.runs.figures import Figures
+from lachesis.runs.rollout_records import counted_record
 from lachesis.runs.settings import HermesAgentEnvConfig
-from lachesis.runs.summary import Summariser
+from lachesis.runs.summary import Summary
+from lachesis.runs.wandb_run import TrackingError
 from lachesis.trajectories.groups import stored_messages
 
 CONTENT_LIMIT, CALL_LIMIT, RESULT_LIMIT = 300, 200, 500
 """Characters of reasoning and text, of a call's arguments, and of a tool's result in the rollout table."""
 ITEM_LIMIT = 100
 """Items in the table of those with rollouts that were left out."""
-
-
-class TrackingError(LachesisError, RuntimeError):
-    """`use_wandb` is set and W&B cannot be used."""
 
 
 class Tracker:
@@ -39,7 +38,7 @@ class Tracker:
         """Whether W&B failed meanwhile."""
         self._shown: Exclusion | None = None
         self._alarmed: set[str] = set()
-        self._finished = Summariser()
+        self._finished = Figures()
         self._run: Any = None
         self._rollouts: list[tuple[str, float | None]] = []
         self._keep = 0
@@ -74,6 +73,10 @@ class Tracker:
                 await asyncio.to_thread(self._send, lambda run: finish(run, exit_code))
             self._run = None
 
+    def count(self, item_key: str, rollouts: Iterable[Rollout]) -> None:
+        """Note which rollouts of a played group have a score."""
+        self.exclusions.add_group(counted_record(item_key, rollouts))
+
     def add(self, group: Mapping[str, Any]) -> None:
         """Note a finished group for the next log."""
         self._finished.add(group)
@@ -82,10 +85,10 @@ class Tracker:
                 self._rollouts.append((readable(stored_messages(group, rollout)), rollout["reward"]))
             del self._rollouts[: -self._keep or None]
 
-    def take(self) -> Summariser:
-        """The groups since the last call; from now on others are collected."""
-        taken, self._finished = self._finished, Summariser()
-        return taken
+    def take(self) -> Summary:
+        """The figures of the groups since the last call; from now on others are collected."""
+        taken, self._finished = self._finished, Figures()
+        return taken.summary(tests=False)
 
     async def exclusion_metrics(self) -> dict[str, Any]:
         """Whether being left out depends on something, as of the last look (`Exclusions.latest`); W&B alerts once."""

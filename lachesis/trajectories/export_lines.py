@@ -49,7 +49,7 @@ class ExportLine:
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
+class LeftOutRollout:
     """A rollout that is in no line."""
 
     rollout_id: str
@@ -58,7 +58,9 @@ class LeftOut:
 
     def __post_init__(self) -> None:
         if not _is_texts((self.rollout_id, self.reason)):
-            raise TypeError(f"LeftOut: takes a rollout_id and a reason, not {_shown((self.rollout_id, self.reason))}")
+            raise TypeError(
+                f"LeftOutRollout: takes a rollout_id and a reason, not {_shown((self.rollout_id, self.reason))}"
+            )
 
 
 NO_ANSWER = "no answer by the model"
@@ -107,17 +109,17 @@ def chat_of(group: GroupRecord, rollout: RolloutRecord) -> Chat:
     return Chat(messages, group["tools"], facts, unsampled, "program" in rollout, omitted, last)
 
 
-def of_rollouts(line: Callable[..., dict[str, Any]]) -> Callable[..., Iterator[ExportLine | LeftOut]]:
+def of_rollouts(line: Callable[..., dict[str, Any]]) -> Callable[..., Iterator[ExportLine | LeftOutRollout]]:
     """The export that writes a `line` of the conversation of each rollout, with the same options."""
 
     @wraps(line)
-    def export(group: GroupRecord, **options: Any) -> Iterator[ExportLine | LeftOut]:
+    def export(group: GroupRecord, **options: Any) -> Iterator[ExportLine | LeftOutRollout]:
         for rollout in group["rollouts"]:
             chat = chat_of(group, rollout)
             try:
                 content = line(chat, **options)
             except (Unsuitable, MessageError) as error:
-                yield LeftOut(rollout["rollout_id"], reason_of(error))
+                yield LeftOutRollout(rollout["rollout_id"], reason_of(error))
             else:
                 yield ExportLine(content, (rollout["rollout_id"],), tuple(sorted(chat.warnings)))
 

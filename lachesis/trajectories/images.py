@@ -19,7 +19,7 @@ _DATA_URL: Final = re.compile(r"data:(image/[\w.+-]+);base64,")
 
 
 @dataclass(frozen=True, slots=True)
-class Image:
+class MessageImage:
     """An image by its content."""
 
     sha256: str
@@ -28,7 +28,7 @@ class Image:
     """`data:image/...;base64,...`; empty in a sample that was read without its data."""
 
     @classmethod
-    def from_url(cls, url: object) -> Image:
+    def from_url(cls, url: object) -> MessageImage:
         """Reads a data URL. Raises ValueError for any other URL, including web URLs, whose content may change."""
         found = _DATA_URL.match(url) if isinstance(url, str) else None
         if not isinstance(url, str) or found is None:
@@ -44,7 +44,7 @@ class Image:
 class PlacedImage:
     """An image and its place among the ids of a prompt or a sample."""
 
-    image: Image
+    image: MessageImage
     start: int
     """Of its first token."""
     tokens: int
@@ -69,9 +69,9 @@ class PlacedImage:
             raise ValueError(f"{str(record)[:80]} is not an image with sha256, start, tokens and id")
         digest = record["sha256"]
         url = (data or {}).get(digest, "")
-        if url and Image.from_url(url).sha256 != digest:
+        if url and MessageImage.from_url(url).sha256 != digest:
             raise ValueError(f"the data of image {digest[:12]} has another digest")
-        return cls(Image(digest, url), record["start"], record["tokens"], record["id"])
+        return cls(MessageImage(digest, url), record["start"], record["tokens"], record["id"])
 
 
 def image_urls(content: object) -> Iterator[object]:

@@ -26,7 +26,7 @@ from lachesis.agent import call_sites
 from lachesis.agent.blocked_loop import BlockedLoop
 from lachesis.agent.blocking_calls import result_of, with_blocking_calls
 from lachesis.agent.call_scope import CallScope, RewardIsOver, current_scope
-from lachesis.agent.context_results import Reply
+from lachesis.agent.context_results import DictReply
 from lachesis.agent.driven import Driven
 from lachesis.agent.reward import RewardError
 from tests.run import some
@@ -59,7 +59,7 @@ class Device:
         if isinstance(value, Exception):
             raise value
         self.done.append(value)
-        return Reply(value=value)
+        return DictReply(value=value)
 
 
 def driven(function: Callable[[Device], Any]) -> Callable[[], Any]:

@@ -9,7 +9,7 @@ from sandbox_watch import missing
 from test_isolation import AUDIT, lines
 
 from backends import Backend, BackendUnavailable, Sandbox, SandboxSpec, create_backend
-from lachesis_testing.attacks import ATTACKS, Fell, Target, attacked
+from lachesis_testing.attacks import ATTACKS, AttackTarget, Fell, attacked
 from lachesis_testing.backend_suite.attacks import EVERY
 from tests.support.ssh_engine import ssh_engine
 
@@ -69,7 +69,7 @@ async def test_every_wall_holds_for_root(inside: Sandbox, backend: Backend) -> N
     await inside.write_bytes("audit.py", AUDIT.encode())
     result = await inside.exec("python3 audit.py", timeout=300)
     assert (result.stdout, result.stderr) == (b"", b"")
-    target = Target(backend, inside)
+    target = AttackTarget(backend, inside)
     for attack in ATTACKS:
         if EVERY or (not attack.is_heavy and attack.name.startswith(FAMILIES[backend.name])):
             found = await attacked(attack, target)

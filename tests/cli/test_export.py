@@ -13,7 +13,7 @@ import pytest
 
 from lachesis.agent.rollout import Rollout
 from lachesis.cli import main
-from lachesis.runs.group_records import rollout_record
+from lachesis.runs.rollout_records import rollout_record
 from lachesis.trajectories import JsonlWriter, read_lines
 from lachesis.trajectories.export_lines import ExportLine
 from lachesis_compat.modules.model_tools import TOOL_TO_TOOLSET_MAP
@@ -125,7 +125,7 @@ def test_a_folder_is_the_run_whose_groups_it_holds(groups: Path, capsys: pytest.
 
 
 FAILS = """
-from lachesis.trajectories.export_lines import ExportLine, LeftOut
+from lachesis.trajectories.export_lines import ExportLine, LeftOutRollout
 
 def halfway(group):
     for rollout in group["rollouts"]:
@@ -147,7 +147,7 @@ def one_id(group):
     yield ExportLine({}, group["rollouts"][0]["rollout_id"])
 
 def no_reason(group):
-    yield LeftOut(group["rollouts"][0], "not wanted")
+    yield LeftOutRollout(group["rollouts"][0], "not wanted")
 
 def typed(group, *, margin=0.0, names=("a",), title="pairs"):
     yield from ()
@@ -166,10 +166,10 @@ def typed(group, *, margin=0.0, names=("a",), title="pairs"):
         (("--format", "dataset", "--options", "[1]"), ["--options", "mapping"], 2),
         (("--format", "dataset", "--options", "{"), ["error:"], 2),
         (("--format", "fails"), ["no export called 'fails'", "did you mean fails:NAME?"], 2),
-        (("--format", "fails:a_dict"), ["group 1", "yields ExportLine and LeftOut", "a dict: {'reward'"], 1),
+        (("--format", "fails:a_dict"), ["group 1", "yields ExportLine and LeftOutRollout", "a dict: {'reward'"], 1),
         (("--format", "fails:returns"), ["returns None"], 1),
         (("--format", "fails:one_id"), ["rollout_ids is a tuple of texts", "write ('a-1-0',)"], 1),
-        (("--format", "fails:no_reason"), ["LeftOut: takes a rollout_id and a reason"], 1),
+        (("--format", "fails:no_reason"), ["LeftOutRollout: takes a rollout_id and a reason"], 1),
         (("--format", "fails:typed", "--options", "{margin: wide}"), ["option margin", "number", "'wide'"], 2),
         (("--format", "fails:typed", "--options", "{names: one}"), ["option names", "'one'"], 2),
         (("--format", "fails:typed", "--options", "{title: 3}"), ["option title", "string"], 2),

@@ -44,14 +44,14 @@ def entry_of(form: str, messages: list[dict[str, Any]]) -> dict[str, Any]:
     return to_trajectory_entry(messages, TOOLS, model="m", completed=True, timestamp="t", extra=[1]).entry
 
 
-def settings_of(target: int, summary: int = 30, **sections: Any) -> Settings:
+def settings_of(target: int, summary: int = 30, **sections: Any) -> CompressionFileSettings:
     budget = {"target_max_tokens": target, "summary_target_tokens": summary}
-    return Settings.model_validate({"compression": budget, **sections})
+    return CompressionFileSettings.model_validate({"compression": budget, **sections})
 
 
 def extracting(counter: TokenCounter, tokens: int) -> Summarizer:
-    async def extract(passages: Sequence[Passage]) -> Summary:
-        return Summary(extractive_summary(passages, tokens, counter.text))
+    async def extract(passages: Sequence[Passage]) -> SummaryAnswer:
+        return SummaryAnswer(extractive_summary(passages, tokens, counter.text))
 
     return extract
 

@@ -46,7 +46,7 @@ def messages_of(entry: dict[str, Any]) -> list[dict[str, Any]]:
     return from_sharegpt(entry) if "conversations" in entry else entry["messages"]
 
 
-def compress(entry: Any, chosen: Settings, summarize: Summarizer | None = None) -> Compressed:
+def compress(entry: Any, chosen: CompressionFileSettings, summarize: Summarizer | None = None) -> Compressed:
     summarize = summarize or extracting(COUNTER, chosen.compression.summary_target_tokens)
     return asyncio.run(Compressor(chosen, COUNTER, summarize).compress(entry))
 
@@ -142,10 +142,10 @@ def test_an_entry_under_the_target_stays() -> None:
     [("", "empty"), (" \n", "empty"), ("word " * 500, "more than 200"), (SummaryFailed("no server", 4), "no server")],
 )
 def test_without_a_usable_summary_the_entry_stays_and_says_why(answer: str | SummaryFailed, reason: str) -> None:
-    async def summarize(passages: Sequence[Passage]) -> Summary:
+    async def summarize(passages: Sequence[Passage]) -> SummaryAnswer:
         if isinstance(answer, SummaryFailed):
             raise answer
-        return Summary(answer, 1)
+        return SummaryAnswer(answer, 1)
 
     entry = agent_entry(40)
     done = compress(entry, settings_of(2500, 100), summarize)
@@ -160,7 +160,7 @@ def test_without_a_usable_summary_the_entry_stays_and_says_why(answer: str | Sum
 
 
 def test_a_late_summary_leaves_the_entry() -> None:
-    async def summarize(passages: Sequence[Passage]) -> Summary:
+    async def summarize(passages: Sequence[Passage]) -> SummaryAnswer:
         await asyncio.Event().wait()
         raise AssertionError
 
@@ -213,9 +213,9 @@ def test_a_turn_of_many_results_is_read_at_once() -> None:
 def test_a_summary_longer_than_planned_widens_the_region_once() -> None:
     lengths: list[int] = []
 
-    async def summarize(passages: Sequence[Passage]) -> Summary:
+    async def summarize(passages: Sequence[Passage]) -> SummaryAnswer:
         lengths.append(len(passages))
-        return Summary("word " * 95, 1)
+        return SummaryAnswer("word " * 95, 1)
 
     done = compress(agent_entry(40), settings_of(2500, 100), summarize)
     assert len(lengths) == 2

@@ -21,8 +21,8 @@ from backends.errors import SettingsError
 from lachesis.trajectories import JsonlError
 from lachesis_data.compression import files
 from lachesis_data.compression.compressor import MARK, Compressor, Summarizer
-from lachesis_data.compression.files import Job, Sample, compress_file, find_jobs, read_progress
-from lachesis_data.compression.metrics import Totals, write_metrics
+from lachesis_data.compression.files import CompressionJob, EntrySample, compress_file, find_jobs, read_progress
+from lachesis_data.compression.metrics import CompressionTotals, write_metrics
 from lachesis_data.compression.settings import Settings
 from lachesis_data.compression.summary import Passage, Summary, extractive_summary
 from tests.compression.examples import Words, agent_entry, extracting, settings_of
@@ -32,7 +32,12 @@ SETTINGS = settings_of(300, 40)
 
 
 def run(
-    job: Job, summarize: Summarizer | None = None, *, sample: Sample | None = None, digest: bytes = b"s", **options: Any
+    job: CompressionJob,
+    summarize: Summarizer | None = None,
+    *,
+    sample: EntrySample | None = None,
+    digest: bytes = b"s",
+    **options: Any,
 ) -> tuple[int, int]:
     """How many entries were finished now, and how many earlier."""
     counts = [0, 0]
@@ -42,23 +47,25 @@ def run(
 
     compressor = Compressor(SETTINGS, Words(), summarize or extracting(Words(), 40))
     options = {"concurrency": 3, "save_over_limit": True, **options}
-    asyncio.run(compress_file(job, compressor, settings=digest, sample=sample or Sample(), report=report, **options))
+    asyncio.run(
+        compress_file(job, compressor, settings=digest, sample=sample or EntrySample(), report=report, **options)
+    )
     return counts[0], counts[1]
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Job:
+def job(tmp_path: Path) -> CompressionJob:
     source = tmp_path / "in.jsonl"
     entries = [{**agent_entry(number % 7 * 3, words=5), "number": number} for number in range(20)]
     source.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
-    return Job(source, tmp_path / "out" / "in.jsonl")
+    return CompressionJob(source, tmp_path / "out" / "in.jsonl")
 
 
 def numbers(path: Path) -> list[int]:
     return [json.loads(line)["number"] for line in path.read_text().splitlines()]
 
 
-def test_the_output_has_every_entry_in_order(job: Job) -> None:
+def test_the_output_has_every_entry_in_order(job: CompressionJob) -> None:
     assert run(job) == (20, 0)
     assert numbers(job.output) == list(range(20))
     assert not job.part.exists()
@@ -67,7 +74,7 @@ def test_the_output_has_every_entry_in_order(job: Job) -> None:
     assert numbers(job.output) == list(range(20))
 
 
-def test_a_start_after_any_crash_gives_the_same_file(job: Job) -> None:
+def test_a_start_after_any_crash_gives_the_same_file(job: CompressionJob) -> None:
     run(job)
     whole, progress = job.output.read_bytes(), job.progress.read_bytes()
 
@@ -85,7 +92,7 @@ def test_a_start_after_any_crash_gives_the_same_file(job: Job) -> None:
     crash()
 
 
-def run_and_die(job: Job, lines: int) -> None:
+def run_and_die(job: CompressionJob, lines: int) -> None:
     """Kill this process in the middle of the line of this number, of an entry or of its row."""
     append, left = files._append, lines
 
@@ -102,7 +109,7 @@ def run_and_die(job: Job, lines: int) -> None:
     run(job)
 
 
-def test_kill_9_and_resume_loses_and_doubles_nothing(job: Job) -> None:
+def test_kill_9_and_resume_loses_and_doubles_nothing(job: CompressionJob) -> None:
     run(job)
     whole = job.output.read_bytes()
     job.output.unlink()
@@ -116,7 +123,7 @@ def test_kill_9_and_resume_loses_and_doubles_nothing(job: Job) -> None:
     assert job.output.read_bytes() == whole
 
 
-def test_an_edited_input_is_compressed_again_from_the_edit_on(job: Job) -> None:
+def test_an_edited_input_is_compressed_again_from_the_edit_on(job: CompressionJob) -> None:
     run(job)
     lines = job.source.read_text().splitlines(keepends=True)
     lines[5] = json.dumps({**agent_entry(1), "number": 99}) + "\n"
@@ -126,16 +133,16 @@ def test_an_edited_input_is_compressed_again_from_the_edit_on(job: Job) -> None:
     assert run(job, digest=b"other settings") == (8, 0)
 
 
-def test_a_sample_depends_on_the_seed_only(job: Job) -> None:
-    run(job, sample=Sample(50, seed=1))
+def test_a_sample_depends_on_the_seed_only(job: CompressionJob) -> None:
+    run(job, sample=EntrySample(50, seed=1))
     chosen = numbers(job.output)
     assert 3 < len(chosen) < 17
-    assert run(job, sample=Sample(50, seed=1)) == (0, len(chosen))
-    run(job, sample=Sample(50, seed=2), digest=b"2")
+    assert run(job, sample=EntrySample(50, seed=1)) == (0, len(chosen))
+    run(job, sample=EntrySample(50, seed=2), digest=b"2")
     assert numbers(job.output) != chosen
 
 
-def test_entries_over_the_limit_can_be_left_out(job: Job) -> None:
+def test_entries_over_the_limit_can_be_left_out(job: CompressionJob) -> None:
     lines = [*job.source.read_text().splitlines(), json.dumps({"number": 20, **agent_entry(1, words=2000)})]
     job.source.write_text("\n".join(lines))
     run(job)
@@ -145,7 +152,7 @@ def test_entries_over_the_limit_can_be_left_out(job: Job) -> None:
     assert len(list(read_progress(job))) == 21
 
 
-def test_a_line_that_is_no_json_is_named_and_what_is_before_it_stays(job: Job) -> None:
+def test_a_line_that_is_no_json_is_named_and_what_is_before_it_stays(job: CompressionJob) -> None:
     lines = job.source.read_text().splitlines(keepends=True)
     job.source.write_text("".join([*lines[:7], '{"conversations": NaN}\n', *lines[7:]]))
     with pytest.raises(JsonlError, match=r"in\.jsonl, line 8: not JSON"):
@@ -155,7 +162,7 @@ def test_a_line_that_is_no_json_is_named_and_what_is_before_it_stays(job: Job) -
     assert run(job) == (13, 7)
 
 
-def test_strange_text_passes_through(job: Job) -> None:
+def test_strange_text_passes_through(job: CompressionJob) -> None:
     entry = {**agent_entry(20), "number": 1 << 70}
     entry["conversations"][9]["value"] = "<tool_response>\n\ud800 \x00 \u2028\n</tool_response>"
     job.source.write_bytes(b"\xef\xbb\xbf" + json.dumps(entry).encode() + b"\r\n\n")
@@ -167,7 +174,7 @@ def test_strange_text_passes_through(job: Job) -> None:
     assert done["conversations"][-4:] == entry["conversations"][-4:]
 
 
-def test_an_incomplete_last_line_is_named_and_the_next_start_goes_on(job: Job) -> None:
+def test_an_incomplete_last_line_is_named_and_the_next_start_goes_on(job: CompressionJob) -> None:
     whole = job.source.read_bytes()
     job.source.write_bytes(whole[:-50])
     with pytest.raises(JsonlError, match=r"in\.jsonl, line 20: not JSON.*still writes"):
@@ -177,14 +184,14 @@ def test_an_incomplete_last_line_is_named_and_the_next_start_goes_on(job: Job) -
     assert numbers(job.output) == list(range(20))
 
 
-def test_what_is_appended_to_the_input_meanwhile_is_compressed_too(job: Job) -> None:
+def test_what_is_appended_to_the_input_meanwhile_is_compressed_too(job: CompressionJob) -> None:
     more = [json.dumps({**agent_entry(1), "number": number}) + "\n" for number in range(20, 40)]
 
-    async def summarize(passages: Sequence[Passage]) -> Summary:
+    async def summarize(passages: Sequence[Passage]) -> SummaryAnswer:
         with job.source.open("a") as file:
             file.writelines(more)
             more.clear()
-        return Summary(extractive_summary(passages, 40, Words().text))
+        return SummaryAnswer(extractive_summary(passages, 40, Words().text))
 
     assert run(job, summarize) == (40, 0)
     assert numbers(job.output) == list(range(40))
@@ -203,13 +210,13 @@ def small_disk() -> Iterator[Path]:
             subprocess.run(["umount", "-l", folder], check=True)
 
 
-def test_a_full_disk_is_named_and_the_next_start_goes_on(job: Job, small_disk: Path) -> None:
+def test_a_full_disk_is_named_and_the_next_start_goes_on(job: CompressionJob, small_disk: Path) -> None:
     run(job)
-    small = Job(job.source, small_disk / "out.jsonl")
+    small = CompressionJob(job.source, small_disk / "out.jsonl")
     with pytest.raises(JsonlError, match=r"out\.jsonl.*No space left.*choose a folder"):
         run(small)
     with pytest.raises(JsonlError, match=r"m\.json: cannot be written \(No space left"):
-        write_metrics(small_disk / "m.json", Totals(), read_progress(job))
+        write_metrics(small_disk / "m.json", CompressionTotals(), read_progress(job))
     assert sorted(path.name for path in small_disk.iterdir()) == ["out.jsonl.part", "out.jsonl.progress"]
     subprocess.run(["mount", "-o", "remount,size=4m", small_disk], check=True)
     done, earlier = run(small)
@@ -218,15 +225,15 @@ def test_a_full_disk_is_named_and_the_next_start_goes_on(job: Job, small_disk: P
     assert small.output.read_bytes() == job.output.read_bytes()
 
 
-def test_a_folder_that_cannot_be_written_is_named(job: Job, small_disk: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_named(job: CompressionJob, small_disk: Path) -> None:
     subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
     with pytest.raises(JsonlError, match=r"out\.jsonl\.progress: cannot write \(Read-only file system\); choose"):
-        run(Job(job.source, small_disk / "out.jsonl"))
+        run(CompressionJob(job.source, small_disk / "out.jsonl"))
     with pytest.raises(JsonlError, match=r"in\.jsonl\.progress: cannot write \(File exists\); choose"):
-        run(Job(job.source, job.source / "in.jsonl"))
+        run(CompressionJob(job.source, job.source / "in.jsonl"))
 
 
-def test_two_processes_do_not_write_one_output(job: Job) -> None:
+def test_two_processes_do_not_write_one_output(job: CompressionJob) -> None:
     job.progress.parent.mkdir()
     with job.progress.open("w") as file:
         import fcntl
@@ -244,10 +251,10 @@ def test_the_names_of_outputs(tmp_path: Path) -> None:
     for name in ("b.jsonl", "a.jsonl", "c.txt"):
         (source / name).write_text("")
     assert find_jobs(source, None, "_c") == [
-        Job(source / f"{n}.jsonl", tmp_path / "runs_c" / f"{n}.jsonl") for n in "ab"
+        CompressionJob(source / f"{n}.jsonl", tmp_path / "runs_c" / f"{n}.jsonl") for n in "ab"
     ]
-    assert find_jobs(source / "a.jsonl", None, "_c") == [Job(source / "a.jsonl", source / "a_c.jsonl")]
-    assert find_jobs(source / "a.jsonl", tmp_path, "_c") == [Job(source / "a.jsonl", tmp_path / "a.jsonl")]
+    assert find_jobs(source / "a.jsonl", None, "_c") == [CompressionJob(source / "a.jsonl", source / "a_c.jsonl")]
+    assert find_jobs(source / "a.jsonl", tmp_path, "_c") == [CompressionJob(source / "a.jsonl", tmp_path / "a.jsonl")]
     with pytest.raises(SettingsError, match="is the input itself"):
         find_jobs(source, source, "_c")
     for name in ("d.part", "d.progress"):
@@ -258,9 +265,9 @@ def test_the_names_of_outputs(tmp_path: Path) -> None:
         find_jobs(tmp_path / "none", None, "_c")
 
 
-def test_the_metrics_file_adds_up(job: Job, tmp_path: Path) -> None:
+def test_the_metrics_file_adds_up(job: CompressionJob, tmp_path: Path) -> None:
     run(job)
-    totals = Totals()
+    totals = CompressionTotals()
     for row in read_progress(job):
         totals.add(row)
     write_metrics(tmp_path / "m.json", totals, read_progress(job))
@@ -278,5 +285,5 @@ def test_the_defaults_in_the_repository_name_every_setting() -> None:
     import yaml
 
     given = yaml.safe_load((Path(__file__).parents[2] / "configs" / "trajectory_compression.yaml").read_text())
-    known = {section: set(values) for section, values in Settings().model_dump().items()}
+    known = {section: set(values) for section, values in CompressionFileSettings().model_dump().items()}
     assert {section: set(values) for section, values in given.items()} == known

@@ -13,7 +13,7 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 
 from lachesis.agent.outcome import Outcome
-from lachesis.trajectories.export_lines import ExportLine, LeftOut, trajectory
+from lachesis.trajectories.export_lines import ExportLine, LeftOutRollout, trajectory
 from lachesis_testing.fake_server import Ask, Scripted, fake_tokenizer
 from lachesis_tokens.endpoint import Recording, RecordingEndpoint
 from lachesis_tokens.prompts.prompts import PromptBuilder
@@ -177,7 +177,7 @@ async def exported(client: Client) -> tuple[list[Any], list[str]]:
     }
     found = list(trajectory(record))
     lines = [line.content for line in found if isinstance(line, ExportLine)]
-    return lines, [each.reason for each in found if isinstance(each, LeftOut)]
+    return lines, [each.reason for each in found if isinstance(each, LeftOutRollout)]
 
 
 async def test_a_conversation_that_ends_with_calls_is_a_trajectory_that_is_not_complete() -> None:

@@ -22,7 +22,7 @@ from lachesis.trajectories import ChatResponse, FinishReason, Message, MessageHi
 from lachesis_tokens.prompts.prompts import PromptBuilder, PromptStart, TemplateNotExtendable
 from lachesis_tokens.templates.chat_template import read_template
 from lachesis_tokens.templates.template_cases import Pattern
-from lachesis_tokens.templates.template_report import Difference, Extension
+from lachesis_tokens.templates.template_report import Extension, TemplateDifference
 from tests.run import ALL
 
 NAMES = list(sources())
@@ -184,7 +184,7 @@ def test_a_chain_of_extensions_is_what_the_template_renders(
         last = number == len(conversation) - 2
         if exact and (last or number < 3):
             assert prompt.prefix.ids == whole(name, history.to_openai("reasoning"), tools, tokenize=True)
-        elif last and not (Difference.BESIDE_CALLS in found.differences and turn["content"]):
+        elif last and not (TemplateDifference.BESIDE_CALLS in found.differences and turn["content"]):
             rendering = whole(name, history.to_openai("reasoning"), tools)
             assert rendering.endswith(tokenizer.decode(prompt.prefix.own_ids))
         assert tokenizer.decode(prompt.prefix.own_ids).endswith(prompt.generation_prompt)

@@ -24,7 +24,7 @@ from lachesis.trajectories import ChatResponse, Message, MessageHistory, ToolRes
 from lachesis_testing.fake_server import Reply
 from lachesis_tokens.server.managed_server import ManagedServer
 from lachesis_tokens.templates.template_cases import Pattern
-from lachesis_tokens.templates.template_report import Difference, Extension
+from lachesis_tokens.templates.template_report import Extension, TemplateDifference
 from tests.run import some
 from tests.support.exactness import Stack, assert_exact, stack
 from tool_call_parsers.detect import detect_parser
@@ -218,7 +218,9 @@ class Rollout:
         if exact:
             assert text == rendered
             self.compared += 1
-        elif written and not (Difference.BESIDE_CALLS in found.differences and nodes[turns[-1]].item["content"]):
+        elif written and not (
+            TemplateDifference.BESIDE_CALLS in found.differences and nodes[turns[-1]].item["content"]
+        ):
             node, context = nodes[turns[-1]], self.world.prompts.context(self.tools)
             if isinstance(node.origin, ChatResponse) and node.sampled and node.origin.tokens.context == context:
                 before = node.origin.tokens.after

@@ -23,7 +23,7 @@ from lachesis.runs import command_line as cli
 from lachesis.runs import model_servers
 from lachesis.runs.failures import REPEATS, RunStopped
 from lachesis.runs.progress import Progress, Standing
-from lachesis.runs.results import Shown, print_result
+from lachesis.runs.results import ShownResult, print_result
 from lachesis.runs.running_figures import RunningFigures
 from lachesis.wording import counted
 from lachesis_testing.fake_server import FakeServer
@@ -33,7 +33,7 @@ from tests.support.scripted_server import ScriptedServer, call, say
 from tests.support.small_envs import SortWords, does_nothing, make, process, rollouts, served, sorts
 
 
-def shown(result: Shown, **console: Any) -> str:
+def shown(result: ShownResult, **console: Any) -> str:
     print_result(Console(file=(out := io.StringIO()), width=400, **console), result)
     return out.getvalue()
 

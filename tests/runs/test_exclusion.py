@@ -23,15 +23,15 @@ from lachesis.runs.exclusion import (
     QUANTITIES,
     Exclusion,
     Exclusions,
-    Seen,
+    SeenRollout,
     _item_test,
     _quantity_test,
     of_record,
-    of_rollout,
 )
 from lachesis.runs.group_player import PlayedGroup
-from lachesis.runs.group_records import group_record, rollout_record
+from lachesis.runs.group_records import group_record
 from lachesis.runs.results import ServeResult, print_result
+from lachesis.runs.rollout_records import counted_record, rollout_record
 from lachesis.runs.summary import evaluation_metrics
 from lachesis.runs.wandb_tracking import Tracker
 from lachesis_view.reports.run import render_report
@@ -54,7 +54,7 @@ def played(seed: int, end: Ends, *, items: int = 60, size: int = 8) -> Exclusion
             turns = 1 + int(chance.expovariate(1 / (2 + 8 * difficulty)))
             honest = (turns, turns - 1, int(turns * chance.lognormvariate(4, 1)), turns * chance.expovariate(1))
             kind, did = end(chance, difficulty, honest)
-            group.append(Seen(kind, "", did))
+            group.append(SeenRollout(kind, "", did))
         seen.add(f"{item:x}-1", group)
     return seen.result()
 
@@ -118,11 +118,11 @@ def test_a_few_lost_rollouts_are_no_alarm_however_uneven() -> None:
     seen = Exclusions()
     for item in range(100):
         lost = 3 if item == 0 else 0
-        seen.add(f"{item}-1", [Seen("infra_error" if at < lost else "", "", (9, 9, 9, 9)) for at in range(8)])
+        seen.add(f"{item}-1", [SeenRollout("infra_error" if at < lost else "", "", (9, 9, 9, 9)) for at in range(8)])
     assert (seen.result().alarm, list(seen.result().tests)) == ("", [])
     for item in range(100, 200):
         lost = 8 if item == 100 else 0
-        seen.add(f"{item}-1", [Seen("infra_error" if at < lost else "", "", (9, 9, 9, 9)) for at in range(8)])
+        seen.add(f"{item}-1", [SeenRollout("infra_error" if at < lost else "", "", (9, 9, 9, 9)) for at in range(8)])
     result = seen.result()
     assert any(test.alarms for test in result.tests), "significant"
     assert result.alarm == "", "but too few to move a mean"
@@ -138,7 +138,9 @@ def test_an_outage_of_the_model_server_is_no_alarm() -> None:
         for _ in range(8):
             turns = 1 + int(chance.expovariate(0.2))
             lost = down and chance.random() < 0.8
-            group.append(Seen("model_server" if lost else "", "", (1 if lost else turns, 0, turns * 50, turns * 2.0)))
+            group.append(
+                SeenRollout("model_server" if lost else "", "", (1 if lost else turns, 0, turns * 50, turns * 2.0))
+            )
         seen.add(f"{item}-1", group)
     result = seen.result()
     assert result.unscored["model_server"] > 50, "it is shown"
@@ -191,7 +193,8 @@ def test_the_rank_test_gives_the_moments_of_all_choices_within_items() -> None:
 def test_the_same_rollouts_give_the_same_p_in_any_order() -> None:
     chance = random.Random(3)
     groups = [
-        (f"{item:x}-1", [Seen("declined" if chance.random() < 0.2 else "", "", (1, 2, 3, 4))] * 2) for item in range(50)
+        (f"{item:x}-1", [SeenRollout("declined" if chance.random() < 0.2 else "", "", (1, 2, 3, 4))] * 2)
+        for item in range(50)
     ]
     results = []
     for _ in range(3):
@@ -211,7 +214,7 @@ def test_looking_again_and_again_raises_few_false_alarms_and_keeps_a_bounded_win
         looks: list[Exclusion] = []
         for item in range(300):
             group = [
-                Seen("timeout" if chance.random() < 0.08 else "", "", (chance.random(), 1, chance.random(), 2))
+                SeenRollout("timeout" if chance.random() < 0.08 else "", "", (chance.random(), 1, chance.random(), 2))
                 for _ in range(8)
             ]
             seen.add(f"{item:x}-1", group)
@@ -246,7 +249,8 @@ def test_one_word_says_why_a_rollout_has_no_score_also_in_its_record(ended: Roll
     assert ended.unscored_kind == kind
     record = rollout_record(ended, None)
     assert record["unscored_kind"] == kind
-    assert of_record(record) == of_rollout(ended)
+    (counted,) = counted_record(ended.item_key, [ended])["rollouts"]
+    assert of_record(record) == of_record(counted)
     del record["unscored_kind"]  # as earlier versions wrote it
     earlier = {"model_server": "infra_error", "dropped": "declined", "agent_fault": "environment"}.get(kind, kind)
     assert of_record(record).kind == earlier
@@ -292,7 +296,9 @@ def test_the_table_of_serve_has_the_rates_and_the_alarm() -> None:
     tracker = Tracker()
     for item in range(20):
         lost = 6 if item < 5 else 0
-        tracker.exclusions.add(f"{item}-1", [Seen("environment" if at < lost else "", "", None) for at in range(8)])
+        tracker.exclusions.add(
+            f"{item}-1", [SeenRollout("environment" if at < lost else "", "", None) for at in range(8)]
+        )
     numbers: dict[str, Any] = dict.fromkeys(ServeResult.__dataclass_fields__, 0)
     for group in range(20):
         tracker.repaired.add([(int(group > 10), 1)] * 4)

@@ -19,8 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+from lachesis.runs.figures import Figures
 from lachesis.runs.results import print_result
-from lachesis.runs.summary import Summariser, training_metrics
+from lachesis.runs.summary import training_metrics
 from lachesis_testing.fake_server import Lengths, RandomWords
 from lachesis_view.html import parts, pretty
 from lachesis_view.reports import run as report
@@ -138,10 +139,10 @@ async def test_repaired_calls_are_in_the_table_the_figures_and_beside_each_call(
 
 
 def training_metrics_of(groups_file: Path) -> dict[str, Any]:
-    finished = Summariser()
+    finished = Figures()
     for line in groups_file.read_text().splitlines():
         finished.add(json.loads(line))
-    return training_metrics(finished)
+    return training_metrics(finished.summary())
 
 
 def test_the_report_of_a_training_has_the_alarm_and_that_of_unchanged_weights_has_none() -> None:

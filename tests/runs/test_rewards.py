@@ -17,9 +17,10 @@ from lachesis.agent.reward import Reward
 from lachesis.agent.rollout import Rollout
 from lachesis.base_env import HermesAgentBaseEnv
 from lachesis.runs.decisions import LeftOut
+from lachesis.runs.figures import Figures
 from lachesis.runs.group_player import play_group
 from lachesis.runs.results import print_result
-from lachesis.runs.summary import BUILTIN_FIGURES, Summariser, evaluation_metrics, training_metrics
+from lachesis.runs.summary import BUILTIN_FIGURES, evaluation_metrics, training_metrics
 from lachesis_testing.fake_server import FakeServer, ToolUser
 from lachesis_tokens.samples.decision import ANY_TRAINER, decide_for_training
 from tests.support import report_pages
@@ -118,9 +119,9 @@ async def test_metrics_cannot_take_the_name_of_a_built_in_figure(tmp_path: Path,
 
 async def test_every_built_in_figure_is_a_reserved_name(tmp_path: Path) -> None:
     result = await process(SortWords, tmp_path, does_nothing, total_steps=1, group_size=1)
-    summariser = Summariser()
-    summariser.add(lines(result.files.groups)[0])
-    names = [*evaluation_metrics(result.summary), *training_metrics(summariser)]
+    figures = Figures()
+    figures.add(lines(result.files.groups)[0])
+    names = [*evaluation_metrics(result.summary), *training_metrics(figures.summary())]
     plain = {name.partition("/")[2] for name in names if "/outcome/" not in name}
     # These are there where there is an interval, where rollouts were left out, where contexts are compressed, and where
     # a parser read calls.

@@ -204,7 +204,7 @@ async def test_rollouts_go_on_while_the_api_is_down_and_a_late_trainer_is_waited
         trainer = Trainer(server.url, batch_size=8)
         await trainer.register()
         await until(lambda: "first batch" in run.sink.relay.trouble, task)
-        assert not run.tally.groups
+        assert not run.groups
         await trainer.take(8)
         await task
         assert once(trainer, 8)
@@ -394,15 +394,15 @@ async def test_an_evaluation_stops_training_if_it_is_told_to(tmp_path, run_api):
             await trainer.take(4)
             await until(evaluating.is_set, task)
             await until(lambda run=run: not run._playing and not run._drawing, task)
-            before = run.tally.groups
+            before = run.groups
             await trainer.take(8)
             if plays_on:
-                await until(lambda run=run, before=before: run.tally.groups > before, task)
+                await until(lambda run=run, before=before: run.groups > before, task)
             else:
                 await asyncio.sleep(0.5)
-                assert run.tally.groups == before
+                assert run.groups == before
             go_on.set()
-            await until(lambda run=run, before=before: run.tally.groups > before, task)
+            await until(lambda run=run, before=before: run.groups > before, task)
             run.stop("enough")
             await task
 

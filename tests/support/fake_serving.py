@@ -21,13 +21,13 @@ from lachesis.runs.pipeline import Pipeline
 from lachesis.runs.results import ServeResult
 from lachesis.runs.settings import HermesAgentEnvConfig
 from lachesis_train.outbox import Outbox
-from lachesis_train.relay import Pace
+from lachesis_train.relay import RelayPace
 from lachesis_train.rollout_api import EnvDescription, RolloutApi
 from lachesis_train.rollout_api_sink import RolloutApiSink
 
 GROUP_SIZE = 2
 LENGTH = 40
-PACE = Pace(poll=0.05, longest_delay=0.3)
+PACE = RelayPace(poll=0.05, longest_delay=0.3)
 
 
 def payload(number: int, *, group_size: int = GROUP_SIZE, length: int = LENGTH) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from lachesis.trajectories.export_lines import ExportLine, LeftOut
+from lachesis.trajectories.export_lines import ExportLine, LeftOutRollout
 from lachesis.trajectories.groups import rollout_messages, rollout_samples
 from lachesis_data.exports.exports import EXPORTS, load_export
 from lachesis_data.exports.parquet import read_rows
@@ -129,27 +129,27 @@ def edits_messages(group: Any) -> Iterator[ExportLine]:
         yield ExportLine({"messages": messages, "samples": tokens}, (rollout["rollout_id"],))
 
 
-def leaves_out_without_a_reason(group: Any) -> Iterator[ExportLine | LeftOut]:
+def leaves_out_without_a_reason(group: Any) -> Iterator[ExportLine | LeftOutRollout]:
     first, *others = ids(group) or [None]
     if first is not None:
-        yield LeftOut(first, " ")
+        yield LeftOutRollout(first, " ")
     for each in others:
         yield ExportLine({}, (each,))
 
 
-def writes_and_leaves_out(group: Any) -> Iterator[ExportLine | LeftOut]:
+def writes_and_leaves_out(group: Any) -> Iterator[ExportLine | LeftOutRollout]:
     for each in ids(group):
         yield ExportLine({}, (each,))
-        yield LeftOut(each, "twice")
+        yield LeftOutRollout(each, "twice")
 
 
 def names_strangers(group: Any) -> Iterator[ExportLine]:
     yield ExportLine({}, ("nobody",))
 
 
-def writes_nothing(group: Any) -> Iterator[LeftOut]:
+def writes_nothing(group: Any) -> Iterator[LeftOutRollout]:
     for each in ids(group):
-        yield LeftOut(each, "not wanted")
+        yield LeftOutRollout(each, "not wanted")
 
 
 class Counts:

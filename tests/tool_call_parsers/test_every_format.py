@@ -6,18 +6,20 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from lachesis_testing.parser_suite import Case, Limits, ParserSuite
+from lachesis_testing.parser_suite import Case, FormatLimits, ParserSuite
 from tool_call_parsers import ToolCallParser, get_parser, list_parsers
 
 OWN_CASES = Path(__file__).with_name("own_cases.jsonl")
-LIMITS: dict[str, Limits] = {
-    "gigachat3": Limits(calls=1),  # a message holds one call
-    **dict.fromkeys(("bare_json", "llama3_json", "llama4_json", "pythonic", "xlam"), Limits(text_beside_calls=False)),
-    "minimax_m3": Limits(untyped=False),  # elements: the text shows only their names and nesting
+LIMITS: dict[str, FormatLimits] = {
+    "gigachat3": FormatLimits(calls=1),  # a message holds one call
+    **dict.fromkeys(
+        ("bare_json", "llama3_json", "llama4_json", "pythonic", "xlam"), FormatLimits(text_beside_calls=False)
+    ),
+    "minimax_m3": FormatLimits(untyped=False),  # elements: the text shows only their names and nesting
     # An unclosed call whose last argument is whole may lack its end tag, or be cut between two arguments.
     **dict.fromkeys(
         ("beam", "glm45", "glm47", "iquest_q1", "ling3", "minicpm5", "poolside_v1", "step3"),
-        Limits(shorter_when_cut=True),
+        FormatLimits(shorter_when_cut=True),
     ),
 }
 
@@ -50,7 +52,7 @@ globals().update(
             {
                 "__module__": __name__,
                 "parser": name,
-                "limits": LIMITS.get(name, Limits()),
+                "limits": LIMITS.get(name, FormatLimits()),
                 "cases": [case for case in CASES if get_parser(case.parser).name == name],
             },
         )

@@ -23,7 +23,7 @@ if not os.environ.get("LACHESIS_NEED_TORCH"):
     pytest.importorskip("tinker", reason="make test-train installs the SDK of Tinker")
 
 from lachesis_train.processes.supervisor import Supervisor
-from lachesis_train.verbs.train import Plan
+from lachesis_train.verbs.train import TrainingPlan
 from tests.run import ALL
 
 ROOT = Path(__file__).parents[2]
@@ -67,7 +67,7 @@ class Run:
             **{name.replace("__", "."): value for name, value in settings.items()},
         }
         given = Namespace(env=environment, config=None, rollout_api=rollout_api)
-        self.plan = Plan.of(given, {name: [value] for name, value in flags.items()})
+        self.plan = TrainingPlan.of(given, {name: [value] for name, value in flags.items()})
         self.supervisor = Supervisor(
             self.plan.parts,
             main="trainer",

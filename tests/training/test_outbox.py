@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import multiprocessing
 import os
 import random
@@ -116,8 +117,8 @@ async def test_a_group_comes_out_as_it_went_in_with_an_id(tmp_path):
 
 async def test_a_malformed_group_is_not_written(tmp_path):
     async with opening(tmp_path) as outbox:
-        with pytest.raises(GroupError):
-            await outbox.append({**payload(1), "scores": [1.0]}, key="1", tokens=1)
+        with pytest.raises(GroupError, match="scores holds a number that is not finite"):
+            await outbox.append({**payload(1), "scores": [1.0, math.nan]}, key="1", tokens=1)
         await append(outbox, 2)
     async with opening(tmp_path) as outbox:
         assert [entry.key for entry in outbox.state.waiting] == ["2"]

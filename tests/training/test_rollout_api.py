@@ -13,7 +13,7 @@ from aiohttp.test_utils import TestServer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lachesis_train.group_encoding import SLICE, GroupError, check_shape, compress, encode_group, encode_json
+from lachesis_train.group_encoding import SLICE, GroupError, compress, encode_group, encode_json
 from lachesis_train.rollout_api import ApiDown, ApiRefused, ConnectionReplaced, EnvDescription, RolloutApi, UnknownEnv
 from tests.support.fake_serving import payload
 from tests.support.stock_run_api import StockRunApi, Trainer
@@ -146,22 +146,6 @@ def test_a_number_that_is_not_finite_is_refused(name, bad):
     group[name] = [0.5, bad] if name == "scores" else [[-0.5] * 39 + [bad]] * 2
     with pytest.raises(GroupError, match=f"{name} contains a number that is not finite"):
         encode_group(group)
-
-
-@pytest.mark.parametrize("name", ["tokens", "masks", "scores", "inference_logprobs"])
-def test_fields_that_a_trainer_needs_are_required(name):
-    for gone in (None, []):
-        with pytest.raises(GroupError, match=f"{name} is missing"):
-            check_shape({**payload(1), name: gone})
-
-
-@pytest.mark.parametrize("name", ["masks", "inference_logprobs", "advantages", "ref_logprobs"])
-def test_lengths_have_to_be_those_of_the_tokens(name):
-    rows = payload(1)["tokens"]
-    with pytest.raises(GroupError, match=rf"{name}\[1\] has 39 positions"):
-        check_shape({**payload(1), name: [rows[0], rows[1][1:]]})
-    with pytest.raises(GroupError, match=f"{name} holds 1 entries"):
-        check_shape({**payload(1), name: rows[:1]})
 
 
 def test_half_surrogate_pairs_do_not_poison_a_batch():

@@ -12,7 +12,7 @@ from lachesis_tokens.samples.group_shapes import (
     samples_from_atropos,
     with_digest,
 )
-from lachesis_train.trainer.checked import Refusal, Refused, Uncertified, checked_group
+from lachesis_train.trainer.checked import GroupRefused, Refusal, Uncertified, checked_group
 from tests.support.trained_groups import group_body
 
 
@@ -36,8 +36,8 @@ def stock(**changes: Any) -> dict[str, Any]:
     return found | changes
 
 
-def refusal(body: dict[str, Any], uncertified: Uncertified = "refuse") -> Refused:
-    with pytest.raises(Refused) as caught:
+def refusal(body: dict[str, Any], uncertified: Uncertified = "refuse") -> GroupRefused:
+    with pytest.raises(GroupRefused) as caught:
         checked_group(body, uncertified)
     return caught.value
 

@@ -21,8 +21,8 @@ from lachesis.run_folder import OtherSettings, RunFolderError
 from lachesis.trajectories.jsonl import read_lines
 from lachesis_train.api import ApiSettings, RolloutApiServer
 from lachesis_train.curves.recorder import TrainingRecorder
-from lachesis_train.policy import Policy
-from lachesis_train.tinker_sdk import Datum, EngineError, Trained
+from lachesis_train.policy import CurrentPolicy
+from lachesis_train.tinker_sdk import Datum, Trained, TrainingEngineError
 from lachesis_train.trainer import batches, checkpoints
 from lachesis_train.trainer.batches import BatchError, BatchSource
 from lachesis_train.trainer.checkpoints import Checkpoint
@@ -65,7 +65,7 @@ class Engine:
     def fault(self) -> Any:
         kind = self.faults.pop(0) if self.faults else ""
         if self.broken:
-            raise EngineError("go on", RuntimeError("poisoned"))
+            raise TrainingEngineError("go on", RuntimeError("poisoned"))
         self.end(kind, "before")
         yield
         self.end(kind, "after")
@@ -73,7 +73,7 @@ class Engine:
     def end(self, kind: str, when: str) -> None:
         if kind == f"fails {when}":
             self.broken = True
-            raise EngineError("compute", RuntimeError("a failure of the test"))
+            raise TrainingEngineError("compute", RuntimeError("a failure of the test"))
         if kind == f"killed {when}":
             raise Killed
 
@@ -116,7 +116,7 @@ class Engine:
     async def forget(self, path: str) -> None:
         with self.fault():
             if path not in self.saved:
-                raise EngineError(f"delete {path}", ValueError("it is not there"), final=True)
+                raise TrainingEngineError(f"delete {path}", ValueError("it is not there"), final=True)
             del self.saved[path]
 
     async def sampler(self) -> Any:
@@ -139,7 +139,7 @@ class World:
     url: str
     engine: Engine = field(default_factory=Engine)
     said: list[str] = field(default_factory=list)
-    policy: Policy | None = None
+    policy: CurrentPolicy | None = None
 
     def trainer(self, *, resume: bool = False, stop: asyncio.Event | None = None, **training: Any) -> Trainer:
         given = {"base_model": "m", "run_dir": str(self.folder), "num_steps": 4, "step_retries": 50, **training}
@@ -170,7 +170,7 @@ class World:
         return found
 
     @contextlib.asynccontextmanager
-    async def serving(self, policy: Policy) -> AsyncIterator[None]:
+    async def serving(self, policy: CurrentPolicy) -> AsyncIterator[None]:
         self.policy = policy
         yield
 
@@ -305,7 +305,7 @@ async def test_a_request_that_the_engine_refuses_is_not_repeated() -> None:
         await at.post(group(0))
 
         async def refuse(*_: Any) -> Any:
-            raise EngineError("compute gradients", ValueError("too many tokens"), final=True)
+            raise TrainingEngineError("compute gradients", ValueError("too many tokens"), final=True)
 
         at.engine.step = refuse  # type: ignore[method-assign]
         with pytest.raises(TrainingStopped, match=r"step 1: .*too many tokens"):

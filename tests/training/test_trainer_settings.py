@@ -17,7 +17,7 @@ from lachesis_tokens.server.serving import load_tokenizer
 from lachesis_train.trainer.learning_rate import Schedule
 from lachesis_train.trainer.settings import EnvSettings, Settings, TrainingSettings
 from lachesis_train.verbs import train
-from lachesis_train.verbs.launch_training import EXAMPLE, Tokenizer, main, make_parser, read_settings
+from lachesis_train.verbs.launch_training import EXAMPLE, LazyTokenizer, main, make_parser, read_settings
 
 FILE = """
 env: {group_size: 4, batch_size: 16, rollout_server_url: "http://h:1", total_steps: 7, max_turns: 3, dataset: x}
@@ -172,5 +172,7 @@ def test_a_model_of_the_engine_has_its_tokenizer_in_its_folder(tmp_path: Path, m
     (folder / "config.json").write_text("{}")
     own, name, _ = load_tokenizer(ServerConfig(model_name="tiny"), HermesAgentEnvConfig(), None)
     assert (len(own), name) == (len(fake_tokenizer()), "tiny")
-    assert len(Tokenizer(read_settings(None, {"training": {"base_model": "tiny", "num_steps": 1}})).get()) == len(own)
+    assert len(LazyTokenizer(read_settings(None, {"training": {"base_model": "tiny", "num_steps": 1}})).get()) == len(
+        own
+    )
     assert tokenizer_of("Qwen/Qwen3-8B") == "Qwen/Qwen3-8B"

@@ -19,11 +19,11 @@ from rich.console import Console
 
 from lachesis.cli import main
 from lachesis_tokens.verbs.verify import verify_file
-from lachesis_train.curves import report as report_module
-from lachesis_train.curves.charts import Line, bar_chart, line_chart, number
 from lachesis_train.curves.estimators import LARGEST_LOG_RATIO, token_estimates
 from lachesis_train.curves.metrics import rollout_rewards, step_metrics
 from lachesis_train.curves.recorder import GroupRecord, SampleRecord, StepRecord, TrainingRecorder, WandbSettings
+from lachesis_view.reports import training as report_module
+from lachesis_view.reports.charts import Line, bar_chart, line_chart, number
 from tests.runs.test_wandb import logged
 from tests.support.trained_groups import decode, group_body, step, trained
 

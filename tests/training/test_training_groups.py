@@ -28,7 +28,9 @@ from lachesis_tokens.samples.group_shapes import (
 )
 from lachesis_tokens.samples.samples import samples
 from lachesis_tokens.samples.verification import verify, verify_records
-from lachesis_train.group_encoding import encode_group
+from lachesis_train.api.group_body import read_group
+from lachesis_train.group_encoding import GroupError, encode_group
+from lachesis_train.trainer.checked import GroupRefused, checked_group
 from tests.support.token_trees import END, SAMPLING, UNTIMED, Tree, trees
 
 START = TokenPrefix([1, 2, 3])
@@ -200,6 +202,27 @@ def test_a_trainer_can_verify_every_sample_of_the_group_that_it_gets(split: Spli
     assert group_problems(received, found) == []
     received["group_overrides"] |= {"group_id": "g", "begin_step": 3}  # as it is sent
     assert group_problems(received, found) == []
+
+
+@pytest.mark.parametrize("split", list(SplitRollouts))
+def test_a_group_that_is_built_is_taken_by_the_api_and_by_the_trainer(split: SplitRollouts) -> None:
+    """Nothing checks it in between: each of them has a check of its own for what comes from others."""
+    group = built(four(), split_rollouts=split)
+    sent = b"".join(encode_group(group.to_atropos(1)))
+    taken = read_group(sent)
+    assert (taken.sequences, taken.tokens) == (len(group.samples), sum(len(sample.tokens) for sample in group.samples))
+    checked = checked_group(json.loads(b"".join(taken.pieces)))
+    assert sum(len(sample.trained) for sample in checked) == group.delivered
+
+
+@pytest.mark.parametrize("name", ["masks", "inference_logprobs"])
+def test_a_list_that_is_too_short_is_refused_at_the_door_of_the_api_and_of_the_trainer(name: str) -> None:
+    body = built(four()).to_atropos(1)
+    body[name] = [body[name][0][1:], *body[name][1:]]
+    with pytest.raises(GroupError, match=rf"{name}\[0\] has "):
+        read_group(b"".join(encode_group(body)))
+    with pytest.raises(GroupRefused):
+        checked_group(json.loads(json.dumps(body)))
 
 
 def test_half_of_a_surrogate_pair_that_is_sent_as_another_character_is_no_damage() -> None:

@@ -35,7 +35,7 @@ from lachesis_view.group_page import group_context
 from lachesis_view.html.rollout import rollout_view, title_of
 from lachesis_view.index import Index
 from lachesis_view.rollout_page import rollout_context, sample_tokens
-from lachesis_view.token_text import NoVocabulary, Vocabulary, read_vocabulary, vocabulary_of
+from lachesis_view.token_text import NoVocabulary, TokenTexts, read_vocabulary, vocabulary_of
 from tests.support.gguf_writer import write_gguf
 from tests.support.hostile_groups import hostile_group
 from tests.support.viewed_runs import HOSTILE, played_shelves
@@ -52,7 +52,7 @@ def group(folder: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def vocabulary(folder: Path, group: dict[str, Any]) -> Vocabulary:
+def vocabulary(folder: Path, group: dict[str, Any]) -> TokenTexts:
     """That of the run, found by its settings alone."""
     found = vocabulary_of(json.loads((folder / "groups.run.json").read_text())["settings"])
     assert found is not None
@@ -90,7 +90,7 @@ def test_a_discarded_attempt_hangs_where_it_was_sampled_with_its_reason(group: d
 
 
 def test_every_sampled_token_is_shown_with_its_logprob_and_trained_in_one_sample(
-    group: dict[str, Any], vocabulary: Vocabulary
+    group: dict[str, Any], vocabulary: TokenTexts
 ) -> None:
     for n, rollout in enumerate(group["rollouts"]):
         records = [sample for sample in group["samples"] if sample["rollout_id"] == rollout["rollout_id"]]
@@ -124,7 +124,7 @@ def test_completions_that_are_not_in_the_tokens_are_no_page(group: dict[str, Any
             sample_tokens({**group, "samples": [{**first, **wrong}, *others]}, n, 0, None)
 
 
-def test_a_token_that_another_sample_trains_says_so(group: dict[str, Any], vocabulary: Vocabulary) -> None:
+def test_a_token_that_another_sample_trains_says_so(group: dict[str, Any], vocabulary: TokenTexts) -> None:
     n = 1 - honest(group)
     shown = sample_tokens(group, n, 1, vocabulary)
     sampled = [(each["turn"], each["trained_in"]) for each in shown["segments"] if each["kind"] == "sampled"]
@@ -134,7 +134,7 @@ def test_a_token_that_another_sample_trains_says_so(group: dict[str, Any], vocab
 
 
 def test_tokens_that_split_a_character_are_bytes_and_their_run_is_the_text(
-    group: dict[str, Any], vocabulary: Vocabulary
+    group: dict[str, Any], vocabulary: TokenTexts
 ) -> None:
     shown = sample_tokens(group, 1 - honest(group), 0, vocabulary)
     runs = [text for _, _, text in shown["runs"]]
@@ -155,12 +155,12 @@ def test_a_sampling_mask_says_from_how_many_ids_each_token_was_sampled(group: di
     assert sample_tokens(group, n, 0, None)["choices"] is None
 
 
-def test_a_vocabulary_of_another_model_is_noticed(group: dict[str, Any], vocabulary: Vocabulary) -> None:
-    other = Vocabulary("other", vocabulary.pieces[::-1], frozenset())
+def test_a_vocabulary_of_another_model_is_noticed(group: dict[str, Any], vocabulary: TokenTexts) -> None:
+    other = TokenTexts("other", vocabulary.pieces[::-1], frozenset())
     assert sample_tokens(group, 0, 0, other)["doubtful"]
 
 
-def test_siblings_part_at_the_token_where_they_part(group: dict[str, Any], vocabulary: Vocabulary) -> None:
+def test_siblings_part_at_the_token_where_they_part(group: dict[str, Any], vocabulary: TokenTexts) -> None:
     page = group_context(group, vocabulary)
     assert [column["is"] for column in page["columns"]] in (["best", "worst"], ["worst", "best"])
     assert page["pair"] == [honest(group), 1 - honest(group)]
@@ -311,7 +311,7 @@ def test_texts_and_runs_together_are_the_whole_text_however_tokens_cut_it(texts:
         size = draw.randint(1, 4)
         pieces.append(rest[:size])
         rest = rest[size:]
-    found, runs = Vocabulary("cut", pieces, frozenset()).texts(range(len(pieces)))
+    found, runs = TokenTexts("cut", pieces, frozenset()).texts(range(len(pieces)))
     said = {start: (count, text) for start, count, text in runs}
     place, whole = 0, ""
     while place < len(pieces):

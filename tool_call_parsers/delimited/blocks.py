@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from tool_call_parsers.arguments import ArgumentsText, plain_name
-from tool_call_parsers.delimited.reader import CLOSING, MAX_HEAD, NO_CLOSING, PLAIN_KEY, Failure, Marks, Reader
+from tool_call_parsers.delimited.reader import CLOSING, MAX_HEAD, NO_CLOSING, PLAIN_KEY, DelimitedReader, Failure, Marks
 from tool_call_parsers.engine import BlockGrammar, RenderTurn, Run, Step, cut_off
 from tool_call_parsers.json_blocks import MANY_OPENERS, skip_repeated
 from tool_call_parsers.types import CallStatus
@@ -63,7 +63,7 @@ class Delimited(BlockGrammar):
         if plain is None and (glued := name.removeprefix("call")) in run.tools.names():
             plain = glued if name not in run.tools.names() else None
         run.start_call(plain or name)
-        reader = Reader(self._marks, run, name, ArgumentsText(run, run.streams))
+        reader = DelimitedReader(self._marks, run, name, ArgumentsText(run, run.streams))
         if head[1] != "call:" or bracket != "{":
             reader.notes["not written as call:name{...}"] = None
         if plain is not None:

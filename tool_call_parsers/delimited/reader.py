@@ -80,7 +80,7 @@ class Marks:
 
 
 @dataclass(slots=True)
-class Reader:
+class DelimitedReader:
     """Reads the arguments of one call, and streams them."""
 
     marks: Marks

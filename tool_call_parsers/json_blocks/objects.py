@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from tool_call_parsers.arguments import FoundArguments, no_arguments, plain_name, read_arguments
 from tool_call_parsers.engine import SPACE, BlockGrammar, Needles, Run, Step
-from tool_call_parsers.json_scan import MANY_REJECTIONS, JsonScan, JsonValue, Member, read_value
+from tool_call_parsers.json_scan import MANY_REJECTIONS, JsonMember, JsonScan, JsonValue, read_value
 from tool_call_parsers.literals import MAX_DEPTH, LiteralError, read_json, read_tolerant
 from tool_call_parsers.types import CallStatus
 
@@ -293,7 +293,7 @@ class CallObjects(BlockGrammar):
         """The call's native id, if the scan has read it completely."""
         return _scanned_text(run, scan, self.id_key) if self.id_key else None
 
-    def _scanned_arguments(self, scan: JsonScan) -> Member | None:
+    def _scanned_arguments(self, scan: JsonScan) -> JsonMember | None:
         """The first member with arguments, as far as the scan has read it."""
         keys = scan.members if self.single_key else self.argument_keys
         return next((scan.members[key] for key in scan.members if key in keys), None)

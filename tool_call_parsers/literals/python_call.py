@@ -6,7 +6,7 @@ import re
 from typing import Any, Final, NamedTuple
 
 from tool_call_parsers.literals.literal import LiteralError
-from tool_call_parsers.literals.reader import CALL_NAME, CALL_TAIL, NAME, PLAIN_STRINGS, SEPARATOR, WORDS, Reader
+from tool_call_parsers.literals.reader import CALL_NAME, CALL_TAIL, NAME, PLAIN_STRINGS, SEPARATOR, WORDS, LiteralReader
 from tool_call_parsers.literals.tolerant import bound, read_twice
 
 _CALL_HEAD: Final = re.compile(rf"[ \t\r\n]*+({CALL_NAME})[ \t]*+\(")
@@ -55,7 +55,7 @@ def _read_call(text: str, start: int, end: int, loose: bool) -> PythonCall:
     head = _CALL_HEAD.match(text, start, end)
     if head is None:
         raise LiteralError("no call", start, _CALL_HEAD_CUT.match(text, start, end) is not None)
-    reader = Reader(text, end, python=True, loose=loose)
+    reader = LiteralReader(text, end, python=True, loose=loose)
     positional: list[Any] = []
     arguments: dict[str, Any] = {}
     position = head.end()

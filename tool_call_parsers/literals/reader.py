@@ -41,7 +41,7 @@ _STRING_FOLLOWS: Final = re.compile(r"""[ \t\r\n]*([A-Za-z]{0,2}["'])""")
 
 
 @dataclass(slots=True)
-class Reader:
+class LiteralReader:
     """One reading of a text up to `end`, with its dialect, its rule for quotes, and its repairs."""
 
     text: str

@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 
 from tool_call_parsers.literals.escapes import DECODE_STRING
 from tool_call_parsers.literals.literal import SPACE, Literal, LiteralError
-from tool_call_parsers.literals.reader import Reader
+from tool_call_parsers.literals.reader import LiteralReader
 from tool_call_parsers.literals.strict import read_json
 
 _SURPLUS: Final = re.compile(r"[\s\]}]*+\Z")
@@ -59,7 +59,7 @@ def read_tolerant(text: str, start: int = 0, end: int | None = None) -> Literal:
     stop = bound(text, end)
 
     def read(loose: bool) -> Literal:
-        reader = Reader(text, stop, python=False, loose=loose)
+        reader = LiteralReader(text, stop, python=False, loose=loose)
         value, after = reader.value(start)
         if loose and _SURPLUS.match(text, after, stop) is None:
             raise LiteralError("more text", after)

@@ -26,7 +26,7 @@ from lachesis.trajectories import (
     read_lines,
 )
 from lachesis.trajectories.digests import certified
-from lachesis.trajectories.export_lines import ExportLine, ExportTotals, LeftOut
+from lachesis.trajectories.export_lines import ExportLine, ExportTotals, LeftOutRollout
 from lachesis.trajectories.groups import read_groups
 from lachesis_data.exports.exports import export_group, load_export, write_export
 from lachesis_tokens.samples.samples import samples
@@ -76,8 +76,8 @@ class ExportSuite:
         for group in self.records():
             found = list(export(group))
             written = {id_ for line in found if isinstance(line, ExportLine) for id_ in line.rollout_ids}
-            left_out = [each.rollout_id for each in found if isinstance(each, LeftOut)]
-            assert all(each.reason.strip() for each in found if isinstance(each, LeftOut)), "a reason is empty"
+            left_out = [each.rollout_id for each in found if isinstance(each, LeftOutRollout)]
+            assert all(each.reason.strip() for each in found if isinstance(each, LeftOutRollout)), "a reason is empty"
             assert len(left_out) == len(set(left_out)), "a rollout is left out twice"
             assert not written & set(left_out), "a rollout is in a line and left out"
             known = {rollout["rollout_id"] for rollout in group["rollouts"]}

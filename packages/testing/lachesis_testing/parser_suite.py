@@ -40,7 +40,7 @@ from lachesis_testing.parser_checks import (
 from tool_call_parsers import CallStatus, ToolCallParser, ToolSchemas, get_parser
 from tool_call_parsers.parser import ENDS
 
-__all__ = ["CASE_TOOLS", "Case", "Limits", "ParserSuite", "tool"]
+__all__ = ["CASE_TOOLS", "Case", "FormatLimits", "ParserSuite", "tool"]
 
 FLAGS = {"type": "object", "properties": {"on": BOOLEAN, "of": STRING}}
 TOOLS = [
@@ -66,7 +66,7 @@ PROPERTIES = {entry["function"]["name"]: entry["function"]["parameters"]["proper
 
 
 @dataclass(frozen=True)
-class Limits:
+class FormatLimits:
     """What a format cannot write, or cannot tell from a cut. Set them as narrowly as the format allows."""
 
     calls: int = 4
@@ -161,7 +161,7 @@ def words_for(name: str) -> st.SearchStrategy[str]:
     return texts.filter(lambda text: not pattern.search(text))
 
 
-def arguments_for(name: str, limits: Limits, function: str) -> st.SearchStrategy[dict[str, Any]]:
+def arguments_for(name: str, limits: FormatLimits, function: str) -> st.SearchStrategy[dict[str, Any]]:
     """Arguments of a tool that the format can write."""
     words = words_for(name)
     kinds: dict[str, st.SearchStrategy[Any]] = {
@@ -195,7 +195,7 @@ Turn = tuple[str | None, str | None, list[tuple[str, dict[str, Any]]]]
 
 
 @cache
-def turns(name: str, limits: Limits) -> st.SearchStrategy[Turn]:
+def turns(name: str, limits: FormatLimits) -> st.SearchStrategy[Turn]:
     """Content, reasoning and calls of an assistant turn that the format can write."""
     free = words_for(name).filter(lambda text: bool(text.strip()))
     reasoning = st.none() | free if has_reasoning(parser_of(name)) else st.none()
@@ -224,7 +224,7 @@ def calls_in(found: Any) -> list[tuple[str, Any]]:
 
 
 @st.composite
-def broken(draw: st.DrawFn, name: str, limits: Limits) -> str:
+def broken(draw: st.DrawFn, name: str, limits: FormatLimits) -> str:
     """A valid text with slices deleted, doubled, swapped and inserted; or a random sequence of the format's tags."""
     pieces = st.sampled_from(
         [*tags_of(name), "survey", "write", '"', "'", "\\", "{", "}", "[", "]", ":", ",", "=", "1", "\n", " ", "(", ")"]
@@ -247,7 +247,7 @@ class ParserSuite:
 
     parser: ClassVar[str]
     """The registered name."""
-    limits: ClassVar[Limits] = Limits()
+    limits: ClassVar[FormatLimits] = FormatLimits()
     cases: ClassVar[Sequence[Case]] = ()
     """At least one text that is well formed, and one that is cut or malformed."""
     tools: ClassVar[ToolSchemas] = CASE_TOOLS

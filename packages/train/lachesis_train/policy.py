@@ -23,7 +23,7 @@ class Sampled:
     tokens: Sequence[int]
     """Every sampled id, with the end-of-turn token and the tokens of a stop text if they were sampled."""
     logprobs: Sequence[float]
-    """Natural logarithms, one for each token, of the kind `Policy.logprobs`."""
+    """Natural logarithms, one for each token, of the kind `CurrentPolicy.logprobs`."""
     stop_reason: StopReason
 
 
@@ -71,7 +71,7 @@ class PolicyVersion:
     sampler: Sampler
 
 
-class Policy:
+class CurrentPolicy:
     """The current version, and the place where a trainer puts the next one.
 
     Args:

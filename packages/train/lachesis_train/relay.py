@@ -57,7 +57,7 @@ class RelayError(LachesisError):
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class RelayPace:
     """How often the relay asks the API. Seconds."""
 
     poll: float = 0.5
@@ -90,7 +90,7 @@ class OutboxRelay:
         on_change: Callable[[], None] = lambda: None,
         drop: Callable[[Entry, int], Awaitable[bool]] | None = None,
         window: int = 1,
-        pace: Pace | None = None,
+        pace: RelayPace | None = None,
         split: bool = False,
     ) -> None:
         self.api = api
@@ -101,7 +101,7 @@ class OutboxRelay:
         self.drop = drop
         self.window = window
         self.split = split
-        self.pace = pace or Pace()
+        self.pace = pace or RelayPace()
         self.info: TrainerInfo | None = None
         """None until a trainer has registered."""
         self.status: EnvStatus | None = None

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from rich.console import Console
 
 from lachesis.runs.decisions import Decision, Kept, LeftOut
-from lachesis.runs.failures import Job, RunStopped
+from lachesis.runs.failures import ItemJob, RunStopped
 from lachesis.runs.pipeline import Flight, Pipeline, Sink
 from lachesis.runs.progress import Standing
 from lachesis.runs.registration import TrainerInfo
@@ -36,7 +36,7 @@ from lachesis_train.evaluation_schedule import EvaluationSchedule
 from lachesis_train.group_encoding import GroupError, encode_json
 from lachesis_train.outbox import Outbox, OutboxError
 from lachesis_train.outbox_state import Entry
-from lachesis_train.relay import OutboxRelay, Pace, RelayError
+from lachesis_train.relay import OutboxRelay, RelayError, RelayPace
 from lachesis_train.rollout_api import EnvDescription, EnvStatus, RolloutApi
 from lachesis_train.staleness import StalenessCap, WhenStale
 
@@ -82,7 +82,7 @@ class RolloutApiSink(Sink[G]):
         on_step: Callable[[int], Awaitable[None]] | None = None,
         item_pause: float = 5.0,
         window: int = 1,
-        pace: Pace | None = None,
+        pace: RelayPace | None = None,
     ) -> None:
         self.config = config
         self.build = build
@@ -288,7 +288,7 @@ class RolloutApiSink(Sink[G]):
         assert info is not None
         return self.build(group, info)
 
-    async def accept(self, job: Job, decision: Decision, step: int) -> Decision:
+    async def accept(self, job: ItemJob, decision: Decision, step: int) -> Decision:
         if isinstance(decision, Kept):
             try:
                 await self.outbox.append(
@@ -359,7 +359,7 @@ class RolloutApiSink(Sink[G]):
         return {"train/age_mean": mean, "train/age_max": max(ages), "train/too_old": left_out}
 
     def result(self, pipeline: Pipeline[G]) -> ServeResult:
-        state, tally = self.outbox.state, pipeline.tally
+        state = self.outbox.state
         return ServeResult(
             step=state.known.step if state.known is not None else 0,
             total=self._total(),
@@ -373,13 +373,13 @@ class RolloutApiSink(Sink[G]):
             ages=dict(state.ages),
             oldest=state.oldest.key if state.oldest is not None else "",
             max_staleness=self.cap.most,
-            replayed=dict(tally.replayed),
+            replayed=dict(pipeline.replayed),
             held_by=f"{self.held_by.job.key}, begun at step {self.held_by.step}" if self.held_by is not None else "",
             held_seconds=self.held_seconds,
             requeued=state.requeued,
-            groups=tally.groups,
-            rollouts=tally.rollouts,
-            reward=tally.rewards / tally.scored if tally.scored else math.nan,
+            groups=pipeline.groups,
+            rollouts=pipeline.rollouts,
+            reward=fmean(pipeline.rewards) if pipeline.rewards else math.nan,
             playing=pipeline.playing,
             trouble=self.relay.trouble,
             reason=pipeline.reason,

@@ -9,16 +9,7 @@ from pathlib import Path
 
 from lachesis.inference.sampling import read_sampling
 from lachesis.run_folder import data_folder, unused
-from lachesis.runs.commands import (
-    about_content,
-    asking_again,
-    longest_group,
-    note,
-    noting,
-    own_evaluation,
-    record_of,
-    tracking,
-)
+from lachesis.runs.commands import about_content, longest_group, note, own_evaluation, record_of, tracking
 from lachesis.runs.decisions import Decision, Kept
 from lachesis.runs.environment import Environment
 from lachesis.runs.failures import FailureBrake, UnusableSettings
@@ -85,21 +76,19 @@ async def serve(env: Environment, *, hold_out: bool) -> ServeResult:
         pipeline = Pipeline(
             title=config.wandb_name or env.run_name,
             next_item=env.get_next_item,
-            play=noting(
-                partial(
-                    play_item,
-                    env,
-                    size=config.group_size,
-                    rounds=1 + config.max_infra_retries,
-                    finished=figures.add,
-                ),
-                env.tracker.exclusions,
+            play=partial(
+                play_item,
+                env,
+                size=config.group_size,
+                rounds=1 + config.max_infra_retries,
+                finished=figures.add,
             ),
             sink=sink,
             console=env.console,
             brake=FailureBrake(env.console, config.max_failed_groups, figures.causes),
+            on_played=lambda group: env.tracker.count(group.item_key, group.rollouts),
             on_group=on_group,
-            ask_again=asking_again(partial(settled_group, env, figures.add), env.tracker.exclusions),
+            ask_again=partial(settled_group, env, figures.add),
             timeout=longest_group(config),
             grace_period=config.grace_period,
         )

@@ -33,7 +33,7 @@ class MissingPackage(LachesisError):
     exit_code = ExitCode.SETTINGS
 
 
-class EngineError(LachesisError):
+class TrainingEngineError(LachesisError):
     """The engine refused or failed a call."""
 
     def __init__(self, what: str, error: BaseException, *, final: bool = False) -> None:
@@ -42,7 +42,7 @@ class EngineError(LachesisError):
         """Whether the request itself is at fault, so that another try would not help."""
 
 
-class RefusedBounds(EngineError):
+class RefusedBounds(TrainingEngineError):
     """The engine has the loss, but not its parameters, as `cispo` of SkyRL's fsdp and megatron backends."""
 
     def __init__(self, loss: str, refused: Sequence[str], error: BaseException) -> None:
@@ -122,7 +122,7 @@ class Service:
         try:
             self._client = tinker.ServiceClient(base_url=base_url, api_key=api_key)
         except Exception as error:
-            raise EngineError("be reached", error, final=True) from error
+            raise TrainingEngineError("be reached", error, final=True) from error
         self._rest: Callable[[], Any] = self._client.create_rest_client
         if not _is_old():  # there that one is deprecated
             self._rest = partial(tinker.RestClient, base_url=base_url, api_key=api_key)
@@ -240,7 +240,7 @@ class TinkerSampler:
         )
         try:
             answer = await _call("sample", self.client.sample, tinker.ModelInput.from_ints(prompt_ids), n, params)
-        except EngineError as error:
+        except TrainingEngineError as error:
             if error.final:
                 raise ValueError(str(error)) from error
             raise
@@ -302,4 +302,4 @@ def _engine_error(what: str, error: BaseException) -> BaseException:
     final = (
         category == "user" or isinstance(error, ValueError) or (400 <= status < 500 and status not in (408, 409, 429))
     )
-    return EngineError(what, error, final=final)
+    return TrainingEngineError(what, error, final=final)

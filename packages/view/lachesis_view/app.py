@@ -26,7 +26,7 @@ from lachesis_view.group_page import group_context
 from lachesis_view.html import templates
 from lachesis_view.index import Index, NoSuchGroup
 from lachesis_view.rollout_page import rollout_context, sample_tokens
-from lachesis_view.token_text import Vocabulary, vocabulary_of
+from lachesis_view.token_text import TokenTexts, vocabulary_of
 from lachesis_view.trained import group_name
 
 logger = logging.getLogger(__name__)
@@ -57,11 +57,11 @@ class Viewer:
     """
 
     def __init__(
-        self, index: Index, token: str = "", vocabulary: Vocabulary | None = None, *, host: str = "127.0.0.1"
+        self, index: Index, token: str = "", vocabulary: TokenTexts | None = None, *, host: str = "127.0.0.1"
     ) -> None:
         self.index = index
         self.vocabulary = vocabulary
-        self._vocabularies: dict[str, Vocabulary | None] = {}
+        self._vocabularies: dict[str, TokenTexts | None] = {}
         self.token = token
         others = "start it with --host 0.0.0.0 and give them the address that it prints"
         self.visitors = Visitors("the viewer", host, has_token=bool(token), others=others, links=True)
@@ -299,7 +299,7 @@ class Viewer:
 
         return await self._of_record(group, make)
 
-    def _vocabulary_of(self, run: str) -> Vocabulary | None:
+    def _vocabulary_of(self, run: str) -> TokenTexts | None:
         """The one that was given, or that of the run's tokenizer. Reads a file at first: not for the event loop."""
         if self.vocabulary is not None:
             return self.vocabulary
@@ -323,7 +323,7 @@ class Viewer:
         return await self._of_record(group, make)
 
 
-async def serve(index: Index, host: str, port: int, vocabulary: Vocabulary | None = None) -> tuple[web.AppRunner, str]:
+async def serve(index: Index, host: str, port: int, vocabulary: TokenTexts | None = None) -> tuple[web.AppRunner, str]:
     """Serve an index; the runner, to be cleaned up, and the address to open.
 
     Raises:

@@ -13,7 +13,7 @@ from lachesis_view.html import pretty
 from lachesis_view.html.rollout import rollout_view
 from lachesis_view.metrics import of_siblings
 from lachesis_view.rollout_page import advantages, common_prefix
-from lachesis_view.token_text import Vocabulary
+from lachesis_view.token_text import TokenTexts
 
 _WIDTH, _LANE = 520, 26
 Shown = tuple[Mapping[str, Any], dict[str, Any]]
@@ -21,7 +21,7 @@ Shown = tuple[Mapping[str, Any], dict[str, Any]]
 
 
 def group_context(
-    group: Mapping[str, Any], vocabulary: Vocabulary | None = None, only: Collection[int] = ()
+    group: Mapping[str, Any], vocabulary: TokenTexts | None = None, only: Collection[int] = ()
 ) -> dict[str, Any]:
     """The values for the template of a group. `only` are the rollouts to compare; all of them if it is empty.
 
@@ -143,7 +143,7 @@ class _Fork:
     children: list[_Fork] = field(default_factory=list)
 
 
-def _tokens(group: Mapping[str, Any], chosen: Sequence[int], vocabulary: Vocabulary | None) -> dict[str, Any] | None:
+def _tokens(group: Mapping[str, Any], chosen: Sequence[int], vocabulary: TokenTexts | None) -> dict[str, Any] | None:
     """Where the paths on which the rollouts ended part, token by token; None where less than two have tokens."""
     names = {group["rollouts"][n]["rollout_id"]: n for n in chosen}
     samples = {
@@ -185,7 +185,7 @@ def _forks(root: _Fork) -> Iterator[_Fork]:
             yield from _forks(child)
 
 
-def _fork_view(fork: _Fork, samples: Mapping[int, Mapping[str, Any]], vocabulary: Vocabulary | None) -> dict[str, Any]:
+def _fork_view(fork: _Fork, samples: Mapping[int, Mapping[str, Any]], vocabulary: TokenTexts | None) -> dict[str, Any]:
     """The tokens with which each side goes on."""
     sides = []
     for child in fork.children:

@@ -11,7 +11,7 @@ from lachesis.trajectories.groups import rollout_samples, stored_messages
 from lachesis_tokens.samples.advantages import rollout_advantages
 from lachesis_view.html import pretty
 from lachesis_view.html.rollout import rollout_view, tool_views
-from lachesis_view.token_text import Vocabulary
+from lachesis_view.token_text import TokenTexts
 
 _FACTS = ("finish_reason", "model", "model_version", "prompt_checked", "purpose", "interrupts", "sampling")
 
@@ -77,7 +77,7 @@ def _span_facts(sample: Mapping[str, Any], span: Mapping[str, Any]) -> dict[str,
     }
 
 
-def sample_tokens(group: Mapping[str, Any], n: int, number: int, vocabulary: Vocabulary | None) -> dict[str, Any]:
+def sample_tokens(group: Mapping[str, Any], n: int, number: int, vocabulary: TokenTexts | None) -> dict[str, Any]:
     """The tokens of one sample of rollout `n`, ready for JSON; all lists are as long as the sample.
 
     `segments` cut it into context and completions; `trained_in` is the number of the sample that trains a completion.
@@ -189,7 +189,7 @@ def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
 
 
 def _doubtful(
-    vocabulary: Vocabulary | None,
+    vocabulary: TokenTexts | None,
     ids: Sequence[int],
     segments: Sequence[Mapping[str, Any]],
     messages: Sequence[Mapping[str, Any]],

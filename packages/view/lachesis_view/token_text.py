@@ -27,7 +27,7 @@ class NoVocabulary(LachesisError):
 
 
 @dataclass(frozen=True, slots=True)
-class Vocabulary:
+class TokenTexts:
     """The bytes that each id adds to a text."""
 
     name: str
@@ -75,7 +75,7 @@ class Vocabulary:
         return found, runs
 
 
-def read_vocabulary(path: Path) -> Vocabulary:
+def read_vocabulary(path: Path) -> TokenTexts:
     """The vocabulary of a GGUF file, of a `tokenizer.json`, or of a folder with one.
 
     Raises:
@@ -94,7 +94,7 @@ def read_vocabulary(path: Path) -> Vocabulary:
         ) from error
 
 
-def vocabulary_of(settings: Mapping[str, Any]) -> Vocabulary | None:
+def vocabulary_of(settings: Mapping[str, Any]) -> TokenTexts | None:
     """The vocabulary of the tokenizer that a run's settings name, if it is on this machine. Asks no network."""
     named = settings.get("tokenizer")
     name = named.get("name") if isinstance(named, Mapping) else settings.get("base_model")  # that of a trainer
@@ -136,7 +136,7 @@ def _places(name: str) -> Iterable[Path]:
         yield Path(found)
 
 
-def _of_json(name: str, state: Mapping[str, Any]) -> Vocabulary:
+def _of_json(name: str, state: Mapping[str, Any]) -> TokenTexts:
     model, added = state["model"], state.get("added_tokens") or []
     vocab = model["vocab"]  # a mapping, or the list of pairs of a unigram model
     numbered = vocab.items() if isinstance(vocab, dict) else [(pair[0], at) for at, pair in enumerate(vocab)]
@@ -145,7 +145,7 @@ def _of_json(name: str, state: Mapping[str, Any]) -> Vocabulary:
     return _made(name, pieces, {token["id"] for token in added if token.get("special")})
 
 
-def _of_gguf(path: Path) -> Vocabulary:
+def _of_gguf(path: Path) -> TokenTexts:
     metadata = read_metadata(path)
     tokens = metadata.get("tokenizer.ggml.tokens")
     if not tokens:
@@ -158,8 +158,8 @@ def _of_gguf(path: Path) -> Vocabulary:
     return _made(path.name, pieces, {at for at, kind in enumerate(types) if kind == _CONTROL})
 
 
-def _made(name: str, pieces: Mapping[int, bytes], special: Iterable[int]) -> Vocabulary:
-    return Vocabulary(name, [pieces.get(at) for at in range(max(pieces) + 1)], frozenset(special))
+def _made(name: str, pieces: Mapping[int, bytes], special: Iterable[int]) -> TokenTexts:
+    return TokenTexts(name, [pieces.get(at) for at in range(max(pieces) + 1)], frozenset(special))
 
 
 def _pieces(numbered: Iterable[tuple[str, int]], *, byte_level: bool) -> dict[int, bytes]:

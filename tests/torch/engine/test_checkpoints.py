@@ -19,7 +19,7 @@ from lachesis_train.engine.promises import Promises
 from lachesis_train.engine.samplers import EPHEMERAL, KEPT_EPHEMERAL, Samplers
 from lachesis_train.engine.training import TrainingModel, create_training_model, forward_backward, optim_step
 from lachesis_train.engine.versions import IN_MEMORY, Versions
-from lachesis_train.engine.worker import Worker
+from lachesis_train.engine.worker import EngineWorker
 from tests.torch.engine.test_losses import batch
 
 KILLS = 8
@@ -179,7 +179,7 @@ def test_versions_that_left_memory_are_read_from_disk_again(
 def test_a_session_keeps_its_newest_weights_without_a_name(
     checkpoints: Checkpoints, model: Model, trained: TrainingModel
 ) -> None:
-    samplers = Samplers(Worker(model, Versions(model, checkpoints)), checkpoints, Promises(), ())
+    samplers = Samplers(EngineWorker(model, Versions(model, checkpoints)), checkpoints, Promises(), ())
     named = checkpoints.save(model, trained, SAMPLER_WEIGHTS, "named")
     samplers.add("one", 0, named)
     for number in range(1, KEPT_EPHEMERAL + 3):

@@ -12,7 +12,7 @@ import torch
 from lachesis_train.engine import training
 from lachesis_train.engine.errors import RequestError
 from lachesis_train.engine.model import LoraSpec, Model
-from lachesis_train.engine.training import Datum, TrainingModel, forward_backward, optim_step
+from lachesis_train.engine.training import TrainingDatum, TrainingModel, forward_backward, optim_step
 from tests.support.training_models import changed_adapter
 
 Tensor = torch.Tensor
@@ -29,7 +29,7 @@ PLAIN: dict[str, Callable[[Tensor, dict[str, Tensor]], Tensor]] = {
 }
 
 
-def batch(lengths: tuple[int, ...] = (7, 31, 12, 30)) -> list[Datum]:
+def batch(lengths: tuple[int, ...] = (7, 31, 12, 30)) -> list[TrainingDatum]:
     random = np.random.default_rng(0)
     data = []
     for length in lengths:
@@ -41,11 +41,13 @@ def batch(lengths: tuple[int, ...] = (7, 31, 12, 30)) -> list[Datum]:
             "logprobs": (-5.6 + 0.3 * random.standard_normal(length)).astype(np.float32),
             "advantages": np.where(masked, 0, random.standard_normal(length)).astype(np.float32),
         }
-        data.append(Datum(tokens[:-1], inputs))
+        data.append(TrainingDatum(tokens[:-1], inputs))
     return data
 
 
-def plain(model: Model, trained: TrainingModel, data: list[Datum], loss: str) -> tuple[float, list[Tensor], list[Any]]:
+def plain(
+    model: Model, trained: TrainingModel, data: list[TrainingDatum], loss: str
+) -> tuple[float, list[Tensor], list[Any]]:
     model.use(trained.adapter)
     total, logprobs = torch.zeros(()), []
     for datum in data:
@@ -79,7 +81,7 @@ def test_a_loss_and_its_gradients_are_those_of_the_plain_formula(
         torch.testing.assert_close(parameter.grad, gradient, atol=1e-4, rtol=1e-3)
 
 
-def family(*, masked: bool) -> list[Datum]:
+def family(*, masked: bool) -> list[TrainingDatum]:
     """Rollouts of two prompts: suffixes of one token, sequences that are the beginning of others, and two of a kind."""
     random = np.random.default_rng(1)
     data = []
@@ -90,7 +92,7 @@ def family(*, masked: bool) -> list[Datum]:
             weights = np.where(trained, random.standard_normal(len(tokens) - 1), 0).astype(np.float32)
             sampled = (-5.6 + random.standard_normal(len(tokens) - 1)).astype(np.float32)
             inputs = {"target_tokens": tokens[1:], "weights": weights, "advantages": weights, "logprobs": sampled}
-            data.append(Datum(tokens[:-1], inputs))
+            data.append(TrainingDatum(tokens[:-1], inputs))
     data[0].inputs["target_tokens"] = np.array([*data[0].inputs["target_tokens"][:4], 7, *data[0].tokens[6:], 8])
     return [data[place] for place in random.permutation(len(data))]
 
@@ -146,7 +148,7 @@ def test_a_batch_that_fails_in_the_middle_leaves_the_gradients_as_they_were(
 
 
 def test_forward_only_needs_targets_only_and_leaves_no_gradient(model: Model, trained: TrainingModel) -> None:
-    data = [Datum(datum.tokens, {"target_tokens": datum.inputs["target_tokens"]}) for datum in batch()]
+    data = [TrainingDatum(datum.tokens, {"target_tokens": datum.inputs["target_tokens"]}) for datum in batch()]
     result = forward_backward(model, trained, data, "cross_entropy", {}, forward_only=True)
     assert [len(one) for one in result.logprobs] == [len(datum.tokens) for datum in data]
     assert all(p.grad is None for p in model.parameters(trained.adapter).values())
@@ -179,7 +181,7 @@ def test_an_optimizer_step_clips_and_reports(model: Model, trained: TrainingMode
     ],
 )
 def test_data_that_cannot_be_trained_on_are_refused_by_name(
-    model: Model, trained: TrainingModel, change: Callable[[Datum], Any], message: str
+    model: Model, trained: TrainingModel, change: Callable[[TrainingDatum], Any], message: str
 ) -> None:
     data = batch()
     change(data[2])

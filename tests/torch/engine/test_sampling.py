@@ -12,21 +12,23 @@ import torch
 from lachesis_train.engine import sampling
 from lachesis_train.engine.errors import RequestError
 from lachesis_train.engine.model import Model
-from lachesis_train.engine.sampling import Batch, Parameters, Request, check_request
-from lachesis_train.engine.training import Datum, TrainingModel, forward_backward
+from lachesis_train.engine.sampling import SamplingBatch, SamplingParameters, SamplingRequest, check_request
+from lachesis_train.engine.training import TrainingDatum, TrainingModel, forward_backward
 from lachesis_train.engine.wire import sample_request
 
 PROMPTS: list[list[int]] = [[65] * 3, [66, 67, 68, 69, 70, 71, 72], list(range(40)), [200]]
 
 
-def request(prompt: Sequence[int], count: int = 1, **parameters: Any) -> Request:
+def request(prompt: Sequence[int], count: int = 1, **parameters: Any) -> SamplingRequest:
     wanted = {"max_tokens": 12, "seed": 5, **parameters}
-    return Request(list(prompt), count, Parameters(**wanted), lambda _: None, prompt_logprobs=len(prompt))
+    return SamplingRequest(
+        list(prompt), count, SamplingParameters(**wanted), lambda _: None, prompt_logprobs=len(prompt)
+    )
 
 
-def play(model: Model, *arrivals: Sequence[Request]) -> None:
+def play(model: Model, *arrivals: Sequence[SamplingRequest]) -> None:
     """Requests that arrive one group after another, two tokens apart."""
-    batch = Batch(model)
+    batch = SamplingBatch(model)
     for group in arrivals:
         batch.add(group)
         batch.step()
@@ -35,7 +37,7 @@ def play(model: Model, *arrivals: Sequence[Request]) -> None:
         batch.step()
 
 
-def assert_same(one: Request, other: Request) -> None:
+def assert_same(one: SamplingRequest, other: SamplingRequest) -> None:
     assert [sequence.tokens for sequence in one.sequences] == [sequence.tokens for sequence in other.sequences]
     for ours, theirs in zip(one.sequences, other.sequences, strict=True):
         np.testing.assert_allclose(ours.logprobs, theirs.logprobs, atol=1e-5)
@@ -61,7 +63,7 @@ def test_sampled_logprobs_are_those_of_the_trainer(model: Model, trained: Traini
     for one in requests:
         for sequence in one.sequences:
             tokens = np.array([*one.prompt, *sequence.tokens])
-            datum = Datum(tokens[:-1], {"target_tokens": tokens[1:]})
+            datum = TrainingDatum(tokens[:-1], {"target_tokens": tokens[1:]})
             result = forward_backward(model, trained, [datum], "cross_entropy", {}, forward_only=True)
             np.testing.assert_allclose(result.logprobs[0], [*one.found_prompt, *sequence.logprobs], atol=1e-5)
 
@@ -76,7 +78,7 @@ def logprobs_of_both(model: Model, trained: TrainingModel) -> dict[str, np.ndarr
     data = []
     for (prompt, _), whole in zip(sampled, wholes, strict=True):
         own = (torch.arange(1, len(whole)) >= len(prompt)).float().numpy()
-        data.append(Datum(whole[:-1].numpy(), {"target_tokens": whole[1:].numpy(), "weights": own}))
+        data.append(TrainingDatum(whole[:-1].numpy(), {"target_tokens": whole[1:].numpy(), "weights": own}))
     trainer = forward_backward(model, trained, data, "cross_entropy", {}, forward_only=False).logprobs
     plain = []
     with torch.no_grad():
@@ -163,11 +165,11 @@ def test_tokens_are_drawn_with_their_probabilities() -> None:
 def test_top_p_keeps_the_fewest_tokens_that_reach_it() -> None:
     probabilities = torch.tensor([0.1, 0.5, 0.15, 0.25])
     for top_p, kept in ((0.5, [1]), (0.51, [1, 3]), (0.9, [1, 2, 3]), (0.91, [0, 1, 2, 3])):
-        found = sampling._truncated(probabilities, Parameters(1, top_p=top_p))
+        found = sampling._truncated(probabilities, SamplingParameters(1, top_p=top_p))
         assert found.nonzero()[:, 0].tolist() == kept
 
 
-def wired(model: Model, stop: Any, **parameters: Any) -> Request:
+def wired(model: Model, stop: Any, **parameters: Any) -> SamplingRequest:
     body = {
         "prompt": {"chunks": [{"type": "encoded_text", "tokens": [65, 66]}]},
         "sampling_params": {"max_tokens": 6, "temperature": 0.0, "stop": stop, **parameters},
@@ -222,17 +224,17 @@ def test_without_max_tokens_the_context_is_the_limit(model: Model) -> None:
         (request([1], temperature=-1.0), "temperature is -1.0"),
         (request([1], top_p=0.0), "top_p is 0.0"),
         (request([1], count=0), "num_samples is 0"),
-        (Request([1], 1, Parameters(1), print, topk=-1), "topk_sample_logprobs"),
+        (SamplingRequest([1], 1, SamplingParameters(1), print, topk=-1), "topk_sample_logprobs"),
     ],
 )
-def test_what_cannot_be_sampled_is_refused_by_name(model: Model, wrong: Request, message: str) -> None:
+def test_what_cannot_be_sampled_is_refused_by_name(model: Model, wrong: SamplingRequest, message: str) -> None:
     with pytest.raises(RequestError, match=message):
         check_request(model, wrong)
 
 
 def test_a_cancelled_request_leaves_the_batch(model: Model) -> None:
     stays, leaves = request(PROMPTS[0]), request(PROMPTS[2], 3)
-    batch = Batch(model)
+    batch = SamplingBatch(model)
     batch.add([stays, leaves])
     leaves.cancelled = True
     batch.step()

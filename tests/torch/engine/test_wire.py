@@ -164,7 +164,7 @@ def test_what_is_not_there_is_refused_by_name(service: Any) -> None:
 
 def test_training_goes_on_in_an_engine_that_was_started_again(folder: Path, tmp_path: Path) -> None:
     async def played(act: Callable[[Any], Any]) -> Any:
-        engine = server.Engine(Model(folder), tmp_path, names=("tiny",))
+        engine = server.TrainingEngine(Model(folder), tmp_path, names=("tiny",))
         async with server.serve(engine, "127.0.0.1", 0) as url:
             service = await asyncio.to_thread(tinker.ServiceClient, base_url=url, api_key="tml-local")
             return await asyncio.to_thread(act, service)
@@ -184,9 +184,9 @@ def test_training_goes_on_in_an_engine_that_was_started_again(folder: Path, tmp_
 
 
 @asynccontextmanager
-async def raw(folder: Path, state_dir: Path) -> AsyncIterator[tuple[server.Engine, Callable[..., Any]]]:
+async def raw(folder: Path, state_dir: Path) -> AsyncIterator[tuple[server.TrainingEngine, Callable[..., Any]]]:
     """An engine of this process, and a function that posts to it."""
-    engine = server.Engine(Model(folder), state_dir, names=("tiny",))
+    engine = server.TrainingEngine(Model(folder), state_dir, names=("tiny",))
     async with server.serve(engine, "127.0.0.1", 0) as url, aiohttp.ClientSession(url) as http:
 
         async def post(path: str, body: Any, **settings: Any) -> tuple[int, Any]:

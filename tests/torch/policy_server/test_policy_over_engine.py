@@ -28,7 +28,7 @@ from lachesis_tokens.samples.samples import samples
 from lachesis_tokens.samples.verification import verify
 from lachesis_tokens.server.token_server import TokenServer
 from lachesis_train.engine.child import start_engine
-from lachesis_train.policy import Policy, PolicyVersion
+from lachesis_train.policy import CurrentPolicy, PolicyVersion
 from lachesis_train.policy_server import PolicyServer
 from lachesis_train.tinker_sdk import LOCAL_KEY, Adam, Datum, LoraShape, Service
 
@@ -96,7 +96,7 @@ def world(runner):
             service = Service(url, LOCAL_KEY)
             training = await service.train("tiny", LoraShape(rank=8, seed=1))
             sampler = Watched(await training.sampler())
-            policy = Policy(PolicyVersion(0, "tiny:0", sampler))
+            policy = CurrentPolicy(PolicyVersion(0, "tiny:0", sampler))
             async with PolicyServer(policy, tokenizer, model_name="tiny", port=0) as server:
                 ready.set_result(World(training, tokenizer, server, {"tiny:0": sampler}))
                 await over.wait()

@@ -16,7 +16,7 @@ from lachesis.trajectories import TokenPrefix
 from lachesis.trajectories.jsonl import read_lines
 from lachesis_tokens.samples.group_shapes import GroupSettings, RolloutSamples, TrainingGroup, build_group
 from lachesis_tokens.samples.samples import samples
-from lachesis_train.tinker_sdk import Adam, EngineError, LoraShape, RefusedBounds, Service
+from lachesis_train.tinker_sdk import Adam, LoraShape, RefusedBounds, Service, TrainingEngineError
 from lachesis_train.trainer.checkpoints import Checkpoint
 from lachesis_train.trainer.datums import PreparedBatch, Rules, prepare
 from tests.support.token_trees import Tree
@@ -125,15 +125,15 @@ async def test_what_is_deleted_is_gone_and_the_rest_is_not(to_engine: RunningEng
     sampler = await training.save_sampler("old")
     for path in (states[0], sampler):
         await training.forget(path)
-        with pytest.raises(EngineError, match=f"cannot delete {path}.*there is no checkpoint"):
+        with pytest.raises(TrainingEngineError, match=f"cannot delete {path}.*there is no checkpoint"):
             await training.forget(path)
-    with pytest.raises(EngineError, match="there is no checkpoint"):
+    with pytest.raises(TrainingEngineError, match="there is no checkpoint"):
         await Service().resume(states[0], "tiny", SHAPE)
     await Service().resume(states[1], "tiny", SHAPE)
 
 
 async def test_what_the_engine_refuses_is_final_and_says_why(to_engine: RunningEngine) -> None:
-    with pytest.raises(EngineError, match="cannot load tinker://nobody/weights/x") as caught:
+    with pytest.raises(TrainingEngineError, match="cannot load tinker://nobody/weights/x") as caught:
         await Service().resume("tinker://nobody/weights/x", "tiny", SHAPE)
     assert caught.value.final
     sampler = await (await Service().train("tiny", SHAPE)).sampler()

@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 
 from lachesis.inference.http_client import ServerSettings
-from lachesis_train.policy import Policy, PolicyVersion
+from lachesis_train.policy import CurrentPolicy, PolicyVersion
 from lachesis_train.policy_server import PolicyServer
 from tests.support.sampler import FakeSampler, parts
 
@@ -29,7 +29,7 @@ class Answer:
 @dataclass
 class Running:
     server: PolicyServer
-    policy: Policy
+    policy: CurrentPolicy
     sampler: FakeSampler
     session: aiohttp.ClientSession
 
@@ -48,7 +48,7 @@ async def serving(says: Any = None, *, sampler: Any = None, **options: Any) -> A
     """`says` is what a `FakeSampler` plays."""
     sampler = sampler or FakeSampler(says)
     codec, shared = parts()
-    policy = Policy(PolicyVersion(0, "run:0", sampler))
+    policy = CurrentPolicy(PolicyVersion(0, "run:0", sampler))
     async with (
         PolicyServer(policy, codec.tokenizer, **{"model_name": "policy", "port": 0, **shared, **options}) as server,
         aiohttp.ClientSession() as session,

@@ -13,7 +13,7 @@ from lachesis.inference.sampling import Sampling
 from lachesis_testing.engine_bench import Bench, relayed_engine
 from lachesis_testing.engine_suite import EngineSuite
 from lachesis_testing.fake_server import Scripted
-from lachesis_train.policy import Policy, PolicyVersion
+from lachesis_train.policy import CurrentPolicy, PolicyVersion
 from lachesis_train.policy_server import PolicyServer
 from tests.support.sampler import FakeSampler
 
@@ -53,7 +53,7 @@ async def policy_bench(
     settings: dict[str, Any] = server.pop("settings", {})
     reported = "temperature" if kind == "sglang" else "raw"
     sampler = FakeSampler(policy, latency=server.pop("latency", 0.0), kind=reported, deaf=deaf)
-    shared = Policy(PolicyVersion(0, "run:0", sampler), logprobs=reported)
+    shared = CurrentPolicy(PolicyVersion(0, "run:0", sampler), logprobs=reported)
     async with (
         PolicyServer(
             shared, sampler.codec.tokenizer, model_name="policy", port=0, **sampler.serving, **server

@@ -20,7 +20,7 @@ from lachesis_tokens.prompts.prompts import PromptBuilder
 from lachesis_tokens.samples.samples import samples
 from lachesis_tokens.samples.verification import verify
 from lachesis_tokens.server.token_server import TokenServer
-from lachesis_train.policy import Policy, PolicyVersion, Sampled
+from lachesis_train.policy import CurrentPolicy, PolicyVersion, Sampled
 
 TOOL = {
     "type": "function",
@@ -154,7 +154,7 @@ async def test_the_spans_of_a_rollout_have_the_versions_of_their_turns():
 
 
 def test_two_versions_of_one_name_are_refused():
-    policy = Policy(PolicyVersion(0, "run:0", Named(0)))
+    policy = CurrentPolicy(PolicyVersion(0, "run:0", Named(0)))
     with pytest.raises(ValueError, match="run:0"):
         policy.publish(PolicyVersion(1, "run:0", Named(1)))
     assert policy.current.step == 0

@@ -22,7 +22,7 @@ from lachesis.runs.group_player import PlayedGroup, stop_if_hopeless
 from lachesis.runs.item_keys import part_key
 from lachesis_compat.collecting.drift import Drift, drift_of
 from lachesis_compat.collecting.matching import Match, Matcher
-from lachesis_compat.collecting.recording import Completion, Recording, recorded
+from lachesis_compat.collecting.recording import ItemRecording, RecordedCompletion, recorded
 from lachesis_compat.collecting.returned import ReturnedGroup, ReturnedSample, returned_groups
 from lachesis_compat.collecting.rollouts import renumbered, result_of, rollout_of
 from lachesis_tokens.samples.group_shapes import OF_TOKENS
@@ -102,7 +102,7 @@ class Collector:
         return [replace(first, rollouts=rollouts, beside=beside), *played[1:]]
 
     async def _attempt(
-        self, item: Any, recording: Recording
+        self, item: Any, recording: ItemRecording
     ) -> tuple[list[ReturnedGroup], list[Any], BaseException | None]:
         """The groups that the environment returned, and the exception that it raised."""
         before = cancel_requests()
@@ -132,7 +132,7 @@ class Collector:
         return groups, list(backlog or ())
 
     def _played(
-        self, item: Any, item_key: str, groups: Sequence[ReturnedGroup], recording: Recording
+        self, item: Any, item_key: str, groups: Sequence[ReturnedGroup], recording: ItemRecording
     ) -> list[PlayedGroup]:
         foreign = [
             [sample for sample in group.samples if sample.rollout_id not in recording.rollouts] for group in groups
@@ -212,7 +212,7 @@ class Collector:
         item: Any,
         item_key: str,
         played: list[PlayedGroup],
-        recording: Recording,
+        recording: ItemRecording,
         used: set[int],
         own: Container[str],
     ) -> list[PlayedGroup]:
@@ -256,9 +256,9 @@ def _with_sampled_tokens(group: ReturnedGroup, at_place: Mapping[int, Rollout]) 
     return {**group.given, "tokens": tokens, "masks": masks, "inference_logprobs": logprobs}
 
 
-def _infrastructure(recording: Recording, item_key: str, error: Exception) -> Rollout:
+def _infrastructure(recording: ItemRecording, item_key: str, error: Exception) -> Rollout:
     rollout = Rollout.broken(item_key, 0, error)
-    completions: Sequence[Completion] = recording.completions
+    completions: Sequence[RecordedCompletion] = recording.completions
     return replace(
         rollout,
         outcome=Outcome.INFRA_ERROR,
@@ -269,7 +269,7 @@ def _infrastructure(recording: Recording, item_key: str, error: Exception) -> Ro
     )
 
 
-def _beside(completions: Sequence[Completion], item_key: str) -> Rollout:
+def _beside(completions: Sequence[RecordedCompletion], item_key: str) -> Rollout:
     count = "1 completion is" if len(completions) == 1 else f"{len(completions)} completions are"
     why = f"{count} in no sample that the environment returned"
     return rollout_of(completions, item_key=item_key, index=0, score=None, left_out=why)
@@ -281,7 +281,7 @@ def _unfinished(rollouts: Iterable[Rollout]) -> list[Rollout]:
     return [replace(each.rewarded(None), left_out=why) if each.reward is not None else each for each in rollouts]
 
 
-def _failed(recording: Recording, item_key: str, failure: BaseException) -> list[Rollout]:
+def _failed(recording: ItemRecording, item_key: str, failure: BaseException) -> list[Rollout]:
     """The rollouts of an item on which the environment raised, or took too long."""
     rollout = Rollout.broken(item_key, 0, failure)
     if isinstance(failure, _TooLate):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from lachesis_compat.collecting.recording import Completion
+from lachesis_compat.collecting.recording import RecordedCompletion
 
 _TELLING = 12
 """Characters in a row that say that a text was made of an answer."""
@@ -15,15 +15,15 @@ _TELLING = 12
 class EarlierTurns:
     """The model's earlier texts, at places within a trained text."""
 
-    turns: tuple[Completion, ...] = ()
+    turns: tuple[RecordedCompletion, ...] = ()
     """Those that stand in it word for word. The text between them counts as prompt."""
-    changed: frozenset[Completion] = frozenset()
+    changed: frozenset[RecordedCompletion] = frozenset()
     """Answers of which words stand in it, but not as they were said: cut, edited, or after another prompt."""
-    cut: Completion | None = None
+    cut: RecordedCompletion | None = None
     """An answer of which it trains only the end."""
 
 
-def place_in(completion: Completion, prompt: str) -> tuple[int, int] | None:
+def place_in(completion: RecordedCompletion, prompt: str) -> tuple[int, int] | None:
     """Start and end of what it said in a longer prompt that goes on from it, white space around it aside."""
     asked, said = completion.prompt, completion.said.strip()
     if not asked or len(asked) >= len(prompt) or not prompt.startswith(asked):
@@ -38,7 +38,7 @@ def _after(asked: str, prompt: str) -> int:
 
 
 def earlier_turns(
-    text: str, last: Completion, before: Sequence[Completion], is_blank: Callable[[str], bool]
+    text: str, last: RecordedCompletion, before: Sequence[RecordedCompletion], is_blank: Callable[[str], bool]
 ) -> EarlierTurns:
     """The turns that `text`, which ends with what `last` said, trains before it.
 
@@ -53,8 +53,8 @@ def earlier_turns(
     if begin >= len(last.prompt) or not whole.endswith(text):
         return EarlierTurns()
     continued = set() if last.tokens is None else set(last.tokens.prompt.lineage())
-    word_for_word: list[tuple[bool, int, int, Completion]] = []
-    others: list[tuple[int, Completion]] = []
+    word_for_word: list[tuple[bool, int, int, RecordedCompletion]] = []
+    others: list[tuple[int, RecordedCompletion]] = []
     for each in before:
         said = each.said.strip()
         if not each.prompt or len(each.prompt) >= len(last.prompt):
@@ -67,7 +67,7 @@ def earlier_turns(
             word_for_word.append((each.tokens is not None and each.tokens.after in continued, *place, each))
         elif (start := _after(each.prompt, last.prompt)) >= begin or is_blank(last.prompt[start:begin]):
             others.append((start, each))
-    turns: list[tuple[int, int, Completion]] = []
+    turns: list[tuple[int, int, RecordedCompletion]] = []
     for _, start, end, each in sorted(word_for_word, key=lambda found: (not found[0], -found[1], -found[2])):
         if start < begin and end <= begin:
             continue

@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any
 
 from lachesis_compat.collecting.earlier_turns import EarlierTurns, earlier_turns
-from lachesis_compat.collecting.recording import Completion, NotedChat, Recording
+from lachesis_compat.collecting.recording import ItemRecording, NotedChat, RecordedCompletion
 from lachesis_compat.collecting.returned import ReturnedSample
 
 _ASSISTANTS = ("assistant", "agent", "gpt")
@@ -30,7 +30,7 @@ _TWINS = (
 class Match:
     """The match of a sample."""
 
-    completions: tuple[Completion, ...] = ()
+    completions: tuple[RecordedCompletion, ...] = ()
     """Those that it trains, in the order of sampling."""
     refused: str = ""
     """Why it was not recognised."""
@@ -57,13 +57,13 @@ class Matcher:
     """
 
     def __init__(
-        self, recording: Recording, decode: Callable[[Sequence[int]], str], ends: Callable[[], Sequence[str]]
+        self, recording: ItemRecording, decode: Callable[[Sequence[int]], str], ends: Callable[[], Sequence[str]]
     ) -> None:
         self._recording = recording
         self._decode = decode
         self._special = ends
-        self._taken: set[Completion] = set()
-        self._changed: set[Completion] = set()
+        self._taken: set[RecordedCompletion] = set()
+        self._changed: set[RecordedCompletion] = set()
         """Of the sample that is looked at: answers that it seems to train in another form than they were said."""
 
     def match(self, groups: Sequence[Sequence[ReturnedSample]]) -> list[Match]:
@@ -75,7 +75,7 @@ class Matcher:
         twins: list[list[Any]] = []
         scores: dict[Any, set[float]] = {}
         samples = [(number, sample) for number, group in enumerate(groups) for sample in group]
-        changed: list[set[Completion]] = []
+        changed: list[set[RecordedCompletion]] = []
         for number, sample in samples:
             self._changed = set()
             by_ids = self._by_ids(sample)
@@ -112,7 +112,7 @@ class Matcher:
                 found[at] = next(others, completion)
         return replace(match, completions=tuple(sorted(found, key=self._recording.completions.index)))
 
-    def _has_twin(self, completion: Completion) -> bool:
+    def _has_twin(self, completion: RecordedCompletion) -> bool:
         """Whether the model answered the same prompt with the same text in other tokens, or without its end."""
         return completion.tokens is not None and any(
             each.said == completion.said
@@ -129,7 +129,7 @@ class Matcher:
         ids, runs = sample.tokens, sample.runs()
         if ids is None or not runs:
             return None
-        spans: dict[tuple[int, int], Completion] = {}
+        spans: dict[tuple[int, int], RecordedCompletion] = {}
         for completion in self._in_order():
             tokens = completion.tokens
             if tokens is None or not len(tokens) or tokens.after.length > len(ids):
@@ -150,7 +150,7 @@ class Matcher:
                 return None  # it trains something else too: is that text that was said?
         return Match(tuple(spans[span] for span in sorted(spans))) if spans else None
 
-    def _in_order(self) -> list[Completion]:
+    def _in_order(self) -> list[RecordedCompletion]:
         return sorted(self._recording.completions, key=lambda completion: completion in self._taken)
 
     # By text.
@@ -159,7 +159,7 @@ class Matcher:
         parts = self._parts(sample)
         if isinstance(parts, str):
             return Match(refused=parts)
-        found: list[Completion] = []
+        found: list[RecordedCompletion] = []
         for part in reversed(parts):  # the last turn first: its conversation says which the earlier ones were
             said = self._said(part, found)
             if not said or len(set(map(_prompt, said))) > 1:
@@ -221,7 +221,7 @@ class Matcher:
             text = text.removeprefix(role).lstrip()
         return text.endswith(said) and not _MARKUP.sub("", text[: len(text) - len(said)]).strip()
 
-    def _said(self, part: _Part, later: Sequence[Completion]) -> list[Completion]:
+    def _said(self, part: _Part, later: Sequence[RecordedCompletion]) -> list[RecordedCompletion]:
         """The completions that may have said a part, those that no earlier sample has first. An earlier turn than
         `later` has to stand in the conversation of the sample."""
         left = [each for each in self._in_order() if each not in later]
@@ -233,7 +233,7 @@ class Matcher:
         said = before or here or said
         return [each for each in said if each not in self._taken] or said
 
-    def _goes_on(self, completion: Completion, part: _Part) -> bool:
+    def _goes_on(self, completion: RecordedCompletion, part: _Part) -> bool:
         """Whether it said the end of a part, after a prompt that ends with its beginning."""
         text, said = self._without_ends(part.text), self._without_ends(completion.said)
         prefill = text[: len(text) - len(said)]
@@ -241,17 +241,17 @@ class Matcher:
             return False  # it trains earlier messages too
         return bool(said) and text.endswith(said) and (completion.prompt + completion.said).rstrip().endswith(text)
 
-    def _earlier_turns(self, part: _Part, last: Completion) -> EarlierTurns:
+    def _earlier_turns(self, part: _Part, last: RecordedCompletion) -> EarlierTurns:
         before = self._recording.completions[: self._recording.completions.index(last)]
         before.sort(key=lambda completion: completion in self._taken)
         return earlier_turns(self._without_ends(part.text), last, before, lambda text: not self._without_ends(text))
 
-    def _same_prompt(self, completion: Completion, part: _Part) -> bool:
+    def _same_prompt(self, completion: RecordedCompletion, part: _Part) -> bool:
         if part.prompt is None or not completion.prompt:
             return False
         return self._without_ends(completion.prompt) == self._without_ends(part.prompt)
 
-    def _says(self, completion: Completion, part: _Part) -> bool:
+    def _says(self, completion: RecordedCompletion, part: _Part) -> bool:
         if part.calls is not None or completion.response.message.tool_calls:
             calls = [(call.name, _value(call.arguments)) for call in completion.response.message.tool_calls]
             if part.calls == calls:
@@ -278,7 +278,7 @@ class Matcher:
 
 def _once_each(found: Sequence[Match], samples: Sequence[tuple[int, ReturnedSample]]) -> list[Match]:
     """The matches, without those that have a completion of an earlier one."""
-    owners: dict[Completion, tuple[int, ReturnedSample]] = {}
+    owners: dict[RecordedCompletion, tuple[int, ReturnedSample]] = {}
     kept = []
     for match, (number, sample) in zip(found, samples, strict=True):
         again = next((each for each in match.completions if each in owners), None)
@@ -328,24 +328,24 @@ def _canonical(message: Mapping[str, Any]) -> tuple[Any, str]:
     return message.get("role"), _text(message.get("content"))
 
 
-def _same_conversation(completion: Completion, part: _Part) -> bool:
+def _same_conversation(completion: RecordedCompletion, part: _Part) -> bool:
     if part.before is None or completion.messages is None:
         return False
     return tuple(map(_canonical, completion.messages)) == part.before
 
 
-def _prompt(completion: Completion) -> Any:
+def _prompt(completion: RecordedCompletion) -> Any:
     """What a completion answers, comparable with others'."""
     if completion.tokens is not None:
         return tuple(completion.tokens.prompt.ids)
     return completion.prompt if completion.messages is None else tuple(map(_canonical, completion.messages))
 
 
-def _way(completion: Completion) -> Any:
+def _way(completion: RecordedCompletion) -> Any:
     return _prompt(completion), completion.said
 
 
-def _is_before(completion: Completion, later: Sequence[Completion]) -> bool:
+def _is_before(completion: RecordedCompletion, later: Sequence[RecordedCompletion]) -> bool:
     """Whether one of the later turns goes on from the tokens of this completion."""
     if completion.tokens is None:
         return False

@@ -17,7 +17,12 @@ from lachesis.inference.tracking import ModelServer
 from lachesis.trajectories import ChatResponse, Message, Usage
 from lachesis.trajectories.messages import as_message
 from lachesis.trajectories.sampling_record import sampling_problem, sampling_without_problem
-from lachesis_compat.collecting.recording import Completion, RecordingError, current_recording, recording_of_request
+from lachesis_compat.collecting.recording import (
+    RecordedCompletion,
+    RecordingError,
+    current_recording,
+    recording_of_request,
+)
 from lachesis_tokens.server.managed_server import ManagedServer
 from lachesis_tokens.server.token_server import TokenServer
 
@@ -140,7 +145,7 @@ class RecordedServer:
             messages = tuple(map(_plain, arguments["messages"]))
         for response in _responses(session, answer):
             prompt = self._prompt(session, response, arguments)
-            recording.completions.append(Completion(response, response.message.text, messages, prompt))
+            recording.completions.append(RecordedCompletion(response, response.message.text, messages, prompt))
             if recording.trains and response.tokens is not None:
                 self._tell_problem(response)
         return answer

@@ -26,7 +26,7 @@ class RecordingError(LachesisError, RuntimeError):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Completion:
+class RecordedCompletion:
     """One completion, with the request that it answers."""
 
     response: ChatResponse
@@ -52,10 +52,10 @@ class NotedChat:
 
 
 @dataclass(eq=False)
-class Recording:
+class ItemRecording:
     """One item's."""
 
-    completions: list[Completion] = field(default_factory=list)
+    completions: list[RecordedCompletion] = field(default_factory=list)
     rollouts: dict[str, Rollout] = field(default_factory=dict)
     """Rollouts that our own loop played meanwhile, by id."""
     error: Exception | None = None
@@ -86,14 +86,14 @@ class Recording:
         return trained or self._chats.get((_key(ids), None))
 
 
-_current: ContextVar[Recording | None] = ContextVar("recording", default=None)
-_open: set[Recording] = set()
+_current: ContextVar[ItemRecording | None] = ContextVar("recording", default=None)
+_open: set[ItemRecording] = set()
 
 
 @contextmanager
-def recorded(*, trains: bool = True) -> Iterator[Recording]:
+def recorded(*, trains: bool = True) -> Iterator[ItemRecording]:
     """A recording of everything that is asked inside, also by tasks that are started here."""
-    recording = Recording(trains=trains)
+    recording = ItemRecording(trains=trains)
     token = _current.set(recording)
     _open.add(recording)
     try:
@@ -104,12 +104,12 @@ def recorded(*, trains: bool = True) -> Iterator[Recording]:
         _current.reset(token)
 
 
-def current_recording() -> Recording | None:
+def current_recording() -> ItemRecording | None:
     """The recording of the caller's item; None outside of one."""
     return _current.get()
 
 
-def recording_of_request() -> Recording:
+def recording_of_request() -> ItemRecording:
     """The recording that a request of the caller belongs to.
 
     Raises:

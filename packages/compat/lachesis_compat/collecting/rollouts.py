@@ -13,11 +13,11 @@ from lachesis.agent.reward import Reward
 from lachesis.agent.rollout import Rollout
 from lachesis.trajectories import ChatResponse, FinishReason, MessageError, MessageHistory
 from lachesis_compat.collecting.earlier_turns import place_in
-from lachesis_compat.collecting.recording import Completion
+from lachesis_compat.collecting.recording import RecordedCompletion
 
 
 def rollout_of(
-    completions: Sequence[Completion], *, item_key: str, index: int, score: float | None, left_out: str = ""
+    completions: Sequence[RecordedCompletion], *, item_key: str, index: int, score: float | None, left_out: str = ""
 ) -> Rollout:
     """A rollout that trains exactly these completions.
 
@@ -42,7 +42,7 @@ def rollout_of(
 
 
 def result_of(
-    completions: Sequence[Completion], outcome: Outcome, reason: str, error: Exception | None = None
+    completions: Sequence[RecordedCompletion], outcome: Outcome, reason: str, error: Exception | None = None
 ) -> AgentResult:
     """The result of a rollout with these completions."""
     responses = [completion.response for completion in completions]
@@ -64,7 +64,7 @@ def result_of(
     )
 
 
-def history_of(completions: Sequence[Completion]) -> MessageHistory:
+def history_of(completions: Sequence[RecordedCompletion]) -> MessageHistory:
     """A conversation that ends with the last completion, and holds each of the others once.
 
     The messages that an earlier completion continued are on the path to it; the others are branches that were left. An
@@ -89,7 +89,7 @@ def history_of(completions: Sequence[Completion]) -> MessageHistory:
     return history
 
 
-def _path(last: Completion, earlier: Sequence[Completion]) -> list[Any]:
+def _path(last: RecordedCompletion, earlier: Sequence[RecordedCompletion]) -> list[Any]:
     """The messages of a request with the completions among them, and its answer."""
     path: list[Any] = []
     waiting = list(earlier)
@@ -108,7 +108,7 @@ def _path(last: Completion, earlier: Sequence[Completion]) -> list[Any]:
     return [*path, last.response]
 
 
-def _text_path(last: Completion, others: Sequence[Completion]) -> list[Any]:
+def _text_path(last: RecordedCompletion, others: Sequence[RecordedCompletion]) -> list[Any]:
     """A text completion with those that stand in its prompt, and the text before each as a message of the user."""
     path: list[Any] = []
     at = 0
@@ -120,7 +120,7 @@ def _text_path(last: Completion, others: Sequence[Completion]) -> list[Any]:
     return [*path, {"role": "user", "content": last.prompt[at:]}, last.response]
 
 
-def _is(message: Mapping[str, Any], completion: Completion) -> bool:
+def _is(message: Mapping[str, Any], completion: RecordedCompletion) -> bool:
     return message.get("role") == "assistant" and (message.get("content") or "") == completion.said
 
 

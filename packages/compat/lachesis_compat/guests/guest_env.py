@@ -25,7 +25,7 @@ class GuestFailed(LachesisError):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class GuestVerdict:
     """The result of a guest's code for one rollout."""
 
     outcome: Outcome
@@ -54,18 +54,18 @@ class GuestEnv(RecordedEnv):
         """The items of `evaluate`, which plays the first `eval_items` of them."""
 
     @abstractmethod
-    async def play(self, item: Any, recording: Recording, settings: HermesAgentLoop) -> Verdict:
+    async def play(self, item: Any, recording: Recording, settings: HermesAgentLoop) -> GuestVerdict:
         """One rollout by the guest's code, which asks the model at `recording`."""
 
     @abstractmethod
-    async def score(self, item: Any, verdict: Verdict) -> float | Reward | None:
+    async def score(self, item: Any, verdict: GuestVerdict) -> float | Reward | None:
         """The score of a rollout that `play` left for scoring; None leaves it out."""
 
     def guest_modules(self) -> list[str]:
         """Modules or files of the guest's code, by which a second start recognises it."""
         return []
 
-    async def discard(self, verdict: Verdict) -> None:
+    async def discard(self, verdict: GuestVerdict) -> None:
         """Release the guest's resources for a rollout that is not scored."""
 
     async def get_next_item(self) -> Any:
@@ -87,7 +87,7 @@ class GuestEnv(RecordedEnv):
         return GuestLoop(env=self, item=item, settings=settings, endpoint=self.endpoint)
 
     async def compute_reward(self, item: Any, result: AgentResult, ctx: Any) -> float | Reward | None:
-        verdict: Verdict = result.verdict
+        verdict: GuestVerdict = result.verdict
         if verdict.failure is not None:
             raise verdict.failure
         if verdict.outcome in (Outcome.TIMEOUT, Outcome.REFUSED) and verdict.state is None:

@@ -22,7 +22,7 @@ from lachesis.agent.outcome import Outcome
 from lachesis.agent.reward import Reward
 from lachesis.runs.setting_facts import HOW
 from lachesis.runs.settings import HermesAgentEnvConfig, is_chosen
-from lachesis_compat.guests.guest_env import GuestEnv, GuestFailed, Verdict
+from lachesis_compat.guests.guest_env import GuestEnv, GuestFailed, GuestVerdict
 from lachesis_compat.guests.inspect_feed import Feed
 
 if TYPE_CHECKING:
@@ -150,27 +150,27 @@ class InspectEnv(GuestEnv):
         given = item["input"]
         return [{"role": "user", "content": given}] if isinstance(given, str) else list(given)
 
-    async def play(self, item: Any, recording: Recording, settings: HermesAgentLoop) -> Verdict:
+    async def play(self, item: Any, recording: Recording, settings: HermesAgentLoop) -> GuestVerdict:
         """One sample of the eval, scored."""
         try:
             sample = await self._feed.play(self._samples[str(item["id"])], recording)
         except GuestFailed as failed:
-            return Verdict(Outcome.COMPLETED, str(failed), failure=failed)
+            return GuestVerdict(Outcome.COMPLETED, str(failed), failure=failed)
         if sample.error is not None:
             failure = GuestFailed(f"the sample ended with an error\n{sample.error.traceback.rstrip()}")
-            return Verdict(Outcome.COMPLETED, f"the sample ended with an error: {sample.error.message}", failure)
+            return GuestVerdict(Outcome.COMPLETED, f"the sample ended with an error: {sample.error.message}", failure)
         if sample.limit is not None:
             reason = sample.limit.reason or f"{sample.limit.type} limit of {sample.limit.limit:g}"
             if sample.limit.type == "operator":
-                return Verdict(Outcome.COMPLETED, reason, GuestFailed(f"the sample was ended: {reason}"))
-            return Verdict(_OUTCOMES.get(sample.limit.type, Outcome.COMPLETED), reason, state=sample)
+                return GuestVerdict(Outcome.COMPLETED, reason, GuestFailed(f"the sample was ended: {reason}"))
+            return GuestVerdict(_OUTCOMES.get(sample.limit.type, Outcome.COMPLETED), reason, state=sample)
         stopped = sample.output.stop_reason
         if stopped == "content_filter":
-            return Verdict(Outcome.REFUSED, stopped, state=sample)
+            return GuestVerdict(Outcome.REFUSED, stopped, state=sample)
         cut_off = stopped in ("max_tokens", "model_length")
-        return Verdict(Outcome.CONTEXT_EXHAUSTED if cut_off else Outcome.COMPLETED, stopped, state=sample)
+        return GuestVerdict(Outcome.CONTEXT_EXHAUSTED if cut_off else Outcome.COMPLETED, stopped, state=sample)
 
-    async def score(self, item: Any, verdict: Verdict) -> Reward | None:
+    async def score(self, item: Any, verdict: GuestVerdict) -> Reward | None:
         values = _values(verdict.state.scores or {})
         name = self.config.scorer
         if name is None and len(values) == 1:

@@ -26,7 +26,7 @@ from backends.errors import SettingsError
 from lachesis.agent.outcome import Outcome
 from lachesis.agent.reward import Reward
 from lachesis.runs.settings import HermesAgentEnvConfig, is_chosen
-from lachesis_compat.guests.guest_env import GuestEnv, GuestFailed, Verdict
+from lachesis_compat.guests.guest_env import GuestEnv, GuestFailed, GuestVerdict
 
 if TYPE_CHECKING:
     from lachesis.agent.loop import HermesAgentLoop
@@ -116,7 +116,7 @@ class VerifiersEnv(GuestEnv):
         prompt = item["prompt"]
         return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
 
-    async def play(self, item: Any, recording: Recording, settings: HermesAgentLoop) -> Verdict:
+    async def play(self, item: Any, recording: Recording, settings: HermesAgentLoop) -> GuestVerdict:
         """One rollout of the guest, without its rubric."""
         from verifiers.clients import OpenAIChatCompletionsClient
         from verifiers.errors import InfraError, InvalidModelResponseError
@@ -131,27 +131,27 @@ class VerifiersEnv(GuestEnv):
                 )
         except Exception as raised:
             if clock.expired():
-                return Verdict(Outcome.TIMEOUT, f"the rollout took longer than {seconds:g} s")
-            return Verdict(Outcome.COMPLETED, f"the environment raised {type(raised).__name__}", failure=raised)
+                return GuestVerdict(Outcome.TIMEOUT, f"the rollout took longer than {seconds:g} s")
+            return GuestVerdict(Outcome.COMPLETED, f"the environment raised {type(raised).__name__}", failure=raised)
         error, condition = state.get("error"), state.get("stop_condition") or "no stop condition"
         if isinstance(error, InvalidModelResponseError):
-            return Verdict(Outcome.MODEL_ERROR, str(error), state=state)
+            return GuestVerdict(Outcome.MODEL_ERROR, str(error), state=state)
         if isinstance(error, InfraError):
-            return Verdict(Outcome.INFRA_ERROR, _error_chain(error), error=error, state=state)
+            return GuestVerdict(Outcome.INFRA_ERROR, _error_chain(error), error=error, state=state)
         if error is not None:
             failure = error if isinstance(error, Exception) else GuestFailed(str(error))
-            return Verdict(Outcome.COMPLETED, _error_chain(error), failure=failure, state=state)
+            return GuestVerdict(Outcome.COMPLETED, _error_chain(error), failure=failure, state=state)
         if condition == "max_turns_reached" and _is_single_turn(self.guest, state):
             condition = "answered"
         if condition not in _OUTCOMES and state.get("is_truncated"):
-            return Verdict(Outcome.CONTEXT_EXHAUSTED, f"{condition}, after an answer was cut off", state=state)
-        return Verdict(_OUTCOMES.get(condition, Outcome.COMPLETED), condition, state=state)
+            return GuestVerdict(Outcome.CONTEXT_EXHAUSTED, f"{condition}, after an answer was cut off", state=state)
+        return GuestVerdict(_OUTCOMES.get(condition, Outcome.COMPLETED), condition, state=state)
 
-    async def discard(self, verdict: Verdict) -> None:
+    async def discard(self, verdict: GuestVerdict) -> None:
         if verdict.state is not None:
             await self.guest.rubric.cleanup(verdict.state)
 
-    async def score(self, item: Any, verdict: Verdict) -> Reward:
+    async def score(self, item: Any, verdict: GuestVerdict) -> Reward:
         """The rubric's score. Of an environment that compares whole groups, it comes with the group."""
         state = verdict.state
         if self.compute_group_reward is not None:

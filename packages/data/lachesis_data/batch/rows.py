@@ -36,7 +36,7 @@ def in_shard(digest: str, shard: tuple[int, int]) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class InputRow:
     """One row of the input."""
 
     index: int
@@ -67,14 +67,14 @@ class Rows:
     limit: int | None = None
     shard: tuple[int, int] = (1, 1)
 
-    def __iter__(self) -> Iterator[Row]:
+    def __iter__(self) -> Iterator[InputRow]:
         """Raises DatasetError at a row that cannot be played, with its file and line."""
         for index, (place, content) in enumerate(islice(self._read(), self.limit)):
             if (problem := self._problem(content)) or isinstance(content, str):
                 raise DatasetError(f"{place}: {problem}")
             digest = item_digest(content)
             if in_shard(digest, self.shard):
-                yield Row(index, content, digest)
+                yield InputRow(index, content, digest)
 
     def check(self) -> tuple[int, str]:
         """The number of rows of this shard, after a look at all of them; and what they are, in whatever order.

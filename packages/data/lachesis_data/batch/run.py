@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from shlex import quote
-from statistics import fmean
 from typing import Any
 
 from backends.errors import SettingsError
@@ -24,6 +23,7 @@ from lachesis.runs.item_keys import item_digest, or_none
 from lachesis.runs.own_code import code_of
 from lachesis.runs.own_place import own_place
 from lachesis.runs.pipeline import Pipeline
+from lachesis.runs.reports import NO_REPORT
 from lachesis.runs.results import Row, RunFiles
 from lachesis.runs.running_figures import RunningFigures
 from lachesis.wording import counted
@@ -31,8 +31,8 @@ from lachesis_data.batch.entries import EntryFormat
 from lachesis_data.batch.files import TRAJECTORIES
 from lachesis_data.batch.prompts import Prompts
 from lachesis_data.batch.rows import Rows, in_shard
-from lachesis_data.batch.sink import GROUPS, PROMOTES, BatchSink, Work
-from lachesis_data.batch.totals import Caps, Totals
+from lachesis_data.batch.sink import GROUPS, PROMOTES, BatchSink, BatchWork
+from lachesis_data.batch.totals import BatchTotals, Caps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,37 +67,40 @@ class BatchResult:
     """Why the run ended."""
 
     @property
-    def totals(self) -> Totals:
+    def totals(self) -> BatchTotals:
         return self.sink.totals
 
     @property
     def failed(self) -> bool:
         """Whether the exit code is 1."""
-        return bool(self.totals.failed) or (self.sink.total != 0 and not self.totals.kept)  # a shard may have no rows
+        if self.totals.failed.groups:
+            return True
+        return self.sink.total != 0 and not self.totals.kept.groups  # a shard may have no rows
 
     def rows(self) -> Iterator[Row]:
         totals, sink = self.totals, self.sink
+        tools, calls = totals.finished.tool_failures, totals.finished.repaired
         wanted = f" of {sink.total}" if sink.total >= 0 else ""
         yield (
             "samples",
-            f"{totals.done}{wanted}: {totals.kept} kept ({sink.played} in this start), "
-            f"{totals.discarded} discarded for no reasoning, {totals.failed} failed",
+            f"{totals.done}{wanted}: {totals.kept.groups} kept ({sink.played} in this start), "
+            f"{totals.discarded} discarded for no reasoning, {totals.failed.groups} failed",
         )
-        yield "completed", f"{totals.completed} of the {totals.kept}"
-        if totals.outcomes:
-            yield "failures", ", ".join(f"{name} {count}" for name, count in totals.outcomes.most_common())
-        if totals.rewards:
-            yield "mean reward", f"{fmean(totals.rewards):.3f}"
-        yield "tool calls", f"{totals.calls['count']}, {totals.calls['failure']} failed"
-        for line in totals.tool_failures.lines():
+        yield "completed", f"{totals.kept.counts['completed']} of the {totals.kept.groups}"
+        if totals.failed.outcomes:
+            yield "failures", ", ".join(f"{name} {count}" for name, count in totals.failed.outcomes.most_common())
+        if totals.kept.mean_reward is not None:
+            yield "mean reward", f"{totals.kept.mean_reward:.3f}"
+        yield "tool calls", f"{tools.calls.total()}, {tools.failed.total()} failed"
+        for line in tools.lines():
             yield "failed calls", line
-        if totals.parsed_calls:
-            yield "repaired calls", f"{totals.repaired_calls} of {totals.parsed_calls}: {REPAIRED_CALLS}"
+        if calls.parsed:
+            yield "repaired calls", f"{calls.repaired} of {calls.parsed}: {REPAIRED_CALLS}"
         yield "reasoning", f"in {totals.reasoning['turns_with_reasoning']} of {totals.reasoning['turns']} turns"
-        if totals.uncounted:
+        if totals.all.counts["uncounted_requests"]:
             yield "tokens", "the server does not count them"
         else:
-            yield "tokens", f"{totals.prompt_tokens} of prompts, {totals.completion_tokens} of completions"
+            yield "tokens", f"{totals.all.counts['prompt_tokens']} of prompts, {totals.all.sampled} of completions"
         if (cost := sink.caps.cost_of(totals)) is not None:
             yield "cost", f"{cost:.4f}"
         yield "tokens/s", f"{sink.sampled / max(self.seconds, 1e-9):.0f} ({sink.sampled} in {self.seconds:.1f} s)"
@@ -106,7 +109,8 @@ class BatchResult:
     def paths(self) -> Iterator[tuple[str, Path]]:
         yield "trajectories", self.sink.folder / TRAJECTORIES
         yield "groups", self.sink.files.groups
-        yield "report", self.sink.files.report
+        if self.sink.files.report.exists():
+            yield "report", self.sink.files.report
 
     def advice(self) -> Iterator[str]:
         yield from ()
@@ -115,7 +119,9 @@ class BatchResult:
         yield f"lachesis view {quote(str(self.sink.folder))}   (every sample, in the browser)"
 
     def warnings(self) -> Iterator[str]:
-        if self.totals.failed:
+        if not self.sink.files.report.exists():
+            yield NO_REPORT
+        if self.totals.failed.groups:
             failures = self.sink.files.failures
             causes = self.sink.figures.causes
             yield from causes.lines()
@@ -124,9 +130,9 @@ class BatchResult:
                 if causes.may_pass or not causes
                 else f"{REPEATS} (with --retry_failed)"
             )
-            yield f"{counted(self.totals.failed, 'sample')} failed, see {failures}; {again}"
+            yield f"{counted(self.totals.failed.groups, 'sample')} failed, see {failures}; {again}"
         if discarded := self.totals.discarded:
-            which = "finished samples" if self.totals.kept else "finished samples, all of them,"
+            which = "finished samples" if self.totals.kept.groups else "finished samples, all of them,"
             yield (
                 f"{discarded} {which} are discarded, since no turn of theirs has reasoning; ask for it in the system "
                 f"prompt (<think>...</think>), or start again: {PROMOTES}"
@@ -170,7 +176,9 @@ async def run_batch(env: HermesAgentBaseEnv, settings: BatchSettings) -> BatchRe
             before = settings_of(folder / GROUPS)
         # The keys of a run that goes on are those of its first start, which may have been of an older version.
         same = before and not changes(before, about)
-        work = Work(_items(env, rows), settings=item_digest(before if same else about)[:8], samples=settings.samples)
+        work = BatchWork(
+            _items(env, rows), settings=item_digest(before if same else about)[:8], samples=settings.samples
+        )
         sink = BatchSink(
             folder,
             entries=EntryFormat(

@@ -80,7 +80,7 @@ def merge_shards(run: Path, out: Path) -> tuple[list[str], bool]:
                 f"cannot write {out}: {error.strerror or error}; make room, or choose another with --out"
             ) from error
     totals, (count,) = sink.totals, counts
-    kinds = f"{totals.kept} kept, {totals.discarded} discarded, {totals.failed} failed"
+    kinds = f"{totals.kept.groups} kept, {totals.discarded} discarded, {totals.failed.groups} failed"
     said = [f"{counted(len(shards), 'shard')}: {kinds}: {out}"]
     if (unplayed := sink.total - totals.done) > 0:
         said.append(f"{counted(unplayed, 'sample')} not played yet; start their shards again, and merge again")

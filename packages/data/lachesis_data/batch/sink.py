@@ -20,21 +20,22 @@ from backends.errors import LachesisError
 from lachesis.agent.rollout import Rollout
 from lachesis.run_folder import RunFolderError
 from lachesis.runs.decisions import Decision, Kept, LeftOut
-from lachesis.runs.failures import Job
+from lachesis.runs.failures import ItemJob
 from lachesis.runs.file_sink import FileSink, to_its_end, unscored_groups
 from lachesis.runs.group_player import PlayedGroup
 from lachesis.runs.group_records import group_record
 from lachesis.runs.item_keys import ItemKeys, part_key, whole_and_part
 from lachesis.runs.pipeline import Pipeline
 from lachesis.runs.progress import Standing
+from lachesis.runs.reports import write_report
 from lachesis.runs.results import RunFiles
-from lachesis.runs.summary import Summary, write_report
+from lachesis.runs.summary import Summary
 from lachesis.trajectories import JsonlWriter, read_lines
 from lachesis.trajectories.digests import certified
 from lachesis.wording import counted
 from lachesis_data.batch.entries import NO_ANSWER, NO_REASONING, EntryFormat
 from lachesis_data.batch.files import CHECKPOINT, STATISTICS, BatchFiles, write_json
-from lachesis_data.batch.totals import Caps, Totals, completion_tokens
+from lachesis_data.batch.totals import BatchTotals, Caps, completion_tokens
 
 GROUPS = "groups.jsonl"
 MOST_AT_ONCE = 64
@@ -46,7 +47,7 @@ RETRY_PAUSE = 1.0
 PROMOTES = "--keep_without_reasoning keeps such samples, and without playing also those that were discarded before"
 
 
-class Work(ItemKeys):
+class BatchWork(ItemKeys):
     """The plan of the run: each item `samples` times in a row, and the key of each sample.
 
     A key is the digest of the item, that of the settings, which of several equal items it is, and the number of the
@@ -115,7 +116,7 @@ class BatchSink(FileSink):
         self.retry_failed = retry_failed
         self.retry_pause = RETRY_PAUSE
         self.batches = BatchFiles(folder, batch_size)
-        self.totals = Totals()
+        self.totals = BatchTotals()
         self.earlier = 0
         """Samples that earlier starts finished."""
         self.started = time.monotonic()
@@ -151,13 +152,12 @@ class BatchSink(FileSink):
         self._forget_superseded_failures()
         self._failures = stack.enter_context(JsonlWriter(self.files.failures, fsync=True))
         for record in self._unscored_groups().values():
-            if self.retry_failed:  # their tokens were spent all the same
-                self.totals.prompt_tokens += sum(each.get("prompt_tokens", 0) for each in record["rollouts"])
-                self.totals.completion_tokens += completion_tokens(record)
+            if self.retry_failed:
+                self.totals.add("again", record)
             else:
                 self._count("failed", record)
         self.earlier = self.totals.done
-        self._sampled_before = self.totals.completion_tokens
+        self._sampled_before = self.totals.all.sampled
         self._write_checkpoint()
 
     unit = "samples"
@@ -259,7 +259,7 @@ class BatchSink(FileSink):
         index = self.indices[group.item_key]
         return {**record, "prompt_index": index, "run": self.ledger.run, "evaluation": False}
 
-    async def accept(self, job: Job, decision: Decision, step: int) -> Decision:
+    async def accept(self, job: ItemJob, decision: Decision, step: int) -> Decision:
         if isinstance(decision, Kept):
             kind, record, lost = "kept", dict(decision.content), decision.undelivered
         else:
@@ -309,7 +309,7 @@ class BatchSink(FileSink):
     @property
     def sampled(self) -> int:
         """Completion tokens of this start."""
-        return self.totals.completion_tokens - self._sampled_before
+        return self.totals.all.sampled - self._sampled_before
 
     def ending(self) -> str:
         return self.caps.reached(self.totals, self.started)
@@ -331,7 +331,7 @@ class BatchSink(FileSink):
             write_json(self.folder / STATISTICS, self.statistics())
             failures = unscored_groups(self.files.failures, self.ledger.done - self._failed)
             groups = chain(failures.values(), self.ledger.records())
-            title, count = f"{self.environment}: {self.model}", self.totals.kept + len(failures)
+            title, count = f"{self.environment}: {self.model}", self.totals.kept.groups + len(failures)
             if count > MOST_IN_REPORT:
                 title += f" (the first {MOST_IN_REPORT} of {count} samples)"
             return write_report(self.files.report, title=title, groups=islice(groups, MOST_IN_REPORT))
@@ -363,9 +363,9 @@ class BatchSink(FileSink):
         content = {
             **self.about,
             "completed_prompts": sorted(set(self._indices_done)),
-            "samples": self.totals.kept,
+            "samples": self.totals.kept.groups,
             "discarded_no_reasoning": self.totals.discarded,
-            "failed": self.totals.failed,
+            "failed": self.totals.failed.groups,
             "batch_stats": {str(number): {"samples": lines} for number, lines in self.batches.lines.items()},
             "last_updated": datetime.now().isoformat(),
         }

@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from statistics import fmean
+from dataclasses import dataclass
 from typing import Any
 
-from lachesis.runs.tool_failures import ToolFailures
+from lachesis.runs.figures import Figures
 
 MILLION = 1_000_000
 
@@ -26,99 +25,73 @@ class Caps:
     prices: tuple[float, float] | None = None
     """Of a million tokens of prompts and of completions."""
 
-    def reached(self, totals: Totals, started: float) -> str:
+    def reached(self, totals: BatchTotals, started: float) -> str:
         """Why the run must end; empty if it need not."""
         if self.seconds is not None and time.monotonic() - started >= self.seconds:
             return f"--max_seconds {self.seconds:g} is reached; start again to continue"
-        if (self.tokens is not None or self.cost is not None) and totals.uncounted:
+        if (self.tokens is not None or self.cost is not None) and totals.all.counts["uncounted_requests"]:
             return "the server reports no token counts, so --max_total_tokens and --max_cost cannot be enforced"
-        if self.tokens is not None and totals.completion_tokens >= self.tokens:
+        if self.tokens is not None and totals.all.sampled >= self.tokens:
             return f"--max_total_tokens {self.tokens} is reached; start again with more to continue"
         if self.cost is not None and (cost := self.cost_of(totals) or 0.0) >= self.cost:
             return f"--max_cost {self.cost:g} is reached ({cost:.4f}); start again with more to continue"
         return ""
 
-    def cost_of(self, totals: Totals) -> float | None:
+    def cost_of(self, totals: BatchTotals) -> float | None:
         """The cost of the tokens; None without prices."""
         if self.prices is None:
             return None
-        return (totals.prompt_tokens * self.prices[0] + totals.completion_tokens * self.prices[1]) / MILLION
+        return (totals.all.counts["prompt_tokens"] * self.prices[0] + totals.all.sampled * self.prices[1]) / MILLION
 
 
-@dataclass(slots=True)
-class Totals:
-    """Counts over the samples of a run, earlier starts included."""
+class BatchTotals:
+    """The figures of the samples of a run, earlier starts included."""
 
-    kept: int = 0
-    discarded: int = 0
-    failed: int = 0
-    completed: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    """Attempts that were lost included, as far as they are known."""
-    uncounted: int = 0
-    """Requests of which the server counted no tokens."""
-    repaired_calls: int = 0
-    """Calls that the parser repaired, of `parsed_calls` that it read."""
-    parsed_calls: int = 0
-    tools: dict[str, Counter[str]] = field(default_factory=dict)
-    tool_failures: ToolFailures = field(default_factory=ToolFailures)
-    reasoning: Counter[str] = field(default_factory=Counter)
-    outcomes: Counter[str] = field(default_factory=Counter)
-    """Of the failures; `bad_input` where a row names an image that does not exist."""
-    rewards: list[float] = field(default_factory=list)
-
-    @property
-    def done(self) -> int:
-        return self.kept + self.discarded + self.failed
+    def __init__(self) -> None:
+        self.all, self.finished, self.kept, self.failed = (Figures(items=0, whole=False) for _ in range(4))
+        """Finished are the kept and the discarded ones. A failed one has the outcome `bad_input` where its row names an
+        image that does not exist."""
+        self.reasoning = Counter[str]()
 
     def add(self, kind: str, record: Mapping[str, Any]) -> None:
-        """Count a sample. `kind`: `kept`, `discarded` or `failed`."""
-        setattr(self, kind, getattr(self, kind) + 1)
-        self.completion_tokens += completion_tokens(record)
-        for rollout in record["rollouts"]:
-            self.prompt_tokens += rollout.get("prompt_tokens", 0)
-            self.uncounted += rollout.get("uncounted_requests", 0)
-            if kind == "failed":
-                self.outcomes["bad_input" if record.get("bad_input") else rollout["outcome"]] += 1
-                continue
-            repaired, parsed = rollout.get("repaired_calls", (0, 0))
-            self.repaired_calls += repaired
-            self.parsed_calls += parsed
-            for name, stats in rollout["tool_stats"].items():
-                self.tools.setdefault(name, Counter()).update(stats)
-            self.tool_failures.add_record(rollout)
-            if kind == "kept":
-                self.completed += bool(rollout["completed"])
-                if rollout["reward"] is not None:
-                    self.rewards.append(rollout["reward"])
-        if (reasoning := record.get("reasoning")) is not None:
+        """Count a sample. `kind`: `kept`, `discarded`, `failed`, or `again` for one that failed and is played again,
+        whose tokens were spent."""
+        if record.get("bad_input"):
+            record = {**record, "rollouts": [{**rollout, "outcome": "bad_input"} for rollout in record["rollouts"]]}
+        of = {"kept": [self.finished, self.kept], "discarded": [self.finished], "failed": [self.failed], "again": []}
+        for figures in [self.all, *of[kind]]:
+            figures.add(record)
+        if (reasoning := record.get("reasoning")) is not None and kind in ("kept", "discarded"):
             self.reasoning.update({"turns": reasoning[1], "turns_with_reasoning": reasoning[0]})
 
     @property
-    def calls(self) -> Counter[str]:
-        """`count`, `success` and `failure` over all tools."""
-        return sum(self.tools.values(), Counter())
+    def discarded(self) -> int:
+        return self.finished.groups - self.kept.groups
+
+    @property
+    def done(self) -> int:
+        return self.finished.groups + self.failed.groups
 
     def statistics(self, all_tools: Iterable[str]) -> dict[str, Any]:
         """The fields of `statistics.json` that follow from the samples."""
         tools: dict[str, dict[str, float]] = {}
-        for name in dict.fromkeys([*all_tools, *self.tools]):
-            counts = self.tools.get(name, Counter())
-            tools[name] = {kind: counts[kind] for kind in ("count", "success", "failure")}
+        calls, failures = self.finished.tool_failures.calls, self.finished.tool_failures.failed
+        for name in dict.fromkeys([*all_tools, *calls]):
+            count, failure = calls[name], failures[name]
+            tools[name] = {"count": count, "success": count - failure, "failure": failure}
             for kind in ("success", "failure"):
-                tools[name][f"{kind}_rate"] = round(100 * counts[kind] / (counts["count"] or 1), 2)
+                tools[name][f"{kind}_rate"] = round(100 * tools[name][kind] / (count or 1), 2)
         turns, thinking = self.reasoning["turns"], self.reasoning["turns_with_reasoning"]
         return {
-            "samples": self.kept,
-            "completed": self.completed,
+            "samples": self.kept.groups,
+            "completed": self.kept.counts["completed"],
             "discarded_no_reasoning": self.discarded,
-            "failed": self.failed,
-            "failed_outcomes": dict(self.outcomes),
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": self.completion_tokens,
-            "mean_reward": fmean(self.rewards) if self.rewards else None,
-            "repaired_call_rate": self.repaired_calls / self.parsed_calls if self.parsed_calls else None,
+            "failed": self.failed.groups,
+            "failed_outcomes": dict(self.failed.outcomes),
+            "prompt_tokens": self.all.counts["prompt_tokens"],
+            "completion_tokens": self.all.sampled,
+            "mean_reward": self.kept.mean_reward,
+            "repaired_call_rate": self.finished.repaired.share,
             "tool_statistics": tools,
             "reasoning_statistics": {
                 "total_assistant_turns": turns,

@@ -30,7 +30,7 @@ _CORRECTIONS: Final = 16
 _NONE: Final = range(-1, -1)
 
 _Count = Callable[[Conversation], int]
-Summarizer = Callable[[Sequence[Passage]], Awaitable[Summary]]
+Summarizer = Callable[[Sequence[Passage]], Awaitable[SummaryAnswer]]
 """Raises SummaryFailed."""
 
 
@@ -103,7 +103,11 @@ class Compressor:
     """
 
     def __init__(
-        self, settings: Settings, counter: TokenCounter, summarize: Summarizer | None, executor: Executor | None = None
+        self,
+        settings: CompressionFileSettings,
+        counter: TokenCounter,
+        summarize: Summarizer | None,
+        executor: Executor | None = None,
     ) -> None:
         self._settings, self._counter, self._summarize = settings, counter, summarize
         self._executor = executor

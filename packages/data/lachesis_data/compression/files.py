@@ -33,7 +33,7 @@ _AHEAD = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class CompressionJob:
     """A file to compress, and where to."""
 
     source: Path
@@ -49,7 +49,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class EntrySample:
     """A part of the entries, chosen by the seed and the number of the line."""
 
     percent: float = 100.0
@@ -59,7 +59,7 @@ class Sample:
         return self.percent >= 100.0 or Random(f"{self.seed}:{line}").random() * 100.0 < self.percent
 
 
-def find_jobs(source: Path, output: Path | None, suffix: str) -> list[Job]:
+def find_jobs(source: Path, output: Path | None, suffix: str) -> list[CompressionJob]:
     """The files to compress: `source`, or the `*.jsonl` in it. Raises SettingsError."""
     if source.is_dir():
         folder = output or source.with_name(source.name + suffix)
@@ -68,11 +68,11 @@ def find_jobs(source: Path, output: Path | None, suffix: str) -> list[Job]:
             raise SettingsError(f"{source} has no *.jsonl file; name a folder with trajectories, or a file")
         if folder.exists() and not folder.is_dir():
             raise SettingsError(f"{folder} is a file, and the input a folder; name a folder with --output")
-        jobs = [Job(path, folder / path.name) for path in files]
+        jobs = [CompressionJob(path, folder / path.name) for path in files]
     elif source.is_file():
         if output is not None and output.is_dir():
             output /= source.name
-        jobs = [Job(source, output or source.with_name(f"{source.stem}{suffix}{source.suffix}"))]
+        jobs = [CompressionJob(source, output or source.with_name(f"{source.stem}{suffix}{source.suffix}"))]
     else:
         raise SettingsError(f"there is no file or folder {source}; name trajectories with --input")
     for job in jobs:
@@ -83,11 +83,11 @@ def find_jobs(source: Path, output: Path | None, suffix: str) -> list[Job]:
 
 
 async def compress_file(
-    job: Job,
+    job: CompressionJob,
     compressor: Compressor,
     *,
     settings: bytes,
-    sample: Sample,
+    sample: EntrySample,
     concurrency: int,
     save_over_limit: bool,
     report: Callable[[dict[str, Any], bool], None],
@@ -144,7 +144,7 @@ async def compress_file(
                 sync_folder(job.output.parent)
 
 
-def read_progress(job: Job) -> Iterator[dict[str, Any]]:
+def read_progress(job: CompressionJob) -> Iterator[dict[str, Any]]:
     """The metrics of the finished entries, with the numbers of their lines."""
     with job.progress.open("rb") as file:
         for row, _ in _rows(file):
@@ -181,7 +181,7 @@ async def compressed_lines(
             await finish(asyncio.wait(window))
 
 
-def sampled_lines(path: Path, sample: Sample) -> Iterator[tuple[int, bytes]]:
+def sampled_lines(path: Path, sample: EntrySample) -> Iterator[tuple[int, bytes]]:
     """The lines of a sample with their numbers, without blank ones. Raises JsonlError."""
     try:
         with path.open("rb") as file:

@@ -78,7 +78,7 @@ class ContextCompression:
         return LiveCompression(self, rollout, max_resamples=max_resamples)
 
 
-class Conversation(Protocol):
+class LiveConversation(Protocol):
     """The rollout, as far as its compression needs it. Each change is told to `LiveCompression.size` too."""
 
     history: MessageHistory
@@ -100,7 +100,7 @@ class Conversation(Protocol):
 class LiveCompression:
     """The compression of one rollout."""
 
-    def __init__(self, settings: ContextCompression, rollout: Conversation, *, max_resamples: int) -> None:
+    def __init__(self, settings: ContextCompression, rollout: LiveConversation, *, max_resamples: int) -> None:
         self.settings = settings
         self.size = ContextSize()
         self.edits: list[ContextEdit] = []

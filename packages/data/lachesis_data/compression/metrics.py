@@ -14,7 +14,7 @@ from lachesis.trajectories.jsonl import replacing
 
 
 @dataclass(slots=True)
-class Totals:
+class CompressionTotals:
     """Sums over the metrics of entries."""
 
     started: datetime = field(default_factory=datetime.now)
@@ -83,7 +83,7 @@ class Totals:
         }
 
 
-def write_metrics(path: Path, totals: Totals, entries: Iterable[Mapping[str, Any]] | None) -> None:
+def write_metrics(path: Path, totals: CompressionTotals, entries: Iterable[Mapping[str, Any]] | None) -> None:
     """Write the figures, and those of each entry, one at a time. Replaces `path` as a whole. Raises NotReplaced."""
     with replacing(path) as temporary, temporary.open("w", encoding="utf-8", errors="backslashreplace") as file:
         file.write(json.dumps(totals.to_record(), indent=2, ensure_ascii=False).removesuffix("\n}"))

@@ -98,7 +98,7 @@ class MetricsSettings(_Section):
     """Name of the file in the output folder, where the input is a folder. For a file, it is `<stem>_metrics.json`."""
 
 
-class Settings(CompressionSettings):
+class CompressionFileSettings(CompressionSettings):
     """All sections."""
 
     tokenizer: TokenizerSettings = TokenizerSettings()
@@ -108,7 +108,7 @@ class Settings(CompressionSettings):
     metrics: MetricsSettings = MetricsSettings()
 
 
-def read_settings(path: Path | None, changes: dict[str, dict[str, Any]]) -> Settings:
+def read_settings(path: Path | None, changes: dict[str, dict[str, Any]]) -> CompressionFileSettings:
     """The settings of a YAML file, with some values changed (section -> name -> value).
 
     Raises:
@@ -124,7 +124,7 @@ def read_settings(path: Path | None, changes: dict[str, dict[str, Any]]) -> Sett
         raise SettingsError(f"{path}: settings are in sections, such as `compression:`; see docs/compression.md")
     merged = {name: {**(given.get(name) or {}), **changes.get(name, {})} for name in {**given, **changes}}
     try:
-        return Settings.model_validate(merged)
+        return CompressionFileSettings.model_validate(merged)
     except ValidationError as error:
         problem = error.errors()[0]
         where, known = ".".join(map(str, problem["loc"])), _names(problem["loc"][:-1])
@@ -134,7 +134,7 @@ def read_settings(path: Path | None, changes: dict[str, dict[str, Any]]) -> Sett
 
 
 def _names(section: tuple[Any, ...]) -> list[str]:
-    model: Any = Settings
+    model: Any = CompressionFileSettings
     for name in section:
         model = model.model_fields[name].annotation
     return list(model.model_fields)

@@ -35,7 +35,7 @@ class Passage(NamedTuple):
     text: str
 
 
-class Summary(NamedTuple):
+class SummaryAnswer(NamedTuple):
     """The answer of a summariser."""
 
     text: str

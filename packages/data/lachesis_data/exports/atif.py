@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
-from lachesis.trajectories.export_lines import BRANCHES_OMITTED, ExportLine, LeftOut
+from lachesis.trajectories.export_lines import BRANCHES_OMITTED, ExportLine, LeftOutRollout
 from lachesis.trajectories.groups import (
     GroupRecord,
     RolloutRecord,
@@ -37,12 +37,12 @@ _PROVENANCE = ("run", "evaluation", "environment", "item_key")
 _ENDING = ("outcome", "reason", "reward", "turn_rewards", "metrics", "policy_versions")
 
 
-def atif(group: GroupRecord, *, token_ids: TokenIds = "all") -> Iterator[ExportLine | LeftOut]:
+def atif(group: GroupRecord, *, token_ids: TokenIds = "all") -> Iterator[ExportLine | LeftOutRollout]:
     """A line for each rollout with messages, also for those that failed."""
     for rollout in group["rollouts"]:
         messages = stored_messages(group, rollout)
         if not messages:
-            yield LeftOut(rollout["rollout_id"], "no messages")
+            yield LeftOutRollout(rollout["rollout_id"], "no messages")
             continue
         warnings: set[str] = set()
         turns = message_turns(rollout, messages)

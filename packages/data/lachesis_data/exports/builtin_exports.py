@@ -11,7 +11,7 @@ from lachesis.trajectories.entries import to_batch_entry, to_dataset_entry
 from lachesis.trajectories.export_lines import (
     Chat,
     ExportLine,
-    LeftOut,
+    LeftOutRollout,
     Unsuitable,
     _answered,
     _written,
@@ -43,7 +43,7 @@ def dataset_line(
 dataset = of_rollouts(dataset_line)
 
 
-class Batch:
+class BatchExport:
     """The lines of a batch run. Where the group has no `prompt_index`, it is its place in the file, from 0.
 
     Every tool that was offered or is one of `all_tools` has a column. A sample without any reasoning is left out, as a
@@ -61,7 +61,7 @@ class Batch:
         self.keep_without_reasoning = keep_without_reasoning
         self.numbers = count()
 
-    def __call__(self, group: GroupRecord) -> Iterator[ExportLine | LeftOut]:
+    def __call__(self, group: GroupRecord) -> Iterator[ExportLine | LeftOutRollout]:
         place = next(self.numbers)
         rollouts = {rollout["rollout_id"]: rollout for rollout in group["rollouts"]}
 
@@ -94,7 +94,7 @@ class Batch:
         yield from of_rollouts(line)(group)
 
 
-def token_samples(group: GroupRecord) -> Iterator[ExportLine | LeftOut]:
+def token_samples(group: GroupRecord) -> Iterator[ExportLine | LeftOutRollout]:
     """A line for each token sample, with the reward of its rollout, which says nothing about a discarded attempt: None.
     `lachesis verify` reads the file."""
     own = {name: group[name] for name in ("run", "evaluation", "environment", "item_key") if name in group}
@@ -103,7 +103,7 @@ def token_samples(group: GroupRecord) -> Iterator[ExportLine | LeftOut]:
         found = rollout_samples(group, rollout)
         if not found:
             reason = "not scored" if rollout["place"] is None else "no token samples"
-            yield LeftOut(rollout["rollout_id"], reason)
+            yield LeftOutRollout(rollout["rollout_id"], reason)
         for sample in found:
             reward = None if sample.get("discarded") else rollout["reward"]
             yield ExportLine(copied({**sample, **own, "reward": reward}), (rollout["rollout_id"],))

@@ -19,7 +19,7 @@ from lachesis.trajectories.export_lines import (
     NOT_SAMPLED,
     Chat,
     ExportLine,
-    LeftOut,
+    LeftOutRollout,
     Unsuitable,
     chat_of,
     check_wanted,
@@ -112,7 +112,7 @@ class Preferences:
         self.margin = margin
         self._messages = partial(_messages, arguments=arguments, reasoning=reasoning, parts=False)
 
-    def __call__(self, group: GroupRecord) -> Iterator[ExportLine | LeftOut]:
+    def __call__(self, group: GroupRecord) -> Iterator[ExportLine | LeftOutRollout]:
         found: list[tuple[RolloutRecord, list[dict[str, Any]], set[str]]] = []
         for rollout in group["rollouts"]:
             chat = chat_of(group, rollout)
@@ -121,7 +121,7 @@ class Preferences:
                     raise Unsuitable("not scored")
                 found.append((rollout, self._messages(chat), chat.warnings))
             except (Unsuitable, MessageError) as error:
-                yield LeftOut(rollout["rollout_id"], reason_of(error))
+                yield LeftOutRollout(rollout["rollout_id"], reason_of(error))
         if not found:
             return
         best, chosen, changed = max(found, key=lambda each: each[0]["reward"])
@@ -153,7 +153,7 @@ class Preferences:
             yield ExportLine(content, used, tuple(sorted(changed | changed_too | untrained)))
         for rollout, _, _ in found:
             if rollout["rollout_id"] not in used:
-                yield LeftOut(rollout["rollout_id"], reason)
+                yield LeftOutRollout(rollout["rollout_id"], reason)
 
 
 def tools_text(tools: Sequence[Mapping[str, Any]]) -> str:

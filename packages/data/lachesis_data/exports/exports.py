@@ -17,11 +17,11 @@ from typing import Any, TypeAlias, get_type_hints
 
 from backends.errors import ExitCode, LachesisError
 from backends.plugins import Registry
-from lachesis.trajectories.export_lines import ExportLine, ExportTotals, LeftOut, _shown
+from lachesis.trajectories.export_lines import ExportLine, ExportTotals, LeftOutRollout, _shown
 from lachesis.trajectories.groups import ExportError, GroupRecord
 from lachesis.trajectories.jsonl import JsonlWriter, NotReplaced, StrPath, replacing
 
-Export: TypeAlias = Callable[[GroupRecord], Iterable[ExportLine | LeftOut]]
+Export: TypeAlias = Callable[[GroupRecord], Iterable[ExportLine | LeftOutRollout]]
 
 EXPORTS: Registry[Callable[..., Any]] = Registry(
     "export",
@@ -29,7 +29,7 @@ EXPORTS: Registry[Callable[..., Any]] = Registry(
     {
         "hermes": "lachesis.trajectories.export_lines:trajectory",
         "sharegpt-tools": "lachesis_data.exports.builtin_exports:dataset",
-        "batch": "lachesis_data.exports.builtin_exports:Batch",
+        "batch": "lachesis_data.exports.builtin_exports:BatchExport",
         "openai": "lachesis_data.exports.chat_exports:openai",
         "trl": "lachesis_data.exports.chat_exports:trl",
         "dpo": "lachesis_data.exports.chat_exports:Preferences",
@@ -146,15 +146,15 @@ def export_group(
     totals.groups += 1
     totals.rollouts += len(known)
     given = export(group)
-    if isinstance(given, str | Mapping | ExportLine | LeftOut) or not isinstance(given, Iterable):
-        raise TypeError(f"an export yields ExportLine and LeftOut objects; it returns {_shown(given)}")
+    if isinstance(given, str | Mapping | ExportLine | LeftOutRollout) or not isinstance(given, Iterable):
+        raise TypeError(f"an export yields ExportLine and LeftOutRollout objects; it returns {_shown(given)}")
     for found in given:
-        if not isinstance(found, ExportLine | LeftOut):
-            raise TypeError(f"an export yields ExportLine and LeftOut objects; it yields {_shown(found)}")
+        if not isinstance(found, ExportLine | LeftOutRollout):
+            raise TypeError(f"an export yields ExportLine and LeftOutRollout objects; it yields {_shown(found)}")
         ids = found.rollout_ids if isinstance(found, ExportLine) else (found.rollout_id,)
         if not ids or not known.issuperset(ids):
             raise ValueError(f"a line must name rollouts of its group; it names {ids!r}")
-        if isinstance(found, LeftOut):
+        if isinstance(found, LeftOutRollout):
             if found.rollout_id in missing:
                 missing[found.rollout_id] = found.reason
             continue

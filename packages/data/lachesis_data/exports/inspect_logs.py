@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Self
 from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
-from lachesis.trajectories.export_lines import BRANCHES_OMITTED, ExportLine, LeftOut
+from lachesis.trajectories.export_lines import BRANCHES_OMITTED, ExportLine, LeftOutRollout
 from lachesis.trajectories.groups import (
     GroupRecord,
     RolloutRecord,
@@ -68,7 +68,7 @@ class InspectLog:
         self.first: GroupRecord | None = None
         self._epochs = defaultdict[str, set[int]](set)
 
-    def __call__(self, group: GroupRecord) -> Iterator[ExportLine | LeftOut]:
+    def __call__(self, group: GroupRecord) -> Iterator[ExportLine | LeftOutRollout]:
         self.first = self.first or group
         for rollout in group["rollouts"]:
             warnings: set[str] = {BRANCHES_OMITTED} if has_other_branches(rollout) else set()

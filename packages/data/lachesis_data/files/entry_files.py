@@ -31,7 +31,7 @@ _CALL_ID = re.compile(r'(<tool_response>\s*\{)"tool_call_id": ?"[^"]*", ?')
 _GZIP = b"\x1f\x8b"
 
 
-class Line(NamedTuple):
+class EntryLine(NamedTuple):
     """An entry, its place, and its text; a row of a Parquet file and an item of an array have none."""
 
     path: Path
@@ -62,7 +62,7 @@ OnBad: TypeAlias = Callable[[JsonlError], object]
 
 def read_entries(
     paths: Iterable[StrPath], *, bad: OnBad | None = None, torn_tail: bool = False, on_read: OnRead | None = None
-) -> Iterator[Line]:
+) -> Iterator[EntryLine]:
     """The entries of JSON Lines and Parquet files and of JSON arrays, one at a time; blank lines are skipped.
 
     Rows that were in a columnar file are read by `unpadded`.
@@ -109,7 +109,7 @@ def read_entries(
             raise JsonlError(path, f"cannot be read ({error.strerror or error})") from error
 
 
-def _items(path: Path, file: IO[bytes], bad: OnBad | None) -> Iterator[Line]:
+def _items(path: Path, file: IO[bytes], bad: OnBad | None) -> Iterator[EntryLine]:
     """The entries of an array. What cannot be read ends it."""
     try:
         for number, entry in array_items(path, file):
@@ -126,12 +126,12 @@ def _items(path: Path, file: IO[bytes], bad: OnBad | None) -> Iterator[Line]:
         bad(error)
 
 
-def _line(path: Path, number: int, entry: Any, raw: bytes = b"") -> Line:
+def _line(path: Path, number: int, entry: Any, raw: bytes = b"") -> EntryLine:
     plain, removed = unpadded(entry)
-    return Line(path, number, plain, raw, (NULLS_REMOVED,) if removed else ())
+    return EntryLine(path, number, plain, raw, (NULLS_REMOVED,) if removed else ())
 
 
-def convert_entries(lines: Iterable[Line], out: StrPath, converter: Converter, *, skip: bool = False) -> Rewritten:
+def convert_entries(lines: Iterable[EntryLine], out: StrPath, converter: Converter, *, skip: bool = False) -> Rewritten:
     """Write each conversation in the format of the converter.
 
     Raises:
@@ -157,7 +157,7 @@ def convert_entries(lines: Iterable[Line], out: StrPath, converter: Converter, *
     return totals
 
 
-def deduplicate(lines: Iterable[Line], out: StrPath, *, by: Same = "conversation") -> Rewritten:
+def deduplicate(lines: Iterable[EntryLine], out: StrPath, *, by: Same = "conversation") -> Rewritten:
     """Write each entry whose conversation, or prompt, no entry before it has. Lines are copied as they are.
 
     What was seen is in a temporary database on the disk (SQLite's, in $SQLITE_TMPDIR or /var/tmp).
@@ -237,7 +237,7 @@ class _LineFile:
         except (TypeError, ValueError, RecursionError) as error:
             raise JsonlError(self._path, f"the entry cannot become JSON: {error}") from error
 
-    def copy(self, line: Line) -> None:
+    def copy(self, line: EntryLine) -> None:
         """Write the line as it is."""
         if line.raw:
             self._file.write(line.raw.removeprefix(b"\xef\xbb\xbf").removesuffix(b"\n") + b"\n")

@@ -27,15 +27,15 @@ from lachesis.trajectories import JsonlError
 from lachesis.wording import counted
 from lachesis_data.compression.compressor import Compressor, Summarizer
 from lachesis_data.compression.files import (
-    Job,
-    Sample,
+    CompressionJob,
+    EntrySample,
     compress_file,
     compressed_lines,
     find_jobs,
     read_progress,
     sampled_lines,
 )
-from lachesis_data.compression.metrics import Totals, write_metrics
+from lachesis_data.compression.metrics import CompressionTotals, write_metrics
 from lachesis_data.compression.settings import Settings, read_settings
 from lachesis_data.compression.summary import (
     Passage,
@@ -72,10 +72,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     return asyncio.run(_run(given, settings, jobs))
 
 
-async def _run(given: argparse.Namespace, settings: Settings, jobs: Sequence[Job]) -> int:
-    console, totals, kept = Console(), Totals(), 0
+async def _run(given: argparse.Namespace, settings: CompressionFileSettings, jobs: Sequence[CompressionJob]) -> int:
+    console, totals, kept = Console(), CompressionTotals(), 0
     counter = await asyncio.to_thread(_counter, settings.tokenizer.name, settings.tokenizer.trust_remote_code)
-    sample = Sample(given.sample_percent, given.seed)
+    sample = EntrySample(given.sample_percent, given.seed)
     with Progress(console, "compress") as progress, ThreadPoolExecutor(settings.processing.num_workers) as threads:
 
         def show(*, last: bool = False) -> None:
@@ -121,7 +121,14 @@ async def _run(given: argparse.Namespace, settings: Settings, jobs: Sequence[Job
     return 1 if totals.sums["failed"] or not totals.sums["entries"] else 0
 
 
-def _finish(jobs: Sequence[Job], settings: Settings, totals: Totals, *, folder: bool, console: Console) -> None:
+def _finish(
+    jobs: Sequence[CompressionJob],
+    settings: CompressionFileSettings,
+    totals: CompressionTotals,
+    *,
+    folder: bool,
+    console: Console,
+) -> None:
     """Write the metrics, then remove the progress files."""
     first = jobs[0].output
     path = first.parent / settings.metrics.output_file if folder else first.with_name(f"{first.stem}_metrics.json")
@@ -141,7 +148,7 @@ def _finish(jobs: Sequence[Job], settings: Settings, totals: Totals, *, folder: 
 
 @asynccontextmanager
 async def _summarizer(
-    settings: Settings, counter: ConversationTokens, given: argparse.Namespace
+    settings: CompressionFileSettings, counter: ConversationTokens, given: argparse.Namespace
 ) -> AsyncIterator[tuple[Summarizer | None, int]]:
     """What writes the summaries, and how many entries are worked on at once."""
     concurrency, tokens = settings.processing.max_concurrent_requests, settings.compression.summary_target_tokens
@@ -149,8 +156,8 @@ async def _summarizer(
         yield None, concurrency
     elif given.extractive:
 
-        async def extract(passages: Sequence[Passage]) -> Summary:
-            return Summary(await asyncio.to_thread(extractive_summary, passages, tokens, counter.text))
+        async def extract(passages: Sequence[Passage]) -> SummaryAnswer:
+            return SummaryAnswer(await asyncio.to_thread(extractive_summary, passages, tokens, counter.text))
 
         yield extract, settings.processing.num_workers
     else:
@@ -160,12 +167,12 @@ async def _summarizer(
 
 
 async def _summarize(
-    settings: Settings,
+    settings: CompressionFileSettings,
     counter: ConversationTokens,
     server: OpenAIServer,
     longest: int | None,
     passages: Sequence[Passage],
-) -> Summary:
+) -> SummaryAnswer:
     from lachesis.inference.errors import InferenceError, ServerUnavailable, Unauthorized
     from lachesis.trajectories import FinishReason
 
@@ -183,11 +190,11 @@ async def _summarize(
         raise SummaryFailed(str(error), error.attempts if isinstance(error, ServerUnavailable) else 1) from error
     if answer.finish_reason is FinishReason.LENGTH:
         raise SummaryFailed(f"it was not finished after {2 * tokens} tokens", answer.attempts)
-    return Summary(clean_summary(answer.message.text), answer.attempts)
+    return SummaryAnswer(clean_summary(answer.message.text), answer.attempts)
 
 
 @asynccontextmanager
-async def _server(settings: Settings) -> AsyncIterator[tuple[OpenAIServer, int | None]]:
+async def _server(settings: CompressionFileSettings) -> AsyncIterator[tuple[OpenAIServer, int | None]]:
     """A client of the summariser, and the longest request that it takes. Starts a model that runs here."""
     from lachesis.inference import OpenAIServer, ServerSettings
     from lachesis.runs.server_settings import EMBEDDED, key_for
@@ -252,7 +259,7 @@ def _counter(name: str, trust_remote_code: bool) -> ConversationTokens:
         raise SettingsError(f"tokenizer {name!r} cannot be used ({reason}); name another with --tokenizer") from error
 
 
-def _settings(given: argparse.Namespace) -> Settings:
+def _settings(given: argparse.Namespace) -> CompressionFileSettings:
     changes: dict[str, dict[str, Any]] = {}
     if given.target_max_tokens is not None:
         changes["compression"] = {"target_max_tokens": given.target_max_tokens}
@@ -261,7 +268,7 @@ def _settings(given: argparse.Namespace) -> Settings:
     return read_settings(given.config or (DEFAULT_CONFIG if DEFAULT_CONFIG.is_file() else None), changes)
 
 
-def _digest(settings: Settings, given: argparse.Namespace) -> bytes:
+def _digest(settings: CompressionFileSettings, given: argparse.Namespace) -> bytes:
     """Everything that the output depends on, apart from the input."""
     sections = settings.model_dump(mode="json", include={"tokenizer", "compression", "protected_turns", "output"})
     processing = {name: getattr(settings.processing, name) for name in ("skip_under_target", "save_over_limit")}
@@ -270,7 +277,7 @@ def _digest(settings: Settings, given: argparse.Namespace) -> bytes:
     return blake2b(json.dumps(said, sort_keys=True).encode(), digest_size=32).digest()
 
 
-def _why_over(settings: Settings, totals: Totals) -> str:
+def _why_over(settings: CompressionFileSettings, totals: CompressionTotals) -> str:
     """Why entries are longer than the target although nothing failed, and what to change."""
     budget, turns = settings.compression, settings.protected_turns
     target, summary = budget.target_max_tokens, budget.summary_target_tokens
@@ -291,7 +298,7 @@ def _why_over(settings: Settings, totals: Totals) -> str:
     return f"{'; '.join(said)}. Raise --target_max_tokens, or protect less (protected_turns in --config: {protecting})"
 
 
-def _table(settings: Settings, totals: Totals, *, dry_run: bool) -> Table:
+def _table(settings: CompressionFileSettings, totals: CompressionTotals, *, dry_run: bool) -> Table:
     sums, record = totals.sums, totals.to_record()
     table = Table(
         title="What would be compressed" if dry_run else "Compression", title_justify="left", show_header=False

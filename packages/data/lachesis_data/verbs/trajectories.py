@@ -21,7 +21,7 @@ from lachesis.trajectories.errors import MessageError
 from lachesis.trajectories.export_lines import Unsuitable
 from lachesis.trajectories.jsonl import JsonlError, has_torn_tail
 from lachesis.wording import counted
-from lachesis_data.files.entry_files import Line, OnBad, Rewritten, convert_entries, deduplicate, read_entries
+from lachesis_data.files.entry_files import EntryLine, OnBad, Rewritten, convert_entries, deduplicate, read_entries
 from lachesis_data.files.file_statistics import SPREADS, FileStatistics
 from lachesis_data.files.formats import CONVERTIBLE, converter, format_of, read_chat
 from lachesis_data.files.validation import VALIDATORS, validate_entry
@@ -177,7 +177,7 @@ def _dedup(arguments: argparse.Namespace) -> int:
     return _rewrite(arguments, lambda lines: deduplicate(lines, arguments.out, by=arguments.by))
 
 
-def _rewrite(arguments: argparse.Namespace, write: Callable[[Iterator[Line]], Rewritten]) -> int:
+def _rewrite(arguments: argparse.Namespace, write: Callable[[Iterator[EntryLine]], Rewritten]) -> int:
     for path in arguments.files:
         if path.exists() and arguments.out.exists() and path.samefile(arguments.out):
             raise TrajectoryFilesError(f"--out {arguments.out}: is one of the files that are read; choose another")
@@ -204,7 +204,7 @@ def _counted(unreadable: Counter[str]) -> OnBad:
 
 
 @contextmanager
-def _lines(paths: Sequence[Path], *, bad: OnBad | None, torn_tail: bool = True) -> Iterator[Iterator[Line]]:
+def _lines(paths: Sequence[Path], *, bad: OnBad | None, torn_tail: bool = True) -> Iterator[Iterator[EntryLine]]:
     """The entries of the files, with a bar on a terminal. With `torn_tail`, an incomplete last line is a note."""
     for path in paths if torn_tail else ():
         if path.suffix != ".parquet" and has_torn_tail(path):

@@ -33,7 +33,7 @@ from lachesis_envs.harbor.grading import Grading
 from lachesis_envs.harbor.places import Places, places_of
 from lachesis_envs.harbor.trial import Trial, solve
 from lachesis_envs.harbor.variables import problems_of
-from lachesis_envs.task_folders import Problem, Task, TaskError, find_tasks, read_task
+from lachesis_envs.task_folders import Task, TaskError, TaskProblem, find_tasks, read_task
 
 if TYPE_CHECKING:
     from backends import SandboxSpec
@@ -94,7 +94,7 @@ class HarborEnv(HermesAgentBaseEnv):
 
     def find_tasks(self) -> list[Task]:
         """The tasks to play, in order. Raises `TaskError` for all that cannot be played."""
-        tasks, problems = list[Task](), list[Problem]()
+        tasks, problems = list[Task](), list[TaskProblem]()
         for folder in self.task_folders():
             try:
                 task = read_task(folder, variables=self.config.task_variables)

@@ -19,7 +19,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from lachesis.trajectories.export_lines import ExportLine, ExportTotals, LeftOut
+from lachesis.trajectories.export_lines import ExportLine, ExportTotals, LeftOutRollout
 from lachesis.trajectories.groups import ExportError, GroupRecord, RolloutRecord
 from lachesis.utf8 import without_lone_surrogates
 from lachesis.wording import counted
@@ -37,7 +37,7 @@ def write_job(
     *,
     data: Path,
     settings: Mapping[str, Any],
-    trajectories: Callable[[GroupRecord], Iterable[ExportLine | LeftOut]],
+    trajectories: Callable[[GroupRecord], Iterable[ExportLine | LeftOutRollout]],
 ) -> ExportTotals:
     """Write the folder `job`, whole or not at all.
 

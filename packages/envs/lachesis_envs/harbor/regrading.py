@@ -37,7 +37,7 @@ class RegradeError(LachesisError):
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class RegradableRollout:
     """A rollout of which the artifacts are there."""
 
     rollout_id: str
@@ -61,7 +61,7 @@ class Graded:
     """Why there is no verdict."""
 
 
-def kept_rollouts(groups: Iterable[GroupRecord], data: Path, config: HarborEnvConfig) -> list[Kept]:
+def kept_rollouts(groups: Iterable[GroupRecord], data: Path, config: HarborEnvConfig) -> list[RegradableRollout]:
     """The rollouts to grade: those that a verifier graded, or tried to.
 
     What no verifier saw stays as it is, and so does the 0 of an agent that tampered: its artifacts do not show that.
@@ -73,7 +73,7 @@ def kept_rollouts(groups: Iterable[GroupRecord], data: Path, config: HarborEnvCo
         RegradeError: artifacts are missing, or a verifier needs more than them.
         TaskError: a task folder cannot be read.
     """
-    found, problems, tasks = list[Kept](), list[str](), dict[str, Task]()
+    found, problems, tasks = list[RegradableRollout](), list[str](), dict[str, Task]()
     for group in groups:
         for rollout in group["rollouts"]:
             before = rollout.get("verifier") or {}
@@ -84,7 +84,9 @@ def kept_rollouts(groups: Iterable[GroupRecord], data: Path, config: HarborEnvCo
             folder = str(group["item"]["task"])
             if folder not in tasks:
                 tasks[folder] = read_task(Path(folder), variables=config.task_variables)
-            kept = Kept(rollout["rollout_id"], tasks[folder], data / (before.get("artifacts") or ""), before)
+            kept = RegradableRollout(
+                rollout["rollout_id"], tasks[folder], data / (before.get("artifacts") or ""), before
+            )
             if problem := _problem(kept, config):
                 problems.append(f"rollout {kept.rollout_id} of {kept.task.name}: {problem}")
             found.append(kept)
@@ -95,7 +97,7 @@ def kept_rollouts(groups: Iterable[GroupRecord], data: Path, config: HarborEnvCo
     return found
 
 
-def _problem(kept: Kept, config: HarborEnvConfig) -> str:
+def _problem(kept: RegradableRollout, config: HarborEnvConfig) -> str:
     if not kept.before.get("artifacts"):
         return "its artifacts were not kept (--env.keep_artifacts false)"
     steps = [step for step in kept.task.steps if kept.folder_of(step).is_dir()]
@@ -127,7 +129,7 @@ def _problem(kept: Kept, config: HarborEnvConfig) -> str:
 
 
 async def regrade(
-    rollouts: Sequence[Kept],
+    rollouts: Sequence[RegradableRollout],
     backend: Backend,
     config: HarborEnvConfig,
     *,
@@ -146,7 +148,7 @@ async def regrade(
 
     async with ToolSessions(backend, config.sandbox_spec({"environment": "regrade"})) as sessions:
 
-        async def one(kept: Kept) -> tuple[str, Graded]:
+        async def one(kept: RegradableRollout) -> tuple[str, Graded]:
             task = kept.task
             async with limit:
                 if task.folder not in places:
@@ -180,7 +182,7 @@ class _NotPlayed(Exception):
     pass
 
 
-async def _verdict(kept: Kept, places: Places, sessions: ToolSessions, config: HarborEnvConfig) -> Verdict:
+async def _verdict(kept: RegradableRollout, places: Places, sessions: ToolSessions, config: HarborEnvConfig) -> Verdict:
     trial = Trial(kept.task, config.grading, places.verifiers)
     unreached = {at for at, step in enumerate(kept.before.get("steps", ())) if step.get("cause") == "not_reached"}
     for at, step in enumerate(kept.task.steps):
@@ -196,7 +198,7 @@ async def _verdict(kept: Kept, places: Places, sessions: ToolSessions, config: H
     return trial.verdict()
 
 
-async def _graded(kept: Kept, step: Step, places: Places, sessions: ToolSessions) -> Verdict:
+async def _graded(kept: RegradableRollout, step: Step, places: Places, sessions: ToolSessions) -> Verdict:
     name, folder = f"regrade-{kept.rollout_id}-{step.name}", kept.folder_of(step)
     spec = places.verifiers.get(step.name, places.agent)
     async with opened(sessions, name, spec) as ctx:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 
 from lachesis_envs.harbor.causes import Invalid
-from lachesis_envs.task_folders import Problem, Task
+from lachesis_envs.task_folders import Task, TaskProblem
 
 _VARIABLE = re.compile(r"\$\{([^}:]+)(?::-(.*))?\}")
 log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ def resolved_variables(wanted: Mapping[str, str], where: str, allowed: Collectio
     return found
 
 
-def problems_of(task: Task, allowed: Collection[str], *, solves: bool) -> list[Problem]:
+def problems_of(task: Task, allowed: Collection[str], *, solves: bool) -> list[TaskProblem]:
     """The variables that keep the task from being played. Those that take their default are logged.
 
     Args:
@@ -52,7 +52,7 @@ def problems_of(task: Task, allowed: Collection[str], *, solves: bool) -> list[P
             reason = f"{value} is a variable of this process, which the run does not let the task have"
             step = _step(template[1], allowed)
             if template[2] is None:
-                found.append(Problem(task.folder / "task.toml", f"{field}.{name}", reason, step))
+                found.append(TaskProblem(task.folder / "task.toml", f"{field}.{name}", reason, step))
             elif template[1] in os.environ:
                 log.warning(
                     "%s: %s.%s takes its default: %s; to change that, %s", task.folder, field, name, reason, step

@@ -45,7 +45,7 @@ def main() -> None:
     if spec is None or not spec.submodule_search_locations:
         channel.write(json.dumps({"missing": "reasoning_gym"}) + "\n")
         return
-    generators = Generators(Path(spec.submodule_search_locations[0]))
+    generators = PackageGenerators(Path(spec.submodule_search_locations[0]))
     channel.write(json.dumps({"names": sorted(generators.modules)}) + "\n")
     for line in sys.stdin:
         signal.setitimer(signal.ITIMER_PROF, MAX_SECONDS)
@@ -59,7 +59,7 @@ def main() -> None:
         channel.write(json.dumps(answer) + "\n")
 
 
-class Generators:
+class PackageGenerators:
     """The generators of the package in the folder `root`, each imported when it is asked for."""
 
     def __init__(self, root: Path) -> None:

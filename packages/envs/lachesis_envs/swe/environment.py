@@ -12,7 +12,7 @@ from lachesis.trajectories import Message, ToolCall
 from lachesis_envs.harbor.environment import HarborEnv
 from lachesis_envs.swe.archives import cache_folder
 from lachesis_envs.swe.building import hunks, read_fixes, write_swe_task
-from lachesis_envs.task_folders import Problem, TaskError
+from lachesis_envs.task_folders import TaskError, TaskProblem
 from lachesis_envs.task_folders.task import Task, files_below
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class HermesSweEnv(HarborEnv):
     def find_tasks(self) -> list[Task]:
         tasks = super().find_tasks()
         problems = [
-            Problem(
+            TaskProblem(
                 task.folder / "task.toml",
                 "[metadata.lachesis] judge",
                 "this environment plays tasks with hidden pytest suites",

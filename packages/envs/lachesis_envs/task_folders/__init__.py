@@ -1,7 +1,7 @@
 """Tasks in Harbor's folder format: settings, reader, writer, and other formats that become such folders."""
 
 from .config import EnvironmentConfig, StepConfig, TaskConfig
-from .errors import Problem, TaskError
+from .errors import TaskError, TaskProblem
 from .reading import find_tasks, parse_config, read_task
 from .rows import create_row_task, row_name
 from .task import Step, Task
@@ -9,12 +9,12 @@ from .writing import create_task, to_toml, write_task
 
 __all__ = [
     "EnvironmentConfig",
-    "Problem",
     "Step",
     "StepConfig",
     "Task",
     "TaskConfig",
     "TaskError",
+    "TaskProblem",
     "create_row_task",
     "create_task",
     "find_tasks",

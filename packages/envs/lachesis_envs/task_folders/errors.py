@@ -12,7 +12,7 @@ from backends.errors import ExitCode, LachesisError
 
 
 @dataclass(frozen=True)
-class Problem:
+class TaskProblem:
     """One reason why a task cannot be played."""
 
     file: Path
@@ -28,7 +28,7 @@ class Problem:
 class TaskError(LachesisError):
     """A task's folder cannot be read, written or played as it is. `problems` has every reason that was found."""
 
-    def __init__(self, problems: Sequence[Problem]):
+    def __init__(self, problems: Sequence[TaskProblem]):
         super().__init__("\n".join(map(str, problems)))
         self.problems = tuple(problems)
 
@@ -41,7 +41,7 @@ class NoTask(TaskError):
 
 def wrong(file: Path, reason: str, next_step: str, field: str = "") -> TaskError:
     """The error of one problem."""
-    return TaskError([Problem(file, field, reason, next_step)])
+    return TaskError([TaskProblem(file, field, reason, next_step)])
 
 
 def read_text(file: Path) -> str:
@@ -59,8 +59,8 @@ def read_text(file: Path) -> str:
         raise wrong(file, f"it cannot be read: {reason}", "make it a readable text file") from None
 
 
-def problem_of(file: Path, error: Any) -> Problem:
+def problem_of(file: Path, error: Any) -> TaskProblem:
     """Of one of the errors that pydantic lists."""
     place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error["loc"])
     value = "" if error["type"] in ("missing", "value_error") else f", not {reprlib.repr(error['input'])}"
-    return Problem(file, place.removeprefix("."), error["msg"].removeprefix("Value error, ") + value, "correct it")
+    return TaskProblem(file, place.removeprefix("."), error["msg"].removeprefix("Value error, ") + value, "correct it")

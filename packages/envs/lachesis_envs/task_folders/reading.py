@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from .compose import read_compose
 from .config import AgentConfig, EnvironmentConfig, StepConfig, TaskConfig, VerifierConfig, VerifierMode
-from .errors import NoTask, Problem, TaskError, problem_of, read_text, wrong
+from .errors import NoTask, TaskError, TaskProblem, problem_of, read_text, wrong
 from .refusals import refusals
 from .task import Step, Task, check_files
 from .terminal_bench import converted
@@ -68,7 +68,7 @@ def find_tasks(path: Path | str) -> list[Path]:
             ]
     if not found:
         step = "name a folder that has a task.toml, or one with such folders in it"
-        raise NoTask([Problem(path, "", "no task is there", step)])
+        raise NoTask([TaskProblem(path, "", "no task is there", step)])
     return sorted(found)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 
 from .compose import read_compose
 from .config import EnvironmentConfig, Section, TaskConfig
-from .errors import Problem
+from .errors import TaskProblem
 from .task import files_below
 
 NEXT_STEPS = {
@@ -34,10 +34,10 @@ NEXT_STEPS = {
 """By kind of need."""
 
 
-def refusals(folder: Path, config: TaskConfig) -> Iterator[Problem]:
+def refusals(folder: Path, config: TaskConfig) -> Iterator[TaskProblem]:
     """Everything that the task in `folder` needs and that nothing here can honour."""
     for needs, file, field, reason in _needs(folder, config):
-        yield Problem(file, field, reason, NEXT_STEPS[needs])
+        yield TaskProblem(file, field, reason, NEXT_STEPS[needs])
 
 
 def _needs(folder: Path, config: TaskConfig) -> Iterator[tuple[str, Path, str, str]]:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from .compose import Compose, read_compose, read_yaml
 from .config import TaskConfig
-from .errors import Problem, TaskError, problem_of, wrong
+from .errors import TaskError, TaskProblem, problem_of, wrong
 from .task import Files, content_hash, files_below
 
 VARIABLES = {
@@ -80,17 +80,21 @@ def _convert(folder: Path) -> tuple[TaskConfig, Files]:
     compose_file = folder / "docker-compose.yaml"
     compose = read_compose(compose_file, "client", VARIABLES, any_name=True) if compose_file.exists() else Compose()
     problems = [
-        Problem(compose_file, field, reason, "convert the task by hand, without it")
+        TaskProblem(compose_file, field, reason, "convert the task by hand, without it")
         for field, reason in compose.refused
     ]
     if task.parser_name != "pytest":
-        problems.append(Problem(file, "parser_name", f"{task.parser_name!r} is not known", "write tests for pytest"))
+        problems.append(
+            TaskProblem(file, "parser_name", f"{task.parser_name!r} is not known", "write tests for pytest")
+        )
     if task.run_tests_in_same_shell:
         problems.append(
-            Problem(file, "run_tests_in_same_shell", "the agent's shell has ended by then", "test files, not the shell")
+            TaskProblem(
+                file, "run_tests_in_same_shell", "the agent's shell has ended by then", "test files, not the shell"
+            )
         )
     if not (folder / "run-tests.sh").exists():
-        problems.append(Problem(folder / "run-tests.sh", "", "the file is missing", "a task needs it to be graded"))
+        problems.append(TaskProblem(folder / "run-tests.sh", "", "the file is missing", "a task needs it to be graded"))
     if problems:
         raise TaskError(problems)
     config = TaskConfig.model_validate(

@@ -4,7 +4,7 @@ An attack gets a backend and returns its result: the protection held, it fell, o
 change nothing outside their sandboxes, even without isolation.
 """
 
-from .attack import Attack, Fell, Held, NotApplicable, Target, Verdict, attacked
+from .attack import Attack, AttackTarget, Fell, Held, NotApplicable, Verdict, attacked
 from .control_channel import control_channel
 from .kernel_surface import kernel_surface
 from .leftovers import leftovers
@@ -26,4 +26,4 @@ FAMILIES = (
 )
 ATTACKS: tuple[Attack, ...] = tuple(attack for family in FAMILIES for attack in family.attacks)
 
-__all__ = ["ATTACKS", "Attack", "Fell", "Held", "NotApplicable", "Target", "Verdict", "attacked"]
+__all__ = ["ATTACKS", "Attack", "AttackTarget", "Fell", "Held", "NotApplicable", "Verdict", "attacked"]

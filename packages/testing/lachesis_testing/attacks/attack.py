@@ -52,7 +52,7 @@ class Attack:
     """`family/name`"""
     tries: str
     """What it tries, in a few words."""
-    run: Callable[[Target], Awaitable[Verdict]]
+    run: Callable[[AttackTarget], Awaitable[Verdict]]
     is_executors: bool = False
     """Whether its wall is the executor's own, and so the same code with every backend."""
     is_heavy: bool = False
@@ -83,7 +83,7 @@ class Family:
         """Every public function of a module of `inside` is an attack."""
         for name in _functions(module):
 
-            async def run(target: Target, name: str = name) -> Verdict:
+            async def run(target: AttackTarget, name: str = name) -> Verdict:
                 if needs_own_processes:
                     await target.needs_own_processes()
                 return verdict(*(await target.found(module))[name])
@@ -92,11 +92,11 @@ class Family:
             self.attacks.append(Attack(f"{self.name}/{name.replace('_', ' ')}", tries, run))
 
 
-Run = Callable[["Target"], Awaitable[Verdict]]
+Run = Callable[["AttackTarget"], Awaitable[Verdict]]
 
 
 @dataclass
-class Target:
+class AttackTarget:
     """A backend under attack. Attacks that leave a sandbox usable share `sandbox`."""
 
     backend: Backend
@@ -171,7 +171,7 @@ def program(module: ModuleType, code: str) -> str:
     return loader.format(harness.__name__, inspect.getsource(harness)) + f"{source}\n{code}\n"
 
 
-async def attacked(attack: Attack, target: Target) -> Verdict:
+async def attacked(attack: Attack, target: AttackTarget) -> Verdict:
     """The verdict on one attack."""
     try:
         return await attack.run(target)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .attack import Family, Fell, Held, Target, Verdict, python
+from .attack import AttackTarget, Family, Fell, Held, Verdict, python
 from .inside import channel
 
 control_channel = Family("channel")
@@ -58,14 +58,14 @@ os._exit(7)
 )
 
 
-async def _unharmed(target: Target, number: int = 0) -> Verdict:
+async def _unharmed(target: AttackTarget, number: int = 0) -> Verdict:
     """Whether commands still run, with their own results."""
     result = await target.sandbox.exec(f"echo unharmed {number}; pwd; exit 5", timeout=60)
     expected = f"unharmed {number}\n{target.sandbox.workdir}\n".encode()
     return Held() if (result.exit_code, result.stdout) == (5, expected) else Fell(f"the next command gave {result}")
 
 
-async def _forged(target: Target, code: str) -> Verdict:
+async def _forged(target: AttackTarget, code: str) -> Verdict:
     result = await target.sandbox.exec(python(target.sandbox), stdin=code.encode(), timeout=120)
     if (result.exit_code, result.stdout) != (7, b""):
         return Fell(f"the command that forged ended with {result}")
@@ -73,19 +73,19 @@ async def _forged(target: Target, code: str) -> Verdict:
 
 
 @control_channel.attack("forged frames", "write frames of the protocol on every descriptor")
-async def forged_frames(target: Target) -> Verdict:
+async def forged_frames(target: AttackTarget) -> Verdict:
     return await _forged(target, ON_DESCRIPTORS)
 
 
 @control_channel.attack("forged sessions", "connect to every Unix socket that can be seen, and speak the protocol")
-async def forged_sessions(target: Target) -> Verdict:
+async def forged_sessions(target: AttackTarget) -> Verdict:
     return await _forged(target, ON_SOCKETS)
 
 
 @control_channel.attack(
     "forged exit code", "report another exit code, close the channel of the report", is_executors=True
 )
-async def forged_exit_code(target: Target) -> Verdict:
+async def forged_exit_code(target: AttackTarget) -> Verdict:
     for command, code in (
         ("exec 211>&-; exit 4", 4),
         ("exit() { builtin exit 0; }; trap 'builtin exit 6' EXIT; (builtin exit 3)", 6),
@@ -112,7 +112,7 @@ os._exit(7)
 @control_channel.attack(
     "forged end", "look ended while it runs, by making the executor its tracer (PTRACE_TRACEME)", is_executors=True
 )
-async def forged_end(target: Target) -> Verdict:
+async def forged_end(target: AttackTarget) -> Verdict:
     command = f"exec {python(target.sandbox)[:-1]} -c '{TRACED}'"
     result = await target.sandbox.exec(command, timeout=20)
     if (result.exit_code, result.stdout) != (7, b"went on\n"):
@@ -123,7 +123,7 @@ async def forged_end(target: Target) -> Verdict:
 @control_channel.attack(
     "forged report", "report a folder and variables of another's choice, damaged, or without end", is_executors=True
 )
-async def forged_report(target: Target) -> Verdict:
+async def forged_report(target: AttackTarget) -> Verdict:
     reports = [
         r"printf '/etc\0declare -x LD_PRELOAD=\"/tmp/x\"\n\0' >&211; exec true",
         r"printf '/\0export A=$'\''\\777'\''\n\0' >&211; exec true",
@@ -142,7 +142,7 @@ async def forged_report(target: Target) -> Verdict:
 
 
 @control_channel.attack("signals", "send every signal to PID 1, and SIGKILL to all processes")
-async def signals(target: Target) -> Verdict:
+async def signals(target: AttackTarget) -> Verdict:
     await target.needs_own_processes()
     await target.sandbox.exec("for s in $(seq 1 64); do kill -$s 1; done; kill -9 -1", timeout=30)
     return await _unharmed(target)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from backends import SandboxSpec
 
-from .attack import Family, Fell, Held, Target, Verdict, mark
+from .attack import AttackTarget, Family, Fell, Held, Verdict, mark
 from .probes import host_processes, output, until
 
 leftovers = Family("leftovers")
@@ -21,7 +21,7 @@ STUBBORN = (
 
 
 @leftovers.attack("after close", "leave processes, folders without permissions, cgroups and mounts behind")
-async def after_close(target: Target) -> Verdict:
+async def after_close(target: AttackTarget) -> Verdict:
     name = mark()
     sandbox = await target.backend.create(SandboxSpec(labels={"run_id": f"attack-{name}"}))
     await sandbox.start(STUBBORN.format(name))

@@ -9,7 +9,7 @@ from typing import Any
 
 from backends import Sandbox
 
-from .attack import Family, Fell, Held, Target, Verdict, program, python, run_inside, verdict
+from .attack import AttackTarget, Family, Fell, Held, Verdict, program, python, run_inside, verdict
 from .inside import neighbours
 from .probes import output
 
@@ -19,7 +19,7 @@ NAMES = [name[5:] for name in vars(neighbours) if name.startswith("send_")]
 
 
 def _signal(name: str) -> Any:
-    async def run(target: Target) -> Verdict:
+    async def run(target: AttackTarget) -> Verdict:
         number = random.randrange(1, 1 << 30)
         other = await target.neighbour()
         before = await _seen(other, name, number)
@@ -59,7 +59,7 @@ for _name in NAMES:
 
 
 @neighbour_signals.attack("files", "see files, variables and processes of another sandbox")
-async def files(target: Target) -> Verdict:
+async def files(target: AttackTarget) -> Verdict:
     name = f"attack-{random.randrange(1 << 60)}"
     await target.sandbox.exec(f"for d in . ~ /tmp /var/tmp /dev/shm; do : > $d/{name}; done 2> /dev/null", timeout=30)
     process = await target.sandbox.start(f"exec -a {name} sleep 100")

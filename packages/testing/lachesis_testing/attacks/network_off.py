@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from .attack import Family, Fell, Held, Target, Verdict, mark, python
+from .attack import AttackTarget, Family, Fell, Held, Verdict, mark, python
 from .inside import network
 
 network_off = Family("network")
@@ -27,7 +27,7 @@ with socket.socket(family) as sock:
 """
 
 
-async def _reached(target: Target, family: socket.AddressFamily, address: Any) -> Verdict:
+async def _reached(target: AttackTarget, family: socket.AddressFamily, address: Any) -> Verdict:
     """Listen on this machine, and try to connect from inside."""
     secret = f"reached {mark()}".encode()
 
@@ -46,16 +46,16 @@ async def _reached(target: Target, family: socket.AddressFamily, address: Any) -
 
 
 @network_off.attack("loopback of the host", "connect to a port of this machine's loopback address")
-async def loopback(target: Target) -> Verdict:
+async def loopback(target: AttackTarget) -> Verdict:
     return await _reached(target, socket.AF_INET, ("127.0.0.1", 0))
 
 
 @network_off.attack("abstract socket of the host", "connect to an abstract socket of this machine")
-async def abstract_socket(target: Target) -> Verdict:
+async def abstract_socket(target: AttackTarget) -> Verdict:
     return await _reached(target, socket.AF_UNIX, f"\0lachesis-attack-{mark()}")
 
 
 @network_off.attack("socket file of the host", "connect to a socket in a folder of this machine")
-async def socket_file(target: Target) -> Verdict:
+async def socket_file(target: AttackTarget) -> Verdict:
     with tempfile.TemporaryDirectory() as folder:
         return await _reached(target, socket.AF_UNIX, str(Path(folder, "s")))

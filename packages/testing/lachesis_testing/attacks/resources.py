@@ -11,7 +11,7 @@ from pathlib import Path
 
 from backends import BackendError, Sandbox, SandboxExhausted
 
-from .attack import Family, Fell, Held, Skipped, Target, Verdict, python
+from .attack import AttackTarget, Family, Fell, Held, Skipped, Verdict, python
 
 resources = Family("resources")
 
@@ -122,7 +122,7 @@ async def _usable(sandbox: Sandbox) -> Verdict:
     return Held()
 
 
-async def _fill_memory(target: Target, command: str) -> Verdict:
+async def _fill_memory(target: AttackTarget, command: str) -> Verdict:
     async with target.another(memory_bytes=192 * MIB, pids=200) as sandbox:
         try:
             await sandbox.exec(python(sandbox), stdin=command.encode(), timeout=60)
@@ -134,7 +134,7 @@ async def _fill_memory(target: Target, command: str) -> Verdict:
 
 
 @resources.attack("memory", "use more memory than the limit, and end the sandbox by it")
-async def memory(target: Target) -> Verdict:
+async def memory(target: AttackTarget) -> Verdict:
     async with target.another(memory_bytes=192 * MIB) as sandbox:
         ran = await sandbox.exec(python(sandbox), stdin=HEAP.encode(), timeout=60)
         if ran.exit_code != 137:
@@ -143,23 +143,23 @@ async def memory(target: Target) -> Verdict:
 
 
 @resources.attack("detached memory", "fill System V memory, which no end of a process frees")
-async def detached_memory(target: Target) -> Verdict:
+async def detached_memory(target: AttackTarget) -> Verdict:
     await target.needs_own_processes()  # without an IPC namespace, the memory would stay
     return await _fill_memory(target, SEGMENTS)
 
 
 @resources.attack("memory files", "fill memory files in many processes", is_heavy=True)
-async def memory_files(target: Target) -> Verdict:
+async def memory_files(target: AttackTarget) -> Verdict:
     return await _fill_memory(target, MEMORY_FILES)
 
 
 @resources.attack("pipes", "fill the memory of pipes")
-async def pipes(target: Target) -> Verdict:
+async def pipes(target: AttackTarget) -> Verdict:
     return await _fill_memory(target, PIPES)
 
 
 @resources.attack("many small commands", "fill memory with processes that are each smaller than the executor")
-async def many_small(target: Target) -> Verdict:
+async def many_small(target: AttackTarget) -> Verdict:
     async with target.another(memory_bytes=96 * MIB, pids=400) as sandbox:
         many = "for i in $(seq 300); do (a=$(head -c 600000 /dev/zero | tr '\\0' x); sleep 100) & done; wait"
         try:
@@ -172,7 +172,7 @@ async def many_small(target: Target) -> Verdict:
 
 
 @resources.attack("processes", "start processes beyond the limit, and leave them to keep later commands from starting")
-async def processes(target: Target) -> Verdict:
+async def processes(target: AttackTarget) -> Verdict:
     async with target.another(pids=100) as sandbox:
         forks = await sandbox.exec(python(sandbox), stdin=FORKS.encode(), timeout=60)
         if int(forks.stdout or 0) >= 100:
@@ -189,7 +189,7 @@ async def processes(target: Target) -> Verdict:
 
 
 @resources.attack("fork bomb", "fork without end until the time limit")
-async def fork_bomb(target: Target) -> Verdict:
+async def fork_bomb(target: AttackTarget) -> Verdict:
     async with target.another(pids=100) as sandbox:
         begin = time.monotonic()
         await sandbox.exec("bomb() { bomb | bomb & }; bomb; sleep 100", timeout=1)
@@ -199,7 +199,7 @@ async def fork_bomb(target: Target) -> Verdict:
 
 
 @resources.attack("full disk", "fill the disk, and keep commands and files from working afterwards")
-async def full_disk(target: Target) -> Verdict:
+async def full_disk(target: AttackTarget) -> Verdict:
     async with target.another(disk_bytes=16 * MIB) as sandbox:
         for folder in (".", "~", "/tmp", "/dev/shm", "/dev", "/run", "/var/tmp"):
             command = f"cd {folder} && head -c 32M /dev/zero > .full; wc -c < .full"
@@ -216,7 +216,7 @@ async def full_disk(target: Target) -> Verdict:
 
 
 @resources.attack("kept outputs", "have the kept outputs of earlier commands use up the disk", is_executors=True)
-async def kept_outputs(target: Target) -> Verdict:
+async def kept_outputs(target: AttackTarget) -> Verdict:
     async with target.another(disk_bytes=32 * MIB) as sandbox:
         for _ in range(4):
             await sandbox.exec("head -c 32M /dev/zero; head -c 32M /dev/zero >&2", timeout=60, max_output=1000)
@@ -227,7 +227,7 @@ async def kept_outputs(target: Target) -> Verdict:
 
 
 @resources.attack("deep tree", "have 2,000 nested folders copied and removed", is_executors=True)
-async def deep_tree(target: Target) -> Verdict:
+async def deep_tree(target: AttackTarget) -> Verdict:
     async with target.another() as sandbox:
         await sandbox.exec(python(sandbox), stdin=DEEP.encode(), timeout=60)
         verdict = await _copied(sandbox, "deep", 15)
@@ -241,7 +241,7 @@ async def deep_tree(target: Target) -> Verdict:
 
 
 @resources.attack("sparse file", "have a file of 4 TB without content copied to the owner's disk", is_executors=True)
-async def sparse_file(target: Target) -> Verdict:
+async def sparse_file(target: AttackTarget) -> Verdict:
     await target.sandbox.exec("mkdir -p sparse && truncate -s 4T sparse/file", timeout=30)
     try:
         made = await target.sandbox.exec("stat -c %s sparse/file", timeout=30)
@@ -260,7 +260,7 @@ async def sparse_file(target: Target) -> Verdict:
 @resources.attack(
     "passed descriptors", "pass as many descriptors as a user may, so that no sandbox starts", is_heavy=True
 )
-async def passed_descriptors(target: Target) -> Verdict:
+async def passed_descriptors(target: AttackTarget) -> Verdict:
     async with target.another() as sandbox, target.another() as bystander:
         await sandbox.write_bytes("passing.py", PASSING.encode())
         await sandbox.start(f"exec {python(sandbox)} < passing.py > passed")
@@ -275,7 +275,7 @@ async def passed_descriptors(target: Target) -> Verdict:
 
 
 @resources.attack("many files", "have 100,000 files copied", is_heavy=True)
-async def many_files(target: Target) -> Verdict:
+async def many_files(target: AttackTarget) -> Verdict:
     async with target.another() as sandbox:
         await sandbox.exec("mkdir many && cd many && seq 100000 | xargs touch", timeout=120)
         return await _copied(sandbox, "many", 120)
@@ -330,16 +330,16 @@ def _remove(folder: str) -> None:
 @resources.attack(
     "output", "write 200 MB to each stream: the owner keeps what was asked for, and counts the rest", is_executors=True
 )
-async def output_flood(target: Target) -> Verdict:
+async def output_flood(target: AttackTarget) -> Verdict:
     return await _flood(target, 200_000_000)
 
 
 @resources.attack("output of gigabytes", "write 3 GB to each stream", is_heavy=True)
-async def output_of_gigabytes(target: Target) -> Verdict:
+async def output_of_gigabytes(target: AttackTarget) -> Verdict:
     return await _flood(target, 3_000_000_000)
 
 
-async def _flood(target: Target, size: int) -> Verdict:
+async def _flood(target: AttackTarget, size: int) -> Verdict:
     command = f"head -c {size} /dev/zero >&2 & head -c {size} /dev/zero; wait"
     result = await target.sandbox.exec(command, timeout=300, max_output=1000)
     kept = (len(result.stdout), len(result.stderr), result.stdout_elided, result.stderr_elided)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from backends import SandboxSpec
 
-from .attack import Family, Fell, Held, Target, Verdict, mark, run_inside
+from .attack import AttackTarget, Family, Fell, Held, Verdict, mark, run_inside
 from .inside import secrets
 from .inside.harness import NUMBERS
 
@@ -67,7 +67,7 @@ def planted(secret: str, home: Path | None = None) -> Iterator[list[str]]:
 
 
 @secrets_outside.attack("planted", "find secrets of files, variables, command lines, descriptors, sockets, keyrings")
-async def planted_secrets(target: Target) -> Verdict:
+async def planted_secrets(target: AttackTarget) -> Verdict:
     secret = f"planted{mark()}"
     with planted(secret) as sockets:
         sandbox = await target.backend.create(SandboxSpec())  # made while they are there
@@ -84,7 +84,7 @@ async def planted_secrets(target: Target) -> Verdict:
 
 
 @secrets_outside.attack("variables", "see variables of this process")
-async def own_variables(target: Target) -> Verdict:
+async def own_variables(target: AttackTarget) -> Verdict:
     shown = await target.sandbox.exec("env -0; cat /proc/1/environ /proc/$PPID/environ 2> /dev/null", timeout=30)
     inside = set(shown.stdout.split(b"\0"))
     usual = {"PATH", "HOME", "LANG", "SHELL", "TERM", "USER", "LOGNAME", "PWD", "SHLVL", "_"}
@@ -93,7 +93,7 @@ async def own_variables(target: Target) -> Verdict:
 
 
 @secrets_outside.attack("files of root", f"read {', '.join(SEALED)} of this machine")
-async def files_of_root(target: Target) -> Verdict:
+async def files_of_root(target: AttackTarget) -> Verdict:
     seen = []
     for path in SEALED:
         with contextlib.suppress(OSError):
@@ -105,7 +105,7 @@ async def files_of_root(target: Target) -> Verdict:
 
 
 @secrets_outside.attack("home folders", "see the home folders and the temporary files of this machine")
-async def home_folders(target: Target) -> Verdict:
+async def home_folders(target: AttackTarget) -> Verdict:
     name = f"lachesis-attack-{mark()}"
     places = {Path.home(), Path(tempfile.gettempdir()), Path("/dev/shm"), Path.cwd()}
     with contextlib.ExitStack() as undo:
@@ -121,7 +121,7 @@ async def home_folders(target: Target) -> Verdict:
 
 
 @secrets_outside.attack("sockets of engines", "reach the sockets of container engines and of the ssh agent")
-async def sockets_of_engines(target: Target) -> Verdict:
+async def sockets_of_engines(target: AttackTarget) -> Verdict:
     names = [*ENGINES, *filter(None, [os.environ.get("SSH_AUTH_SOCK"), os.environ.get("DOCKER_HOST", "")[7:]])]
     names += [str(Path(os.environ.get("XDG_RUNTIME_DIR", "/run/user/0"), "bus")), "/run/dbus/system_bus_socket"]
     code = (
@@ -135,7 +135,7 @@ async def sockets_of_engines(target: Target) -> Verdict:
 
 
 @secrets_outside.attack("other processes", "see processes besides its own")
-async def other_processes(target: Target) -> Verdict:
+async def other_processes(target: AttackTarget) -> Verdict:
     name = mark()
     process = subprocess.Popen(["sleep", f"1{name}"])  # noqa: ASYNC220
     try:

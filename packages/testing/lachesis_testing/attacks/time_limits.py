@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from .attack import Family, Fell, Held, Run, Target, Verdict, mark
+from .attack import AttackTarget, Family, Fell, Held, Run, Verdict, mark
 from .probes import host_processes, stopped
 
 time_limits = Family("time", is_executors=True)
@@ -36,7 +36,7 @@ SURVIVORS = "for f in /proc/[0-9]*/cmdline; do tr '\\0' ' ' < $f; echo; done 2>/
 def runaway(command: str) -> Run:
     """The attack of a command that outlives its limit: it writes nothing, and `{mark}` is in its command lines."""
 
-    async def run(target: Target) -> Verdict:
+    async def run(target: AttackTarget) -> Verdict:
         sandbox, name = target.sandbox, mark()
         bystander = await sandbox.start("sleep 1000")
         result = await stopped(sandbox, f"echo begun; cd /; {command.format(mark=name)}", 0.4)
@@ -62,7 +62,7 @@ for _name, _command in RUNAWAYS.items():
 
 
 @time_limits.attack("cancelled", "go on after the owner has cancelled the command")
-async def cancelled(target: Target) -> Verdict:
+async def cancelled(target: AttackTarget) -> Verdict:
     sandbox, name = target.sandbox, mark()
     command = f"touch began-{name}; setsid sleep {name} & sleep {name}; touch survived-{name}"
     task = asyncio.create_task(sandbox.exec(command, timeout=100))
@@ -81,16 +81,16 @@ async def cancelled(target: Target) -> Verdict:
 
 
 @time_limits.attack("waiting shells stopped", "stop the shells that wait for the next commands (SIGSTOP)")
-async def shells_stopped(target: Target) -> Verdict:
+async def shells_stopped(target: AttackTarget) -> Verdict:
     return await _with_shells(target, "STOP")
 
 
 @time_limits.attack("waiting shells killed", "kill the shells that wait for the next commands")
-async def shells_killed(target: Target) -> Verdict:
+async def shells_killed(target: AttackTarget) -> Verdict:
     return await _with_shells(target, "KILL")
 
 
-async def _with_shells(target: Target, signal: str) -> Verdict:
+async def _with_shells(target: AttackTarget, signal: str) -> Verdict:
     await target.needs_own_processes()
     waiting = f"for p in $(cat /proc/1/task/1/children); do test $p = $$ || kill -{signal} $p; done"
     for number in range(3):

@@ -9,16 +9,16 @@ import pytest
 import pytest_asyncio
 
 from backends import Backend, Sandbox
-from lachesis_testing.attacks import ATTACKS, Attack, Fell, NotApplicable, Target, attacked
+from lachesis_testing.attacks import ATTACKS, Attack, AttackTarget, Fell, NotApplicable, attacked
 
 EVERY = os.environ.get("LACHESIS_TESTS") == "all"
 """Whether heavy attacks run as well."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def targets() -> AsyncIterator[dict[Backend, Target]]:
+async def targets() -> AsyncIterator[dict[Backend, AttackTarget]]:
     """State that the attacks on a backend share."""
-    targets: dict[Backend, Target] = {}
+    targets: dict[Backend, AttackTarget] = {}
     yield targets
     for target in targets.values():
         await target.close()
@@ -29,7 +29,7 @@ async def test_an_attack_fails(
     backend: Backend,
     sandbox: Sandbox,
     attack: Attack,
-    targets: dict[Backend, Target],
+    targets: dict[Backend, AttackTarget],
     unchecked: Collection[str],
     expected_to_fall: Collection[str],
     request: pytest.FixtureRequest,
@@ -39,7 +39,7 @@ async def test_an_attack_fails(
         pytest.skip(f"the fixture `unchecked` names {name}")
     if attack.name in expected_to_fall:
         request.node.add_marker(pytest.mark.xfail(reason="the fixture `expected_to_fall` names it", strict=True))
-    target = targets.setdefault(backend, Target(backend, sandbox))
+    target = targets.setdefault(backend, AttackTarget(backend, sandbox))
     verdict = await attacked(attack, target)
     if isinstance(verdict, NotApplicable):
         pytest.skip(verdict.detail)

@@ -19,13 +19,13 @@ from rich.console import Console
 from backends import Backend, BackendError, SandboxSpec, backend_names, create_backend
 from backends.errors import SettingsError
 from lachesis.cli.subcommands import check, options_of
-from lachesis_testing.attacks import ATTACKS, Attack, Target, attacked
+from lachesis_testing.attacks import ATTACKS, Attack, AttackTarget, attacked
 
 SHOWN = {"Held": ("held", "green"), "Fell": ("FELL", "red"), "NotApplicable": ("n/a", "yellow"), "": ("ERROR", "red")}
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class AttackRow:
     attack: Attack
     verdict: str
     """`Held`, `Fell`, `NotApplicable`, or empty when the attack or the backend failed."""
@@ -74,7 +74,7 @@ async def _attack(name: str, options: dict[str, Any], arguments: argparse.Namesp
     backend = create_backend(name, **options)
     await check(backend)
     console, counts = Console(), Counter[str]()
-    target = Target(backend, await backend.create(SandboxSpec(labels={"run_id": "attack"})))
+    target = AttackTarget(backend, await backend.create(SandboxSpec(labels={"run_id": "attack"})))
     try:
         for one in chosen:
             row = await _row(one, target, backend)
@@ -89,7 +89,7 @@ async def _attack(name: str, options: dict[str, Any], arguments: argparse.Namesp
     return 1 if counts["Fell"] or counts[""] else 0
 
 
-async def _row(one: Attack, target: Target, backend: Backend) -> Row:
+async def _row(one: Attack, target: AttackTarget, backend: Backend) -> AttackRow:
     begin = time.monotonic()
     try:
         verdict = await attacked(one, target)
@@ -101,10 +101,10 @@ async def _row(one: Attack, target: Target, backend: Backend) -> Row:
         except BackendError:
             kind, detail = "Fell", f"the sandbox is lost: {error}"
             target.sandbox = await backend.create(SandboxSpec(labels={"run_id": "attack"}))
-    return Row(one, kind, detail, time.monotonic() - begin)
+    return AttackRow(one, kind, detail, time.monotonic() - begin)
 
 
-def _show(row: Row, console: Console, as_json: bool) -> None:
+def _show(row: AttackRow, console: Console, as_json: bool) -> None:
     shown, style = SHOWN[row.verdict]
     if as_json:
         line = {"attack": row.attack.name, "tries": row.attack.tries, "verdict": shown.lower(), "detail": row.detail}

@@ -43,7 +43,7 @@ class Protocol(ABC):
         return data(self.error(refused))
 
 
-class ChatCompletions(Protocol):
+class ChatRoute(Protocol):
     """The chat route of OpenAI."""
 
     async def complete(self, body: JSON, recording: Recording) -> JSON:
@@ -59,7 +59,7 @@ class ChatCompletions(Protocol):
         return openai_chat.error(refused)
 
 
-class Completions(Protocol):
+class TextRoute(Protocol):
     """The text route of OpenAI."""
 
     async def complete(self, body: JSON, recording: Recording) -> JSON:
@@ -73,7 +73,7 @@ class Completions(Protocol):
         return openai_chat.error(refused)
 
 
-class Generate(Protocol):
+class GenerateRoute(Protocol):
     """SGLang's native route."""
 
     async def complete(self, body: JSON, recording: Recording) -> JSON:

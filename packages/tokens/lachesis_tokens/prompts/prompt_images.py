@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from lachesis.inference.errors import PromptError, TemplateError, TurnRejected
 from lachesis.trajectories import Node, TokenPrefix
-from lachesis.trajectories.images import Image, PlacedImage, image_urls
+from lachesis.trajectories.images import MessageImage, PlacedImage, image_urls
 from lachesis_tokens.prompts.text_encoder import TextEncoder
 from lachesis_tokens.templates.chat_template import ChatTemplate
 from lachesis_tokens.templates.special_tokens import SpecialTokensInText
@@ -39,7 +39,7 @@ class ImagePlaces:
         if not urls or self.placeholder is None:  # the template refuses them by name
             return ()
         try:
-            images = [Image.from_url(url) for url in urls]
+            images = [MessageImage.from_url(url) for url in urls]
         except ValueError as error:
             raise PromptError("the prompt", str(error), "put the data of the image into the message") from error
         at = [place for place, token in enumerate(ids) if token == self.placeholder]

@@ -30,7 +30,7 @@ class Extension(StrEnum):
     """The template raises for such a conversation."""
 
 
-class Difference(StrEnum):
+class TemplateDifference(StrEnum):
     """Text that a template renders differently in a longer conversation."""
 
     REASONING = "reasoning of earlier turns is left out"
@@ -49,7 +49,7 @@ class Finding:
     extension: Extension
     reason: str = ""
     """Why it cannot be extended; the template's own message if it rejects the conversation."""
-    differences: tuple[Difference, ...] = ()
+    differences: tuple[TemplateDifference, ...] = ()
     placeholder: Placeholder | None = None
     """The placeholder that renders the suffix; None if there is none."""
     suffix_template: SuffixTemplate | None = None

@@ -40,7 +40,7 @@ from lachesis_tokens.templates.template_cases import (
     role_of,
     turn_of,
 )
-from lachesis_tokens.templates.template_report import Difference, Extension, Finding
+from lachesis_tokens.templates.template_report import Extension, Finding, TemplateDifference
 
 _MOST_FINDINGS: Final = 256
 
@@ -163,11 +163,14 @@ class TemplateValidator:
 
     def _differences(
         self, pattern: Pattern, cases: Sequence[TemplateCase], placeholder: Placeholder, suffix_template: SuffixTemplate
-    ) -> tuple[Difference, ...]:
-        found: dict[Difference, None] = {}
+    ) -> tuple[TemplateDifference, ...]:
+        found: dict[TemplateDifference, None] = {}
         for case in (*cases, *odd_turns(pattern, self._spelled)):
             difference = self._difference(case, placeholder, suffix_template)
-            for key, cause in (("reasoning", Difference.REASONING), ("content", Difference.BESIDE_CALLS)):
+            for key, cause in (
+                ("reasoning", TemplateDifference.REASONING),
+                ("content", TemplateDifference.BESIDE_CALLS),
+            ):
                 plain = case.without(key)
                 if difference is not None and plain != case:
                     other = self._difference(plain, placeholder, suffix_template)
@@ -176,11 +179,11 @@ class TemplateValidator:
                     case, difference = plain, other
             if difference is not None:
                 found[difference] = None
-        return tuple(difference for difference in Difference if difference in found)
+        return tuple(difference for difference in TemplateDifference if difference in found)
 
     def _difference(
         self, case: TemplateCase, placeholder: Placeholder, suffix_template: SuffixTemplate
-    ) -> Difference | None:
+    ) -> TemplateDifference | None:
         """How prompt + sampled text + suffix differs from the rendering of the whole conversation."""
         try:
             whole = self._whole(case)
@@ -192,22 +195,22 @@ class TemplateValidator:
         text = self._suffix(case, placeholder)
         rest = suffix_template.missing(text) if text is not None else None
         if text is None or rest is None or not whole.endswith(rest):
-            return Difference.BESIDE_CALLS
+            return TemplateDifference.BESIDE_CALLS
         for longer in (whole, last):
             if not longer.startswith(prompt):
                 early = shared_length(longer, prompt) < shared_length(bare, prompt)
-                return Difference.EARLIER if early else Difference.GENERATION_PROMPT
+                return TemplateDifference.EARLIER if early else TemplateDifference.GENERATION_PROMPT
         end = self._end_of_last(placeholder, suffix_template)
         if not last.endswith(end):
-            return Difference.TURN
+            return TemplateDifference.TURN
         words = last[len(prompt) : len(last) - len(end)]
         ended_by = suffix_template.sampled_end if suffix_template.sampled_end in end else ""
         sampled = words + end[: end.find(ended_by) + len(ended_by)]
         if f"{prompt}{sampled}{suffix_template.missing(text, ended_by)}" == whole:
             return None
         if words == whole[len(prompt) : len(whole) - len(rest)]:
-            return Difference.END_OF_TURN
-        return Difference.TURN
+            return TemplateDifference.END_OF_TURN
+        return TemplateDifference.TURN
 
     def _whole(self, case: TemplateCase) -> str:
         return self._render((*case.context, case.turn, *case.following), case.tools)

@@ -13,10 +13,10 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from lachesis_train.api.packing import pack
-from lachesis_train.api.requests import Refused
+from lachesis_train.api.requests import RequestRefused
 from lachesis_train.api.settings import ApiSettings
-from lachesis_train.api.state import Batch, State
-from lachesis_train.api.store import Store, StoreError
+from lachesis_train.api.state import ApiState, PendingBatch
+from lachesis_train.api.store import RegisteredTrainer, Store
 from lachesis_train.api.wire import least_sequences
 from lachesis_train.rollout_api import TrainerRegistration
 
@@ -47,7 +47,7 @@ class Dispatcher:
         """Batches that are being sent to trainers that cannot acknowledge."""
 
     @property
-    def state(self) -> State:
+    def state(self) -> ApiState:
         return self.store.state
 
     def restarted(self) -> None:
@@ -72,7 +72,7 @@ class Dispatcher:
             self._sending.clear()
         self.room.set()
 
-    async def leased(self, trainer: TrainerRegistration, name: str, after: int | None) -> Batch | None:
+    async def leased(self, trainer: TrainerRegistration, name: str, after: int | None) -> PendingBatch | None:
         """The first batch with an id above `after`, from now on that of the trainer with this name."""
         async with self.lock:
             await self._asked(trainer, name, after)
@@ -81,7 +81,7 @@ class Dispatcher:
         return batch
 
     @asynccontextmanager
-    async def given(self, trainer: TrainerRegistration, name: str) -> AsyncIterator[Batch | None]:
+    async def given(self, trainer: TrainerRegistration, name: str) -> AsyncIterator[PendingBatch | None]:
         """The next batch for a trainer of the stock kind, to be sent inside `async with`."""
         async with self.lock:
             await self._asked(trainer, name, None)
@@ -110,7 +110,7 @@ class Dispatcher:
         async with self.lock:
             self.trainers[name] = time.monotonic()
             if last > self.state.last_batch:
-                raise Refused(409, f"no batch {last} was ever formed here; the last is {self.state.last_batch}")
+                raise RequestRefused(409, f"no batch {last} was ever formed here; the last is {self.state.last_batch}")
             batches = [batch for batch in self.state.batches.values() if batch.id <= last]
             await self._acknowledge([batch for batch in batches if not name or batch.holder == name])
 
@@ -122,7 +122,7 @@ class Dispatcher:
         enough = state.trainer is None or state.waiting_sequences >= state.trainer.batch_size
         return enough or not self._starved
 
-    async def _acknowledge(self, batches: Sequence[Batch]) -> None:
+    async def _acknowledge(self, batches: Sequence[PendingBatch]) -> None:
         await self.store.acknowledge(batches)
         self.room.set()
 
@@ -133,17 +133,17 @@ class Dispatcher:
             contained = self.state.acknowledged if after is None else after
             await self.store.begin(first_step=trainer.starting_step - contained)
 
-    def _first_for(self, name: str, after: int | None) -> Batch | None:
+    def _first_for(self, name: str, after: int | None) -> PendingBatch | None:
         state = self.state
         gone = state.acknowledged_by.get(name, 0) if name else state.acknowledged
         if after is not None and after > state.last_batch:
-            raise Refused(
+            raise RequestRefused(
                 409,
                 f"no batch {after} was ever formed here, the last one is {state.last_batch}: this is another database "
                 f"({state.instance}) than the one that the checkpoint belongs to, or it was reset",
             )
         if after is not None and after < gone:
-            raise Refused(
+            raise RequestRefused(
                 410,
                 f"the batches up to {gone} were acknowledged and are gone, some after {after} among them; resume from "
                 f"a checkpoint that contains batch {gone}",
@@ -156,7 +156,7 @@ class Dispatcher:
     def _is_silent(self, trainer: str | None) -> bool:
         return time.monotonic() - self.trainers.get(trainer or "", 0.0) > self.settings.lease
 
-    async def _form(self, trainer: TrainerRegistration) -> Batch | None:
+    async def _form(self, trainer: TrainerRegistration) -> PendingBatch | None:
         """The next batch, if there are groups for one."""
         now, size = time.monotonic(), trainer.batch_size
         waiting, least = list(self.state.waiting.values()), self._least(size)

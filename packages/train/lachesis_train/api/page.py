@@ -10,15 +10,15 @@ from importlib import resources
 
 import jinja2
 
-from lachesis_train.api.state import Group, State
+from lachesis_train.api.state import ApiState, Group
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class ApiFigures:
     """The API at one moment. Times are in seconds, sizes in bytes."""
 
     version: str
-    state: State
+    state: ApiState
     counts: Mapping[str, int]
     """Since the start of the process: received, duplicate, refused, full, batches, tokens."""
     most_stored: int
@@ -47,7 +47,7 @@ class Figures:
         return "waiting" if held[group.id] is None else f"in batch {held[group.id]}"
 
 
-def page(figures: Figures) -> str:
+def page(figures: ApiFigures) -> str:
     """HTML that needs nothing else."""
     return _template().render(f=figures, state=figures.state, ages=sorted(figures.state.ages), now=time.time())
 
@@ -58,12 +58,12 @@ def _template() -> jinja2.Template:
     return jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(text)
 
 
-def metrics(figures: Figures) -> str:
+def metrics(figures: ApiFigures) -> str:
     """The lines of `/metrics`."""
     return "".join(f"{line}\n" for line in _metrics(figures))
 
 
-def _metrics(figures: Figures) -> Iterator[str]:
+def _metrics(figures: ApiFigures) -> Iterator[str]:
     state, ages, silent = figures.state, figures.state.ages, figures.silent
     counters = {
         "received": ("groups_received_total", "groups taken, without copies"),

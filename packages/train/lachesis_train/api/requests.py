@@ -25,7 +25,7 @@ _FOR_BROWSERS: Final = ("/", "/metrics")
 """Routes that change nothing."""
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """An answer that is an error."""
 
     def __init__(self, status: int, detail: str, *, retry_after: float | None = None) -> None:
@@ -36,7 +36,7 @@ class Refused(Exception):
             self.headers["WWW-Authenticate"] = 'Bearer, Basic realm="rollout API: any name, the token as password"'
 
 
-class TooLarge(Refused):
+class TooLarge(RequestRefused):
     def __init__(self, most: int) -> None:
         super().__init__(413, f"the body has more than {most >> 20} MB; --max-body-mb is the limit for groups")
 
@@ -56,7 +56,7 @@ def authorise(request: web.Request, visitors: Visitors, token: str) -> None:
         Refused: with 401 or 403.
     """
     if reason := visitors.refusal(request):
-        raise Refused(403, reason)
+        raise RequestRefused(403, reason)
     if token:
         _check_token(request, token)
 
@@ -68,7 +68,7 @@ def _check_token(request: web.Request, token: str) -> None:
         with suppress(ValueError):
             given = base64.b64decode(given).decode("utf-8", "replace").partition(":")[2]
     if not hmac.compare_digest(given.encode("utf-8", "surrogateescape"), token.encode()):
-        raise Refused(401, "this API asks for its bearer token: Authorization: Bearer TOKEN")
+        raise RequestRefused(401, "this API asks for its bearer token: Authorization: Bearer TOKEN")
 
 
 # Bodies.
@@ -102,7 +102,7 @@ async def parts(request: web.Request, stalled: float) -> AsyncIterator[bytes]:
                 yield part
                 limit.reschedule(loop.time() + stalled)
     except TimeoutError as error:
-        raise Refused(408, f"nothing more of the body came within {stalled:g} s") from error
+        raise RequestRefused(408, f"nothing more of the body came within {stalled:g} s") from error
 
 
 async def read_small(request: web.Request, settings: ApiSettings) -> bytes:
@@ -135,9 +135,9 @@ def unpacked(encoding: str, body: Sequence[bytes], most: int) -> bytes:
                 part = inflate.unconsumed_tail
         pieces.append(inflate.flush())
     except zlib.error as error:
-        raise Refused(400, f"Invalid gzip payload: {error}") from error
+        raise RequestRefused(400, f"Invalid gzip payload: {error}") from error
     if not inflate.eof:
-        raise Refused(400, "Invalid gzip payload: it ends early")
+        raise RequestRefused(400, "Invalid gzip payload: it ends early")
     if inflate.unused_data:
-        raise Refused(400, "Invalid gzip payload: something follows its end")
+        raise RequestRefused(400, "Invalid gzip payload: something follows its end")
     return b"".join(pieces)

@@ -17,9 +17,9 @@ from aiohttp import web
 from lachesis.inference.wire.visitors import Visitors
 from lachesis_train.api.dispatcher import Dispatcher
 from lachesis_train.api.group_body import FIELDS, GroupBody, read_group, read_groups
-from lachesis_train.api.page import Figures, metrics, page
+from lachesis_train.api.page import ApiFigures, metrics, page
 from lachesis_train.api.requests import (
-    Refused,
+    RequestRefused,
     TooLarge,
     authorise,
     batch_number,
@@ -30,8 +30,8 @@ from lachesis_train.api.requests import (
     unpacked,
 )
 from lachesis_train.api.settings import ApiSettings
-from lachesis_train.api.state import Group, RegisteredEnv, State
-from lachesis_train.api.store import Store, StoreError
+from lachesis_train.api.state import ApiState, Group, RegisteredEnv
+from lachesis_train.api.store import RegisteredTrainer, Store
 from lachesis_train.api.wire import Acknowledgement, EnvIdentifier, EnvRequest, TrainerRequest, env_status, parse
 from lachesis_train.group_encoding import GroupError
 from lachesis_train.rollout_api import EXTENSION, INSTANCE_HEADER, TOKEN_VARIABLE, TrainerRegistration
@@ -76,7 +76,7 @@ class RolloutApiServer:
         self._runner: web.AppRunner | None = None
 
     @property
-    def state(self) -> State:
+    def state(self) -> ApiState:
         return self.store.state
 
     @property
@@ -135,7 +135,7 @@ class RolloutApiServer:
         except StoreError as error:
             self._report(str(error))
             return json_answer({"detail": str(error)}, status=503, headers={"Retry-After": "5"})
-        except Refused as error:
+        except RequestRefused as error:
             return json_answer({"detail": str(error)}, status=error.status, headers=error.headers)
 
     # The run.
@@ -148,9 +148,9 @@ class RolloutApiServer:
     async def _metrics(self, request: web.Request) -> web.StreamResponse:
         return web.Response(text=metrics(self._figures()), content_type="text/plain", charset="utf-8")
 
-    def _figures(self) -> Figures:
+    def _figures(self) -> ApiFigures:
         now = time.monotonic()
-        return Figures(
+        return ApiFigures(
             version=self._version,
             state=self.state,
             counts=self.counts,
@@ -240,7 +240,7 @@ class RolloutApiServer:
         asked = parse(EnvIdentifier, await read_small(request, self.settings))
         state = self.state
         if not 0 <= asked.env_id < len(state.environments):
-            raise Refused(404, f"no environment {asked.env_id} is registered")
+            raise RequestRefused(404, f"no environment {asked.env_id} is registered")
         self._dispatcher.environments[asked.env_id] = time.monotonic()
         answer = env_status(state, state.environments[asked.env_id])
         if asked.group_ids:
@@ -267,7 +267,7 @@ class RolloutApiServer:
         settings = self.settings
         instance = request.headers.get(INSTANCE_HEADER)
         if instance is not None and instance != self.state.instance:
-            raise Refused(409, "this API has forgotten its groups since the environment has registered")
+            raise RequestRefused(409, "this API has forgotten its groups since the environment has registered")
         await self._wait_for_room(0.0 if instance is not None else settings.hold)
         size, reserved, body = 0, request.content_length or 0, []
         self._reading += reserved
@@ -292,7 +292,7 @@ class RolloutApiServer:
             left = until - time.monotonic()
             if left <= 0:
                 self.counts["full"] += 1
-                raise Refused(429, reason[0], retry_after=reason[1])
+                raise RequestRefused(429, reason[0], retry_after=reason[1])
             self._dispatcher.room.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(left):

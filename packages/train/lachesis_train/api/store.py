@@ -55,7 +55,7 @@ class Store:
     """The database of one rollout API."""
 
     def __init__(self, path: Path) -> None:
-        self.state = State()
+        self.state = ApiState()
         self._database = Database(
             path,
             error=StoreError,
@@ -118,7 +118,7 @@ class Store:
         )
         self.state.environments[env.env_id : env.env_id + 1] = [env]
 
-    async def form(self, groups: Sequence[Group]) -> Batch:
+    async def form(self, groups: Sequence[Group]) -> PendingBatch:
         """A batch of these groups."""
 
         def insert(database: sqlite3.Connection) -> int:
@@ -131,12 +131,12 @@ class Store:
         number, state = await self._write(insert), self.state
         step = state.step
         state.ages.extend(max(0, step - group.begin_step) for group in groups if group.begin_step is not None)
-        batch = Batch(number, [replace(state.waiting.pop(group.id), batch_id=number) for group in groups])
+        batch = PendingBatch(number, [replace(state.waiting.pop(group.id), batch_id=number) for group in groups])
         state.batches[number] = batch
         state.last_batch = number
         return batch
 
-    async def hand_out(self, batch: Batch, holder: str) -> None:
+    async def hand_out(self, batch: PendingBatch, holder: str) -> None:
         """The batch is the holder's from now on."""
         if batch.holder != holder:
             await self._write(
@@ -144,7 +144,7 @@ class Store:
             )
             batch.holder = holder
 
-    async def mark_given(self, batch: Batch, given: bool) -> None:
+    async def mark_given(self, batch: PendingBatch, given: bool) -> None:
         """Whether the batch was sent completely. Survives the end of this process, and not one of the machine."""
         if batch.given is not given:
             await self._write(
@@ -153,7 +153,7 @@ class Store:
             )
             batch.given = given
 
-    async def acknowledge(self, batches: Sequence[Batch]) -> None:
+    async def acknowledge(self, batches: Sequence[PendingBatch]) -> None:
         """The trainer needs these no more."""
         if not batches:
             return
@@ -184,7 +184,7 @@ class Store:
             put_fact(database, "run", {})
 
         await self._write(delete)
-        self.state = State(instance=instance)
+        self.state = ApiState(instance=instance)
 
     async def content(self, groups: Iterable[Group]) -> AsyncIterator[bytes]:
         """The JSON objects of groups with commas between them, in pieces of about a megabyte."""
@@ -230,11 +230,11 @@ class Store:
                 )
         return added
 
-    def _load(self) -> State:
+    def _load(self) -> ApiState:
         self._database.open()
         facts = self._database.facts()
         run = facts["run"]
-        state = State(instance=facts["instance"])
+        state = ApiState(instance=facts["instance"])
         for name in _RUN:
             setattr(state, name, run.get(name, getattr(state, name)))
         state.trainer = TrainerRegistration(**run["trainer"]) if run.get("trainer") else None
@@ -250,7 +250,7 @@ class Store:
                 of_batches.setdefault(row[-1], []).append(_group(row))
             batches = "SELECT id, holder, given FROM batches WHERE NOT acknowledged ORDER BY id"
             for number, holder, given in database.execute(batches):
-                state.batches[number] = Batch(number, of_batches[number], holder, bool(given))
+                state.batches[number] = PendingBatch(number, of_batches[number], holder, bool(given))
             held = itertools.chain(state.waiting.values(), *of_batches.values())
             state.stored = sum(group.size for group in held)
             last = "SELECT coalesce(max(id), 0), coalesce(max(id) FILTER (WHERE acknowledged), 0) FROM batches"

@@ -7,7 +7,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, Field, FiniteFloat, ValidationError
 
-from lachesis_train.api.state import RegisteredEnv, State
+from lachesis_train.api.state import ApiState, RegisteredEnv
 from lachesis_train.group_encoding import GroupError
 
 LEAST_WEIGHT = 0.01
@@ -69,7 +69,7 @@ def parse(model: type[M], body: bytes) -> M:
         raise GroupError(problems) from error
 
 
-def env_status(state: State, env: RegisteredEnv) -> dict[str, Any]:
+def env_status(state: ApiState, env: RegisteredEnv) -> dict[str, Any]:
     """The answer of `/status-env`: the stock API's figures, then those of the extension."""
     counts = state.sequences_by_env()
     batch_size = state.trainer.batch_size if state.trainer else 0

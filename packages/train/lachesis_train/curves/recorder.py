@@ -117,7 +117,7 @@ class TrainingRecorder:
 
     def report(self) -> Path:
         """Write `report.html` as of now."""
-        from lachesis_train.curves.report import write_report
+        from lachesis_view.reports.training import write_report
 
         begun = time.monotonic()
         path = write_report(self.run_dir, title=self.title)

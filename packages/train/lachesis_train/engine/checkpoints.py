@@ -29,7 +29,7 @@ _OPTIMIZER: Final = ("exp_avg", "exp_avg_sq", "step")
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class CheckpointHeader:
     """A file's metadata, without its tensors."""
 
     file: Path
@@ -73,7 +73,7 @@ class Checkpoints:
         _write(file, tensors, {"lachesis": json.dumps(about)})
         return path
 
-    def find(self, path: str) -> Checkpoint:
+    def find(self, path: str) -> CheckpointHeader:
         """The checkpoint of a `tinker://` path. Raises RequestError where there is none, or of another base model."""
         from safetensors import safe_open
 
@@ -92,18 +92,18 @@ class Checkpoints:
                 f"checkpoint {path} is of the base model {about['base_model']}, this engine serves {self.base_model}"
             )
         spec = LoraSpec(**about["spec"])
-        return Checkpoint(file, about["base_model"], spec, about["steps"], about["optimizer"], about["metadata"])
+        return CheckpointHeader(file, about["base_model"], spec, about["steps"], about["optimizer"], about["metadata"])
 
     def remove(self, path: str) -> None:
         """Remove a checkpoint, if it is there."""
         with contextlib.suppress(RequestError):
             self.find(path).file.unlink(missing_ok=True)
 
-    def tensors(self, found: Checkpoint) -> dict[str, torch.Tensor]:
+    def tensors(self, found: CheckpointHeader) -> dict[str, torch.Tensor]:
         """The adapter of a checkpoint."""
         return {key: value for key, value in _read(found.file).items() if not key.startswith("optimizer.")}
 
-    def load(self, model: Model, trained: TrainingModel, found: Checkpoint, *, optimizer: bool) -> None:
+    def load(self, model: Model, trained: TrainingModel, found: CheckpointHeader, *, optimizer: bool) -> None:
         """Put the weights of a checkpoint, and its optimizer if asked, into a training model. Gradients are dropped."""
         if trained.spec != found.spec:
             raise RequestError(
@@ -123,7 +123,9 @@ class Checkpoints:
                     name: tensors[f"optimizer.{name}.{key}"].to(parameter.device) for name in _OPTIMIZER
                 }
 
-    def create(self, model: Model, found: Checkpoint, model_id: str, session: str, *, optimizer: bool) -> TrainingModel:
+    def create(
+        self, model: Model, found: CheckpointHeader, model_id: str, session: str, *, optimizer: bool
+    ) -> TrainingModel:
         """A new training model with the weights of a checkpoint."""
         trained = create_training_model(model, model_id, found.spec, session, seed=0)
         self.load(model, trained, found, optimizer=optimizer)

@@ -13,9 +13,9 @@ from lachesis_train.engine.answers import Body, failed_result, failure, named, r
 from lachesis_train.engine.checkpoints import SAMPLER_WEIGHTS, Checkpoints
 from lachesis_train.engine.errors import RequestError
 from lachesis_train.engine.promises import Promise, Promises, Result
-from lachesis_train.engine.sampling import Request, check_request
+from lachesis_train.engine.sampling import SamplingRequest, check_request
 from lachesis_train.engine.wire import encode_samples, sample_request
-from lachesis_train.engine.worker import MAX_WAITING, Worker
+from lachesis_train.engine.worker import MAX_WAITING, EngineWorker
 
 EPHEMERAL: Final = "ephemeral-"
 """Names of weights that the SDK did not name: they go with their session."""
@@ -26,13 +26,15 @@ KEPT_EPHEMERAL: Final = 32
 class Samplers:
     """Sampling sessions by id, with the `tinker://` path that each samples from; None is the base model."""
 
-    def __init__(self, worker: Worker, checkpoints: Checkpoints, promises: Promises, base_names: Sequence[str]) -> None:
+    def __init__(
+        self, worker: EngineWorker, checkpoints: Checkpoints, promises: Promises, base_names: Sequence[str]
+    ) -> None:
         self.worker = worker
         self.checkpoints = checkpoints
         self.promises = promises
         self.base_names = base_names
         self._paths: dict[str, str | None] = {}
-        self._requests: dict[str, Request] = {}
+        self._requests: dict[str, SamplingRequest] = {}
 
     def add(self, session: str, number: int, path: str | None) -> str:
         """A new sampling session of a client's session; its id."""
@@ -99,7 +101,7 @@ class Samplers:
         promise = self.promises.create(name)
         loop = asyncio.get_running_loop()
 
-        def done(result: Request | Exception) -> None:
+        def done(result: SamplingRequest | Exception) -> None:
             encoded = failed_result(result) if isinstance(result, Exception) else encode_samples(result)
             loop.call_soon_threadsafe(self._fulfil, promise, encoded)
 

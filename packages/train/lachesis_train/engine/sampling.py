@@ -27,7 +27,7 @@ BLOCK: Final = 256
 
 
 @dataclass(frozen=True)
-class Parameters:
+class SamplingParameters:
     """How a request is sampled."""
 
     max_tokens: int
@@ -40,7 +40,7 @@ class Parameters:
 
 
 @dataclass
-class Sampled:
+class SampledSequence:
     """One sampled sequence. `logprobs` are those of the model, before temperature, top_p and top_k."""
 
     tokens: list[int] = field(default_factory=list)
@@ -51,19 +51,19 @@ class Sampled:
 
 
 @dataclass
-class Request:
+class SamplingRequest:
     """A prompt with `count` samples; `done` is called once with the request, or with an error."""
 
     prompt: Sequence[int]
     count: int
-    parameters: Parameters
-    done: Callable[[Request | Exception], None]
+    parameters: SamplingParameters
+    done: Callable[[SamplingRequest | Exception], None]
     topk: int = 0
     prompt_logprobs: int = 0
     """How many tokens at the end of the prompt get logprobs."""
     prompt_topk: int = 0
     cancelled: bool = False
-    sequences: list[Sampled] = field(default_factory=list)
+    sequences: list[SampledSequence] = field(default_factory=list)
     found_prompt: list[float] = field(default_factory=list)
     """Logprobs of the last `prompt_logprobs` tokens."""
     found_prompt_topk: list[tuple[list[int], list[float]]] = field(default_factory=list)
@@ -75,7 +75,7 @@ class Request:
         return len(self.prompt) + self.parameters.max_tokens
 
 
-def check_request(model: Model, request: Request) -> None:
+def check_request(model: Model, request: SamplingRequest) -> None:
     """Raises RequestError for what cannot be sampled."""
     length, parameters = len(request.prompt), request.parameters
     if not length:
@@ -107,12 +107,12 @@ def check_request(model: Model, request: Request) -> None:
 
 @dataclass
 class _Row:
-    request: Request
-    sequence: Sampled
+    request: SamplingRequest
+    sequence: SampledSequence
     random: random.Random
 
 
-class Batch:
+class SamplingBatch:
     """Rows that are sampled together from one version of the weights, which the caller has put in use."""
 
     def __init__(self, model: Model) -> None:
@@ -123,13 +123,13 @@ class Batch:
         self._tokens: list[int] = []
         self._positions = torch.empty(0)
 
-    def room(self, requests: Sequence[Request]) -> bool:
+    def room(self, requests: Sequence[SamplingRequest]) -> bool:
         """Whether the requests fit in addition to the running rows. A single request always does."""
         rows = len(self.rows) + sum(request.count for request in requests)
         longest = max(request.rows_length for request in (*requests, *(row.request for row in self.rows)))
         return (not self.rows and len(requests) == 1) or rows * longest <= BATCH_TOKENS
 
-    def add(self, requests: Sequence[Request]) -> None:
+    def add(self, requests: Sequence[SamplingRequest]) -> None:
         """Put in the prompts of new requests, and sample their first tokens."""
         with torch.inference_mode():
             for part in _prefill_parts(requests):
@@ -158,7 +158,7 @@ class Batch:
         )
         self._choose(self.model.logits(hidden[:, -1]))
 
-    def _prefill(self, requests: Sequence[Request]) -> None:
+    def _prefill(self, requests: Sequence[SamplingRequest]) -> None:
         # The rollouts of a group ask for the same prompt, each by itself: it goes through the model once.
         place_of: dict[tuple[int, ...], int] = {}
         for request in requests:
@@ -180,9 +180,9 @@ class Batch:
         owners = [place for request, place in zip(requests, places, strict=True) for _ in range(request.count)]
         index = torch.tensor(owners, device=device)
         first = self.model.logits(hidden[:, -1])[index]
-        new = Batch(self.model)
+        new = SamplingBatch(self.model)
         for request in requests:
-            request.sequences = [Sampled() for _ in range(request.count)]
+            request.sequences = [SampledSequence() for _ in range(request.count)]
             request.open = request.count
             for number, sequence in enumerate(request.sequences):
                 seed = request.parameters.seed
@@ -195,7 +195,7 @@ class Batch:
         new._choose(first)
         self._join(new)
 
-    def _score_prompt(self, request: Request, hidden: torch.Tensor) -> None:
+    def _score_prompt(self, request: SamplingRequest, hidden: torch.Tensor) -> None:
         count = min(request.prompt_logprobs, len(request.prompt) - 1)
         if not count:
             return
@@ -260,7 +260,7 @@ class Batch:
             layer.keys = layer.keys[index, :, unused:]
             layer.values = layer.values[index, :, unused:]
 
-    def _join(self, new: Batch) -> None:
+    def _join(self, new: SamplingBatch) -> None:
         if not new.rows:
             return
         if not self.rows:
@@ -285,9 +285,9 @@ def _padded(tensor: torch.Tensor, width: int, dimension: int) -> torch.Tensor:
     return torch.cat([tensor.new_zeros(shape), tensor], dimension)
 
 
-def _prefill_parts(requests: Sequence[Request]) -> list[list[Request]]:
+def _prefill_parts(requests: Sequence[SamplingRequest]) -> list[list[SamplingRequest]]:
     """Requests whose prompts go through the model together: similar lengths, a bounded number of tokens."""
-    parts: list[list[Request]] = []
+    parts: list[list[SamplingRequest]] = []
     for request in sorted(requests, key=lambda request: len(request.prompt), reverse=True):
         longest = len(parts[-1][0].prompt) if parts else 0
         if longest and len(request.prompt) * 2 > longest and longest * (len(parts[-1]) + 1) <= PREFILL_TOKENS:
@@ -342,7 +342,7 @@ def _first_above(sums: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
     return found.clamp(max=sums.shape[1] - 1)
 
 
-def _truncated(probabilities: torch.Tensor, parameters: Parameters) -> torch.Tensor:
+def _truncated(probabilities: torch.Tensor, parameters: SamplingParameters) -> torch.Tensor:
     """Probabilities with 0 outside the top_k, and then the top_p, most likely tokens."""
     ordered, order = probabilities.sort(descending=True, stable=True)
     if parameters.top_k > 0:

@@ -27,7 +27,7 @@ from lachesis_train.engine.samplers import EPHEMERAL, Samplers
 from lachesis_train.engine.training import TrainingModel, create_training_model, forward_backward, optim_step
 from lachesis_train.engine.versions import Versions
 from lachesis_train.engine.wire import data_of, encode_forward_backward, loss_config_of, parse_forward_backward
-from lachesis_train.engine.worker import MAX_WAITING, Worker
+from lachesis_train.engine.worker import MAX_WAITING, EngineWorker
 
 POLL_SECONDS: Final = 30.0
 """How long `retrieve_future` waits; the SDK gives up after 45 s."""
@@ -46,7 +46,7 @@ class _Training:
     model: TrainingModel | None = None
 
 
-class Engine:
+class TrainingEngine:
     """One base model, with training models and sampling sessions of any number of clients."""
 
     def __init__(self, model: Model, state_dir: Path, *, names: tuple[str, ...] = (), lora_layers: int | None = None):
@@ -54,7 +54,7 @@ class Engine:
         self.name = str(model.folder)
         self.lora_layers = lora_layers
         self.checkpoints = Checkpoints(state_dir, model.folder.name)
-        self.worker = Worker(model, Versions(model, self.checkpoints))
+        self.worker = EngineWorker(model, Versions(model, self.checkpoints))
         self.promises = Promises()
         self.samplers = Samplers(self.worker, self.checkpoints, self.promises, (self.name, *names))
         self.sessions: dict[str, float] = {}
@@ -384,7 +384,7 @@ async def _accepted(request: web.Request) -> web.Response:
 
 
 @contextlib.asynccontextmanager
-async def serve(engine: Engine, host: str, port: int) -> AsyncIterator[str]:
+async def serve(engine: TrainingEngine, host: str, port: int) -> AsyncIterator[str]:
     """Serve until the context ends; yields the base URL."""
     app = engine.app(Visitors("the engine", host))
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)  # not as long as a poll

@@ -29,7 +29,7 @@ ADAM_DEFAULTS: Final = {
 
 
 @dataclass(frozen=True)
-class Datum:
+class TrainingDatum:
     """One sequence: tokens, int64 [T], and inputs of the loss, each [T]."""
 
     tokens: np.ndarray
@@ -80,7 +80,7 @@ def create_training_model(
 def forward_backward(
     model: Model,
     trained: TrainingModel,
-    data: Sequence[Datum],
+    data: Sequence[TrainingDatum],
     loss_fn: str,
     config: Mapping[str, float],
     *,
@@ -170,7 +170,7 @@ def optim_step(model: Model, trained: TrainingModel, given: Mapping[str, Any]) -
     }
 
 
-def _check(model: Model, data: Sequence[Datum], loss_fn: str, needed: Sequence[str]) -> None:
+def _check(model: Model, data: Sequence[TrainingDatum], loss_fn: str, needed: Sequence[str]) -> None:
     if not data:
         raise RequestError("the batch has no data")
     for place, datum in enumerate(data):
@@ -200,7 +200,7 @@ def _check(model: Model, data: Sequence[Datum], loss_fn: str, needed: Sequence[s
                 )
 
 
-def _micro_batches(data: Sequence[Datum], weight: str | None) -> Iterator[tuple[list[int], int]]:
+def _micro_batches(data: Sequence[TrainingDatum], weight: str | None) -> Iterator[tuple[list[int], int]]:
     """Indices of sequences that go through the model together, and the number of tokens of their common beginning.
 
     Families, as the rollouts of a group, come first; of the others those of similar lengths, so that little is padded.
@@ -227,7 +227,7 @@ def _micro_batches(data: Sequence[Datum], weight: str | None) -> Iterator[tuple[
         yield batch, 0
 
 
-def _families(data: Sequence[Datum], weight: str | None) -> Iterator[tuple[list[int], int]]:
+def _families(data: Sequence[TrainingDatum], weight: str | None) -> Iterator[tuple[list[int], int]]:
     """Indices of sequences with a common beginning of at least half of each, and its length.
 
     Nothing in the beginning has a weight other than 0, and each sequence has at least one token after it.
@@ -249,7 +249,7 @@ def _families(data: Sequence[Datum], weight: str | None) -> Iterator[tuple[list[
     yield family, shared
 
 
-def _common(one: Datum, other: Datum) -> int:
+def _common(one: TrainingDatum, other: TrainingDatum) -> int:
     """The number of tokens with which both begin, and which have the same targets."""
     length = min(len(one.tokens), len(other.tokens))
     differ = one.tokens[:length] != other.tokens[:length]
@@ -257,7 +257,7 @@ def _common(one: Datum, other: Datum) -> int:
     return int(differ.argmax()) if differ.any() else length
 
 
-def _flat_inputs(model: Model, part: Sequence[Datum], names: Sequence[str]) -> dict[str, torch.Tensor]:
+def _flat_inputs(model: Model, part: Sequence[TrainingDatum], names: Sequence[str]) -> dict[str, torch.Tensor]:
     def flat(name: str, kind: Any) -> torch.Tensor:
         joined = np.concatenate([datum.inputs[name] for datum in part])
         return torch.from_numpy(joined.astype(kind)).to(model.device)
@@ -266,7 +266,7 @@ def _flat_inputs(model: Model, part: Sequence[Datum], names: Sequence[str]) -> d
 
 
 def _logprobs(
-    model: Model, part: Sequence[Datum], shared: int, targets: torch.Tensor, weights: torch.Tensor | None
+    model: Model, part: Sequence[TrainingDatum], shared: int, targets: torch.Tensor, weights: torch.Tensor | None
 ) -> torch.Tensor:
     """Logprobs of all targets, flat, of sequences of which the first `shared` tokens and targets are the same.
 

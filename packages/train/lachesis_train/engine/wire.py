@@ -10,8 +10,8 @@ from tinker.proto import tinker_public_pb2 as messages
 
 from lachesis_train.engine.errors import RequestError
 from lachesis_train.engine.model import Model
-from lachesis_train.engine.sampling import Parameters, Request
-from lachesis_train.engine.training import Datum, ForwardBackward
+from lachesis_train.engine.sampling import SamplingParameters, SamplingRequest
+from lachesis_train.engine.training import ForwardBackward, TrainingDatum
 
 _DTYPES: Final = {
     messages.DTYPE_FLOAT32: np.float32,
@@ -33,10 +33,10 @@ def parse_forward_backward(body: bytes) -> Any:
     return request
 
 
-def data_of(request: Any) -> list[Datum]:
+def data_of(request: Any) -> list[TrainingDatum]:
     """The data of a ForwardBackwardRequest."""
     return [
-        Datum(
+        TrainingDatum(
             np.concatenate([np.empty(0, np.int64), *(_chunk_tokens(place, chunk) for chunk in datum.model_input)]),
             {name: _array(place, name, tensor) for name, tensor in datum.loss_fn_inputs.items()},
         )
@@ -83,7 +83,7 @@ def encode_forward_backward(result: ForwardBackward) -> bytes:
     return bytes(output.SerializeToString())
 
 
-def sample_request(model: Model, body: Mapping[str, Any], done: Any) -> Request:
+def sample_request(model: Model, body: Mapping[str, Any], done: Any) -> SamplingRequest:
     """A Request of the JSON of `asample`. Raises RequestError for what the engine does not do."""
     for name in _UNSUPPORTED_SAMPLING:
         if body.get(name):
@@ -102,10 +102,10 @@ def sample_request(model: Model, body: Mapping[str, Any], done: Any) -> Request:
     seed = wanted.get("seed")
     last = body.get("prompt_logprobs_last_n")
     scored = body.get("prompt_logprobs") or body.get("topk_prompt_logprobs")
-    return Request(
+    return SamplingRequest(
         prompt=prompt,
         count=int(body.get("num_samples") or 1),
-        parameters=Parameters(
+        parameters=SamplingParameters(
             max_tokens=limit if max_tokens is None else int(max_tokens),
             temperature=float(wanted.get("temperature", 1.0)),
             top_p=float(wanted.get("top_p", 1.0)),
@@ -137,7 +137,7 @@ def _stops(model: Model, stop: str | Sequence[str] | Sequence[int] | None) -> tu
     return model.end_ids | {one for one in stop if isinstance(one, int)}, texts
 
 
-def encode_samples(request: Request) -> bytes:
+def encode_samples(request: SamplingRequest) -> bytes:
     """A SampleResponse of a request that is done."""
     response = messages.SampleResponse()
     for sequence in request.sequences:

@@ -17,7 +17,7 @@ from lachesis.inference.sampling import LogprobsKind, Sampling
 from lachesis.trajectories.messages import FinishReason
 from lachesis_tokens.engines.base import Generation
 from lachesis_tokens.server.stop_texts import StopTexts
-from lachesis_train.policy import Policy, PolicyVersion, Sampled
+from lachesis_train.policy import CurrentPolicy, PolicyVersion, Sampled
 
 _log: Final = logging.getLogger(__name__)
 _MOST_IDS: Final = 2**31
@@ -47,7 +47,7 @@ class PolicyEngine:
 
     def __init__(
         self,
-        policy: Policy,
+        policy: CurrentPolicy,
         settings: ServerSettings,
         *,
         end_of_turn: Sequence[int],

@@ -24,7 +24,7 @@ from lachesis_tokens.server.completion_reader import CompletionReader
 from lachesis_tokens.server.token_server import TokenServer
 from lachesis_tokens.templates.forced_calls import ToolChoiceError
 from lachesis_tokens.templates.parser_match import parser_for
-from lachesis_train.policy import Policy
+from lachesis_train.policy import CurrentPolicy
 from lachesis_train.policy_server.engine import EngineFailed, PolicyEngine
 from lachesis_train.policy_server.routes import PolicyHost, Routes
 from tool_call_parsers import ToolCallParser
@@ -61,7 +61,7 @@ class PolicyServer(WebService):
 
     def __init__(
         self,
-        policy: Policy,
+        policy: CurrentPolicy,
         tokenizer: PreTrainedTokenizerBase,
         *,
         model_name: str,

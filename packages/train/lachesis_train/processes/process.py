@@ -42,7 +42,7 @@ class Part:
     """Seconds between the request to end and SIGKILL."""
 
 
-class Process:
+class PartProcess:
     """One start of a part. It ends with this process, also after `kill -9`.
 
     Its group is its own, so Ctrl-C reaches this process alone, which then decides what ends when.
@@ -55,7 +55,7 @@ class Process:
         self._reading = reading
 
     @classmethod
-    async def start(cls, part: Part, log: Path, say: Say) -> Process:
+    async def start(cls, part: Part, log: Path, say: Say) -> PartProcess:
         """Start it. Its output is appended to the log, and goes to `say` line by line."""
         mark = f"{MARK}={uuid.uuid4().hex}"
         process = await asyncio.create_subprocess_exec(
@@ -85,7 +85,7 @@ class Process:
         return code
 
     async def _exited(self) -> int:
-        """Its exit code. `Process.wait` of some versions of Python also waits for all that hold its output open."""
+        """Its exit code. `PartProcess.wait` of some versions of Python also waits for all that hold its output open."""
         waiting = asyncio.create_task(self._process.wait())
         try:
             while (code := self._process.returncode) is None:

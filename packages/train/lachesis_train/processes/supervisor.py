@@ -17,7 +17,7 @@ from typing import Final
 
 from backends.errors import ExitCode
 from backends.tasks import run_all
-from lachesis_train.processes.process import Part, Process, Say
+from lachesis_train.processes.process import Part, PartProcess, Say
 
 STEADY: Final = 600.0
 """Seconds after which a restart is forgotten."""
@@ -62,7 +62,7 @@ class Supervisor:
         self.max_restarts = max_restarts
         self.restarts: dict[str, int] = {part.name: 0 for part in parts}
         """How often each was started again."""
-        self.running: dict[str, Process] = {}
+        self.running: dict[str, PartProcess] = {}
         self._finished = finished
         self._ready = {part.name: asyncio.Event() for part in parts}
         self._deaths: dict[str, deque[float]] = {part.name: deque() for part in parts}
@@ -104,7 +104,7 @@ class Supervisor:
             for name in before:
                 await self._ready[name].wait()
             began, restarts = time.monotonic(), [self.restarts[name] for name in before]
-            process = self.running[part.name] = await Process.start(part, self.logs / f"{part.name}.log", self.say)
+            process = self.running[part.name] = await PartProcess.start(part, self.logs / f"{part.name}.log", self.say)
             if await process.answers():
                 if part.probe is not None:
                     self.note(f"{part.name} answers after {time.monotonic() - began:.1f} s (process {process.pid})")

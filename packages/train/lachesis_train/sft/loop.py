@@ -17,11 +17,11 @@ from typing import Any, Final, TypeVar
 from backends.errors import LachesisError
 from lachesis.trajectories.jsonl import JsonlWriter
 from lachesis_train.curves.recorder import StepRecord, TrainingRecorder
-from lachesis_train.policy import Policy, PolicyVersion
+from lachesis_train.policy import CurrentPolicy, PolicyVersion
 from lachesis_train.sft.plan import batches, digest, split
 from lachesis_train.sft.readers import Dataset, Example
 from lachesis_train.sft.settings import SftSettings
-from lachesis_train.tinker_sdk import EngineError, Training
+from lachesis_train.tinker_sdk import Training, TrainingEngineError
 from lachesis_train.trainer.checkpoints import Checkpoint, first_weights
 from lachesis_train.trainer.engine_link import EngineLink, begin, pause_after, while_alive
 from lachesis_train.trainer.forecast import Work, check_memory, forecast
@@ -103,7 +103,7 @@ class SftRun:
                         await self._save()
                         return self.step
                     await self._one_step()
-                except EngineError as error:
+                except TrainingEngineError as error:
                     failures += 1
                     if error.final or failures > self._settings.training.step_retries:
                         raise stopped(self.step + 1, error, self._checkpoint, failures) from error
@@ -122,10 +122,10 @@ class SftRun:
         """The engine's path of the trained weights, for sampling."""
         return None if self._checkpoint is None else self._checkpoint.sampler
 
-    async def policy(self) -> Policy:
+    async def policy(self) -> CurrentPolicy:
         """The weights of a run that has ended, to serve them."""
         assert self._training is not None
-        return Policy(PolicyVersion(self.step, self._version, await self._alive(self._training.sampler())))
+        return CurrentPolicy(PolicyVersion(self.step, self._version, await self._alive(self._training.sampler())))
 
     def _write_refused(self) -> None:
         """All that was not trained on, to look it up."""

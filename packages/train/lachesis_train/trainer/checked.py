@@ -41,7 +41,7 @@ class Refusal(StrEnum):
     """A group with this `group_id` was trained before."""
 
 
-class Refused(Exception):
+class GroupRefused(Exception):
     """A group is not trained on. The message says which sample, and what to do."""
 
     def __init__(self, reason: Refusal, detail: str) -> None:
@@ -80,7 +80,7 @@ def checked_group(body: Mapping[str, Any], uncertified: Uncertified = "refuse") 
     if _certified(overrides):
         found = _verified(body, uncertified)
     elif uncertified == "refuse":
-        raise Refused(
+        raise GroupRefused(
             Refusal.UNCERTIFIED,
             "the group has no certificates, like groups of stock Atropos environments; --training.uncertified allow "
             "trains on it after a check of lengths, masks and logprobs",
@@ -89,17 +89,17 @@ def checked_group(body: Mapping[str, Any], uncertified: Uncertified = "refuse") 
         found = _unverified(body)
     scores = _numbers("scores", body.get("scores"), len(found))
     if any(abs(score) > LARGEST_REWARD for score in scores):
-        raise Refused(Refusal.UNPROVEN, f"a score is beyond {LARGEST_REWARD:g}")
+        raise GroupRefused(Refusal.UNPROVEN, f"a score is beyond {LARGEST_REWARD:g}")
     carried = body.get("advantages")
     if carried is not None and len(carried) != len(found):
-        raise Refused(Refusal.UNPROVEN, f"{len(carried)} lists of advantages, {len(found)} sequences")
+        raise GroupRefused(Refusal.UNPROVEN, f"{len(carried)} lists of advantages, {len(found)} sequences")
     checked = []
     for at, (sample, override) in enumerate(zip(found, overrides, strict=True)):
         _check_temperature(at, body, override, sample.temperatures)
         places = np.flatnonzero(np.asarray(sample.masks) != MASKED)
         if not places.size or not places[0]:
             what = "its first token is trained, but nothing predicts it" if places.size else "it trains nothing"
-            raise Refused(Refusal.UNPROVEN, f"sequence {at}: {what}")
+            raise GroupRefused(Refusal.UNPROVEN, f"sequence {at}: {what}")
         advantages = None
         if carried is not None:
             advantages = _of_tokens(f"advantages[{at}]", carried[at], len(sample.tokens))[places]
@@ -142,11 +142,11 @@ def _verified(body: Mapping[str, Any], uncertified: Uncertified) -> list[_Found]
         samples = samples_from_atropos(body)
         problems = group_problems(body, samples)
     except ValueError as error:
-        raise Refused(Refusal.UNPROVEN, str(error)) from error
+        raise GroupRefused(Refusal.UNPROVEN, str(error)) from error
     if problems:
-        raise Refused(Refusal.UNPROVEN, problems[0])
+        raise GroupRefused(Refusal.UNPROVEN, problems[0])
     if uncertified == "refuse" and not all(sample.digest for sample in samples):
-        raise Refused(
+        raise GroupRefused(
             Refusal.UNCERTIFIED,
             "the certificates have no digest, because an earlier version wrote them: update the environment's "
             "Lachesis, or train on its groups with --training.uncertified allow",
@@ -155,10 +155,12 @@ def _verified(body: Mapping[str, Any], uncertified: Uncertified) -> list[_Found]
     for at, sample in enumerate(samples):
         if reasons := verify(sample):
             more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
-            raise Refused(Refusal.UNPROVEN, f"sequence {at}, rollout {sample.rollout_id}: {reasons[0]}{more}")
+            raise GroupRefused(Refusal.UNPROVEN, f"sequence {at}, rollout {sample.rollout_id}: {reasons[0]}{more}")
         for span in sample.spans:
             if (sample.rollout_id, span.turn) in trained:
-                raise Refused(Refusal.UNPROVEN, f"rollout {sample.rollout_id}: turn {span.turn} is in two sequences")
+                raise GroupRefused(
+                    Refusal.UNPROVEN, f"rollout {sample.rollout_id}: turn {span.turn} is in two sequences"
+                )
             trained.add((sample.rollout_id, span.turn))
         _check_expressible(at, sample)
     return [
@@ -177,7 +179,7 @@ def _verified(body: Mapping[str, Any], uncertified: Uncertified) -> list[_Found]
 def _check_expressible(at: int, sample: TokenSample) -> None:
     what = "images" if sample.images else "sampling masks (top-p, top-k)" if sample.sampling_mask is not None else ""
     if what:
-        raise Refused(
+        raise GroupRefused(
             Refusal.UNSUPPORTED, f"sequence {at}, rollout {sample.rollout_id}: this trainer cannot train on {what}"
         )
 
@@ -187,25 +189,27 @@ def _unverified(body: Mapping[str, Any]) -> list[_Found]:
     lists = {name: body.get(name) for name in ("tokens", "masks", "inference_logprobs")}
     for name, value in lists.items():
         if not isinstance(value, list) or not value:
-            raise Refused(Refusal.UNPROVEN, f"the group has no {name}; the environment must send them")
+            raise GroupRefused(Refusal.UNPROVEN, f"the group has no {name}; the environment must send them")
     found = []
     for at, (tokens, masks, logprobs) in enumerate(zip(*lists.values(), strict=False)):
         lengths = {len(part) if isinstance(part, list) else -1 for part in (tokens, masks, logprobs)}
         if len(lengths) > 1 or -1 in lengths or len({len(part) for part in lists.values() if part}) > 1:
-            raise Refused(Refusal.UNPROVEN, f"sequence {at}: tokens, masks and inference_logprobs differ in length")
+            raise GroupRefused(
+                Refusal.UNPROVEN, f"sequence {at}: tokens, masks and inference_logprobs differ in length"
+            )
         ids, labels = np.asarray(tokens), np.asarray(masks)
         if ids.dtype.kind != "i" or labels.dtype.kind != "i" or (ids < 0).any():
-            raise Refused(Refusal.UNPROVEN, f"sequence {at}: tokens and masks are not token ids")
+            raise GroupRefused(Refusal.UNPROVEN, f"sequence {at}: tokens and masks are not token ids")
         wrong = np.flatnonzero((labels != MASKED) & (labels != ids))
         if wrong.size:
             place = int(wrong[0])
             hint = "; masks hold the token id or -100, not 0 and 1" if set(masks) <= {0, 1} else ""
-            raise Refused(
+            raise GroupRefused(
                 Refusal.UNPROVEN, f"sequence {at}: masks[{place}] is {masks[place]}, the token {tokens[place]}{hint}"
             )
         of_trained = _of_tokens(f"inference_logprobs[{at}]", logprobs, len(tokens))[labels != MASKED]
         if (of_trained > 0).any():
-            raise Refused(Refusal.UNPROVEN, f"sequence {at}: a trained token has a logprob above 0")
+            raise GroupRefused(Refusal.UNPROVEN, f"sequence {at}: a trained token has a logprob above 0")
         found.append(_Found(str(at), tokens, masks, logprobs, ()))
     return found
 
@@ -220,7 +224,7 @@ def _check_temperature(
     ]
     given = of_spans or [value for value in named if value is not None][:1]
     if wrong := [value for value in given if value != 1]:
-        raise Refused(
+        raise GroupRefused(
             Refusal.TEMPERATURE,
             f"sequence {at} was sampled at temperature {wrong[0]:g}, and Tinker's wire computes logprobs at "
             "temperature 1 only; set --env.agent_temperature 1.0 for the environment",
@@ -229,9 +233,9 @@ def _check_temperature(
 
 def _numbers(name: str, values: Any, count: int) -> list[float]:
     if not isinstance(values, list) or len(values) != count:
-        raise Refused(Refusal.UNPROVEN, f"{name} is not a list of {count} numbers")
+        raise GroupRefused(Refusal.UNPROVEN, f"{name} is not a list of {count} numbers")
     if not all(isinstance(value, int | float) and math.isfinite(value) for value in values):
-        raise Refused(Refusal.UNPROVEN, f"{name} contains a value that is not a finite number")
+        raise GroupRefused(Refusal.UNPROVEN, f"{name} contains a value that is not a finite number")
     return [float(value) for value in values]
 
 
@@ -241,5 +245,5 @@ def _of_tokens(name: str, values: Any, count: int) -> NDArray[np.float64]:
     except (TypeError, ValueError):
         found = np.zeros(0)
     if found.shape != (count,) or not np.isfinite(found).all():
-        raise Refused(Refusal.UNPROVEN, f"{name} is not a list of {count} finite numbers")
+        raise GroupRefused(Refusal.UNPROVEN, f"{name} is not a list of {count} finite numbers")
     return found

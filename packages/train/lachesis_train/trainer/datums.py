@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from lachesis_tokens.samples.advantages import LossAverage, rollout_advantages
 from lachesis_train.curves.records import GroupRecord, SampleRecord
 from lachesis_train.tinker_sdk import Datum
-from lachesis_train.trainer.checked import CheckedSample, Refusal, Refused, Uncertified, checked_group
+from lachesis_train.trainer.checked import CheckedSample, GroupRefused, Refusal, Uncertified, checked_group
 
 NO_SIGNAL = "same_scores"
 TOO_LONG = "too_long"
@@ -134,9 +134,9 @@ def prepare(
         group_id = (body.get("group_overrides") or {}).get("group_id")
         try:
             if group_id in seen or group_id in ids:
-                raise Refused(Refusal.DUPLICATE, f"group {group_id} was trained before")
+                raise GroupRefused(Refusal.DUPLICATE, f"group {group_id} was trained before")
             group = checked_group(body, rules.uncertified)
-        except Refused as error:
+        except GroupRefused as error:
             skipped[number] = (error.reason, error.detail)
             continue
         if isinstance(group_id, str):

@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 from backends.errors import LachesisError
-from lachesis_train.tinker_sdk import LOCAL_KEY, EngineError, Service, Training
+from lachesis_train.tinker_sdk import LOCAL_KEY, Service, Training, TrainingEngineError
 from lachesis_train.trainer.checkpoints import FirstWeights
 from lachesis_train.trainer.settings import Settings
 
@@ -59,7 +59,7 @@ async def while_alive(link: EngineLink, call: Coroutine[Any, Any, T]) -> T:
         await asyncio.wait([working, died], return_when=asyncio.FIRST_COMPLETED)
         if working.done():
             return working.result()
-        raise EngineError("go on", RuntimeError(died.result()))
+        raise TrainingEngineError("go on", RuntimeError(died.result()))
     finally:
         working.cancel()
         died.cancel()
@@ -127,7 +127,7 @@ class EmbeddedEngine(contextlib.AsyncExitStack):
                     )
                 )
             except LachesisError as error:
-                raise EngineError("start", error, final=self._address is None) from error
+                raise TrainingEngineError("start", error, final=self._address is None) from error
             parts = urlsplit(url)
             self._address = (str(parts.hostname), int(parts.port or 0))
         return await asyncio.to_thread(Service, "http://{}:{}".format(*self._address), LOCAL_KEY)
@@ -145,7 +145,7 @@ class EmbeddedEngine(contextlib.AsyncExitStack):
         try:
             await asyncio.to_thread(_copy, run_dir / "engine" / file, to)
         except OSError as error:
-            raise EngineError(f"take the weights of {run_dir}", error, final=True) from error
+            raise TrainingEngineError(f"take the weights of {run_dir}", error, final=True) from error
 
     @staticmethod
     async def _listens(address: tuple[str, int]) -> bool:

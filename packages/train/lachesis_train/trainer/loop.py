@@ -20,8 +20,8 @@ from backends.tasks import run_all
 from lachesis.wording import counted
 from lachesis_train.curves.recorder import TrainingRecorder
 from lachesis_train.curves.records import StepRecord
-from lachesis_train.policy import Policy, PolicyVersion
-from lachesis_train.tinker_sdk import EngineError, TinkerSampler, Trained, Training
+from lachesis_train.policy import CurrentPolicy, PolicyVersion
+from lachesis_train.tinker_sdk import TinkerSampler, Trained, Training, TrainingEngineError
 from lachesis_train.trainer.batches import Batch, BatchSource
 from lachesis_train.trainer.checkpoints import REMEMBERED, Checkpoint, first_weights
 from lachesis_train.trainer.datums import PreparedBatch, penalise_divergence, prepare
@@ -66,7 +66,7 @@ class Trainer:
         source: BatchSource,
         *,
         recorder: Callable[[int], TrainingRecorder],
-        serving: Callable[[Policy], contextlib.AbstractAsyncContextManager[object]],
+        serving: Callable[[CurrentPolicy], contextlib.AbstractAsyncContextManager[object]],
         resume: bool = False,
         say: Callable[[str], None] = print,
         stop: asyncio.Event | None = None,
@@ -87,7 +87,7 @@ class Trainer:
         self._group_ids: dict[str, None] = {}
         self._training: Training | None = None
         self._base: TinkerSampler | None = None
-        self._policy: Policy | None = None
+        self._policy: CurrentPolicy | None = None
         self._recorder: TrainingRecorder | None = None
         self._refused_batches = 0
 
@@ -114,7 +114,7 @@ class Trainer:
                     if self._stop.is_set() or self.step >= self._settings.num_steps or not await self._one_step():
                         await self._save()
                         return self.step
-                except EngineError as error:
+                except TrainingEngineError as error:
                     failures += 1
                     if error.final or failures > self._settings.training.step_retries:
                         raise self._stopped(error, failures) from error
@@ -152,7 +152,7 @@ class Trainer:
         if self._policy is None:
             for line in await self._alive(forecast(self._training, settings)):
                 self._say(line)
-            self._policy = Policy(version)
+            self._policy = CurrentPolicy(version)
         else:
             self._policy.restore(version)
 
@@ -293,7 +293,7 @@ class Trainer:
         for path in (path for paths in old for path in paths):  # no checkpoint refers to them any more
             try:
                 await self._alive(self._training.forget(path))
-            except EngineError as error:
+            except TrainingEngineError as error:
                 self._say(str(error))
 
     @property

@@ -35,7 +35,7 @@ def environment_of(env: Any, settings: Mapping[str, Any] | None, servers: Sequen
     return env(type(defaults)(**{**chosen, **(settings or {})}), servers or own_servers)
 
 
-class DrawnItems:
+class DrawnKeys:
     """The items that were drawn, by their keys."""
 
     def __init__(self, env: Any) -> None:

@@ -1,7 +1,7 @@
 """A token engine over the model of a trainer in the same process.
 
 Rollouts ask for completions on their event loop. The thread of the trainer, which waits for the rollouts anyway,
-samples for them (`PolicyEngine.serve`): the model is used in one thread only, and never while it is trained.
+samples for them (`TrlPolicyEngine.serve`): the model is used in one thread only, and never while it is trained.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class _Row:
             return
 
 
-class PolicyEngine:
+class TrlPolicyEngine:
     """See `TokenEngine`. Requests wait until `serve` runs.
 
     Args:

@@ -20,7 +20,7 @@ from lachesis_tokens.prompts.vocabulary import ANY_ROW
 from lachesis_tokens.server.token_server import TokenServer
 from lachesis_tokens.templates.chat_template import read_template
 from lachesis_train.trl.env_thread import EnvThread
-from lachesis_train.trl.items import DrawnItems, environment_of
+from lachesis_train.trl.items import DrawnKeys, environment_of
 from lachesis_train.trl.rows import ON_BRANCHES, OnBranches, Row, call_figures, count_calls, row_of
 from lachesis_train.trl.trainer_settings import SettingsDisagree, check_trainer, require_trl, use_temperature
 
@@ -64,13 +64,13 @@ class LachesisRollouts:
         require_trl()
         if on_branches not in ON_BRANCHES:
             raise ValueError(f"on_branches is {on_branches!r}; it is one of {', '.join(ON_BRANCHES)}")
-        from lachesis_train.trl.policy_engine import PolicyEngine
+        from lachesis_train.trl.policy_engine import TrlPolicyEngine
 
         self.env = environment_of(env, settings)
         self.tokenizer = tokenizer
         self.on_branches = on_branches
         self.run_id = uuid.uuid4().hex[:8]
-        self.engine = PolicyEngine(tokenizer, batch=sample_batch)
+        self.engine = TrlPolicyEngine(tokenizer, batch=sample_batch)
         self.server = TokenServer(
             [self.engine],
             self._prompts(),
@@ -83,7 +83,7 @@ class LachesisRollouts:
         """Rollouts, and how many of them were not scored or had several samples; tokens sampled and trained."""
         self.repaired = RepairedCalls()
         """The calls of training rollouts that the parser read, and those that it repaired."""
-        self._items = DrawnItems(self.env)
+        self._items = DrawnKeys(self.env)
         self._thread: EnvThread | None = None
         self._trainer: Any = None
         self._failed_groups = 0

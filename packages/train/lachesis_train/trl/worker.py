@@ -31,7 +31,7 @@ from lachesis_tokens.samples.group_shapes import (
 )
 from lachesis_tokens.server.token_server import TokenServer
 from lachesis_train.trl.env_thread import EnvThread
-from lachesis_train.trl.items import DrawnItems, environment_of
+from lachesis_train.trl.items import DrawnKeys, environment_of
 from lachesis_train.trl.rows import call_figures, count_calls
 from lachesis_train.trl.trainer_settings import SettingsDisagree, require_trl, use_temperature
 
@@ -97,7 +97,7 @@ class LachesisRolloutWorker:
         self.totals: Counter[str] = Counter()
         """Groups played and left out, by reason; rollouts, rows, and tokens that are trained or not delivered."""
         self._row_class = row_class
-        self._items = DrawnItems(self.env)
+        self._items = DrawnKeys(self.env)
         self._thread: EnvThread | None = None
         self._producing: Future[None] | None = None
         self._version = 0

@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 async def _serve(arguments: argparse.Namespace) -> int:
     from lachesis_train.engine.model import Model
-    from lachesis_train.engine.server import Engine, serve
+    from lachesis_train.engine.server import TrainingEngine, serve
 
     stopped = stop_event()
     if arguments.child:
@@ -48,7 +48,9 @@ async def _serve(arguments: argparse.Namespace) -> int:
         model = await asyncio.to_thread(Model, folder, dtype=arguments.dtype, device=arguments.device)
     except (OSError, ValueError) as error:  # as transformers says that files are missing, or of an unknown kind
         raise SettingsError(f"model {folder} cannot be loaded: {error}") from None
-    engine = Engine(model, arguments.state_dir.absolute(), names=(arguments.model,), lora_layers=arguments.lora_layers)
+    engine = TrainingEngine(
+        model, arguments.state_dir.absolute(), names=(arguments.model,), lora_layers=arguments.lora_layers
+    )
     async with contextlib.AsyncExitStack() as stack:
         try:
             base_url = await stack.enter_async_context(serve(engine, arguments.host, arguments.port))

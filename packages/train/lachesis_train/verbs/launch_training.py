@@ -32,7 +32,7 @@ from lachesis.runs.own_process import run_alone
 from lachesis.runs.settings import HermesAgentEnvConfig
 from lachesis.urls import http_url
 from lachesis_tokens.prompts.model_folders import tokenizer_of
-from lachesis_train.policy import Policy
+from lachesis_train.policy import CurrentPolicy
 from lachesis_train.rollout_api import TOKEN_VARIABLE
 from lachesis_train.sft.settings import SftSettings
 from lachesis_train.trainer.forecast import check_memory
@@ -210,7 +210,7 @@ async def train(settings: Settings, console: Console, *, resume: bool) -> int:
         end_without_environments=settings.training.end_without_environments,
         say=say,
     )
-    tokenizer = Tokenizer(settings)
+    tokenizer = LazyTokenizer(settings)
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(alone_in(folder))
         link = await stack.enter_async_context(engine(settings))
@@ -230,7 +230,7 @@ async def train(settings: Settings, console: Console, *, resume: bool) -> int:
     return 0 if steps >= settings.num_steps else ExitCode.STOPPED
 
 
-class Tokenizer:
+class LazyTokenizer:
     """The tokenizer of the model, loaded at its first use: reading the settings alone needs none."""
 
     def __init__(self, settings: Settings) -> None:
@@ -261,7 +261,7 @@ def engine(settings: Settings) -> contextlib.AbstractAsyncContextManager[EngineL
     return RemoteEngine() if is_configured() else EmbeddedEngine(settings.base_model, settings.run_dir, settings.engine)
 
 
-def new_recorder(settings: Settings, first_step: int, tokenizer: Tokenizer, console: Console) -> TrainingRecorder:
+def new_recorder(settings: Settings, first_step: int, tokenizer: LazyTokenizer, console: Console) -> TrainingRecorder:
     """The recorder of the run from `first_step` on."""
     from lachesis_train.curves.recorder import TrainingRecorder, WandbSettings
 
@@ -285,7 +285,7 @@ def new_recorder(settings: Settings, first_step: int, tokenizer: Tokenizer, cons
 
 
 @contextlib.asynccontextmanager
-async def serving(settings: Settings, policy: Policy, tokenizer: Tokenizer, say: Any) -> AsyncIterator[None]:
+async def serving(settings: Settings, policy: CurrentPolicy, tokenizer: LazyTokenizer, say: Any) -> AsyncIterator[None]:
     """The policy server, while the context lasts."""
     from lachesis_train.policy_server import PolicyServer
 

@@ -18,7 +18,7 @@ from backends.tasks import stop_event
 from lachesis.cli import port_number
 from lachesis_tokens.prompts.model_folders import tokenizer_of
 from lachesis_train.engine import start_engine
-from lachesis_train.policy import Policy, PolicyVersion
+from lachesis_train.policy import CurrentPolicy, PolicyVersion
 from lachesis_train.tinker_sdk import LOCAL_KEY, LoraShape, Service
 from lachesis_train.trainer.checkpoints import Checkpoint
 
@@ -77,7 +77,7 @@ async def served(
         shape = LoraShape(rank=found.settings["training.lora_rank"])
         sampler = await (await service.resume(found.state, model, shape)).sampler()
     tokenizer = await asyncio.to_thread(AutoTokenizer.from_pretrained, tokenizer_of(model))
-    policy = Policy(PolicyVersion(step, f"{found.run_id}:{step}", sampler))
+    policy = CurrentPolicy(PolicyVersion(step, f"{found.run_id}:{step}", sampler))
     async with PolicyServer(policy, tokenizer, model_name=model, host=host, port=port) as server:
         yield server.base_url
 

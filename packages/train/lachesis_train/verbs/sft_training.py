@@ -12,7 +12,7 @@ from rich.console import Console
 from backends.errors import ExitCode, SettingsError
 from lachesis_train.sft.settings import SftSettings
 from lachesis_train.trainer.settings import Settings
-from lachesis_train.verbs.launch_training import Tokenizer, engine, new_recorder, serving, stop_at_signals
+from lachesis_train.verbs.launch_training import LazyTokenizer, engine, new_recorder, serving, stop_at_signals
 
 if TYPE_CHECKING:
     from lachesis_train.curves.recorder import TrainingRecorder
@@ -32,7 +32,7 @@ async def train_on_files(
     def recorder(first: int, last: int) -> TrainingRecorder:
         return new_recorder(settings.model_copy(update={"num_steps": last}), first, tokenizer, console)
 
-    stop, tokenizer = asyncio.Event(), Tokenizer(settings)
+    stop, tokenizer = asyncio.Event(), LazyTokenizer(settings)
     dataset = await asyncio.to_thread(_read, settings, sft, files, tokenizer)
     say(dataset.summary())
     async with contextlib.AsyncExitStack() as stack:
@@ -51,7 +51,7 @@ async def train_on_files(
     return 0 if steps >= run.last_step else ExitCode.STOPPED
 
 
-def _read(settings: Settings, sft: SftSettings, files: Sequence[str], tokenizer: Tokenizer) -> Dataset:
+def _read(settings: Settings, sft: SftSettings, files: Sequence[str], tokenizer: LazyTokenizer) -> Dataset:
     from lachesis.inference.errors import TemplateError
     from lachesis_tokens.prompts.prompts import PromptBuilder
     from lachesis_tokens.templates.chat_template import read_template

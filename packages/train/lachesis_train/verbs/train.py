@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return launch_training.main(argv, prog="lachesis train")
     given, flags = _parser().parse_known_args(argv)
     groups = _by_setting(flags)
-    plan = Plan.of(given, groups)
+    plan = TrainingPlan.of(given, groups)
     console = Console(highlight=False)
     code = asyncio.run(_run(plan, given.max_restarts, console))
     folder = plan.settings.run_dir
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-async def _run(plan: Plan, max_restarts: int, console: Console) -> int:
+async def _run(plan: TrainingPlan, max_restarts: int, console: Console) -> int:
     def say(name: str, line: str) -> None:
         console.print(
             Text(f"{name:<11} ", style=COLOURS.get(name, "")).append(Text.from_ansi(line, style="default")),
@@ -78,7 +78,7 @@ async def _run(plan: Plan, max_restarts: int, console: Console) -> int:
     return await supervisor.run()
 
 
-class Plan:
+class TrainingPlan:
     """The processes of a run, with the settings checked before any of them starts."""
 
     def __init__(
@@ -94,7 +94,7 @@ class Plan:
         self.api = api
 
     @classmethod
-    def of(cls, given: argparse.Namespace, flags: Mapping[str, Sequence[str]]) -> Plan:
+    def of(cls, given: argparse.Namespace, flags: Mapping[str, Sequence[str]]) -> TrainingPlan:
         """Raises `SettingsError` for settings that one of the processes would refuse."""
         config = ["--config", given.config] if given.config else []
         api_port, policy_port = free_ports(2)

@@ -36,7 +36,7 @@ class Branch:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class GraphRow:
     """A message in the drawing, or the head of a branch."""
 
     lane: int
@@ -80,17 +80,17 @@ def _collect(
     return root
 
 
-def rows_of(root: Branch, lane: int = 0) -> Iterator[Row]:
+def rows_of(root: Branch, lane: int = 0) -> Iterator[GraphRow]:
     """The rows of a branch and of those that hang on it."""
     for place in range(-1, len(root.messages)):
         if place >= 0:
-            yield Row(lane, root, place)
+            yield GraphRow(lane, root, place)
         for child in root.children.get(place, ()):
-            yield Row(lane + 1, child, None)
+            yield GraphRow(lane + 1, child, None)
             yield from rows_of(child, lane + 1)
 
 
-def drawing(rows: Sequence[Row]) -> dict[str, Any]:
+def drawing(rows: Sequence[GraphRow]) -> dict[str, Any]:
     """Size, lines and dots of the lanes next to the rows. Lines are (path, kind of branch)."""
     first: dict[int, int] = {}
     last: dict[int, int] = {}

@@ -14,14 +14,15 @@ from backends.errors import LachesisError
 from lachesis.evaluation import Difference, Mean, paired
 from lachesis.run_folder import changes
 from lachesis.runs.evaluations import invalid, tokens
+from lachesis.runs.figures import Figures
 from lachesis.runs.file_sink import unscored_groups
 from lachesis.runs.results import RunFiles
-from lachesis.runs.summary import Summariser, Summary
+from lachesis.runs.summary import Summary
 from lachesis.trajectories import read_lines
 from lachesis.wording import counted
 from lachesis_view.html import write_page
 from lachesis_view.html.parts import Parts
-from lachesis_view.reports.run import MAX_CHARACTERS, Run, mean_bars, render_page
+from lachesis_view.reports.run import MAX_CHARACTERS, ReportedRun, mean_bars, render_page
 
 
 class ComparisonError(LachesisError):
@@ -62,11 +63,11 @@ def read_samples(path: Path) -> Iterator[dict[str, Any]]:
 def read_run(path: Path) -> EvaluatedRun:
     """Raises `ComparisonError` for what is no evaluation."""
     path = path / "samples.jsonl" if path.is_dir() else path
-    summariser, title = Summariser(), ""
+    figures, title = Figures(), ""
     records = read_samples(path)
     try:
         for record in records:
-            summariser.add(record)
+            figures.add(record)
             title = title or f"{record['environment']}: {record['model']}"
     except (KeyError, TypeError, AttributeError):
         raise ComparisonError(f"{path}: its lines are not samples of an evaluation; name a samples.jsonl") from None
@@ -74,7 +75,7 @@ def read_run(path: Path) -> EvaluatedRun:
         settings = orjson.loads(path.with_suffix(".run.json").read_bytes())["settings"]
     except (OSError, ValueError, KeyError, TypeError):
         settings = {}
-    return EvaluatedRun(path, title, settings, summariser.summary(tests=False))
+    return EvaluatedRun(path, title, settings, figures.summary(tests=False))
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +171,7 @@ def compare(a: Path, b: Path) -> Comparison:
 def write_comparison(path: Path, found: Comparison) -> None:
     """Write a page with both runs side by side, whole or not at all."""
     parts = Parts(MAX_CHARACTERS)
-    runs = Run("A"), Run("B")
+    runs = ReportedRun("A"), ReportedRun("B")
     for run, of in zip(runs, (found.a, found.b), strict=True):
         run.read(read_samples(of.path), parts)
     differences = {"all": found.difference, **found.categories}

@@ -23,8 +23,9 @@ from markupsafe import Markup
 
 from lachesis.evaluation import Difference, Mean, bounds, ks, mean_over_items, pass_at_k, pass_hat_k
 from lachesis.runs.exclusion import item_of, of_record
+from lachesis.runs.figures import Figures
 from lachesis.runs.item_keys import whole_and_part
-from lachesis.runs.summary import Summariser, Summary
+from lachesis.runs.summary import Summary
 from lachesis.trajectories.groups import stored_messages
 from lachesis.wording import counted
 from lachesis_view.html import pretty, templates, visible, write_page
@@ -67,7 +68,7 @@ class MeanBar:
 
 
 @dataclass(slots=True)
-class Item:
+class ReportItem:
     """The data of an item without its trajectories."""
 
     key: str
@@ -91,13 +92,12 @@ class Item:
 
 
 @dataclass(slots=True)
-class Run:
+class ReportedRun:
     """The figures of one run, read from its groups."""
 
     name: str
-    summariser: Summariser = field(default_factory=Summariser)
-    items: list[Item] = field(default_factory=list)
-    tools: dict[str, list[int]] = field(default_factory=dict)
+    figures: Figures = field(default_factory=Figures)
+    items: list[ReportItem] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
     """By why rollouts have no score: what the error of one of them ends with."""
     tokens: bool = False
@@ -105,10 +105,9 @@ class Run:
     _toolsets: dict[bytes, tuple[int, int] | None] = field(default_factory=dict)
 
     def read(self, groups: Iterable[Mapping[str, Any]], parts: Parts) -> Summary:
-        known: dict[str, Item] = {}
+        known: dict[str, ReportItem] = {}
         for group in groups:
-            self.summariser.add(group)
-            _count_tools(self.tools, group)
+            self.figures.add(group)
             heads = [_head(rollout) for rollout in group["rollouts"]]
             for rollout in group["rollouts"]:
                 if rollout["reward"] is None and not self.left_out.get(kind := of_record(rollout).kind):
@@ -119,11 +118,11 @@ class Run:
                 if group.get("category") is not None:
                     fields["category"] = group["category"]
                 said = (each for rollout in group["rollouts"] for each in stored_messages(group, rollout))
-                known[key] = Item(key, title_of(group["item"], said), fields)
+                known[key] = ReportItem(key, title_of(group["item"], said), fields)
                 self.items.append(known[key])
             self.tokens = self.tokens or bool(group.get("samples"))
             known[key].samples[number] = None if parts.full else self._packed(group, key, number, parts), heads
-        return self.summariser.summary()
+        return self.figures.summary()
 
     def _packed(self, group: Mapping[str, Any], key: str, number: int, parts: Parts) -> tuple[int, int] | None:
         """The place of the markup of a group: its item, the place of its tools, its rollouts."""
@@ -144,7 +143,7 @@ class Run:
             ]
         )
 
-    def scores(self, kept: Callable[[Item], bool] = lambda item: True) -> list[list[float | None]]:
+    def scores(self, kept: Callable[[ReportItem], bool] = lambda item: True) -> list[list[float | None]]:
         """The samples of each item."""
         return [item.rewards for item in filter(kept, self.items)]
 
@@ -158,7 +157,7 @@ def write_report(path: Path, *, title: str, groups: Iterable[Mapping[str, Any]])
 
 def render_report(title: str, groups: Iterable[Mapping[str, Any]]) -> tuple[str, Summary]:
     """The report as HTML text, and its figures."""
-    run, parts = Run(""), Parts(MAX_CHARACTERS)
+    run, parts = ReportedRun(""), Parts(MAX_CHARACTERS)
     summary = run.read(groups, parts)
     rewards = [reward for item in run.items for reward in item.rewards if reward is not None]
     scores = run.scores()
@@ -172,7 +171,7 @@ def render_report(title: str, groups: Iterable[Mapping[str, Any]]) -> tuple[str,
         left_out=run.left_out,
         histogram=reward_histogram(rewards),
         outcomes=_bars(list(summary.outcomes.items())),
-        tools=[(name, count, failed) for name, (count, failed) in sorted(run.tools.items())],
+        tools=[(name, count, failed) for name, count, failed, _ in sorted(summary.tool_failures.to_rows())],
         titles={item_of(item.key): item.title for item in run.items},
         max_items=MAX_ITEMS,
         passes=passes,
@@ -186,10 +185,10 @@ def render_report(title: str, groups: Iterable[Mapping[str, Any]]) -> tuple[str,
     return html, summary
 
 
-def render_page(parts: Parts, *, runs: Sequence[Run], **figures: Any) -> str:
+def render_page(parts: Parts, *, runs: Sequence[ReportedRun], **figures: Any) -> str:
     """The page of one run or of two: `figures` are for its template."""
     parts.close()
-    items: dict[str, list[Item | None]] = {}
+    items: dict[str, list[ReportItem | None]] = {}
     for number, run in enumerate(runs):
         for item in run.items:
             items.setdefault(item.key, [None] * len(runs))[number] = item
@@ -266,7 +265,7 @@ def mean_bars(means: Sequence[tuple[str, Mean | Difference, int]]) -> list[MeanB
     return bars
 
 
-def _categories(runs: Sequence[Run]) -> list[tuple[str, list[MeanBar]]]:
+def _categories(runs: Sequence[ReportedRun]) -> list[tuple[str, list[MeanBar]]]:
     """The fields of the items that sort them into few categories, and the bars of each."""
     values: dict[str, Counter[Any]] = {}
     for run in runs:
@@ -310,7 +309,7 @@ def _passes(scores: Sequence[Sequence[float | None]]) -> tuple[list[tuple[str, A
     return curves, [(place, k) for k, place in places.items()]
 
 
-def _against(items: Sequence[Item], place: int) -> list[MeanBar]:
+def _against(items: Sequence[ReportItem], place: int) -> list[MeanBar]:
     """The mean reward of rollouts with few and with many turns, or tokens."""
     counts = sorted(rollout[place] for item in items for rollout in item.rollouts if rollout[0] is not None)
     if len(set(counts)) < 2:
@@ -322,14 +321,6 @@ def _against(items: Sequence[Item], place: int) -> list[MeanBar]:
         label = f"{low}" if high == low + 1 else f"{low} to {high - 1}"
         means.append((label, mean_over_items(scores), sum(map(len, scores))))
     return mean_bars(means)
-
-
-def _count_tools(rows: dict[str, list[int]], group: Mapping[str, Any]) -> None:
-    for rollout in group["rollouts"]:
-        for name, stats in rollout["tool_stats"].items():
-            row = rows.setdefault(name, [0, 0])
-            row[0] += stats["count"]
-            row[1] += stats["failure"]
 
 
 def _fields(item: Any) -> dict[str, Any]:

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from backends.errors import LachesisError
-from backends.plugins import Registry
-
-FOLDERS: Registry[Callable[..., Any]] = Registry("report of a run of", "lachesis.reports", {}, package="lachesis-train")
-"""`training` is in the package lachesis-train."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -33,8 +28,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if (arguments.groups / "groups.jsonl").is_file():
         arguments.groups /= "groups.jsonl"
     if arguments.groups.is_dir():
-        of_training = FOLDERS.load("training")
-        print(of_training(arguments.groups, output=arguments.output))
+        from lachesis_view.reports import training as training_report
+
+        print(training_report.write_report(arguments.groups, output=arguments.output))
         return 0
     if has_torn_tail(arguments.groups):
         print(f"note: {arguments.groups}: its last line is incomplete and was skipped", file=sys.stderr)

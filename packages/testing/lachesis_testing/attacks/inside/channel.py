@@ -11,7 +11,7 @@ import resource
 from collections.abc import Callable
 from typing import Any
 
-from lachesis_testing.attacks.inside.harness import Fell, libc, syscall
+from lachesis_testing.attacks.inside.harness import WallFell, libc, syscall
 
 
 def _threads() -> list[int]:
@@ -36,7 +36,7 @@ def descriptors() -> None:
                 syscall("pidfd_getfd", pidfd, number, 0)
             except OSError:
                 continue
-            raise Fell("descriptor %d was copied" % number)
+            raise WallFell("descriptor %d was copied" % number)
     except OSError:
         pass
     for name in os.listdir("/proc/1/fd"):
@@ -45,7 +45,7 @@ def descriptors() -> None:
                 os.open("/proc/1/fd/" + name, flags | os.O_NONBLOCK)
             except OSError:
                 continue
-            raise Fell("descriptor %s of the executor opens" % name)
+            raise WallFell("descriptor %s of the executor opens" % name)
 
 
 def memory() -> None:
@@ -58,7 +58,7 @@ def memory() -> None:
                     continue
             except OSError:
                 continue
-            raise Fell("/proc/1/%s opens" % name)
+            raise WallFell("/proc/1/%s opens" % name)
     vector = (ctypes.c_size_t * 2)(0, 1)
     for call in ("process_vm_readv", "process_vm_writev"):
         try:
@@ -68,7 +68,7 @@ def memory() -> None:
         except OSError as error:
             if error.errno == 38:
                 continue
-            raise Fell("%s is let through (%s)" % (call, error.strerror)) from None
+            raise WallFell("%s is let through (%s)" % (call, error.strerror)) from None
 
 
 def ptrace() -> None:
@@ -77,7 +77,7 @@ def ptrace() -> None:
     for request in (seize, attach):
         if libc.ptrace(request, 1, None, None) == 0:
             libc.ptrace(detach, 1, None, None)
-            raise Fell("the executor is traced")
+            raise WallFell("the executor is traced")
 
 
 def limits() -> None:
@@ -99,7 +99,7 @@ def limits() -> None:
             except OSError:
                 pass
     if done:
-        raise Fell("changed: " + ", ".join(done))
+        raise WallFell("changed: " + ", ".join(done))
 
 
 def oom_score() -> None:
@@ -111,7 +111,7 @@ def oom_score() -> None:
                 os.write(fd, b"15")
             except OSError:
                 continue
-            raise Fell("%s of the executor can be written" % name)
+            raise WallFell("%s of the executor can be written" % name)
 
 
 def working_folder() -> None:
@@ -121,4 +121,4 @@ def working_folder() -> None:
             os.stat("/proc/1/" + name)
         except OSError:
             continue
-        raise Fell("/proc/1/%s can be followed" % name)
+        raise WallFell("/proc/1/%s can be followed" % name)

@@ -20,11 +20,11 @@ libc = ctypes.CDLL(None, use_errno=True)
 libc.syscall.restype = ctypes.c_long
 
 
-class Fell(Exception):
+class WallFell(Exception):
     """A wall fell: what was reached."""
 
 
-class NotApplicable(Exception):
+class NothingToAttack(Exception):
     """The attack means nothing here: why."""
 
 
@@ -32,7 +32,7 @@ def syscall(name: str, *arguments: Any) -> int:
     """A system call by its name. Raises `OSError` as the kernel refuses it."""
     machine = os.uname().machine
     if machine not in ("x86_64", "aarch64"):
-        raise NotApplicable("the numbers of system calls are not known for " + machine)
+        raise NothingToAttack("the numbers of system calls are not known for " + machine)
     wide = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
     result: int = libc.syscall(ctypes.c_long(NUMBERS[name][machine == "aarch64"]), *wide)
     if result < 0:
@@ -48,8 +48,8 @@ def reached(name: str, *arguments: Any) -> None:
     except OSError as error:
         if error.errno in (errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EOPNOTSUPP):
             raise
-        raise Fell("%s is let through (%s)" % (name, error.strerror)) from None
-    raise Fell("%s succeeded" % name)
+        raise WallFell("%s is let through (%s)" % (name, error.strerror)) from None
+    raise WallFell("%s succeeded" % name)
 
 
 NUMBERS = {
@@ -125,9 +125,9 @@ def _answer(attack: Callable[[], None], fd: int) -> NoReturn:
     try:
         attack()
         verdict = ["held", ""]
-    except Fell as error:
+    except WallFell as error:
         verdict = ["fell", str(error)]
-    except NotApplicable as error:
+    except NothingToAttack as error:
         verdict = ["not applicable", str(error)]
     except OSError as error:
         verdict = ["held", error.strerror or str(error)]

@@ -14,7 +14,7 @@ import struct
 import sys
 from typing import Any
 
-from lachesis_testing.attacks.inside.harness import Fell, NotApplicable, libc, reached, syscall
+from lachesis_testing.attacks.inside.harness import NothingToAttack, WallFell, libc, reached, syscall
 
 CLONE_NEWUSER = 0x10000000
 
@@ -22,7 +22,7 @@ CLONE_NEWUSER = 0x10000000
 def user_namespace() -> None:
     """make a user namespace, which gives every capability inside it (unshare)"""
     syscall("unshare", CLONE_NEWUSER)
-    raise Fell("a new user namespace, with capabilities " + _status("CapEff"))
+    raise WallFell("a new user namespace, with capabilities " + _status("CapEff"))
 
 
 def user_namespace_by_clone() -> None:
@@ -32,7 +32,7 @@ def user_namespace_by_clone() -> None:
     if pid == 0:
         os._exit(0)
     os.waitpid(pid, 0)
-    raise Fell("a process in a new user namespace")
+    raise WallFell("a process in a new user namespace")
 
 
 def user_namespace_by_clone3() -> None:
@@ -41,7 +41,7 @@ def user_namespace_by_clone3() -> None:
     if pid == 0:
         os._exit(0)
     os.waitpid(pid, 0)
-    raise Fell("a process in a new user namespace")
+    raise WallFell("a process in a new user namespace")
 
 
 def other_namespaces() -> None:
@@ -56,7 +56,7 @@ def other_namespaces() -> None:
         except OSError:
             pass
     if made:
-        raise Fell("new namespaces: " + ", ".join(made))
+        raise WallFell("new namespaces: " + ", ".join(made))
 
 
 def setns() -> None:
@@ -71,20 +71,20 @@ def setns() -> None:
             except OSError:
                 pass
     if entered:
-        raise Fell("entered " + ", ".join(entered))
+        raise WallFell("entered " + ", ".join(entered))
     reached("setns", -1, 0)
 
 
 def keyrings() -> None:
     """put a key into a keyring (add_key, keyctl)"""
     key = syscall("add_key", b"user", b"lachesis-attack", b"x", 1, -2)  # the keyring of this process
-    raise Fell("key %d was added" % key)
+    raise WallFell("key %d was added" % key)
 
 
 def io_uring() -> None:
     """make an io_uring"""
     fd = syscall("io_uring_setup", 1, ctypes.create_string_buffer(120))
-    raise Fell("io_uring with descriptor %d" % fd)
+    raise WallFell("io_uring with descriptor %d" % fd)
 
 
 def userfaultfd() -> None:
@@ -94,13 +94,13 @@ def userfaultfd() -> None:
             syscall("userfaultfd", flags | os.O_CLOEXEC)
         except OSError:
             continue
-        raise Fell("userfaultfd" + (" for user mode" if flags else " for faults of the kernel"))
+        raise WallFell("userfaultfd" + (" for user mode" if flags else " for faults of the kernel"))
 
 
 def bpf() -> None:
     """make a BPF map"""
     syscall("bpf", 0, ctypes.create_string_buffer(struct.pack("IIII", 2, 4, 4, 1) + bytes(112)), 128)
-    raise Fell("a BPF map")
+    raise WallFell("a BPF map")
 
 
 def perf_events() -> None:
@@ -109,7 +109,7 @@ def perf_events() -> None:
     struct.pack_into("IIQ", attributes, 0, 1, 112, 9)  # PERF_TYPE_SOFTWARE, PERF_COUNT_SW_DUMMY
     struct.pack_into("Q", attributes, 40, 1 << 5 | 1 << 6)  # exclude_kernel, exclude_hv
     syscall("perf_event_open", (ctypes.c_char * 112).from_buffer(attributes), 0, -1, -1, 0)
-    raise Fell("an event is counted")
+    raise WallFell("an event is counted")
 
 
 def fanotify() -> None:
@@ -119,7 +119,7 @@ def fanotify() -> None:
             syscall("fanotify_init", flags, os.O_RDONLY)
         except OSError:
             continue
-        raise Fell("a fanotify group")
+        raise WallFell("a fanotify group")
 
 
 def file_handles() -> None:
@@ -164,7 +164,7 @@ def mounts() -> None:
     except OSError:
         pass
     if done:
-        raise Fell("let through: " + ", ".join(done))
+        raise WallFell("let through: " + ", ".join(done))
 
 
 def devices() -> None:
@@ -175,17 +175,17 @@ def devices() -> None:
             os.open("/dev/" + name, os.O_RDONLY | os.O_NONBLOCK)
         except OSError:
             continue
-        raise Fell("/dev/%s opens" % name)
+        raise WallFell("/dev/%s opens" % name)
     for path in ("/proc/kcore", "/proc/kmsg"):
         try:
             os.read(os.open(path, os.O_RDONLY | os.O_NONBLOCK), 1)
         except OSError:
             continue
-        raise Fell("%s can be read" % path)
+        raise WallFell("%s can be read" % path)
     path = "/tmp/lachesis-attack-%d" % os.getpid()
     os.mknod(path, 0o600 | stat.S_IFBLK, os.makedev(8, 0))
     os.unlink(path)
-    raise Fell("a block device was made")
+    raise WallFell("a block device was made")
 
 
 def settings() -> None:
@@ -203,7 +203,7 @@ def settings() -> None:
         except OSError:
             pass
     if opened:
-        raise Fell("%d can be written: %s" % (len(opened), " ".join(opened[:5])))
+        raise WallFell("%d can be written: %s" % (len(opened), " ".join(opened[:5])))
 
 
 def rare_calls() -> None:
@@ -218,12 +218,12 @@ def rare_calls() -> None:
     for name, arguments in calls.items():
         try:
             reached(name, *arguments)
-        except Fell as found:
+        except WallFell as found:
             through.append(str(found))
         except OSError:
             pass
     if through:
-        raise Fell("; ".join(through))
+        raise WallFell("; ".join(through))
 
 
 def terminal_injection() -> None:
@@ -237,8 +237,8 @@ def terminal_injection() -> None:
         except OSError as error:
             if error.errno in (errno.EPERM, errno.EIO):
                 continue
-            raise Fell("%s is let through (%s)" % (name, error.strerror)) from None
-        raise Fell(name + " works")
+            raise WallFell("%s is let through (%s)" % (name, error.strerror)) from None
+        raise WallFell(name + " works")
 
 
 def page_cache() -> None:
@@ -268,42 +268,42 @@ def page_cache() -> None:
     except OSError:
         pass
     if found:
-        raise Fell("let through: " + ", ".join(found))
+        raise WallFell("let through: " + ", ".join(found))
 
 
 def capabilities() -> None:
     """have a capability, or get one from a setuid program"""
     for name in ("CapEff", "CapPrm", "CapInh", "CapAmb"):
         if int(_status(name), 16):
-            raise Fell("%s is %s" % (name, _status(name)))
+            raise WallFell("%s is %s" % (name, _status(name)))
     if _status("NoNewPrivs") != "1":
-        raise Fell("setuid programs give privileges: no_new_privs is not set")
+        raise WallFell("setuid programs give privileges: no_new_privs is not set")
 
 
 def foreign_system_calls() -> None:
     """make system calls with the numbers of other ABIs (32 bit, x32), past a filter that knows one"""
     if os.uname().machine != "x86_64":
-        raise NotApplicable("x86_64 only")
+        raise NothingToAttack("x86_64 only")
     getpid = 39
     if libc.syscall(ctypes.c_long(0x40000000 + getpid)) > 0:
-        raise Fell("x32 calls are let through")
+        raise WallFell("x32 calls are let through")
     code = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
     code.write(bytes.fromhex("53 b814000000 cd80 5b c3"))  # push ebx; eax = getpid; int 0x80; pop; ret
     call = ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(code)))
     if call() > 0:
-        raise Fell("32-bit calls are let through")
+        raise WallFell("32-bit calls are let through")
 
 
 def core_dumps() -> None:
     """have the machine's handler of core dumps started, which runs outside and as root"""
     if sys.platform != "linux" or not open("/proc/sys/kernel/core_pattern").read().startswith("|"):
-        raise NotApplicable("core dumps are files here, and bounded to none")
+        raise NothingToAttack("core dumps are files here, and bounded to none")
     for limit in (None, (0, 0), (0, 1)):
         if limit is not None:
             with contextlib.suppress(OSError, ValueError):
                 resource.setrlimit(resource.RLIMIT_CORE, limit)
         if resource.getrlimit(resource.RLIMIT_CORE)[0] != 1:  # core(5): of all limits, only 1 keeps it from starting
-            raise Fell("a crash starts the program of core_pattern")
+            raise WallFell("a crash starts the program of core_pattern")
 
 
 def _status(name: str) -> str:
@@ -311,4 +311,4 @@ def _status(name: str) -> str:
         for line in file:
             if line.startswith(name + ":"):
                 return line.split()[1]
-    raise NotApplicable("the kernel does not show " + name)
+    raise NothingToAttack("the kernel does not show " + name)

@@ -1,6 +1,6 @@
 """Neighbours: a signal from one sandbox to another. `send_X` keeps it up until it is killed, `see_X` looks for it.
 
-A `see` function raises `Fell` when it sees the signal. `MARK` is a random number that both know.
+A `see` function raises `WallFell` when it sees the signal. `MARK` is a random number that both know.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import struct
 import sys
 import time
 
-from lachesis_testing.attacks.inside.harness import Fell, NotApplicable, libc, syscall
+from lachesis_testing.attacks.inside.harness import NothingToAttack, WallFell, libc, syscall
 
 MARK = 0
 KNOWN = (sys.executable, os.__file__, "/bin/bash", "/usr/bin/env", "/etc/passwd", "/etc/hosts", "/etc/resolv.conf")
@@ -62,7 +62,7 @@ def see_lock() -> None:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise Fell("%s is locked by the other" % os.readlink("/proc/self/fd/%d" % fd)) from None
+            raise WallFell("%s is locked by the other" % os.readlink("/proc/self/fd/%d" % fd)) from None
 
 
 def send_record_lock() -> None:
@@ -75,7 +75,7 @@ def see_record_lock() -> None:
     for fd in files():
         held = fcntl.fcntl(fd, 36, struct.pack("hhqqixxxx", fcntl.F_WRLCK, 0, 0, 0, 0))  # F_OFD_GETLK
         if struct.unpack_from("h", held)[0] != fcntl.F_UNLCK:
-            raise Fell("a record of %s is locked by the other" % os.readlink("/proc/self/fd/%d" % fd))
+            raise WallFell("a record of %s is locked by the other" % os.readlink("/proc/self/fd/%d" % fd))
 
 
 def send_opening() -> None:
@@ -90,7 +90,7 @@ def send_opening() -> None:
 def see_opening() -> None:
     watch = libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
     if watch < 0:
-        raise NotApplicable("inotify cannot be used")
+        raise NothingToAttack("inotify cannot be used")
     names = {}
     for path in shared():
         names[libc.inotify_add_watch(watch, os.fsencode(path), 0x20)] = path  # IN_OPEN
@@ -99,7 +99,7 @@ def see_opening() -> None:
         event = os.read(watch, 4096)
     except BlockingIOError:
         return
-    raise Fell("the other opens " + names[struct.unpack_from("i", event)[0]])
+    raise WallFell("the other opens " + names[struct.unpack_from("i", event)[0]])
 
 
 def send_lease() -> None:
@@ -121,7 +121,7 @@ def see_lease() -> None:
             continue
         private = os.statvfs(fd).f_flag & os.ST_RDONLY == 0
         if not private:
-            raise Fell("a lease of %s can be taken" % os.readlink("/proc/self/fd/%d" % fd))
+            raise WallFell("a lease of %s can be taken" % os.readlink("/proc/self/fd/%d" % fd))
 
 
 def send_abstract_socket() -> None:
@@ -134,7 +134,7 @@ def see_abstract_socket() -> None:
         try:
             sock.bind("\0lachesis-attack-%d" % MARK)
         except OSError:
-            raise Fell("the name of the other's socket is taken") from None
+            raise WallFell("the name of the other's socket is taken") from None
 
 
 def send_loopback() -> None:
@@ -144,7 +144,7 @@ def send_loopback() -> None:
 
 def see_loopback() -> None:
     with socket.create_connection(("127.0.0.1", 20000 + MARK % 10000), 2):
-        raise Fell("connected to the other's port")
+        raise WallFell("connected to the other's port")
 
 
 def send_vsock() -> None:
@@ -160,7 +160,7 @@ def see_vsock() -> None:
             sock.bind((0xFFFFFFFF, 20000 + MARK % 10000))
         except OSError as error:
             if error.errno == 98:  # EADDRINUSE
-                raise Fell("the other's port is taken") from None
+                raise WallFell("the other's port is taken") from None
             raise
 
 
@@ -181,7 +181,7 @@ def see_shared_memory() -> None:
         ("queue", libc.msgget(MARK, 0)),
     ):
         if got >= 0:
-            raise Fell("the other's %s is there" % name)
+            raise WallFell("the other's %s is there" % name)
 
 
 def send_named_memory() -> None:
@@ -197,9 +197,9 @@ def send_named_memory() -> None:
 def see_named_memory() -> None:
     for folder in ("/dev/shm", "/tmp", "/var/tmp", "/run", "/run/lachesis", "/run/lachesis-link"):
         if os.path.exists("%s/lachesis-attack-%d" % (folder, MARK)):
-            raise Fell("the other's file is in " + folder)
+            raise WallFell("the other's file is in " + folder)
     if _librt().mq_open(b"/lachesis-attack-%d" % MARK, os.O_RDONLY) >= 0:
-        raise Fell("the other's queue of messages is there")
+        raise WallFell("the other's queue of messages is there")
 
 
 def send_key() -> None:
@@ -217,7 +217,7 @@ def see_key() -> None:
             syscall("keyctl", 10, ring, b"user", b"lachesis-attack-%d" % MARK, 0)  # KEYCTL_SEARCH
         except OSError:
             continue
-        raise Fell("the other's key is in the keyring of the user")
+        raise WallFell("the other's key is in the keyring of the user")
 
 
 def send_process() -> None:
@@ -230,7 +230,7 @@ def see_process() -> None:
         try:
             with open("/proc/%s/comm" % pid) as file:
                 if file.read().strip() == "atk%d" % (MARK % 10**11):
-                    raise Fell("the other's process is %s here" % pid)
+                    raise WallFell("the other's process is %s here" % pid)
         except OSError:
             pass
 
@@ -249,4 +249,4 @@ def _librt() -> ctypes.CDLL:
     try:
         return ctypes.CDLL("librt.so.1")
     except OSError:
-        raise NotApplicable("no librt inside") from None
+        raise NothingToAttack("no librt inside") from None

@@ -6,7 +6,7 @@ import os
 import socket
 import struct
 
-from lachesis_testing.attacks.inside.harness import Fell, NotApplicable
+from lachesis_testing.attacks.inside.harness import NothingToAttack, WallFell
 
 ORDINARY = {0, 1, 2, 10, 16}
 """AF_UNSPEC, and the families that programs need: unix, inet, inet6, netlink."""
@@ -19,7 +19,7 @@ def vsock() -> None:
     """make a socket to the hypervisor and to other sandboxes (AF_VSOCK)"""
     with socket.socket(40, socket.SOCK_STREAM) as sock:
         sock.bind((0xFFFFFFFF, 0xFFFFFFFF))
-        raise Fell("AF_VSOCK is bound")
+        raise WallFell("AF_VSOCK is bound")
 
 
 def other_families() -> None:
@@ -34,7 +34,7 @@ def other_families() -> None:
                 except OSError:
                     pass
     if made:
-        raise Fell("sockets of " + ", ".join(dict.fromkeys(made)))
+        raise WallFell("sockets of " + ", ".join(dict.fromkeys(made)))
 
 
 def other_protocols() -> None:
@@ -48,7 +48,7 @@ def other_protocols() -> None:
             except OSError:
                 pass
     if made:
-        raise Fell("protocols " + " ".join(made))
+        raise WallFell("protocols " + " ".join(made))
 
 
 def raw_sockets() -> None:
@@ -58,7 +58,7 @@ def raw_sockets() -> None:
             socket.socket(family, socket.SOCK_RAW, protocol).close()
         except OSError:
             continue
-        raise Fell("a raw socket")
+        raise WallFell("a raw socket")
 
 
 def netlink() -> None:
@@ -71,7 +71,7 @@ def netlink() -> None:
         except OSError:
             pass
     if made:
-        raise Fell("netlink protocols " + " ".join(made))
+        raise WallFell("netlink protocols " + " ".join(made))
 
 
 def interfaces() -> None:
@@ -87,7 +87,7 @@ def interfaces() -> None:
     with open("/proc/net/route") as file:
         routes = [line.split()[0] for line in file.readlines()[1:]]
     if routes or any(up):
-        raise Fell("interfaces and routes: " + " ".join(filter(None, up + routes)))
+        raise WallFell("interfaces and routes: " + " ".join(filter(None, up + routes)))
 
 
 def outside_addresses() -> None:
@@ -100,7 +100,7 @@ def outside_addresses() -> None:
                     sock.connect((host, port))
                 except OSError:
                     continue
-                raise Fell("%s port %d by %s" % (host, port, "TCP" if kind == socket.SOCK_STREAM else "UDP"))
+                raise WallFell("%s port %d by %s" % (host, port, "TCP" if kind == socket.SOCK_STREAM else "UDP"))
 
 
 def interface_changes() -> None:
@@ -110,7 +110,7 @@ def interface_changes() -> None:
     try:
         fd = os.open("/dev/net/tun", os.O_RDWR)
         fcntl.ioctl(fd, 0x400454CA, struct.pack("16sH", b"lachesis%d", 0x1001))
-        raise Fell("a tunnel was made")
+        raise WallFell("a tunnel was made")
     except OSError:
         pass
     sock = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0)
@@ -121,6 +121,6 @@ def interface_changes() -> None:
     sock.send(struct.pack("IHHII", 16 + len(link), 16, 0x1 | 0x4 | 0x200 | 0x400, 1, 0) + link)
     error = struct.unpack_from("i", sock.recv(4096), 16)[0]
     if error == 0:
-        raise Fell("a network interface was made")
+        raise WallFell("a network interface was made")
     if error != -1:
-        raise NotApplicable("the kernel has no such interfaces: " + os.strerror(-error))
+        raise NothingToAttack("the kernel has no such interfaces: " + os.strerror(-error))

@@ -17,9 +17,9 @@ from lachesis.evaluation.repaired_calls import NAME, RepairedCalls
 from lachesis.trajectories.jsonl import read_lines
 from lachesis.trajectories.step_files import SCHEMA, step_files
 from lachesis.wording import duration
-from lachesis_train.curves.charts import Chart, Line, bar_chart, line_chart, number
 from lachesis_view.html import templates, write_page
 from lachesis_view.html.rollout import message_view
+from lachesis_view.reports.charts import Chart, Line, bar_chart, line_chart, number
 
 MAX_STEPS = 60
 """Steps whose rollouts are shown."""
