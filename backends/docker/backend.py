@@ -30,10 +30,10 @@ from .container import OWNER, Options
 from .creation import Creation, DockerSandbox
 from .images import Pull, build, ensure_image
 from .route import remove_stale_folders
-from .shared import Shared, listed, rows
+from .shared import DockerShared, listed, rows
 
 
-class DockerBackend(Shared):
+class DockerBackend(DockerShared):
     """Containers without capabilities, without network by default, and with limited processes.
 
     Defaults of the spec: `image` is the constructor's; `workdir` is the image's, else /workspace for

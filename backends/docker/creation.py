@@ -28,7 +28,7 @@ from . import hardened
 from .client import PATIENCE, Engine, EngineError, EngineInfo, client, explained, request, upload
 from .container import ID, LABEL, Account, Image, Options
 from .route import RelayRoute, Route, SocketRoute, runtime_volume, tar_of
-from .shared import Shared
+from .shared import DockerShared
 
 START_TIMEOUT = 120.0
 """Seconds from the start of a container to the first message of its executor: engines are slow under load."""
@@ -40,7 +40,7 @@ SNAPSHOTS = "lachesis-snapshot"
 class Creation:
     """A sandbox that is being created. `undo` removes what exists of it."""
 
-    backend: Shared
+    backend: DockerShared
     spec: SandboxSpec
     id: str
     name: str

@@ -23,7 +23,7 @@ from .images import Pull, ensure_image
 from .route import remove_stale_folders
 
 
-class Shared:
+class DockerShared:
     """See `DockerBackend`, whose arguments these are."""
 
     def __init__(

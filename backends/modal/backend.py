@@ -29,7 +29,7 @@ from backends.sandbox import initialise
 from backends.spec import SandboxInfo, SandboxSpec, sandbox_title
 from backends.tasks import finish
 
-from .calls import ENDING, FIX, Shared, bounded, is_rejected, post_mortem, retried, terminate, text_of, why_ended
+from .calls import ENDING, FIX, ModalShared, bounded, is_rejected, post_mortem, retried, terminate, text_of, why_ended
 from .exec_stream import entrypoint, exec_stream, relay
 from .sandbox import ModalSandbox
 from .terms import MARGIN, MARK, reject, tag, tags_of
@@ -116,8 +116,8 @@ class ModalBackend:
         self._cpu_request, self._memory_request = cpu_request, memory_request
         self._grace, self._start_timeout, self._concurrency = grace, start_timeout, concurrency
         self._client = client
-        # Shared by the sandboxes of one event loop: objects of asyncio belong to one loop.
-        self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Shared] = weakref.WeakKeyDictionary()
+        # ModalShared by the sandboxes of one event loop: objects of asyncio belong to one loop.
+        self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, ModalShared] = weakref.WeakKeyDictionary()
 
     def __repr__(self) -> str:
         return f"ModalBackend(app_name={self.app_name!r})"
@@ -174,10 +174,10 @@ class ModalBackend:
 
     # shared by all sandboxes
 
-    def _shared(self) -> Shared:
+    def _shared(self) -> ModalShared:
         loop = asyncio.get_running_loop()
         if loop not in self._loops:
-            self._loops[loop] = Shared(self._concurrency)
+            self._loops[loop] = ModalShared(self._concurrency)
         return self._loops[loop]
 
     async def _find_client(self) -> modal.Client | Availability:

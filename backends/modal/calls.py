@@ -24,7 +24,7 @@ ENDING = 60.0
 """Seconds for which ending a sandbox is retried."""
 
 
-class Shared:
+class ModalShared:
     """State that the sandboxes of one event loop share."""
 
     def __init__(self, concurrency: int) -> None:

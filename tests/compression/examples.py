@@ -8,8 +8,8 @@ from typing import Any
 
 from lachesis.trajectories import to_dataset_entry, to_trajectory_entry
 from lachesis_data.compression.compressor import Summarizer, TokenCounter
-from lachesis_data.compression.settings import Settings
-from lachesis_data.compression.summary import Passage, Summary, extractive_summary
+from lachesis_data.compression.settings import CompressionFileSettings
+from lachesis_data.compression.summary import Passage, SummaryAnswer, extractive_summary
 
 TOOLS = [
     {

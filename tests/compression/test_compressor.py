@@ -22,10 +22,10 @@ from lachesis.trajectories import (
 )
 from lachesis_data.compression.compressor import MARK, Compressed, Compressor, Summarizer
 from lachesis_data.compression.conversation import PREFIX, Conversation
-from lachesis_data.compression.settings import Settings
+from lachesis_data.compression.settings import CompressionFileSettings
 from lachesis_data.compression.summary import (
     Passage,
-    Summary,
+    SummaryAnswer,
     SummaryFailed,
     clean_summary,
     extractive_summary,

@@ -23,8 +23,8 @@ from lachesis_data.compression import files
 from lachesis_data.compression.compressor import MARK, Compressor, Summarizer
 from lachesis_data.compression.files import CompressionJob, EntrySample, compress_file, find_jobs, read_progress
 from lachesis_data.compression.metrics import CompressionTotals, write_metrics
-from lachesis_data.compression.settings import Settings
-from lachesis_data.compression.summary import Passage, Summary, extractive_summary
+from lachesis_data.compression.settings import CompressionFileSettings
+from lachesis_data.compression.summary import Passage, SummaryAnswer, extractive_summary
 from tests.compression.examples import Words, agent_entry, extracting, settings_of
 from tests.run import some
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         fake_tokenizer,
         letter_swapped,
     )
-    from lachesis_testing.parser_suite import Case, Limits, ParserSuite
+    from lachesis_testing.parser_suite import Case, FormatLimits, ParserSuite
     from lachesis_testing.scripted_server import ScriptedServer, call, say
 else:
     __getattr__ = lazy_names(
@@ -53,7 +53,7 @@ else:
                 "fake_tokenizer",
                 "letter_swapped",
             ],
-            "lachesis_testing.parser_suite": ["Case", "Limits", "ParserSuite"],
+            "lachesis_testing.parser_suite": ["Case", "FormatLimits", "ParserSuite"],
             "lachesis_testing.scripted_server": ["ScriptedServer", "call", "say"],
         },
     )
@@ -68,8 +68,8 @@ __all__ = [
     "FakeModel",
     "FakeServer",
     "Fault",
+    "FormatLimits",
     "Lengths",
-    "Limits",
     "ParserSuite",
     "RandomTokens",
     "RandomWords",

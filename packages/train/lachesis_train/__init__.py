@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from lachesis_train.curves.recorder import TrainingRecorder
     from lachesis_train.curves.records import GroupRecord, SampleRecord, StepRecord
     from lachesis_train.engine import start_engine
-    from lachesis_train.policy import Policy, PolicyVersion, Sampled, Sampler
+    from lachesis_train.policy import CurrentPolicy, PolicyVersion, Sampled, Sampler
     from lachesis_train.policy_server import PolicyServer
     from lachesis_train.rollout_api import EnvDescription, RolloutApi
     from lachesis_train.trl.rollouts import LachesisRollouts
@@ -29,7 +29,7 @@ else:
             "lachesis_train.curves.recorder": ["TrainingRecorder"],
             "lachesis_train.curves.records": ["GroupRecord", "SampleRecord", "StepRecord"],
             "lachesis_train.engine": ["start_engine"],
-            "lachesis_train.policy": ["Policy", "PolicyVersion", "Sampled", "Sampler"],
+            "lachesis_train.policy": ["CurrentPolicy", "PolicyVersion", "Sampled", "Sampler"],
             "lachesis_train.policy_server": ["PolicyServer"],
             "lachesis_train.rollout_api": ["EnvDescription", "RolloutApi"],
             "lachesis_train.trl.rollouts": ["LachesisRollouts"],
@@ -42,11 +42,11 @@ else:
 __all__ = [
     "ApiSettings",
     "BranchedRollout",
+    "CurrentPolicy",
     "EnvDescription",
     "GroupRecord",
     "LachesisRolloutWorker",
     "LachesisRollouts",
-    "Policy",
     "PolicyServer",
     "PolicyVersion",
     "RejectedRollout",

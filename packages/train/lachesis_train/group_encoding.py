@@ -18,9 +18,6 @@ SLICE = 8192
 PER_TOKEN = ("tokens", "masks", "advantages", "ref_logprobs", "inference_logprobs")
 
 
-REQUIRED = ("tokens", "masks", "scores", "inference_logprobs")
-
-
 class GroupError(LachesisError, ValueError):
     """A group that no trainer could use; the message names the field and the reason."""
 
@@ -28,12 +25,12 @@ class GroupError(LachesisError, ValueError):
 def encode_group(group: Mapping[str, Any]) -> list[bytes]:
     """A group in Atropos' shape as JSON, in pieces to be joined. Call it in a thread.
 
-    Each piece takes a millisecond or two; other threads run in between.
+    Each piece takes a millisecond or two; other threads run in between. `build_group` has checked that the lists of the
+    group fit together; an API and a trainer check what they get from others.
 
     Raises:
-        GroupError: a field is missing, lengths differ, or a number is not finite.
+        GroupError: JSON cannot hold the group, or a number is not finite.
     """
-    check_shape(group)
     pieces: list[bytes] = []
     for name, value in group.items():
         if value is None:
@@ -41,28 +38,6 @@ def encode_group(group: Mapping[str, Any]) -> list[bytes]:
         pieces += (b"," if pieces else b"{", orjson.dumps(name), b":")
         pieces += _encode(name, value, numbers=name in PER_TOKEN or name == "scores")
     return [*pieces, b"}"]
-
-
-def check_shape(group: Mapping[str, Any]) -> None:
-    """Check what the stock API does not check and trainers fail over.
-
-    Raises:
-        GroupError: names the field.
-    """
-    for name in REQUIRED:
-        if not group.get(name):
-            raise GroupError(f"{name} is missing or empty")
-    count = len(group["tokens"])
-    for name in (*PER_TOKEN, "scores", "messages", "overrides"):
-        value = group.get(name)
-        if value is None:
-            continue
-        if len(value) != count:
-            raise GroupError(f"{name} holds {len(value)} entries, tokens {count}")
-        if name in PER_TOKEN:
-            for at, (given, tokens) in enumerate(zip(value, group["tokens"], strict=True)):
-                if len(given) != len(tokens):
-                    raise GroupError(f"{name}[{at}] has {len(given)} positions, tokens[{at}] {len(tokens)}")
 
 
 def encode_json(value: Any) -> bytes:
@@ -108,7 +83,7 @@ def _encode(name: str, value: Any, *, numbers: bool) -> Iterator[bytes]:
 
 def _finite(name: str, piece: bytes, numbers: bool) -> bytes:
     if numbers and b"null" in piece:  # orjson's form of nan and infinity
-        raise GroupError(f"{name} holds a number that is not finite")
+        raise GroupError(f"{name} contains a number that is not finite")
     return piece
 
 

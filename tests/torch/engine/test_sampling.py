@@ -12,21 +12,19 @@ import torch
 from lachesis_train.engine import sampling
 from lachesis_train.engine.errors import RequestError
 from lachesis_train.engine.model import Model
-from lachesis_train.engine.sampling import SamplingBatch, SamplingParameters, SamplingRequest, check_request
+from lachesis_train.engine.sampling import SamplingBatch, SamplingParameters, SamplingTask, check_request
 from lachesis_train.engine.training import TrainingDatum, TrainingModel, forward_backward
 from lachesis_train.engine.wire import sample_request
 
 PROMPTS: list[list[int]] = [[65] * 3, [66, 67, 68, 69, 70, 71, 72], list(range(40)), [200]]
 
 
-def request(prompt: Sequence[int], count: int = 1, **parameters: Any) -> SamplingRequest:
+def request(prompt: Sequence[int], count: int = 1, **parameters: Any) -> SamplingTask:
     wanted = {"max_tokens": 12, "seed": 5, **parameters}
-    return SamplingRequest(
-        list(prompt), count, SamplingParameters(**wanted), lambda _: None, prompt_logprobs=len(prompt)
-    )
+    return SamplingTask(list(prompt), count, SamplingParameters(**wanted), lambda _: None, prompt_logprobs=len(prompt))
 
 
-def play(model: Model, *arrivals: Sequence[SamplingRequest]) -> None:
+def play(model: Model, *arrivals: Sequence[SamplingTask]) -> None:
     """Requests that arrive one group after another, two tokens apart."""
     batch = SamplingBatch(model)
     for group in arrivals:
@@ -37,7 +35,7 @@ def play(model: Model, *arrivals: Sequence[SamplingRequest]) -> None:
         batch.step()
 
 
-def assert_same(one: SamplingRequest, other: SamplingRequest) -> None:
+def assert_same(one: SamplingTask, other: SamplingTask) -> None:
     assert [sequence.tokens for sequence in one.sequences] == [sequence.tokens for sequence in other.sequences]
     for ours, theirs in zip(one.sequences, other.sequences, strict=True):
         np.testing.assert_allclose(ours.logprobs, theirs.logprobs, atol=1e-5)
@@ -169,7 +167,7 @@ def test_top_p_keeps_the_fewest_tokens_that_reach_it() -> None:
         assert found.nonzero()[:, 0].tolist() == kept
 
 
-def wired(model: Model, stop: Any, **parameters: Any) -> SamplingRequest:
+def wired(model: Model, stop: Any, **parameters: Any) -> SamplingTask:
     body = {
         "prompt": {"chunks": [{"type": "encoded_text", "tokens": [65, 66]}]},
         "sampling_params": {"max_tokens": 6, "temperature": 0.0, "stop": stop, **parameters},
@@ -224,10 +222,10 @@ def test_without_max_tokens_the_context_is_the_limit(model: Model) -> None:
         (request([1], temperature=-1.0), "temperature is -1.0"),
         (request([1], top_p=0.0), "top_p is 0.0"),
         (request([1], count=0), "num_samples is 0"),
-        (SamplingRequest([1], 1, SamplingParameters(1), print, topk=-1), "topk_sample_logprobs"),
+        (SamplingTask([1], 1, SamplingParameters(1), print, topk=-1), "topk_sample_logprobs"),
     ],
 )
-def test_what_cannot_be_sampled_is_refused_by_name(model: Model, wrong: SamplingRequest, message: str) -> None:
+def test_what_cannot_be_sampled_is_refused_by_name(model: Model, wrong: SamplingTask, message: str) -> None:
     with pytest.raises(RequestError, match=message):
         check_request(model, wrong)
 

@@ -18,8 +18,8 @@ from backends.errors import LachesisError
 from lachesis.trajectories import MessageError
 from lachesis_data.compression.conversation import Conversation, UnknownEntry, without_media
 from lachesis_data.compression.region import Turn, choose_region, protected
-from lachesis_data.compression.settings import Settings
-from lachesis_data.compression.summary import Passage, Summary, SummaryFailed
+from lachesis_data.compression.settings import CompressionFileSettings
+from lachesis_data.compression.summary import Passage, SummaryAnswer, SummaryFailed
 
 T = TypeVar("T")
 MARK: Final = "compression_metrics"

@@ -73,7 +73,7 @@ class ContextCompression:
         """The number of tokens that a summary should have at most."""
         return max(1, min(750, self.target // 4))
 
-    def of_rollout(self, rollout: Conversation, *, max_resamples: int) -> LiveCompression:
+    def of_rollout(self, rollout: LiveConversation, *, max_resamples: int) -> LiveCompression:
         """The compression of one rollout."""
         return LiveCompression(self, rollout, max_resamples=max_resamples)
 

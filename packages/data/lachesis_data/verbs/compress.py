@@ -36,10 +36,10 @@ from lachesis_data.compression.files import (
     sampled_lines,
 )
 from lachesis_data.compression.metrics import CompressionTotals, write_metrics
-from lachesis_data.compression.settings import Settings, read_settings
+from lachesis_data.compression.settings import CompressionFileSettings, read_settings
 from lachesis_data.compression.summary import (
     Passage,
-    Summary,
+    SummaryAnswer,
     SummaryFailed,
     clean_summary,
     extractive_summary,

@@ -29,7 +29,7 @@ from lachesis.inference.wire.request import JSON, Refused
 from lachesis.inference.wire.writing import dump, load
 from lachesis.trajectories import MessageError
 from lachesis_tokens.endpoint.anthropic import CountTokens, Messages
-from lachesis_tokens.endpoint.protocol import ChatRoute, GenerateRoute, Protocol, TextRoute
+from lachesis_tokens.endpoint.protocol import Protocol, RecordedChatRoute, RecordedGenerateRoute, RecordedTextRoute
 from lachesis_tokens.endpoint.recording import Recording, RecordingOptions
 from lachesis_tokens.endpoint.responses import Responses
 from lachesis_tokens.templates.forced_calls import ToolChoiceError
@@ -38,14 +38,14 @@ _LARGEST_REQUEST: Final = 256 * 2**20
 _LARGE_REQUEST: Final = 2**20
 """Bytes of a body above which a rollout's bodies are read one after the other: they are held in memory."""
 _PATH: Final = re.compile(r"(?:/(?P<key>sk-[^/]+))?(?:/v1)?(?P<route>/.*)")
-_CHAT: Final = ChatRoute()
+_CHAT: Final = RecordedChatRoute()
 _ROUTES: Final[Mapping[str, Protocol]] = {
     "/chat/completions": _CHAT,
-    "/completions": TextRoute(),
+    "/completions": RecordedTextRoute(),
     "/responses": Responses(),
     "/messages": Messages(),
     "/messages/count_tokens": CountTokens(),
-    "/generate": GenerateRoute(),
+    "/generate": RecordedGenerateRoute(),
 }
 _JSON: Final = "application/json"
 _log: Final = logging.getLogger(__name__)

@@ -43,7 +43,7 @@ class Protocol(ABC):
         return data(self.error(refused))
 
 
-class ChatRoute(Protocol):
+class RecordedChatRoute(Protocol):
     """The chat route of OpenAI."""
 
     async def complete(self, body: JSON, recording: Recording) -> JSON:
@@ -59,7 +59,7 @@ class ChatRoute(Protocol):
         return openai_chat.error(refused)
 
 
-class TextRoute(Protocol):
+class RecordedTextRoute(Protocol):
     """The text route of OpenAI."""
 
     async def complete(self, body: JSON, recording: Recording) -> JSON:
@@ -73,7 +73,7 @@ class TextRoute(Protocol):
         return openai_chat.error(refused)
 
 
-class GenerateRoute(Protocol):
+class RecordedGenerateRoute(Protocol):
     """SGLang's native route."""
 
     async def complete(self, body: JSON, recording: Recording) -> JSON:

@@ -16,7 +16,7 @@ from lachesis_train.api.packing import pack
 from lachesis_train.api.requests import RequestRefused
 from lachesis_train.api.settings import ApiSettings
 from lachesis_train.api.state import ApiState, PendingBatch
-from lachesis_train.api.store import RegisteredTrainer, Store
+from lachesis_train.api.store import Store, StoreError
 from lachesis_train.api.wire import least_sequences
 from lachesis_train.rollout_api import TrainerRegistration
 

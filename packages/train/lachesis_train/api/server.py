@@ -31,7 +31,7 @@ from lachesis_train.api.requests import (
 )
 from lachesis_train.api.settings import ApiSettings
 from lachesis_train.api.state import ApiState, Group, RegisteredEnv
-from lachesis_train.api.store import RegisteredTrainer, Store
+from lachesis_train.api.store import Store, StoreError
 from lachesis_train.api.wire import Acknowledgement, EnvIdentifier, EnvRequest, TrainerRequest, env_status, parse
 from lachesis_train.group_encoding import GroupError
 from lachesis_train.rollout_api import EXTENSION, INSTANCE_HEADER, TOKEN_VARIABLE, TrainerRegistration

@@ -34,7 +34,7 @@ class Group(Sized):
 
 
 @dataclass(slots=True)
-class Batch:
+class PendingBatch:
     """A batch that is not acknowledged."""
 
     id: int
@@ -60,7 +60,7 @@ class RegisteredEnv:
 
 
 @dataclass(slots=True)
-class State:
+class ApiState:
     """Everything but contents."""
 
     instance: str = ""
@@ -76,7 +76,7 @@ class State:
     """The trainer's step minus the id of the last batch."""
     environments: list[RegisteredEnv] = field(default_factory=list)
     waiting: dict[int, Group] = field(default_factory=dict)
-    batches: dict[int, Batch] = field(default_factory=dict)
+    batches: dict[int, PendingBatch] = field(default_factory=dict)
     """Not acknowledged, by id, in order."""
     last_batch: int = 0
     acknowledged: int = 0

@@ -25,7 +25,7 @@ import orjson
 from backends.errors import LachesisError
 from backends.tasks import finish
 from lachesis_train.api.group_body import GroupBody
-from lachesis_train.api.state import RECENT, Batch, Group, RegisteredEnv, State
+from lachesis_train.api.state import RECENT, ApiState, Group, PendingBatch, RegisteredEnv
 from lachesis_train.database import Database, delete_content, put_content, put_fact
 from lachesis_train.group_encoding import GroupError
 from lachesis_train.rollout_api import TrainerRegistration

@@ -13,7 +13,7 @@ from lachesis_train.engine.answers import Body, failed_result, failure, named, r
 from lachesis_train.engine.checkpoints import SAMPLER_WEIGHTS, Checkpoints
 from lachesis_train.engine.errors import RequestError
 from lachesis_train.engine.promises import Promise, Promises, Result
-from lachesis_train.engine.sampling import SamplingRequest, check_request
+from lachesis_train.engine.sampling import SamplingTask, check_request
 from lachesis_train.engine.wire import encode_samples, sample_request
 from lachesis_train.engine.worker import MAX_WAITING, EngineWorker
 
@@ -34,7 +34,7 @@ class Samplers:
         self.promises = promises
         self.base_names = base_names
         self._paths: dict[str, str | None] = {}
-        self._requests: dict[str, SamplingRequest] = {}
+        self._requests: dict[str, SamplingTask] = {}
 
     def add(self, session: str, number: int, path: str | None) -> str:
         """A new sampling session of a client's session; its id."""
@@ -101,7 +101,7 @@ class Samplers:
         promise = self.promises.create(name)
         loop = asyncio.get_running_loop()
 
-        def done(result: SamplingRequest | Exception) -> None:
+        def done(result: SamplingTask | Exception) -> None:
             encoded = failed_result(result) if isinstance(result, Exception) else encode_samples(result)
             loop.call_soon_threadsafe(self._fulfil, promise, encoded)
 

@@ -51,13 +51,13 @@ class SampledSequence:
 
 
 @dataclass
-class SamplingRequest:
+class SamplingTask:
     """A prompt with `count` samples; `done` is called once with the request, or with an error."""
 
     prompt: Sequence[int]
     count: int
     parameters: SamplingParameters
-    done: Callable[[SamplingRequest | Exception], None]
+    done: Callable[[SamplingTask | Exception], None]
     topk: int = 0
     prompt_logprobs: int = 0
     """How many tokens at the end of the prompt get logprobs."""
@@ -75,7 +75,7 @@ class SamplingRequest:
         return len(self.prompt) + self.parameters.max_tokens
 
 
-def check_request(model: Model, request: SamplingRequest) -> None:
+def check_request(model: Model, request: SamplingTask) -> None:
     """Raises RequestError for what cannot be sampled."""
     length, parameters = len(request.prompt), request.parameters
     if not length:
@@ -107,7 +107,7 @@ def check_request(model: Model, request: SamplingRequest) -> None:
 
 @dataclass
 class _Row:
-    request: SamplingRequest
+    request: SamplingTask
     sequence: SampledSequence
     random: random.Random
 
@@ -123,13 +123,13 @@ class SamplingBatch:
         self._tokens: list[int] = []
         self._positions = torch.empty(0)
 
-    def room(self, requests: Sequence[SamplingRequest]) -> bool:
+    def room(self, requests: Sequence[SamplingTask]) -> bool:
         """Whether the requests fit in addition to the running rows. A single request always does."""
         rows = len(self.rows) + sum(request.count for request in requests)
         longest = max(request.rows_length for request in (*requests, *(row.request for row in self.rows)))
         return (not self.rows and len(requests) == 1) or rows * longest <= BATCH_TOKENS
 
-    def add(self, requests: Sequence[SamplingRequest]) -> None:
+    def add(self, requests: Sequence[SamplingTask]) -> None:
         """Put in the prompts of new requests, and sample their first tokens."""
         with torch.inference_mode():
             for part in _prefill_parts(requests):
@@ -158,7 +158,7 @@ class SamplingBatch:
         )
         self._choose(self.model.logits(hidden[:, -1]))
 
-    def _prefill(self, requests: Sequence[SamplingRequest]) -> None:
+    def _prefill(self, requests: Sequence[SamplingTask]) -> None:
         # The rollouts of a group ask for the same prompt, each by itself: it goes through the model once.
         place_of: dict[tuple[int, ...], int] = {}
         for request in requests:
@@ -195,7 +195,7 @@ class SamplingBatch:
         new._choose(first)
         self._join(new)
 
-    def _score_prompt(self, request: SamplingRequest, hidden: torch.Tensor) -> None:
+    def _score_prompt(self, request: SamplingTask, hidden: torch.Tensor) -> None:
         count = min(request.prompt_logprobs, len(request.prompt) - 1)
         if not count:
             return
@@ -285,9 +285,9 @@ def _padded(tensor: torch.Tensor, width: int, dimension: int) -> torch.Tensor:
     return torch.cat([tensor.new_zeros(shape), tensor], dimension)
 
 
-def _prefill_parts(requests: Sequence[SamplingRequest]) -> list[list[SamplingRequest]]:
+def _prefill_parts(requests: Sequence[SamplingTask]) -> list[list[SamplingTask]]:
     """Requests whose prompts go through the model together: similar lengths, a bounded number of tokens."""
-    parts: list[list[SamplingRequest]] = []
+    parts: list[list[SamplingTask]] = []
     for request in sorted(requests, key=lambda request: len(request.prompt), reverse=True):
         longest = len(parts[-1][0].prompt) if parts else 0
         if longest and len(request.prompt) * 2 > longest and longest * (len(parts[-1]) + 1) <= PREFILL_TOKENS:

@@ -10,7 +10,7 @@ from tinker.proto import tinker_public_pb2 as messages
 
 from lachesis_train.engine.errors import RequestError
 from lachesis_train.engine.model import Model
-from lachesis_train.engine.sampling import SamplingParameters, SamplingRequest
+from lachesis_train.engine.sampling import SamplingParameters, SamplingTask
 from lachesis_train.engine.training import ForwardBackward, TrainingDatum
 
 _DTYPES: Final = {
@@ -83,7 +83,7 @@ def encode_forward_backward(result: ForwardBackward) -> bytes:
     return bytes(output.SerializeToString())
 
 
-def sample_request(model: Model, body: Mapping[str, Any], done: Any) -> SamplingRequest:
+def sample_request(model: Model, body: Mapping[str, Any], done: Any) -> SamplingTask:
     """A Request of the JSON of `asample`. Raises RequestError for what the engine does not do."""
     for name in _UNSUPPORTED_SAMPLING:
         if body.get(name):
@@ -102,7 +102,7 @@ def sample_request(model: Model, body: Mapping[str, Any], done: Any) -> Sampling
     seed = wanted.get("seed")
     last = body.get("prompt_logprobs_last_n")
     scored = body.get("prompt_logprobs") or body.get("topk_prompt_logprobs")
-    return SamplingRequest(
+    return SamplingTask(
         prompt=prompt,
         count=int(body.get("num_samples") or 1),
         parameters=SamplingParameters(
@@ -137,7 +137,7 @@ def _stops(model: Model, stop: str | Sequence[str] | Sequence[int] | None) -> tu
     return model.end_ids | {one for one in stop if isinstance(one, int)}, texts
 
 
-def encode_samples(request: SamplingRequest) -> bytes:
+def encode_samples(request: SamplingTask) -> bytes:
     """A SampleResponse of a request that is done."""
     response = messages.SampleResponse()
     for sequence in request.sequences:

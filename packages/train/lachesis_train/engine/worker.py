@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from lachesis_train.engine.errors import RequestError
 from lachesis_train.engine.model import Model
-from lachesis_train.engine.sampling import SamplingBatch, SamplingRequest
+from lachesis_train.engine.sampling import SamplingBatch, SamplingTask
 from lachesis_train.engine.versions import Versions
 
 STEPS_AT_ONCE: Final = 16
@@ -28,7 +28,7 @@ class EngineWorker:
         self.model = model
         self.versions = versions
         self._jobs: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
-        self._waiting: dict[str | None, deque[SamplingRequest]] = {}
+        self._waiting: dict[str | None, deque[SamplingTask]] = {}
         self._batches: dict[str | None, SamplingBatch] = {}
         self._changed = threading.Condition()
         self._closed = False
@@ -63,7 +63,7 @@ class EngineWorker:
             self._changed.notify()
         return future
 
-    def sample(self, version: str | None, request: SamplingRequest) -> None:
+    def sample(self, version: str | None, request: SamplingTask) -> None:
         """Sample from a version of the weights; None is the base model."""
         with self._changed:
             self._waiting.setdefault(version, deque()).append(request)
@@ -87,13 +87,13 @@ class EngineWorker:
         for request in self._all_requests():
             request.done(closed)
 
-    def _all_requests(self) -> list[SamplingRequest]:
+    def _all_requests(self) -> list[SamplingTask]:
         running = {id(row.request): row.request for batch in self._batches.values() for row in batch.rows}
         return [*running.values(), *(request for queue in self._waiting.values() for request in queue)]
 
     def _advance(self, version: str | None) -> None:
         batch = self._batches.setdefault(version, SamplingBatch(self.model))
-        new: list[SamplingRequest] = []
+        new: list[SamplingTask] = []
         try:
             self.versions.use(version)
             for _ in range(STEPS_AT_ONCE):
@@ -118,9 +118,9 @@ class EngineWorker:
         if not batch.rows:
             self._batches.pop(version)
 
-    def _admitted(self, version: str | None, batch: SamplingBatch) -> list[SamplingRequest]:
+    def _admitted(self, version: str | None, batch: SamplingBatch) -> list[SamplingTask]:
         """Waiting requests that fit into the batch."""
-        admitted: list[SamplingRequest] = []
+        admitted: list[SamplingTask] = []
         with self._changed:
             queue = self._waiting.get(version)
             while queue and batch.room([*admitted, queue[0]]):
