@@ -20,7 +20,7 @@ TESTS = ROOT / "tests"
 PACKAGES: dict[str, list[str]] = {
     "umbrella": [
         *("test_docs.py", "test_wheel.py", "test_cookbook.py", "test_first_use.py", "test_mission.py", "golden"),
-        *("test_architecture.py", "test_public_interface.py", "test_run.py"),
+        *("test_architecture.py", "test_public_interface.py", "test_faces.py", "test_run.py"),
     ],
     "core": ["runs", "agent", "cli", "tools", "evaluation", "test_services.py"],
     "parsers": ["tool_call_parsers"],
