@@ -106,6 +106,10 @@ class Call(Coroutine[Any, Any, T]):
     async def _run(self) -> T:
         try:
             return await self._make()
+        except BaseException:
+            if self._scope is not None and isinstance(task := asyncio.current_task(), _Task):
+                self._scope.failed.add(task)
+            raise
         finally:
             self._drop()
 
@@ -198,11 +202,9 @@ class CallScope:
         return self.work.over(self.runs(watched))
 
     def met(self, error: BaseException) -> None:
-        """A call in this task raised `error`."""
+        """A call raised `error`."""
         if isinstance(error, BackendError):
             self.failure = self.failure or error
-        if isinstance(task := asyncio.current_task(), _Task):
-            self.failed.add(task)
 
     def problem(self) -> RewardError | None:
         """What, at its end, keeps the result of the environment's code from being one."""
