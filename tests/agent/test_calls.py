@@ -411,7 +411,14 @@ async def make_calls(device: Device, ways: list[str]) -> None:
 @given(PROGRAMS)
 def test_a_program_of_calls_has_a_result_exactly_if_no_call_is_left(ways: list[str]) -> None:
     async def main() -> None:
-        await in_call_scope(make_calls(Device(), ways))
+        device = Device()
+        try:
+            await in_call_scope(make_calls(device, ways))
+        finally:
+            left = [each for each in device.done if isinstance(each, asyncio.Future)]
+            for each in left:
+                each.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
 
     if any(way in LEFT for way in ways):
         with pytest.raises(RewardError):
