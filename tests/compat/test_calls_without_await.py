@@ -67,7 +67,7 @@ async def test_everything_else_goes_on_during_a_call_without_await(device: Devic
 
     ticking = asyncio.ensure_future(tick())
     device.get(1, 0.1)
-    assert ticks > 10
+    assert ticks > 1
     ticking.cancel()
 
 
