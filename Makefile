@@ -10,7 +10,7 @@ CODE := $(PACKAGES) tests benchmarks scripts
 BENCHMARKS := startup trajectories agent_loop imports parsers message_graph token_turns long_rollouts live_compression endpoint token_exactness trainer_gets routing rollout_memory loop_lag process_lag serve_lag rollout_api staleness sandboxes sandbox_cost evaluation_coverage interval_coverage batch view weight
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-attacks train-venv test-train test-tinker-sdks test-skyrl test-kills train-demo train-demo-trl test-vllm test-atropos test-programs test-templates test-guests test-harbor test-ray test-slurm fuzz-endpoint lint format docs bench bench-train lock clean
+.PHONY: help demo test test-attacks train-venv test-train test-tinker-sdks test-skyrl test-kills train-demo train-demo-trl test-vllm test-atropos test-programs test-templates test-guests test-harbor test-ray test-slurm fuzz-endpoint lint format docs bench bench-train lock release clean
 
 help:
 	@echo "make demo    play a few problems with the embedded model, in a sandbox (first run installs everything)"
@@ -32,11 +32,12 @@ help:
 	@echo "make test-harbor  task folders and jobs against Harbor's own models and viewer (first run installs it into ~/.cache/lachesis)"
 	@echo "make test-ray  batches on a real Ray of this machine (first run installs 200 MB into ~/.cache/lachesis)"
 	@echo "make test-slurm  batches under a Slurm of one node; as root, with Debian's slurm-wlm and munge"
-	@echo "make lint    lint, format check, types, import rule"
+	@echo "make lint    lint, format check, types, import rule, faces and sizes of packages"
 	@echo "make format  fix what the linter can fix"
-	@echo "make docs    write docs/parsers.md from the registry of parsers"
+	@echo "make docs    write what docs/parsers.md and the READMEs of packages say of the code, and the sizes of packages"
 	@echo "make bench   the figures of docs/benchmarks.md"
 	@echo "make bench-train  the figure of a training step (first run installs torch)"
+	@echo "make release VERSION=0.2.0  set the version of all packages, build their wheels, install and try them"
 	@echo "make lock    pin the dependencies of pyproject.toml again"
 
 $(READY): requirements/lock.txt $(wildcard pyproject.toml */pyproject.toml packages/*/pyproject.toml) scripts/venv.sh
@@ -150,11 +151,16 @@ test-slurm: $(READY)
 	@test "$$(id -u)" = 0 || { echo "slurmd starts jobs as root only"; exit 1; }
 	LACHESIS_NEED_SLURM=1 $(BIN)/pytest tests/batch/test_slurm.py
 
+VERSION ?=
+release: $(READY)
+	@scripts/release.sh $(VENV) $(VERSION)
+
 lint: $(READY)
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python scripts/borders.py --check
 
 format: $(READY)
 	$(BIN)/ruff check --fix $(CODE)
@@ -162,6 +168,7 @@ format: $(READY)
 
 docs: $(READY)
 	$(BIN)/python scripts/parsers_page.py
+	$(BIN)/python scripts/borders.py
 
 bench: $(READY)
 	@failed=; for name in $(BENCHMARKS); do \
@@ -173,10 +180,10 @@ bench-train: train-venv
 
 COMPILE := $(BIN)/uv pip compile --quiet --python-version 3.11 --no-emit-index-url --no-header --no-annotate pyproject.toml $(foreach of,compat core data envs parsers sandbox testing tokens train view,--no-emit-package lachesis-$(of))
 lock: $(READY)
-	$(COMPILE) --universal $(addprefix --extra ,docker dev embedded gsm-symbolic modal ssh) --upgrade \
+	$(COMPILE) --universal $(addprefix --extra ,atropos wandb docker dev embedded gsm-symbolic modal ssh) --upgrade \
 	  requirements/data.in --output-file requirements/lock.txt
 	@sed 's/ ;.*//' requirements/lock.txt >$(VENV)/locked.txt
-	$(COMPILE) --extra train --constraint requirements/lock.txt --constraint requirements/train.in | \
+	$(COMPILE) --extra torch --constraint requirements/lock.txt --constraint requirements/train.in | \
 	  grep -vxFf $(VENV)/locked.txt | sed 's/^torch==.*/&+cpu/' >requirements/train.txt
 
 clean:

@@ -15,6 +15,9 @@ TOKENS: Final[Registry[Any]] = Registry("part of runs with tokens", "lachesis.to
 COMPAT: Final[Registry[Any]] = Registry("part for other frameworks", "lachesis.compat", {}, package="lachesis-compat")
 """Groups that environments collect themselves, Atropos' base class, and guests."""
 
+DATA: Final[Registry[Any]] = Registry("part of training data", "lachesis.data", {}, package="lachesis-data")
+"""`context_compression`."""
+
 PAGES: Final[Registry[Any]] = Registry("page", "lachesis.pages", {}, package="lachesis-view")
 """`report` writes the page of a run."""
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import importlib.metadata
 import json
 import re
 import subprocess
@@ -74,6 +76,19 @@ def test_every_package_is_known_as_ours() -> None:
     """Else its frames and modules count as an author's, and nothing fails."""
     assert {*PACKAGES_OF_OURS} == {*ROOMS} - {"environments"}
     assert len(folders()) == len(PACKAGES_OF_OURS)
+
+
+def test_the_core_needs_few_distributions() -> None:
+    found: set[str] = set()
+    left = ["lachesis-core"]
+    while left:
+        name = re.split(r"[^\w.-]", left.pop())[0].lower().replace("_", "-")
+        if name not in found:
+            found.add(name)
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # of another system
+                left += [line for line in importlib.metadata.requires(name) or () if "extra ==" not in line]
+    assert {"aiohttp", "pydantic", "lachesis-sandbox"} <= found
+    assert len(found) <= 40, sorted(found)
 
 
 def test_no_module_imports_itself_through_others() -> None:

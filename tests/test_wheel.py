@@ -69,7 +69,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         check=True,
     ).stdout.splitlines()
     kept = [folder.relative_to(ROOT).as_posix() for folder in PROJECTS.values() if folder != ROOT]
-    kept += ["environments", "pyproject.toml", "README.md", "LICENSE"]
+    kept += ["environments", "pyproject.toml", "README.md", "LICENSE", ".gitignore"]  # hatchling reads the last one too
     for name in files:
         if name.startswith(tuple(kept)) and (ROOT / name).exists():
             (source / name).parent.mkdir(parents=True, exist_ok=True)

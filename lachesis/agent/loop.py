@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from backends import BackendError, SandboxExhausted
 from lachesis.agent.clock import RolloutClock, WaitedTooLong
-from lachesis.agent.context_compression import ContextCompression, LiveCompression
+from lachesis.agent.context_edits import Compression, RolloutCompression
 from lachesis.agent.interrupted import note_agent
 from lachesis.agent.open_runs import note_failure
 from lachesis.agent.outcome import Outcome
@@ -130,7 +130,7 @@ class HermesAgentLoop:
         limits: LoopLimits | None = None,
         ephemeral_system_prompt: str | None = None,
         prefill_messages: Sequence[Mapping[str, Any]] = (),
-        compression: ContextCompression | None = None,
+        compression: Compression | None = None,
         split: Split = "train",
     ) -> None:
         if execute is not None and budget_config is not None:
@@ -212,9 +212,9 @@ class _Rollout:
         self.seconds_in_tools = 0.0
         limits = loop.limits
         self.clock = RolloutClock(limits.max_seconds, limits.max_waiting, getattr(execute, "waited", None))
-        self.compression: LiveCompression | None = None
+        self.compression: RolloutCompression | None = None
         if loop.compression is not None:
-            self.compression = LiveCompression(loop.compression, self, max_resamples=limits.max_resamples)
+            self.compression = loop.compression.of_rollout(self, max_resamples=limits.max_resamples)
             for node in self.history.nodes():
                 self.compression.size.add(node.message)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from lachesis.agent.context_compression import ContextEdit
+from lachesis.agent.context_edits import ContextEdit
 from lachesis.agent.outcome import Outcome
 from lachesis.agent.reward import Reward
 from lachesis.trajectories import MessageHistory, ToolCall, Usage

@@ -71,7 +71,7 @@ async def examine(purpose: str | None, options: dict[str, Any]) -> list[Check]:
         await sandboxes("local", {}, needed=True),
     ]
     demo = [_model(), _packages("gsm_symbolic problems", ["reasoning_gym"], "pip install --no-deps reasoning-gym")]
-    train = [_packages("trainer", TRAINING, "pip install 'lachesis-rl[train]'")]
+    train = [_packages("trainer", TRAINING, "pip install 'lachesis-rl[torch]'")]
     if purpose is not None:
         return [*checks, *(replace(check, needed=True) for check in (demo if purpose == "demo" else train))]
     others = await asyncio.gather(*(_in_child(name) for name in backend_names() if name != "local"))

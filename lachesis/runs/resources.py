@@ -13,16 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from backends import Backend, BackendError, BackendUnavailable, ImageUnavailable, SandboxSpec, create_backend
 from backends.errors import ExitCode
-from lachesis.agent.context_compression import ContextCompression
+from lachesis.agent.context_edits import Compression
 from lachesis.agent.loop import HermesAgentLoop, LoopLimits
 from lachesis.agent.open_runs import OpenRun, opened
 from lachesis.agent.rollout import RolloutPlayer
 from lachesis.inference import ServerUnavailable
 from lachesis.inference.tracking import tracks_tokens
-from lachesis.other_packages import TOKENS
+from lachesis.other_packages import DATA, TOKENS
 from lachesis.runs import own_process
 from lachesis.runs.class_settings import source_of, without_effect
-from lachesis.runs.context_summaries import context_compression
 from lachesis.runs.environment import Environment
 from lachesis.runs.flags import close_names
 from lachesis.runs.hooks import of_hook
@@ -117,7 +116,9 @@ async def run_resources(
             await check(server.servers)
         if tracks_tokens(server):
             await TOKENS.load("check")(env, server, tools)
-        compression = await context_compression(config, stack, watch)
+        compression: Compression | None = None
+        if config.compress_context_at is not None:
+            compression = await DATA.load("context_compression")(config, stack, watch)
         judge = await start_judge(env, stack, watch, training=training)
         player = RolloutPlayer(
             make_loop=_loop_of_run(config, limits, compression),
@@ -213,7 +214,7 @@ def _check_model_names(env: Environment, clients: Sequence[Any], listed: Sequenc
 
 
 def _loop_of_run(
-    config: HermesAgentEnvConfig, limits: LoopLimits, compression: ContextCompression | None
+    config: HermesAgentEnvConfig, limits: LoopLimits, compression: Compression | None
 ) -> partial[HermesAgentLoop]:
     return partial(
         HermesAgentLoop,

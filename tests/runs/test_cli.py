@@ -23,6 +23,7 @@ from lachesis.cli import VERBS
 from lachesis.cli import main as lachesis
 from lachesis.inference import InferenceError
 from lachesis.inference.errors import Unauthorized
+from lachesis.other_packages import ENGINES
 from lachesis.run_folder import RunFolderError, WrongFolder
 from lachesis.runs import command_line as cli
 from lachesis.runs.dataset_rows import DatasetError, NoSuchDataset, load_rows, read_jsonl
@@ -36,7 +37,6 @@ from lachesis.trajectories import JsonlError
 from lachesis_envs.gsm8k import GSM8kAgentEnv
 from lachesis_envs.task_folders.errors import NoTask, TaskError
 from lachesis_testing.fake_server import FakeServer, letter_swapped
-from lachesis_tokens.engines import ENGINES
 from lachesis_tokens.engines.embedded import NoModelFile
 from lachesis_tokens.prompts.gguf_metadata import GGUFError
 from lachesis_tokens.prompts.tokenizer_proof import TokenizersDiffer

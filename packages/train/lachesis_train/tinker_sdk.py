@@ -256,7 +256,7 @@ def _tinker() -> Any:
     try:
         import tinker
     except ImportError as error:
-        raise MissingPackage(f'training needs the tinker SDK ({error}); pip install "lachesis-rl[train]"') from error
+        raise MissingPackage(f'training needs the tinker SDK ({error}); pip install "lachesis-rl[torch]"') from error
     return tinker
 
 

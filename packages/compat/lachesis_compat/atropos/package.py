@@ -10,13 +10,21 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from backends.errors import SettingsError
 from lachesis.lazy import quiet_imports
 
-with quiet_imports():  # transformers warns that there is no PyTorch, which nothing here needs
-    import atroposlib.envs.base as base_module
-    import atroposlib.utils.tokenize_for_trainer as tokenize_module
-    from atroposlib.envs.base import BaseEnv, BaseEnvConfig, ScoredDataGroup
-    from atroposlib.envs.server_handling.server_baseline import APIServerConfig, ServerBaseline
+try:
+    with quiet_imports():  # transformers warns that there is no PyTorch, which nothing here needs
+        import atroposlib.envs.base as base_module
+        import atroposlib.utils.tokenize_for_trainer as tokenize_module
+        from atroposlib.envs.base import BaseEnv, BaseEnvConfig, ScoredDataGroup
+        from atroposlib.envs.server_handling.server_baseline import APIServerConfig, ServerBaseline
+except ModuleNotFoundError as error:
+    if error.name != "atroposlib":
+        raise
+    raise SettingsError(
+        "this needs the package atroposlib, which is not installed. Next step: pip install 'lachesis-rl[atropos]'"
+    ) from error
 
 __all__ = [
     "APIServerConfig",

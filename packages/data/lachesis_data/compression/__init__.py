@@ -1,1 +1,1 @@
-"""Compression of finished trajectories to a budget of tokens."""
+"""Compression of long conversations: the middle turns become one summary, in files and while a rollout is played."""

@@ -15,11 +15,11 @@ from threading import Event
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from backends.errors import LachesisError
-from lachesis.compression.conversation import Conversation, UnknownEntry, without_media
-from lachesis.compression.region import Turn, choose_region, protected
-from lachesis.compression.settings import Settings
-from lachesis.compression.summary import Passage, Summary, SummaryFailed
 from lachesis.trajectories import MessageError
+from lachesis_data.compression.conversation import Conversation, UnknownEntry, without_media
+from lachesis_data.compression.region import Turn, choose_region, protected
+from lachesis_data.compression.settings import Settings
+from lachesis_data.compression.summary import Passage, Summary, SummaryFailed
 
 T = TypeVar("T")
 MARK: Final = "compression_metrics"

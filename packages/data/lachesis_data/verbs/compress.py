@@ -20,15 +20,6 @@ from rich.console import Console
 from rich.table import Table
 
 from backends.errors import SettingsError
-from lachesis.compression import Settings, read_settings
-from lachesis.compression.summary import (
-    Passage,
-    Summary,
-    SummaryFailed,
-    clean_summary,
-    extractive_summary,
-    summary_request,
-)
 from lachesis.lazy import quiet_imports
 from lachesis.run_folder import refuse_files_of_runs
 from lachesis.runs.progress import Progress, Standing
@@ -45,6 +36,15 @@ from lachesis_data.compression.files import (
     sampled_lines,
 )
 from lachesis_data.compression.metrics import Totals, write_metrics
+from lachesis_data.compression.settings import Settings, read_settings
+from lachesis_data.compression.summary import (
+    Passage,
+    Summary,
+    SummaryFailed,
+    clean_summary,
+    extractive_summary,
+    summary_request,
+)
 
 if TYPE_CHECKING:
     from lachesis.inference import OpenAIServer

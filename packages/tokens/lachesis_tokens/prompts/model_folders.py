@@ -54,7 +54,7 @@ def model_folder(name: str, *, cache: Path | None = None) -> Path:
             part.rename(folder)
         except ImportError as error:
             raise SettingsError(
-                f'model {name!r} has to be made first ({error}); pip install "lachesis-rl[train]"'
+                f'model {name!r} has to be made first ({error}); pip install "lachesis-rl[torch]"'
             ) from error
         except OSError:
             if not (folder / "config.json").is_file():  # else another process was faster

@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             import tinker  # noqa: F401
             import torch
     except ImportError as error:
-        raise SettingsError(f'the engine needs {error.name}; pip install "lachesis-rl[train]"') from None
+        raise SettingsError(f'the engine needs {error.name}; pip install "lachesis-rl[torch]"') from None
     torch.set_num_threads(arguments.threads)
     if arguments.device.startswith("cuda") and not torch.cuda.is_available():
         raise SettingsError(f"--device {arguments.device}: torch {torch.__version__} sees no GPU; use --device cpu")

@@ -188,7 +188,7 @@ def check_packages() -> None:
     needed = ("tinker", "transformers") if is_configured() else ("tinker", "transformers", "torch", "peft")
     if missing := [name for name in needed if importlib.util.find_spec(name) is None]:
         raise SettingsError(
-            f'training needs {", ".join(missing)}: pip install "lachesis-rl[train]". In a checkout: make train-venv, '
+            f'training needs {", ".join(missing)}: pip install "lachesis-rl[torch]". In a checkout: make train-venv, '
             "then . .venv-train/bin/activate"
         )
 

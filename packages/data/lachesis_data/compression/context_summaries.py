@@ -7,9 +7,15 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
 
-from lachesis.agent.context_compression import ContextCompression, NotCompressed
-from lachesis.compression.conversation import PREFIX, Conversation
-from lachesis.compression.summary import (
+from lachesis.inference import Router
+from lachesis.inference.parse_thread import LONG_TEXT, parse
+from lachesis.runs.model_servers import SilenceWatch, start_another
+from lachesis.runs.server_settings import describe
+from lachesis.runs.settings import HermesAgentEnvConfig
+from lachesis.trajectories import Message
+from lachesis_data.compression.conversation import PREFIX, Conversation
+from lachesis_data.compression.live import ContextCompression, NotCompressed
+from lachesis_data.compression.summary import (
     Passage,
     SummaryFailed,
     clean_summary,
@@ -17,26 +23,19 @@ from lachesis.compression.summary import (
     summarised_passages,
     summary_request,
 )
-from lachesis.inference import Router
-from lachesis.inference.parse_thread import LONG_TEXT, parse
-from lachesis.runs.model_servers import SilenceWatch, start_another
-from lachesis.runs.server_settings import describe
-from lachesis.runs.settings import HermesAgentEnvConfig
-from lachesis.trajectories import Message
 
 _TEMPERATURE = 0.3
 
 
 async def context_compression(
     config: HermesAgentEnvConfig, stack: AsyncExitStack, watch: SilenceWatch
-) -> ContextCompression | None:
-    """How rollouts compress their contexts; None where they do not. `stack` ends the server that writes summaries.
+) -> ContextCompression:
+    """How rollouts compress their contexts. `stack` ends the server that writes summaries.
 
     Raises:
         ServerConfigError: the settings of that server cannot be used.
     """
-    if config.compress_context_at is None:
-        return None
+    assert config.compress_context_at is not None
     policy = ContextCompression(config.compress_context_at, config.compress_context_to, config.compress_context_keep)
     tokens, writer = policy.summary_tokens, config.compress_context_with
     if writer == "policy":

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from lachesis.compression.region import Role, Turn
 from lachesis.trajectories import from_sharegpt, tools_from_sharegpt, validate_messages
 from lachesis.trajectories.markup import dump_json
 from lachesis.trajectories.messages import REASONING_FIELDS, OpenAIMessage
 from lachesis.trajectories.sharegpt import conversation_tools
+from lachesis_data.compression.region import Role, Turn
 
 PREFIX: Final = "[CONTEXT SUMMARY]: "
 """How a summary begins, as in the removed implementation."""

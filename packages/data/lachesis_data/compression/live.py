@@ -10,19 +10,20 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Final, Protocol, TypeAlias
+from dataclasses import dataclass, replace
+from typing import Final, Protocol, TypeAlias
 
 from backends.errors import LachesisError
-from lachesis.agent.context_size import ContextSize
+from lachesis.agent.context_edits import ContextEdit
 from lachesis.agent.turn_check import check_turn
-from lachesis.compression import CompressionSettings, Turn, choose_region
-from lachesis.compression.conversation import PREFIX
-from lachesis.compression.region import Role
-from lachesis.compression.summary import clean_summary
 from lachesis.inference import ContextExhausted
 from lachesis.inference.errors import RequestRejected, TemplateError, TurnRejected
 from lachesis.trajectories import ChatResponse, Message, MessageHistory, ToolResponse
+from lachesis_data.compression.context_size import ContextSize
+from lachesis_data.compression.conversation import PREFIX
+from lachesis_data.compression.region import Role, Turn, choose_region
+from lachesis_data.compression.settings import CompressionSettings
+from lachesis_data.compression.summary import clean_summary
 
 Summarise: TypeAlias = Callable[[Sequence[Message]], Awaitable[str]]
 """The summary of messages that are replaced by it."""
@@ -72,28 +73,9 @@ class ContextCompression:
         """What a summary should have at most."""
         return max(1, min(750, self.target // 4))
 
-
-@dataclass(frozen=True, slots=True)
-class ContextEdit:
-    """One compression, or an attempt that left the conversation as it was."""
-
-    turn: int
-    """Turns before it."""
-    by: str
-    tokens_before: int
-    """Of the next prompt, as far as the server has counted them; the newest messages are estimated."""
-    tokens_after: int
-    """The same; the summary is estimated."""
-    messages: int
-    """Messages that the summary replaced."""
-    seconds: float
-    error: str | None = None
-    """Why the conversation was not compressed."""
-    at: int | None = None
-    """The place of the first of them."""
-
-    def to_record(self) -> dict[str, Any]:
-        return {**asdict(self), "seconds": round(self.seconds, 3)}
+    def of_rollout(self, rollout: Conversation, *, max_resamples: int) -> LiveCompression:
+        """The compression of one rollout."""
+        return LiveCompression(self, rollout, max_resamples=max_resamples)
 
 
 class Conversation(Protocol):

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from lachesis.compression.settings import CompressionSettings, ProtectedTurns
+from lachesis_data.compression.settings import CompressionSettings, ProtectedTurns
 
 Role: TypeAlias = Literal["system", "human", "gpt", "tool"]
 
