@@ -15,7 +15,7 @@ from concurrent import futures
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from types import CoroutineType
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 from weakref import WeakKeyDictionary
 
 from backends import BackendError
@@ -37,6 +37,10 @@ def as_it_is(coroutine: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
 
 class RewardIsOver(RuntimeError):
     """A reward that has ended, ran out of time, or whose rollout was cancelled, still uses its context."""
+
+
+class NotAwaited(RewardError, AttributeError):
+    """A call is used as if it were its result. It is an `AttributeError` too, so that `hasattr` has an answer."""
 
 
 class _Task(asyncio.Task[Any]):
@@ -93,6 +97,16 @@ class Call(Coroutine[Any, Any, T]):
 
     def __repr__(self) -> str:
         return self._open.what
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("_"):  # what Python itself asks for
+            raise AttributeError(name)
+        self._not_awaited()
+
+    def _not_awaited(self, *_: Any) -> NoReturn:
+        raise NotAwaited(f"{self._open.what} gives its result to `await` only; write `await` before it")
+
+    __getitem__ = __contains__ = __iter__ = __len__ = __bool__ = __int__ = __float__ = _not_awaited
 
     def runs_in(self, task: asyncio.Task[Any]) -> None:
         self._open.task = task

@@ -142,6 +142,28 @@ async def test_a_call_that_is_never_awaited_is_an_error_with_its_line_whatever_t
     assert [str(warning.message) for warning in recwarn] == []
 
 
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda call: call["value"],
+        lambda call: call.get("value"),
+        lambda call: "value" in call,
+        lambda call: list(call),
+        lambda call: len(call),
+        lambda call: float(call),
+        lambda call: 1.0 if call else 0.0,
+    ],
+)
+async def test_a_call_that_is_used_as_its_result_says_what_to_write_and_where(use: Callable[[Any], Any]) -> None:
+    async def reward(device: Device) -> Any:
+        return use(device.get(1))
+
+    with pytest.raises(
+        RewardError, match=r"ctx\.get\(\) at .*test_calls\.py:\d+ gives its result to `await` only; write"
+    ):
+        await in_call_scope(reward(Device()))
+
+
 async def test_a_call_that_outlives_the_error_of_another_one_is_an_error() -> None:
     async def reward(device: Device) -> float:
         with contextlib.suppress(ValueError):
@@ -403,7 +425,7 @@ async def make_calls(device: Device, ways: list[str]) -> None:
                 device.done.append(asyncio.gather(device.get(way, 60)))
                 call.close()
             case "caught":
-                with contextlib.suppress(TypeError):
+                with contextlib.suppress(Exception):
                     call["value"]
 
 
