@@ -119,13 +119,16 @@ class Call(Coroutine[Any, Any, T]):
 
     async def _run(self) -> T:
         try:
-            return await self._make()
+            result = await self._make()
+        except GeneratorExit:  # it was thrown away in the middle, which is no end
+            raise
         except BaseException:
             if self._scope is not None and isinstance(task := asyncio.current_task(), _Task):
                 self._scope.failed.add(task)
-            raise
-        finally:
             self._drop()
+            raise
+        self._drop()
+        return result
 
     def _drop(self) -> None:
         self._open.begun = True

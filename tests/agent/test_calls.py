@@ -139,7 +139,7 @@ async def test_a_call_that_is_never_awaited_is_an_error_with_its_line_whatever_t
         await in_call_scope(reward(Device()), name="env: compute_reward")
     kept.clear()
     gc.collect()
-    assert [str(warning.message) for warning in recwarn] == []
+    assert [str(warning.message) for warning in recwarn if "awaited" in str(warning.message)] == []
 
 
 @pytest.mark.parametrize(
@@ -161,6 +161,18 @@ async def test_a_call_that_is_used_as_its_result_says_what_to_write_and_where(us
     with pytest.raises(
         RewardError, match=r"ctx\.get\(\) at .*test_calls\.py:\d+ gives its result to `await` only; write"
     ):
+        await in_call_scope(reward(Device()))
+
+
+async def test_a_call_that_is_thrown_away_in_the_middle_is_an_error() -> None:
+    async def reward(device: Device) -> float:
+        begun = device.get(1, 30).__await__()
+        next(begun)
+        del begun
+        gc.collect()
+        return 1.0
+
+    with pytest.raises(RewardError, match="was still running"):
         await in_call_scope(reward(Device()))
 
 
