@@ -11,7 +11,9 @@ from lachesis.lazy import lazy_names  # importing lachesis lets the old paths be
 __path__ = extend_path(__path__, __name__)
 
 if TYPE_CHECKING:
-    from lachesis import AgentResult, HermesAgentBaseEnv, HermesAgentEnvConfig, HermesAgentLoop, ToolContext
+    from environments.hermes_base_env import HermesAgentBaseEnv, HermesAgentEnvConfig
+    from environments.tool_context import ToolContext
+    from lachesis import AgentResult, HermesAgentLoop
 else:
     __getattr__ = lazy_names(
         __name__,

@@ -1,8 +1,15 @@
 """The base environment under the name that Hermes environments import it by."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from pydantic import Field
 
 import lachesis
+
+if TYPE_CHECKING:
+    from lachesis_compat.synchronous import ToolContext
 
 
 class HermesAgentEnvConfig(lachesis.HermesAgentEnvConfig):
@@ -14,9 +21,15 @@ class HermesAgentEnvConfig(lachesis.HermesAgentEnvConfig):
 
 
 class HermesAgentBaseEnv(lachesis.HermesAgentBaseEnv):
-    """The base class, with these settings."""
+    """The base class, with these settings and synchronous contexts."""
 
     env_config_cls = HermesAgentEnvConfig
+
+    @classmethod
+    def tool_context_class(cls) -> type[ToolContext]:
+        from lachesis_compat.synchronous import ToolContext
+
+        return ToolContext
 
 
 __all__ = ["HermesAgentBaseEnv", "HermesAgentEnvConfig"]

@@ -1,5 +1,5 @@
-"""`ToolContext` under the name that Hermes environments import it by."""
+"""The synchronous `ToolContext` under the name that Hermes environments import it by."""
 
-from lachesis import ToolContext
+from lachesis_compat.synchronous import ToolContext
 
 __all__ = ["ToolContext"]

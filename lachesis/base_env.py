@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from lachesis.agent.reward import Reward
     from lachesis.agent.rollout import Rollout, RolloutPlayer
     from lachesis.agent.scorer import Scorer
+    from lachesis.agent.tool_context import ToolContext
     from lachesis.runs.group_player import PlayedGroup
     from lachesis.runs.item_keys import ItemKeys
     from lachesis.runs.judge import Judge
@@ -231,8 +232,8 @@ class HermesAgentBaseEnv(AtroposBase):
             SettingsError: there is no `judge_server`. If a reward raises it, the run ends.
             NotRunning: there is no run.
         """
-        from lachesis.agent.blocking_calls import result_of
         from lachesis.agent.call_scope import current_scope
+        from lachesis.agent.calls import called, result_of
 
         if self.config.judge_server is None:
             raise SettingsError(
@@ -241,7 +242,8 @@ class HermesAgentBaseEnv(AtroposBase):
             )
         if self._judge is None:
             raise NotRunning(f"{self.run_name}: judge() asks the server of env.judge_server, which is there in a run")
-        return result_of("self.judge", partial(self._judge.ask, prompt, schema), self._judge.loop, current_scope())
+        asks = partial(self._judge.ask, prompt, schema)
+        return result_of(called("self.judge"), asks, self._judge.loop, current_scope())
 
     # The parts of a run.
 
@@ -249,6 +251,13 @@ class HermesAgentBaseEnv(AtroposBase):
     def prepares_sandboxes(self) -> bool:
         """Whether the sandbox needs files or a set-up before its agent starts."""
         return overrides(self, "sandbox_files", "setup_sandbox")
+
+    @classmethod
+    def tool_context_class(cls) -> type[ToolContext]:
+        """The class of the contexts that the methods of this environment get."""
+        from lachesis.agent.tool_context import ToolContext
+
+        return ToolContext
 
     def scorer(self) -> Scorer:
         """Calls the methods of this environment that score rollouts and set up sandboxes."""
@@ -269,6 +278,7 @@ class HermesAgentBaseEnv(AtroposBase):
             setup_sandbox=self.setup_sandbox if self.prepares_sandboxes else None,
             setup_timeout=self.config.setup_timeout,
             follow_up=self.follow_up,
+            context_class=self.tool_context_class(),
         )
 
     @property

@@ -23,7 +23,7 @@ from lachesis.ours import PACKAGES  # noqa: E402
 LIMITS = {
     "backends": 17_300,
     "lachesis": 29_200,
-    "lachesis_compat": 4_200,
+    "lachesis_compat": 4_400,
     "lachesis_data": 6_500,
     "lachesis_envs": 8_300,
     "lachesis_testing": 8_900,

@@ -9,9 +9,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 HAMMER = r'''
-import gc, inspect, json, sys, tempfile, threading
+import gc, json, sys, tempfile, threading
 from collections import Counter
-from functools import partial
 
 THREADS = 64
 
@@ -58,12 +57,11 @@ gc.set_threshold(200, 1, 1)
 from backends import executor_code
 from backends.host import folders, program, runtime
 from backends.modal import exec_stream
-from lachesis.agent import call_sites, loop
 from lachesis.lazy import quiet_imports
 from lachesis_envs.gsm8k import worked_solutions
 from lachesis.tools import BUILTIN_TOOLS, python
 import tool_call_parsers as parsers
-import argparse, logging, typing
+import logging
 
 errors = []
 code = (executor_code.modules, executor_code.executor_bytecode, executor_code.executor_source)
@@ -72,8 +70,6 @@ for module in (*code, program.program, runtime._sources):
 errors += together("cache folder", folders._own_cache, id)
 errors += together("entry point of Modal", exec_stream._program, id)
 errors += together("driver", python._driver, id)
-for module in (loop, argparse, typing):
-    errors += together(f"calls of {module.__name__}", partial(call_sites._calls, inspect.getsource(module)), id)
 errors += together("sums", lambda: worked_solutions.evaluate("(1 + 2) * 3.5 - 4 / (5 + 6)"), repr)
 for tool in BUILTIN_TOOLS.values():
     errors += together(tool.name, lambda: tool.model, id)

@@ -71,6 +71,7 @@ from tests.support.scripted_server import Answer, ScriptedServer, call, say
 from tests.support.small_envs import (
     ROOT,
     ManyWords,
+    OldSortWords,
     SortWords,
     does_nothing,
     lines,
@@ -1065,13 +1066,18 @@ async def test_86_the_local_backend_plays(tmp_path: Path) -> None:
 
 
 async def test_87_a_reward_uses_the_tools_of_its_rollout_with_and_without_await(tmp_path: Path) -> None:
-    class Checked(SortWords):
+    class Awaits(SortWords):
         async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
-            awaited = (await ctx.terminal("cat sorted.txt"))["output"]
-            return float(awaited == ctx.terminal("cat sorted.txt")["output"] and "apple" in awaited)
+            return float("apple" in (await ctx.terminal("cat sorted.txt"))["output"])
 
-    found = await process(Checked, tmp_path, sorts, total_steps=1)
-    assert found.summary.reward.mean == 1.0
+    class Calls(OldSortWords):
+        async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+            return float("apple" in ctx.terminal("cat sorted.txt")["output"])
+
+    for kind in (Awaits, Calls):
+        (tmp_path / kind.__name__).mkdir()
+        found = await process(kind, tmp_path / kind.__name__, sorts, total_steps=1)
+        assert found.summary.reward.mean == 1.0
 
 
 async def test_88_an_environment_and_a_trainer_meet_at_the_api_of_the_first_terminal(tmp_path: Path) -> None:

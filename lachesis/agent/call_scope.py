@@ -1,7 +1,7 @@
 """Tracks the calls of a context during one call of the environment, for example of a reward.
 
-A call that was handed out to be awaited and never was is an error at its end: without its result, the score would be
-wrong.
+Every call that was handed out is noted, and struck off at its end. One that is left when the environment's code returns
+is an error: without its result, the score would be wrong.
 """
 
 from __future__ import annotations
@@ -15,70 +15,59 @@ from concurrent import futures
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from types import CoroutineType
-from typing import Any, TypeVar
-from weakref import WeakKeyDictionary, WeakSet
+from typing import Any, NoReturn, TypeVar
+from weakref import WeakKeyDictionary
 
 from backends import BackendError
 from lachesis.agent.agent_fault import AgentFault, agent_faults
 from lachesis.agent.blocked_loop import BlockedLoop
-from lachesis.agent.driven import Driven
 from lachesis.agent.overtime import OwnWork
 from lachesis.agent.reward import RewardError
 from lachesis.agent.watching import Watch
-from lachesis.ours import is_ours
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
+Runs = Callable[[Coroutine[Any, Any, Any]], Coroutine[Any, Any, Any]]
+"""Gives a coroutine in the form in which it can make the calls of a class of contexts."""
+
+
+def as_it_is(coroutine: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
+    return coroutine
 
 
 class RewardIsOver(RuntimeError):
     """A reward that has ended, ran out of time, or whose rollout was cancelled, still uses its context."""
 
 
+class NotAwaited(RewardError, AttributeError):
+    """A call is used as if it were its result. It is an `AttributeError` too, so that `hasattr` has an answer."""
+
+
 class _Task(asyncio.Task[Any]):
-    """A task of a scope. Knows whether anybody ever waited for it."""
+    """A task of a scope. Knows whether anybody took its error."""
 
-    uses_context = False
-    _waited_for = False
-    _outer: Callable[..., Any] | None = None
-    """The callback by which `gather` or `shield` hands a result on, perhaps to nobody."""
+    taken = False
 
-    @property
-    def forgotten(self) -> bool:
-        """Whether nobody waited for its end, or took its error."""
-        waiting: Any = self
-        if self._outer is not None:
-            names = self._outer.__code__.co_freevars
-            waiting = (self._outer.__closure__ or ())[names.index("outer")].cell_contents
-            if waiting._callbacks:
-                return False
-        if self._waited_for or self.cancelling():
-            return False
-        return waiting._log_traceback if waiting.done() else True
+    def __await__(self) -> Generator[Any, Any, Any]:
+        self.taken = True
+        return super().__await__()
 
-    def add_done_callback(self, callback: Any, **options: Any) -> None:
-        function = getattr(callback, "func", callback)  # `await`, `wait`, a group of tasks: all of them come here
-        module = getattr(function, "__module__", None) or type(getattr(function, "__self__", None)).__module__
-        if "outer" in getattr(getattr(function, "__code__", None), "co_freevars", ()) and module == "asyncio.tasks":
-            self._outer = function
-        elif module.partition(".")[0] in ("asyncio", "_asyncio") or is_ours(module):
-            self._waited_for = True
-        super().add_done_callback(callback, **options)
+    def result(self) -> Any:
+        self.taken = True
+        return super().result()
 
-    def problem(self) -> str:
-        if self.done():
-            return (
-                f"the task {self.get_coro()} ended with {self.exception()!r}, and nobody waited for it; await the task"
-            )
-        return (
-            f"the task {self.get_coro()}, which uses the context, was still running, and nobody waited for it; await "
-            "the task, or cancel it"
-        )
+    def exception(self) -> BaseException | None:
+        self.taken = True
+        return super().exception()
+
+    def lost(self) -> BaseException | None:
+        """The error that it ended with and that nobody took."""
+        return super().exception() if self.done() and not self.cancelled() and not self.taken else None
 
 
 @dataclass(eq=False, slots=True)
 class _Open:
-    """A call that is to be awaited, up to its end."""
+    """A call up to its end."""
 
     what: str
     """The method, the file and the line."""
@@ -86,8 +75,10 @@ class _Open:
     task: asyncio.Task[Any] | None = None
 
     def problem(self) -> str | None:
-        if self.begun or isinstance(self.task, _Task):
+        if self.task is not None and self.task.cancelling():
             return None
+        if self.begun:
+            return f"{self.what} was still running, so nobody has its result; await it, or cancel it"
         return f"{self.what} was never awaited, so it did not run; write `await` before it"
 
 
@@ -107,21 +98,37 @@ class ScopedCall(Coroutine[Any, Any, T]):
     def __repr__(self) -> str:
         return self._open.what
 
-    def runs_in(self, task: _Task) -> None:
-        task.uses_context = True
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("_"):  # what Python itself asks for
+            raise AttributeError(name)
+        self._not_awaited()
+
+    def _not_awaited(self, *_: Any) -> NoReturn:
+        raise NotAwaited(f"{self._open.what} gives its result to `await` only; write `await` before it")
+
+    __getitem__ = __contains__ = __iter__ = __len__ = __bool__ = __int__ = __float__ = _not_awaited
+
+    def runs_in(self, task: asyncio.Task[Any]) -> None:
         self._open.task = task
 
     def _begin(self) -> Coroutine[Any, Any, T]:
         if self._coroutine is None:
-            self._open.begun = True
+            self._open.begun, self._open.task = True, asyncio.current_task()
             self._coroutine = self._run() if self._scope is not None else self._make()
         return self._coroutine
 
     async def _run(self) -> T:
         try:
-            return await self._make()
-        finally:
+            result = await self._make()
+        except GeneratorExit:  # it was thrown away in the middle, which is no end
+            raise
+        except BaseException:
+            if self._scope is not None and isinstance(task := asyncio.current_task(), _Task):
+                self._scope.failed.add(task)
             self._drop()
+            raise
+        self._drop()
+        return result
 
     def _drop(self) -> None:
         self._open.begun = True
@@ -158,21 +165,21 @@ class CallScope:
     """Notes which statements are passed."""
     plain: bool = False
     """Whether the method is a plain `def`. No call can be awaited there, so all raise what awaited ones raise."""
+    runs: Runs = as_it_is
+    """How its coroutines run; the class of the context says so."""
     work: OwnWork = field(default_factory=OwnWork)
     calls: set[_Open] = field(default_factory=set)
+    """Those that have not ended."""
     failure: BackendError | None = None
     """The first failure of the infrastructure that a call met."""
     stuck: BlockedLoop | None = None
     over: bool = False
     waiting: set[futures.Future[Any]] = field(default_factory=set)
     """Calls for which threads wait."""
-    contexts: WeakSet[Any] = field(default_factory=WeakSet)
-    tasks: WeakSet[_Task] = field(default_factory=WeakSet)
-    """Those that began inside."""
     failed: set[_Task] = field(default_factory=set)
     """Those in which a call raised an error. Kept, since nobody else may."""
     faults: list[AgentFault] = field(default_factory=list)
-    """Faults of the agent in tasks that nobody waited for."""
+    """Faults of the agent in tasks of which nobody took the error."""
     _left: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -196,35 +203,25 @@ class CallScope:
         """Every later call is `RewardIsOver`, and so are those that threads wait for: the threads then end."""
         self.over = True
         self._left = [problem for call in self.calls if (problem := call.problem()) is not None]
-        for task in {*self.tasks, *self.failed}:
-            if task.forgotten and (task.uses_context or self._has_context(task)):
-                faults = agent_faults(task.exception()) if task.done() and not task.cancelled() else []
-                self.faults += faults
-                self._left += [] if faults else [task.problem()]
+        for task in self.failed:
+            if (lost := task.lost()) is not None:
+                found = agent_faults(lost)
+                self.faults += found
+                told = f"the task {task.get_coro()} ended with {lost!r}, and nobody took it; await the task"
+                self._left += [] if found else [told]
         self.failed.clear()
         for future in tuple(self.waiting):
             future.cancel()
 
-    def _has_context(self, task: _Task) -> bool:
-        """Whether it would use the context: a variable of its coroutine holds it, or an attribute of one does."""
-        frame = getattr(task.get_coro(), "cr_frame", None)
-        if frame is None:
-            return False
-        variables = list(frame.f_locals.values())
-        reachable = [*variables, *(value for each in variables for value in getattr(each, "__dict__", {}).values())]
-        return any(value is context for value in reachable for context in self.contexts)
-
-    def used(self) -> None:
-        """A call begins in this task."""
-        if isinstance(task := asyncio.current_task(), _Task):
-            task.uses_context = True
+    def wrapped(self, coroutine: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
+        """A coroutine of the environment as it runs in this scope: watched, and its work counted."""
+        watched = coroutine if self.watch is None else self.watch.over(coroutine)
+        return self.work.over(self.runs(watched))
 
     def met(self, error: BaseException) -> None:
-        """A call in this task raised `error`."""
+        """A call raised `error`."""
         if isinstance(error, BackendError):
             self.failure = self.failure or error
-        if isinstance(task := asyncio.current_task(), _Task):
-            self.failed.add(task)
 
     def problem(self) -> RewardError | None:
         """What, at its end, keeps the result of the environment's code from being one."""
@@ -266,31 +263,28 @@ class outside_scopes:
 
 
 def _prepare(loop: asyncio.AbstractEventLoop) -> None:
-    """Let tasks that are started in a scope be driven too."""
+    """Let tasks that are started in a scope run as its coroutines do."""
     loop_threads[loop] = threading.get_ident()
     before: Any = loop.get_task_factory()
-    if getattr(before, "drives", False):
+    if getattr(before, "knows_scopes", False):
         return
+
     eager = getattr(asyncio, "eager_task_factory", _prepare)  # Python 3.12
 
     def factory(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> Any:
         context = options.get("context")
         scope = _scope.get() if context is None else context.get(_scope)
         inside = scope is not None and not scope.over
-        if inside and isinstance(coroutine, CoroutineType):
-            watch = scope.watch if scope is not None else None
-            coroutine = Driven(coroutine if watch is None else watch.over(coroutine), scope.work if scope else None)
+        if scope is not None and inside and isinstance(coroutine, CoroutineType):
+            coroutine = scope.wrapped(coroutine)
         if inside and before is eager:
             options["eager_start"] = True
         elif before is not None:
             return before(loop, coroutine, **options)
-        if scope is None or not inside:
-            return asyncio.Task(coroutine, loop=loop, **options)
-        task = _Task(coroutine, loop=loop, **options)
-        scope.tasks.add(task)
+        task = (_Task if inside else asyncio.Task)(coroutine, loop=loop, **options)
         if isinstance(coroutine, ScopedCall):
             coroutine.runs_in(task)
         return task
 
-    factory.drives = True  # type: ignore[attr-defined]
+    factory.knows_scopes = True  # type: ignore[attr-defined]
     loop.set_task_factory(factory)

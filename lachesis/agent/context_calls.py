@@ -14,9 +14,8 @@ from backends import BackendError, SandboxExhausted
 from backends.lease import LeaseOver
 from lachesis.agent.agent_fault import AgentFault
 from lachesis.agent.blame import DOWNLOADS, UPLOADS, blamed, local_path
-from lachesis.agent.blocking_calls import result_of, running_loop
 from lachesis.agent.call_scope import CallScope, outside_scopes, scopes_of_a_thread
-from lachesis.agent.context_results import FileText
+from lachesis.agent.calls import called, running_loop
 from lachesis.tools import ToolSession
 
 if TYPE_CHECKING:
@@ -61,40 +60,16 @@ class RewardCall:
 def context_method(
     function: Callable[Concatenate[ToolContext, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[ToolContext, P], T]:
-    """A method that may be called with and without `await`."""
-    none: Callable[[OSError], T] | None = None
-    return answering(none)(function)
+    """A method that is awaited on the event loop, and blocks other threads."""
 
+    @functools.wraps(function)
+    def call(self: ToolContext, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        scope = self._scope()
+        scopes = (scope,) if scope is not None else () if running_loop() is not None else scopes_of_a_thread()
+        make = functools.partial(_noted, function, self, scopes, args, kwargs)
+        return self._given(function.__name__, called(f"ctx.{function.__name__}"), make, scope)  # type: ignore[no-any-return]
 
-def answering(
-    failed: Callable[[OSError], T] | None,
-) -> Callable[
-    [Callable[Concatenate[ToolContext, P], Coroutine[Any, Any, T]]], Callable[Concatenate[ToolContext, P], T]
-]:
-    """The same. A call without `await` in a coroutine gives `failed(error)` where one with `await` raises the error."""
-
-    def decorate(
-        function: Callable[Concatenate[ToolContext, P], Coroutine[Any, Any, T]],
-    ) -> Callable[Concatenate[ToolContext, P], T]:
-        @functools.wraps(function)
-        def call(self: ToolContext, /, *args: P.args, **kwargs: P.kwargs) -> T:
-            scope = self._scope()
-            scopes = (scope,) if scope is not None else () if running_loop() is not None else scopes_of_a_thread()
-            make = functools.partial(_noted, function, self, scopes, args, kwargs)
-            plain = (scope is not None and scope.plain) or self._shared.before_agent
-            try:
-                result: Any = result_of(f"ctx.{function.__name__}", make, self._loop, scope)
-            except OSError as error:
-                if failed is None or plain or isinstance(error, TimeoutError):
-                    raise
-                return failed(error)
-            if isinstance(result, FileText):
-                result.keys_only = not plain
-            return result  # type: ignore[no-any-return]
-
-        return call
-
-    return decorate
+    return call
 
 
 async def _noted(
@@ -107,8 +82,6 @@ async def _noted(
     """Log the call, and keep a failure of the infrastructure even if the reward catches it: it is not a score."""
     begin, problem, method = time.monotonic(), "", function.__name__
     result: Any = None
-    for scope in scopes:
-        scope.used()
     self._shared.begin()
     own = self._is_verifier and not self._has_run and method in ("write_file", *UPLOADS)
     self._has_run = self._has_run or method in _RUN
@@ -165,7 +138,7 @@ class SharedState:
     """The reward of the group is called again, without a rollout at fault: `seal` gives what it gave before."""
     sessions: list[ToolSession] = field(default_factory=list)
     before_agent: bool = False
-    """The agent has not been there yet: nothing is its fault, and every error is raised, with and without `await`."""
+    """The agent has not been there yet: nothing is its fault, and every error is raised."""
     _active: int = 0
     _since: float = 0.0
     _busy: float = 0.0

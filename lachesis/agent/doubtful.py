@@ -45,7 +45,7 @@ async def raises_untouched(player: RolloutPlayer, item: Any, rollout: Rollout, s
     try:
         await player.scorer.set_up(item, session, player.registry)
         verifier = partial(player.sessions.open, verifier_id, spec=spec)
-        context = ToolContext(session, player.registry, open_verifier=verifier)
+        context = player.scorer.context_class(session, player.registry, open_verifier=verifier)
         assert rollout.result is not None and rollout.doubt is not None
         found = (await player.scorer.score(item, rollout.result, context)).doubt
     finally:

@@ -15,7 +15,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, TypeVar
@@ -40,6 +40,44 @@ class RewardTooSlow(RewardError):
     """The time of a reward was over while it computed. The traceback is the place."""
 
 
+class Stepped(Coroutine[Any, Any, T]):
+    """A coroutine of which each step runs inside a function.
+
+    Args:
+        run: calls the function that it is given with the other argument.
+    """
+
+    __slots__ = ("_coroutine", "_run")
+
+    def __init__(self, coroutine: Coroutine[Any, Any, T], run: Callable[..., Any]) -> None:
+        self._coroutine = coroutine
+        self._run = run
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._coroutine, name)  # `cr_frame` and others, for those who print tasks
+
+    def __repr__(self) -> str:
+        return repr(self._coroutine)
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        return self  # type: ignore[return-value]
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        return self.send(None)
+
+    def send(self, value: Any) -> Any:
+        return self._run(self._coroutine.send, value)
+
+    def throw(self, *error: Any) -> Any:
+        return self._run(self._coroutine.throw, *error)
+
+    def close(self) -> None:
+        self._coroutine.close()
+
+
 class OwnWork:
     """Processor time of the environment's code in one call, on all threads that are known to run it."""
 
@@ -52,6 +90,10 @@ class OwnWork:
         self._leaving = threading.Lock()
         self._running: dict[int, float] = {}
         """By the threads in which it runs now, the processor time that they had taken before."""
+
+    def over(self, coroutine: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
+        """A coroutine that is a part of the work."""
+        return Stepped(coroutine, self.run)
 
     def run(self, function: Callable[..., T], *args: object) -> T:
         """The value of a function that is a part of the work."""

@@ -341,7 +341,7 @@ class RolloutPlayer:
                 elif outcome is Outcome.AGENT_FAULT:
                     scored = Scored(faults={0: reason})
                 elif outcome.scored and not self._is_fixed(outcome):
-                    context = ToolContext(
+                    context = self.scorer.context_class(
                         session,
                         self.registry,
                         open_verifier=functools.partial(self.sessions.open, verifier_id, spec=spec),

@@ -17,7 +17,6 @@ from backends.tasks import cancel_requests
 from lachesis.agent.agent_fault import AgentFault, agent_faults
 from lachesis.agent.call_scope import CallScope
 from lachesis.agent.context_calls import SharedState
-from lachesis.agent.driven import Driven
 from lachesis.agent.evidence import Doubt, Evidence, passed_by
 from lachesis.agent.overtime import OutOfTime, Overtime
 from lachesis.agent.pace import OwnTime
@@ -117,6 +116,8 @@ class Scorer:
     setup_timeout: float = 300.0
     follow_up: Callable[..., Any] | None = None
     """`(item, messages)`; None where the agent's first answer ends the rollout."""
+    context_class: type[ToolContext] = ToolContext
+    """Of the contexts that the functions get."""
     threads: RewardThreads = field(default_factory=lambda: RewardThreads(REWARD_THREADS))
     evidence: Evidence = field(init=False)
 
@@ -134,7 +135,7 @@ class Scorer:
         """
         if self.sandbox_files is None or self.setup_sandbox is None:
             return
-        context = ToolContext(session, registry, shared=SharedState(before_agent=True))
+        context = self.context_class(session, registry, shared=SharedState(before_agent=True))
         limit = _Limit("the set-up of the sandbox", "setup_timeout", self.setup_timeout, [context], agents=False)
         await self._prepare(limit, self.sandbox_files, item, then=partial(_put, session, context))
         await self._prepare(limit, self.setup_sandbox, item, context)
@@ -142,7 +143,7 @@ class Scorer:
     async def _prepare(
         self, limit: _Limit, function: RewardFunction, *arguments: Any, then: Callable[..., Any] | None = None
     ) -> None:
-        scope = CallScope(f"{self.environment}: {function.__name__}", plain=_is_plain(function))
+        scope = self._scope(f"{self.environment}: {function.__name__}", function)
 
         async def call() -> None:
             given = await self._call(scope, function, *arguments)
@@ -165,7 +166,7 @@ class Scorer:
         """
         assert self.follow_up is not None
         limit = _Limit("the user's message", "reward_timeout", self.timeout, [], agents=False)
-        scope = CallScope(f"{self.environment}: follow_up", plain=_is_plain(self.follow_up))
+        scope = self._scope(f"{self.environment}: follow_up", self.follow_up)
         call = partial(self._call, scope, self.follow_up, item, history.to_openai("reasoning"))
         with failed_requests() as failed:
             said: Scored[Any] = await self._guarded(call, limit, scope)
@@ -225,7 +226,7 @@ class Scorer:
         source = f"{self.environment}: {name}"
 
         async def once(item: Any, watch: Watch | None, limit: _Limit) -> Scored[Reward | None]:
-            scope = CallScope(source, plain=_is_plain(function), watch=watch)
+            scope = self._scope(source, function, watch)
 
             async def call() -> Reward | None:
                 given = await self._call(scope, function, item, result, context)
@@ -317,7 +318,7 @@ class Scorer:
         turns = [result.turns_used for result in results]
 
         async def once(item: Any, watch: Watch | None) -> Scored[list[Reward | None]]:
-            scope = CallScope(source, plain=_is_plain(function), watch=watch)
+            scope = self._scope(source, function, watch)
             limit = _Limit("the reward", "reward_timeout", self.timeout, contexts)
 
             async def call() -> list[Reward | None]:
@@ -408,6 +409,9 @@ class Scorer:
             if seconds >= self.timeout / (2 * len(taken))
         }
 
+    def _scope(self, name: str, function: RewardFunction, watch: Watch | None = None) -> CallScope:
+        return CallScope(name, plain=_is_plain(function), watch=watch, runs=self.context_class.runs)
+
     async def _call(self, scope: CallScope, function: RewardFunction, *args: Any) -> Any:
         if not scope.plain:
             return await function(*args)
@@ -468,7 +472,7 @@ async def _attempt(
     """The value, or the error. (A task that ends with SystemExit would end the event loop.)"""
     try:
         with scope.entered():
-            return await Driven(call() if scope.watch is None else scope.watch.over(call()), scope.work), None
+            return await scope.wrapped(call()), None
     except KeyboardInterrupt:
         raise
     except BaseException as error:

@@ -9,15 +9,15 @@ import json
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from backends import MAX_DOWNLOAD, BackendError, Sandbox, SandboxSpec
 from backends.plugins import Registry, UnknownPlugin
 from backends.tasks import in_own_thread
 from lachesis.agent.agent_fault import AgentFault
-from lachesis.agent.blocking_calls import running_loop
-from lachesis.agent.call_scope import CallScope, current_scope
-from lachesis.agent.context_calls import RewardCall, SharedState, answering, context_method
+from lachesis.agent.call_scope import CallScope, Runs, as_it_is, current_scope
+from lachesis.agent.calls import result_of, running_loop
+from lachesis.agent.context_calls import RewardCall, SharedState, context_method
 from lachesis.agent.context_results import Data, DictReply, FileText, Replies, Text
 from lachesis.agent.file_copies import chunks, files_below, members, remove_dead_links, write_local
 from lachesis.agent.judgement import Judgement
@@ -42,7 +42,12 @@ class ToolContext:
 
     Every path is a path in the sandbox; relative ones start at the workspace, and `~` is the agent's home. Methods
     raise `BackendError` if the sandbox is lost: the rollout is then left out or retried, whatever the reward returns.
+
+    In an `async def` its methods are awaited. In a plain `def`, which runs in a thread of its own, they block.
     """
+
+    runs: ClassVar[Runs] = staticmethod(as_it_is)
+    """Gives a coroutine of the environment in the form in which it can call the methods."""
 
     def __init__(
         self,
@@ -131,13 +136,16 @@ class ToolContext:
     def enter(self, scope: CallScope) -> None:
         """Assign all further calls, including those from threads, to `scope`."""
         self._shared.scope = scope
-        scope.contexts.add(self)
 
     def _scope(self) -> CallScope | None:
         """What a call belongs to. A thread that a reward left behind still belongs to it."""
         scope = current_scope() or self._shared.scope
         left = scope is not None and scope.over and scope is not current_scope()
         return None if left and running_loop() is not None else scope
+
+    def _given(self, method: str, what: str, make: Callable[[], Any], scope: CallScope | None) -> Any:
+        """What a call of a method gives: see `result_of`."""
+        return result_of(what, make, self._loop, scope)
 
     @context_method
     async def terminal(
@@ -189,7 +197,7 @@ class ToolContext:
     async def read_bytes(self, path: str) -> Data:
         return Data(await (await self._sandbox()).read_bytes(await self._path(path)))
 
-    @answering(DictReply.failed)
+    @context_method
     async def write_file(self, path: str, content: str | bytes) -> DictReply:
         """Write a whole file, creating missing parent folders. Half of a surrogate pair in text becomes `?`."""
         data = content.encode(errors="replace") if isinstance(content, str) else content
@@ -197,7 +205,7 @@ class ToolContext:
         await self._put(partial(sandbox.write_bytes, inside, data), lambda: [("f", inside)])
         return DictReply.written(len(data))
 
-    @answering(DictReply.failed)
+    @context_method
     async def upload_file(self, local_path: str | Path, remote_path: str) -> DictReply:
         """Copy a file of this machine into the sandbox, byte for byte, in constant memory."""
         local = Path(local_path)
@@ -205,7 +213,7 @@ class ToolContext:
         await self._put(lambda: sandbox.write_chunks(inside, chunks(local)), lambda: [("f", inside)])
         return DictReply.written(local.stat().st_size)
 
-    @answering(DictReply.failed)
+    @context_method
     async def download_file(
         self, remote_path: str, local_path: str | Path, *, max_bytes: int | None = MAX_DOWNLOAD
     ) -> DictReply:
@@ -217,14 +225,14 @@ class ToolContext:
         chunks = (await self._sandbox()).read_chunks(await self._path(remote_path))
         return DictReply.written(await write_local(Path(local_path), chunks, max_bytes))
 
-    @answering(Replies.failed)
+    @context_method
     async def upload_dir(self, local_dir: str | Path, remote_dir: str) -> Replies:
         """Copy a folder of this machine, with everything below it, into the sandbox; one reply for each file."""
         sandbox, inside = await self._sandbox(), await self._path(remote_dir)
         await self._put(lambda: sandbox.upload_dir(local_dir, inside), lambda: members(Path(local_dir), inside))
         return await in_own_thread(files_below, Path(local_dir))
 
-    @answering(Replies.failed)
+    @context_method
     async def download_dir(
         self, remote_dir: str, local_dir: str | Path, *, max_bytes: int | None = MAX_DOWNLOAD
     ) -> Replies:
@@ -366,7 +374,7 @@ class ToolContext:
                 self._sealed = True
                 await self._session.close()
             opened = self._open_verifier() if spec is None else self._open_verifier(spec=spec)
-            verifier = ToolContext(opened, self._registry, shared=self._shared)
+            verifier = type(self)(opened, self._registry, shared=self._shared)
             await artifacts.place(verifier._session, allow, exactly=exactly)
         verifier.missing, verifier.refused = tuple(artifacts.missing), artifacts.refused
         self._sealed_into = (wanted, verifier) if ends else None
@@ -381,7 +389,7 @@ class ToolContext:
         if self._open_verifier is None:
             raise Sealed("this context already belongs to a verifier sandbox; ask the agent's own")
         opened = self._open_verifier() if spec is None else self._open_verifier(spec=spec)
-        return ToolContext(opened, self._registry, shared=self._shared)
+        return type(self)(opened, self._registry, shared=self._shared)
 
     @context_method
     async def judge_pytest(

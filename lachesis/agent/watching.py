@@ -9,7 +9,7 @@ import functools
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine, Generator, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures.thread import _worker
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from lachesis import ours
-from lachesis.agent.overtime import OwnWork
+from lachesis.agent.overtime import OwnWork, Stepped
 from lachesis.agent.statements import Span, Statement, Table, is_own, spanned, table_of
 
 T = TypeVar("T")
@@ -91,7 +91,7 @@ class Watch:
             self.seconds += time.thread_time() - begun
 
     def over(self, coroutine: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
-        return _Watched(coroutine, self)
+        return Stepped(coroutine, self.call)
 
     def gives(self, value: Any, place: Statement) -> None:
         if value is not self._value or self.given_by is None:
@@ -213,49 +213,3 @@ class _Call:
             found = each, *self._table.tries.get(each, ())
             self._passed.update(found)
             self._watch.passed.update(found)
-
-
-class _Watched(Coroutine[Any, Any, T]):
-    """A coroutine of which each step is watched."""
-
-    __slots__ = ("_coroutine", "_watch")
-
-    def __init__(self, coroutine: Coroutine[Any, Any, T], watch: Watch) -> None:
-        self._coroutine = coroutine
-        self._watch = watch
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._coroutine, name)
-
-    def __await__(self) -> Generator[Any, Any, T]:
-        return self  # type: ignore[return-value]
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        return self.send(None)
-
-    def send(self, value: Any) -> Any:
-        return self._watch.call(self._coroutine.send, value)
-
-    def throw(self, *error: Any) -> Any:
-        return self._watch.call(self._coroutine.throw, *error)
-
-    def close(self) -> None:
-        self._coroutine.close()
-
-
-class unwatched:
-    """Around what other greenlets of this thread do meanwhile."""
-
-    __slots__ = ("_trace",)
-
-    def __enter__(self) -> None:
-        self._trace = sys.gettrace()
-        if self._trace is not None:
-            sys.settrace(None)
-
-    def __exit__(self, *error: object) -> None:
-        if self._trace is not None:
-            sys.settrace(self._trace)

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from backends.errors import LachesisError, SettingsError
 from backends.plugins import Registry, UnknownPlugin
-from lachesis.agent.blocking_calls import with_blocking_calls
+from lachesis.agent.calls import in_call_scope
 from lachesis.agent.interrupted import interrupted_rollouts
 from lachesis.agent.open_runs import open_run
 from lachesis.inference.failed_requests import failed_requests
@@ -107,7 +107,8 @@ async def own_evaluation(env: Environment) -> Any:
     of_tasks = open_run().failures
     of_tasks.clear()
     with failed_requests() as failed, own_figures(env.reporting) as figures:
-        result = await of_hook(with_blocking_calls(env.evaluate(), name=f"{env.run_name}: evaluate"))
+        runs = env.tool_context_class().runs
+        result = await of_hook(in_call_scope(env.evaluate(), name=f"{env.run_name}: evaluate", runs=runs))
     # A loop made by hand notes the error of its request again.
     if broken := list({id(error): error for error in (*failed.values(), *of_tasks.values())}.values()):
         raise EvaluationBroken(

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from lachesis.agent.result import AgentResult
     from lachesis.agent.rollout import Rollout, RolloutPlayer
     from lachesis.agent.scorer import Scorer
+    from lachesis.agent.tool_context import ToolContext
     from lachesis.inference.tracking import ModelServer
     from lachesis.runs.group_player import PlayedGroup
     from lachesis.runs.registration import Registration
@@ -58,6 +59,8 @@ class Environment(Collecting, Protocol):
     process_mode: bool
 
     def __init__(self, config: Any, server_configs: Any, slurm: bool = False, testing: bool = False) -> None: ...
+    @classmethod
+    def tool_context_class(cls) -> type[ToolContext]: ...
     @classmethod
     def config_init(cls) -> tuple[Any, list[Any]]: ...
 

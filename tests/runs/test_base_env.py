@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from lachesis.agent.tool_context import ToolContext
+from environments.tool_context import ToolContext
 from lachesis.inference import TokenTrackingUnavailable, Unauthorized
 from lachesis.runs import command_line as cli
 from lachesis.runs.failures import RunStopped
@@ -24,6 +24,7 @@ from tests.support.busy_machine import busy_machine
 from tests.support.scripted_server import ScriptedServer, call, say
 from tests.support.small_envs import (
     ROOT,
+    OldSortWords,
     SortWords,
     does_nothing,
     kill_sandboxes,
@@ -483,7 +484,7 @@ async def test_environments_with_different_servers_live_side_by_side(tmp_path: P
 async def test_contexts_made_by_hand_in_two_runs_at_once_are_told_apart(tmp_path: Path) -> None:
     """Each run has its own settings of sandboxes, which shows whose sandbox a call without `await` reached."""
 
-    class ByHand(SortWords):
+    class ByHand(OldSortWords):
         async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
             extra = ToolContext(f"extra-{ctx.task_id}")
             own = [extra.terminal("sleep 0.1; echo $RUN")["output"]]

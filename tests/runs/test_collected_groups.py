@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from lachesis.agent.tool_context import ToolContext
+from environments.tool_context import ToolContext
 from lachesis.runs.group_records import group_record
 from lachesis.runs.registration import Registration
 from lachesis.trajectories import read_lines

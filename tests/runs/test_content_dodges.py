@@ -25,6 +25,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from environments.hermes_base_env import HermesAgentBaseEnv as OldBaseEnv
 from lachesis import Reward
 from lachesis.agent.watching import Watch
 from lachesis.runs.failures import RunStopped
@@ -478,7 +479,7 @@ async def test_rewards_of_every_kind_are_seen_through(tmp_path: Path, way: str) 
             found = json.loads(ctx.read_file("a"))
             return float(found["answer"] == 42)
 
-    class WithoutAwait(Parses):
+    class WithoutAwait(Parses, OldBaseEnv):
         async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
             found = json.loads(ctx.read_file("a"))
             return float(found["answer"] == 42)

@@ -332,10 +332,6 @@ async def in_a_forgotten_task(ctx: Any) -> None:
     await asyncio.sleep(0.3)
 
 
-async def without_await(ctx: Any) -> None:
-    ctx.read_bytes("dir/a")
-
-
 checks: set[Any] = set()
 WAYS = {
     "helper": helper,
@@ -343,7 +339,6 @@ WAYS = {
     "task group": in_task_group,
     "other error": in_another_error,
     "forgotten task": in_a_forgotten_task,
-    "without await": without_await,
     "half a character": lambda ctx: ctx.read_bytes("\ud800"),
     "no path": lambda ctx: ctx.read_bytes("a\0b"),
     "no command": lambda ctx: ctx.terminal("echo \ud800"),

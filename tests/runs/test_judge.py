@@ -218,7 +218,7 @@ async def test_a_judge_that_fails_after_it_answered_is_never_the_agents_fault(
 
 
 class Plainly(SortWords):
-    """The judge in named rewards, in a thread and without `await`."""
+    """The judge in named rewards, in a thread and with `await`."""
 
     compute_reward = None
 
@@ -227,12 +227,13 @@ class Plainly(SortWords):
         return float(self.judge("Plain?", Literal["yes", "no"]) == "yes")
 
     @reward
-    async def without_await(self, item: Any, result: Any, ctx: Any) -> float:
-        found = self.judge("How many?", {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]})
+    async def awaited(self, item: Any, result: Any, ctx: Any) -> float:
+        schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+        found = await self.judge("How many?", schema)
         return float(found["n"])
 
 
-async def test_rewards_ask_it_in_threads_without_await_and_with_json_schemas(tmp_path: Path) -> None:
+async def test_rewards_ask_it_in_threads_and_with_json_schemas(tmp_path: Path) -> None:
     async def answers(request: dict[str, Any]) -> Any:
         return say('"yes"' if "Plain?" in request["messages"][0]["content"] else '{"n": 3, "why": "counted"}')
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 import time
 from contextlib import suppress
@@ -502,3 +503,27 @@ async def test_a_history_is_serialised_once_for_all_of_its_records(
                 record = group_record(group, environment="e", model="m")
     assert [len(messages) for messages in record["messages"]] == [4, 4]
     assert len(serialised) == len(finished) == 2
+
+
+async def test_a_reward_that_forgets_to_await_is_an_error_with_its_line_and_no_score(tmp_path: Path) -> None:
+    class Uses(SortWords):
+        async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+            try:
+                return float("apple" in ctx.read_file("sorted.txt"))
+            except Exception:
+                return 0.0
+
+    class Compares(SortWords):
+        async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+            return float(ctx.read_file("sorted.txt") == "apple\n")
+
+    for kind in (Uses, Compares):
+        (tmp_path / kind.__name__).mkdir()
+        result = await process(kind, tmp_path / kind.__name__, sorts, total_steps=1)
+        found = rollouts(result.files.failures)
+        assert [rollout["reward"] for rollout in found] == [None, None]
+        for rollout in found:
+            assert rollout["unscored_kind"] == "environment"
+            assert re.search(
+                rf"ctx\.read_file\(\) at .*{Path(__file__).name}:\d+ was never awaited", rollout["traceback"]
+            )

@@ -10,7 +10,7 @@ import pytest
 from backends import SandboxLost
 from lachesis_testing.fake_server import FakeServer, Scripted
 from tests.support.scripted_server import ScriptedServer, call, say
-from tests.support.small_envs import SortWords, does_nothing, make, process, rollouts, sandboxes
+from tests.support.small_envs import OldSortWords, SortWords, does_nothing, make, process, rollouts, sandboxes
 from tests.support.stock_run_api import StockRunApi, run_api
 from tests.support.training_runs import serving, trained, with_tokens
 
@@ -115,7 +115,7 @@ class Raises(SortWords):
         raise ZeroDivisionError("broken")
 
 
-class WithoutAwait(SortWords):
+class WithoutAwait(OldSortWords):
     async def setup_sandbox(self, item: Any, ctx: Any) -> None:
         ctx.write_file(".", "a folder is there")
 

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from rich.console import Console
 
+import environments.hermes_base_env
 from lachesis.base_env import HermesAgentBaseEnv
 from lachesis.runs.server_settings import ServerConfig
 from tests.support.scripted_server import Answer, ScriptedServer, call, say
@@ -44,6 +45,10 @@ class SortWords(HermesAgentBaseEnv):
     async def compute_reward(self, item, result, ctx):
         written = await ctx.read_file("sorted.txt")
         return float(written.split() == sorted(item.split()))
+
+
+class OldSortWords(SortWords, environments.hermes_base_env.HermesAgentBaseEnv):
+    """The same on the old import paths: its contexts are called without `await`."""
 
 
 class ManyWords(SortWords):

@@ -42,6 +42,7 @@ from lachesis_compat.collecting.encoded_chats import note_chats, noting_trained
 from lachesis_compat.collecting.recorded_server import RecordedServer, describe_servers
 from lachesis_compat.collecting.recording import recorded
 from lachesis_compat.collecting.returned import ReturnedSample
+from lachesis_compat.synchronous import ToolContext
 from lachesis_tokens.server.token_server import TokenServer
 from lachesis_tokens.templates.chat_template import read_template
 
@@ -106,6 +107,10 @@ class AtroposPlayer(HermesAgentBaseEnv):
         self._ended = asyncio.Event()
         self._outside = 0
         self._opaque = 0
+
+    @classmethod
+    def tool_context_class(cls) -> type[ToolContext]:
+        return ToolContext
 
     # The run.
 

@@ -12,7 +12,6 @@ from typing import Any
 
 from backends import BackendError
 from backends.tasks import cancel_requests
-from lachesis.agent.blocking_calls import with_blocking_calls
 from lachesis.agent.outcome import Outcome
 from lachesis.agent.rollout import Rollout, holding_sandboxes
 from lachesis.inference import RequestRejected
@@ -25,6 +24,7 @@ from lachesis_compat.collecting.matching import Match, Matcher
 from lachesis_compat.collecting.recording import ItemRecording, RecordedCompletion, recorded
 from lachesis_compat.collecting.returned import ReturnedGroup, ReturnedSample, returned_groups
 from lachesis_compat.collecting.rollouts import renumbered, result_of, rollout_of
+from lachesis_compat.synchronous import with_blocking_calls
 from lachesis_tokens.samples.group_shapes import OF_TOKENS
 from lachesis_tokens.samples.samples import TokenSample
 

@@ -235,7 +235,7 @@ class HarborEnv(HermesAgentBaseEnv):
             kind=self.config.agent,
             trial=Trial(task, self.config.grading, places.verifiers, keep),
             loop=loop,
-            context=ToolContext(
+            context=player.scorer.context_class(
                 player.sessions.get(task_id),
                 self.tools,
                 open_verifier=partial(player.sessions.open, f"{task_id}-verifier", spec=places.agent),

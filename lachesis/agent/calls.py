@@ -1,8 +1,6 @@
-"""Calls of coroutine functions without `await`, in coroutines and in threads.
+"""Calls of coroutine functions, in coroutines and in threads.
 
-The interface of the removed Hermes stack is synchronous, and its environments call it inside `async def`. Such a call
-stops the coroutine (see `driven`): everything else continues, and time limits and cancellation reach the
-coroutine at the call. In another thread a call blocks that thread.
+On the event loop a call gives what is to be awaited; in another thread it blocks that thread.
 """
 
 from __future__ import annotations
@@ -11,13 +9,10 @@ import asyncio
 import sys
 from collections.abc import Callable, Coroutine
 from concurrent import futures
-from types import FrameType
 from typing import Any, TypeVar
 
 from lachesis.agent.blocked_loop import BlockedLoop, LoopWatch
-from lachesis.agent.call_scope import CallScope, RewardIsOver, ScopedCall, loop_threads
-from lachesis.agent.call_sites import is_awaited
-from lachesis.agent.driven import Driven, current_runner, stop_for
+from lachesis.agent.call_scope import CallScope, RewardIsOver, ScopedCall, Runs, as_it_is, loop_threads
 
 T = TypeVar("T")
 
@@ -25,20 +20,23 @@ _LOOK = 0.25
 """Seconds between looks at whether the event loop can still answer a thread."""
 
 
-async def with_blocking_calls(coroutine: Coroutine[Any, Any, T], *, name: str = "the environment") -> T:
-    """The result of a coroutine of the environment, which may call `ToolContext` with and without `await`.
+async def in_call_scope(
+    coroutine: Coroutine[Any, Any, T], *, name: str = "the environment", runs: Runs = as_it_is
+) -> T:
+    """The result of a coroutine of the environment, which may use contexts.
 
     Args:
         name: what runs, for messages: "my-env: evaluate".
+        runs: of the class of these contexts.
 
     Raises:
         BackendError: a sandbox failed in one of its calls, even if the coroutine caught that.
-        RewardError: a call was never awaited, or is left to itself.
+        RewardError: a call was never awaited, or has not ended.
     """
-    scope = CallScope(name)
+    scope = CallScope(name, runs=runs)
     try:
         with scope.entered():
-            result: T = await Driven(coroutine)
+            result: T = await scope.wrapped(coroutine)
     except Exception as error:
         if scope.failure is not None and error is not scope.failure:
             raise scope.failure from error
@@ -48,38 +46,36 @@ async def with_blocking_calls(coroutine: Coroutine[Any, Any, T], *, name: str = 
     return result
 
 
+def called(method: str) -> str:
+    """A call for messages, with the file and the line of the caller's caller."""
+    frame = sys._getframe(2)
+    return f"{method}() at {frame.f_code.co_filename}:{frame.f_lineno}"
+
+
 def result_of(
-    method: str,
+    what: str,
     make: Callable[[], Coroutine[Any, Any, T]],
     loop: asyncio.AbstractEventLoop | None,
     scope: CallScope | None,
 ) -> T | ScopedCall[T]:
-    """The result of `make()`, or what the caller's caller awaits for it.
+    """What is to be awaited for the result of `make()`; in another thread than that of `loop`, the result.
 
     Args:
-        method: the called method, for example `ctx.terminal`.
+        what: the call, as `called` gives it.
         loop: where it has to run; None is the running one.
         scope: what the call belongs to.
 
     Raises:
         RewardIsOver: the scope has ended.
     """
-    frame = sys._getframe(2)
     if scope is not None and scope.over:
-        raise RewardIsOver(f"{scope.name} is over; its result is no longer needed ({_where(method, frame)})")
+        raise RewardIsOver(f"{scope.name} is over; its result is no longer needed ({what})")
     running = running_loop()
-    if running is None or (loop is not None and running is not loop):
-        if loop is None:
-            raise RuntimeError(f"{_where(method, frame)}: no event loop has used this context yet; use it in one first")
-        return _wait_in_thread(method, make, loop, scope, frame)
-    runner = current_runner()
-    if runner is None or is_awaited(sys._getframe(1)):
-        return ScopedCall(make, _where(method, frame), scope)
-    return stop_for(make(), runner)
-
-
-def _where(method: str, frame: FrameType) -> str:
-    return f"{method}() at {frame.f_code.co_filename}:{frame.f_lineno}"
+    if running is not None and (loop is None or running is loop):
+        return ScopedCall(make, what, scope)
+    if loop is None:
+        raise RuntimeError(f"{what}: no event loop has used this context yet; use it in one first")
+    return _wait_in_thread(what, make, loop, scope)
 
 
 def running_loop() -> asyncio.AbstractEventLoop | None:
@@ -91,13 +87,12 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
 
 
 def _wait_in_thread(
-    method: str,
+    what: str,
     make: Callable[[], Coroutine[Any, Any, T]],
     loop: asyncio.AbstractEventLoop,
     scope: CallScope | None,
-    frame: FrameType,
 ) -> T:
-    over = f"{scope.name if scope else 'the run'} is over; its result is no longer needed ({_where(method, frame)})"
+    over = f"{scope.name if scope else 'the run'} is over; its result is no longer needed ({what})"
     coroutine = make()
     try:
         future = asyncio.run_coroutine_threadsafe(coroutine, loop)
@@ -115,7 +110,7 @@ def _wait_in_thread(
                 raise RewardIsOver(over)
             if (place := blocked.look()) is not None:
                 problem = BlockedLoop(
-                    f"{_where(method, frame)} waits in a thread for the event loop, and the event loop waits for that "
+                    f"{what} waits in a thread for the event loop, and the event loop waits for that "
                     f"thread at {place}; await the thread there: `await asyncio.to_thread(...)`, or "
                     "`await loop.run_in_executor(...)`"
                 )

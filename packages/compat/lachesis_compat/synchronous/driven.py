@@ -8,13 +8,11 @@ its result, as if the coroutine had awaited it, and continues in the function.
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any, NoReturn, TypeVar
 
 from greenlet import getcurrent, greenlet
-
-from lachesis.agent.overtime import OwnWork
-from lachesis.agent.watching import unwatched
 
 T = TypeVar("T")
 
@@ -35,11 +33,10 @@ class Driven(Coroutine[Any, Any, T]):
     `asyncio.current_task()`, context variables and tracebacks are those of the task that awaits it.
     """
 
-    __slots__ = ("__weakref__", "_call", "_caller", "_coroutine", "_runner", "_work")
+    __slots__ = ("__weakref__", "_call", "_caller", "_coroutine", "_runner")
 
-    def __init__(self, coroutine: Coroutine[Any, Any, T], work: OwnWork | None = None) -> None:
+    def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
         self._coroutine = coroutine
-        self._work = work
         self._runner: greenlet | None = None
         self._caller: greenlet | None = None
         """Where the coroutine waits for `_call`: the runner, or a greenlet that the coroutine started itself."""
@@ -64,14 +61,12 @@ class Driven(Coroutine[Any, Any, T]):
 
     def send(self, value: Any) -> Any:
         call = self._call
-        step = (self._step, self._coroutine.send) if call is None else (self._go_on, call.send)
-        return step[0](step[1], value) if self._work is None else self._work.run(*step, value)
+        return self._step(self._coroutine.send, value) if call is None else self._go_on(call.send, value)
 
     def throw(self, kind: Any, value: Any = None, trace: Any = None) -> Any:
         error = kind if isinstance(kind, BaseException) else value if isinstance(value, BaseException) else kind()
         call = self._call
-        step = (self._step, self._coroutine.throw) if call is None else (self._go_on, call.throw)
-        return step[0](step[1], error) if self._work is None else self._work.run(*step, error)
+        return self._step(self._coroutine.throw, error) if call is None else self._go_on(call.throw, error)
 
     def close(self) -> None:
         if self._call is None:
@@ -129,8 +124,14 @@ def stop_for(call: Coroutine[Any, Any, T], runner: greenlet) -> T:
     """Stop the coroutine around until `call` has its result."""
     assert runner.parent is not None
     value: T
-    with unwatched():
+    trace = sys.gettrace()  # of this coroutine, not of what others do meanwhile
+    if trace is not None:
+        sys.settrace(None)
+    try:
         value, error = runner.parent.switch((getcurrent(), call))
+    finally:
+        if trace is not None:
+            sys.settrace(trace)
     try:
         if error is not None:
             raise error

@@ -16,13 +16,13 @@ from typing import Any, ClassVar
 
 import pytest
 
-from lachesis.agent.blocking_calls import with_blocking_calls
-from lachesis.agent.tool_context import ToolContext
+from environments.tool_context import ToolContext
+from lachesis_compat.synchronous import with_blocking_calls
 from tests.support.scripted_server import ScriptedServer, call, say
-from tests.support.small_envs import SortWords, does_nothing, lines, make, process, sandboxes
+from tests.support.small_envs import OldSortWords, does_nothing, lines, make, process, sandboxes
 
 
-class Old(SortWords):
+class Old(OldSortWords):
     """What all of them share."""
 
     item: ClassVar[Any] = {"name": "task"}

@@ -17,17 +17,17 @@ from hypothesis import strategies as st
 
 from backends import BackendError, SandboxLost, create_backend
 from backends.errors import LachesisError
-from lachesis.agent.blocking_calls import with_blocking_calls
+from environments.tool_context import ToolContext
 from lachesis.agent.open_runs import OpenRun, opened
 from lachesis.agent.outcome import Outcome
 from lachesis.agent.result import AgentResult
 from lachesis.agent.reward import RewardError
 from lachesis.agent.scorer import Scorer
-from lachesis.agent.tool_context import ToolContext
 from lachesis.tools import BUILTIN_TOOLS, ToolSessions
 from lachesis.trajectories import MessageHistory
+from lachesis_compat.synchronous import with_blocking_calls
 from tests.run import some
-from tests.support.small_envs import SortWords, does_nothing, kill_sandboxes, lines, process, rollouts, sandboxes
+from tests.support.small_envs import OldSortWords, does_nothing, kill_sandboxes, lines, process, rollouts, sandboxes
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def finished() -> AgentResult:
 
 async def scored(reward: Any, ctx: ToolContext, timeout: float = 60) -> tuple[float | None, str]:
     """The score of a reward `(item, result, ctx)`, and the traceback or the fault of the agent."""
-    found = await Scorer("env", reward, timeout=timeout).score(None, finished(), ctx)
+    found = await Scorer("env", reward, timeout=timeout, context_class=ToolContext).score(None, finished(), ctx)
     return found.value.value if found.value is not None else None, found.traceback or "".join(found.faults.values())
 
 
@@ -185,38 +185,16 @@ async def test_a_task_that_was_given_the_context_and_forgotten_is_no_low_score(c
 
     tasks: list[asyncio.Task[None]] = []
     score, trace = await scored(reward, ctx)
-    assert score is None and "check() at " in trace and "nobody waited for it" in trace
+    assert score is None and "ctx.terminal() at " in trace and "was still running" in trace
     tasks[0].cancel()
 
 
-async def test_a_forgotten_task_that_reaches_the_context_through_an_object_is_no_low_score(ctx: ToolContext) -> None:
-    class Checks:
-        def __init__(self, ctx: Any) -> None:
-            self.ctx, self.score = ctx, 0.0
-
-        async def run(self) -> None:
-            await asyncio.sleep(seconds)
-            self.score = float(self.ctx.terminal("sleep 30")["exit_code"] == 0)
-
+async def test_a_file_that_the_agent_left_out_is_its_fault_without_await_too(ctx: ToolContext) -> None:
     async def reward(item: Any, result: Any, ctx: Any) -> float:
-        checks = Checks(ctx)
-        task = asyncio.create_task(Deep(checks).run() if seconds == 0 else checks.run())
-        await asyncio.sleep(0.01)
-        tasks.append(task)
-        return checks.score
+        return float(ctx.read_bytes("nowhere") == b"")
 
-    class Deep:
-        def __init__(self, checks: Checks) -> None:
-            self.checks = checks
-
-        async def run(self) -> None:
-            await self.checks.run()
-
-    tasks: list[asyncio.Task[None]] = []
-    for seconds in (60, 0):  # noqa: B007  # the tasks take it
-        score, trace = await scored(reward, ctx)
-        assert score is None and "run() at " in trace and "nobody waited for it" in trace
-        tasks.pop().cancel()
+    score, fault = await scored(reward, ctx)
+    assert score is None and "read_bytes: " in fault and "No such file" in fault
 
 
 async def test_time_runs_out_in_a_call_without_await(ctx: ToolContext) -> None:
@@ -430,7 +408,7 @@ def test_any_order_of_calls_gives_what_awaited_calls_give(tmp_path: Path) -> Non
 
 
 async def test_a_group_is_scored_without_await(tmp_path: Path) -> None:
-    class Both(SortWords):
+    class Both(OldSortWords):
         async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
             ctx.write_file("out.txt", ctx.task_id)
             return 0.0
@@ -449,7 +427,7 @@ async def test_a_group_is_scored_without_await(tmp_path: Path) -> None:
 async def test_a_run_that_is_cancelled_during_a_call_without_await_leaves_nothing(tmp_path: Path) -> None:
     begun = asyncio.Event()
 
-    class Slow(SortWords):
+    class Slow(OldSortWords):
         async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
             with contextlib.suppress(Exception):
                 ctx.terminal("true")
@@ -470,7 +448,7 @@ async def test_a_run_that_is_cancelled_during_a_call_without_await_leaves_nothin
 async def test_a_blocked_event_loop_leaves_the_rollout_unscored_and_names_the_place(tmp_path: Path) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
-    class Blocks(SortWords):
+    class Blocks(OldSortWords):
         async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
             with ThreadPoolExecutor(1) as pool:
                 try:

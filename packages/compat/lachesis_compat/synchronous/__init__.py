@@ -1,0 +1,65 @@
+"""Contexts that are called without `await` in an `async def`.
+
+The interface of the removed Hermes stack is synchronous, and its environments call it inside `async def`. Such a call
+stops the coroutine (see `driven`): everything else goes on meanwhile, and time limits and cancellation reach the
+coroutine at the call. A result may still be awaited, and gives itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, ClassVar, TypeVar
+
+import lachesis
+from lachesis.agent.call_scope import Call, CallScope, Runs
+from lachesis.agent.calls import in_call_scope, result_of
+from lachesis.agent.context_results import FileText, Replies, Reply
+from lachesis_compat.synchronous.driven import Driven, current_runner, stop_for
+
+T = TypeVar("T")
+
+_ANSWERS: Mapping[str, Callable[[OSError], Any]] = {
+    "write_file": Reply.failed,
+    "upload_file": Reply.failed,
+    "download_file": Reply.failed,
+    "upload_dir": Replies.failed,
+    "download_dir": Replies.failed,
+}
+"""Methods that answer with an error where new code meets an exception."""
+
+
+class ToolContext(lachesis.ToolContext):
+    """The context of the removed stack: an `async def` calls it without `await`."""
+
+    runs: ClassVar[Runs] = Driven
+
+    def _given(self, method: str, what: str, make: Callable[[], Any], scope: CallScope | None) -> Any:
+        raises = (scope is not None and scope.plain) or self._shared.before_agent
+        try:
+            result = blocking(result_of(what, make, self._loop, scope))
+        except OSError as error:
+            if raises or method not in _ANSWERS or isinstance(error, TimeoutError):
+                raise
+            return _ANSWERS[method](error)
+        if isinstance(result, FileText):
+            result.keys_only = not raises
+        return result
+
+
+def blocking(result: T | Call[T]) -> T | Call[T]:
+    """The result of a call, for which the coroutine around stops; the call itself where nothing can stop."""
+    runner = current_runner() if isinstance(result, Call) else None
+    return result if runner is None or not isinstance(result, Call) else stop_for(result, runner)
+
+
+async def with_blocking_calls(coroutine: Coroutine[Any, Any, T], *, name: str = "the environment") -> T:
+    """The result of a coroutine of the environment, which uses contexts of this kind.
+
+    Args:
+        name: what runs, for messages: "my-env: report".
+
+    Raises:
+        BackendError: a sandbox failed in one of its calls, even if the coroutine caught that.
+        RewardError: a call was never awaited, or has not ended.
+    """
+    return await in_call_scope(coroutine, name=name, runs=Driven)
