@@ -12,7 +12,7 @@ from concurrent import futures
 from typing import Any, TypeVar
 
 from lachesis.agent.blocked_loop import BlockedLoop, LoopWatch
-from lachesis.agent.call_scope import CallScope, RewardIsOver, ScopedCall, Runs, as_it_is, loop_threads
+from lachesis.agent.call_scope import CallScope, RewardIsOver, Runs, ScopedCall, as_it_is, loop_threads
 
 T = TypeVar("T")
 

@@ -11,17 +11,17 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, ClassVar, TypeVar
 
 import lachesis
-from lachesis.agent.call_scope import Call, CallScope, Runs
+from lachesis.agent.call_scope import CallScope, Runs, ScopedCall
 from lachesis.agent.calls import in_call_scope, result_of
-from lachesis.agent.context_results import FileText, Replies, Reply
+from lachesis.agent.context_results import DictReply, FileText, Replies
 from lachesis_compat.synchronous.driven import Driven, current_runner, stop_for
 
 T = TypeVar("T")
 
 _ANSWERS: Mapping[str, Callable[[OSError], Any]] = {
-    "write_file": Reply.failed,
-    "upload_file": Reply.failed,
-    "download_file": Reply.failed,
+    "write_file": DictReply.failed,
+    "upload_file": DictReply.failed,
+    "download_file": DictReply.failed,
     "upload_dir": Replies.failed,
     "download_dir": Replies.failed,
 }
@@ -46,10 +46,10 @@ class ToolContext(lachesis.ToolContext):
         return result
 
 
-def blocking(result: T | Call[T]) -> T | Call[T]:
+def blocking(result: T | ScopedCall[T]) -> T | ScopedCall[T]:
     """The result of a call, for which the coroutine around stops; the call itself where nothing can stop."""
-    runner = current_runner() if isinstance(result, Call) else None
-    return result if runner is None or not isinstance(result, Call) else stop_for(result, runner)
+    runner = current_runner() if isinstance(result, ScopedCall) else None
+    return result if runner is None or not isinstance(result, ScopedCall) else stop_for(result, runner)
 
 
 async def with_blocking_calls(coroutine: Coroutine[Any, Any, T], *, name: str = "the environment") -> T:
