@@ -9,7 +9,7 @@ from pydantic import Field
 import lachesis
 
 if TYPE_CHECKING:
-    from lachesis_compat.synchronous import ToolContext
+    from lachesis_compat.synchronous import SynchronousToolContext
 
 
 class HermesAgentEnvConfig(lachesis.HermesAgentEnvConfig):
@@ -26,10 +26,10 @@ class HermesAgentBaseEnv(lachesis.HermesAgentBaseEnv):
     env_config_cls = HermesAgentEnvConfig
 
     @classmethod
-    def tool_context_class(cls) -> type[ToolContext]:
-        from lachesis_compat.synchronous import ToolContext
+    def tool_context_class(cls) -> type[SynchronousToolContext]:
+        from lachesis_compat.synchronous import SynchronousToolContext
 
-        return ToolContext
+        return SynchronousToolContext
 
 
 __all__ = ["HermesAgentBaseEnv", "HermesAgentEnvConfig"]

@@ -42,7 +42,7 @@ from lachesis_compat.collecting.encoded_chats import note_chats, noting_trained
 from lachesis_compat.collecting.recorded_server import RecordedServer, describe_servers
 from lachesis_compat.collecting.recording import recorded
 from lachesis_compat.collecting.returned import ReturnedSample
-from lachesis_compat.synchronous import ToolContext
+from lachesis_compat.synchronous import SynchronousToolContext
 from lachesis_tokens.server.token_server import TokenServer
 from lachesis_tokens.templates.chat_template import read_template
 
@@ -109,8 +109,8 @@ class AtroposPlayer(HermesAgentBaseEnv):
         self._opaque = 0
 
     @classmethod
-    def tool_context_class(cls) -> type[ToolContext]:
-        return ToolContext
+    def tool_context_class(cls) -> type[SynchronousToolContext]:
+        return SynchronousToolContext
 
     # The run.
 

@@ -28,7 +28,7 @@ _ANSWERS: Mapping[str, Callable[[OSError], Any]] = {
 """Methods that answer with an error where new code meets an exception."""
 
 
-class ToolContext(lachesis.ToolContext):
+class SynchronousToolContext(lachesis.ToolContext):
     """The context of the removed stack: an `async def` calls it without `await`."""
 
     runs: ClassVar[Runs] = Driven
