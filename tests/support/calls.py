@@ -9,7 +9,7 @@ from typing import Any
 
 from lachesis.agent.call_scope import CallScope, current_scope
 from lachesis.agent.calls import called, in_call_scope, result_of
-from lachesis.agent.context_results import Reply
+from lachesis.agent.context_results import DictReply
 
 
 class Device:
@@ -42,7 +42,7 @@ class Device:
         if isinstance(value, Exception):
             raise value
         self.done.append(value)
-        return Reply(value=value)
+        return DictReply(value=value)
 
 
 def in_scope(function: Callable[[Device], Any]) -> Callable[[], Any]:
