@@ -27,8 +27,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.instant_server import instant_server
-from lachesis.agent.loop import HermesAgentLoop
 from lachesis.inference import OpenAIServer, Router, ServerSettings
+from lachesis.loop.loop import HermesAgentLoop
 from lachesis.tools import ToolResult
 
 TURNS = (0, 1, 5, 20)

@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.instant_server import instant_server
 from lachesis.runs.own_process import run_alone
-from lachesis.runs.server_settings import ServerConfig
+from lachesis.settings.server_settings import ServerConfig
 from lachesis_data.batch.prompts import Prompts, over_rows
 from lachesis_data.batch.rows import Rows
 from lachesis_data.batch.run import BatchSettings, run_batch

@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from backends import Availability, SandboxInfo, SandboxLost, SandboxSpec
 from lachesis.base_env import HermesAgentBaseEnv
-from lachesis.runs.server_settings import ServerConfig
+from lachesis.settings.server_settings import ServerConfig
 from lachesis_testing.scripted_server import ScriptedServer, say
 
 LOWEST, HIGHEST, LOST = 0.2, 0.9, 0.1

@@ -14,8 +14,8 @@ from random import Random
 from typing import Any
 
 from lachesis.inference import ServerSettings
+from lachesis.messages.messages import ToolCall
 from lachesis.tools import ToolResult
-from lachesis.trajectories import ToolCall
 from lachesis_testing.fake_server import Ask, Codec, FakeServer, Policy, Reply, fake_tokenizer
 from lachesis_testing.fake_server.policies import WORDS
 from lachesis_tokens.engines import create_engine

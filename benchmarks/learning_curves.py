@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.whole_calls import is_whole_call
-from lachesis.evaluation.intervals import Mean, mean_over_items
+from lachesis.figures.intervals import Mean, mean_over_items
 
 FILE = "curve.json"
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 640, 320, 56, 40, 28

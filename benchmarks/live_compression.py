@@ -35,11 +35,11 @@ from benchmarks.fake_process import (
     token_server,
 )
 from benchmarks.serve_lag import Lag
-from lachesis.agent.loop import HermesAgentLoop
-from lachesis.agent.result import AgentResult
 from lachesis.inference import ServerSettings
+from lachesis.loop.loop import HermesAgentLoop
+from lachesis.loop.result import AgentResult
+from lachesis.messages.messages import ChatResponse, ToolCall
 from lachesis.tools import ToolResult
-from lachesis.trajectories import ChatResponse, ToolCall
 from lachesis_data.compression.live import ContextCompression
 from lachesis_testing.fake_server import Ask, Codec, Reply, fake_tokenizer
 from lachesis_testing.fake_server.policies import WORDS

@@ -23,17 +23,9 @@ from typing import TypeVar
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from lachesis.trajectories import (
-    ChatResponse,
-    FinishReason,
-    Message,
-    MessageHistory,
-    SampledTokens,
-    TokenPrefix,
-    ToolCall,
-    ToolResponse,
-    Usage,
-)
+from lachesis.messages.history import MessageHistory
+from lachesis.messages.messages import ChatResponse, FinishReason, Message, ToolCall, ToolResponse, Usage
+from lachesis.messages.tokens import SampledTokens, TokenPrefix
 from lachesis_tokens.samples.samples import samples
 
 T = TypeVar("T")

@@ -31,11 +31,11 @@ from benchmarks.fake_process import (
     token_server,
 )
 from benchmarks.machine import forget_peak, memory_mb
-from lachesis.agent.loop import HermesAgentLoop
-from lachesis.agent.result import AgentResult
 from lachesis.inference import ServerSettings
+from lachesis.loop.loop import HermesAgentLoop
+from lachesis.loop.result import AgentResult
+from lachesis.messages.messages import ToolCall
 from lachesis.tools import ToolResult
-from lachesis.trajectories import ToolCall
 from lachesis_testing.fake_server import Codec, fake_tokenizer
 
 TURNS = 10

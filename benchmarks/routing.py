@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from lachesis.inference.affinity import Demand
 from lachesis.inference.balancer import Split, _Slot
 from lachesis.inference.sampling import Sampling
-from lachesis.trajectories import TokenPrefix
+from lachesis.messages.tokens import TokenPrefix
 from lachesis_testing.fake_server import FakeServer, Lengths, RandomWords, fake_tokenizer
 from lachesis_tokens.engines import create_engine
 from lachesis_tokens.prompts.prompts import PromptBuilder

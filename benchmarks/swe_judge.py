@@ -24,8 +24,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from backends import Backend, SandboxSpec, create_backend
-from lachesis.agent.pace import MachineOverloaded
-from lachesis.agent.tool_context import ToolContext
+from lachesis.tool_context.pace import MachineOverloaded
+from lachesis.tool_context.tool_context import ToolContext
 from lachesis.tools import ToolSessions
 from lachesis_envs.harbor.grading import grade
 from lachesis_envs.harbor.places import opened, places_of

@@ -33,11 +33,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.fake_process import TOOLS, fake_process, token_server
 from benchmarks.token_ledger import Ledger, Sequenced, Tally
-from lachesis.agent.loop import HermesAgentLoop, LoopLimits
 from lachesis.inference import InferenceError, ServerSettings
 from lachesis.inference.sampling import Sampling
+from lachesis.loop.loop import HermesAgentLoop, LoopLimits
+from lachesis.messages.history import MessageHistory
+from lachesis.messages.messages import Message, ToolCall, ToolResponse
 from lachesis.tools import ToolResult
-from lachesis.trajectories import Message, MessageHistory, ToolCall, ToolResponse
 from lachesis_testing.fake_server import Ask, Lengths, RandomTokens, RandomWords, Reply, fake_tokenizer
 from lachesis_testing.fake_server.policies import WORDS, hermes_call
 from lachesis_tokens.prompts.prompts import PromptBuilder

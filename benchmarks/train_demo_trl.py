@@ -20,7 +20,7 @@ from typing import Any
 import yaml
 
 from benchmarks.learning_curves import CONTROL, TRAINED, Answer, Curve, conclude, kept
-from lachesis.evaluation.intervals import mean_over_items
+from lachesis.figures.intervals import mean_over_items
 
 CONFIG = Path("configs/train_tool_call.yaml")
 LAYERS = 30

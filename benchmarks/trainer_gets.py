@@ -32,8 +32,9 @@ from benchmarks.fake_process import TOOLS, token_server
 from benchmarks.token_ledger import Ledger, Sequenced
 from benchmarks.token_turns import peer
 from lachesis.inference.sampling import Sampling
-from lachesis.trajectories import Message, MessageHistory, ToolResponse
-from lachesis.trajectories.split_rollouts import DiscardedAttempts, SplitRollouts
+from lachesis.messages.history import MessageHistory
+from lachesis.messages.messages import Message, ToolResponse
+from lachesis.records.split_rollouts import DiscardedAttempts, SplitRollouts
 from lachesis_testing.fake_server import FakeServer, fake_tokenizer
 from lachesis_testing.fake_server.policies import Scripted
 from lachesis_tokens.samples.advantages import rollout_advantages

@@ -23,7 +23,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.machine import disturbance
-from lachesis.trajectories import JsonlWriter, to_trajectory_entry
+from lachesis.records.entries import to_trajectory_entry
+from lachesis.records.jsonl import JsonlWriter
 from lachesis_data.files.entry_files import convert_entries, deduplicate, read_entries
 from lachesis_data.files.file_statistics import FileStatistics
 from lachesis_data.files.formats import CONVERTIBLE, converter

@@ -31,7 +31,7 @@ from benchmarks.fake_process import ToolScript
 from benchmarks.machine import disturbance
 from lachesis import Reward
 from lachesis.base_env import HermesAgentBaseEnv
-from lachesis.runs.server_settings import ServerConfig
+from lachesis.settings.server_settings import ServerConfig
 from lachesis_testing.fake_server import FakeServer
 from lachesis_testing.fake_server.policies import WORDS
 

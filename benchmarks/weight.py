@@ -26,7 +26,7 @@ def profile(frame, event, _):
     global moves, playing
     name = frame.f_globals.get("__name__", "")
     if event != "call" or frame.f_lasti > 4 or not ours(name): return
-    if name == "lachesis.agent.rollout" and not playing: playing = 1
+    if name == "lachesis.loop.rollout" and not playing: playing = 1
     caller = frame.f_back
     while caller is not None and not ours(caller.f_globals.get("__name__", "")): caller = caller.f_back
     if playing and caller is not None and caller.f_globals["__name__"] != name: moves += 1

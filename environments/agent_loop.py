@@ -2,8 +2,8 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
-from lachesis.agent.loop import HermesAgentLoop
-from lachesis.agent.result import AgentResult, ToolError
+from lachesis.loop.loop import HermesAgentLoop
+from lachesis.loop.result import AgentResult, ToolError
 
 __all__ = ["AgentResult", "HermesAgentLoop", "ToolError", "resize_tool_pool"]
 

@@ -26,13 +26,13 @@ from rich.console import Console
 from backends.errors import LachesisError, SettingsError
 from backends.tasks import cancel_requests
 from lachesis import inference
-from lachesis.agent.reward import reward_weights
 from lachesis.inference.tracking import tracks_tokens
 from lachesis.other_packages import COMPAT, TOKENS
+from lachesis.rewards.reward import reward_weights
 from lachesis.runs.atropos_base import AtroposBase
-from lachesis.runs.class_settings import apply_class_settings
-from lachesis.runs.server_settings import EMBEDDED, ServerConfig, as_server_configs, needs_start, token_engine
-from lachesis.runs.settings import HermesAgentEnvConfig, as_env_config
+from lachesis.settings.class_settings import apply_class_settings
+from lachesis.settings.server_settings import EMBEDDED, ServerConfig, as_server_configs, needs_start, token_engine
+from lachesis.settings.settings import HermesAgentEnvConfig, as_env_config
 from lachesis.tools import BUILTIN_TOOLS, ToolRegistry, get_tool_definitions
 from lachesis.tools.distributions import REMOVED_TOOLSETS, distribution, draw_toolsets
 from lachesis.tools.terminal import without_carried_folder
@@ -41,17 +41,17 @@ from lachesis.tools.toolsets import ToolsetError, has_toolset, left_out_tools
 # Imported where they are used: this module has to be cheap to import, for `--help`.
 if TYPE_CHECKING:
     from backends import SandboxSpec
-    from lachesis.agent.reference_server import Policy
-    from lachesis.agent.result import AgentResult
-    from lachesis.agent.reward import Reward
-    from lachesis.agent.rollout import Rollout, RolloutPlayer
-    from lachesis.agent.scorer import Scorer
-    from lachesis.agent.tool_context import ToolContext
+    from lachesis.figures.item_keys import ItemKeys
+    from lachesis.loop.reference_server import Policy
+    from lachesis.loop.result import AgentResult
+    from lachesis.loop.rollout import Rollout, RolloutPlayer
+    from lachesis.rewards.reward import Reward
+    from lachesis.rewards.scorer import Scorer
     from lachesis.runs.group_player import PlayedGroup
-    from lachesis.runs.item_keys import ItemKeys
     from lachesis.runs.judge import Judge
     from lachesis.runs.registration import Registration
     from lachesis.runs.results import RunResult, ServeResult
+    from lachesis.tool_context.tool_context import ToolContext
 
 
 class NotRunning(LachesisError, RuntimeError, AttributeError):
@@ -183,7 +183,7 @@ class HermesAgentBaseEnv(AtroposBase):
     async def get_eval_items(self) -> Sequence[Any]:
         """Items that `evaluate` plays. Default: the first `eval_items` of `get_next_item`, which `serve` then holds out
         of training, so that all its evaluations play the same items."""
-        from lachesis.runs.item_keys import or_none
+        from lachesis.figures.item_keys import or_none
 
         if self._eval_items is None:
             items: list[Any] = []
@@ -232,8 +232,8 @@ class HermesAgentBaseEnv(AtroposBase):
             SettingsError: there is no `judge_server`. If a reward raises it, the run ends.
             NotRunning: there is no run.
         """
-        from lachesis.agent.call_scope import current_scope
-        from lachesis.agent.calls import called, result_of
+        from lachesis.rewards.call_scope import current_scope
+        from lachesis.rewards.calls import called, result_of
 
         if self.config.judge_server is None:
             raise SettingsError(
@@ -255,13 +255,13 @@ class HermesAgentBaseEnv(AtroposBase):
     @classmethod
     def tool_context_class(cls) -> type[ToolContext]:
         """The class of the contexts that the methods of this environment get."""
-        from lachesis.agent.tool_context import ToolContext
+        from lachesis.tool_context.tool_context import ToolContext
 
         return ToolContext
 
     def scorer(self) -> Scorer:
         """Calls the methods of this environment that score rollouts and set up sandboxes."""
-        from lachesis.agent.scorer import Scorer
+        from lachesis.rewards.scorer import Scorer
 
         if self.follow_up is not None and not self.takes_follow_ups:
             raise SettingsError(
@@ -425,8 +425,8 @@ class HermesAgentBaseEnv(AtroposBase):
         self._server = server
 
     def item_keys(self) -> ItemKeys:
-        """Keys for the items of one run, in any order; see `lachesis.runs.item_keys`."""
-        from lachesis.runs.item_keys import ItemKeys
+        """Keys for the items of one run, in any order; see `lachesis.figures.item_keys`."""
+        from lachesis.figures.item_keys import ItemKeys
 
         return ItemKeys()
 
@@ -442,7 +442,7 @@ class HermesAgentBaseEnv(AtroposBase):
         self, item: Any, item_key: str, index: int, tools: Sequence[Mapping[str, Any]], *, evaluation: bool = False
     ) -> Rollout:
         """One finished rollout of `item`. An exception in the environment's code ends this rollout only."""
-        from lachesis.agent.rollout import Rollout
+        from lachesis.loop.rollout import Rollout
 
         player = self.player_for(item)
         before = cancel_requests()
@@ -560,7 +560,7 @@ class HermesAgentBaseEnv(AtroposBase):
 
     async def wandb_log(self, wandb_metrics: dict[str, Any] | None = None) -> None:
         """Log what happened since the last call. Subclasses add to `wandb_metrics` and call this."""
-        from lachesis.runs.summary import training_metrics
+        from lachesis.figures.summary import training_metrics
 
         metrics = self.perf_stats(dict(wandb_metrics or {}))
         if self.tracker.on:

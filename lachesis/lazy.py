@@ -1,7 +1,8 @@
-"""Names that are imported when they are first used, imports that log no warnings, and hooks after an import."""
+"""Names, modules and values that are made when they are first used, and hooks after an import."""
 
 from __future__ import annotations
 
+import functools
 import importlib
 import logging
 import sys
@@ -12,7 +13,10 @@ from difflib import get_close_matches
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
 
 _quiet = threading.RLock()
 
@@ -89,3 +93,15 @@ def after_import(name: str, act: Callable[[ModuleType], None]) -> MetaPathFinder
     if name in sys.modules:
         act(importlib.import_module(name))  # waits for a thread that is importing it
     return finder
+
+
+class once_property(functools.cached_property[T]):  # it is used as the builtin one is
+    """`functools.cached_property` that one thread computes while the others wait, as it was before Python 3.12."""
+
+    def __init__(self, compute: Callable[[Any], T]) -> None:
+        super().__init__(compute)
+        self._once = threading.RLock()
+
+    def __get__(self, instance: Any, owner: Any = None) -> T:  # type: ignore[override]  # of instances only
+        with self._once:
+            return super().__get__(instance, owner)  # type: ignore[no-any-return]

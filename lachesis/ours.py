@@ -22,7 +22,7 @@ PACKAGES = (
 
 
 def is_ours(module: str) -> bool:
-    """Whether a module of this name, such as `lachesis.agent.loop`, belongs to the project."""
+    """Whether a module of this name, such as `lachesis.loop.loop`, belongs to the project."""
     return module.partition(".")[0] in PACKAGES
 
 

@@ -14,11 +14,12 @@ import sys
 from contextlib import AsyncExitStack
 from typing import Any
 
-from lachesis.agent.turn_check import check_turn
+from lachesis.loop.turn_check import check_turn
+from lachesis.messages.history import MessageHistory
+from lachesis.messages.messages import ChatResponse, Message, ToolResponse
 from lachesis.runs.model_servers import start_servers
-from lachesis.runs.server_settings import ServerConfig
-from lachesis.runs.settings import HermesAgentEnvConfig
-from lachesis.trajectories import ChatResponse, Message, MessageHistory, ToolResponse
+from lachesis.settings.server_settings import ServerConfig
+from lachesis.settings.settings import HermesAgentEnvConfig
 from lachesis_tokens.samples.samples import samples
 from lachesis_tokens.samples.verification import verify
 from lachesis_tokens.server.managed_server import ManagedServer

@@ -23,8 +23,8 @@ PACKAGES = {path.parent.name: path.parent for path in ROOT.glob("packages/*/lach
 ROOMS = {**{name: ROOT / name for name in ("backends", "environments", "lachesis", "tool_call_parsers")}, **PACKAGES}
 HEAVY = {"atroposlib", "datasets", "math_verify", "openai", "tinker", "torch", "transformers", "wandb"}
 LIGHT = (
-    *("backends", "lachesis.tools", "lachesis.trajectories", "tool_call_parsers", "lachesis.inference"),
-    *("environments", "lachesis.agent.loop", "lachesis_view.reports.run", "lachesis_envs.gsm8k"),
+    *("backends", "lachesis.tools", "lachesis.messages.history", "tool_call_parsers", "lachesis.inference"),
+    *("environments", "lachesis.loop.loop", "lachesis_view.reports.run", "lachesis_envs.gsm8k"),
     *(
         "lachesis_train.verbs.api",
         "lachesis_train.verbs.engine",

@@ -25,11 +25,25 @@ import pytest
 import yaml
 
 import lachesis
-from lachesis.agent.loop import HermesAgentLoop, LoopLimits
-from lachesis.agent.outcome import Outcome
 from lachesis.cli import main
 from lachesis.inference import OpenAIServer, ServerSettings
-from lachesis.runs.server_settings import ServerConfig
+from lachesis.loop.loop import HermesAgentLoop, LoopLimits
+from lachesis.loop.outcome import Outcome
+from lachesis.messages.errors import DuplicateCallId, MalformedMessage, UnexpectedToolResult
+from lachesis.messages.history import MessageHistory
+from lachesis.messages.markup import convert_scratchpad_to_think
+from lachesis.messages.message_rules import validate_messages
+from lachesis.messages.messages import ChatResponse, FinishReason, Message, ToolResponse, as_message
+from lachesis.messages.tokens import TokenPrefix
+from lachesis.records.entries import (
+    load_trajectories,
+    save_trajectory,
+    to_batch_entry,
+    to_dataset_entry,
+    to_trajectory_entry,
+)
+from lachesis.records.sharegpt import to_conversations
+from lachesis.settings.server_settings import ServerConfig
 from lachesis.tools import (
     BUILTIN_TOOLS,
     TOOLSETS,
@@ -41,25 +55,6 @@ from lachesis.tools import (
     tool,
     validate_toolset,
 )
-from lachesis.trajectories import (
-    ChatResponse,
-    DuplicateCallId,
-    MalformedMessage,
-    Message,
-    MessageHistory,
-    TokenPrefix,
-    ToolResponse,
-    UnexpectedToolResult,
-    convert_scratchpad_to_think,
-    load_trajectories,
-    save_trajectory,
-    to_batch_entry,
-    to_conversations,
-    to_dataset_entry,
-    to_trajectory_entry,
-    validate_messages,
-)
-from lachesis.trajectories.messages import FinishReason, as_message
 from lachesis_compat.modules import model_tools
 from lachesis_testing.fake_server import FakeServer, Scripted, fake_tokenizer
 from lachesis_tokens.samples.samples import samples

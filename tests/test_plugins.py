@@ -11,7 +11,7 @@ import pytest
 from backends.errors import LachesisError
 from backends.plugins import PluginBroken, Registry, UnknownPlugin
 from lachesis.inference import ServerSettings
-from lachesis.runs.server_settings import ServerConfig
+from lachesis.settings.server_settings import ServerConfig
 from lachesis_tokens.engines import create_engine
 
 

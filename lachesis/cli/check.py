@@ -10,7 +10,7 @@ from statistics import fmean
 from rich.console import Console
 from rich.table import Table
 
-from lachesis.wording import counted
+from lachesis.text import counted
 
 _DESCRIPTION = """\
 Play an environment's reference policy twice for each item, one that does nothing, and one that calls tools at random,
@@ -29,8 +29,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Console(stderr=True).print(
         f"{given.environment}: playing {counted(given.n, 'item')} by three policies", style="dim"
     )
+    from lachesis.cli.checking import check_environment
     from lachesis.cli.environment_classes import environment_class
-    from lachesis.environments.checking import check_environment
     from lachesis.runs.command_line import note_misspelt_hooks, report_error
 
     env_cls = environment_class(given.environment)

@@ -24,7 +24,7 @@ from rich.console import Console
 from backends import backend_names, create_backend
 from backends.errors import ExitCode, LachesisError
 from lachesis.cli.subcommands import options_of
-from lachesis.runs.flags import close_names
+from lachesis.settings.flags import close_names
 
 PATIENCE = 20.0
 """Seconds within which a backend or a model server must answer."""
@@ -84,7 +84,7 @@ async def examine_server(url: str, model: str | None, key: str) -> list[Check]:
     from lachesis.other_packages import ENGINES, load_engine
     from lachesis.runs.command_line import validate_settings
     from lachesis.runs.model_servers import server_of, settings_of
-    from lachesis.runs.server_settings import ServerConfig
+    from lachesis.settings.server_settings import ServerConfig
 
     given = {"base_url": url, "model_name": model or "default", "api_key": key}
     config = validate_settings(ServerConfig, {**given, "max_retries": 0, "timeout": int(PATIENCE)}, "openai")

@@ -18,7 +18,7 @@ from backends.plugins import Registry
 from lachesis.lazy import after_import
 from lachesis.other_packages import COMPAT
 from lachesis.runs.atropos_base import MODULE
-from lachesis.runs.flags import close_names
+from lachesis.settings.flags import close_names
 
 ENVIRONMENTS: Registry[type] = Registry("environment", "lachesis.environments", {}, package="lachesis-envs")
 """Those that packages name in this group of entry points; Lachesis' own are in the package lachesis-envs."""

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 from lachesis.inference.errors import BadResponse, ConversationRefused
 from lachesis.inference.server_words import Ending, blocked_prompt, ending
-from lachesis.trajectories import MessageHistory
-from lachesis.trajectories.encoded import EncodedMessages, NodeMessages
-from lachesis.trajectories.frozen import freeze_dict
-from lachesis.trajectories.markup import NotJson, load_arguments, write_json
-from lachesis.trajectories.messages import (
+from lachesis.messages.encoded import EncodedMessages, NodeMessages
+from lachesis.messages.frozen import freeze_dict
+from lachesis.messages.history import MessageHistory
+from lachesis.messages.markup import NotJson, load_arguments, write_json
+from lachesis.messages.messages import (
     ARGUMENTS,
     REASONING_KEYS,
     FinishReason,

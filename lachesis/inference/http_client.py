@@ -39,7 +39,7 @@ from lachesis.inference.http_session import HttpSessionOwner
 from lachesis.inference.request_body import json_body
 from lachesis.inference.sampling import LogprobsKind
 from lachesis.inference.server_words import REFUSING, Ending, ending, error_of, is_transient, may_be_of_the_content
-from lachesis.trajectories.messages import FinishReason
+from lachesis.messages.messages import FinishReason
 
 _CONNECT_TIMEOUT = 15.0
 _KEEP_ALIVE = 4.0  # below uvicorn's 5 s: the client closes idle connections, so no request hits a closing one

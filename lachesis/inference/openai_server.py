@@ -22,7 +22,7 @@ from lachesis.inference.chat_format import (
 from lachesis.inference.http_client import HttpClient, ServerSettings
 from lachesis.inference.parse_thread import is_long, parse
 from lachesis.inference.sampling import recorded_fields
-from lachesis.trajectories.messages import ChatResponse, Message, as_message
+from lachesis.messages.messages import ChatResponse, Message, as_message
 
 HARMLESS: Final = ({"role": "user", "content": "Hi"},)
 """A conversation whose content no server refuses."""

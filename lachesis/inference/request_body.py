@@ -14,7 +14,7 @@ import aiohttp
 import orjson
 from aiohttp.abc import AbstractStreamWriter
 
-from lachesis.utf8 import without_lone_surrogates
+from lachesis.text import without_lone_surrogates
 
 _GAP: Final = b"\0"
 """Marks the position of a shared text. JSON escapes control characters, so it never contains this byte."""

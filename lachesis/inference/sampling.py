@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from lachesis.trajectories.sampling_record import HARMLESS_FIELDS, OTHER_FIELDS, is_sampling_field, unknown_fields
+from lachesis.records.sampling_record import HARMLESS_FIELDS, OTHER_FIELDS, is_sampling_field, unknown_fields
 
 LogprobsKind: TypeAlias = Literal["raw", "temperature", "processed"]
 """The distribution that logprobs belong to: logits at temperature 1, logits divided by the temperature, or the final
@@ -47,7 +47,7 @@ class Sampling:
         return named
 
     def record(self, logprobs: LogprobsKind) -> dict[str, Any]:
-        """The record that is kept with every sampled span; see `lachesis.trajectories.sampling_problem`."""
+        """The record that is kept with every sampled span; see `lachesis.records.sampling_record.sampling_problem`."""
         return {**recorded_fields(self.extra), **self.parameters(), "logprobs": logprobs}
 
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from enum import Enum, auto
 from typing import Any, Final
 
-from lachesis.trajectories.messages import FinishReason
+from lachesis.messages.messages import FinishReason
 
 _FULL_CODES: Final = frozenset(
     (

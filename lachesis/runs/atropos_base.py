@@ -20,9 +20,9 @@ from rich.table import Table
 
 from lachesis.lazy import after_import
 from lachesis.other_packages import COMPAT
-from lachesis.run_folder import RunFolderError, data_folder, unused
-from lachesis.runs.server_settings import ServerConfig, describe
-from lachesis.runs.settings import HermesAgentEnvConfig
+from lachesis.runs.run_folder import RunFolderError, data_folder, unused
+from lachesis.settings.server_settings import ServerConfig, describe
+from lachesis.settings.settings import HermesAgentEnvConfig
 
 MODULE = "atroposlib.envs.base"
 

@@ -15,37 +15,37 @@ from rich.console import Console
 
 from backends.errors import LachesisError, SettingsError
 from backends.plugins import Registry, UnknownPlugin
-from lachesis.agent.calls import in_call_scope
-from lachesis.agent.interrupted import interrupted_rollouts
-from lachesis.agent.open_runs import open_run
+from lachesis.figures.evaluations import EvaluatedItems
+from lachesis.figures.item_keys import ItemKeys, SampleKeys, item_digest
+from lachesis.figures.running_figures import RunningFigures
+from lachesis.figures.summary import evaluation_metrics
 from lachesis.inference.failed_requests import failed_requests
 from lachesis.inference.tracking import tracks_tokens
-from lachesis.run_folder import data_folder, unused
+from lachesis.loop.interrupted import interrupted_rollouts
+from lachesis.loop.open_runs import open_run
+from lachesis.rewards.calls import in_call_scope
 from lachesis.runs.decisions import Decision, Kept
 from lachesis.runs.environment import Environment
-from lachesis.runs.evaluations import EvaluatedItems
 from lachesis.runs.failures import FailureBrake
 from lachesis.runs.file_sink import FileSink
 from lachesis.runs.group_player import PlayedGroup, play_item, settled_group
 from lachesis.runs.group_records import group_record
-from lachesis.runs.hooks import of_hook
-from lachesis.runs.item_keys import ItemKeys, SampleKeys, item_digest
 from lachesis.runs.model_servers import model_files
 from lachesis.runs.own_code import code_of
 from lachesis.runs.own_figures import own_figures
 from lachesis.runs.own_place import own_place
 from lachesis.runs.pipeline import NextItem, Pipeline, PlayItem
 from lachesis.runs.results import RunFiles, RunResult, ServeResult
-from lachesis.runs.running_figures import RunningFigures
-from lachesis.runs.server_settings import (
+from lachesis.runs.run_folder import data_folder, unused
+from lachesis.runs.wandb_tracking import Tracker
+from lachesis.settings.hooks import of_hook
+from lachesis.settings.server_settings import (
     REFERENCE,
     ServerConfig,
     describe,
 )
-from lachesis.runs.settings import HermesAgentEnvConfig, is_chosen
-from lachesis.runs.summary import evaluation_metrics
-from lachesis.runs.wandb_tracking import Tracker
-from lachesis.wording import counted
+from lachesis.settings.settings import HermesAgentEnvConfig, is_chosen
+from lachesis.text import counted
 
 MODES: Registry[Callable[..., Awaitable[Any]]] = Registry("command", "lachesis.modes", {}, package="lachesis-train")
 """`serve`, which the package lachesis-train has."""

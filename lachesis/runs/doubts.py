@@ -10,13 +10,13 @@ from typing import Any
 
 from backends import BackendError
 from backends.errors import LachesisError
-from lachesis.agent.doubtful import raises_untouched, settled
-from lachesis.agent.evidence import Doubt
-from lachesis.agent.rollout import Rollout
-from lachesis.agent.scorer import SetUpFailed
+from lachesis.loop.rollout import Rollout
+from lachesis.rewards.doubtful import raises_untouched, settled
+from lachesis.rewards.evidence import Doubt
+from lachesis.rewards.scorer import SetUpFailed
 from lachesis.runs.environment import Environment
 from lachesis.runs.model_servers import start_servers
-from lachesis.runs.server_settings import REFERENCE, ServerConfig
+from lachesis.settings.server_settings import REFERENCE, ServerConfig
 
 log = logging.getLogger(__name__)
 

@@ -11,17 +11,17 @@ if TYPE_CHECKING:
 
     from backends import SandboxSpec
     from backends.errors import SettingsError
-    from lachesis.agent.reference_server import Policy
-    from lachesis.agent.result import AgentResult
-    from lachesis.agent.rollout import Rollout, RolloutPlayer
-    from lachesis.agent.scorer import Scorer
-    from lachesis.agent.tool_context import ToolContext
     from lachesis.inference.tracking import ModelServer
+    from lachesis.loop.reference_server import Policy
+    from lachesis.loop.result import AgentResult
+    from lachesis.loop.rollout import Rollout, RolloutPlayer
+    from lachesis.rewards.scorer import Scorer
     from lachesis.runs.group_player import PlayedGroup
     from lachesis.runs.registration import Registration
     from lachesis.runs.results import RunResult, ServeResult
-    from lachesis.runs.settings import HermesAgentEnvConfig
     from lachesis.runs.wandb_tracking import Tracker
+    from lachesis.settings.settings import HermesAgentEnvConfig
+    from lachesis.tool_context.tool_context import ToolContext
     from lachesis.tools import ToolRegistry
 
 

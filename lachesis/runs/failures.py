@@ -11,11 +11,11 @@ from typing import Any
 from rich.console import Console
 
 from backends.errors import ExitCode, LachesisError
+from lachesis.figures.running_figures import Causes
+from lachesis.figures.tool_failures import VARYING
 from lachesis.runs.decisions import Decision, LeftOut
-from lachesis.runs.running_figures import Causes
-from lachesis.runs.tool_failures import VARYING
+from lachesis.text import counted
 from lachesis.tracebacks import in_one_line
-from lachesis.wording import counted
 
 MAX_TRACEBACKS = 5
 """Different exceptions of the environment that are printed in full."""

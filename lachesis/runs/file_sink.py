@@ -17,26 +17,26 @@ from typing import Any, Final, Literal, TypeVar
 from rich.console import Console
 
 from backends.tasks import finish
-from lachesis.agent.interrupted import InterruptedRollout
-from lachesis.agent.rollout import Rollout
-from lachesis.run_folder import RunFolderError
+from lachesis.figures.evaluations import EvaluatedItems
+from lachesis.figures.item_keys import whole_and_part
+from lachesis.figures.running_figures import RunningFigures
+from lachesis.figures.summary import Summary
+from lachesis.loop.interrupted import InterruptedRollout
+from lachesis.loop.rollout import Rollout
+from lachesis.records.digests import certified
+from lachesis.records.jsonl import JsonlWriter, read_lines
 from lachesis.runs.decisions import Decision, Kept, LeftOut
-from lachesis.runs.evaluations import EvaluatedItems
 from lachesis.runs.failures import ItemJob
 from lachesis.runs.group_player import PlayedGroup
 from lachesis.runs.group_records import group_record, trajectories_of
-from lachesis.runs.item_keys import whole_and_part
 from lachesis.runs.ledger import Ledger
 from lachesis.runs.own_code import OwnCode
 from lachesis.runs.pipeline import Pipeline, Sink
 from lachesis.runs.progress import Standing
 from lachesis.runs.reports import write_report
 from lachesis.runs.results import RunFiles
-from lachesis.runs.running_figures import RunningFigures
-from lachesis.runs.summary import Summary
-from lachesis.trajectories import JsonlWriter, read_lines
-from lachesis.trajectories.digests import certified
-from lachesis.wording import counted
+from lachesis.runs.run_folder import RunFolderError
+from lachesis.text import counted
 
 INTERRUPTED: Final = "interrupted"
 """Stands in place of the outcome in the trajectory of a rollout that was cancelled."""

@@ -9,18 +9,18 @@ from typing import Any, TypeAlias
 
 from backends.errors import SettingsError
 from backends.tasks import run_all
-from lachesis.agent.doubtful import settled
-from lachesis.agent.result import AgentResult
-from lachesis.agent.reward import RewardError
-from lachesis.agent.rollout import Rollout, holding_sandboxes
-from lachesis.agent.sealing import HostDiskFull
+from lachesis.figures.item_keys import whole_and_part
+from lachesis.figures.summary import BUILTIN_FIGURES, BUILTIN_PREFIXES
 from lachesis.inference import RequestRejected, Unauthorized
 from lachesis.inference.errors import NothingThere
+from lachesis.loop.result import AgentResult
+from lachesis.loop.rollout import Rollout, holding_sandboxes
+from lachesis.rewards.doubtful import settled
+from lachesis.rewards.reward import RewardError
 from lachesis.runs.doubts import look_for_reference, settle, show_first
 from lachesis.runs.environment import Environment
 from lachesis.runs.failures import RunStopped, UnusableSettings
-from lachesis.runs.item_keys import whole_and_part
-from lachesis.runs.summary import BUILTIN_FIGURES, BUILTIN_PREFIXES
+from lachesis.tool_context.sealing import HostDiskFull
 
 Finished: TypeAlias = Callable[[Any, Rollout], None]
 """Learns of an item's rollout."""

@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from lachesis.agent.rollout import Rollout
+from lachesis.figures.item_keys import plain
+from lachesis.figures.rollout_records import agent_record, recorded_messages, rollout_record
+from lachesis.loop.rollout import Rollout
+from lachesis.messages.images import image_data
+from lachesis.records.export_lines import NO_ANSWER, ExportLine, trajectory
+from lachesis.records.sharegpt import SystemTurn
 from lachesis.runs.group_player import PlayedGroup
-from lachesis.runs.item_keys import plain
-from lachesis.runs.rollout_records import agent_record, recorded_messages, rollout_record
-from lachesis.trajectories.export_lines import NO_ANSWER, ExportLine, trajectory
-from lachesis.trajectories.images import image_data
-from lachesis.trajectories.sharegpt import SystemTurn
 
 log = logging.getLogger(__name__)
 

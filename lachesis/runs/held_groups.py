@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 
 from lachesis.runs.doubts import MOST_HELD, why_held
 from lachesis.runs.failures import ItemJob, RunStopped
-from lachesis.wording import counted
+from lachesis.text import counted
 
 G = TypeVar("G")
 

@@ -24,14 +24,13 @@ from typing import IO, Any
 
 import orjson
 
-from lachesis.run_folder import OtherSettings, RunFolderError, WrongFolder, changes, unused
-from lachesis.runs.item_keys import is_part
+from lachesis.figures.item_keys import is_part
+from lachesis.records.digests import certified
+from lachesis.records.entries import COMPLETED_FILE, FAILED_FILE
+from lachesis.records.jsonl import JsonlWriter, read_lines, sync_folder
 from lachesis.runs.own_code import OwnCode
-from lachesis.trajectories import JsonlWriter, read_lines
-from lachesis.trajectories.digests import certified
-from lachesis.trajectories.entries import COMPLETED_FILE, FAILED_FILE
-from lachesis.trajectories.jsonl import sync_folder
-from lachesis.wording import counted
+from lachesis.runs.run_folder import OtherSettings, RunFolderError, WrongFolder, changes, unused
+from lachesis.text import counted
 
 _FLAGS = "-o, --env.data_path_to_save_groups, --env.data_dir_to_save_evals or --output"
 """Where a command says which folder is written."""

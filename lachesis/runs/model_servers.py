@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 from rich.console import Console
 
-from lachesis.agent.reference_server import Policy, ReferenceServer
 from lachesis.inference import OpenAIServer, Router, ServerSettings
 from lachesis.inference.http_client import HttpClient
+from lachesis.loop.reference_server import Policy, ReferenceServer
 from lachesis.other_packages import TOKENS
-from lachesis.runs.server_settings import (
+from lachesis.settings.server_settings import (
     EMBEDDED,
     REFERENCE,
     ServerConfig,
@@ -25,7 +25,7 @@ from lachesis.runs.server_settings import (
     needs_start,
     token_engine,
 )
-from lachesis.runs.settings import HermesAgentEnvConfig
+from lachesis.settings.settings import HermesAgentEnvConfig
 
 if TYPE_CHECKING:
     from lachesis.inference.token_tracker import TokenTracker

@@ -9,7 +9,7 @@ from urllib.error import URLError
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
-from lachesis.runs.server_settings import key_for
+from lachesis.settings.server_settings import key_for
 
 _SECONDS = 2.0
 

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from lachesis.figures.figures import Figures
+from lachesis.figures.summary import Summary
 from lachesis.other_packages import PAGES
-from lachesis.runs.figures import Figures
-from lachesis.runs.summary import Summary
 
 NO_REPORT = "there is no report: the package lachesis-view writes it. Next step: pip install lachesis-view"
 

@@ -13,23 +13,23 @@ from typing import TYPE_CHECKING, Any
 
 from backends import Backend, BackendError, BackendUnavailable, ImageUnavailable, SandboxSpec, create_backend
 from backends.errors import ExitCode
-from lachesis.agent.context_edits import Compression
-from lachesis.agent.loop import HermesAgentLoop, LoopLimits
-from lachesis.agent.open_runs import OpenRun, opened
-from lachesis.agent.rollout import RolloutPlayer
 from lachesis.inference import ServerUnavailable
 from lachesis.inference.tracking import tracks_tokens
+from lachesis.loop.context_edits import Compression
+from lachesis.loop.loop import HermesAgentLoop, LoopLimits
+from lachesis.loop.open_runs import OpenRun, opened
+from lachesis.loop.rollout import RolloutPlayer
 from lachesis.other_packages import DATA, TOKENS
 from lachesis.runs import own_process
-from lachesis.runs.class_settings import source_of, without_effect
 from lachesis.runs.environment import Environment
-from lachesis.runs.flags import close_names
-from lachesis.runs.hooks import of_hook
 from lachesis.runs.judge import Judge, start_judge
 from lachesis.runs.model_servers import SilenceWatch, start_servers
-from lachesis.runs.server_settings import ServerConfigError, needs_start, token_engine
-from lachesis.runs.setting_facts import LIMITS, with_settings
-from lachesis.runs.settings import HermesAgentEnvConfig
+from lachesis.settings.class_settings import source_of, without_effect
+from lachesis.settings.flags import close_names
+from lachesis.settings.hooks import of_hook
+from lachesis.settings.server_settings import ServerConfigError, needs_start, token_engine
+from lachesis.settings.setting_facts import LIMITS, with_settings
+from lachesis.settings.settings import HermesAgentEnvConfig
 from lachesis.tools import ToolSessions
 from lachesis.tools.toolsets import ToolsetError, resolve_tools
 

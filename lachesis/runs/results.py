@@ -17,16 +17,16 @@ from rich.table import Table
 from rich.text import Text
 
 from backends.errors import ExitCode
-from lachesis.agent.outcome import Outcome
-from lachesis.evaluation.repaired_calls import NAME, RepairedCalls
-from lachesis.runs.evaluations import figure_rows
-from lachesis.runs.exclusion import Exclusion
+from lachesis.figures.evaluations import figure_rows
+from lachesis.figures.exclusion import Exclusion
+from lachesis.figures.repaired_calls import NAME, RepairedCalls
+from lachesis.figures.running_figures import RunningFigures
+from lachesis.figures.summary import Summary
+from lachesis.loop.outcome import Outcome
+from lachesis.records.entries import COMPLETED_FILE, FAILED_FILE
 from lachesis.runs.failures import REPEATS
 from lachesis.runs.reports import NO_REPORT
-from lachesis.runs.running_figures import RunningFigures
-from lachesis.runs.summary import Summary
-from lachesis.trajectories.entries import COMPLETED_FILE, FAILED_FILE
-from lachesis.wording import counted
+from lachesis.text import counted
 
 Row = tuple[str, str]
 

@@ -7,15 +7,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from contextlib import asynccontextmanager
 from typing import Any
 
-from lachesis.agent.rollout import Rollout
-from lachesis.evaluation.repaired_calls import NAME, RepairedCalls
-from lachesis.runs.exclusion import WINDOW, Exclusion, Exclusions
-from lachesis.runs.figures import Figures
-from lachesis.runs.rollout_records import counted_record
-from lachesis.runs.settings import HermesAgentEnvConfig
-from lachesis.runs.summary import Summary
+from lachesis.figures.exclusion import WINDOW, Exclusion, Exclusions
+from lachesis.figures.figures import Figures
+from lachesis.figures.repaired_calls import NAME, RepairedCalls
+from lachesis.figures.rollout_records import counted_record
+from lachesis.figures.summary import Summary
+from lachesis.loop.rollout import Rollout
+from lachesis.records.groups import stored_messages
 from lachesis.runs.wandb_run import TrackingError
-from lachesis.trajectories.groups import stored_messages
+from lachesis.settings.settings import HermesAgentEnvConfig
 
 CONTENT_LIMIT, CALL_LIMIT, RESULT_LIMIT = 300, 200, 500
 """Characters of reasoning and text, of a call's arguments, and of a tool's result in the rollout table."""

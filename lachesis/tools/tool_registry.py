@@ -16,7 +16,7 @@ from typing import Any, get_type_hints
 from pydantic import BaseModel
 
 from backends.errors import BackendError, ExitCode, LachesisError
-from lachesis.once import once_property
+from lachesis.lazy import once_property
 from lachesis.tools.argument_schema import Parameters, arguments_model, parse_docstring, read_parameters
 from lachesis.tools.text import described
 from lachesis.tools.tool_session import ToolSession

@@ -13,13 +13,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from backends import SandboxLost
-from lachesis.agent.loop import HermesAgentLoop, LoopLimits
-from lachesis.agent.open_runs import NoOpenRun
-from lachesis.agent.outcome import Outcome
-from lachesis.agent.result import AgentResult
 from lachesis.inference import OpenAIServer, ServerSettings
+from lachesis.loop.loop import HermesAgentLoop, LoopLimits
+from lachesis.loop.open_runs import NoOpenRun
+from lachesis.loop.outcome import Outcome
+from lachesis.loop.result import AgentResult
+from lachesis.messages.errors import RoleOrder
+from lachesis.messages.message_rules import validate_messages
+from lachesis.messages.messages import ToolCall
+from lachesis.records.entries import to_trajectory_entry
 from lachesis.tools import ToolResult
-from lachesis.trajectories import RoleOrder, ToolCall, to_trajectory_entry, validate_messages
 from lachesis_data.files.validation import validate_entry
 from tests.run import some
 from tests.support.scripted_server import Answer, ScriptedServer, call, say

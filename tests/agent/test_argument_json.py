@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lachesis.agent.turn_check import _usual_json
-from lachesis.trajectories.markup import load_json
+from lachesis.loop.turn_check import _usual_json
+from lachesis.messages.markup import load_json
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lachesis.agent.broken_items import ALIKE, BrokenItems
+from lachesis.loop.broken_items import ALIKE, BrokenItems
 from lachesis.runs.failures import RunStopped
 from tests.runs.test_refused import Questions, of_item
 from tests.support.scripted_server import ScriptedServer, say

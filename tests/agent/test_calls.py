@@ -18,10 +18,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lachesis.agent.blocked_loop import BlockedLoop
-from lachesis.agent.call_scope import RewardIsOver, current_scope
-from lachesis.agent.calls import in_call_scope
-from lachesis.agent.reward import RewardError
+from lachesis.rewards.blocked_loop import BlockedLoop
+from lachesis.rewards.call_scope import RewardIsOver, current_scope
+from lachesis.rewards.calls import in_call_scope
+from lachesis.rewards.reward import RewardError
 from tests.support.calls import Device, in_scope, plainly
 
 
@@ -368,7 +368,7 @@ async def test_a_loop_that_is_only_busy_is_waited_for() -> None:
 
 
 async def test_a_loop_that_somebody_else_blocks_for_a_time_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lachesis.agent.blocked_loop._PATIENCE", 0.1)
+    monkeypatch.setattr("lachesis.rewards.blocked_loop._PATIENCE", 0.1)
 
     async def reward(device: Device, limit: float | None) -> Any:
         waiting = asyncio.ensure_future(asyncio.to_thread(plainly, device, 1))

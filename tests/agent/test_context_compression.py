@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 
 pytest.importorskip("transformers")
 
-from lachesis.agent.loop import HermesAgentLoop, LoopLimits
-from lachesis.agent.outcome import Outcome
 from lachesis.inference import OpenAIServer, Router
+from lachesis.loop.loop import HermesAgentLoop, LoopLimits
+from lachesis.loop.outcome import Outcome
+from lachesis.messages.frozen import freeze_dict
+from lachesis.messages.message_rules import validate_messages
+from lachesis.messages.messages import ChatResponse, FinishReason, Message, ToolCall, Usage
 from lachesis.tools import ToolResult
-from lachesis.trajectories import ChatResponse, FinishReason, Message, ToolCall, Usage, validate_messages
-from lachesis.trajectories.frozen import freeze_dict
 from lachesis_data.compression.context_size import ContextSize
 from lachesis_data.compression.live import ContextCompression, NotCompressed
 from lachesis_testing.fake_server import Ask, FakeServer, fake_tokenizer

@@ -12,7 +12,7 @@ import pytest
 
 MAKES = """
 import os, pathlib, sys, tempfile
-from lachesis.agent.own_folder import own_folder
+from lachesis.tool_context.own_folder import own_folder
 made = pathlib.Path(tempfile.mkdtemp(dir=own_folder()))
 (made / "closed").mkdir()
 (made / "closed/file").write_text("x")

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 pytest.importorskip("transformers")
 
-from lachesis.agent.loop import HermesAgentLoop, LoopLimits
-from lachesis.agent.outcome import Outcome
+from lachesis.loop.loop import HermesAgentLoop, LoopLimits
+from lachesis.loop.outcome import Outcome
+from lachesis.messages.messages import ToolCall
+from lachesis.messages.tokens import MASKED
 from lachesis.tools import ToolResult
-from lachesis.trajectories import MASKED, ToolCall
 from lachesis_testing.fake_server import Lengths, RandomWords, Scripted, ToolUser
 from lachesis_testing.fake_server.tokenizer import fake_tokenizer
 from lachesis_tokens.prompts.prompts import PromptBuilder

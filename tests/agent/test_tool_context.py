@@ -19,9 +19,9 @@ import pytest
 from pydantic import BaseModel
 
 from backends import SandboxLost, SandboxSpec, create_backend
-from lachesis.agent import AgentFault
-from lachesis.agent.sealing import Sealed
-from lachesis.agent.tool_context import ToolContext
+from lachesis.rewards import AgentFault
+from lachesis.tool_context.sealing import Sealed
+from lachesis.tool_context.tool_context import ToolContext
 from lachesis.tools import BUILTIN_TOOLS, ToolSession, ToolSessions, call_tool
 from tests.support.scripted_server import call, say
 from tests.support.small_envs import SortWords, kill_sandboxes, process, rollouts, sandboxes
@@ -246,7 +246,7 @@ async def test_what_fits_into_no_fresh_sandbox_is_refused_and_takes_no_room(tmp_
 FULL = """
 import asyncio, sys, tempfile
 from backends import BackendError, create_backend
-from lachesis.agent.tool_context import ToolContext
+from lachesis.tool_context.tool_context import ToolContext
 from lachesis.tools import BUILTIN_TOOLS, ToolSessions
 
 async def main():

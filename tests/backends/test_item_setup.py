@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from backends import Backend
-from lachesis.agent.scorer import Scorer, SetUpFailed
+from lachesis.rewards.scorer import Scorer, SetUpFailed
 from lachesis.tools import BUILTIN_TOOLS, ToolSessions, call_tool
 from tests.support.docker_engine import AGENT_IMAGE, FULL_IMAGE, DockerEngine
 from tests.support.recipes import played

@@ -11,7 +11,7 @@ import pluggy
 import pytest
 from conftest import usable  # type: ignore[import-not-found]
 
-from lachesis.agent.tool_context import ToolContext
+from lachesis.tool_context.tool_context import ToolContext
 from lachesis.tools import BUILTIN_TOOLS, ToolSessions
 from lachesis_testing.cheats import IDS, TEST_PATH, TESTS
 from tests.support.judges import AGENTS, programs

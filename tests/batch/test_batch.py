@@ -22,8 +22,8 @@ import pytest
 
 from backends.errors import SettingsError
 from lachesis.cli import main as lachesis
-from lachesis.run_folder import OtherSettings, RunFolderError
 from lachesis.runs.dataset_rows import DatasetError
+from lachesis.runs.run_folder import OtherSettings, RunFolderError
 from lachesis_data.batch.rows import Rows
 from lachesis_data.verbs.batch import main
 from tests.support.batch_runs import entries, flags, keys, thinks, write_rows

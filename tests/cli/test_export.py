@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from lachesis.agent.rollout import Rollout
 from lachesis.cli import main
-from lachesis.runs.rollout_records import rollout_record
-from lachesis.trajectories import JsonlWriter, read_lines
-from lachesis.trajectories.export_lines import ExportLine
+from lachesis.figures.rollout_records import rollout_record
+from lachesis.loop.rollout import Rollout
+from lachesis.records.export_lines import ExportLine
+from lachesis.records.jsonl import JsonlWriter, read_lines
 from lachesis_compat.modules.model_tools import TOOL_TO_TOOLSET_MAP
 from lachesis_data.exports.builtin_exports import token_samples
 from lachesis_data.exports.exports import EXPORTS
@@ -125,7 +125,7 @@ def test_a_folder_is_the_run_whose_groups_it_holds(groups: Path, capsys: pytest.
 
 
 FAILS = """
-from lachesis.trajectories.export_lines import ExportLine, LeftOutRollout
+from lachesis.records.export_lines import ExportLine, LeftOutRollout
 
 def halfway(group):
     for rollout in group["rollouts"]:

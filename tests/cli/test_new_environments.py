@@ -18,9 +18,9 @@ import pytest
 
 from lachesis import HermesAgentBaseEnv, Message, check_environment
 from lachesis.cli import main
+from lachesis.cli.checking import random_policy
 from lachesis.cli.new import KINDS
-from lachesis.environments.checking import random_policy
-from lachesis.runs.server_settings import ServerConfigError
+from lachesis.settings.server_settings import ServerConfigError
 from tests.support.small_envs import lines
 
 

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from lachesis.cli import main
-from lachesis.trajectories import JsonlWriter, load_trajectories, read_lines, to_trajectory_entry
+from lachesis.records.entries import load_trajectories, to_trajectory_entry
+from lachesis.records.jsonl import JsonlWriter, read_lines
 from lachesis_data.exports.parquet import read_rows
 from lachesis_data.files.file_statistics import NAMES, OTHERS, FileStatistics, Spread
 from lachesis_data.files.validation import validate_entry

@@ -16,10 +16,10 @@ import pytest
 
 import lachesis
 from backends import BackendError, BackendUnavailable
-from lachesis.agent.loop import HermesAgentLoop
-from lachesis.agent.open_runs import NoOpenRun, open_run
-from lachesis.agent.outcome import Outcome
 from lachesis.inference import ServerUnavailable
+from lachesis.loop.loop import HermesAgentLoop
+from lachesis.loop.open_runs import NoOpenRun, open_run
+from lachesis.loop.outcome import Outcome
 from lachesis.runs.commands import EvaluationBroken, evaluate_alone
 from lachesis.tools.budget import ResultBudget
 from tests.support.scripted_server import ScriptedServer, call, say

@@ -17,7 +17,7 @@ from greenlet import greenlet
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lachesis.agent.reward import RewardError
+from lachesis.rewards.reward import RewardError
 from lachesis_compat.synchronous import blocking, with_blocking_calls
 from lachesis_compat.synchronous.driven import Driven
 from tests.support import calls

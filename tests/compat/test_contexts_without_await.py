@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 from backends import BackendError, SandboxLost, create_backend
 from backends.errors import LachesisError
 from environments.tool_context import ToolContext
-from lachesis.agent.open_runs import OpenRun, opened
-from lachesis.agent.outcome import Outcome
-from lachesis.agent.result import AgentResult
-from lachesis.agent.reward import RewardError
-from lachesis.agent.scorer import Scorer
+from lachesis.loop.open_runs import OpenRun, opened
+from lachesis.loop.outcome import Outcome
+from lachesis.loop.result import AgentResult
+from lachesis.messages.history import MessageHistory
+from lachesis.rewards.reward import RewardError
+from lachesis.rewards.scorer import Scorer
 from lachesis.tools import BUILTIN_TOOLS, ToolSessions
-from lachesis.trajectories import MessageHistory
 from lachesis_compat.synchronous import with_blocking_calls
 from tests.run import some
 from tests.support.small_envs import OldSortWords, does_nothing, kill_sandboxes, lines, process, rollouts, sandboxes

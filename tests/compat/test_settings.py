@@ -11,7 +11,7 @@ from pydantic import AliasChoices, Field
 
 from lachesis import BUILTIN_TOOLS, HermesAgentEnvConfig, ServerConfig
 from lachesis.runs import command_line as cli
-from lachesis.runs.settings import UnknownSetting
+from lachesis.settings.settings import UnknownSetting
 from lachesis.tools import ToolsetError, tool
 from tests.support.scripted_server import ScriptedServer, call, say
 from tests.support.small_envs import SortWords, does_nothing, lines, make, process, rollouts, sorts

@@ -11,7 +11,9 @@ import pytest
 import yaml
 
 from lachesis.cli import main
-from lachesis.trajectories import from_sharegpt, read_lines, validate_messages
+from lachesis.messages.message_rules import validate_messages
+from lachesis.records.jsonl import read_lines
+from lachesis.records.loading import from_sharegpt
 from lachesis_data.compression.compressor import MARK
 from lachesis_testing.fake_server.tokenizer import fake_tokenizer
 from lachesis_testing.scripted_server import ScriptedServer, say

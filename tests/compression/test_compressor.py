@@ -14,12 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lachesis.trajectories import (
-    MalformedMessage,
-    from_sharegpt,
-    tools_from_sharegpt,
-    validate_messages,
-)
+from lachesis.messages.errors import MalformedMessage
+from lachesis.messages.message_rules import validate_messages
+from lachesis.records.loading import from_sharegpt, tools_from_sharegpt
 from lachesis_data.compression.compressor import MARK, Compressed, Compressor, Summarizer
 from lachesis_data.compression.conversation import PREFIX, Conversation
 from lachesis_data.compression.settings import CompressionFileSettings

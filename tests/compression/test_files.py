@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backends.errors import SettingsError
-from lachesis.trajectories import JsonlError
+from lachesis.records.jsonl import JsonlError
 from lachesis_data.compression import files
 from lachesis_data.compression.compressor import MARK, Compressor, Summarizer
 from lachesis_data.compression.files import CompressionJob, EntrySample, compress_file, find_jobs, read_progress

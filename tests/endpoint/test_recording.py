@@ -12,8 +12,8 @@ import aiohttp
 import pytest
 from tokenizers.processors import TemplateProcessing
 
-from lachesis.agent.outcome import Outcome
-from lachesis.trajectories.export_lines import ExportLine, LeftOutRollout, trajectory
+from lachesis.loop.outcome import Outcome
+from lachesis.records.export_lines import ExportLine, LeftOutRollout, trajectory
 from lachesis_testing.fake_server import Ask, Scripted, fake_tokenizer
 from lachesis_tokens.endpoint import Recording, RecordingEndpoint
 from lachesis_tokens.prompts.prompts import PromptBuilder

@@ -16,7 +16,7 @@ import pytest
 from aiohttp import web
 
 from backends.errors import SettingsError
-from lachesis.runs.server_settings import ServerConfig
+from lachesis.settings.server_settings import ServerConfig
 from lachesis_testing.fake_server import Ask, FakeServer
 from lachesis_tokens.endpoint.agent_program import AgentProgramEnv
 from lachesis_tokens.samples.verification import verify_records

@@ -15,9 +15,9 @@ from rich.console import Console
 
 from backends.errors import SettingsError
 from lachesis.cli.environment_classes import load_env
+from lachesis.records.jsonl import read_lines
 from lachesis.runs.command_line import read_settings
-from lachesis.runs.server_settings import ServerConfigError
-from lachesis.trajectories import read_lines
+from lachesis.settings.server_settings import ServerConfigError
 from lachesis_compat.atropos.player import AtroposPlayer, EvaluationFailed, player_for, prepare_imports
 from lachesis_compat.collecting.matching import Matcher
 from lachesis_testing.fake_server import FakeServer, Scripted

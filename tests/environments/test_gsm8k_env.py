@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from lachesis.runs.server_settings import ServerConfig
+from lachesis.settings.server_settings import ServerConfig
 from lachesis_envs.gsm8k import GSM8kAgentEnv, GSM8kEnvConfig
 from lachesis_envs.gsm8k.environment import final_answer, worked_solution
 from lachesis_envs.gsm8k.symbolic import gsm_symbolic

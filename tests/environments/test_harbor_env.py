@@ -16,10 +16,10 @@ import pytest
 
 from backends import SandboxSpec, create_backend
 from backends.errors import SettingsError
-from lachesis.agent.pace import MachineOverloaded
-from lachesis.agent.tool_context import ToolContext
 from lachesis.cli import main
-from lachesis.runs.server_settings import ServerConfig
+from lachesis.settings.server_settings import ServerConfig
+from lachesis.tool_context.pace import MachineOverloaded
+from lachesis.tool_context.tool_context import ToolContext
 from lachesis.tools import ToolSessions
 from lachesis_envs.harbor import CAUSES, HarborEnv, Invalid, grade_again
 from lachesis_envs.harbor.artifacts import artifacts_of

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lachesis.runs.server_settings import ServerConfig
+from lachesis.settings.server_settings import ServerConfig
 from tests.environments.test_agent_program import AGENT, SortsByProgram
 from tests.support import training_runs
 from tests.support.scripted_server import ScriptedServer, call, say

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lachesis.runs.dataset_rows import DatasetError
-from lachesis.runs.server_settings import ServerConfig
+from lachesis.settings.server_settings import ServerConfig
 from lachesis_envs.reasoning_gym import ReasoningGymEnv, ReasoningGymEnvConfig
 from lachesis_envs.reasoning_gym.environment import final_answer
 from lachesis_envs.reasoning_gym.generators import Generators

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from backends import SandboxSpec, create_backend
-from lachesis.agent.tool_context import ToolContext
 from lachesis.cli import main
+from lachesis.tool_context.tool_context import ToolContext
 from lachesis.tools import BUILTIN_TOOLS, ToolSessions, call_tool
 from lachesis_envs.harbor.causes import Invalid
 from lachesis_envs.harbor.grading import grade

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lachesis.runs.server_settings import ServerConfig
+from lachesis.settings.server_settings import ServerConfig
 from lachesis_envs.terminal_test import EVAL_ITEMS, TRAIN_ITEMS, TerminalTestEnv
 from tests.support.scripted_server import ScriptedServer, call, say
 from tests.support.small_envs import make, rollouts

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lachesis import HermesAgentBaseEnv
-from lachesis.runs.server_settings import ServerConfig
+from lachesis.settings.server_settings import ServerConfig
 from lachesis_envs.tool_call import ToolCallEnv, ToolResultEnv, in_stock
 from tests.support.scripted_server import ScriptedServer, call, say
 from tests.support.small_envs import make, rollouts

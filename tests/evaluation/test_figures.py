@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lachesis.evaluation import Scores, bounds, ks, mean_over_items, pass_at_k, pass_hat_k, samples_needed
+from lachesis.figures import Scores, bounds, ks, mean_over_items, pass_at_k, pass_hat_k, samples_needed
 
 BINARY = st.lists(st.lists(st.sampled_from([0.0, 1.0, None]), max_size=6), min_size=1, max_size=8)
 

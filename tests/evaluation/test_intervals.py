@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.interval_coverage import coverage, distributions
-from lachesis.evaluation import Scores, bounds, mean_over_items, paired, samples_needed
-from lachesis.evaluation.intervals import UNSEEN, Z95, mean_of_values, score_range
+from lachesis.figures import Scores, bounds, mean_over_items, paired, samples_needed
+from lachesis.figures.intervals import UNSEEN, Z95, mean_of_values, score_range
 
 
 def distance(values: list[float], mean: float, end: float) -> float:

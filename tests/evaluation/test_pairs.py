@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lachesis.evaluation import paired
-from lachesis.evaluation.pairs import EXACT_ITEMS, permutation_p
+from lachesis.figures import paired
+from lachesis.figures.pairs import EXACT_ITEMS, permutation_p
 
 
 def test_the_permutation_test_is_that_of_scipy() -> None:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lachesis.evaluation.intervals import mean_of_values
-from lachesis.evaluation.repaired_calls import LEAST, MOST, NAME, RepairedCalls
+from lachesis.figures.intervals import mean_of_values
+from lachesis.figures.repaired_calls import LEAST, MOST, NAME, RepairedCalls
 
 SPREAD = 0.15
 """Correlation of the calls of a group."""

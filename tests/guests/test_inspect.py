@@ -15,7 +15,7 @@ import pytest
 from aiohttp import web
 
 from backends.errors import SettingsError
-from lachesis.runs.server_settings import ServerConfig
+from lachesis.settings.server_settings import ServerConfig
 from lachesis_compat.guests import guest
 from lachesis_compat.guests.inspect_tasks import InspectEnv, load
 from lachesis_testing.fake_server import Ask, FakeServer

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from backends.errors import SettingsError
-from lachesis.runs.server_settings import ServerConfig
+from lachesis.settings.server_settings import ServerConfig
 from lachesis_compat.guests import guest
 from lachesis_compat.guests.verifiers import VerifiersEnv, load
 from lachesis_testing.fake_server import Ask, FakeServer

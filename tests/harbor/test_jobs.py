@@ -16,7 +16,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from lachesis.cli import main
-from lachesis.trajectories import ChatResponse, MessageHistory
+from lachesis.messages.history import MessageHistory
+from lachesis.messages.messages import ChatResponse
 from tests.harbor.test_configs import HARBOR, pytestmark
 from tests.run import some
 from tests.support.job_groups import job_run

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from lachesis.runs.server_settings import ServerConfig
+from lachesis.settings.server_settings import ServerConfig
 from lachesis_envs.harbor import HarborEnv
 from tests.support.small_envs import rollouts
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from lachesis.inference import ServerSettings
-from lachesis.trajectories import MASKED, MASKED_LOGPROB, MessageHistory
+from lachesis.messages.history import MessageHistory
+from lachesis.messages.tokens import MASKED, MASKED_LOGPROB
 from lachesis_testing.fake_server import FakeServer, Reply, fake_tokenizer
 from lachesis_tokens.engines import create_engine
 from lachesis_tokens.prompts.prompts import PromptBuilder

@@ -15,7 +15,9 @@ pytest.importorskip("transformers")
 
 from template_tokenizers import tokenizer_of
 
-from lachesis.trajectories import ChatResponse, FinishReason, Message, MessageHistory, SampledTokens
+from lachesis.messages.history import MessageHistory
+from lachesis.messages.messages import ChatResponse, FinishReason, Message
+from lachesis.messages.tokens import SampledTokens
 from lachesis_tokens.prompts.prompts import PromptBuilder, PromptStart, TemplateNotExtendable
 from lachesis_tokens.templates import content_dependence
 

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lachesis.trajectories import ChatResponse, FinishReason, Message, Node, ToolCall
+from lachesis.messages.messages import ChatResponse, FinishReason, Message, ToolCall
+from lachesis.messages.nodes import Node
 from lachesis_tokens.server.conversation_index import ConversationIndex, Found
 from tests.support.token_trees import UNTIMED
 

@@ -14,7 +14,7 @@ from engine_bench import FAKED, bench
 from lachesis.inference import BadResponse, ContextExhausted, RequestRejected, ServerUnavailable
 from lachesis.inference.http_client import ServerSettings
 from lachesis.inference.sampling import Sampling
-from lachesis.trajectories.messages import FinishReason
+from lachesis.messages.messages import FinishReason
 from lachesis_testing.fake_server import Fault, fake_tokenizer
 from lachesis_testing.fake_server.faults import TOKENS
 from lachesis_tokens.engines import create_engine

@@ -13,7 +13,10 @@ import lachesis.inference.http_attempts as http_attempts_module
 from lachesis.inference.errors import ServerUnavailable
 from lachesis.inference.http_client import ARRAY, ServerSettings
 from lachesis.inference.sampling import Sampling
-from lachesis.trajectories import FinishReason, MessageHistory, TokenPrefix, sampling_problem
+from lachesis.messages.history import MessageHistory
+from lachesis.messages.messages import FinishReason
+from lachesis.messages.tokens import TokenPrefix
+from lachesis.records.sampling_record import sampling_problem
 from lachesis_testing.fake_server import Ask, FakeModel, FakeServer, RandomTokens, Reply, fake_tokenizer
 from lachesis_tokens.engines import create_engine
 from lachesis_tokens.engines.base import Generation

@@ -22,7 +22,7 @@ from lachesis.inference import (
     Unauthorized,
 )
 from lachesis.inference import http_attempts as module
-from lachesis.trajectories.messages import FinishReason, Message, ToolCall
+from lachesis.messages.messages import FinishReason, Message, ToolCall
 from tests.support.ports import free_port
 
 ASK = [{"role": "user", "content": "hello"}]

@@ -18,7 +18,9 @@ from hypothesis import strategies as st
 from template_tokenizers import ends, sources, tokenizer_of
 
 from lachesis.inference.errors import TemplateError
-from lachesis.trajectories import ChatResponse, FinishReason, Message, MessageHistory, SampledTokens
+from lachesis.messages.history import MessageHistory
+from lachesis.messages.messages import ChatResponse, FinishReason, Message
+from lachesis.messages.tokens import SampledTokens
 from lachesis_tokens.prompts.prompts import PromptBuilder, PromptStart, TemplateNotExtendable
 from lachesis_tokens.templates.chat_template import read_template
 from lachesis_tokens.templates.template_cases import Pattern

@@ -12,7 +12,9 @@ from template_tokenizers import OURS, tokenizer_of
 from transformers import PreTrainedTokenizerFast
 
 from lachesis.inference.errors import PromptError, TemplateError, TurnRejected
-from lachesis.trajectories import ChatResponse, FinishReason, Message, MessageHistory, SampledTokens, TokenPrefix
+from lachesis.messages.history import MessageHistory
+from lachesis.messages.messages import ChatResponse, FinishReason, Message
+from lachesis.messages.tokens import SampledTokens, TokenPrefix
 from lachesis_tokens.prompts.prompts import Prompt, PromptBuilder, PromptStart, TemplateNotExtendable
 from lachesis_tokens.templates.template_report import Extension
 

@@ -19,7 +19,7 @@ from lachesis.inference.errors import ConversationRefused, NothingThere
 from lachesis.inference.http_attempts import retry_after, retry_delay
 from lachesis.inference.sampling import Sampling
 from lachesis.inference.server_words import REFUSING
-from lachesis.trajectories.messages import FinishReason
+from lachesis.messages.messages import FinishReason
 from lachesis_tokens.engines import create_engine
 
 Serve = Callable[..., Awaitable[OpenAIServer]]

@@ -15,9 +15,11 @@ import pytest
 from lachesis.inference import BadResponse
 from lachesis.inference.http_client import ServerSettings
 from lachesis.inference.sampling import Sampling
-from lachesis.runs.server_settings import ServerConfig
-from lachesis.trajectories import FinishReason, MessageHistory, TokenPrefix
-from lachesis.trajectories.replay import RoutedExperts, SamplingMask, join_experts, join_masks
+from lachesis.messages.history import MessageHistory
+from lachesis.messages.messages import FinishReason
+from lachesis.messages.replay import RoutedExperts, SamplingMask, join_experts, join_masks
+from lachesis.messages.tokens import TokenPrefix
+from lachesis.settings.server_settings import ServerConfig
 from lachesis_testing.fake_server import FakeServer, Lengths, RandomTokens, fake_tokenizer
 from lachesis_testing.fake_server.replay import experts_of
 from lachesis_tokens.engines import create_engine

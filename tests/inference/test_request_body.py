@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lachesis.inference.request_body import json_body
-from lachesis.trajectories import TokenPrefix
+from lachesis.messages.tokens import TokenPrefix
 from lachesis_tokens.engines.prompt_ids import PromptIds
 from tests.support.token_trees import UNTIMED
 

@@ -15,7 +15,9 @@ from lachesis.inference.affinity import Demand, ExpectedTokens
 from lachesis.inference.balancer import Balancer
 from lachesis.inference.http_client import ServerSettings
 from lachesis.inference.sampling import Sampling
-from lachesis.trajectories import FinishReason, MessageHistory, TokenPrefix
+from lachesis.messages.history import MessageHistory
+from lachesis.messages.messages import FinishReason
+from lachesis.messages.tokens import TokenPrefix
 from lachesis_testing.fake_server import FakeServer, Fault, Lengths, RandomWords, fake_tokenizer
 from lachesis_tokens.engines import create_engine
 from lachesis_tokens.engines.base import Generation

@@ -21,7 +21,7 @@ import lachesis_tokens.prompts.tokenizer_proof as tokenizer_proof_module
 from lachesis.inference import BadResponse, ServerUnavailable
 from lachesis.inference.sampling import Sampling
 from lachesis.inference.wire.service import WebService, json_response
-from lachesis.trajectories import TokenPrefix
+from lachesis.messages.tokens import TokenPrefix
 from lachesis_testing.fake_server import FakeServer, fake_tokenizer, letter_swapped
 from lachesis_tokens.engines import Generation, create_engine
 from lachesis_tokens.engines.atropos import AtroposEngine

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lachesis.inference.errors import ContextExhausted, ConversationRefused, NothingThere, RequestRejected, rejection
 from lachesis.inference.server_words import Ending, ending
-from lachesis.trajectories.messages import FinishReason
+from lachesis.messages.messages import FinishReason
 
 FULL = {
     "openai": (400, "This model's maximum context length is 128000 tokens. However, your messages resulted in 130112."),

@@ -14,9 +14,11 @@ from template_tokenizers import sources, tokenizer_of
 from transformers import PreTrainedTokenizerFast
 
 from lachesis.inference.errors import PromptError, TemplateError
-from lachesis.runs.server_settings import ServerConfig
-from lachesis.runs.settings import HermesAgentEnvConfig
-from lachesis.trajectories import ChatResponse, FinishReason, Message, MessageHistory, SampledTokens
+from lachesis.messages.history import MessageHistory
+from lachesis.messages.messages import ChatResponse, FinishReason, Message
+from lachesis.messages.tokens import SampledTokens
+from lachesis.settings.server_settings import ServerConfig
+from lachesis.settings.settings import HermesAgentEnvConfig
 from lachesis_testing.fake_server import FakeServer, fake_tokenizer
 from lachesis_tokens.engines import create_engine
 from lachesis_tokens.prompts.prompts import PromptBuilder

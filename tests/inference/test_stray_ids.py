@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lachesis.inference.errors import BadResponse
-from lachesis.trajectories import MessageHistory
+from lachesis.messages.history import MessageHistory
 from lachesis_testing.fake_server import Reply, fake_tokenizer
 from lachesis_tokens.engines import create_engine
 from lachesis_tokens.prompts.prompts import PromptBuilder

@@ -20,7 +20,8 @@ from template_tokenizers import ends, sources, tokenizer_of
 
 from lachesis.inference.errors import TemplateError
 from lachesis.inference.sampling import Sampling
-from lachesis.trajectories import ChatResponse, Message, MessageHistory, ToolResponse
+from lachesis.messages.history import MessageHistory
+from lachesis.messages.messages import ChatResponse, Message, ToolResponse
 from lachesis_testing.fake_server import Reply
 from lachesis_tokens.server.managed_server import ManagedServer
 from lachesis_tokens.templates.template_cases import Pattern

@@ -18,7 +18,7 @@ import pytest
 import yaml
 from rich.console import Console
 
-from lachesis.runs.server_settings import ServerConfig
+from lachesis.settings.server_settings import ServerConfig
 from lachesis_envs.terminal_test import TerminalTestEnv
 from lachesis_testing.fake_server import Ask, FakeServer
 from lachesis_testing.fake_server.policies import offered_tools

@@ -19,7 +19,7 @@ from lachesis.inference import TokenTrackingUnavailable, Unauthorized
 from lachesis.runs import command_line as cli
 from lachesis.runs.failures import RunStopped
 from lachesis.runs.results import RunResult
-from lachesis.runs.server_settings import Phase1CannotTrain
+from lachesis.settings.server_settings import Phase1CannotTrain
 from tests.support.busy_machine import busy_machine
 from tests.support.scripted_server import ScriptedServer, call, say
 from tests.support.small_envs import (
@@ -519,7 +519,7 @@ def test_leaving_in_the_middle_of_a_reward_takes_no_longer_than_the_program(tmp_
     program = tmp_path / "program.py"
     program.write_text(
         "import asyncio, time\n"
-        "from lachesis.agent.reward_threads import RewardThreads\n"
+        "from lachesis.rewards.reward_threads import RewardThreads\n"
         "async def main():\n"
         "    try:\n"
         "        async with asyncio.timeout(0.2):\n"

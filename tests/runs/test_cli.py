@@ -24,16 +24,16 @@ from lachesis.cli import main as lachesis
 from lachesis.inference import InferenceError
 from lachesis.inference.errors import Unauthorized
 from lachesis.other_packages import ENGINES
-from lachesis.run_folder import RunFolderError, WrongFolder
+from lachesis.records.jsonl import JsonlError
 from lachesis.runs import command_line as cli
 from lachesis.runs.dataset_rows import DatasetError, NoSuchDataset, load_rows, read_jsonl
 from lachesis.runs.failures import RunStopped, UnusableSettings
 from lachesis.runs.model_servers import server_of
-from lachesis.runs.server_settings import Phase1CannotTrain, ServerConfigError
-from lachesis.runs.setting_facts import description_of, facts_of
-from lachesis.runs.settings import HermesAgentEnvConfig
+from lachesis.runs.run_folder import RunFolderError, WrongFolder
+from lachesis.settings.server_settings import Phase1CannotTrain, ServerConfigError
+from lachesis.settings.setting_facts import description_of, facts_of
+from lachesis.settings.settings import HermesAgentEnvConfig
 from lachesis.tools import TOOLSETS, Toolset, ToolsetError, ToolUnavailable, get_tool_definitions
-from lachesis.trajectories import JsonlError
 from lachesis_envs.gsm8k import GSM8kAgentEnv
 from lachesis_envs.task_folders.errors import NoTask, TaskError
 from lachesis_testing.fake_server import FakeServer, letter_swapped

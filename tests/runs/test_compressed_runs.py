@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from lachesis.run_folder import OtherSettings
-from lachesis.runs.server_settings import ServerConfig, ServerConfigError
-from lachesis.runs.settings import HermesAgentEnvConfig
+from lachesis.records.export_lines import ExportLine, ExportTotals
+from lachesis.records.jsonl import read_lines
+from lachesis.runs.run_folder import OtherSettings
+from lachesis.settings.server_settings import ServerConfig, ServerConfigError
+from lachesis.settings.settings import HermesAgentEnvConfig
 from lachesis.tools import BUILTIN_TOOLS, tool
-from lachesis.trajectories.export_lines import ExportLine, ExportTotals
-from lachesis.trajectories.jsonl import read_lines
 from lachesis_data.exports.exports import export_group, load_export, write_export
 from lachesis_data.exports.parquet import read_rows
 from lachesis_data.files.validation import validate_entry

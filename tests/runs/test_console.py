@@ -14,18 +14,18 @@ from aiohttp import web
 from rich.console import Console
 from rich.text import Text
 
-from lachesis.agent.outcome import Outcome
-from lachesis.agent.rollout import Rollout
 from lachesis.cli import main as lachesis
+from lachesis.figures.running_figures import RunningFigures
 from lachesis.inference import RequestRejected
 from lachesis.inference.sampling import Sampling
+from lachesis.loop.outcome import Outcome
+from lachesis.loop.rollout import Rollout
 from lachesis.runs import command_line as cli
 from lachesis.runs import model_servers
 from lachesis.runs.failures import REPEATS, RunStopped
 from lachesis.runs.progress import Progress, Standing
 from lachesis.runs.results import ShownResult, print_result
-from lachesis.runs.running_figures import RunningFigures
-from lachesis.wording import counted
+from lachesis.text import counted
 from lachesis_testing.fake_server import FakeServer
 from lachesis_tokens.engines.sglang import SGLangEngine
 from lachesis_train.verbs.launch_training import main as launch_training

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from lachesis.agent import AgentFault
-from lachesis.agent.outcome import Outcome
+from lachesis.loop.outcome import Outcome
+from lachesis.rewards import AgentFault
 from lachesis_testing.fake_server import Ask, FakeServer
 from tests.support.scripted_server import ScriptedServer, call, say
 from tests.support.small_envs import ManyWords, SortWords, lines, make, process, rollouts, sorts

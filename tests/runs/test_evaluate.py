@@ -16,11 +16,11 @@ import pytest
 from rich.console import Console
 
 from lachesis.cli import main as lachesis
-from lachesis.evaluation import mean_over_items, pass_at_k
-from lachesis.run_folder import OtherSettings, RunFolderError
+from lachesis.figures import mean_over_items, pass_at_k
+from lachesis.figures.item_keys import item_digest
 from lachesis.runs import command_line as cli
 from lachesis.runs.failures import RunStopped
-from lachesis.runs.item_keys import item_digest
+from lachesis.runs.run_folder import OtherSettings, RunFolderError
 from tests.support import report_pages
 from tests.support.guesses import Guesses, chance, score_of
 from tests.support.report_pages import read

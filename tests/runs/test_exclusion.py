@@ -16,10 +16,7 @@ import pytest
 from rich.console import Console
 
 from backends import SandboxLost
-from lachesis.agent.outcome import Outcome
-from lachesis.agent.rollout import Rollout
-from lachesis.inference import RequestRejected, ServerUnavailable
-from lachesis.runs.exclusion import (
+from lachesis.figures.exclusion import (
     QUANTITIES,
     Exclusion,
     Exclusions,
@@ -28,11 +25,14 @@ from lachesis.runs.exclusion import (
     _quantity_test,
     of_record,
 )
+from lachesis.figures.rollout_records import counted_record, rollout_record
+from lachesis.figures.summary import evaluation_metrics
+from lachesis.inference import RequestRejected, ServerUnavailable
+from lachesis.loop.outcome import Outcome
+from lachesis.loop.rollout import Rollout
 from lachesis.runs.group_player import PlayedGroup
 from lachesis.runs.group_records import group_record
 from lachesis.runs.results import ServeResult, print_result
-from lachesis.runs.rollout_records import counted_record, rollout_record
-from lachesis.runs.summary import evaluation_metrics
 from lachesis.runs.wandb_tracking import Tracker
 from lachesis_view.reports.run import render_report
 from tests.support import report_pages

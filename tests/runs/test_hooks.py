@@ -10,9 +10,9 @@ import pytest
 
 from backends.errors import SettingsError
 from lachesis import HermesAgentBaseEnv, check_environment, reward
-from lachesis.run_folder import WrongFolder
 from lachesis.runs.command_line import main
-from lachesis.runs.hooks import misspelt_hooks, require_hooks
+from lachesis.runs.run_folder import WrongFolder
+from lachesis.settings.hooks import misspelt_hooks, require_hooks
 from lachesis_train.trainer.settings import TrainingSettings
 
 

@@ -18,8 +18,8 @@ from lachesis import reward
 from lachesis.base_env import NotRunning
 from lachesis.runs.failures import UnusableSettings
 from lachesis.runs.judge import _form
-from lachesis.runs.server_settings import ServerConfigError
-from lachesis.runs.settings import HermesAgentEnvConfig
+from lachesis.settings.server_settings import ServerConfigError
+from lachesis.settings.settings import HermesAgentEnvConfig
 from lachesis_testing.fake_server import FakeServer, Scripted
 from tests.support.scripted_server import ScriptedServer, say
 from tests.support.small_envs import SortWords, does_nothing, lines, make, process, rollouts

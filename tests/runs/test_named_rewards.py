@@ -15,7 +15,7 @@ from rich.console import Console
 from lachesis import Reward, reward
 from lachesis.base_env import HermesAgentBaseEnv
 from lachesis.runs.results import print_result
-from lachesis.runs.server_settings import ServerConfig
+from lachesis.settings.server_settings import ServerConfig
 from tests.support import report_pages
 from tests.support.scripted_server import ScriptedServer, say
 from tests.support.small_envs import ROOT, SortWords, does_nothing, lines, process, rollouts

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from lachesis.runs.server_settings import ServerConfig, ServerConfigError
+from lachesis.settings.server_settings import ServerConfig, ServerConfigError
 from lachesis_testing.fake_server import FakeServer, fake_tokenizer
 from lachesis_tokens.prompts.prompts import PromptBuilder
 from lachesis_tokens.templates.parser_match import ParserMatch, match_parser, parser_for

@@ -23,18 +23,18 @@ import numpy
 import pytest
 from rich.console import Console
 
+from lachesis.figures.item_keys import ItemError, item_digest, plain
 from lachesis.inference import ServerUnavailable
-from lachesis.run_folder import RunFolderError
 from lachesis.runs import command_line as cli
 from lachesis.runs.commands import longest_group
 from lachesis.runs.decisions import Decision
 from lachesis.runs.failures import FailureBrake, RunStopped
 from lachesis.runs.file_sink import FileSink
 from lachesis.runs.group_player import PlayedGroup, play_item
-from lachesis.runs.item_keys import ItemError, item_digest, plain
 from lachesis.runs.pipeline import Pipeline
 from lachesis.runs.results import RunFiles
-from lachesis.runs.server_settings import ServerConfig
+from lachesis.runs.run_folder import RunFolderError
+from lachesis.settings.server_settings import ServerConfig
 from lachesis.tools import ToolRegistry, tool
 from lachesis_compat.atropos.package import ScoredDataGroup
 from tests.support.report_pages import everything

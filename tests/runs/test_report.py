@@ -19,9 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from lachesis.runs.figures import Figures
+from lachesis.figures.figures import Figures
+from lachesis.figures.summary import training_metrics
 from lachesis.runs.results import print_result
-from lachesis.runs.summary import training_metrics
 from lachesis_testing.fake_server import Lengths, RandomWords
 from lachesis_view.html import parts, pretty
 from lachesis_view.reports import run as report

@@ -14,14 +14,14 @@ import pytest
 from rich.console import Console
 
 from backends import BackendError
-from lachesis.agent.reward import Reward
-from lachesis.agent.rollout import Rollout
 from lachesis.base_env import HermesAgentBaseEnv
+from lachesis.figures.figures import Figures
+from lachesis.figures.summary import BUILTIN_FIGURES, evaluation_metrics, training_metrics
+from lachesis.loop.rollout import Rollout
+from lachesis.rewards.reward import Reward
 from lachesis.runs.decisions import LeftOut
-from lachesis.runs.figures import Figures
 from lachesis.runs.group_player import play_group
 from lachesis.runs.results import print_result
-from lachesis.runs.summary import BUILTIN_FIGURES, evaluation_metrics, training_metrics
 from lachesis_testing.fake_server import FakeServer, ToolUser
 from lachesis_tokens.samples.decision import ANY_TRAINER, decide_for_training
 from tests.support import report_pages
@@ -478,7 +478,7 @@ async def test_turn_rewards_reach_the_trainer_with_their_sample(tmp_path: Path, 
 async def test_a_history_is_serialised_once_for_all_of_its_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from lachesis.trajectories import MessageHistory
+    from lachesis.messages.history import MessageHistory
     from lachesis_tokens.samples.decision import ANY_TRAINER, decide_for_training
 
     finished: list[Rollout] = []

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lachesis.runs.server_settings import Phase1CannotTrain, ServerConfig, ServerConfigError
+from lachesis.settings.server_settings import Phase1CannotTrain, ServerConfig, ServerConfigError
 from lachesis_testing.fake_server import Ask, FakeServer, ToolUser
 from lachesis_testing.fake_server.replay import experts_of
 from tests.support.ports import free_port

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from lachesis.inference.sampling import Sampling
+from lachesis.records.jsonl import read_lines
 from lachesis.tools import BUILTIN_TOOLS, ToolResult, tool
-from lachesis.trajectories.jsonl import read_lines
 from lachesis_testing.fake_server import FakeServer, ToolUser
 from lachesis_testing.fake_server.images import seen_ids
 from lachesis_tokens.samples.verification import verify_records

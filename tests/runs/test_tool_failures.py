@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from lachesis.figures.tool_failures import MOST_KINDS, ToolFailures
 from lachesis.runs.results import print_result
-from lachesis.runs.tool_failures import MOST_KINDS, ToolFailures
 from lachesis_view.app import Viewer
 from lachesis_view.index import Index
 from tests.support.scripted_server import call, say

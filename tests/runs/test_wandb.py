@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from lachesis.agent.outcome import Outcome
-from lachesis.agent.rollout import Rollout
+from lachesis.figures.summary import training_metrics
+from lachesis.loop.outcome import Outcome
+from lachesis.loop.rollout import Rollout
 from lachesis.runs.group_player import PlayedGroup
 from lachesis.runs.group_records import group_record
-from lachesis.runs.summary import training_metrics
 from lachesis.runs.wandb_tracking import Tracker
 from lachesis_testing.fake_server import FakeServer, ToolUser
 from tests.support.scripted_server import ScriptedServer

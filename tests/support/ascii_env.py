@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 from lachesis import HermesAgentBaseEnv
-from lachesis.trajectories.tokens import MASKED
+from lachesis.messages.tokens import MASKED
 
 
 class AsciiEnv(HermesAgentBaseEnv):

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from lachesis.agent.pace import MachineOverloaded
+from lachesis.tool_context.pace import MachineOverloaded
 
 _SPIN = "import time; end = time.monotonic() + 120\nwhile time.monotonic() < end: pass"
 

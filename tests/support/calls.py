@@ -7,9 +7,9 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from lachesis.agent.call_scope import CallScope, current_scope
-from lachesis.agent.calls import called, in_call_scope, result_of
-from lachesis.agent.context_results import DictReply
+from lachesis.rewards.call_scope import CallScope, current_scope
+from lachesis.rewards.calls import called, in_call_scope, result_of
+from lachesis.tool_context.context_results import DictReply
 
 
 class Device:

@@ -19,7 +19,7 @@ from lachesis.runs.decisions import Kept
 from lachesis.runs.failures import FailureBrake
 from lachesis.runs.pipeline import Pipeline
 from lachesis.runs.results import ServeResult
-from lachesis.runs.settings import HermesAgentEnvConfig
+from lachesis.settings.settings import HermesAgentEnvConfig
 from lachesis_train.outbox import Outbox
 from lachesis_train.relay import RelayPace
 from lachesis_train.rollout_api import EnvDescription, RolloutApi

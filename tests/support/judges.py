@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from lachesis.agent.tool_context import ToolContext
+from lachesis.tool_context.tool_context import ToolContext
 from lachesis.tools import BUILTIN_TOOLS, ToolSessions
 from lachesis_testing.cheats import CASES, CHEATS, IDS, SOLUTION, TEST_PATH, TESTS
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lachesis.base_env import HermesAgentBaseEnv
-from lachesis.runs.server_settings import ServerConfig
+from lachesis.settings.server_settings import ServerConfig
 from tests.support.small_envs import ROOT, rollouts
 from tests.support.training_runs import environment
 

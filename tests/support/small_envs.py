@@ -20,7 +20,7 @@ from rich.console import Console
 
 import environments.hermes_base_env
 from lachesis.base_env import HermesAgentBaseEnv
-from lachesis.runs.server_settings import ServerConfig
+from lachesis.settings.server_settings import ServerConfig
 from tests.support.scripted_server import Answer, ScriptedServer, call, say
 
 Env = TypeVar("Env", bound=HermesAgentBaseEnv)

@@ -9,7 +9,8 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from lachesis.trajectories import ChatResponse, FinishReason, Message, SampledTokens, TokenPrefix
+from lachesis.messages.messages import ChatResponse, FinishReason, Message
+from lachesis.messages.tokens import SampledTokens, TokenPrefix
 
 UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 """For property tests: the time of an example depends on the machine."""

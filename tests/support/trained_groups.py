@@ -6,9 +6,10 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from lachesis.trajectories import ChatResponse, FinishReason, MessageHistory, SampledTokens, TokenPrefix
-from lachesis.trajectories.messages import as_message
-from lachesis.trajectories.split_rollouts import SplitRollouts
+from lachesis.messages.history import MessageHistory
+from lachesis.messages.messages import ChatResponse, FinishReason, as_message
+from lachesis.messages.tokens import SampledTokens, TokenPrefix
+from lachesis.records.split_rollouts import SplitRollouts
 from lachesis_tokens.samples.advantages import rollout_advantages
 from lachesis_tokens.samples.group_shapes import (
     GroupSettings,

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from lachesis.base_env import HermesAgentBaseEnv
-from lachesis.runs.server_settings import ServerConfig
+from lachesis.settings.server_settings import ServerConfig
 from lachesis_testing.fake_server import FakeServer
 from lachesis_tokens.samples.group_shapes import samples_from_atropos
 from lachesis_tokens.samples.samples import TokenSample

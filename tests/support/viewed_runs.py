@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from lachesis import Reward
+from lachesis.records.jsonl import read_lines
 from lachesis.tools import BUILTIN_TOOLS, ToolFailure, tool
-from lachesis.trajectories.jsonl import read_lines
 from lachesis_testing.fake_server import Ask, FakeServer, Reply
 from lachesis_testing.fake_server.policies import as_reply
 from tests.support.scripted_server import call, say

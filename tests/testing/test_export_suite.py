@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from lachesis.trajectories.export_lines import ExportLine, LeftOutRollout
-from lachesis.trajectories.groups import rollout_messages, rollout_samples
+from lachesis.records.export_lines import ExportLine, LeftOutRollout
+from lachesis.records.groups import rollout_messages, rollout_samples
 from lachesis_data.exports.exports import EXPORTS, load_export
 from lachesis_data.exports.parquet import read_rows
 from lachesis_testing.export_suite import ExportSuite, example_groups

@@ -31,8 +31,8 @@ from lachesis.inference import (
 )
 from lachesis.inference import http_attempts as http_attempts_module
 from lachesis.inference.sampling import Sampling
-from lachesis.trajectories.messages import FinishReason
-from lachesis.trajectories.tokens import TokenPrefix
+from lachesis.messages.messages import FinishReason
+from lachesis.messages.tokens import TokenPrefix
 from lachesis_testing.fake_server import (
     Codec,
     Echo,

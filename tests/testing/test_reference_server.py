@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from lachesis.agent.reference_server import MODEL_NAME, ReferenceServer
 from lachesis.inference import OpenAIServer, RequestRejected, Router
-from lachesis.trajectories.messages import FinishReason, Message
+from lachesis.loop.reference_server import MODEL_NAME, ReferenceServer
+from lachesis.messages.messages import FinishReason, Message
 from lachesis_envs.gsm8k.worked_solutions import (
     UNKNOWN_PROBLEM,
     WorkedSolution,

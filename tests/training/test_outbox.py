@@ -24,7 +24,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lachesis.run_folder import OtherSettings
+from lachesis.runs.run_folder import OtherSettings
 from lachesis_train.group_encoding import GroupError
 from lachesis_train.outbox import Outbox, OutboxError
 from lachesis_train.outbox_state import KnownApi

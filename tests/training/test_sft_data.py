@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
-from lachesis.trajectories import append_line, save_trajectory, to_conversations
-from lachesis.trajectories.digests import LINE_DIGEST, certified
-from lachesis.trajectories.export_lines import ExportLine
+from lachesis.records.digests import LINE_DIGEST, certified
+from lachesis.records.entries import save_trajectory
+from lachesis.records.export_lines import ExportLine
+from lachesis.records.jsonl import append_line
+from lachesis.records.sharegpt import to_conversations
 from lachesis_data.exports.builtin_exports import token_samples
 from lachesis_testing.fake_server import fake_tokenizer
 from lachesis_tokens.prompts.prompts import PromptBuilder

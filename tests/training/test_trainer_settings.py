@@ -9,8 +9,8 @@ import pytest
 
 from backends.errors import SettingsError
 from lachesis.cli import main as lachesis
-from lachesis.runs.server_settings import ServerConfig
-from lachesis.runs.settings import HermesAgentEnvConfig
+from lachesis.settings.server_settings import ServerConfig
+from lachesis.settings.settings import HermesAgentEnvConfig
 from lachesis_testing.fake_server import fake_tokenizer
 from lachesis_tokens.prompts.model_folders import tokenizer_of
 from lachesis_tokens.server.serving import load_tokenizer

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from backends.errors import SettingsError
-from lachesis.agent.outcome import Outcome
-from lachesis.agent.result import AgentResult
-from lachesis.agent.rollout import Rollout
-from lachesis.evaluation.repaired_calls import RepairedCalls
-from lachesis.trajectories import ChatResponse, FinishReason, Message, MessageHistory, TokenPrefix, ToolCall
-from lachesis.trajectories.tokens import MASKED
+from lachesis.figures.repaired_calls import RepairedCalls
+from lachesis.loop.outcome import Outcome
+from lachesis.loop.result import AgentResult
+from lachesis.loop.rollout import Rollout
+from lachesis.messages.history import MessageHistory
+from lachesis.messages.messages import ChatResponse, FinishReason, Message, ToolCall
+from lachesis.messages.tokens import MASKED, TokenPrefix
 from lachesis_tokens.samples.samples import TokenSample
 from lachesis_train import BranchedRollout, RejectedRollout
 from lachesis_train.trl.items import environment_of

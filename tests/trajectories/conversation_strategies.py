@@ -8,7 +8,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from lachesis.trajectories import (
+from lachesis.messages.errors import (
     DuplicateCallId,
     MalformedMessage,
     MessageError,

@@ -8,13 +8,15 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from lachesis.agent.outcome import Outcome
-from lachesis.agent.result import AgentResult
-from lachesis.agent.rollout import Rollout
+from lachesis.loop.outcome import Outcome
+from lachesis.loop.result import AgentResult
+from lachesis.loop.rollout import Rollout
+from lachesis.messages.history import MessageHistory
+from lachesis.messages.messages import ChatResponse, FinishReason, Message
+from lachesis.messages.tokens import TokenPrefix
+from lachesis.records.export_lines import ExportLine
 from lachesis.runs.group_player import PlayedGroup
 from lachesis.runs.group_records import group_record
-from lachesis.trajectories import ChatResponse, FinishReason, Message, MessageHistory, TokenPrefix
-from lachesis.trajectories.export_lines import ExportLine
 from lachesis_data.exports.atif import atif
 from tests.support.token_trees import END, UNTIMED, completion
 from tests.trajectories.test_samples_of_histories import rollouts

@@ -8,9 +8,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lachesis.trajectories import ChatResponse, FinishReason, Message, MessageHistory, ToolCall, ToolResponse
-from lachesis.trajectories.encoded import NodeMessages
-from lachesis.utf8 import without_lone_surrogates
+from lachesis.messages.encoded import NodeMessages
+from lachesis.messages.history import MessageHistory
+from lachesis.messages.messages import ChatResponse, FinishReason, Message, ToolCall, ToolResponse
+from lachesis.text import without_lone_surrogates
 from tests.support.token_trees import UNTIMED
 
 WORDS = st.sampled_from(["", "hello", 'a "quoted"\n', "Zürich", "half \ud83d", "\0"])

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lachesis.cli import main
-from lachesis.trajectories.jsonl import JsonlError
-from lachesis.trajectories.messages import Message
+from lachesis.messages.messages import Message
+from lachesis.records.jsonl import JsonlError
 from lachesis_data.files.entry_files import read_entries
 from lachesis_data.files.foreign import NULLS_REMOVED, unpadded
 from lachesis_data.files.formats import converter, read_chat

@@ -16,12 +16,12 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from lachesis import reward
-from lachesis.agent.result import TokenCount
 from lachesis.cli import main
+from lachesis.loop.result import TokenCount
+from lachesis.messages.tokens import MASKED
+from lachesis.records.digests import LINE_DIGEST, certified, copies_of
+from lachesis.records.jsonl import read_lines
 from lachesis.tools import BUILTIN_TOOLS, ToolFailure, tool
-from lachesis.trajectories import MASKED
-from lachesis.trajectories.digests import LINE_DIGEST, certified, copies_of
-from lachesis.trajectories.jsonl import read_lines
 from lachesis_testing.fake_server import Ask, FakeServer, Reply
 from lachesis_testing.fake_server.policies import as_reply
 from lachesis_tokens.samples.verification import Totals, verify_records

@@ -19,16 +19,11 @@ from openai.types.chat import ChatCompletionFunctionToolParam, ChatCompletionMes
 from pydantic import TypeAdapter
 
 from lachesis.cli import main
-from lachesis.trajectories import (
-    JsonlWriter,
-    read_lines,
-    to_batch_entry,
-    to_dataset_entry,
-    to_trajectory_entry,
-)
-from lachesis.trajectories.errors import MessageError
-from lachesis.trajectories.export_lines import Chat, ExportTotals, Unsuitable
-from lachesis.trajectories.markup import NotJson, load_json, think_block, write_json
+from lachesis.messages.errors import MessageError
+from lachesis.messages.markup import NotJson, load_json, think_block, write_json
+from lachesis.records.entries import to_batch_entry, to_dataset_entry, to_trajectory_entry
+from lachesis.records.export_lines import Chat, ExportTotals, Unsuitable
+from lachesis.records.jsonl import JsonlWriter, read_lines
 from lachesis_data.exports.chat_exports import openai_line, trl_line
 from lachesis_data.exports.exports import export_group, load_export, write_export
 from lachesis_data.exports.parquet import ParquetWriter, parquet_row, read_rows

@@ -10,17 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from lachesis.trajectories import (
-    ChatResponse,
-    FinishReason,
-    MalformedMessage,
-    Message,
-    MessageHistory,
-    SampledTokens,
-    TokenPrefix,
-    ToolResponse,
-    UnknownRole,
-)
+from lachesis.messages.errors import MalformedMessage, UnknownRole
+from lachesis.messages.history import MessageHistory
+from lachesis.messages.messages import ChatResponse, FinishReason, Message, ToolResponse
+from lachesis.messages.tokens import SampledTokens, TokenPrefix
 from tests.run import some
 
 USER = {"role": "user", "content": "hello"}

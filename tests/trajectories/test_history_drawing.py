@@ -9,15 +9,9 @@ from conversation_strategies import conversations, hostile_text
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lachesis.trajectories import (
-    ChatResponse,
-    FinishReason,
-    Message,
-    MessageHistory,
-    SampledTokens,
-    TokenPrefix,
-    ToolResponse,
-)
+from lachesis.messages.history import MessageHistory
+from lachesis.messages.messages import ChatResponse, FinishReason, Message, ToolResponse
+from lachesis.messages.tokens import SampledTokens, TokenPrefix
 from tests.run import some
 
 USER = {"role": "user", "content": "hello"}

@@ -10,16 +10,10 @@ import jinja2
 import orjson
 import pytest
 
-from lachesis.trajectories import (
-    ChatResponse,
-    FinishReason,
-    MalformedMessage,
-    Message,
-    MessageHistory,
-    StaleMessage,
-    ToolResponse,
-    UnknownRole,
-)
+from lachesis.messages.editing import StaleMessage
+from lachesis.messages.errors import MalformedMessage, UnknownRole
+from lachesis.messages.history import MessageHistory
+from lachesis.messages.messages import ChatResponse, FinishReason, Message, ToolResponse
 
 USER = {"role": "user", "content": "hello"}
 

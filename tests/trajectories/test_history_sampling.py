@@ -8,16 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from lachesis.trajectories import (
-    ChatResponse,
-    FinishReason,
-    Message,
-    MessageHistory,
-    SampledTokens,
-    TokenPrefix,
-    ToolResponse,
-    Usage,
-)
+from lachesis.messages.history import MessageHistory
+from lachesis.messages.messages import ChatResponse, FinishReason, Message, ToolResponse, Usage
+from lachesis.messages.tokens import SampledTokens, TokenPrefix
 
 USER = {"role": "user", "content": "hello"}
 

@@ -8,18 +8,10 @@ import pytest
 from conversation_strategies import conversations, faulty_conversations
 from hypothesis import given, settings
 
-from lachesis.trajectories import (
-    ChatResponse,
-    FinishReason,
-    MalformedMessage,
-    Message,
-    MessageError,
-    MessageHistory,
-    ToolCall,
-    UnansweredToolCall,
-    UnknownRole,
-    validate_messages,
-)
+from lachesis.messages.errors import MalformedMessage, MessageError, UnansweredToolCall, UnknownRole
+from lachesis.messages.history import MessageHistory
+from lachesis.messages.message_rules import validate_messages
+from lachesis.messages.messages import ChatResponse, FinishReason, Message, ToolCall
 from tests.run import some
 
 CALL = {"id": "call_1", "type": "function", "function": {"name": "terminal", "arguments": '{"command":  "ls"}'}}

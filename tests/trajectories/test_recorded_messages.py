@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from lachesis.trajectories import Message, MessageHistory, ToolCall
+from lachesis.messages.history import MessageHistory
+from lachesis.messages.messages import Message, ToolCall
 
 
 def made(extra: dict[str, Any], of_call: dict[str, Any], part: dict[str, Any]) -> list[Message]:

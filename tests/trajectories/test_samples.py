@@ -11,16 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lachesis.trajectories import (
-    MASKED,
-    MASKED_LOGPROB,
-    ChatResponse,
-    FinishReason,
-    Message,
-    SampledTokens,
-    TokenPrefix,
-    digest_of,
-)
+from lachesis.messages.messages import ChatResponse, FinishReason, Message
+from lachesis.messages.tokens import MASKED, MASKED_LOGPROB, SampledTokens, TokenPrefix, digest_of
 from lachesis_tokens.samples.samples import MalformedSample, NoTokens, TokenSample, samples
 from lachesis_tokens.samples.verification import verify, verify_records
 from tests.support.certificates import aged

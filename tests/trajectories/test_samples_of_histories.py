@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lachesis.trajectories import ChatResponse, Message, MessageHistory, TokenPrefix, ToolResponse
+from lachesis.messages.history import MessageHistory
+from lachesis.messages.messages import ChatResponse, Message, ToolResponse
+from lachesis.messages.tokens import TokenPrefix
 from lachesis_tokens.samples.samples import samples
 from lachesis_tokens.samples.verification import verify, verify_records
 from tests.support.token_trees import END, UNTIMED, completion

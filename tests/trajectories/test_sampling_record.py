@@ -8,7 +8,7 @@ import pytest
 
 from lachesis.inference.http_client import ServerSettings
 from lachesis.inference.sampling import read_sampling, recorded_fields
-from lachesis.trajectories import sampling_problem
+from lachesis.records.sampling_record import sampling_problem
 from lachesis_tokens.engines import create_engine
 from tests.support.token_trees import SAMPLING
 

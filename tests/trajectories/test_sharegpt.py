@@ -9,24 +9,18 @@ from conversation_strategies import conversations, hostile_text
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from lachesis.trajectories import (
+from lachesis.messages.errors import (
     MalformedMessage,
-    MessageHistory,
     RoleOrder,
     UnansweredToolCall,
     UnexpectedToolResult,
     UnknownRole,
-    WarningKind,
-    convert_scratchpad_to_think,
-    from_sharegpt,
-    system_prompt,
-    to_batch_entry,
-    to_conversations,
-    to_dataset_entry,
-    to_trajectory_entry,
-    tools_from_sharegpt,
 )
-from lachesis.trajectories.markup import escape_text, split_opened_think, unescape_text
+from lachesis.messages.history import MessageHistory
+from lachesis.messages.markup import convert_scratchpad_to_think, escape_text, split_opened_think, unescape_text
+from lachesis.records.entries import to_batch_entry, to_dataset_entry, to_trajectory_entry
+from lachesis.records.loading import from_sharegpt, tools_from_sharegpt
+from lachesis.records.sharegpt import WarningKind, system_prompt, to_conversations
 from tests.run import some
 
 DATA = Path(__file__).parent / "data"

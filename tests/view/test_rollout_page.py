@@ -12,22 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lachesis.agent.outcome import Outcome
-from lachesis.agent.result import AgentResult
-from lachesis.agent.rollout import Rollout
+from lachesis.loop.outcome import Outcome
+from lachesis.loop.result import AgentResult
+from lachesis.loop.rollout import Rollout
+from lachesis.messages.history import MessageHistory
+from lachesis.messages.messages import ChatResponse, FinishReason, Message, ToolCall, ToolResponse
+from lachesis.messages.replay import SamplingMask
+from lachesis.messages.tokens import SampledTokens, TokenPrefix
 from lachesis.runs.group_player import PlayedGroup
 from lachesis.runs.group_records import group_record
-from lachesis.trajectories import (
-    ChatResponse,
-    FinishReason,
-    Message,
-    MessageHistory,
-    SampledTokens,
-    TokenPrefix,
-    ToolCall,
-    ToolResponse,
-)
-from lachesis.trajectories.replay import SamplingMask
 from lachesis_testing.export_suite import example_groups
 from lachesis_view.app import Viewer
 from lachesis_view.filters import Filter

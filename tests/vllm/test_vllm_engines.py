@@ -11,8 +11,8 @@ from real_vllm import CONTEXT, END_OF_TURN, FOLDER, ROUNDING, RealVLLM, differen
 
 from lachesis.inference.errors import ContextExhausted, RequestRejected
 from lachesis.inference.sampling import Sampling
-from lachesis.trajectories.messages import FinishReason
-from lachesis.trajectories.sampling_record import sampling_problem
+from lachesis.messages.messages import FinishReason
+from lachesis.records.sampling_record import sampling_problem
 from lachesis_tokens.engines import TokenEngine, create_engine
 
 

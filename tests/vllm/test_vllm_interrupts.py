@@ -14,7 +14,9 @@ import pytest
 from real_vllm import FOLDER, HOME, ROUNDING, OneVLLM, RealVLLM, difference, forward_pass
 
 from lachesis.inference.sampling import Sampling
-from lachesis.trajectories import FinishReason, MessageHistory, TokenPrefix
+from lachesis.messages.history import MessageHistory
+from lachesis.messages.messages import FinishReason
+from lachesis.messages.tokens import TokenPrefix
 from lachesis_tokens.engines import create_engine
 from lachesis_tokens.engines.base import Generation
 from lachesis_tokens.prompts.prompts import PromptBuilder

@@ -7,7 +7,7 @@ from real_vllm import ROUNDING, RealVLLM, difference, forward_pass
 
 from lachesis.inference.errors import RequestRejected
 from lachesis.inference.sampling import Sampling
-from lachesis.trajectories.sampling_record import sampling_problem
+from lachesis.records.sampling_record import sampling_problem
 from lachesis_tokens.engines import create_engine
 
 

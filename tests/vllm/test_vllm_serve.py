@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from real_vllm import FOLDER, RealVLLM
 
-from lachesis.runs.server_settings import ServerConfig
+from lachesis.settings.server_settings import ServerConfig
 from tests.support.stock_run_api import StockRunApi
 from tests.support.training_runs import proven, serving, trained
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from lachesis.trajectories import Message
+from lachesis.messages.messages import Message
 
 JSON: TypeAlias = dict[str, Any]
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from lachesis.agent.open_runs import NoOpenRun, OpenRun, open_run
+from lachesis.loop.open_runs import NoOpenRun, OpenRun, open_run
 from lachesis.tools import BUILTIN_TOOLS, ToolRegistry
 
 T = TypeVar("T")

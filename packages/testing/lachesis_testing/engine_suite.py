@@ -20,9 +20,9 @@ import pytest
 from lachesis.inference.errors import ContextExhausted, RequestRejected, ServerUnavailable
 from lachesis.inference.http_client import ServerSettings
 from lachesis.inference.sampling import LogprobsKind, Sampling
+from lachesis.messages.messages import FinishReason
 from lachesis.other_packages import ENGINES
-from lachesis.trajectories.messages import FinishReason
-from lachesis.trajectories.sampling_record import sampling_problem
+from lachesis.records.sampling_record import sampling_problem
 from lachesis_testing.engine_bench import Bench, OpenBench, fake_bench, until
 from lachesis_testing.fake_server import Lengths, RandomTokens
 from lachesis_tokens.engines import TokenEngine, create_engine

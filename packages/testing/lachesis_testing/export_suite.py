@@ -15,19 +15,13 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from lachesis.trajectories import (
-    ChatResponse,
-    FinishReason,
-    JsonlWriter,
-    Message,
-    MessageHistory,
-    SampledTokens,
-    TokenPrefix,
-    read_lines,
-)
-from lachesis.trajectories.digests import certified
-from lachesis.trajectories.export_lines import ExportLine, ExportTotals, LeftOutRollout
-from lachesis.trajectories.groups import read_groups
+from lachesis.messages.history import MessageHistory
+from lachesis.messages.messages import ChatResponse, FinishReason, Message
+from lachesis.messages.tokens import SampledTokens, TokenPrefix
+from lachesis.records.digests import certified
+from lachesis.records.export_lines import ExportLine, ExportTotals, LeftOutRollout
+from lachesis.records.groups import read_groups
+from lachesis.records.jsonl import JsonlWriter, read_lines
 from lachesis_data.exports.exports import export_group, load_export, write_export
 from lachesis_tokens.samples.samples import samples
 

@@ -22,7 +22,7 @@ import orjson
 
 from backends.errors import LachesisError
 from backends.tasks import finish
-from lachesis.run_folder import OtherSettings, changes
+from lachesis.runs.run_folder import OtherSettings, changes
 from lachesis_train.database import Database, delete_content, put_content, put_fact
 from lachesis_train.group_encoding import compress, encode_group
 from lachesis_train.outbox_state import (

@@ -7,21 +7,20 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from lachesis.figures.running_figures import RunningFigures
 from lachesis.inference.sampling import read_sampling
-from lachesis.run_folder import data_folder, unused
+from lachesis.records.sampling_record import HARMLESS_FIELDS, sampling_problem
 from lachesis.runs.commands import about_content, longest_group, note, own_evaluation, record_of, tracking
 from lachesis.runs.decisions import Decision, Kept
 from lachesis.runs.environment import Environment
 from lachesis.runs.failures import FailureBrake, UnusableSettings
 from lachesis.runs.group_player import PlayedGroup, play_item, settled_group
-from lachesis.runs.hooks import hook_errors, of_hook
 from lachesis.runs.pipeline import Pipeline
 from lachesis.runs.results import ServeResult
-from lachesis.runs.running_figures import RunningFigures
-from lachesis.runs.server_settings import Phase1CannotTrain, ServerConfigError, token_engine
-from lachesis.trajectories import sampling_problem
-from lachesis.trajectories.sampling_record import HARMLESS_FIELDS
-from lachesis.wording import counted
+from lachesis.runs.run_folder import data_folder, unused
+from lachesis.settings.hooks import hook_errors, of_hook
+from lachesis.settings.server_settings import Phase1CannotTrain, ServerConfigError, token_engine
+from lachesis.text import counted
 from lachesis_tokens.samples.decision import decide_for_training
 from lachesis_tokens.server.token_server import TokenServer
 from lachesis_train.outbox import Outbox

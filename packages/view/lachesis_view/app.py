@@ -18,7 +18,7 @@ from aiohttp import web
 
 from backends.errors import SettingsError
 from lachesis.inference.wire.visitors import Visitors, is_loopback
-from lachesis.trajectories.groups import rollout_samples
+from lachesis.records.groups import rollout_samples
 from lachesis_view import html
 from lachesis_view.curves import curves
 from lachesis_view.filters import Filter

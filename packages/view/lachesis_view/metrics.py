@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from lachesis.evaluation.intervals import mean_of
+from lachesis.figures.intervals import mean_of
 
 SHOWN = 12
 """Names that have a curve, or a line in a group."""

@@ -13,10 +13,10 @@ from typing import Any
 
 import orjson
 
-from lachesis.evaluation.repaired_calls import NAME as REPAIRED_CALLS
-from lachesis.runs.tool_failures import ToolFailures
-from lachesis.trajectories.groups import stored_messages
-from lachesis.trajectories.split_rollouts import LARGEST_REWARD
+from lachesis.figures.repaired_calls import NAME as REPAIRED_CALLS
+from lachesis.figures.tool_failures import ToolFailures
+from lachesis.records.groups import stored_messages
+from lachesis.records.split_rollouts import LARGEST_REWARD
 from lachesis_view.html.rollout import texts_of, title_of
 from lachesis_view.metrics import metric_name
 

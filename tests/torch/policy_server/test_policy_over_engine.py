@@ -13,12 +13,12 @@ if not os.environ.get("LACHESIS_NEED_TORCH"):
 
 from transformers import AutoTokenizer
 
-from lachesis.agent.loop import HermesAgentLoop
 from lachesis.inference import ServerSettings
 from lachesis.inference.errors import ContextExhausted
 from lachesis.inference.sampling import Sampling
+from lachesis.loop.loop import HermesAgentLoop
+from lachesis.messages.tokens import MASKED
 from lachesis.tools import ToolResult
-from lachesis.trajectories import MASKED
 from lachesis_testing.engine_bench import until
 from lachesis_tokens.engines import create_engine
 from lachesis_tokens.prompts.model_folders import model_folder

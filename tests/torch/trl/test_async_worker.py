@@ -27,7 +27,7 @@ from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 
 from backends.errors import LachesisError
 from lachesis import HermesAgentBaseEnv
-from lachesis.runs.server_settings import ServerConfig
+from lachesis.settings.server_settings import ServerConfig
 from lachesis_testing.fake_server import FakeServer, ToolUser
 from lachesis_train import LachesisRolloutWorker, SettingsDisagree
 from tests.support.training_runs import with_tokens

@@ -8,12 +8,12 @@ from random import Random
 import pytest
 from serving import serving
 
-from lachesis.agent.loop import HermesAgentLoop
-from lachesis.agent.outcome import Outcome
 from lachesis.inference import OpenAIServer, Router
 from lachesis.inference.sampling import Sampling
+from lachesis.loop.loop import HermesAgentLoop
+from lachesis.loop.outcome import Outcome
+from lachesis.messages.tokens import MASKED
 from lachesis.tools import ToolResult
-from lachesis.trajectories import MASKED
 from lachesis_testing.engine_bench import until
 from lachesis_tokens.engines import create_engine
 from lachesis_tokens.prompts.prompts import PromptBuilder

@@ -23,17 +23,17 @@ from rich.console import Console
 
 from backends.errors import LachesisError, SettingsError
 from lachesis.base_env import HermesAgentBaseEnv
-from lachesis.run_folder import data_folder
+from lachesis.figures.item_keys import ItemError, item_digest
 from lachesis.runs.atropos_base import NEVER_CALLED
-from lachesis.runs.flags import close_names
 from lachesis.runs.group_player import PlayedGroup
-from lachesis.runs.hooks import of_hook, used_names
-from lachesis.runs.item_keys import ItemError, item_digest
 from lachesis.runs.registration import Registration
-from lachesis.runs.server_settings import as_server_configs
-from lachesis.runs.setting_facts import NO_FACTS
-from lachesis.runs.settings import HermesAgentEnvConfig
-from lachesis.wording import counted
+from lachesis.runs.run_folder import data_folder
+from lachesis.settings.flags import close_names
+from lachesis.settings.hooks import of_hook, used_names
+from lachesis.settings.server_settings import as_server_configs
+from lachesis.settings.setting_facts import NO_FACTS
+from lachesis.settings.settings import HermesAgentEnvConfig
+from lachesis.text import counted
 from lachesis_compat.atropos.package import BaseEnv, BaseEnvConfig, built_with, wrap_tokenize_for_trainer
 from lachesis_compat.collecting import own_groups
 from lachesis_compat.collecting.collector import Collector
@@ -293,7 +293,7 @@ class AtroposPlayer(HermesAgentBaseEnv):
         await own_groups.call_hook(self, self.stock.add_rollouts_for_wandb, scored, _plain_item(group.item))
 
     async def wandb_log(self, wandb_metrics: dict[str, Any] | None = None) -> None:
-        from lachesis.runs.summary import training_metrics
+        from lachesis.figures.summary import training_metrics
 
         metrics = dict(wandb_metrics or {})
         if self.tracker.on:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from lachesis.trajectories import MASKED
+from lachesis.messages.tokens import MASKED
 from lachesis_compat.collecting.returned import ReturnedSample
 from lachesis_tokens.samples.samples import TokenSample
 

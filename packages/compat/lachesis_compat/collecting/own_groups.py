@@ -9,15 +9,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lachesis.agent.rollout import Rollout
+from lachesis.figures.item_keys import item_digest
 from lachesis.inference.tracking import ModelServer, tracks_tokens
+from lachesis.loop.rollout import Rollout
 from lachesis.runs import commands
 from lachesis.runs.decisions import Kept
 from lachesis.runs.environment import Environment
 from lachesis.runs.group_player import PlayedGroup, play_group
-from lachesis.runs.hooks import hook_errors
-from lachesis.runs.item_keys import item_digest
 from lachesis.runs.registration import Registration
+from lachesis.settings.hooks import hook_errors
 from lachesis.tracebacks import explained
 from lachesis_compat.collecting.collector import Collector
 from lachesis_compat.collecting.recorded_server import RecordedServer, describe_servers

@@ -15,10 +15,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from backends.errors import LachesisError
-from lachesis.trajectories import ChatResponse, SampledTokens
+from lachesis.messages.messages import ChatResponse
+from lachesis.messages.tokens import SampledTokens
 
 if TYPE_CHECKING:
-    from lachesis.agent.rollout import Rollout
+    from lachesis.loop.rollout import Rollout
 
 
 class RecordingError(LachesisError, RuntimeError):

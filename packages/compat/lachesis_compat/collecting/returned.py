@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from lachesis.agent.reward import RewardError, finite_number
-from lachesis.trajectories import MASKED
+from lachesis.messages.tokens import MASKED
+from lachesis.rewards.reward import RewardError, finite_number
 from lachesis_compat.collecting.recording import as_ids
 from lachesis_tokens.samples.group_shapes import CERTIFICATE, OVERRIDES
 

@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from lachesis.agent.outcome import Outcome
-from lachesis.agent.result import AgentResult, TokenCount
-from lachesis.agent.reward import Reward
-from lachesis.agent.rollout import Rollout
-from lachesis.trajectories import ChatResponse, FinishReason, MessageError, MessageHistory
+from lachesis.loop.outcome import Outcome
+from lachesis.loop.result import AgentResult, TokenCount
+from lachesis.loop.rollout import Rollout
+from lachesis.messages.errors import MessageError
+from lachesis.messages.history import MessageHistory
+from lachesis.messages.messages import ChatResponse, FinishReason
+from lachesis.rewards.reward import Reward
 from lachesis_compat.collecting.earlier_turns import place_in
 from lachesis_compat.collecting.recording import RecordedCompletion
 

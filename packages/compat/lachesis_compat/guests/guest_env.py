@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from backends.errors import LachesisError, SettingsError
-from lachesis.agent.outcome import Outcome
-from lachesis.agent.result import AgentResult
-from lachesis.agent.reward import Reward
+from lachesis.loop.outcome import Outcome
+from lachesis.loop.result import AgentResult
+from lachesis.rewards.reward import Reward
 from lachesis_tokens.endpoint.recorded import RecordedEnv, open_recording
 
 if TYPE_CHECKING:
-    from lachesis.agent.loop import HermesAgentLoop
+    from lachesis.loop.loop import HermesAgentLoop
     from lachesis.tools import ToolSession
     from lachesis_tokens.endpoint import Recording, RecordingEndpoint
 

@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from backends.errors import SettingsError
-from lachesis.agent.outcome import Outcome
-from lachesis.agent.reward import Reward
-from lachesis.runs.setting_facts import HOW
-from lachesis.runs.settings import HermesAgentEnvConfig, is_chosen
+from lachesis.loop.outcome import Outcome
+from lachesis.rewards.reward import Reward
+from lachesis.settings.setting_facts import HOW
+from lachesis.settings.settings import HermesAgentEnvConfig, is_chosen
 from lachesis_compat.guests.guest_env import GuestEnv, GuestFailed, GuestVerdict
 from lachesis_compat.guests.inspect_feed import Feed
 
 if TYPE_CHECKING:
-    from lachesis.agent.loop import HermesAgentLoop
+    from lachesis.loop.loop import HermesAgentLoop
     from lachesis_tokens.endpoint import Recording
 
 VERSION = "0.3.285"

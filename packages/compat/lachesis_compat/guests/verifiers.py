@@ -23,14 +23,14 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from backends.errors import SettingsError
-from lachesis.agent.outcome import Outcome
-from lachesis.agent.reward import Reward
-from lachesis.runs.settings import HermesAgentEnvConfig, is_chosen
+from lachesis.loop.outcome import Outcome
+from lachesis.rewards.reward import Reward
+from lachesis.settings.settings import HermesAgentEnvConfig, is_chosen
 from lachesis_compat.guests.guest_env import GuestEnv, GuestFailed, GuestVerdict
 
 if TYPE_CHECKING:
-    from lachesis.agent.loop import HermesAgentLoop
-    from lachesis.agent.result import AgentResult
+    from lachesis.loop.loop import HermesAgentLoop
+    from lachesis.loop.result import AgentResult
     from lachesis_tokens.endpoint import Recording
 
 log = logging.getLogger(__name__)

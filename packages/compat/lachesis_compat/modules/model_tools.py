@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from backends import BackendError
-from lachesis.agent.open_runs import note_failure, open_run
+from lachesis.loop.open_runs import note_failure, open_run
 from lachesis.tools import BUILTIN_TOOLS, call_tool
 from lachesis.tools import get_tool_definitions as definitions
 from lachesis.tools.distributions import REMOVED_TOOLSETS

@@ -11,9 +11,9 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, ClassVar, TypeVar
 
 import lachesis
-from lachesis.agent.call_scope import CallScope, Runs, ScopedCall
-from lachesis.agent.calls import in_call_scope, result_of
-from lachesis.agent.context_results import DictReply, FileText, Replies
+from lachesis.rewards.call_scope import CallScope, Runs, ScopedCall
+from lachesis.rewards.calls import in_call_scope, result_of
+from lachesis.tool_context.context_results import DictReply, FileText, Replies
 from lachesis_compat.synchronous.driven import Driven, current_runner, stop_for
 
 T = TypeVar("T")

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lachesis.trajectories import MessageError
-from lachesis.trajectories.entries import to_batch_entry
-from lachesis.trajectories.groups import is_complete, stored_messages
-from lachesis.trajectories.markup import EMPTY_THINK
-from lachesis.trajectories.sharegpt import SystemTurn
+from lachesis.messages.errors import MessageError
+from lachesis.messages.markup import EMPTY_THINK
+from lachesis.records.entries import to_batch_entry
+from lachesis.records.groups import is_complete, stored_messages
+from lachesis.records.sharegpt import SystemTurn
 from lachesis_data.batch.rows import IMAGE_FIELDS
 
 NO_REASONING = "no reasoning"

@@ -17,9 +17,8 @@ from typing import IO, Any
 
 import orjson
 
-from lachesis.run_folder import RunFolderError
-from lachesis.trajectories import JsonlWriter
-from lachesis.trajectories.jsonl import sync_folder
+from lachesis.records.jsonl import JsonlWriter, sync_folder
+from lachesis.runs.run_folder import RunFolderError
 
 TRAJECTORIES, CHECKPOINT, STATISTICS = "trajectories.jsonl", "checkpoint.json", "statistics.json"
 

@@ -13,7 +13,7 @@ from lachesis_data.batch.rows import IMAGE_FIELDS
 
 if TYPE_CHECKING:
     from backends import SandboxSpec
-    from lachesis.agent.result import AgentResult
+    from lachesis.loop.result import AgentResult
 
 DIGITS = 16
 """Of the digest that a key begins with."""

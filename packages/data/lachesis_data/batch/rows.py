@@ -15,12 +15,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
+from lachesis.figures.item_keys import item_digest
+from lachesis.messages.errors import MessageError
+from lachesis.messages.messages import as_message
+from lachesis.records.json_arrays import array_items
+from lachesis.records.jsonl import JsonlError, is_array
 from lachesis.runs.dataset_rows import DatasetError
-from lachesis.runs.item_keys import item_digest
-from lachesis.trajectories import MessageError
-from lachesis.trajectories.json_arrays import array_items
-from lachesis.trajectories.jsonl import JsonlError, is_array
-from lachesis.trajectories.messages import as_message
 from lachesis_data.files.foreign import unpadded
 from lachesis_data.files.validation import validate_messages
 

@@ -14,19 +14,19 @@ from typing import Any
 
 from backends.errors import SettingsError
 from lachesis.base_env import HermesAgentBaseEnv
-from lachesis.evaluation.repaired_calls import NAME as REPAIRED_CALLS
-from lachesis.run_folder import RunFolderError, changes, settings_of, unused
+from lachesis.figures.item_keys import item_digest, or_none
+from lachesis.figures.repaired_calls import NAME as REPAIRED_CALLS
+from lachesis.figures.running_figures import RunningFigures
 from lachesis.runs.commands import about_content
 from lachesis.runs.failures import REPEATS, FailureBrake
 from lachesis.runs.group_player import play_item, settled_group
-from lachesis.runs.item_keys import item_digest, or_none
 from lachesis.runs.own_code import code_of
 from lachesis.runs.own_place import own_place
 from lachesis.runs.pipeline import Pipeline
 from lachesis.runs.reports import NO_REPORT
 from lachesis.runs.results import Row, RunFiles
-from lachesis.runs.running_figures import RunningFigures
-from lachesis.wording import counted
+from lachesis.runs.run_folder import RunFolderError, changes, settings_of, unused
+from lachesis.text import counted
 from lachesis_data.batch.entries import EntryFormat
 from lachesis_data.batch.files import TRAJECTORIES
 from lachesis_data.batch.prompts import Prompts

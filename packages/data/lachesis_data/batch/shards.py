@@ -14,11 +14,11 @@ from typing import Any
 import orjson
 from rich.console import Console
 
-from lachesis.run_folder import OtherSettings, RunFolderError, changes
+from lachesis.records.digests import copies_of
+from lachesis.records.jsonl import JsonlWriter, read_lines
 from lachesis.runs.file_sink import unscored_groups
-from lachesis.trajectories import JsonlWriter, read_lines
-from lachesis.trajectories.digests import copies_of
-from lachesis.wording import counted
+from lachesis.runs.run_folder import OtherSettings, RunFolderError, changes
+from lachesis.text import counted
 from lachesis_data.batch.entries import EntryFormat
 from lachesis_data.batch.files import CHECKPOINT, STATISTICS, write_json
 from lachesis_data.batch.prompts import DIGITS

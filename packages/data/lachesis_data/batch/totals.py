@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lachesis.runs.figures import Figures
+from lachesis.figures.figures import Figures
 
 MILLION = 1_000_000
 

@@ -15,7 +15,7 @@ from threading import Event
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from backends.errors import LachesisError
-from lachesis.trajectories import MessageError
+from lachesis.messages.errors import MessageError
 from lachesis_data.compression.conversation import Conversation, UnknownEntry, without_media
 from lachesis_data.compression.region import Turn, choose_region, protected
 from lachesis_data.compression.settings import CompressionFileSettings

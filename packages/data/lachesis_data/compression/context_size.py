@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from lachesis.trajectories import ChatResponse, Message, ToolResponse
-from lachesis.trajectories.messages import as_message
+from lachesis.messages.messages import ChatResponse, Message, ToolResponse, as_message
 
 _TOKENS_PER_CHARACTER: Final = 0.25
 """Until a server has counted text of this conversation, and where it counts nothing."""

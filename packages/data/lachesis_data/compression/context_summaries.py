@@ -9,10 +9,10 @@ from functools import partial
 
 from lachesis.inference import Router
 from lachesis.inference.parse_thread import LONG_TEXT, parse
+from lachesis.messages.messages import Message
 from lachesis.runs.model_servers import SilenceWatch, start_another
-from lachesis.runs.server_settings import describe
-from lachesis.runs.settings import HermesAgentEnvConfig
-from lachesis.trajectories import Message
+from lachesis.settings.server_settings import describe
+from lachesis.settings.settings import HermesAgentEnvConfig
 from lachesis_data.compression.conversation import PREFIX, Conversation
 from lachesis_data.compression.live import ContextCompression, NotCompressed
 from lachesis_data.compression.summary import (

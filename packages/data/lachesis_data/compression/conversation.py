@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from lachesis.trajectories import from_sharegpt, tools_from_sharegpt, validate_messages
-from lachesis.trajectories.markup import dump_json
-from lachesis.trajectories.messages import REASONING_FIELDS, OpenAIMessage
-from lachesis.trajectories.sharegpt import conversation_tools
+from lachesis.messages.markup import dump_json
+from lachesis.messages.message_rules import validate_messages
+from lachesis.messages.messages import REASONING_FIELDS, OpenAIMessage
+from lachesis.records.loading import from_sharegpt, tools_from_sharegpt
+from lachesis.records.sharegpt import conversation_tools
 from lachesis_data.compression.region import Role, Turn
 
 PREFIX: Final = "[CONTEXT SUMMARY]: "

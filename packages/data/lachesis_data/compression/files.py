@@ -23,9 +23,8 @@ from typing import IO, Any
 
 from backends.errors import SettingsError
 from backends.tasks import finish
-from lachesis.trajectories import JsonlError
-from lachesis.trajectories.jsonl import encode_line, sync_folder
-from lachesis.trajectories.markup import load_json
+from lachesis.messages.markup import load_json
+from lachesis.records.jsonl import JsonlError, encode_line, sync_folder
 from lachesis_data.compression.compressor import Compressed, Compressor
 
 _AHEAD = 4

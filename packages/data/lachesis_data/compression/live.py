@@ -14,11 +14,12 @@ from dataclasses import dataclass, replace
 from typing import Final, Protocol, TypeAlias
 
 from backends.errors import LachesisError
-from lachesis.agent.context_edits import ContextEdit
-from lachesis.agent.turn_check import check_turn
 from lachesis.inference import ContextExhausted
 from lachesis.inference.errors import RequestRejected, TemplateError, TurnRejected
-from lachesis.trajectories import ChatResponse, Message, MessageHistory, ToolResponse
+from lachesis.loop.context_edits import ContextEdit
+from lachesis.loop.turn_check import check_turn
+from lachesis.messages.history import MessageHistory
+from lachesis.messages.messages import ChatResponse, Message, ToolResponse
 from lachesis_data.compression.context_size import ContextSize
 from lachesis_data.compression.conversation import PREFIX
 from lachesis_data.compression.region import Role, Turn, choose_region

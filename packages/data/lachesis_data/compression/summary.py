@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from lachesis.trajectories.markup import split_opened_think, split_think
+from lachesis.messages.markup import split_opened_think, split_think
 from lachesis_data.compression.conversation import PREFIX
 
 _LONGEST, _HEAD = 3000, 0.75

@@ -12,17 +12,17 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
-from lachesis.trajectories.export_lines import BRANCHES_OMITTED, ExportLine, LeftOutRollout
-from lachesis.trajectories.groups import (
+from lachesis.messages.images import image_urls
+from lachesis.messages.markup import NotJson, load_arguments
+from lachesis.records.export_lines import BRANCHES_OMITTED, ExportLine, LeftOutRollout
+from lachesis.records.groups import (
     GroupRecord,
     RolloutRecord,
     message_turns,
     rollout_samples,
     stored_messages,
 )
-from lachesis.trajectories.images import image_urls
-from lachesis.trajectories.markup import NotJson, load_arguments
-from lachesis.trajectories.sharegpt import WarningKind
+from lachesis.records.sharegpt import WarningKind
 from lachesis_data.exports.chat_exports import valid_json
 
 SCHEMA = "ATIF-v1.7"

@@ -6,9 +6,10 @@ from collections.abc import Collection, Iterator, Sequence
 from itertools import count
 from typing import Any
 
-from lachesis.trajectories.digests import copies_of
-from lachesis.trajectories.entries import to_batch_entry, to_dataset_entry
-from lachesis.trajectories.export_lines import (
+from lachesis.messages.markup import EMPTY_THINK
+from lachesis.records.digests import copies_of
+from lachesis.records.entries import to_batch_entry, to_dataset_entry
+from lachesis.records.export_lines import (
     Chat,
     ExportLine,
     LeftOutRollout,
@@ -18,9 +19,8 @@ from lachesis.trajectories.export_lines import (
     check_wanted,
     of_rollouts,
 )
-from lachesis.trajectories.groups import GroupRecord, rollout_samples
-from lachesis.trajectories.markup import EMPTY_THINK
-from lachesis.trajectories.sharegpt import SystemTurn, WarningKind
+from lachesis.records.groups import GroupRecord, rollout_samples
+from lachesis.records.sharegpt import SystemTurn, WarningKind
 
 
 def dataset_line(

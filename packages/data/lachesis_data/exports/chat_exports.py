@@ -12,8 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
-from lachesis.trajectories.errors import MessageError
-from lachesis.trajectories.export_lines import (
+from lachesis.messages.errors import MessageError
+from lachesis.messages.markup import NotJson, load_arguments, think_block, write_json
+from lachesis.messages.message_rules import validate_messages
+from lachesis.records.export_lines import (
     BRANCHES_OMITTED,
     NO_ANSWER,
     NOT_SAMPLED,
@@ -26,14 +28,12 @@ from lachesis.trajectories.export_lines import (
     of_rollouts,
     reason_of,
 )
-from lachesis.trajectories.groups import (
+from lachesis.records.groups import (
     GroupRecord,
     RolloutRecord,
 )
-from lachesis.trajectories.markup import NotJson, load_arguments, think_block, write_json
-from lachesis.trajectories.message_rules import validate_messages
-from lachesis.trajectories.sharegpt import WarningKind
-from lachesis.utf8 import without_lone_surrogates
+from lachesis.records.sharegpt import WarningKind
+from lachesis.text import without_lone_surrogates
 
 Arguments: TypeAlias = Literal["object", "text"]
 Columns: TypeAlias = Literal["messages", "prompt-completion"]

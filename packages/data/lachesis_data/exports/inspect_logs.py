@@ -19,18 +19,18 @@ from pathlib import Path
 from typing import Any, Self
 from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
-from lachesis.trajectories.export_lines import BRANCHES_OMITTED, ExportLine, LeftOutRollout
-from lachesis.trajectories.groups import (
+from lachesis.messages.images import image_urls
+from lachesis.messages.markup import NotJson, load_json
+from lachesis.records.export_lines import BRANCHES_OMITTED, ExportLine, LeftOutRollout
+from lachesis.records.groups import (
     GroupRecord,
     RolloutRecord,
     has_other_branches,
     message_turns,
     stored_messages,
 )
-from lachesis.trajectories.images import image_urls
-from lachesis.trajectories.jsonl import json_text
-from lachesis.trajectories.markup import NotJson, load_json
-from lachesis.trajectories.sharegpt import WarningKind
+from lachesis.records.jsonl import json_text
+from lachesis.records.sharegpt import WarningKind
 from lachesis_data.exports.chat_exports import valid_json
 
 VERSION = 2

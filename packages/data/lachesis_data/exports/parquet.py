@@ -10,8 +10,8 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from lachesis.trajectories.export_lines import BRANCHES_OMITTED, Chat, Unsuitable, of_rollouts
-from lachesis.trajectories.jsonl import JsonlError
+from lachesis.records.export_lines import BRANCHES_OMITTED, Chat, Unsuitable, of_rollouts
+from lachesis.records.jsonl import JsonlError
 from lachesis_data.exports.chat_exports import plain_text, tools_text, valid_text
 from lachesis_data.files.foreign import unpadded
 

@@ -15,11 +15,11 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple, Self, TypeAlias
 
-from lachesis.trajectories.errors import MessageError
-from lachesis.trajectories.export_lines import Unsuitable, reason_of
-from lachesis.trajectories.json_arrays import array_items
-from lachesis.trajectories.jsonl import JsonlError, StrPath, is_array, json_text, replacing
-from lachesis.trajectories.markup import READ_UNIQUE
+from lachesis.messages.errors import MessageError
+from lachesis.messages.markup import READ_UNIQUE
+from lachesis.records.export_lines import Unsuitable, reason_of
+from lachesis.records.json_arrays import array_items
+from lachesis.records.jsonl import JsonlError, StrPath, is_array, json_text, replacing
 from lachesis_data.exports.parquet import ParquetWriter, raw_rows
 from lachesis_data.files.foreign import NULLS_REMOVED, unpadded
 from lachesis_data.files.formats import Converter

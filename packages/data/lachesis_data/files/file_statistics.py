@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from lachesis.trajectories.messages import REASONING_KEYS, thought, without_reasoning_parts
+from lachesis.messages.messages import REASONING_KEYS, thought, without_reasoning_parts
 from lachesis_data.files.formats import format_of
 
 NAMES = 1000

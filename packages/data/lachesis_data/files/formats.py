@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from backends.errors import ExitCode, LachesisError
-from lachesis.trajectories.errors import MessageError
-from lachesis.trajectories.export_lines import Chat, Unsuitable, trajectory_line
-from lachesis.trajectories.loading import from_sharegpt, tools_from_sharegpt
-from lachesis.trajectories.markup import load_arguments, write_json
-from lachesis.trajectories.message_rules import validate_messages
-from lachesis.trajectories.messages import REASONING_KEYS, joined_reasoning, thought, without_reasoning_parts
-from lachesis.trajectories.sharegpt import tool_function
+from lachesis.messages.errors import MessageError
+from lachesis.messages.markup import load_arguments, write_json
+from lachesis.messages.message_rules import validate_messages
+from lachesis.messages.messages import REASONING_KEYS, joined_reasoning, thought, without_reasoning_parts
+from lachesis.records.export_lines import Chat, Unsuitable, trajectory_line
+from lachesis.records.loading import from_sharegpt, tools_from_sharegpt
+from lachesis.records.sharegpt import tool_function
 from lachesis_data.exports.builtin_exports import dataset_line
 from lachesis_data.exports.chat_exports import openai_line, trl_line
 from lachesis_data.exports.exports import checked_options

@@ -6,11 +6,11 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from lachesis.trajectories.errors import MessageError
-from lachesis.trajectories.export_lines import Unsuitable
-from lachesis.trajectories.loading import from_sharegpt
-from lachesis.trajectories.markup import split_think
-from lachesis.trajectories.message_rules import validate_messages
+from lachesis.messages.errors import MessageError
+from lachesis.messages.markup import split_think
+from lachesis.messages.message_rules import validate_messages
+from lachesis.records.export_lines import Unsuitable
+from lachesis.records.loading import from_sharegpt
 from lachesis_data.exports.chat_exports import OPENAI_NAME
 from lachesis_data.exports.parquet import schema as parquet_schema
 from lachesis_data.files.foreign import with_own_ids

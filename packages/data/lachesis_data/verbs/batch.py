@@ -19,8 +19,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from backends.errors import SettingsError
-from lachesis.run_folder import name_problem
-from lachesis.runs.flags import close_names, truth
+from lachesis.runs.run_folder import name_problem
+from lachesis.settings.flags import close_names, truth
 
 DATA = Path("data")
 BATCH_SIZE = 1000

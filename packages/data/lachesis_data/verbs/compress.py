@@ -21,10 +21,10 @@ from rich.table import Table
 
 from backends.errors import SettingsError
 from lachesis.lazy import quiet_imports
-from lachesis.run_folder import refuse_files_of_runs
+from lachesis.records.jsonl import JsonlError
 from lachesis.runs.progress import Progress, Standing
-from lachesis.trajectories import JsonlError
-from lachesis.wording import counted
+from lachesis.runs.run_folder import refuse_files_of_runs
+from lachesis.text import counted
 from lachesis_data.compression.compressor import Compressor, Summarizer
 from lachesis_data.compression.files import (
     CompressionJob,
@@ -174,7 +174,7 @@ async def _summarize(
     passages: Sequence[Passage],
 ) -> SummaryAnswer:
     from lachesis.inference.errors import InferenceError, ServerUnavailable, Unauthorized
-    from lachesis.trajectories import FinishReason
+    from lachesis.messages.messages import FinishReason
 
     tokens = settings.compression.summary_target_tokens
     request = await asyncio.to_thread(summary_request, passages, tokens, max_tokens=longest, count=counter.text)
@@ -197,7 +197,7 @@ async def _summarize(
 async def _server(settings: CompressionFileSettings) -> AsyncIterator[tuple[OpenAIServer, int | None]]:
     """A client of the summariser, and the longest request that it takes. Starts a model that runs here."""
     from lachesis.inference import OpenAIServer, ServerSettings
-    from lachesis.runs.server_settings import EMBEDDED, key_for
+    from lachesis.settings.server_settings import EMBEDDED, key_for
     from lachesis_tokens.engines.embedded import EmbeddedServer
 
     own, processing = settings.summarization, settings.processing
@@ -238,7 +238,7 @@ def _counter(name: str, trust_remote_code: bool) -> ConversationTokens:
         from transformers import AutoTokenizer
 
     from lachesis.inference.errors import PromptError
-    from lachesis.runs.server_settings import EMBEDDED
+    from lachesis.settings.server_settings import EMBEDDED
     from lachesis_tokens.engines.embedded import HERMES_TEMPLATE, EmbeddedServer
     from lachesis_tokens.prompts.gguf_tokenizer import tokenizer_from_gguf
     from lachesis_tokens.prompts.model_folders import tokenizer_of

@@ -16,13 +16,13 @@ import yaml
 
 from backends.errors import LachesisError
 from backends.plugins import Registry, UnknownPlugin
-from lachesis.run_folder import refuse_files_of_runs, settings_of
+from lachesis.records.export_lines import ExportTotals
+from lachesis.records.groups import ExportError, GroupRecord, read_groups, read_items
+from lachesis.records.jsonl import has_torn_tail
+from lachesis.runs.run_folder import refuse_files_of_runs, settings_of
+from lachesis.text import counted
 from lachesis.tools import BUILTIN_TOOLS
 from lachesis.tracebacks import explained, place
-from lachesis.trajectories.export_lines import ExportTotals
-from lachesis.trajectories.groups import ExportError, GroupRecord, read_groups, read_items
-from lachesis.trajectories.jsonl import has_torn_tail
-from lachesis.wording import counted
 from lachesis_data.exports.exports import (
     EXPORTS,
     Export,

@@ -17,7 +17,7 @@ from pydantic import Field
 
 from lachesis import HermesAgentBaseEnv, HermesAgentEnvConfig, Message, ServerConfig, load_rows
 from lachesis.runs.dataset_rows import is_local
-from lachesis.runs.server_variables import server_of_variables
+from lachesis.settings.server_variables import server_of_variables
 from lachesis_envs.gsm8k.math_answer import MathVerifier, as_number, boxed, last_number
 from lachesis_envs.gsm8k.symbolic import gsm_symbolic
 from lachesis_envs.gsm8k.worked_solutions import (

@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
-from lachesis.agent.tool_context import ToolContext
+from lachesis.tool_context.tool_context import ToolContext
 from lachesis_envs.task_folders import Step
 
 ARTIFACTS = "/logs/artifacts"

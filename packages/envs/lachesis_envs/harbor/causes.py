@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from backends import BackendError
-from lachesis.agent.pace import OwnTime
+from lachesis.tool_context.pace import OwnTime
 
 Fault = Literal["model", "task", "infrastructure"]
 

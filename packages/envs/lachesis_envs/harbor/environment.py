@@ -19,15 +19,16 @@ from backends import BackendError, SandboxExhausted, SandboxPerLease
 from backends.errors import SettingsError
 from backends.executor.trees import remove_tree
 from backends.tasks import in_own_thread
-from lachesis.agent.agent_fault import AgentFault
-from lachesis.agent.outcome import Outcome
-from lachesis.agent.result import AgentResult, ProgramRun
-from lachesis.agent.rollout import Rollout
-from lachesis.agent.tool_context import ToolContext
 from lachesis.base_env import HermesAgentBaseEnv
-from lachesis.run_folder import data_folder
-from lachesis.runs.settings import HermesAgentEnvConfig, is_chosen
-from lachesis.trajectories import Message, MessageHistory
+from lachesis.loop.outcome import Outcome
+from lachesis.loop.result import AgentResult, ProgramRun
+from lachesis.loop.rollout import Rollout
+from lachesis.messages.history import MessageHistory
+from lachesis.messages.messages import Message
+from lachesis.rewards.agent_fault import AgentFault
+from lachesis.runs.run_folder import data_folder
+from lachesis.settings.settings import HermesAgentEnvConfig, is_chosen
+from lachesis.tool_context.tool_context import ToolContext
 from lachesis_envs.harbor.causes import Invalid
 from lachesis_envs.harbor.grading import Grading
 from lachesis_envs.harbor.places import Places, places_of
@@ -38,9 +39,9 @@ from lachesis_envs.task_folders import Task, TaskError, TaskProblem, find_tasks,
 if TYPE_CHECKING:
     from backends import SandboxSpec
     from lachesis import Policy
-    from lachesis.agent.loop import HermesAgentLoop
-    from lachesis.agent.reward import Reward
-    from lachesis.agent.rollout import Agent, RolloutPlayer
+    from lachesis.loop.loop import HermesAgentLoop
+    from lachesis.loop.rollout import Agent, RolloutPlayer
+    from lachesis.rewards.reward import Reward
 
 log = logging.getLogger(__name__)
 

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from backends import SandboxSpec
-from lachesis.agent.agent_fault import AgentFault
-from lachesis.agent.pace import MARGIN, USABLE, Pace
-from lachesis.agent.tool_context import ToolContext
+from lachesis.rewards.agent_fault import AgentFault
+from lachesis.tool_context.pace import MARGIN, USABLE, Pace
+from lachesis.tool_context.tool_context import ToolContext
 from lachesis_envs.harbor.artifacts import artifacts_of, keep_artifacts, put, remove_excluded
 from lachesis_envs.harbor.causes import Invalid
 from lachesis_envs.harbor.not_run import not_run

@@ -19,10 +19,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from lachesis.trajectories.export_lines import ExportLine, ExportTotals, LeftOutRollout
-from lachesis.trajectories.groups import ExportError, GroupRecord, RolloutRecord
-from lachesis.utf8 import without_lone_surrogates
-from lachesis.wording import counted
+from lachesis.records.export_lines import ExportLine, ExportTotals, LeftOutRollout
+from lachesis.records.groups import ExportError, GroupRecord, RolloutRecord
+from lachesis.text import counted, without_lone_surrogates
 from lachesis_envs.harbor.causes import CAUSES
 
 _BACKENDS = ("docker", "singularity", "modal")

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from backends import Backend, BackendUnavailable, SandboxSpec
-from lachesis.agent.tool_context import ToolContext
+from lachesis.tool_context.tool_context import ToolContext
 from lachesis.tools import BUILTIN_TOOLS, ToolSessions
 from lachesis_envs.harbor.causes import Invalid
 from lachesis_envs.harbor.grading import Grading, way_of

@@ -18,10 +18,10 @@ from typing import Any
 
 from backends import Backend
 from backends.errors import LachesisError
-from lachesis.agent.reward import Reward
+from lachesis.records.digests import copies_of
+from lachesis.records.groups import GroupRecord, RolloutRecord, stored_messages
+from lachesis.rewards.reward import Reward
 from lachesis.tools import ToolSessions
-from lachesis.trajectories.digests import copies_of
-from lachesis.trajectories.groups import GroupRecord, RolloutRecord, stored_messages
 from lachesis_envs.harbor.artifacts import artifacts_of, put
 from lachesis_envs.harbor.causes import CAUSES, Invalid
 from lachesis_envs.harbor.environment import HarborEnvConfig

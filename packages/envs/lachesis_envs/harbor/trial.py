@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from backends import SandboxSpec
-from lachesis.agent.agent_fault import AgentFault
-from lachesis.agent.tool_context import ToolContext
+from lachesis.rewards.agent_fault import AgentFault
+from lachesis.tool_context.tool_context import ToolContext
 from lachesis_envs.harbor.causes import Invalid
 from lachesis_envs.harbor.grading import (
     AGENT,

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lachesis.agent.reward import Reward
+from lachesis.rewards.reward import Reward
 from lachesis_envs.harbor.causes import Invalid
 from lachesis_envs.task_folders import Task
 

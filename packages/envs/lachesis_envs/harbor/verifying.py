@@ -14,8 +14,8 @@ from typing import Any
 
 from backends import Backend, BackendError
 from backends.tasks import run_all
-from lachesis.agent.agent_fault import AgentFault
-from lachesis.agent.tool_context import ToolContext
+from lachesis.rewards.agent_fault import AgentFault
+from lachesis.tool_context.tool_context import ToolContext
 from lachesis.tools import ToolSessions
 from lachesis_envs.harbor.causes import Invalid
 from lachesis_envs.harbor.grading import Grading, way_of

@@ -29,13 +29,13 @@ from typing import Any
 from backends import Sandbox
 from backends.host.folders import cache_folder
 from backends.tasks import in_own_thread, run_all
-from lachesis.agent.file_copies import members
-from lachesis.agent.judgement import Judgement, TestVerdict
-from lachesis.agent.own_folder import own_folder
-from lachesis.agent.pace import MARGIN, USABLE, OwnTime, Pace, pace
-from lachesis.agent.placing import placed
-from lachesis.agent.reward import RewardError
-from lachesis.agent.sealing import Artifacts, resolved
+from lachesis.loop.judgement import Judgement, TestVerdict
+from lachesis.rewards.reward import RewardError
+from lachesis.tool_context.file_copies import members
+from lachesis.tool_context.own_folder import own_folder
+from lachesis.tool_context.pace import MARGIN, USABLE, OwnTime, Pace, pace
+from lachesis.tool_context.placing import placed
+from lachesis.tool_context.sealing import Artifacts, resolved
 from lachesis.tools import ToolSession
 from lachesis_envs.judging.changed_tests import ENDED, Change, Found, TestFile, found_test
 

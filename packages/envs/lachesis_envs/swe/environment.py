@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lachesis.trajectories import Message, ToolCall
+from lachesis.messages.messages import Message, ToolCall
 from lachesis_envs.harbor.environment import HarborEnv
 from lachesis_envs.swe.archives import cache_folder
 from lachesis_envs.swe.building import hunks, read_fixes, write_swe_task

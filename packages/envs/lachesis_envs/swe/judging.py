@@ -12,10 +12,10 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from backends.tasks import in_own_thread
-from lachesis.agent.judgement import Judgement
-from lachesis.agent.own_folder import own_folder
-from lachesis.agent.reward import Reward, RewardError
-from lachesis.agent.tool_context import ToolContext
+from lachesis.loop.judgement import Judgement
+from lachesis.rewards.reward import Reward, RewardError
+from lachesis.tool_context.own_folder import own_folder
+from lachesis.tool_context.tool_context import ToolContext
 from lachesis_envs.harbor.artifacts import fetch
 from lachesis_envs.harbor.causes import Invalid
 from lachesis_envs.harbor.verdicts import Verdict

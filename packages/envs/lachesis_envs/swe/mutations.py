@@ -12,7 +12,7 @@ import dataclasses
 import random
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 
-from lachesis.agent.judgement import Judgement
+from lachesis.loop.judgement import Judgement
 from lachesis_envs.judging.changed_tests import VALUE, TestFile, found_test
 from lachesis_envs.swe.building import Files, SweTask, hunks, with_hunks, within
 

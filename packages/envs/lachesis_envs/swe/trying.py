@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from backends import Backend, SandboxSpec
-from lachesis.agent.judgement import Judgement
+from lachesis.loop.judgement import Judgement
 from lachesis.tools import ToolSessions
 from lachesis_envs.harbor.places import opened, places_of
 from lachesis_envs.swe.building import Files, SweTask

@@ -22,12 +22,12 @@ from pydantic import ValidationError
 from backends import create_backend
 from backends.errors import SettingsError
 from lachesis.cli.subcommands import check
-from lachesis.evaluation import mean_over_items, paired
-from lachesis.run_folder import settings_of
-from lachesis.runs.flags import accepts
-from lachesis.trajectories.groups import GroupRecord, read_groups
-from lachesis.trajectories.jsonl import JsonlWriter
-from lachesis.wording import counted
+from lachesis.figures import mean_over_items, paired
+from lachesis.records.groups import GroupRecord, read_groups
+from lachesis.records.jsonl import JsonlWriter
+from lachesis.runs.run_folder import settings_of
+from lachesis.settings.flags import accepts
+from lachesis.text import counted
 
 _OF_THE_RUN = (
     *("terminal_backend", "sandbox", "sandbox_profile", "terminal_image", "terminal_workdir", "terminal_network"),

@@ -13,7 +13,7 @@ import yaml
 
 from backends.errors import SettingsError
 from lachesis.cli.subcommands import run_subcommand
-from lachesis.wording import counted
+from lachesis.text import counted
 from lachesis_envs.task_folders import Task, TaskError, create_row_task, find_tasks, read_task, row_name, write_task
 
 SUBCOMMANDS = {

@@ -29,9 +29,9 @@ from backends import BackendError, SandboxSpec
 from backends.errors import ExitCode
 from backends.tasks import run_all
 from lachesis.cli.subcommands import add_backend, backend_of, check
+from lachesis.records.jsonl import JsonlWriter, read_lines
 from lachesis.runs.own_process import run_alone
 from lachesis.runs.progress import Progress, Standing
-from lachesis.trajectories.jsonl import JsonlWriter, read_lines
 from lachesis_envs.task_folders import Task, find_tasks, read_task
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 The formula, for a model with `seed`, `rows` (256, or 32 for a large vocabulary) and vocabulary size V:
 
-* `row = int(digest[:8], 16) % rows`, where `digest` is `lachesis.trajectories.TokenPrefix.digest` of all earlier ids,
+* `row = int(digest[:8], 16) % rows`, where `digest` is `TokenPrefix.digest` of all earlier ids,
   prompt and sampled: blake2b with 16 bytes over the little-endian 32-bit ids.
 * `logits[id] = 8 * word[id] / 2**32`, where `word` are V little-endian 32-bit words of
   `shake_256(f"{seed}/{row}")`. With a `mean_length`, the end-of-turn ids together have probability
@@ -186,7 +186,7 @@ def _truncate(weights: list[float], top_k: int, top_p: float, min_p: float) -> s
 
 
 def hash_of(ids: Iterable[int] | blake2b) -> blake2b:
-    """The hash of `lachesis.trajectories.TokenPrefix.digest`, over little-endian 32-bit words. A hash is copied.
+    """The hash of `lachesis.messages.tokens.TokenPrefix.digest`, over little-endian 32-bit words. A hash is copied.
 
     Raises `ValueError` for invalid ids.
     """

@@ -20,15 +20,15 @@ from pydantic import Field
 
 from backends import BackendError, BackendUnavailable, Sandbox, SandboxExhausted, SupportsForward
 from backends.errors import LachesisError, SettingsError
-from lachesis.agent.outcome import Outcome
-from lachesis.agent.result import AgentResult, ProgramRun
-from lachesis.runs.settings import HermesAgentEnvConfig
-from lachesis.utf8 import without_lone_surrogates
+from lachesis.loop.outcome import Outcome
+from lachesis.loop.result import AgentResult, ProgramRun
+from lachesis.settings.settings import HermesAgentEnvConfig
+from lachesis.text import without_lone_surrogates
 from lachesis_tokens.endpoint.recorded import RecordedEnv, open_recording
 
 if TYPE_CHECKING:
-    from lachesis.agent.loop import HermesAgentLoop
-    from lachesis.agent.rollout import Agent
+    from lachesis.loop.loop import HermesAgentLoop
+    from lachesis.loop.rollout import Agent
     from lachesis.tools import ToolSession
     from lachesis_tokens.endpoint import Recording, RecordingEndpoint
 

@@ -27,7 +27,7 @@ from lachesis.inference.lifecycle import AsyncService
 from lachesis.inference.tracking import ModelServer
 from lachesis.inference.wire.request import JSON, Refused
 from lachesis.inference.wire.writing import dump, load
-from lachesis.trajectories import MessageError
+from lachesis.messages.errors import MessageError
 from lachesis_tokens.endpoint.anthropic import CountTokens, Messages
 from lachesis_tokens.endpoint.protocol import Protocol, RecordedChatRoute, RecordedGenerateRoute, RecordedTextRoute
 from lachesis_tokens.endpoint.recording import Recording, RecordingOptions

@@ -11,11 +11,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from lachesis.base_env import HermesAgentBaseEnv
-from lachesis.runs.settings import is_chosen
+from lachesis.settings.settings import is_chosen
 
 if TYPE_CHECKING:
-    from lachesis.agent.loop import HermesAgentLoop
-    from lachesis.agent.rollout import Agent, RolloutPlayer
+    from lachesis.loop.loop import HermesAgentLoop
+    from lachesis.loop.rollout import Agent, RolloutPlayer
     from lachesis.tools import ToolSession
     from lachesis_tokens.endpoint import Recording, RecordingEndpoint
 

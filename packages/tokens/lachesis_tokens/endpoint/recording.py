@@ -11,8 +11,6 @@ from dataclasses import replace
 from typing import Any, TypedDict, TypeVar, Unpack
 
 from backends.tasks import run_all
-from lachesis.agent.outcome import Outcome
-from lachesis.agent.result import AgentResult, TokenCount
 from lachesis.inference.affinity import Affinity
 from lachesis.inference.balancer import Split
 from lachesis.inference.chat_format import ChatOptions, read_finish_reason, read_usage
@@ -28,16 +26,13 @@ from lachesis.inference.sampling import Sampling, read_sampling
 from lachesis.inference.tracking import ModelServer
 from lachesis.inference.wire.request import JSON, ChatRequest, Refused, TextRequest
 from lachesis.inference.wire.writing import token_names
-from lachesis.trajectories import (
-    ChatResponse,
-    FinishReason,
-    Message,
-    MessageHistory,
-    Node,
-    TokenPrefix,
-    Usage,
-)
-from lachesis.trajectories.encoded import EncodedPath, NodeMessages
+from lachesis.loop.outcome import Outcome
+from lachesis.loop.result import AgentResult, TokenCount
+from lachesis.messages.encoded import EncodedPath, NodeMessages
+from lachesis.messages.history import MessageHistory
+from lachesis.messages.messages import ChatResponse, FinishReason, Message, Usage
+from lachesis.messages.nodes import Node
+from lachesis.messages.tokens import TokenPrefix
 from lachesis_tokens.endpoint.request_times import RequestTimes
 from lachesis_tokens.server.conversation_index import ConversationIndex, Found
 from lachesis_tokens.server.token_server import TokenServer

@@ -20,7 +20,7 @@ from lachesis.inference.wire.request import (
     whole,
 )
 from lachesis.inference.wire.writing import event, usage_of
-from lachesis.trajectories import ChatResponse, FinishReason, Message
+from lachesis.messages.messages import ChatResponse, FinishReason, Message
 from lachesis_tokens.endpoint.protocol import Protocol
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from lachesis.inference.http_client import ServerSettings
 from lachesis.inference.sampling import LogprobsKind, Sampling
-from lachesis.trajectories.messages import FinishReason
-from lachesis.trajectories.replay import RoutedExperts, SamplingMask
-from lachesis.trajectories.tokens import PromptChecked, Versions
+from lachesis.messages.messages import FinishReason
+from lachesis.messages.replay import RoutedExperts, SamplingMask
+from lachesis.messages.tokens import PromptChecked, Versions
 
 
 @dataclass(slots=True)

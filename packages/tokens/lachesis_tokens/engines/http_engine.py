@@ -14,7 +14,7 @@ from lachesis.inference.errors import BadResponse, RequestRejected, ServerUnavai
 from lachesis.inference.http_attempts import ARRAY
 from lachesis.inference.http_client import HttpClient, ServerSettings
 from lachesis.inference.sampling import SAMPLING_FIELDS, LogprobsKind, Sampling, recorded_fields
-from lachesis.trajectories.tokens import Versions
+from lachesis.messages.tokens import Versions
 from lachesis_tokens.engines.base import Generation
 from lachesis_tokens.engines.prompt_ids import PromptIds
 from lachesis_tokens.engines.replay_fields import REPLAY

@@ -10,7 +10,7 @@ from lachesis.inference.affinity import Route
 from lachesis.inference.errors import BadResponse
 from lachesis.inference.http_client import HttpAnswer
 from lachesis.inference.sampling import LogprobsKind, Sampling
-from lachesis.trajectories.messages import FinishReason
+from lachesis.messages.messages import FinishReason
 from lachesis_tokens.engines.base import Generation
 from lachesis_tokens.engines.http_engine import (
     HttpEngine,

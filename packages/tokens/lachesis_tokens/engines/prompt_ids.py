@@ -6,10 +6,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from lachesis.inference.affinity import Route
-from lachesis.trajectories import TokenPrefix
-from lachesis.trajectories.images import PlacedImage
-from lachesis.trajectories.replay import RoutedExperts
-from lachesis.trajectories.tokens import PromptChecked
+from lachesis.messages.images import PlacedImage
+from lachesis.messages.replay import RoutedExperts
+from lachesis.messages.tokens import PromptChecked, TokenPrefix
 from lachesis_tokens.prompts.prompt_images import collapsed, expanded
 
 

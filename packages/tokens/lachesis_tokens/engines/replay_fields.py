@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from lachesis.inference.errors import BadResponse
 from lachesis.inference.http_client import ServerSettings
-from lachesis.trajectories.replay import RoutedExperts, SamplingMask, join_experts, join_masks
+from lachesis.messages.replay import RoutedExperts, SamplingMask, join_experts, join_masks
 from lachesis_tokens.engines.base import Generation
 from lachesis_tokens.engines.prompt_ids import PromptIds
 

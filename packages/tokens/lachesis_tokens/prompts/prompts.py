@@ -20,9 +20,11 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 from lachesis.inference.errors import PromptError, TemplateError, TurnRejected
-from lachesis.once import once_property
-from lachesis.trajectories import ChatResponse, Node, SampledTokens, TokenPrefix
-from lachesis.trajectories.images import PlacedImage
+from lachesis.lazy import once_property
+from lachesis.messages.images import PlacedImage
+from lachesis.messages.messages import ChatResponse
+from lachesis.messages.nodes import Node
+from lachesis.messages.tokens import SampledTokens, TokenPrefix
 from lachesis_tokens.prompts.prompt_images import ImagePlaces
 from lachesis_tokens.prompts.text_encoder import TextEncoder
 from lachesis_tokens.templates.chat_template import ChatTemplate, TemplateMessage, Tools

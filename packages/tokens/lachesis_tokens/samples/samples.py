@@ -15,12 +15,11 @@ from hashlib import blake2b
 from typing import Any, Final, Protocol, get_args
 
 from backends.errors import LachesisError
-from lachesis.trajectories.digests import json_digest
-from lachesis.trajectories.frozen import thaw
-from lachesis.trajectories.images import PlacedImage, image_data, images_digest
-from lachesis.trajectories.messages import ChatResponse, Purpose
-from lachesis.trajectories.replay import RoutedExperts, SamplingMask, join_experts, join_masks
-from lachesis.trajectories.tokens import (
+from lachesis.messages.frozen import thaw
+from lachesis.messages.images import PlacedImage, image_data, images_digest
+from lachesis.messages.messages import ChatResponse, Purpose
+from lachesis.messages.replay import RoutedExperts, SamplingMask, join_experts, join_masks
+from lachesis.messages.tokens import (
     MASKED,
     MASKED_LOGPROB,
     Floats,
@@ -29,6 +28,7 @@ from lachesis.trajectories.tokens import (
     TokenPrefix,
     Versions,
 )
+from lachesis.records.digests import json_digest
 
 SAMPLE_SCHEMA: Final = "lachesis.sample/1"
 """The value of `schema` in the record of a sample."""

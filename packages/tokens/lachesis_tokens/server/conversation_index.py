@@ -12,9 +12,9 @@ from dataclasses import replace
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple
 
-from lachesis.trajectories import ChatResponse, Message, Node
-from lachesis.trajectories.frozen import thaw
-from lachesis.trajectories.messages import as_message
+from lachesis.messages.frozen import thaw
+from lachesis.messages.messages import ChatResponse, Message, as_message
+from lachesis.messages.nodes import Node
 from lachesis_tokens.server.message_copies import Uncopied, copy_of
 
 _RECENT: Final = 4

@@ -18,9 +18,9 @@ from typing import Any, Final
 from lachesis.inference.errors import ServerUnavailable
 from lachesis.inference.http_attempts import retry_delay
 from lachesis.inference.sampling import Sampling
-from lachesis.trajectories.messages import FinishReason
-from lachesis.trajectories.sampling_record import sampling_problem
-from lachesis.trajectories.tokens import PromptChecked, Versions
+from lachesis.messages.messages import FinishReason
+from lachesis.messages.tokens import PromptChecked, Versions
+from lachesis.records.sampling_record import sampling_problem
 from lachesis_tokens.engines.base import Generation
 from lachesis_tokens.engines.replay_fields import joined_replay
 from lachesis_tokens.server.stop_texts import StopTexts

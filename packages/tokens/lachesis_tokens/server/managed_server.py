@@ -17,18 +17,12 @@ from lachesis.inference.balancer import Split
 from lachesis.inference.chat_format import ChatOptions, Tools, check_arguments
 from lachesis.inference.parse_thread import LONG_IDS, parse
 from lachesis.inference.sampling import SAMPLING_FIELDS, Sampling, read_sampling
-from lachesis.trajectories import (
-    ChatResponse,
-    FinishReason,
-    Message,
-    MessageHistory,
-    Node,
-    SampledTokens,
-    TokenPrefix,
-    Usage,
-)
-from lachesis.trajectories.replay import RoutedExperts
-from lachesis.utf8 import without_lone_surrogates
+from lachesis.messages.history import MessageHistory
+from lachesis.messages.messages import ChatResponse, FinishReason, Message, Usage
+from lachesis.messages.nodes import Node
+from lachesis.messages.replay import RoutedExperts
+from lachesis.messages.tokens import SampledTokens, TokenPrefix
+from lachesis.text import without_lone_surrogates
 from lachesis_tokens.engines.base import Generation
 from lachesis_tokens.prompts.prompt_images import expanded
 from lachesis_tokens.samples.samples import samples

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lachesis.trajectories import ChatResponse, Message, ToolResponse
+from lachesis.messages.messages import ChatResponse, Message, ToolResponse
 
 
 class Uncopied(Exception):

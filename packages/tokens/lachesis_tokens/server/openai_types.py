@@ -15,7 +15,7 @@ from openai.types.chat.chat_completion_message_function_tool_call import (
     Function,
 )
 
-from lachesis.trajectories.messages import ChatResponse, FinishReason
+from lachesis.messages.messages import ChatResponse, FinishReason
 
 
 class _Subscriptable:

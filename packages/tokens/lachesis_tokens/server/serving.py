@@ -14,10 +14,10 @@ from urllib.request import getproxies
 from lachesis.inference import ServerSettings
 from lachesis.inference.errors import TemplateError
 from lachesis.lazy import quiet_imports
-from lachesis.runs.class_settings import source_of
 from lachesis.runs.environment import Environment
-from lachesis.runs.server_settings import EMBEDDED, ServerConfig, ServerConfigError
-from lachesis.runs.settings import HermesAgentEnvConfig, is_chosen
+from lachesis.settings.class_settings import source_of
+from lachesis.settings.server_settings import EMBEDDED, ServerConfig, ServerConfigError
+from lachesis.settings.settings import HermesAgentEnvConfig, is_chosen
 from lachesis_tokens.engines import TokenEngine, create_engine
 from lachesis_tokens.engines.embedded import HERMES_TEMPLATE, EmbeddedServer
 from lachesis_tokens.prompts.prompts import PromptBuilder

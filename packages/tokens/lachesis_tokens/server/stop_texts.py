@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from lachesis.inference.sampling import Sampling
-from lachesis.trajectories.messages import FinishReason
+from lachesis.messages.messages import FinishReason
 from lachesis_tokens.engines.base import Generation
 
 Decode = Callable[[Sequence[int]], str]

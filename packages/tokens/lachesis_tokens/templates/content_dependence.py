@@ -22,8 +22,9 @@ from jinja2 import nodes as jinja
 from jinja2.optimizer import optimize
 
 from lachesis.inference.errors import TemplateError
-from lachesis.once import once_property
-from lachesis.trajectories import ChatResponse, Node
+from lachesis.lazy import once_property
+from lachesis.messages.messages import ChatResponse
+from lachesis.messages.nodes import Node
 from lachesis_tokens.templates.chat_template import ChatTemplate, TemplateMessage
 from lachesis_tokens.templates.special_tokens import RenderedText
 from lachesis_tokens.templates.suffix_template import calls_of, placeholder_turn

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from lachesis.evaluation.intervals import deviations, mean_of, mean_over_items
+from lachesis.figures.intervals import deviations, mean_of, mean_over_items
 from lachesis_train.curves.estimators import token_estimates
 from lachesis_train.curves.records import GroupRecord, SampleRecord, StepRecord
 from lachesis_train.curves.rollouts import certificate_of, repaired_calls, samples_of

@@ -11,10 +11,10 @@ from typing import Any, Self
 
 from rich.console import Console
 
-from lachesis.evaluation.repaired_calls import RepairedCalls
+from lachesis.figures.repaired_calls import RepairedCalls
+from lachesis.records.jsonl import JsonlWriter, read_lines
+from lachesis.records.step_files import ROLLOUTS
 from lachesis.runs.wandb_run import WandbSettings, finish, is_gone, start_run
-from lachesis.trajectories.jsonl import JsonlWriter, read_lines
-from lachesis.trajectories.step_files import ROLLOUTS
 from lachesis_train.curves.metrics import step_metrics
 from lachesis_train.curves.progress import TrainingProgress
 from lachesis_train.curves.records import GroupRecord, SampleRecord, StepRecord

@@ -14,7 +14,7 @@ from lachesis.inference.errors import ContextExhausted, RequestRejected, rejecti
 from lachesis.inference.http_client import ServerSettings
 from lachesis.inference.parse_thread import LONG_IDS, parse
 from lachesis.inference.sampling import LogprobsKind, Sampling
-from lachesis.trajectories.messages import FinishReason
+from lachesis.messages.messages import FinishReason
 from lachesis_tokens.engines.base import Generation
 from lachesis_tokens.server.stop_texts import StopTexts
 from lachesis_train.policy import CurrentPolicy, PolicyVersion, Sampled

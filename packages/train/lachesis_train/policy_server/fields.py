@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from lachesis.inference.wire.openai_chat import WISHES
 from lachesis.inference.wire.request import JSON, Refused, answers, take
-from lachesis.trajectories.sampling_record import has_effect
+from lachesis.records.sampling_record import has_effect
 from lachesis_tokens.model_routes.atropos import AtroposRoute
 from lachesis_tokens.model_routes.chat import ChatRoute
 from lachesis_tokens.model_routes.host import ModelRoute

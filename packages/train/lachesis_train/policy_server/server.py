@@ -16,7 +16,7 @@ from lachesis.inference.wire.request import JSON, Refused
 from lachesis.inference.wire.service import WebService, has_bearer
 from lachesis.inference.wire.visitors import is_loopback
 from lachesis.inference.wire.writing import dump, load
-from lachesis.trajectories import MessageError
+from lachesis.messages.errors import MessageError
 from lachesis_tokens.model_routes.host import model_info, model_list
 from lachesis_tokens.prompts.prompts import PromptBuilder
 from lachesis_tokens.prompts.vocabulary import ANY_ROW

@@ -17,14 +17,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from backends.errors import LachesisError
-from lachesis.trajectories import ChatResponse, FinishReason, MessageHistory, SampledTokens, from_sharegpt
-from lachesis.trajectories.digests import sample_line_problem
-from lachesis.trajectories.images import joined_data
-from lachesis.trajectories.json_arrays import array_items
-from lachesis.trajectories.jsonl import is_array
-from lachesis.trajectories.loading import tools_from_sharegpt
-from lachesis.trajectories.messages import as_message
-from lachesis.wording import counted
+from lachesis.messages.history import MessageHistory
+from lachesis.messages.images import joined_data
+from lachesis.messages.messages import ChatResponse, FinishReason, as_message
+from lachesis.messages.tokens import SampledTokens
+from lachesis.records.digests import sample_line_problem
+from lachesis.records.json_arrays import array_items
+from lachesis.records.jsonl import is_array
+from lachesis.records.loading import from_sharegpt, tools_from_sharegpt
+from lachesis.text import counted
 from lachesis_tokens.prompts.prompts import PromptBuilder
 from lachesis_tokens.samples.cross_checks import line_problems
 from lachesis_tokens.samples.samples import MalformedSample, TokenSample, samples

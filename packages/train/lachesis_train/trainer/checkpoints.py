@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from lachesis.run_folder import OtherSettings, RunFolderError, WrongFolder, changes
+from lachesis.runs.run_folder import OtherSettings, RunFolderError, WrongFolder, changes
 from lachesis_train.trainer.settings import digest
 from lachesis_train.whole_files import write_atomically
 

@@ -20,7 +20,7 @@ from transformers import DynamicCache
 from lachesis.inference.errors import ContextExhausted, RequestRejected
 from lachesis.inference.http_client import ServerSettings
 from lachesis.inference.sampling import LogprobsKind, Sampling
-from lachesis.trajectories.messages import FinishReason
+from lachesis.messages.messages import FinishReason
 from lachesis_tokens.engines.base import Generation
 from lachesis_tokens.engines.prompt_ids import PromptIds
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from backends.errors import LachesisError
 from backends.tasks import run_all
-from lachesis.evaluation.repaired_calls import RepairedCalls
+from lachesis.figures.repaired_calls import RepairedCalls
 from lachesis_tokens.prompts.prompts import PromptBuilder
 from lachesis_tokens.prompts.vocabulary import ANY_ROW
 from lachesis_tokens.server.token_server import TokenServer

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
 from backends.errors import LachesisError
-from lachesis.evaluation.repaired_calls import RepairedCalls
-from lachesis.trajectories.split_rollouts import SplitRollouts
-from lachesis.trajectories.tokens import MASKED
+from lachesis.figures.repaired_calls import RepairedCalls
+from lachesis.messages.tokens import MASKED
+from lachesis.records.split_rollouts import SplitRollouts
 from lachesis_tokens.samples.group_shapes import (
     GroupSettings,
     RejectedGroup,

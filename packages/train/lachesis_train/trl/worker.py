@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from backends.errors import LachesisError
-from lachesis.evaluation.repaired_calls import RepairedCalls
-from lachesis.trajectories.split_rollouts import SplitRollouts
-from lachesis.trajectories.tokens import MASKED
+from lachesis.figures.repaired_calls import RepairedCalls
+from lachesis.messages.tokens import MASKED
+from lachesis.records.split_rollouts import SplitRollouts
 from lachesis_tokens.samples.advantages import LossAverage, rollout_advantages, sample_advantage
 from lachesis_tokens.samples.group_shapes import (
     GroupSettings,

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 from rich.console import Console
 
 from backends.errors import ExitCode, SettingsError
+from lachesis.inference.urls import http_url
 from lachesis.runs.command_line import (
     OF_TRAINER,
     TOP_LEVEL,
@@ -27,10 +28,9 @@ from lachesis.runs.command_line import (
     report_error,
     validate_settings,
 )
-from lachesis.runs.flags import Parser, add_flags, close_names
 from lachesis.runs.own_process import run_alone
-from lachesis.runs.settings import HermesAgentEnvConfig
-from lachesis.urls import http_url
+from lachesis.settings.flags import Parser, add_flags, close_names
+from lachesis.settings.settings import HermesAgentEnvConfig
 from lachesis_tokens.prompts.model_folders import tokenizer_of
 from lachesis_train.policy import CurrentPolicy
 from lachesis_train.rollout_api import TOKEN_VARIABLE

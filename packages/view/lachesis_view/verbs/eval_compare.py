@@ -17,7 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from backends.errors import LachesisError
-from lachesis.evaluation import Difference, Mean
+from lachesis.figures import Difference, Mean
 from lachesis_view.reports.comparison import Comparison, compare, write_comparison
 
 COLUMNS = 48

@@ -6,8 +6,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from lachesis.trajectories import convert_scratchpad_to_think, save_trajectory, to_conversations
-from lachesis.trajectories import load_trajectories as _entries
+from lachesis.messages.markup import convert_scratchpad_to_think
+from lachesis.records.entries import load_trajectories as _entries
+from lachesis.records.entries import save_trajectory
+from lachesis.records.sharegpt import to_conversations
 
 __all__ = [
     "_convert_to_trajectory_format",

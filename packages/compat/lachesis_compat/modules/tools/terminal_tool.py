@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from lachesis.agent.open_runs import open_run
+from lachesis.loop.open_runs import open_run
 from lachesis.tools import ToolSession
 from lachesis_compat.in_run import begun, missing
 from lachesis_compat.modules.model_tools import handle_function_call

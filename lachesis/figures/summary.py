@@ -1,0 +1,177 @@
+"""The figures of a run: for the table that it ends with, the report, W&B and metrics.json."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from lachesis.figures import Mean, Scores, bounds, ks, mean_over_items, pass_at_k, pass_hat_k
+from lachesis.figures.exclusion import Exclusion
+from lachesis.figures.repaired_calls import RepairedCalls
+from lachesis.figures.tool_failures import ToolFailures
+
+BUILTIN_FIGURES = frozenset(
+    {
+        *("avg_reward", "avg_reward_low", "avg_reward_high", "items", "scored_rollouts", "left_out_rollouts"),
+        *("avg_reward_worst_case", "avg_reward_best_case"),
+        *("avg_turns", "avg_tool_calls", "tool_use_rate", "avg_tool_errors"),
+        *("total_rollouts", "items_rejected", "tool_errors_count", "discarded_completions"),
+        *("agent_faults", "avg_seconds_own", "avg_seconds_waiting", "compressions", "failed_compressions"),
+        *("unscored_alarm", "unscored_items", "repaired_call_rate", "repaired_calls_alarm"),
+    }
+)
+"""Names that metrics of an environment cannot have: they are keys of W&B and of metrics.json."""
+
+BUILTIN_PREFIXES = ("pass@", "pass^", "category/", "reward/", "outcome/", "unscored/", "unscored_p/", "scored_by_rule/")
+"""Beginnings of such names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The figures of a run. Rewards are over scored rollouts only; everything else is over all of them."""
+
+    items: int
+    groups: int
+    """Further ones of an item included: those that its environment returned, or its samples in an evaluation."""
+    rollouts: int
+    scored: int
+    reward: Mean
+    outcomes: Mapping[str, int]
+    turns: float
+    """Mean per rollout; the same for the next one."""
+    tool_calls: float
+    failed_calls: int
+    """Of all rollouts together."""
+    tool_use_rate: float
+    """Share of rollouts with at least one tool call."""
+    completion_tokens: int
+    uncounted_requests: int
+    discarded: int
+    """Completions that were rolled back."""
+    agent_faults: int = 0
+    """Rollouts whose score was decided by damage that the agent did to its own sandbox."""
+    seconds_own: float = 0.0
+    """Mean per rollout of the agent's own time; the same of the time that servers and sandboxes took."""
+    seconds_waiting: float = 0.0
+    in_place: int = 0
+    """Rollouts that were graded in their agent's sandbox, where the agent can forge everything."""
+    beside: int = 0
+    """Completion tokens that the environment sampled outside its rollouts; not included in the other numbers."""
+    interrupts: int = 0
+    """How often a completion was aborted and went on."""
+    compressions: int = 0
+    """How often a context was compressed; the next two: how often it failed, and why the last time."""
+    failed_compressions: int = 0
+    uncompressed_because: str = ""
+    versions: float = 0.0
+    """Mean versions of the weights in a rollout of which they are known; 0 where there is none."""
+    most_versions: int = 0
+    repaired: RepairedCalls = field(default_factory=RepairedCalls)
+    unlearns_calls: str = ""
+    """The alarm about `repaired`, of a run in which the weights changed."""
+    tool_failures: ToolFailures = field(default_factory=ToolFailures)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Means of reward components and of the environment's metrics, over the rollouts that have them."""
+    exclusion: Exclusion = field(default_factory=Exclusion)
+    """Which rollouts have no score, and whether that depends on something."""
+    scores: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
+    """Key of an item -> the scores of its rollouts; None for one that has none."""
+    category_of: Mapping[str, str] = field(default_factory=dict)
+    """Key of an item -> its category, where it has one."""
+
+    @property
+    def tool_errors(self) -> float:
+        """Failed calls, mean per rollout."""
+        return self.failed_calls / (self.rollouts or 1)
+
+    def call_metrics(self) -> dict[str, float]:
+        """The share of calls that the parser repaired; empty where it read none."""
+        return {} if self.repaired.share is None else {"repaired_call_rate": self.repaired.share}
+
+    def compression_metrics(self) -> dict[str, int]:
+        """The figures of compressions; empty where there was none."""
+        counts = {"compressions": self.compressions, "failed_compressions": self.failed_compressions}
+        return counts if any(counts.values()) else {}
+
+    @property
+    def categories(self) -> dict[str, Scores]:
+        """The scores of the items of each category."""
+        found: dict[str, list[Sequence[float | None]]] = {}
+        for item, scores in self.scores.items():
+            if (category := self.category_of.get(item)) is not None:
+                found.setdefault(category, []).append(scores)
+        return dict(sorted(found.items()))
+
+    @property
+    def rewards(self) -> set[float]:
+        """The different rewards that were given."""
+        return {score for scores in self.scores.values() for score in scores if score is not None}
+
+    def figures(self) -> dict[str, tuple[Mean, float, float]]:
+        """The figures of an evaluation by name. Each with its worst and its best case: what it would be if the samples
+        without a score had failed, and if they had passed."""
+        scores = list(self.scores.values())
+        of: dict[str, Callable[[Scores], Mean]] = {"avg_reward": mean_over_items}
+        for k in ks(max(map(len, scores), default=0)):
+            if k > 1:
+                of |= {f"pass@{k}": partial(pass_at_k, k=k), f"pass^{k}": partial(pass_hat_k, k=k)}
+        cases = {name: bounds(scores, figure) for name, figure in of.items()}
+        return {name: (figure(scores), cases[name].worst, cases[name].best) for name, figure in of.items()}
+
+
+def evaluation_metrics(summary: Summary) -> dict[str, float | int]:
+    """The metrics that `evaluate` writes to metrics.json. Undefined ones are absent: NaN is not JSON."""
+    figures: dict[str, float] = {}
+    for name, (mean, worst, best) in summary.figures().items():
+        figures |= {name: mean.mean, f"{name}_low": mean.low, f"{name}_high": mean.high}
+        figures |= {f"{name}_worst_case": worst, f"{name}_best_case": best}
+    figures |= {f"category/{name}": mean_over_items(scores).mean for name, scores in summary.categories.items()}
+    metrics: dict[str, float | int] = {
+        **{f"eval/{name}": value for name, value in figures.items() if math.isfinite(value)},
+        "eval/items": summary.items,
+        "eval/scored_rollouts": summary.scored,
+        "eval/left_out_rollouts": summary.rollouts - summary.scored,
+        "eval/avg_turns": summary.turns,
+        "eval/avg_tool_calls": summary.tool_calls,
+        "eval/tool_use_rate": summary.tool_use_rate,
+        "eval/avg_tool_errors": summary.tool_errors,
+        "eval/agent_faults": summary.agent_faults,
+        "eval/avg_seconds_own": summary.seconds_own,
+        "eval/avg_seconds_waiting": summary.seconds_waiting,
+    }
+    metrics.update({f"eval/outcome/{name}": count for name, count in summary.outcomes.items()})
+    metrics.update({f"eval/{name}": value for name, value in summary.call_metrics().items()})
+    metrics.update({f"eval/{name}": count for name, count in summary.compression_metrics().items()})
+    exclusion = summary.exclusion
+    metrics.update({f"eval/{name}": value for name, value in (exclusion.shares() | exclusion.test_metrics()).items()})
+    metrics.update({f"eval/{name}": value for name, value in summary.metrics.items()})
+    return metrics
+
+
+def training_metrics(summary: Summary) -> dict[str, Any]:
+    """The metrics of the groups that were finished since the last log."""
+    if not summary.groups:
+        return {}
+    metrics: dict[str, Any] = {
+        "train/total_rollouts": summary.rollouts,
+        "train/items_rejected": summary.rollouts - summary.scored,
+        "train/avg_turns": summary.turns,
+        "train/avg_tool_calls": summary.tool_calls,
+        "train/tool_use_rate": summary.tool_use_rate,
+        "train/tool_errors_count": summary.failed_calls,
+        "train/discarded_completions": summary.discarded,
+        "train/agent_faults": summary.agent_faults,
+        "train/avg_seconds_own": summary.seconds_own,
+        "train/avg_seconds_waiting": summary.seconds_waiting,
+    }
+    if summary.scored:
+        metrics["train/avg_reward"] = summary.reward.mean
+    metrics.update({f"train/outcome/{name}": count for name, count in summary.outcomes.items()})
+    metrics.update({f"train/{name}": value for name, value in summary.call_metrics().items()})
+    metrics.update({f"train/{name}": count for name, count in summary.compression_metrics().items()})
+    metrics.update({f"train/{name}": share for name, share in summary.exclusion.shares().items()})
+    metrics.update({f"train/{name}": value for name, value in summary.metrics.items()})
+    return metrics

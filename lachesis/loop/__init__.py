@@ -1,0 +1,1 @@
+"""One rollout: the agent loop, checks of a turn, outcomes and results."""

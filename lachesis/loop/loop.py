@@ -1,0 +1,510 @@
+"""The agent loop: ask the model, run the tools that it called, until the rollout has an outcome.
+
+One invariant: whatever happens, `AgentResult.messages` is a valid conversation, and every completion that was ever
+sampled is reachable from `AgentResult.history`, rolled-back ones under `history.discarded`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from backends import BackendError, SandboxExhausted
+from lachesis.inference import ContextExhausted, InferenceError
+from lachesis.inference.balancer import Split
+from lachesis.inference.chat_completion_server import ChatCompletionServer, CompletionSource
+from lachesis.inference.errors import ConversationRefused, FirstPromptTooLong, TurnRejected
+from lachesis.loop.clock import RolloutClock, WaitedTooLong
+from lachesis.loop.context_edits import Compression, RolloutCompression
+from lachesis.loop.interrupted import note_agent
+from lachesis.loop.open_runs import note_failure
+from lachesis.loop.outcome import Outcome
+from lachesis.loop.result import AgentResult, TokenCount, ToolCount, ToolError
+from lachesis.loop.tool_calls import ExecuteTools, in_open_run
+from lachesis.loop.turn_check import RESAMPLED, TurnCheck, check_turn
+from lachesis.messages.history import MessageHistory
+from lachesis.messages.markup import split_scratchpad
+from lachesis.messages.message_rules import validate_messages
+from lachesis.messages.messages import ChatResponse, FinishReason, Message, ToolCall, ToolResponse, joined_reasoning
+from lachesis.tools import ToolCrashed, ToolResult
+from lachesis.tools.budget import ResultBudget
+
+_OF_A_FULL_CONTEXT = (Outcome.CONTEXT_EXHAUSTED, Outcome.MODEL_ERROR)
+"""How a rollout ends whose next completion has too little room."""
+
+
+class ChatServer(Protocol):
+    """Where completions come from: one server, or a router over several."""
+
+    async def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        temperature: float | None = None,
+        max_tokens: int | None = None,
+        extra_body: Mapping[str, Any] | None = None,
+        split: Split = "train",
+    ) -> ChatResponse:
+        """`messages` is a MessageHistory: a list of OpenAI dicts, reasoning under `reasoning`, that also knows which of
+        its messages were sampled."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LoopLimits:
+    """Budgets of one rollout; None means no limit."""
+
+    max_tool_calls: int | None = None
+    max_total_tokens: int | None = None
+    """Completion tokens over all turns, as the server counts them."""
+    max_seconds: float | None = None
+    """The agent's own time: commands as they run, and answered completions."""
+    max_waiting: float | None = None
+    """Seconds that servers and sandboxes may take in addition, and as many for one request in flight."""
+    max_resamples: int = 3
+    """How often one turn is sampled again when nothing usable came."""
+    max_faulty_turns: int = 3
+    """Turns in a row with a call that could not be run."""
+
+
+class _Ended(Exception):
+    """The rollout is over. Carries the outcome."""
+
+    def __init__(self, outcome: Outcome, reason: str) -> None:
+        super().__init__(reason)
+        self.outcome = outcome
+        self.reason = reason
+
+
+class HermesAgentLoop:
+    """OpenAI-style tool calling over any `ChatServer`. Tools are always passed as `tools=`, never inside a prompt.
+
+    Args:
+        server: the source of completions; a server that only has OpenAI's `chat_completion` works too.
+        tool_schemas: OpenAI tool definitions that the model is offered.
+        valid_tool_names: names that may be called; None means the names in `tool_schemas`.
+        max_turns: maximum number of completions, including the final answer.
+        task_id: name of the rollout. Without `execute`, it names the sandbox too.
+        budget_config: limits of tool results, without `execute`; None means the default limits.
+        execute: runs tool calls. None runs them in the task's sandbox in the open run; `run` then raises failures of
+            the infrastructure, since nothing retries the rollout.
+        limits: None means no budgets and the default numbers of retries. Without `execute`, unusable completions are
+            not sampled again, because such callers use the last of `managed_state["nodes"]` as the whole conversation.
+        ephemeral_system_prompt: appended to the system message of every request, never part of the result.
+        prefill_messages: inserted after the system message of every request, never part of the result.
+        compression: when and how the context is compressed; None means never.
+        split: "train" or "eval"; servers keep separate concurrency limits for the two.
+
+    `follow_up` may be set before `run`: it is called whenever the model has answered, and returns the next user
+    message, or None to end the rollout.
+    """
+
+    follow_up: Callable[[MessageHistory], Awaitable[str | None]] | None = None
+
+    def __init__(
+        self,
+        server: ChatServer | CompletionSource,
+        tool_schemas: Sequence[Mapping[str, Any]],
+        valid_tool_names: Collection[str] | None = None,
+        max_turns: int = 30,
+        task_id: str | None = None,
+        temperature: float | None = 1.0,
+        max_tokens: int | None = None,
+        extra_body: Mapping[str, Any] | None = None,
+        budget_config: ResultBudget | None = None,
+        *,
+        execute: ExecuteTools | None = None,
+        limits: LoopLimits | None = None,
+        ephemeral_system_prompt: str | None = None,
+        prefill_messages: Sequence[Mapping[str, Any]] = (),
+        compression: Compression | None = None,
+        split: Split = "train",
+    ) -> None:
+        if execute is not None and budget_config is not None:
+            raise ValueError("budget_config has no effect with execute=: let that keep the results within the budget")
+        self.server = server
+        self.tool_schemas = list(tool_schemas or ())
+        self.max_turns = max_turns
+        self.task_id = task_id or str(uuid.uuid4())
+        self.temperature = temperature
+        self.max_tokens = max_tokens
+        self.extra_body = extra_body
+        self.budget_config = budget_config or ResultBudget()
+        self.execute = execute
+        self.limits = limits or (LoopLimits() if execute is not None else LoopLimits(max_resamples=0))
+        self.ephemeral_system_prompt = ephemeral_system_prompt
+        self.prefill_messages = [dict(message) for message in prefill_messages]
+        self.compression = compression
+        self.split = split
+        required = {
+            schema["function"]["name"]: tuple(schema["function"].get("parameters", {}).get("required", ()))
+            for schema in self.tool_schemas
+        }
+        names = required.keys() if valid_tool_names is None else valid_tool_names
+        self.required_arguments = {name: required.get(name, ()) for name in names}
+
+    async def run(self, messages: Sequence[Mapping[str, Any]]) -> AgentResult:
+        """Play one rollout that starts with `messages`.
+
+        Only raises cancellation and programming errors, for example `MessageError` if `messages` is not a valid
+        conversation. Without `execute` it also raises `NoOpenRun`, `ToolCrashed`, and the `InferenceError` or
+        `BackendError` of a failed infrastructure.
+        """
+        execute = self.execute
+        if execute is None and self.tool_schemas:
+            execute = in_open_run(self.task_id, tuple(self.required_arguments), self.budget_config)
+        result = await _Rollout(self, messages, execute).play()
+        if self.execute is None and result.error is not None:
+            note_failure(self.task_id, result.error)
+            raise result.error
+        return result
+
+
+class _Rollout:
+    """The state of one run. `request` is the conversation that the model sees: `history`, or a copy with the ephemeral
+    parts added."""
+
+    def __init__(
+        self, loop: HermesAgentLoop, messages: Sequence[Mapping[str, Any]], execute: ExecuteTools | None
+    ) -> None:
+        self.loop = loop
+        self.execute = execute
+        # Of its class: a wrapper that passes unknown attributes on has a `chat` that goes around the wrapper.
+        given: Any = loop.server
+        self.server = given if hasattr(type(given), "chat") else ChatCompletionServer(given)
+        self.history = MessageHistory(messages)
+        validate_messages(node.message for node in self.history.nodes())
+        self.request = self.history
+        if loop.ephemeral_system_prompt or loop.prefill_messages:
+            kept = self.history.to_openai("reasoning")
+            shown = _request_messages(kept, loop.ephemeral_system_prompt, loop.prefill_messages)
+            self.request = MessageHistory(shown)
+        self.offset = len(self.request) - len(self.history)
+        self.answered_length = len(self.history)
+        """Messages up to here are a conversation without open tool calls."""
+        self.good_length = len(self.history)
+        """Messages up to here end with a turn that had no flaw."""
+        self.turn_began = len(self.history)
+        """The last turn that was answered begins here."""
+        self.call_ids = {call.id for node in self.request.nodes() for call in node.message.tool_calls}
+        self.turns = 0
+        self.faulty_turns = 0
+        self.tool_calls = 0
+        self.reasoning: list[str | None] = []
+        self.tool_errors: list[ToolError] = []
+        self.tool_counts: dict[str, ToolCount] = {}
+        self.tokens = TokenCount()
+        self.api_calls = 0
+        self.seconds_in_model = 0.0
+        self.seconds_in_tools = 0.0
+        limits = loop.limits
+        self.clock = RolloutClock(limits.max_seconds, limits.max_waiting, getattr(execute, "waited", None))
+        self.compression: RolloutCompression | None = None
+        if loop.compression is not None:
+            self.compression = loop.compression.of_rollout(self, max_resamples=limits.max_resamples)
+            for node in self.history.nodes():
+                self.compression.size.add(node.message)
+
+    async def play(self) -> AgentResult:
+        error: Exception | None = None
+        deadline = asyncio.timeout(None)
+        try:
+            async with deadline:
+                self.clock.start(deadline)
+                try:
+                    while True:
+                        await self.turn()
+                finally:
+                    self.clock.stop()
+        except _Ended as end:
+            outcome, reason = end.outcome, end.reason
+        except ContextExhausted as refused:
+            outcome, reason = Outcome.CONTEXT_EXHAUSTED, str(refused)
+            if not self.api_calls:  # the model has said nothing: a setting is at fault
+                outcome, error = Outcome.INFRA_ERROR, FirstPromptTooLong(refused)
+                reason = str(error)
+        except ConversationRefused as refused:
+            outcome, reason = Outcome.REFUSED, str(refused)
+        except TurnRejected as refused:
+            outcome, reason = Outcome.MODEL_ERROR, str(refused)
+            self.answered_length = self.turn_began
+        except ToolCrashed as crashed:
+            asked = crashed.__cause__  # a tool may ask a model server itself
+            error = asked if isinstance(asked, InferenceError) else crashed
+            outcome, reason = Outcome.INFRA_ERROR, str(error)
+        except SandboxExhausted as ended:
+            outcome, reason = Outcome.AGENT_FAULT, str(ended)
+        except (InferenceError, BackendError) as broken:
+            outcome, reason, error = Outcome.INFRA_ERROR, str(broken), broken
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            if self.clock.used_up:
+                outcome, reason = Outcome.TIMEOUT, self.time_is_over()
+            else:
+                outcome, reason = Outcome.INFRA_ERROR, self.clock.waited_too_long
+                error = WaitedTooLong(reason)
+        except asyncio.CancelledError:
+            note_agent(self.result(Outcome.INFRA_ERROR, "interrupted"))
+            raise
+        return self.result(outcome, reason, error)
+
+    def result(self, outcome: Outcome, reason: str, error: Exception | None = None) -> AgentResult:
+        """The agent's result, without an unfinished turn."""
+        compression = self.compression
+        full = outcome in _OF_A_FULL_CONTEXT and not self.tokens_are_spent
+        if compression is not None and compression.broken and full:
+            outcome, error = Outcome.INFRA_ERROR, compression.broken
+            reason = f"{reason}; its context could not be compressed: {error}"
+        if len(self.history) > self.answered_length:
+            self.rewind(self.answered_length, f"unfinished turn: {reason}")
+        return AgentResult(
+            turns_used=self.turns,
+            finished_naturally=outcome is Outcome.COMPLETED,
+            reasoning_per_turn=self.reasoning,
+            tool_errors=self.tool_errors,
+            outcome=outcome,
+            reason=reason,
+            history=self.history,
+            tool_counts=self.tool_counts,
+            tokens=self.tokens,
+            api_calls=self.api_calls,
+            seconds_in_model=self.seconds_in_model,
+            seconds_in_tools=self.seconds_in_tools,
+            seconds_own=self.clock.own,
+            seconds_waiting=self.clock.waiting,
+            context_edits=compression.edits if compression is not None else (),
+            error=error,
+            server_state=self.server.get_state() if isinstance(self.server, ChatCompletionServer) else None,
+        )
+
+    async def turn(self) -> None:
+        """One completion that can be acted on, and the tool results that follow it."""
+        self.check_budgets()
+        if self.compression is not None and self.compression.due:
+            await self.compression.run()
+            self.check_budgets()
+        response, check = await self.sample()
+        message = response.message
+        self.turns += 1
+        self.reasoning.append(message.reasoning)
+        if not message.tool_calls:
+            self.answered_length = len(self.history)
+            if response.finish_reason is FinishReason.LENGTH:
+                raise _Ended(Outcome.CONTEXT_EXHAUSTED, "the token limit cut the answer off")
+            if self.loop.follow_up is not None and (text := await self.loop.follow_up(self.history)) is not None:
+                self.append(Message("user", text))
+                self.turn_began = self.answered_length = self.good_length = len(self.history)
+                self.faulty_turns = 0
+                return
+            raise _Ended(Outcome.COMPLETED, "the model answered")
+        await self.run_tools(message, check)
+        self.settle(check)
+
+    def time_is_over(self) -> str:
+        return f"the agent took longer than {self.loop.limits.max_seconds:g} s: {self.clock.own:.1f} s of its own time"
+
+    @property
+    def tokens_are_spent(self) -> bool:
+        limit = self.loop.limits.max_total_tokens
+        return limit is not None and self.tokens.completion_tokens >= limit
+
+    def check_budgets(self) -> None:
+        limits = self.loop.limits
+        if self.clock.used_up:
+            raise _Ended(Outcome.TIMEOUT, self.time_is_over())
+        if self.turns >= self.loop.max_turns:
+            raise _Ended(Outcome.MAX_TURNS, f"{self.turns} turns without a final answer")
+        if limits.max_tool_calls is not None and self.tool_calls >= limits.max_tool_calls:
+            raise _Ended(Outcome.MAX_TURNS, f"the budget of {limits.max_tool_calls} tool calls is used up")
+        if limits.max_total_tokens is not None:
+            if self.tokens.uncounted_requests:
+                raise InferenceError(
+                    "model server",
+                    "it reports no token usage, so the token budget cannot be enforced",
+                    "unset --env.rollout_token_budget or use a server that reports usage",
+                )
+            if self.tokens_are_spent:
+                raise _Ended(Outcome.CONTEXT_EXHAUSTED, f"the budget of {limits.max_total_tokens} tokens is used up")
+
+    async def sample(self) -> tuple[ChatResponse, TurnCheck]:
+        """A completion that can stay, appended to the history; unusable ones are recorded and sampled again."""
+        attempts = 0
+        while True:
+            response = await self.ask()
+            response = response.with_new_call_ids(self.call_ids)
+            self.append(response)
+            if self.clock.used_up:
+                raise _Ended(Outcome.TIMEOUT, self.time_is_over())
+            if response.finish_reason is FinishReason.CONTENT_FILTER:
+                word = response.raw_finish_reason or response.finish_reason.value
+                raise _Ended(Outcome.REFUSED, f"the server withheld the answer: finish reason {word!r}")
+            check = check_turn(response, self.loop.required_arguments)
+            if check.flaw not in RESAMPLED:
+                return response, check
+            attempts += 1
+            described = f"{check.flaw.value}: {check.detail}" if check.detail else check.flaw.value
+            self.rewind(self.answered_length, described, attempt=True)
+            if attempts > self.loop.limits.max_resamples:
+                raise _Ended(
+                    Outcome.MODEL_ERROR, f"{attempts} unusable completions in a row, the last one: {described}"
+                )
+
+    async def ask(self) -> ChatResponse:
+        """A completion of the conversation as it is. It is counted, and not appended."""
+        loop = self.loop
+        self.clock.ask()
+        response = await self.server.chat(
+            self.request,
+            tools=loop.tool_schemas or None,
+            temperature=loop.temperature,
+            max_tokens=loop.max_tokens,
+            extra_body=loop.extra_body,
+            split=loop.split,
+        )
+        self.clock.answered(response.latency)
+        self.count(response)
+        return _with_scratchpad_read(response)
+
+    async def wait_for(self, answer: Awaitable[str]) -> str:
+        """The answer of a server other than the policy's: its time does not count as the agent's."""
+        self.clock.ask()
+        try:
+            return await answer
+        finally:
+            self.clock.settle()
+
+    async def run_tools(self, message: Message, check: TurnCheck) -> None:
+        """Answer every call of the turn: run it, or say why not. One answer a call, in the order of the calls."""
+        wanted = [
+            call for call in message.tool_calls if call.id not in check.faulty and call.id not in check.duplicates
+        ]
+        budget = self.loop.limits.max_tool_calls
+        allowed = wanted if budget is None else wanted[: max(0, budget - self.tool_calls)]
+        results: dict[str, ToolResult] = {}
+        if allowed:
+            if self.execute is None:
+                raise RuntimeError("a tool was called although none was offered")
+            started = time.monotonic()
+            self.clock.run()
+            done = await self.execute(allowed)
+            self.clock.settle()
+            self.seconds_in_tools += time.monotonic() - started
+            results = {call.id: result for call, result in zip(allowed, done, strict=True)}
+            self.tool_calls += len(allowed)
+        for call in message.tool_calls:
+            self.answer(call, results.get(call.id) or _unrun(call, check, ran=results))
+
+    def answer(self, call: ToolCall, result: ToolResult) -> None:
+        response = ToolResponse(
+            Message("tool", result.parts, tool_call_id=call.id, name=call.name),
+            tool=call.name,
+            duration=result.duration,
+            error=result.error,
+        )
+        self.append(response)
+        count = self.tool_counts.setdefault(call.name, ToolCount())
+        if result.error is None:
+            count.success += 1
+        else:
+            count.failure += 1
+            self.tool_errors.append(ToolError(self.turns, call.name, call.arguments, result.error, result.content))
+
+    def settle(self, check: TurnCheck) -> None:
+        """The turn is answered. After too many faulty ones in a row, give up and roll back to before the first."""
+        self.turn_began, self.answered_length = self.answered_length, len(self.history)
+        if check.flaw is None:
+            self.faulty_turns = 0
+            self.good_length = self.answered_length
+            return
+        self.faulty_turns += 1
+        if self.faulty_turns >= self.loop.limits.max_faulty_turns:
+            reason = f"{self.faulty_turns} faulty turns in a row, the last one: {check.flaw.value}: {check.detail}"
+            self.rewind(self.good_length, reason)
+            raise _Ended(Outcome.MODEL_ERROR, reason)
+
+    def count(self, response: ChatResponse) -> None:
+        self.api_calls += 1
+        self.seconds_in_model += response.latency
+        self.tokens.add(response.usage)
+
+    def append(self, entry: ChatResponse | ToolResponse | Message) -> None:
+        self.history.append(entry)
+        if self.request is not self.history:
+            self.request.append(entry)
+        if self.compression is not None:
+            self.compression.size.add(entry)
+
+    def rewind(self, length: int, reason: str, *, attempt: bool = False) -> None:
+        self.history.rewind(length, reason, attempt=attempt)
+        if self.request is not self.history:
+            self.request.rewind(self.offset + length, reason, attempt=attempt)
+        if self.compression is not None:
+            self.compression.size.cut(length)
+
+    def replace(self, start: int, stop: int, *messages: Message) -> None:
+        """Put `messages` in the place of those from `start` to before `stop`, which ends a turn."""
+        self.history[start:stop] = messages
+        if self.request is not self.history:
+            self.request[self.offset + start : self.offset + stop] = messages
+        if self.compression is not None:
+            self.compression.size.replace(start, stop, *messages)
+        end, shift = start + len(messages), len(messages) - (stop - start)
+
+        def moved(length: int) -> int:
+            return length if length <= start else max(end, length + shift)
+
+        self.answered_length, self.good_length = moved(self.answered_length), moved(self.good_length)
+        self.turn_began = moved(self.turn_began)
+
+
+def _with_scratchpad_read(response: ChatResponse) -> ChatResponse:
+    """The response with the reasoning that a model without a format for it wrote as its prompt told it to."""
+    said = response.message
+    if not isinstance(said.content, str):
+        return response
+    thought, content = split_scratchpad(said.content)
+    if content == said.content:
+        return response
+    reasoning = joined_reasoning(said.reasoning, thought)
+    return replace(response, message=replace(said, content=content, reasoning=reasoning))
+
+
+def _unrun(call: ToolCall, check: TurnCheck, ran: Mapping[str, ToolResult]) -> ToolResult:
+    """The answer to a call that was not run."""
+    if call.id in check.faulty:
+        content = check.faulty[call.id]
+        return ToolResult(content=content, error=json.loads(content)["error"])
+    original = check.duplicates.get(call.id)
+    if original is not None and original in ran:
+        note = f"The same call was made twice in this turn and was run once; its result is that of {original}."
+        return ToolResult(content=json.dumps({"note": note}), error=ran[original].error)
+    error = "Not run: the budget of tool calls is used up."
+    return ToolResult(content=json.dumps({"error": error}), error=error)
+
+
+def _request_messages(
+    messages: Sequence[Mapping[str, Any]], ephemeral: str | None, prefill: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """The first request: `messages`, the ephemeral prompt appended to the system message, then the prefill."""
+    request = [dict(message) for message in messages]
+    has_system = bool(request) and request[0]["role"] == "system"
+    if ephemeral:
+        if has_system:
+            said = request[0]["content"]
+            if isinstance(said, str):
+                request[0]["content"] = f"{said}\n\n{ephemeral}"
+            else:
+                request[0]["content"] = [*said, {"type": "text", "text": f"\n\n{ephemeral}"}]
+        else:
+            request.insert(0, {"role": "system", "content": ephemeral})
+            has_system = True
+    at = 1 if has_system else 0
+    request[at:at] = [dict(message) for message in prefill]
+    return request

@@ -1,0 +1,1 @@
+"""Messages as an immutable graph, with the tokens that were sampled."""

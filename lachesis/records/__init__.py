@@ -1,0 +1,1 @@
+"""Files of what was played: groups, ShareGPT, JSON Lines, and their digests."""

@@ -1,0 +1,1 @@
+"""Settings of environments and model servers: fields, flags, class attributes, files."""

@@ -1,0 +1,1 @@
+"""What rewards do in the sandbox of a rollout."""

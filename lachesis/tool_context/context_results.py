@@ -1,0 +1,121 @@
+"""Return values of the methods of `ToolContext`.
+
+Each result is what new code expects, text or a dictionary, and answers what code for the removed Hermes stack asks of
+it. It can be awaited and gives itself then: a call that ran at once may be used wherever a coroutine is expected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Generator
+from typing import Any, NoReturn, Self
+
+from lachesis.tool_context.pace import OwnTime
+
+
+class _Done(Coroutine[Any, Any, Any]):
+    """A coroutine that has its result already."""
+
+    __slots__ = ()
+
+    def _awaited(self) -> Self:
+        return self
+
+    def __await__(self) -> Generator[Any, Any, Self]:
+        yield from ()
+        return self._awaited()
+
+    def send(self, value: Any) -> NoReturn:
+        raise StopIteration(self._awaited())
+
+    def throw(self, kind: Any, value: Any = None, trace: Any = None) -> NoReturn:
+        raise kind if isinstance(kind, BaseException) else value if isinstance(value, BaseException) else kind()
+
+    def close(self) -> None:
+        pass
+
+
+class DictReply(_Done, dict[str, Any]):
+    """A dictionary. Where it is about a file: `success`, and `bytes` or `error`."""
+
+    __hash__ = object.__hash__  # type: ignore[assignment]  # `asyncio.gather` keeps what it is given in a dictionary
+    cause: OSError | None = None
+    """What awaiting the call raises."""
+    late: OwnTime | None = None
+    """What a command took that its time limit has ended."""
+
+    @classmethod
+    def written(cls, size: int) -> DictReply:
+        return cls(success=True, bytes=size, bytes_written=size, exit_code=0, output="")
+
+    @classmethod
+    def failed(cls, error: OSError) -> DictReply:
+        reply = cls(success=False, error=str(error), exit_code=-1, output=str(error))
+        reply.cause = error
+        return reply
+
+    def _awaited(self) -> Self:
+        if self.cause is not None:
+            raise self.cause
+        return self
+
+
+class Replies(_Done, list[DictReply]):
+    """One reply for each file of a folder."""
+
+    __hash__ = object.__hash__  # type: ignore[assignment]
+
+    @classmethod
+    def failed(cls, error: OSError) -> Replies:
+        return cls([DictReply.failed(error)])
+
+    def _awaited(self) -> Self:
+        for reply in self:
+            reply._awaited()
+        return self
+
+
+class Data(_Done, bytes):
+    """Bytes."""
+
+
+class Text(_Done, str):
+    """Text."""
+
+    __slots__ = ()
+
+
+class FileText(_Done, str):
+    """The text of a file, which is also `text["content"]`; `text["error"]` where it could not be read."""
+
+    error: str | None = None
+    keys_only: bool = False
+    """Whether `"error" in text` asks for the key, as in the removed Hermes stack, where this was a dictionary."""
+
+    @classmethod
+    def missing(cls, default: str, error: OSError) -> FileText:
+        text = cls(default)
+        text.error = str(error)
+        return text
+
+    def _answers(self) -> dict[str, Any]:
+        if self.error is not None:
+            return {"error": self.error}
+        return {"content": str(self), "file_size": len(self.encode()), "total_lines": len(self.splitlines())}
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._answers()[key] if isinstance(key, str) else super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self._answers().get(key, default)
+
+    def __contains__(self, key: object) -> bool:
+        if self.keys_only and key in ("content", "error"):
+            return key in self._answers()
+        return super().__contains__(key)  # type: ignore[operator]
+
+    def _awaited(self) -> Self:
+        if not self.keys_only:
+            return self
+        text = type(self)(self)
+        text.error = self.error
+        return text
