@@ -11,7 +11,7 @@ import sys
 from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from functools import cache
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Generic, TypeVar, cast
 
 from backends.errors import ExitCode, LachesisError
@@ -62,7 +62,7 @@ class Registry(Generic[T]):
 
     def names(self) -> list[str]:
         """Every known name: the project's own, then the others by name. Loads no plug-in."""
-        others = {*self._registered, *_names_of_entry_points(self.group, *sys.path)}
+        others = {*self._registered, *_entry_points(self.group, *sys.path)}
         return [*self._own, *sorted(others - self._own.keys() - self._reserved)]
 
     def load(self, name: str) -> T:
@@ -80,9 +80,9 @@ class Registry(Generic[T]):
         if name in self._registered:
             plugin = self._registered[name]
             return self._at(plugin) if isinstance(plugin, str) else plugin
-        for point in entry_points(group=self.group, name=name):
-            if name not in self._reserved:
-                return self._at(f"{point.module}:{point.attr}", f"{self.kind} {name!r} at {point.value}")
+        point = _entry_points(self.group, *sys.path).get(name)
+        if point is not None and name not in self._reserved:
+            return self._at(f"{point.module}:{point.attr}", f"{self.kind} {name!r} at {point.value}")
         names = self.names()
         if self.package and not names:
             raise UnknownPlugin(
@@ -133,7 +133,7 @@ class Registry(Generic[T]):
 
 
 @cache
-def _names_of_entry_points(group: str, *path: str) -> list[str]:
-    """Names of entry points of the packages on `path`, which is `sys.path`: finding them reads a file of every package,
-    and every command line asks for them."""
-    return [point.name for point in entry_points(group=group)]
+def _entry_points(group: str, *path: str) -> Mapping[str, EntryPoint]:
+    """By name, the first of each in the packages on `path`, which is `sys.path`. Finding them reads a file of every
+    package, and every command line and every rollout asks for some."""
+    return {point.name: point for point in reversed(tuple(entry_points(group=group)))}

@@ -1,6 +1,6 @@
 """Additions of the project's other packages to the core.
 
-They name it by entry points, so that the core imports none of them and works without them.
+They register what they add by entry points, so the core imports none of them and works without them.
 """
 
 from __future__ import annotations
