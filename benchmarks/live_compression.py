@@ -38,7 +38,8 @@ from benchmarks.serve_lag import Lag
 from lachesis.inference import ServerSettings
 from lachesis.loop.loop import HermesAgentLoop
 from lachesis.loop.result import AgentResult
-from lachesis.messages.messages import ChatResponse, ToolCall
+from lachesis.messages.messages import ToolCall
+from lachesis.messages.responses import ChatResponse
 from lachesis.tools import ToolResult
 from lachesis_data.compression.live import ContextCompression
 from lachesis_testing.fake_server import Ask, Codec, Reply, fake_tokenizer

@@ -24,7 +24,8 @@ from typing import TypeVar
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from lachesis.messages.history import MessageHistory
-from lachesis.messages.messages import ChatResponse, FinishReason, Message, ToolCall, ToolResponse, Usage
+from lachesis.messages.messages import FinishReason, Message, ToolCall
+from lachesis.messages.responses import ChatResponse, ToolResponse, Usage
 from lachesis.messages.tokens import SampledTokens, TokenPrefix
 from lachesis_tokens.samples.samples import samples
 

@@ -37,7 +37,7 @@ from benchmarks.run_api import register, run_api
 from lachesis.runs.decisions import Kept
 from lachesis.runs.failures import FailureBrake
 from lachesis.runs.pipeline import Pipeline
-from lachesis.runs.results import ServeResult, age_quantile
+from lachesis.runs.serve_result import ServeResult, age_quantile
 from lachesis.settings.settings import HermesAgentEnvConfig
 from lachesis_train.outbox import Outbox
 from lachesis_train.relay import RelayPace

@@ -37,7 +37,8 @@ from lachesis.inference import InferenceError, ServerSettings
 from lachesis.inference.sampling import Sampling
 from lachesis.loop.loop import HermesAgentLoop, LoopLimits
 from lachesis.messages.history import MessageHistory
-from lachesis.messages.messages import Message, ToolCall, ToolResponse
+from lachesis.messages.messages import Message, ToolCall
+from lachesis.messages.responses import ToolResponse
 from lachesis.tools import ToolResult
 from lachesis_testing.fake_server import Ask, Lengths, RandomTokens, RandomWords, Reply, fake_tokenizer
 from lachesis_testing.fake_server.policies import WORDS, hermes_call

@@ -33,7 +33,8 @@ from benchmarks.token_ledger import Ledger, Sequenced
 from benchmarks.token_turns import peer
 from lachesis.inference.sampling import Sampling
 from lachesis.messages.history import MessageHistory
-from lachesis.messages.messages import Message, ToolResponse
+from lachesis.messages.messages import Message
+from lachesis.messages.responses import ToolResponse
 from lachesis.records.split_rollouts import DiscardedAttempts, SplitRollouts
 from lachesis_testing.fake_server import FakeServer, fake_tokenizer
 from lachesis_testing.fake_server.policies import Scripted

@@ -22,7 +22,7 @@ from lachesis.ours import PACKAGES  # noqa: E402
 
 LIMITS = {
     "backends": 17_300,
-    "lachesis": 29_200,
+    "lachesis": 28_900,
     "lachesis_compat": 4_400,
     "lachesis_data": 6_500,
     "lachesis_envs": 8_300,
@@ -33,7 +33,7 @@ LIMITS = {
     "tool_call_parsers": 11_900,
 }
 """Lines of Python of each package. A change that needs more says why, and raises the limit."""
-LONGEST, LONG_IN_CORE = 400, 12
+LONGEST, LONG_IN_CORE = 400, 8
 """Lines of a module of the core, and how many of its modules have more."""
 START, END = "## Interface\n\nOther packages import from here:\n\n", "\n<!-- written by `make docs` -->\n"
 

@@ -16,7 +16,8 @@ from typing import Any
 
 from lachesis.loop.turn_check import check_turn
 from lachesis.messages.history import MessageHistory
-from lachesis.messages.messages import ChatResponse, Message, ToolResponse
+from lachesis.messages.messages import Message
+from lachesis.messages.responses import ChatResponse, ToolResponse
 from lachesis.runs.model_servers import start_servers
 from lachesis.settings.server_settings import ServerConfig
 from lachesis.settings.settings import HermesAgentEnvConfig

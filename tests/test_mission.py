@@ -33,7 +33,8 @@ from lachesis.messages.errors import DuplicateCallId, MalformedMessage, Unexpect
 from lachesis.messages.history import MessageHistory
 from lachesis.messages.markup import convert_scratchpad_to_think
 from lachesis.messages.message_rules import validate_messages
-from lachesis.messages.messages import ChatResponse, FinishReason, Message, ToolResponse, as_message
+from lachesis.messages.messages import FinishReason, Message
+from lachesis.messages.responses import ChatResponse, ToolResponse, as_message
 from lachesis.messages.tokens import TokenPrefix
 from lachesis.records.entries import (
     load_trajectories,

@@ -15,8 +15,8 @@ from lachesis.loop.outcome import Outcome
 from lachesis.loop.result import AgentResult
 from lachesis.loop.rollout import Rollout
 from lachesis.messages.history import MessageHistory
-from lachesis.messages.messages import ChatResponse, ToolResponse
 from lachesis.messages.nodes import Discarded, Node
+from lachesis.messages.responses import ChatResponse, ToolResponse
 
 
 def rollout_record(rollout: Rollout, place: int | None, *, whole: bool = True) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from lachesis.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from lachesis.inference.client_settings import ServerSettings
     from lachesis.inference.errors import (
         BadResponse,
         ContextExhausted,
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
         ServerUnavailable,
         Unauthorized,
     )
-    from lachesis.inference.http_client import ServerSettings
     from lachesis.inference.openai_server import OpenAIServer
     from lachesis.inference.router import Router, TokenTrackingUnavailable
     from lachesis.inference.token_tracker import TokenTracker

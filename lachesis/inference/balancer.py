@@ -17,9 +17,9 @@ from typing import Final, Generic, Literal, NamedTuple, Protocol, TypeAlias, Typ
 from weakref import WeakValueDictionary
 
 from lachesis.inference.affinity import Affinity, Demand, ExpectedTokens, GroupCache, Place, Route
+from lachesis.inference.client_settings import ServerSettings
 from lachesis.inference.errors import BadResponse, ServerUnavailable, Unauthorized
 from lachesis.inference.failed_requests import note_answered, note_failed
-from lachesis.inference.http_client import ServerSettings
 from lachesis.inference.lifecycle import AsyncCloseable
 
 Split: TypeAlias = Literal["train", "eval"]

@@ -19,7 +19,8 @@ from lachesis.inference.chat_format import (
 )
 from lachesis.inference.errors import BadResponse, ServerUnavailable
 from lachesis.inference.parse_thread import is_long, parse
-from lachesis.messages.messages import ChatResponse, Message
+from lachesis.messages.messages import Message
+from lachesis.messages.responses import ChatResponse
 
 
 class CompletionSource(Protocol):

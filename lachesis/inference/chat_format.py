@@ -22,7 +22,6 @@ from lachesis.messages.messages import (
     FinishReason,
     Message,
     ToolCall,
-    Usage,
     call_function,
     is_call_part,
     is_reasoning_part,
@@ -30,6 +29,7 @@ from lachesis.messages.messages import (
     thought,
     without_reasoning_parts,
 )
+from lachesis.messages.responses import Usage
 from tool_call_parsers.types import CALLABLE, CallStatus, ParsedCompletion, new_call_id
 
 if TYPE_CHECKING:

@@ -19,10 +19,12 @@ from lachesis.inference.chat_format import (
     read_usage,
     request_messages,
 )
-from lachesis.inference.http_client import HttpClient, ServerSettings
+from lachesis.inference.client_settings import ServerSettings
+from lachesis.inference.http_client import HttpClient
 from lachesis.inference.parse_thread import is_long, parse
 from lachesis.inference.sampling import recorded_fields
-from lachesis.messages.messages import ChatResponse, Message, as_message
+from lachesis.messages.messages import Message
+from lachesis.messages.responses import ChatResponse, as_message
 
 HARMLESS: Final = ({"role": "user", "content": "Hi"},)
 """A conversation whose content no server refuses."""

@@ -16,7 +16,8 @@ from lachesis.inference.chat_format import ChatOptions, read_choices, request_me
 from lachesis.inference.http_client import HttpAnswer
 from lachesis.inference.openai_server import HARMLESS, OpenAIServer
 from lachesis.inference.parse_thread import is_long, parse
-from lachesis.messages.messages import ChatResponse, Message
+from lachesis.messages.messages import Message
+from lachesis.messages.responses import ChatResponse
 
 if TYPE_CHECKING:
     from openai.types import Completion

@@ -30,7 +30,8 @@ from lachesis.loop.turn_check import RESAMPLED, TurnCheck, check_turn
 from lachesis.messages.history import MessageHistory
 from lachesis.messages.markup import split_scratchpad
 from lachesis.messages.message_rules import validate_messages
-from lachesis.messages.messages import ChatResponse, FinishReason, Message, ToolCall, ToolResponse, joined_reasoning
+from lachesis.messages.messages import FinishReason, Message, ToolCall, joined_reasoning
+from lachesis.messages.responses import ChatResponse, ToolResponse
 from lachesis.tools import ToolCrashed, ToolResult
 from lachesis.tools.budget import ResultBudget
 

@@ -18,8 +18,8 @@ from typing import Any, ClassVar, TypeAlias
 import orjson
 from aiohttp import web
 
+from lachesis.inference.client_settings import ServerSettings
 from lachesis.inference.errors import POLICY_FAILED
-from lachesis.inference.http_client import ServerSettings
 from lachesis.inference.wire.service import WebService, json_response
 from lachesis.messages.messages import Message
 from lachesis.tracebacks import explained

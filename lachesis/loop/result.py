@@ -9,7 +9,8 @@ from typing import Any
 from lachesis.loop.context_edits import ContextEdit
 from lachesis.loop.outcome import Outcome
 from lachesis.messages.history import MessageHistory
-from lachesis.messages.messages import ToolCall, Usage
+from lachesis.messages.messages import ToolCall
+from lachesis.messages.responses import Usage
 from lachesis.rewards.reward import Reward
 
 

@@ -1,46 +1,26 @@
-"""One rollout: its record in memory, and the player that makes it.
-
-The player leases a sandbox, lets the agent play, scores its work and releases the sandbox. Failure is not zero: a
-rollout has a reward only if the agent's own work was scored. The player retries a rollout that the infrastructure broke
-a few times, and then leaves it out. An exception in a reward is an error of the environment and is kept as one.
-"""
+"""One finished rollout: what is known of it, in memory."""
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
-import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, TypeAlias
 
-from backends import BackendError, SandboxSpec
+from backends import BackendError
 from backends.errors import ExitCode, LachesisError
 from lachesis.inference import BadResponse, InferenceError, RequestRejected
-from lachesis.inference.balancer import Split
 from lachesis.inference.errors import PromptError
-from lachesis.inference.failed_requests import failed_requests
-from lachesis.loop.broken_items import ALIKE, BrokenItems
-from lachesis.loop.interrupted import InterruptedRollout, interrupted_agents, note_rollout
-from lachesis.loop.loop import HermesAgentLoop
 from lachesis.loop.outcome import Outcome
 from lachesis.loop.result import AgentResult
-from lachesis.loop.tool_calls import SessionCalls
-from lachesis.rewards.doubtful import settled, those_alone
 from lachesis.rewards.evidence import Doubt
 from lachesis.rewards.reward import Reward, finite_number
-from lachesis.rewards.scorer import Scored, Scorer, SetUpFailed
 from lachesis.tool_context.tool_context import RewardCall, ToolContext
-from lachesis.tools import ToolCrashed, ToolRegistry, ToolSessions
-from lachesis.tools.budget import ResultBudget
 from lachesis.tracebacks import explained
-
-if TYPE_CHECKING:
-    from lachesis.inference.tracking import ModelServer
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +34,7 @@ _REPEATS = (RequestRejected, PromptError)
 """The server would reject the same request again, and the template the same conversation."""
 
 
-def _repeats(error: Exception | None) -> bool:
+def repeats(error: Exception | None) -> bool:
     """Whether another attempt would end in the same way."""
     return isinstance(error, _REPEATS) or (isinstance(error, BackendError) and not error.may_pass)
 
@@ -71,7 +51,7 @@ class HeldSandbox:
     release: Callable[[], Awaitable[None]]
 
 
-_held: ContextVar[list[HeldSandbox] | None] = ContextVar("held", default=None)
+held_sandboxes: ContextVar[list[HeldSandbox] | None] = ContextVar("held", default=None)
 """Sandboxes that rollouts of the current group keep."""
 
 
@@ -79,11 +59,11 @@ _held: ContextVar[list[HeldSandbox] | None] = ContextVar("held", default=None)
 async def holding_sandboxes() -> AsyncIterator[None]:
     """Release at the end every sandbox that a rollout inside kept, also of rollouts that an override dropped."""
     held: list[HeldSandbox] = []
-    token = _held.set(held)
+    token = held_sandboxes.set(held)
     try:
         yield
     finally:
-        _held.reset(token)
+        held_sandboxes.reset(token)
         await asyncio.gather(*(sandbox.release() for sandbox in held))
 
 
@@ -141,7 +121,7 @@ class Rollout:
     def may_pass(self) -> bool:
         """The infrastructure, and nothing else, kept it from its reward: another attempt may succeed."""
         broken = not self.outcome.scored or self.error is not None
-        return broken and self.traceback is None and not self.broken_item and not _repeats(self.error)
+        return broken and self.traceback is None and not self.broken_item and not repeats(self.error)
 
     @property
     def may_pass_later(self) -> bool:
@@ -188,7 +168,7 @@ class Rollout:
         if self.broken_item:
             return BROKEN_ITEM
         if self.outcome is Outcome.INFRA_ERROR:
-            failed = isinstance(self.error, InferenceError) and not _repeats(self.error)
+            failed = isinstance(self.error, InferenceError) and not repeats(self.error)
             return MODEL_SERVER if failed else self.outcome.value
         if self.outcome in (Outcome.TIMEOUT, Outcome.AGENT_FAULT):
             return self.outcome.value
@@ -241,282 +221,3 @@ class Rollout:
             result=None,
             traceback=explained(error),
         )
-
-
-def _with_fixed(rollout: Rollout, score: FixedScore | Literal["reward"], why: str, setting: str) -> Rollout:
-    """The rollout with the score of a setting in place of a reward."""
-    if isinstance(score, str):
-        return replace(rollout.rewarded(None), left_out=f"{why} ({setting}: {score})")
-    return rollout.rewarded(Reward(score))
-
-
-class Agent(Protocol):
-    """Plays one rollout, up to its reward: `HermesAgentLoop`, or a program."""
-
-    async def run(self, messages: Sequence[Mapping[str, Any]]) -> AgentResult: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutPlayer:
-    """Plays rollouts of one environment. Holds no state of a rollout, so any number may run at once."""
-
-    make_loop: Callable[..., Agent]
-    """`HermesAgentLoop` with the settings of the run."""
-    max_infra_retries: int
-    """New starts of a rollout that the infrastructure broke."""
-    server: ModelServer
-    sessions: ToolSessions
-    registry: ToolRegistry
-    scorer: Scorer
-    budget: ResultBudget = field(default_factory=ResultBudget)
-    """Of tool results."""
-    score_of_timeout: FixedScore | Literal["reward"] = "reward"
-    score_of_agent_fault: FixedScore = 0.0
-    broken_items: BrokenItems = field(default_factory=BrokenItems)
-
-    async def play(
-        self,
-        item: Any,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        item_key: str,
-        index: int,
-        tools: Sequence[Mapping[str, Any]],
-        temperature: float,
-        split: Split = "train",
-        spec: SandboxSpec | None = None,
-    ) -> Rollout:
-        """Play one rollout to its end. Raises only cancellation and errors of this program.
-
-        A scored rollout of an environment that also scores whole groups keeps its sandbox (`Rollout.held`) until
-        `score_group`.
-
-        Args:
-            spec: the sandbox of this rollout, where it differs from the run's. It lives as long as the run's at least.
-        """
-        if spec is not None:
-            spec = replace(spec, lifetime=max(spec.lifetime, self.sessions.spec.lifetime))
-        started = time.monotonic()
-        rollout_id = uuid.uuid4().hex
-        names = [schema["function"]["name"] for schema in tools]
-        attempts = 0
-        retried_after: list[str] = []
-        lost_completion_tokens = 0
-        broken_item = False
-        while True:
-            attempts += 1
-            task_id = f"{item_key}-{index}-{rollout_id[:8]}-{attempts}"
-            verifier_id = f"{task_id}-verifier"
-            release = functools.partial(self.release, task_id, verifier_id)
-            session = self.sessions.open(task_id, spec=spec)
-            context: ToolContext | None = None
-            held: HeldSandbox | None = None
-            result: AgentResult | None = None
-            scored: Scored[Reward | None] = Scored()
-            try:
-                loop = self.make_loop(
-                    self.server.for_rollout(group=item_key, session=rollout_id),
-                    tools,
-                    task_id=task_id,
-                    temperature=temperature,
-                    execute=SessionCalls(session, self.registry, names, self.budget),
-                    split=split,
-                )
-                if self.scorer.follow_up is not None:
-                    assert isinstance(loop, HermesAgentLoop), "environments of other agents take no follow_up"
-                    loop.follow_up = functools.partial(self.scorer.user_message, item)
-                with failed_requests() as failed:
-                    await self.scorer.set_up(item, session, self.registry)
-                for request in failed.values():
-                    raise request
-                with failed_requests(), interrupted_agents() as cut:  # the outcome tells of the requests
-                    try:
-                        result = await loop.run(messages)
-                    except asyncio.CancelledError:
-                        result = cut[-1] if cut else None
-                        raise
-                outcome, reason, error = result.outcome, result.reason, result.error
-                if isinstance(error, ToolCrashed):
-                    scored = Scored(error=error)
-                elif outcome is Outcome.AGENT_FAULT:
-                    scored = Scored(faults={0: reason})
-                elif outcome.scored and not self._is_fixed(outcome):
-                    context = self.scorer.context_class(
-                        session,
-                        self.registry,
-                        open_verifier=functools.partial(self.sessions.open, verifier_id, spec=spec),
-                    )
-                    with failed_requests() as failed:
-                        scored = await self.scorer.score(item, result, context, about=(item_key, rollout_id))
-                    if failed:
-                        scored = Scored()
-                        outcome, error = Outcome.INFRA_ERROR, next(iter(failed.values()))
-                        reason = f"a request of the reward failed: {error}"
-                    result.reward = scored.value
-                    if scored.value is not None and self.scorer.compute_group_reward is not None:
-                        held = HeldSandbox(context, release)
-                        if (of_group := _held.get()) is not None:
-                            of_group.append(held)
-            except (BackendError, InferenceError) as broken:
-                outcome, reason, error = Outcome.INFRA_ERROR, str(broken), broken
-            except SetUpFailed as broken:
-                error = next(iter(failed.values()), None)  # a request of the environment's
-                scored = Scored(error=broken.__cause__ if error is None else None)
-                outcome, reason = Outcome.INFRA_ERROR, str(error or broken)
-            except asyncio.CancelledError:
-                if result is not None and result.outcome is not Outcome.COMPLETED:
-                    note_rollout(
-                        InterruptedRollout(
-                            Rollout(
-                                rollout_id=rollout_id,
-                                item_key=item_key,
-                                index=index,
-                                outcome=Outcome.INFRA_ERROR,
-                                reason="interrupted",
-                                reward=None,
-                                result=result,
-                                attempts=attempts,
-                            ),
-                            tools,
-                        )
-                    )
-                raise
-            finally:
-                if held is None:
-                    await release()
-            if outcome is not Outcome.INFRA_ERROR:
-                self.broken_items.answered(item_key)
-                break
-            if scored.error is not None:
-                break
-            if self.broken_items.failed(item_key, reason):
-                broken_item = True
-                reason = f"failed {ALIKE} times in a row while others were answered, the last time: {reason}"
-                break
-            if attempts > self.max_infra_retries or _repeats(error):
-                break
-            retried_after.append(reason)
-            lost_completion_tokens += result.tokens.completion_tokens if result is not None else 0
-        rollout = Rollout(
-            rollout_id=rollout_id,
-            item_key=item_key,
-            index=index,
-            outcome=outcome,
-            reason=reason,
-            reward=None,
-            result=result,
-            traceback=scored.traceback,
-            error=error or scored.wrong_setting,
-            attempts=attempts,
-            retried_after=tuple(retried_after),
-            lost_completion_tokens=lost_completion_tokens,
-            seconds=time.monotonic() - started,
-            broken_item=broken_item,
-            reward_calls=context.calls if context is not None else (),
-            held=held,
-            doubt=scored.doubt,
-        ).rewarded(scored.value)
-        if scored.doubt is not None:
-            return settled(self, [rollout])[0]
-        if scored.faults:
-            return self.at_fault(rollout, scored.faults[0])
-        if self._is_fixed(outcome):
-            return _with_fixed(rollout, self.score_of_timeout, reason, "score_of_timeout")
-        return rollout
-
-    def _is_fixed(self, outcome: Outcome) -> bool:
-        """Whether a setting decides the score, and no reward."""
-        return outcome is Outcome.AGENT_FAULT or (outcome is Outcome.TIMEOUT and self.score_of_timeout != "reward")
-
-    def at_fault(self, rollout: Rollout, fault: str, what: str = "the agent broke its sandbox: ") -> Rollout:
-        """The rollout with the score of the agent's fault."""
-        found = replace(rollout, agent_fault=fault)
-        return _with_fixed(found, self.score_of_agent_fault, f"{what}{fault}", "score_of_agent_fault")
-
-    async def score_group(self, item: Any, rollouts: Sequence[Rollout]) -> list[Rollout]:
-        """The rollouts with the rewards of `compute_group_reward`, which replace those that they have.
-
-        Rollouts without a reward stay without one, and the function does not see them. If a sandbox or a model server
-        fails during the call, no rollout of the group has a reward, and another attempt may succeed.
-        """
-        finished = list(rollouts)
-        places = [
-            at
-            for at, rollout in enumerate(rollouts)
-            if rollout.reward is not None
-            and rollout.result
-            and not (rollout.agent_fault or self._is_fixed(rollout.outcome))
-        ]
-        if self.scorer.compute_group_reward is None:
-            return finished
-        while places:
-            faults = await self._score_together(item, finished, places)
-            doubtful = [at for at in places if finished[at].doubt is not None]
-            if not faults and 0 < len(doubtful) < len(places):
-                places = [at for at in places if at not in doubtful]
-                continue
-            for at, fault in faults.items():
-                finished[at] = self.at_fault(finished[at], fault)
-            if not faults:
-                break
-            places = [at for at in places if at not in faults]  # the others are compared without these
-        return settled(self, [replace(rollout, held=None) for rollout in finished])
-
-    async def _score_together(self, item: Any, finished: list[Rollout], places: Sequence[int]) -> dict[int, str]:
-        """Put the rewards of the group into the rollouts at `places`, or return the faults of agents by place."""
-        group = [(finished[at], result) for at in places if (result := finished[at].result) is not None]
-        contexts = [rollout.held.context if rollout.held is not None else None for rollout, _ in group]
-        changed: list[Rollout]
-        faults: dict[int, str] = {}
-        doubts: dict[int, Doubt] = {}
-        try:
-            with failed_requests() as failed:
-                about = (group[0][0].item_key, f"{group[0][0].rollout_id}, together")
-                results = [result for _, result in group]
-                scored = await self.scorer.score_group(item, results, contexts, about=about)
-                if scored.doubt is not None:
-                    doubts = await those_alone(self.scorer, scored.doubt, item, group, contexts)
-            for failure in failed.values():
-                raise failure
-        except (BackendError, InferenceError) as broken:
-            reason = f"the group could not be scored: {broken}"
-            changed = [
-                replace(rollout.rewarded(None), outcome=Outcome.INFRA_ERROR, reason=reason, error=broken)
-                for rollout, _ in group
-            ]
-        else:
-            if scored.faults:
-                faults = {places[at]: fault for at, fault in scored.faults.items()}
-                changed = [rollout for rollout, _ in group]
-            else:
-                given = scored.value if scored.value is not None else [None] * len(group)
-                changed = [
-                    replace(
-                        rollout.rewarded(reward),
-                        traceback=scored.traceback or rollout.traceback,
-                        error=rollout.error or scored.wrong_setting,
-                    )
-                    for (rollout, _), reward in zip(group, given, strict=True)
-                ]
-                if doubts:  # the others are compared without these
-                    changed = [
-                        replace(rollout.rewarded(None), traceback=doubts[at].trace, doubt=doubts[at])
-                        if at in doubts
-                        else rollout
-                        for at, (rollout, _) in enumerate(group)
-                    ]
-        for at, rollout, context in zip(places, changed, contexts, strict=True):
-            finished[at] = replace(rollout, reward_calls=context.calls if context is not None else rollout.reward_calls)
-            if (faults or doubts) and context is not None:
-                context.repeat()
-        return faults
-
-    async def release(self, *task_ids: str) -> None:
-        """Close the rollout's sandboxes, also when the rollout is cancelled: nothing of it may remain."""
-        closing = asyncio.gather(*map(self.sessions.close, task_ids), return_exceptions=True)
-        for task_id, error in zip(task_ids, await asyncio.shield(closing), strict=True):
-            if isinstance(error, BackendError):
-                # The reward stays; so does the session in the list, and the end of the run tries again.
-                log.warning("the sandbox of %s could not be removed yet: %s", task_id, error)
-            elif isinstance(error, BaseException):
-                raise error

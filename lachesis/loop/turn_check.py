@@ -14,7 +14,8 @@ import orjson
 
 from lachesis.inference.server_words import Ending, ending
 from lachesis.messages.markup import NotJson, load_json, split_opened_think
-from lachesis.messages.messages import ChatResponse, FinishReason, ToolCall
+from lachesis.messages.messages import FinishReason, ToolCall
+from lachesis.messages.responses import ChatResponse
 
 
 class Flaw(Enum):

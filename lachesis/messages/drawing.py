@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from lachesis.messages.messages import ChatResponse, Message, ToolResponse
+from lachesis.messages.messages import Message
 from lachesis.messages.nodes import Node
+from lachesis.messages.responses import ChatResponse, ToolResponse
 
 if TYPE_CHECKING:
     from lachesis.messages.history import MessageHistory

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from lachesis.messages.messages import ChatResponse
 from lachesis.messages.nodes import Discarded, Node
+from lachesis.messages.responses import ChatResponse
 
 
 def ended_on(nodes: Sequence[Node], path: Sequence[Node]) -> list[ChatResponse]:

@@ -16,8 +16,9 @@ from lachesis.messages import drawing, endings
 from lachesis.messages.editing import MessageView, StaleMessage
 from lachesis.messages.encoded import EncodedMessages, EncodedPath, encode_path
 from lachesis.messages.frozen import thaw
-from lachesis.messages.messages import ChatResponse, Message, MessageLike, OpenAIMessage, ToolResponse, as_message
+from lachesis.messages.messages import Message, OpenAIMessage
 from lachesis.messages.nodes import Discarded, Item, Node, Origin, nearest_sampled
+from lachesis.messages.responses import ChatResponse, MessageLike, ToolResponse, as_message
 from lachesis.messages.tokens import TokenPrefix
 
 

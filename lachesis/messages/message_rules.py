@@ -16,7 +16,7 @@ from lachesis.messages.errors import (
     UnansweredToolCall,
     UnexpectedToolResult,
 )
-from lachesis.messages.messages import MessageLike, as_message
+from lachesis.messages.responses import MessageLike, as_message
 
 
 def validate_messages(messages: Iterable[MessageLike], *, complete: bool = True, late_system: bool = False) -> None:

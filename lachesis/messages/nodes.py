@@ -9,7 +9,8 @@ from hashlib import blake2b
 from typing import Any, Final, TypeAlias
 
 from lachesis.messages.frozen import FrozenDict, freeze, freeze_dict
-from lachesis.messages.messages import ChatResponse, Message, ToolResponse
+from lachesis.messages.messages import Message
+from lachesis.messages.responses import ChatResponse, ToolResponse
 from lachesis.messages.tokens import TokenPrefix
 
 Origin: TypeAlias = ChatResponse | ToolResponse | None

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lachesis.messages.markup import dump_json
-from lachesis.messages.messages import MessageLike
+from lachesis.messages.responses import MessageLike
 from lachesis.records.jsonl import StrPath, append_line, read_lines
 from lachesis.records.sharegpt import (
     Conversion,

@@ -29,7 +29,8 @@ from lachesis.messages.markup import (
     think_block,
 )
 from lachesis.messages.message_rules import validate_messages
-from lachesis.messages.messages import Message, MessageLike, ToolCall, as_message
+from lachesis.messages.messages import Message, ToolCall
+from lachesis.messages.responses import MessageLike, as_message
 from lachesis.text import without_lone_surrogates
 
 Turn: TypeAlias = dict[str, str]

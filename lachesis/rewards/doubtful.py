@@ -12,7 +12,8 @@ from lachesis.tool_context.tool_context import ToolContext
 if TYPE_CHECKING:
     from backends import SandboxSpec
     from lachesis.loop.result import AgentResult
-    from lachesis.loop.rollout import Rollout, RolloutPlayer
+    from lachesis.loop.rollout import Rollout
+    from lachesis.loop.rollout_player import RolloutPlayer
     from lachesis.rewards.evidence import Doubt
     from lachesis.rewards.scorer import Scorer
 

@@ -99,7 +99,8 @@ def report_error(error: Exception, console: Console | None = None, *, kept: bool
 
 
 async def _run(command: str, env: Environment) -> int:
-    from lachesis.runs.results import RunResult, ServeResult, print_result
+    from lachesis.runs.results import RunResult, print_result
+    from lachesis.runs.serve_result import ServeResult
 
     task = asyncio.current_task()
     if task is not None:

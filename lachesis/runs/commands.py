@@ -35,8 +35,9 @@ from lachesis.runs.own_code import code_of
 from lachesis.runs.own_figures import own_figures
 from lachesis.runs.own_place import own_place
 from lachesis.runs.pipeline import NextItem, Pipeline, PlayItem
-from lachesis.runs.results import RunFiles, RunResult, ServeResult
+from lachesis.runs.results import RunFiles, RunResult
 from lachesis.runs.run_folder import data_folder, unused
+from lachesis.runs.serve_result import ServeResult
 from lachesis.runs.wandb_tracking import Tracker
 from lachesis.settings.hooks import of_hook
 from lachesis.settings.server_settings import (

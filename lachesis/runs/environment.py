@@ -14,11 +14,13 @@ if TYPE_CHECKING:
     from lachesis.inference.tracking import ModelServer
     from lachesis.loop.reference_server import Policy
     from lachesis.loop.result import AgentResult
-    from lachesis.loop.rollout import Rollout, RolloutPlayer
+    from lachesis.loop.rollout import Rollout
+    from lachesis.loop.rollout_player import RolloutPlayer
     from lachesis.rewards.scorer import Scorer
     from lachesis.runs.group_player import PlayedGroup
     from lachesis.runs.registration import Registration
-    from lachesis.runs.results import RunResult, ServeResult
+    from lachesis.runs.results import RunResult
+    from lachesis.runs.serve_result import ServeResult
     from lachesis.runs.wandb_tracking import Tracker
     from lachesis.settings.settings import HermesAgentEnvConfig
     from lachesis.tool_context.tool_context import ToolContext

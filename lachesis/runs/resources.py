@@ -18,7 +18,7 @@ from lachesis.inference.tracking import tracks_tokens
 from lachesis.loop.context_edits import Compression
 from lachesis.loop.loop import HermesAgentLoop, LoopLimits
 from lachesis.loop.open_runs import OpenRun, opened
-from lachesis.loop.rollout import RolloutPlayer
+from lachesis.loop.rollout_player import RolloutPlayer
 from lachesis.other_packages import DATA, TOKENS
 from lachesis.runs import own_process
 from lachesis.runs.environment import Environment

@@ -20,7 +20,8 @@ from lachesis.loop.loop import HermesAgentLoop, LoopLimits
 from lachesis.loop.outcome import Outcome
 from lachesis.messages.frozen import freeze_dict
 from lachesis.messages.message_rules import validate_messages
-from lachesis.messages.messages import ChatResponse, FinishReason, Message, ToolCall, Usage
+from lachesis.messages.messages import FinishReason, Message, ToolCall
+from lachesis.messages.responses import ChatResponse, Usage
 from lachesis.tools import ToolResult
 from lachesis_data.compression.context_size import ContextSize
 from lachesis_data.compression.live import ContextCompression, NotCompressed

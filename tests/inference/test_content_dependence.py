@@ -16,7 +16,8 @@ pytest.importorskip("transformers")
 from template_tokenizers import tokenizer_of
 
 from lachesis.messages.history import MessageHistory
-from lachesis.messages.messages import ChatResponse, FinishReason, Message
+from lachesis.messages.messages import FinishReason, Message
+from lachesis.messages.responses import ChatResponse
 from lachesis.messages.tokens import SampledTokens
 from lachesis_tokens.prompts.prompts import PromptBuilder, PromptStart, TemplateNotExtendable
 from lachesis_tokens.templates import content_dependence

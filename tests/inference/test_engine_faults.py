@@ -12,7 +12,7 @@ from aiohttp import web
 from engine_bench import FAKED, bench
 
 from lachesis.inference import BadResponse, ContextExhausted, RequestRejected, ServerUnavailable
-from lachesis.inference.http_client import ServerSettings
+from lachesis.inference.client_settings import ServerSettings
 from lachesis.inference.sampling import Sampling
 from lachesis.messages.messages import FinishReason
 from lachesis_testing.fake_server import Fault, fake_tokenizer

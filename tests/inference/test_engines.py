@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lachesis.inference import Unauthorized
-from lachesis.inference.http_client import ServerSettings
+from lachesis.inference.client_settings import ServerSettings
 from lachesis.inference.sampling import Sampling
 from lachesis_testing.engine_suite import EngineSuite
 from lachesis_tokens.engines import create_engine

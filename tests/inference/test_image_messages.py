@@ -10,7 +10,8 @@ from template_tokenizers import tokenizer_of
 from lachesis.inference import BadResponse
 from lachesis.inference.errors import PromptError, TurnRejected
 from lachesis.messages.history import MessageHistory
-from lachesis.messages.messages import ChatResponse, FinishReason, Message
+from lachesis.messages.messages import FinishReason, Message
+from lachesis.messages.responses import ChatResponse
 from lachesis.messages.tokens import SampledTokens
 from lachesis_testing.fake_server import Ask, FakeServer, Reply, fake_tokenizer
 from lachesis_testing.fake_server.images import seen_ids

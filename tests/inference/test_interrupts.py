@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 import lachesis.inference.http_attempts as http_attempts_module
+from lachesis.inference.client_settings import ServerSettings
 from lachesis.inference.errors import ServerUnavailable
-from lachesis.inference.http_client import ARRAY, ServerSettings
+from lachesis.inference.http_client import ARRAY
 from lachesis.inference.sampling import Sampling
 from lachesis.messages.history import MessageHistory
 from lachesis.messages.messages import FinishReason

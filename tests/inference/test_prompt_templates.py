@@ -19,7 +19,8 @@ from template_tokenizers import ends, sources, tokenizer_of
 
 from lachesis.inference.errors import TemplateError
 from lachesis.messages.history import MessageHistory
-from lachesis.messages.messages import ChatResponse, FinishReason, Message
+from lachesis.messages.messages import FinishReason, Message
+from lachesis.messages.responses import ChatResponse
 from lachesis.messages.tokens import SampledTokens
 from lachesis_tokens.prompts.prompts import PromptBuilder, PromptStart, TemplateNotExtendable
 from lachesis_tokens.templates.chat_template import read_template

@@ -13,7 +13,8 @@ from transformers import PreTrainedTokenizerFast
 
 from lachesis.inference.errors import PromptError, TemplateError, TurnRejected
 from lachesis.messages.history import MessageHistory
-from lachesis.messages.messages import ChatResponse, FinishReason, Message
+from lachesis.messages.messages import FinishReason, Message
+from lachesis.messages.responses import ChatResponse
 from lachesis.messages.tokens import SampledTokens, TokenPrefix
 from lachesis_tokens.prompts.prompts import Prompt, PromptBuilder, PromptStart, TemplateNotExtendable
 from lachesis_tokens.templates.template_report import Extension

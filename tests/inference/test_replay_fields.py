@@ -13,7 +13,7 @@ import numpy
 import pytest
 
 from lachesis.inference import BadResponse
-from lachesis.inference.http_client import ServerSettings
+from lachesis.inference.client_settings import ServerSettings
 from lachesis.inference.sampling import Sampling
 from lachesis.messages.history import MessageHistory
 from lachesis.messages.messages import FinishReason

@@ -13,7 +13,7 @@ import pytest
 from lachesis.inference import BadResponse, OpenAIServer, RequestRejected, Router, ServerUnavailable
 from lachesis.inference.affinity import Demand, ExpectedTokens
 from lachesis.inference.balancer import Balancer
-from lachesis.inference.http_client import ServerSettings
+from lachesis.inference.client_settings import ServerSettings
 from lachesis.inference.sampling import Sampling
 from lachesis.messages.history import MessageHistory
 from lachesis.messages.messages import FinishReason

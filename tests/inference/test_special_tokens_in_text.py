@@ -15,7 +15,8 @@ from transformers import PreTrainedTokenizerFast
 
 from lachesis.inference.errors import PromptError, TemplateError
 from lachesis.messages.history import MessageHistory
-from lachesis.messages.messages import ChatResponse, FinishReason, Message
+from lachesis.messages.messages import FinishReason, Message
+from lachesis.messages.responses import ChatResponse
 from lachesis.messages.tokens import SampledTokens
 from lachesis.settings.server_settings import ServerConfig
 from lachesis.settings.settings import HermesAgentEnvConfig

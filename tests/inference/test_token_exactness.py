@@ -21,7 +21,8 @@ from template_tokenizers import ends, sources, tokenizer_of
 from lachesis.inference.errors import TemplateError
 from lachesis.inference.sampling import Sampling
 from lachesis.messages.history import MessageHistory
-from lachesis.messages.messages import ChatResponse, Message, ToolResponse
+from lachesis.messages.messages import Message
+from lachesis.messages.responses import ChatResponse, ToolResponse
 from lachesis_testing.fake_server import Reply
 from lachesis_tokens.server.managed_server import ManagedServer
 from lachesis_tokens.templates.template_cases import Pattern

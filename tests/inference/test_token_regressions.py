@@ -13,7 +13,8 @@ from lachesis.inference.chat_format import read_message
 from lachesis.inference.errors import BadResponse
 from lachesis.inference.sampling import Sampling
 from lachesis.messages.history import MessageHistory
-from lachesis.messages.messages import FinishReason, Message, ToolResponse
+from lachesis.messages.messages import FinishReason, Message
+from lachesis.messages.responses import ToolResponse
 from lachesis.messages.tokens import MASKED
 from lachesis_testing.fake_server import Reply, fake_tokenizer
 from lachesis_tokens.prompts.prompts import PromptStart

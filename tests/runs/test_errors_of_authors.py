@@ -20,7 +20,7 @@ from lachesis.inference.errors import InferenceError
 from lachesis.records.jsonl import JsonlError, JsonlWriter
 from lachesis.runs import command_line as cli
 from lachesis.runs.own_process import run_alone
-from lachesis.runs.results import age_quantile
+from lachesis.runs.serve_result import age_quantile
 from lachesis.tracebacks import explained, guess
 from tests.support.small_envs import SortWords, does_nothing, lines, served
 

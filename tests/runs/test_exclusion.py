@@ -32,7 +32,8 @@ from lachesis.loop.outcome import Outcome
 from lachesis.loop.rollout import Rollout
 from lachesis.runs.group_player import PlayedGroup
 from lachesis.runs.group_records import group_record
-from lachesis.runs.results import ServeResult, print_result
+from lachesis.runs.results import print_result
+from lachesis.runs.serve_result import ServeResult
 from lachesis.runs.wandb_tracking import Tracker
 from lachesis_view.reports.run import render_report
 from tests.support import report_pages

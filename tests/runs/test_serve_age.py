@@ -16,7 +16,7 @@ from typing import Any
 import orjson
 from rich.console import Console
 
-from lachesis.runs.results import ServeResult
+from lachesis.runs.serve_result import ServeResult
 from lachesis.settings.server_settings import ServerConfig
 from lachesis_testing.fake_server import FakeServer, RandomWords, fake_tokenizer
 from lachesis_tokens.samples.group_shapes import samples_from_atropos

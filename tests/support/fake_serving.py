@@ -18,7 +18,7 @@ from rich.console import Console
 from lachesis.runs.decisions import Kept
 from lachesis.runs.failures import FailureBrake
 from lachesis.runs.pipeline import Pipeline
-from lachesis.runs.results import ServeResult
+from lachesis.runs.serve_result import ServeResult
 from lachesis.settings.settings import HermesAgentEnvConfig
 from lachesis_train.outbox import Outbox
 from lachesis_train.relay import RelayPace

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from lachesis.messages.history import MessageHistory
-from lachesis.messages.messages import ChatResponse, FinishReason, as_message
+from lachesis.messages.messages import FinishReason
+from lachesis.messages.responses import ChatResponse, as_message
 from lachesis.messages.tokens import SampledTokens, TokenPrefix
 from lachesis.records.split_rollouts import SplitRollouts
 from lachesis_tokens.samples.advantages import rollout_advantages

@@ -15,7 +15,8 @@ from lachesis.loop.outcome import Outcome
 from lachesis.loop.result import AgentResult
 from lachesis.loop.rollout import Rollout
 from lachesis.messages.history import MessageHistory
-from lachesis.messages.messages import ChatResponse, FinishReason, Message, ToolCall
+from lachesis.messages.messages import FinishReason, Message, ToolCall
+from lachesis.messages.responses import ChatResponse
 from lachesis.messages.tokens import MASKED, TokenPrefix
 from lachesis_tokens.samples.samples import TokenSample
 from lachesis_train import BranchedRollout, RejectedRollout

@@ -12,7 +12,8 @@ from lachesis.loop.outcome import Outcome
 from lachesis.loop.result import AgentResult
 from lachesis.loop.rollout import Rollout
 from lachesis.messages.history import MessageHistory
-from lachesis.messages.messages import ChatResponse, FinishReason, Message
+from lachesis.messages.messages import FinishReason, Message
+from lachesis.messages.responses import ChatResponse
 from lachesis.messages.tokens import TokenPrefix
 from lachesis.records.export_lines import ExportLine
 from lachesis.runs.group_player import PlayedGroup

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from lachesis.messages.encoded import NodeMessages
 from lachesis.messages.history import MessageHistory
-from lachesis.messages.messages import ChatResponse, FinishReason, Message, ToolCall, ToolResponse
+from lachesis.messages.messages import FinishReason, Message, ToolCall
+from lachesis.messages.responses import ChatResponse, ToolResponse
 from lachesis.text import without_lone_surrogates
 from tests.support.token_trees import UNTIMED
 

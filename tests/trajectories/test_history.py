@@ -12,7 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from lachesis.messages.errors import MalformedMessage, UnknownRole
 from lachesis.messages.history import MessageHistory
-from lachesis.messages.messages import ChatResponse, FinishReason, Message, ToolResponse
+from lachesis.messages.messages import FinishReason, Message
+from lachesis.messages.responses import ChatResponse, ToolResponse
 from lachesis.messages.tokens import SampledTokens, TokenPrefix
 from tests.run import some
 

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lachesis.messages.history import MessageHistory
-from lachesis.messages.messages import ChatResponse, FinishReason, Message, ToolResponse
+from lachesis.messages.messages import FinishReason, Message
+from lachesis.messages.responses import ChatResponse, ToolResponse
 from lachesis.messages.tokens import SampledTokens, TokenPrefix
 from tests.run import some
 

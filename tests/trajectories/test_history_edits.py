@@ -13,7 +13,8 @@ import pytest
 from lachesis.messages.editing import StaleMessage
 from lachesis.messages.errors import MalformedMessage, UnknownRole
 from lachesis.messages.history import MessageHistory
-from lachesis.messages.messages import ChatResponse, FinishReason, Message, ToolResponse
+from lachesis.messages.messages import FinishReason, Message
+from lachesis.messages.responses import ChatResponse, ToolResponse
 
 USER = {"role": "user", "content": "hello"}
 

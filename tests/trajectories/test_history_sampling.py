@@ -9,7 +9,8 @@ from dataclasses import replace
 import pytest
 
 from lachesis.messages.history import MessageHistory
-from lachesis.messages.messages import ChatResponse, FinishReason, Message, ToolResponse, Usage
+from lachesis.messages.messages import FinishReason, Message
+from lachesis.messages.responses import ChatResponse, ToolResponse, Usage
 from lachesis.messages.tokens import SampledTokens, TokenPrefix
 
 USER = {"role": "user", "content": "hello"}

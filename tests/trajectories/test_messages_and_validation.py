@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from lachesis.messages.errors import MalformedMessage, MessageError, UnansweredToolCall, UnknownRole
 from lachesis.messages.history import MessageHistory
 from lachesis.messages.message_rules import validate_messages
-from lachesis.messages.messages import ChatResponse, FinishReason, Message, ToolCall
+from lachesis.messages.messages import FinishReason, Message, ToolCall
+from lachesis.messages.responses import ChatResponse
 from tests.run import some
 
 CALL = {"id": "call_1", "type": "function", "function": {"name": "terminal", "arguments": '{"command":  "ls"}'}}

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lachesis.messages.history import MessageHistory
-from lachesis.messages.messages import ChatResponse, Message, ToolResponse
+from lachesis.messages.messages import Message
+from lachesis.messages.responses import ChatResponse, ToolResponse
 from lachesis.messages.tokens import TokenPrefix
 from lachesis_tokens.samples.samples import samples
 from lachesis_tokens.samples.verification import verify, verify_records

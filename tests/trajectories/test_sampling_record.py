@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lachesis.inference.http_client import ServerSettings
+from lachesis.inference.client_settings import ServerSettings
 from lachesis.inference.sampling import read_sampling, recorded_fields
 from lachesis.records.sampling_record import sampling_problem
 from lachesis_tokens.engines import create_engine

@@ -16,8 +16,9 @@ from lachesis.loop.outcome import Outcome
 from lachesis.loop.result import AgentResult
 from lachesis.loop.rollout import Rollout
 from lachesis.messages.history import MessageHistory
-from lachesis.messages.messages import ChatResponse, FinishReason, Message, ToolCall, ToolResponse
+from lachesis.messages.messages import FinishReason, Message, ToolCall
 from lachesis.messages.replay import SamplingMask
+from lachesis.messages.responses import ChatResponse, ToolResponse
 from lachesis.messages.tokens import SampledTokens, TokenPrefix
 from lachesis.runs.group_player import PlayedGroup
 from lachesis.runs.group_records import group_record

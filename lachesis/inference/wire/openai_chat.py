@@ -21,7 +21,8 @@ from lachesis.inference.wire.request import (
     whole,
 )
 from lachesis.inference.wire.writing import NamesOf, data, listed_tokens, usage_of
-from lachesis.messages.messages import ChatResponse, FinishReason, Message
+from lachesis.messages.messages import FinishReason, Message
+from lachesis.messages.responses import ChatResponse
 
 _NO_EFFECT: Final = frozenset(
     {"model", "stream", "stream_options", "store", "metadata", "user", "service_tier", "safety_identifier"}

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import orjson
 
 from lachesis.inference.wire.request import JSON, Refused
-from lachesis.messages.messages import ChatResponse
+from lachesis.messages.responses import ChatResponse
 
 NamesOf: TypeAlias = Callable[[ChatResponse], list[str]]
 """A text for each sampled token of a completion."""

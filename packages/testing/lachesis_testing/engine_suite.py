@@ -17,8 +17,8 @@ from typing import Any, ClassVar, Final
 
 import pytest
 
+from lachesis.inference.client_settings import ServerSettings
 from lachesis.inference.errors import ContextExhausted, RequestRejected, ServerUnavailable
-from lachesis.inference.http_client import ServerSettings
 from lachesis.inference.sampling import LogprobsKind, Sampling
 from lachesis.messages.messages import FinishReason
 from lachesis.other_packages import ENGINES

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from lachesis.messages.history import MessageHistory
-from lachesis.messages.messages import ChatResponse, FinishReason, Message
+from lachesis.messages.messages import FinishReason, Message
+from lachesis.messages.responses import ChatResponse
 from lachesis.messages.tokens import SampledTokens, TokenPrefix
 from lachesis.records.digests import certified
 from lachesis.records.export_lines import ExportLine, ExportTotals, LeftOutRollout

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, TypeAlias
 
 from aiohttp import web
 
-from lachesis.inference.http_client import ServerSettings
+from lachesis.inference.client_settings import ServerSettings
 from lachesis.inference.wire.service import WebService
 
 Answer: TypeAlias = dict[str, Any] | int | Callable[[dict[str, Any]], Any]

@@ -28,7 +28,7 @@ from lachesis.runs.failures import ItemJob, RunStopped
 from lachesis.runs.pipeline import Flight, Pipeline, Sink
 from lachesis.runs.progress import Standing
 from lachesis.runs.registration import TrainerInfo
-from lachesis.runs.results import ServeResult
+from lachesis.runs.serve_result import ServeResult
 from lachesis.settings.settings import HermesAgentEnvConfig, is_chosen
 from lachesis.text import counted
 from lachesis_tokens.samples.decision import SAME_SCORES

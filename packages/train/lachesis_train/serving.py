@@ -16,8 +16,8 @@ from lachesis.runs.environment import Environment
 from lachesis.runs.failures import FailureBrake, UnusableSettings
 from lachesis.runs.group_player import PlayedGroup, play_item, settled_group
 from lachesis.runs.pipeline import Pipeline
-from lachesis.runs.results import ServeResult
 from lachesis.runs.run_folder import data_folder, unused
+from lachesis.runs.serve_result import ServeResult
 from lachesis.settings.hooks import hook_errors, of_hook
 from lachesis.settings.server_settings import Phase1CannotTrain, ServerConfigError, token_engine
 from lachesis.text import counted

@@ -14,7 +14,8 @@ from lachesis.inference.chat_format import read_finish_reason
 from lachesis.inference.errors import ContextExhausted, ConversationRefused
 from lachesis.inference.router import TokenTrackingUnavailable
 from lachesis.inference.tracking import ModelServer
-from lachesis.messages.messages import ChatResponse, Message, Usage, as_message
+from lachesis.messages.messages import Message
+from lachesis.messages.responses import ChatResponse, Usage, as_message
 from lachesis.records.sampling_record import sampling_problem, sampling_without_problem
 from lachesis_compat.collecting.recording import (
     RecordedCompletion,

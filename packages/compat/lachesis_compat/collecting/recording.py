@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from backends.errors import LachesisError
-from lachesis.messages.messages import ChatResponse
+from lachesis.messages.responses import ChatResponse
 from lachesis.messages.tokens import SampledTokens
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from lachesis.loop.result import AgentResult, TokenCount
 from lachesis.loop.rollout import Rollout
 from lachesis.messages.errors import MessageError
 from lachesis.messages.history import MessageHistory
-from lachesis.messages.messages import ChatResponse, FinishReason
+from lachesis.messages.messages import FinishReason
+from lachesis.messages.responses import ChatResponse
 from lachesis.rewards.reward import Reward
 from lachesis_compat.collecting.earlier_turns import place_in
 from lachesis_compat.collecting.recording import RecordedCompletion

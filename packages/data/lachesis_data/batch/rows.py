@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from lachesis.figures.item_keys import item_digest
 from lachesis.messages.errors import MessageError
-from lachesis.messages.messages import as_message
+from lachesis.messages.responses import as_message
 from lachesis.records.json_arrays import array_items
 from lachesis.records.jsonl import JsonlError, is_array
 from lachesis.runs.dataset_rows import DatasetError

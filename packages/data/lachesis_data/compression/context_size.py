@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from lachesis.messages.messages import ChatResponse, Message, ToolResponse, as_message
+from lachesis.messages.messages import Message
+from lachesis.messages.responses import ChatResponse, ToolResponse, as_message
 
 _TOKENS_PER_CHARACTER: Final = 0.25
 """Until a server has counted text of this conversation, and where it counts nothing."""

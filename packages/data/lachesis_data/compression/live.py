@@ -19,7 +19,8 @@ from lachesis.inference.errors import RequestRejected, TemplateError, TurnReject
 from lachesis.loop.context_edits import ContextEdit
 from lachesis.loop.turn_check import check_turn
 from lachesis.messages.history import MessageHistory
-from lachesis.messages.messages import ChatResponse, Message, ToolResponse
+from lachesis.messages.messages import Message
+from lachesis.messages.responses import ChatResponse, ToolResponse
 from lachesis_data.compression.context_size import ContextSize
 from lachesis_data.compression.conversation import PREFIX
 from lachesis_data.compression.region import Role, Turn, choose_region

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from backends import SandboxSpec
     from lachesis import Policy
     from lachesis.loop.loop import HermesAgentLoop
-    from lachesis.loop.rollout import Agent, RolloutPlayer
+    from lachesis.loop.rollout_player import Agent, RolloutPlayer
     from lachesis.rewards.reward import Reward
 
 log = logging.getLogger(__name__)

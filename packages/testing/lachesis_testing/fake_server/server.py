@@ -16,7 +16,7 @@ from typing import IO, Any, ClassVar, Final
 import orjson
 from aiohttp import web
 
-from lachesis.inference.http_client import ServerSettings
+from lachesis.inference.client_settings import ServerSettings
 from lachesis.inference.sampling import LogprobsKind
 from lachesis.inference.wire.service import WebService, has_bearer, json_response
 from lachesis_testing.fake_server.answers import JSON_TYPE, cache_key, send_half, written

@@ -28,7 +28,7 @@ from lachesis_tokens.endpoint.recorded import RecordedEnv, open_recording
 
 if TYPE_CHECKING:
     from lachesis.loop.loop import HermesAgentLoop
-    from lachesis.loop.rollout import Agent
+    from lachesis.loop.rollout_player import Agent
     from lachesis.tools import ToolSession
     from lachesis_tokens.endpoint import Recording, RecordingEndpoint
 

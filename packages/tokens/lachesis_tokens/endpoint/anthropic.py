@@ -19,7 +19,8 @@ from lachesis.inference.wire.request import (
     whole,
 )
 from lachesis.inference.wire.writing import event, usage_of
-from lachesis.messages.messages import ChatResponse, FinishReason, Message
+from lachesis.messages.messages import FinishReason, Message
+from lachesis.messages.responses import ChatResponse
 from lachesis_tokens.endpoint.protocol import Protocol
 
 if TYPE_CHECKING:

@@ -30,8 +30,9 @@ from lachesis.loop.outcome import Outcome
 from lachesis.loop.result import AgentResult, TokenCount
 from lachesis.messages.encoded import EncodedPath, NodeMessages
 from lachesis.messages.history import MessageHistory
-from lachesis.messages.messages import ChatResponse, FinishReason, Message, Usage
+from lachesis.messages.messages import FinishReason, Message
 from lachesis.messages.nodes import Node
+from lachesis.messages.responses import ChatResponse, Usage
 from lachesis.messages.tokens import TokenPrefix
 from lachesis_tokens.endpoint.request_times import RequestTimes
 from lachesis_tokens.server.conversation_index import ConversationIndex, Found

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
-from lachesis.inference.http_client import ServerSettings
+from lachesis.inference.client_settings import ServerSettings
 from lachesis.inference.sampling import LogprobsKind, Sampling
 from lachesis.messages.messages import FinishReason
 from lachesis.messages.replay import RoutedExperts, SamplingMask

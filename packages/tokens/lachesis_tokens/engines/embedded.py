@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from backends.errors import ExitCode, LachesisError
-from lachesis.inference.http_client import ServerSettings
+from lachesis.inference.client_settings import ServerSettings
 from lachesis.inference.lifecycle import AsyncService
 from lachesis_tokens.prompts.gguf_metadata import GGUFError, read_metadata
 

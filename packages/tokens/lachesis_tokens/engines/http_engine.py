@@ -10,9 +10,10 @@ from typing import Any, ClassVar, Final
 
 from backends.tasks import run_all
 from lachesis.inference.chat_format import read_finish_reason
+from lachesis.inference.client_settings import ServerSettings
 from lachesis.inference.errors import BadResponse, RequestRejected, ServerUnavailable
 from lachesis.inference.http_attempts import ARRAY
-from lachesis.inference.http_client import HttpClient, ServerSettings
+from lachesis.inference.http_client import HttpClient
 from lachesis.inference.sampling import SAMPLING_FIELDS, LogprobsKind, Sampling, recorded_fields
 from lachesis.messages.tokens import Versions
 from lachesis_tokens.engines.base import Generation

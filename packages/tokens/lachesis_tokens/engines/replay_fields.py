@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
+from lachesis.inference.client_settings import ServerSettings
 from lachesis.inference.errors import BadResponse
-from lachesis.inference.http_client import ServerSettings
 from lachesis.messages.replay import RoutedExperts, SamplingMask, join_experts, join_masks
 from lachesis_tokens.engines.base import Generation
 from lachesis_tokens.engines.prompt_ids import PromptIds

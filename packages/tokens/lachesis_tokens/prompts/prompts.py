@@ -22,8 +22,8 @@ import orjson
 from lachesis.inference.errors import PromptError, TemplateError, TurnRejected
 from lachesis.lazy import once_property
 from lachesis.messages.images import PlacedImage
-from lachesis.messages.messages import ChatResponse
 from lachesis.messages.nodes import Node
+from lachesis.messages.responses import ChatResponse
 from lachesis.messages.tokens import SampledTokens, TokenPrefix
 from lachesis_tokens.prompts.prompt_images import ImagePlaces
 from lachesis_tokens.prompts.text_encoder import TextEncoder

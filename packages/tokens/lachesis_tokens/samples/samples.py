@@ -17,8 +17,9 @@ from typing import Any, Final, Protocol, get_args
 from backends.errors import LachesisError
 from lachesis.messages.frozen import thaw
 from lachesis.messages.images import PlacedImage, image_data, images_digest
-from lachesis.messages.messages import ChatResponse, Purpose
+from lachesis.messages.messages import Purpose
 from lachesis.messages.replay import RoutedExperts, SamplingMask, join_experts, join_masks
+from lachesis.messages.responses import ChatResponse
 from lachesis.messages.tokens import (
     MASKED,
     MASKED_LOGPROB,

@@ -13,8 +13,9 @@ from hashlib import blake2b
 from typing import Any, Final, NamedTuple
 
 from lachesis.messages.frozen import thaw
-from lachesis.messages.messages import ChatResponse, Message, as_message
+from lachesis.messages.messages import Message
 from lachesis.messages.nodes import Node
+from lachesis.messages.responses import ChatResponse, as_message
 from lachesis_tokens.server.message_copies import Uncopied, copy_of
 
 _RECENT: Final = 4

@@ -18,9 +18,10 @@ from lachesis.inference.chat_format import ChatOptions, Tools, check_arguments
 from lachesis.inference.parse_thread import LONG_IDS, parse
 from lachesis.inference.sampling import SAMPLING_FIELDS, Sampling, read_sampling
 from lachesis.messages.history import MessageHistory
-from lachesis.messages.messages import ChatResponse, FinishReason, Message, Usage
+from lachesis.messages.messages import FinishReason, Message
 from lachesis.messages.nodes import Node
 from lachesis.messages.replay import RoutedExperts
+from lachesis.messages.responses import ChatResponse, Usage
 from lachesis.messages.tokens import SampledTokens, TokenPrefix
 from lachesis.text import without_lone_surrogates
 from lachesis_tokens.engines.base import Generation

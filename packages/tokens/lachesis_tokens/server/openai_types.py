@@ -15,7 +15,8 @@ from openai.types.chat.chat_completion_message_function_tool_call import (
     Function,
 )
 
-from lachesis.messages.messages import ChatResponse, FinishReason
+from lachesis.messages.messages import FinishReason
+from lachesis.messages.responses import ChatResponse
 
 
 class _Subscriptable:

@@ -18,8 +18,9 @@ from lachesis.inference.errors import BadResponse, ContextExhausted
 from lachesis.inference.parse_thread import LONG_IDS, parse
 from lachesis.inference.sampling import LogprobsKind, Sampling, recorded_fields, sampling_fields
 from lachesis.inference.token_tracker import TokenTracker
-from lachesis.messages.messages import ChatResponse, FinishReason
+from lachesis.messages.messages import FinishReason
 from lachesis.messages.replay import RoutedExperts
+from lachesis.messages.responses import ChatResponse
 from lachesis.messages.tokens import TokenPrefix
 from lachesis.records.sampling_record import OTHER_FIELDS
 from lachesis_tokens.engines.base import Generation, PromptLogprobs, PromptScorer, TokenEngine

@@ -23,8 +23,8 @@ from jinja2.optimizer import optimize
 
 from lachesis.inference.errors import TemplateError
 from lachesis.lazy import once_property
-from lachesis.messages.messages import ChatResponse
 from lachesis.messages.nodes import Node
+from lachesis.messages.responses import ChatResponse
 from lachesis_tokens.templates.chat_template import ChatTemplate, TemplateMessage
 from lachesis_tokens.templates.special_tokens import RenderedText
 from lachesis_tokens.templates.suffix_template import calls_of, placeholder_turn

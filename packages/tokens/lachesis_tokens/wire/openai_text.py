@@ -23,7 +23,7 @@ from lachesis.inference.wire.request import (
     whole,
 )
 from lachesis.inference.wire.writing import NamesOf, data, usage_of
-from lachesis.messages.messages import ChatResponse
+from lachesis.messages.responses import ChatResponse
 
 _KNOWN: Final = frozenset(
     {"model", "prompt", "n", "max_tokens", "stop", "logprobs", "stream", "stream_options", "user", "timeout", *SAMPLING}

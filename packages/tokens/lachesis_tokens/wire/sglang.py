@@ -21,7 +21,8 @@ from lachesis.inference.wire.request import (
     whole,
 )
 from lachesis.inference.wire.writing import NamesOf, data, listed_versions
-from lachesis.messages.messages import ChatResponse, FinishReason
+from lachesis.messages.messages import FinishReason
+from lachesis.messages.responses import ChatResponse
 
 _KNOWN: Final = frozenset(
     {"text", "input_ids", "sampling_params", "return_logprob", "return_text_in_logprobs", "stream", "rid", "model"}

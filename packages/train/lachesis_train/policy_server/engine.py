@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection, Sequence
 from typing import ClassVar, Final
 
 from backends.errors import LachesisError
+from lachesis.inference.client_settings import ServerSettings
 from lachesis.inference.errors import ContextExhausted, RequestRejected, rejection
-from lachesis.inference.http_client import ServerSettings
 from lachesis.inference.parse_thread import LONG_IDS, parse
 from lachesis.inference.sampling import LogprobsKind, Sampling
 from lachesis.messages.messages import FinishReason

@@ -17,7 +17,8 @@ from lachesis.inference.sampling import LogprobsKind, Sampling
 from lachesis.inference.wire.openai_chat import finish_reason, read_message, write_message
 from lachesis.inference.wire.request import JSON, Refused, function_tools, take
 from lachesis.inference.wire.writing import dump
-from lachesis.messages.messages import ChatResponse, FinishReason
+from lachesis.messages.messages import FinishReason
+from lachesis.messages.responses import ChatResponse
 from lachesis.messages.tokens import SampledTokens
 from lachesis_tokens.model_routes.atropos import AtroposRoute
 from lachesis_tokens.model_routes.chat import ChatRoute

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from aiohttp import web
 
 from backends.errors import SettingsError
+from lachesis.inference.client_settings import ServerSettings
 from lachesis.inference.errors import ContextExhausted, PromptError, RequestRejected
-from lachesis.inference.http_client import ServerSettings
 from lachesis.inference.wire.openai_chat import error
 from lachesis.inference.wire.request import JSON, Refused
 from lachesis.inference.wire.service import WebService, has_bearer

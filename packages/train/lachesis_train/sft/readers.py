@@ -19,7 +19,8 @@ from typing import Any, Final
 from backends.errors import LachesisError
 from lachesis.messages.history import MessageHistory
 from lachesis.messages.images import joined_data
-from lachesis.messages.messages import ChatResponse, FinishReason, as_message
+from lachesis.messages.messages import FinishReason
+from lachesis.messages.responses import ChatResponse, as_message
 from lachesis.messages.tokens import SampledTokens
 from lachesis.records.digests import sample_line_problem
 from lachesis.records.json_arrays import array_items

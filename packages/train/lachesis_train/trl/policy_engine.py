@@ -17,8 +17,8 @@ from typing import Any, ClassVar, Final
 import torch
 from transformers import DynamicCache
 
+from lachesis.inference.client_settings import ServerSettings
 from lachesis.inference.errors import ContextExhausted, RequestRejected
-from lachesis.inference.http_client import ServerSettings
 from lachesis.inference.sampling import LogprobsKind, Sampling
 from lachesis.messages.messages import FinishReason
 from lachesis_tokens.engines.base import Generation
