@@ -12,7 +12,7 @@ from operator import index as as_index
 from typing import Any, NamedTuple, NoReturn, SupportsIndex, overload
 from weakref import WeakValueDictionary
 
-from lachesis.messages import drawing, endings
+from lachesis.messages import endings
 from lachesis.messages.editing import MessageView, StaleMessage
 from lachesis.messages.encoded import EncodedMessages, EncodedPath, encode_path
 from lachesis.messages.frozen import thaw
@@ -323,10 +323,14 @@ class MessageHistory(MutableSequence[OpenAIMessage]):
         """The graph as a Mermaid flowchart: messages, completions with their metadata, tool results with a sub-agent's
         chat, discarded branches with their reasons. A dashed line leads to the node that a node copies, edits or
         replaces. Texts are cut to `width` characters."""
+        from lachesis.messages import drawing  # no rollout needs it
+
         return drawing.to_mermaid(self, width=width)
 
     def to_dot(self, *, width: int = 60) -> str:
         """The graph of `to_mermaid` in the language of Graphviz."""
+        from lachesis.messages import drawing
+
         return drawing.to_dot(self, width=width)
 
     # Copies

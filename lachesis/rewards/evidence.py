@@ -19,7 +19,6 @@ from functools import partial
 from typing import Any
 
 from lachesis.loop.broken_items import item_of
-from lachesis.rewards.failed_expression import causes_of, frames_of, is_of_others, place_of, place_of_value
 from lachesis.rewards.reward import JudgeRefused, RewardError
 from lachesis.rewards.statements import Span, Statement, add_home, is_own
 from lachesis.rewards.watching import Watch
@@ -227,6 +226,9 @@ class Evidence:
         Args:
             source: the environment and the reward, for one that returned something that is not a score.
         """
+        # Only for an exception: it reads source code.
+        from lachesis.rewards.failed_expression import causes_of, frames_of, is_of_others, place_of, place_of_value
+
         causes = list(causes_of(error))
         if not causes or any(map(is_of_others, causes)):
             return None

@@ -45,16 +45,15 @@ class JudgeFailed(InferenceError):
     """The judge gave no answer of the schema, or none in time."""
 
 
-async def start_judge(env: Environment, stack: AsyncExitStack, watch: SilenceWatch, *, training: bool) -> Judge | None:
-    """The judge of a run; None where `judge_server` names none. `stack` ends it.
+async def start_judge(env: Environment, stack: AsyncExitStack, watch: SilenceWatch, *, training: bool) -> Judge:
+    """The judge of a run, at `judge_server`. `stack` ends it.
 
     Raises:
         ServerConfigError: the settings of its server cannot be used.
         InferenceError: it does not answer, or rejects the key.
     """
     config = env.config
-    if config.judge_server is None:
-        return None
+    assert config.judge_server is not None
     server, server_config = await start_another(
         config.judge_server, "judge_server", settings=config, stack=stack, watch=watch
     )

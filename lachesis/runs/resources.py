@@ -22,7 +22,6 @@ from lachesis.loop.rollout_player import RolloutPlayer
 from lachesis.other_packages import DATA, TOKENS
 from lachesis.runs import own_process
 from lachesis.runs.environment import Environment
-from lachesis.runs.judge import Judge, start_judge
 from lachesis.runs.model_servers import SilenceWatch, start_servers
 from lachesis.settings.class_settings import source_of, without_effect
 from lachesis.settings.flags import close_names
@@ -35,6 +34,7 @@ from lachesis.tools.toolsets import ToolsetError, resolve_tools
 
 if TYPE_CHECKING:
     from lachesis.inference.tracking import ModelServer
+    from lachesis.runs.judge import Judge
 
 log = logging.getLogger(__name__)
 
@@ -119,7 +119,11 @@ async def run_resources(
         compression: Compression | None = None
         if config.compress_context_at is not None:
             compression = await DATA.load("context_compression")(config, stack, watch)
-        judge = await start_judge(env, stack, watch, training=training)
+        judge: Judge | None = None
+        if config.judge_server is not None:
+            from lachesis.runs.judge import start_judge
+
+            judge = await start_judge(env, stack, watch, training=training)
         player = RolloutPlayer(
             make_loop=_loop_of_run(config, limits, compression),
             max_infra_retries=config.max_infra_retries,
