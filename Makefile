@@ -74,6 +74,7 @@ lint: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/borders.py --check
+	$(BIN)/python -m benchmarks.weight
 
 format: $(READY)
 	$(BIN)/ruff check --fix $(CODE)

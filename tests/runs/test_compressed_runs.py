@@ -75,7 +75,7 @@ async def test_process_compresses_contexts_and_loses_no_token(tmp_path: Path, ph
         assert [message["content"] for message in messages[:1]] == [Harbour.system_prompt]
         assert f"[CONTEXT SUMMARY]: {SUMMARY}" in [message["content"] for message in messages]
     assert result.summary.discarded == 0, "nothing was taken back"
-    assert dict(result.rows())["contexts"] == f"{policy.asked} compressed, 0 times in vain"
+    assert dict(result.rows())["contexts"] == f"{policy.asked} compressed, 0 times failed"
     rollouts = report_pages.rollouts((tmp_path / "groups.html").read_text())
     for each, shown in zip(edits, rollouts, strict=True):
         for edit in each:
