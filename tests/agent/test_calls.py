@@ -273,7 +273,7 @@ async def test_a_call_of_nobody_is_logged(caplog: pytest.LogCaptureFixture) -> N
     gc.collect()
     with caplog.at_level(logging.ERROR):
         assert [record.message.split(" was")[1] for record in caplog.records] == [
-            " never awaited, so nothing ran and nobody has its result; write `await` before it"
+            " never awaited, so it did not run; write `await` before it"
         ]
 
 
