@@ -49,7 +49,7 @@ class Attaching:
 
         Raises:
             Unreachable: `seconds` are over.
-            SandboxLost: `dial` raised it, or the executor was started anew.
+            SandboxLost: `dial` raised it, or the executor was restarted.
         """
         end = time.monotonic() + seconds
         dial_at, backoff, unknown_since = 0.0, 0.05, 0.0
@@ -117,7 +117,7 @@ class Attaching:
                 elif not self._known:
                     answer["token"] = self._token.hex()  # no command has run there that could intercept it
                 else:
-                    raise _UnknownSession("its executor does not know the session: it was started anew")
+                    raise _UnknownSession("its executor does not know the session: it was restarted")
                 attachment.write(encode({**answer, "sealed": int(self._sealed)}))
                 reply, _, _ = await attachment.next()
                 received = int(reply["received"])

@@ -99,7 +99,7 @@ def test_an_engine_says_all_that_it_lacks() -> None:
         docker_hardened.hardened(Options(user="root", capabilities=("CHOWN",)), bare)
     for word in ("gVisor", "userns-remap", "option user", "capabilities"):
         assert word in str(error.value)
-    with pytest.raises(BackendUnavailable, match="'runc' is none"):
+    with pytest.raises(BackendUnavailable, match="'runc' is not one"):
         docker_hardened.hardened(Options(runtime="runc"), ENGINE)
 
 

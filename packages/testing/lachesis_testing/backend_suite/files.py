@@ -170,7 +170,7 @@ async def test_a_folder_that_is_too_large_or_too_deep_is_refused_with_the_number
     assert (await sandbox.exec("python3 -", stdin=nest.encode(), cwd="deep", timeout=60)).exit_code == 0
     for name, numbers in (
         ("sparse", "1073741824 bytes .*: 4398046511104 with file"),
-        ("deep", "more than 256 folders"),
+        ("deep", "more than 256 nested folders"),
     ):
         with pytest.raises(OSError, match=numbers) as raised:
             await sandbox.download_dir(name, tmp_path / name)
