@@ -157,7 +157,7 @@ async def test_a_cached_answer_is_not_trained_twice() -> None:
 async def test_a_cache_that_cannot_be_passed_is_an_error_that_names_it() -> None:
     async with FakeServer(faults=["replayed_prompt"], vary=True) as server, token_server(server) as tokens:
         await tokens.for_rollout().chat(ASKED)
-        with pytest.raises(BadResponse, match=r"cmpl-\w+ is an earlier answer.*cache"):
+        with pytest.raises(BadResponse, match=r"cmpl-\w+ repeats an earlier answer.*cache"):
             await tokens.for_rollout().chat(ASKED)
 
 

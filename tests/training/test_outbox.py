@@ -117,7 +117,7 @@ async def test_a_group_comes_out_as_it_went_in_with_an_id(tmp_path):
 
 async def test_a_malformed_group_is_not_written(tmp_path):
     async with opening(tmp_path) as outbox:
-        with pytest.raises(GroupError, match="scores holds a number that is not finite"):
+        with pytest.raises(GroupError, match="scores contains a number that is not finite"):
             await outbox.append({**payload(1), "scores": [1.0, math.nan]}, key="1", tokens=1)
         await append(outbox, 2)
     async with opening(tmp_path) as outbox:

@@ -165,7 +165,7 @@ def test_a_model_of_the_engine_has_its_tokenizer_in_its_folder(tmp_path: Path, m
     """The trainer and `serve` load it by the model's name, which the hub does not know."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(SettingsError, match=r"model 'tiny' must be made first .*lachesis-rl\[train\]"):
+    with pytest.raises(SettingsError, match=r"model 'tiny' must be made first .*lachesis-rl\[torch\]"):
         tokenizer_of("tiny")
     folder = tmp_path / "lachesis/models/tiny-qwen3-1"
     fake_tokenizer().save_pretrained(str(folder))
