@@ -585,7 +585,7 @@ def test_34_launch_training_says_what_it_trains_or_what_is_missing(tmp_path: Pat
     ]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
     assert done.returncode in (1, 2) and "Traceback" not in done.stderr
-    assert re.search(r"train-venv|lachesis-rl\[train\]|no model|base_model", done.stderr)
+    assert re.search(r"train-venv|lachesis-rl\[torch\]|no model|base_model", done.stderr)
 
 
 def test_34_without_arguments_it_trains_what_its_config_says_and_says_so(tmp_path: Path) -> None:
