@@ -6,7 +6,7 @@ Tests of an engine that is not installed are skipped with the reason. On CI that
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -122,6 +122,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 )
 async def backend(request: pytest.FixtureRequest) -> Backend:
     return await usable(request.param, request)
+
+
+@pytest.fixture
+def usable_backend(request: pytest.FixtureRequest) -> Callable[[str], Awaitable[Backend]]:
+    """The backend with this name. A test that asks for one that does not work here is skipped."""
+    return lambda name: usable(name, request)
 
 
 @pytest.fixture(params=WALLED)

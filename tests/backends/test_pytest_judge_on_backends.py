@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib.util
 import io
 import zipfile
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pluggy
 import pytest
-from conftest import usable  # type: ignore[import-not-found]
 
+from backends import Backend
 from lachesis.tool_context.tool_context import ToolContext
 from lachesis.tools import BUILTIN_TOOLS, ToolSessions
 from lachesis_testing.cheats import IDS, TEST_PATH, TESTS
@@ -36,9 +37,9 @@ def pytest_archive() -> bytes:
     "name", ["docker", *(pytest.param(name, marks=pytest.mark.long) for name in ("singularity", "ssh"))]
 )
 async def test_it_tells_a_solution_from_a_cheat(
-    name: str, request: pytest.FixtureRequest, pytest_archive: bytes
+    name: str, usable_backend: Callable[[str], Awaitable[Backend]], pytest_archive: bytes
 ) -> None:
-    async with ToolSessions(await usable(name, request)) as sessions:
+    async with ToolSessions(await usable_backend(name)) as sessions:
         scores = {}
         for agent in ("honest", "the records of the judge are forged"):
             for judge in ("pytest", "programs"):
