@@ -220,10 +220,10 @@ async def test_what_seal_keeps_for_a_while_is_within_max_bytes_and_removed_besid
         threads.add(threading.get_ident() if "/seal-" in str(path) else 0)
         remove(path, *args, **options)
 
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # before there is a sandbox: its record is below it too
     await agent(
         session, "for i in 1 2 3 4; do mkdir $i; for j in 1 2; do head -c 700000 /dev/zero > $i/$j; done; done; rm 4/1"
     )
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(shutil, "rmtree", note)
     verifier = await ToolContext(session, BUILTIN_TOOLS, open_verifier=look).seal(["1", "2", "3", "4"], max_bytes=10**6)
     assert set(verifier.refused) == {"1", "2", "3"} and kept == [700_000]
