@@ -44,9 +44,15 @@ class NotAwaited(RewardError, AttributeError):
 
 
 class _Task(asyncio.Task[Any]):
-    """A task of a scope. Knows whether anybody took its error."""
+    """A task of a scope. Knows whether anybody took its error, or waited for it up to a limit."""
 
     taken = False
+    given_up = False
+    """`asyncio.wait` and its like remove their callback where they wait no longer; the task itself goes on."""
+
+    def remove_done_callback(self, *args: Any, **options: Any) -> int:
+        self.given_up = True
+        return super().remove_done_callback(*args, **options)
 
     def __await__(self) -> Generator[Any, Any, Any]:
         self.taken = True
@@ -74,10 +80,17 @@ class _Open:
     begun: bool = False
     task: asyncio.Task[Any] | None = None
 
-    def problem(self) -> str | None:
+    def problem(self, *, broken_off: bool) -> str | None:
+        """What is wrong with it at the end of its scope.
+
+        What the agent does must not decide whether there is a score: a call that it keeps from ending is no mistake of
+        the environment where that waited for it, or went on after another call had failed (`broken_off`).
+        """
         if self.task is not None and self.task.cancelling():
             return None
         if self.begun:
+            if broken_off or getattr(self.task, "given_up", False):
+                return None
             return f"{self.what} was still running, so nobody has its result; await it, or cancel it"
         return f"{self.what} was never awaited, so it did not run; write `await` before it"
 
@@ -122,9 +135,11 @@ class ScopedCall(Coroutine[Any, Any, T]):
             result = await self._make()
         except GeneratorExit:  # it was thrown away in the middle, which is no end
             raise
-        except BaseException:
-            if self._scope is not None and isinstance(task := asyncio.current_task(), _Task):
-                self._scope.failed.add(task)
+        except BaseException as error:
+            if self._scope is not None:
+                self._scope.broken_off |= isinstance(error, Exception)
+                if isinstance(task := asyncio.current_task(), _Task):
+                    self._scope.failed.add(task)
             self._drop()
             raise
         self._drop()
@@ -152,7 +167,7 @@ class ScopedCall(Coroutine[Any, Any, T]):
 
     def __del__(self) -> None:
         if self._scope is None and not self._open.begun:
-            log.error("%s", self._open.problem())
+            log.error("%s", self._open.problem(broken_off=False))
 
 
 @dataclass(eq=False, slots=True)
@@ -176,6 +191,8 @@ class CallScope:
     over: bool = False
     waiting: set[futures.Future[Any]] = field(default_factory=set)
     """Calls for which threads wait."""
+    broken_off: bool = False
+    """Whether a call failed: `gather` then returns while others go on."""
     failed: set[_Task] = field(default_factory=set)
     """Those in which a call raised an error. Kept, since nobody else may."""
     faults: list[AgentFault] = field(default_factory=list)
@@ -202,7 +219,7 @@ class CallScope:
     def end(self) -> None:
         """Every later call is `RewardIsOver`, and so are those that threads wait for: the threads then end."""
         self.over = True
-        self._left = [problem for call in self.calls if (problem := call.problem()) is not None]
+        self._left = [problem for call in self.calls if (problem := call.problem(broken_off=self.broken_off))]
         for task in self.failed:
             if (lost := task.lost()) is not None:
                 found = agent_faults(lost)
