@@ -23,8 +23,7 @@ from typing import IO, Any, Self
 
 import orjson
 
-from backends.errors import LachesisError
-from lachesis.tracebacks import guess
+from backends.errors import LachesisError, os_error_hint
 
 StrPath = str | os.PathLike[str]
 
@@ -167,7 +166,7 @@ class JsonlWriter:
             raise self._error(f"cannot move its torn last line to {self.path.name}.torn", error) from error
 
     def _error(self, what: str, error: OSError) -> JsonlError:
-        step = guess(error) or "choose a folder that this user can write to and that has space left"
+        step = os_error_hint(error) or "choose a folder that this user can write to and that has space left"
         return JsonlError(self.path, f"{what} ({error.strerror or error}); {step}")
 
 
