@@ -15,8 +15,7 @@ from lachesis.loop.outcome import Outcome
 from lachesis.loop.result import AgentResult
 from lachesis.loop.rollout import Rollout
 from lachesis_messages.history import MessageHistory
-from lachesis_messages.nodes import Discarded, Node
-from lachesis_messages.responses import ChatResponse, ToolResponse
+from lachesis_messages.responses import ChatResponse, Discarded, MessageGraph, Node, ToolResponse
 
 
 def rollout_record(rollout: Rollout, place: int | None, *, whole: bool = True) -> dict[str, Any]:
@@ -120,7 +119,7 @@ def _completions(history: MessageHistory, sampled: Mapping[int, int]) -> dict[st
     }
 
 
-def _calls(history: MessageHistory, sampled: Mapping[int, int], seen: set[int]) -> dict[str, dict[str, Any]]:
+def _calls(history: MessageGraph, sampled: Mapping[int, int], seen: set[int]) -> dict[str, dict[str, Any]]:
     """What is known of each tool call beside its result, by its id: with what the parser repaired in it, and the
     conversation of a sub-agent."""
     calls: dict[str, dict[str, Any]] = {}
@@ -147,7 +146,7 @@ def _calls(history: MessageHistory, sampled: Mapping[int, int], seen: set[int]) 
     return calls
 
 
-def _discarded(history: MessageHistory, sampled: Mapping[int, int]) -> list[dict[str, Any]]:
+def _discarded(history: MessageGraph, sampled: Mapping[int, int]) -> list[dict[str, Any]]:
     if not history.discarded:  # of most rollouts
         return []
     branches = [history.nodes(), *(dropped.nodes for dropped in history.discarded)]

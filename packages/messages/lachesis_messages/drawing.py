@@ -5,15 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from lachesis_messages.messages import Message
-from lachesis_messages.nodes import Node
-from lachesis_messages.responses import ChatResponse, ToolResponse
-
-if TYPE_CHECKING:
-    from lachesis_messages.history import MessageHistory
-
+from lachesis_messages.responses import ChatResponse, MessageGraph, Node, ToolResponse
 
 _STYLES = {
     "messageNode": "fill:#eef3fb,stroke:#4a6fa5",
@@ -55,7 +50,7 @@ class Edge(NamedTuple):
     label: str = ""
 
 
-def to_mermaid(history: MessageHistory, *, width: int = 60) -> str:
+def to_mermaid(history: MessageGraph, *, width: int = 60) -> str:
     """A Mermaid flowchart; see `MessageHistory.to_mermaid`."""
     boxes, edges = _picture(history, width)
     lines = ["graph TD", *(line for box in boxes for line in _mermaid_box(box, "    "))]
@@ -78,7 +73,7 @@ def _mermaid_box(box: Box, margin: str) -> Iterator[str]:
         yield f"{margin}end"
 
 
-def to_dot(history: MessageHistory, *, width: int = 60) -> str:
+def to_dot(history: MessageGraph, *, width: int = 60) -> str:
     """A Graphviz digraph; see `MessageHistory.to_mermaid`."""
     boxes, edges = _picture(history, width)
     lines = ["digraph history {", "    compound=true;", '    node [shape=box, fontname="Helvetica"];']
@@ -111,12 +106,12 @@ def _dot_box(box: Box, margin: str) -> Iterator[str]:
     yield f"{margin}}}"
 
 
-def _picture(history: MessageHistory, width: int) -> tuple[list[Box], list[Edge]]:
+def _picture(history: MessageGraph, width: int) -> tuple[list[Box], list[Edge]]:
     edges: list[Edge] = []
     return _boxes(history, "", width, edges, {id(history)}), edges
 
 
-def _boxes(history: MessageHistory, prefix: str, width: int, edges: list[Edge], drawn: set[int]) -> list[Box]:
+def _boxes(history: MessageGraph, prefix: str, width: int, edges: list[Edge], drawn: set[int]) -> list[Box]:
     """The boxes of one history. Sub-agents are drawn inside, so this recurses over sub-agents, not over turns."""
     ids = {id(node): f"{prefix}m{number}" for number, node in enumerate(history.all_nodes())}
 

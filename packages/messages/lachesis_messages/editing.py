@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from backends.errors import LachesisError
 from lachesis_messages.errors import MalformedMessage
 from lachesis_messages.frozen import PlainCopies, thaw
-from lachesis_messages.nodes import Node, Origin
+from lachesis_messages.responses import Node, Origin
 
 Rewrite: TypeAlias = Callable[[Node, int, dict[str, Any]], Node]
 """Replaces the node at an index by one for a message and returns it; raises StaleMessage, MessageError."""

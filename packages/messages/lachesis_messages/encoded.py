@@ -10,7 +10,7 @@ import orjson
 
 from backends.text import without_lone_surrogates
 from lachesis_messages.messages import Message, OpenAIMessage
-from lachesis_messages.nodes import Node
+from lachesis_messages.responses import Node
 from lachesis_messages.shared_text import SharedText
 
 

@@ -12,13 +12,22 @@ from operator import index as as_index
 from typing import Any, NamedTuple, NoReturn, SupportsIndex, overload
 from weakref import WeakValueDictionary
 
-from lachesis_messages import endings
+from lachesis_messages import graph_walks
 from lachesis_messages.editing import MessageView, StaleMessage
 from lachesis_messages.encoded import EncodedMessages, EncodedPath, encode_path
 from lachesis_messages.frozen import thaw
 from lachesis_messages.messages import Message, OpenAIMessage
-from lachesis_messages.nodes import Discarded, Item, Node, Origin, nearest_sampled
-from lachesis_messages.responses import ChatResponse, MessageLike, ToolResponse, as_message
+from lachesis_messages.responses import (
+    ChatResponse,
+    Discarded,
+    Item,
+    MessageLike,
+    Node,
+    Origin,
+    ToolResponse,
+    as_message,
+    nearest_sampled,
+)
 from lachesis_messages.tokens import TokenPrefix
 
 
@@ -90,7 +99,7 @@ class MessageHistory(MutableSequence[OpenAIMessage]):
             if isinstance(origin, ChatResponse) and origin.tokens is not None:
                 history._homes.setdefault(id(origin.tokens.after), node)
                 history._prompts.setdefault(id(origin.tokens.prompt), (origin.tokens.prompt, node.parent))
-        history._discarded = _branches(history._nodes, history._path)
+        history._discarded = graph_walks.branches(history._nodes, history._path)
         return history
 
     # The list
@@ -250,7 +259,7 @@ class MessageHistory(MutableSequence[OpenAIMessage]):
     def ended_on(self) -> list[ChatResponse]:
         """The completions up to the one with which the conversation ended, first to last: those of the current path,
         and those of the messages that were removed from its end."""
-        return endings.ended_on(self._nodes, self._path)
+        return graph_walks.ended_on(self._nodes, self._path)
 
     def replaced_attempts(self) -> tuple[ChatResponse, ...]:
         """The completions of discarded attempts, including those of sub-agents: they were removed by
@@ -260,40 +269,17 @@ class MessageHistory(MutableSequence[OpenAIMessage]):
         completions of n, not the last attempt of an agent that gave up. These had consequences, or ended the
         conversation.
         """
-        found: dict[int, ChatResponse] = {}
-        for history in self._with_subagents():
-            found |= {id(each): each for each in endings.replaced_attempts(history._nodes, history._discarded)}
-        return tuple(found.values())
+        return tuple(graph_walks.replaced_attempts(self))
 
     def message_digests(self) -> dict[int, str]:
         """By `id(tokens.after)` of each completion that was sampled where it is recorded, sub-agents' included: the
         digest of the conversation up to it (`Node.digest`)."""
-        found: dict[int, str] = {}
-        for history in self._with_subagents():
-            for node in history._nodes:
-                if node.sampled and isinstance(node.origin, ChatResponse) and node.origin.tokens is not None:
-                    found.setdefault(id(node.origin.tokens.after), node.digest)
-        return found
+        return graph_walks.message_digests(self)
 
     def completions(self) -> tuple[ChatResponse, ...]:
         """Every completion ever recorded, in order and each once: of all branches, of the history from which this one
         was forked, and of sub-agents (`ToolResponse.chat`), which come at the position of their result."""
-        found: dict[int, ChatResponse] = {}
-        seen = {id(self)}
-        below: list[Iterator[Node]] = [iter(self._nodes)]
-        while below:
-            for node in below[-1]:
-                origin = node.origin
-                if isinstance(origin, ChatResponse):
-                    # dataclasses.replace may change the message of a response; the tokens stay the same object.
-                    found.setdefault(id(origin.tokens.after if origin.tokens is not None else origin), origin)
-                elif isinstance(origin, ToolResponse) and origin.chat is not None and id(origin.chat) not in seen:
-                    seen.add(id(origin.chat))
-                    below.append(iter(origin.chat._nodes))
-                    break
-            else:
-                below.pop()
-        return tuple(found.values())
+        return tuple(graph_walks.completions(self))
 
     @property
     def discarded(self) -> tuple[Discarded, ...]:
@@ -436,16 +422,6 @@ class MessageHistory(MutableSequence[OpenAIMessage]):
                 return False
         return nearest is None
 
-    def _with_subagents(self) -> list[MessageHistory]:
-        histories = [self]
-        seen = {id(self)}
-        for history in histories:
-            below = [node.origin.chat for node in history._nodes if isinstance(node.origin, ToolResponse)]
-            new = [chat for chat in below if chat is not None and id(chat) not in seen]
-            seen.update(map(id, new))
-            histories += new
-        return histories
-
     # How the path is changed
 
     def _place(self, index: SupportsIndex) -> int:
@@ -507,27 +483,6 @@ class MessageHistory(MutableSequence[OpenAIMessage]):
         self._edit(place, [_Written(message, None, node), *self._path[place + 1 :]], reason)
         self._move_view(node, self._path[place], place)
         return self._path[place]
-
-
-def _branches(nodes: Sequence[Node], path: Sequence[Node]) -> list[Discarded]:
-    """The branches off a path. Each node is in one of them."""
-    places = {node: place for place, node in enumerate(path)}
-    parents = {node.parent for node in nodes}
-    found = []
-    for leaf in nodes:
-        if leaf in parents or leaf in places:
-            continue
-        line: list[Node] = []
-        above: Node | None = leaf
-        while above is not None and above not in places:
-            line.append(above)
-            places[above] = -1
-            above = above.parent
-        at = 0
-        while above is not None:
-            at, above = at + 1, above.parent
-        found.append(Discarded("another conversation" if at == 0 else f"another turn {at}", at, tuple(line[::-1])))
-    return found
 
 
 def _is_no_edit(written: _Written, node: Node) -> bool:

@@ -31,8 +31,7 @@ from lachesis_client.wire.writing import token_names
 from lachesis_messages.encoded import EncodedPath, NodeMessages
 from lachesis_messages.history import MessageHistory
 from lachesis_messages.messages import FinishReason, Message
-from lachesis_messages.nodes import Node
-from lachesis_messages.responses import ChatResponse, Usage
+from lachesis_messages.responses import ChatResponse, Node, Usage
 from lachesis_messages.tokens import TokenPrefix
 from lachesis_tokens.endpoint.request_times import RequestTimes
 from lachesis_tokens.server.conversation_index import ConversationIndex, Found

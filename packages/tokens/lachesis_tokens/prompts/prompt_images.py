@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from lachesis_client.errors import PromptError, TemplateError, TurnRejected
 from lachesis_messages.images import MessageImage, PlacedImage, image_urls
-from lachesis_messages.nodes import Node
+from lachesis_messages.responses import Node
 from lachesis_messages.tokens import TokenPrefix
 from lachesis_tokens.prompts.text_encoder import TextEncoder
 from lachesis_tokens.templates.chat_template import ChatTemplate

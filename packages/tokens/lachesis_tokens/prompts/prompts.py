@@ -22,8 +22,7 @@ import orjson
 from backends.lazy import once_property
 from lachesis_client.errors import PromptError, TemplateError, TurnRejected
 from lachesis_messages.images import PlacedImage
-from lachesis_messages.nodes import Node
-from lachesis_messages.responses import ChatResponse
+from lachesis_messages.responses import ChatResponse, Node
 from lachesis_messages.tokens import SampledTokens, TokenPrefix
 from lachesis_tokens.prompts.prompt_images import ImagePlaces
 from lachesis_tokens.prompts.text_encoder import TextEncoder

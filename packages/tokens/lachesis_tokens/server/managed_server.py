@@ -20,9 +20,8 @@ from lachesis_client.parse_thread import LONG_IDS, parse
 from lachesis_client.sampling import SAMPLING_FIELDS, Sampling, read_sampling
 from lachesis_messages.history import MessageHistory
 from lachesis_messages.messages import FinishReason, Message
-from lachesis_messages.nodes import Node
 from lachesis_messages.replay import RoutedExperts
-from lachesis_messages.responses import ChatResponse, Usage
+from lachesis_messages.responses import ChatResponse, Node, Usage
 from lachesis_messages.tokens import SampledTokens, TokenPrefix
 from lachesis_tokens.engines.base import Generation
 from lachesis_tokens.prompts.prompt_images import expanded

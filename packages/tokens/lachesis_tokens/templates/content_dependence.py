@@ -23,8 +23,7 @@ from jinja2.optimizer import optimize
 
 from backends.lazy import once_property
 from lachesis_client.errors import TemplateError
-from lachesis_messages.nodes import Node
-from lachesis_messages.responses import ChatResponse
+from lachesis_messages.responses import ChatResponse, Node
 from lachesis_tokens.templates.chat_template import ChatTemplate, TemplateMessage
 from lachesis_tokens.templates.special_tokens import RenderedText
 from lachesis_tokens.templates.suffix_template import calls_of, placeholder_turn
