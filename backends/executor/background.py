@@ -17,21 +17,24 @@ from .output import Ring
 from .shell import encode_environment, shell_arguments
 
 if TYPE_CHECKING:
-    from .executor import Executor
+    from collections.abc import Callable
+
     from .framing import Header
+    from .services import Services
 
 
 class Background(Job):
     """A process of `start`. Its last output is kept in a ring buffer until the sandbox ends."""
 
-    def __init__(self, executor: Executor, request: Header) -> None:
-        super().__init__(executor, request["command"])
+    def __init__(self, services: Services, request: Header, on_end: Callable[[], None]) -> None:
+        super().__init__(services, request["command"])
+        self.on_end = on_end
         self.ring = Ring()
         self.waiting: dict[int, tuple[int, int]] = {}  # request id: (offset, limit)
         self.writing: list[tuple[int, memoryview, bool]] = []
         self.killed = 137
         self.stdin = -1
-        self.timer = self.loop.after(executor.wall_time, self.on_wall_time)
+        self.timer = self.loop.after(services.wall_time, self.on_wall_time)
         fds: list[int] = []
         try:
             arguments = shell_arguments(self.shells.bash, self.command, stateful=False)
@@ -53,7 +56,15 @@ class Background(Job):
             self.release()
             self.close_stdin()
             raise
-        self.shells.spawn(self, fds, arguments, request.get("cwd"), env, {})
+        self.spawn(fds, arguments, request.get("cwd"), env, {})
+
+    def adopt(self, pid: int) -> None:
+        super().adopt(pid)
+        self.shells.reused[pid] = self.lose_number
+
+    def lose_number(self) -> None:
+        """The number is another process' now."""
+        self.pid = -1
 
     def on_wall_time(self) -> None:
         if self.exit_code is None:
@@ -141,4 +152,4 @@ class Background(Job):
                 self.sinks[fd] = discard
             self.close_stdin()
             self.answer_waiting()
-            self.executor.on_process_ended()
+            self.on_end()

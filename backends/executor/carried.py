@@ -19,7 +19,7 @@ from .transfers import OpenTransfer
 if TYPE_CHECKING:
     from typing import Any
 
-    from .executor import Executor
+    from .services import Services
 
 CONNECTIONS = 256
 """Connections at once to one listening socket. More are reset."""
@@ -32,8 +32,8 @@ ACCEPTED = 64
 class Listener(OpenTransfer):
     """A socket on a free port of the sandbox's loopback address."""
 
-    def __init__(self, executor: Executor) -> None:
-        super().__init__(executor, "")
+    def __init__(self, services: Services) -> None:
+        super().__init__(services, "")
         import socket  # here, as loading it takes time
 
         self.no_delay = (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -107,8 +107,8 @@ class Listener(OpenTransfer):
 class Connected(OpenTransfer):
     """One connection, or the wait for it. `commit` ends its outgoing half."""
 
-    def __init__(self, executor: Executor, listener: Listener) -> None:
-        super().__init__(executor, "")
+    def __init__(self, services: Services, listener: Listener) -> None:
+        super().__init__(services, "")
         self.listener = listener
         self.socket: Any = None
         self.pulls: deque[int] = deque()

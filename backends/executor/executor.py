@@ -17,16 +17,15 @@ from .framing import LONGEST_PATH, failure, log_error
 from .ipc import remove_ipc
 from .jobs import Exec
 from .loop import Loop
-from .output import SPILL, Spill
+from .output import SPILL, Spills
 from .owner_session import OwnerSession
-from .prewarmed import PrewarmedShells
 from .processes import kill_tree
 from .programs import find_python
+from .services import Services
 from .shell import ShellState
 from .shells import Shells
 from .transfers import FileReader, FileWriter, FolderPacker, FolderUnpacker
 from .trees import make_folders
-from .waiting import Waiting
 
 if TYPE_CHECKING:
     from .framing import LONGEST_PATH, Header
@@ -34,13 +33,11 @@ if TYPE_CHECKING:
     from .output import Capped
     from .transfers import OpenTransfer
 
-SPILLS = 4
-"""How many truncated results keep their whole output."""
 ENDED = 1 << 25
 """Bytes of output kept of all ended background processes together."""
 
 
-class Executor:
+class Executor(Services):
     """Serves requests until the loop ends."""
 
     def __init__(
@@ -51,16 +48,11 @@ class Executor:
         group: CommandGroup | None = None,
         own_bash: str | None = None,
     ) -> None:
+        loop = Loop()
+        shells = Shells(loop, bash, oom, group, own_bash)
+        super().__init__(loop, OwnerSession(loop, self.serve), shells, Spills(self.running_outputs))
         self.unfiltered = unfiltered
-        self.loop = Loop()
-        self.session = OwnerSession(self.loop, self.serve)
-        self.shells = Shells(self.loop, bash, oom, group, own_bash)
-        self.prewarmed = PrewarmedShells(self.shells)
-        self.waiting = Waiting(self.loop)
-        self.wall_time = math.inf
-        self.spill_limit = SPILL
         self.execs: dict[int, Exec] = {}
-        self.spilled: dict[str, dict[str, Capped]] = {}
         self.processes: dict[str, Background] = {}
         self.transfers: dict[int, OpenTransfer] = {}
         self.signals, wakeup = os.pipe()
@@ -79,29 +71,12 @@ class Executor:
         if not self.execs and self.loop.reason is None and self.session.goodbye is None and self.prewarmed.prepare():
             self.loop.after(0.0, self.prepare)
 
-    def new_spill(self) -> Spill | None:
-        try:
-            return Spill(self.room)
-        except OSError:
-            return None
+    def running_outputs(self) -> list[Capped]:
+        return [output for job in self.execs.values() for output in (job.stdout, job.stderr)]
 
-    def room(self, size: int) -> int:
-        """How much of `size` more bytes of truncated results can be kept. The oldest results make room."""
-        kept = [output.spill for outputs in self.spilled.values() for output in outputs.values()]
-        running = [output.spill for job in self.execs.values() for output in (job.stdout, job.stderr)]
-        free = self.spill_limit - sum(spill.size for spill in [*kept, *running] if spill is not None)
-        for spill in kept:
-            if spill is not None and free < size:
-                free += spill.size
-                spill.drop()
-        return max(0, min(free, size))
-
-    def keep(self, execution: str, outputs: dict[str, Capped]) -> None:
-        for output in outputs.values():
-            output.head, output.tail = bytearray(), bytearray()
-        self.spilled[execution] = outputs
-        while len(self.spilled) > SPILLS:
-            del self.spilled[next(iter(self.spilled))]
+    def on_exec_ended(self, request: int) -> None:
+        self.execs.pop(request, None)
+        self.loop.after(0.0, self.prepare)  # while the owner handles the answer
 
     def on_process_ended(self) -> None:
         """Drop the output of the processes that ended first, once there is too much."""
@@ -149,13 +124,13 @@ class Executor:
         self.session.grace = header.get("grace") or self.session.grace
         self.waiting.cpus = header.get("cpus") or math.inf
         if header.get("memory"):
-            self.spill_limit = min(SPILL, header["memory"] // 8)
+            self.spills.limit = min(SPILL, header["memory"] // 8)
         self.loop.after(lifetime, lambda: self.session.stop("its lifetime of %g s is over" % lifetime))
         python = find_python(env.get("PATH", os.defpath))
         self.session.send({"id": header["id"], "python": python, "unfiltered": self.unfiltered})
 
     def op_exec(self, header: Header, payload: bytes) -> None:
-        self.execs[header["id"]] = Exec(self, header, payload)
+        self.execs[header["id"]] = Exec(self, header, payload, self.on_exec_ended)
 
     def op_waited(self, header: Header, _: bytes) -> None:
         self.waiting.look()
@@ -163,23 +138,12 @@ class Executor:
         self.session.send({"id": header["id"], "waited": waited})
 
     def op_spilled(self, header: Header, _: bytes) -> None:
-        offset = header["offset"]
-        try:
-            output = self.spilled[header["execution"]][header["stream"]]
-        except KeyError:
-            message = "the whole of this output is no longer kept"
-            raise FileNotFoundError(errno.ENOENT, message, header["execution"]) from None
-        if output.spill is not None and output.spill.file is None:
-            raise FileNotFoundError(errno.ENOENT, "newer outputs took the room of this one", header["execution"])
-        kept = output.spill.size if output.spill is not None else 0
-        if output.spill is None or offset >= kept < output.total:
-            message = "only the first %d bytes of this output of %d bytes could be kept" % (kept, output.total)
-            raise OSError(errno.ENOSPC, message, header["execution"])
-        self.session.send_file(header["id"], output.spill.read(offset, header["limit"]))
+        chunks = self.spills.read(header["execution"], header["stream"], header["offset"], header["limit"])
+        self.session.send_file(header["id"], chunks)
 
     def op_start(self, header: Header, _: bytes) -> None:
         name = "p%d" % (len(self.processes) + 1)
-        self.processes[name] = Background(self, header)
+        self.processes[name] = Background(self, header, self.on_process_ended)
         self.session.send({"id": header["id"], "process": name})
 
     def op_processes(self, header: Header, _: bytes) -> None:

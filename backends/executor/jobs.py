@@ -18,10 +18,12 @@ from .shell import encode_environment, shell_arguments
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .executor import Executor
     from .framing import Header
     from .loop import Timer
+    from .services import Services
 
+FORKING = 2.0
+"""Seconds for which starting a shell is retried when the limit of processes or memory is reached."""
 GRACE = 0.05
 """Seconds that the pipes of an ended shell may stay open before the result is sent without their end."""
 REPORT = 1 << 22
@@ -33,9 +35,8 @@ TAKING = 0.2
 class Job:
     """A shell and the pipes that it writes to. It finishes after its exit and the end of its output, or GRACE."""
 
-    def __init__(self, executor: Executor, command: str) -> None:
-        self.executor = executor
-        self.loop, self.session, self.shells = executor.loop, executor.session, executor.shells
+    def __init__(self, services: Services, command: str) -> None:
+        self.loop, self.session, self.shells = services.loop, services.session, services.shells
         self.command = command
         self.pid = 0
         self.abandoned = False  # do not start it any more
@@ -55,13 +56,39 @@ class Job:
             raise
         return write_end
 
+    def spawn(
+        self, fds: list[int], arguments: list[bytes], cwd: str | None, env: list[bytes], inherited: dict[int, int]
+    ) -> None:
+        """Start the shell with `fds` as its 0, 1 and 2, and close them here.
+
+        A failure before bash runs looks like one of bash: a message in the output, and exit code 1 or 126.
+        """
+        end = time.monotonic() + FORKING
+
+        def attempt() -> None:
+            try:
+                pid = -1 if self.abandoned else self.shells.start_shell(arguments, fds, cwd, env, inherited)
+            except OSError as error:  # the limit of processes or memory: others may end soon
+                if time.monotonic() < end:
+                    self.loop.after(0.02, attempt)
+                    return
+                os.write(fds[2], b"bash: fork: " + os.fsencode(error.strerror or "failed") + b"\n")
+                self.loop.after(0.0, lambda: self.on_exit(126))
+            else:
+                if pid < 0:
+                    self.loop.after(0.0, lambda: self.on_exit(137))
+                else:
+                    self.adopt(pid)
+            close_all(fds)
+
+        attempt()
+
     def adopt(self, pid: int) -> None:
         """Take over a running shell."""
         self.pid = pid
         self.shells.children[pid] = self.on_exit
-        for other in self.executor.processes.values():
-            if other.pid == pid and other is not self:  # the number was reused: it no longer names the ended process
-                other.pid = -1
+        if pid in self.shells.reused:
+            self.shells.reused.pop(pid)()
 
     def drain(self, fd: int, sink: Callable[[bytes], None]) -> None:
         os.set_blocking(fd, False)
@@ -140,8 +167,10 @@ def discard(_: bytes) -> None:
 class Exec(Job):
     """A command of `exec`."""
 
-    def __init__(self, executor: Executor, request: Header, stdin: bytes) -> None:
-        super().__init__(executor, request["command"])
+    def __init__(self, services: Services, request: Header, stdin: bytes, on_end: Callable[[int], None]) -> None:
+        """`on_end` is called with the number of the request before it is answered."""
+        super().__init__(services, request["command"])
+        self.waiting, self.spills, self.on_end = services.waiting, services.spills, on_end
         self.request = request["id"]
         self.timed_out = False
         self.report = -1
@@ -154,14 +183,14 @@ class Exec(Job):
             self.cwd = self.cwd or self.shells.state.workdir
         self.begin = time.monotonic()
         plain = self.cwd is None and not self.env and not request.get("stdin")
-        self.prewarmed = executor.prewarmed.take(self.command) if plain else None  # it has its command now
-        self.stdout, self.stderr = (Capped(request["max_output"], executor.new_spill) for _ in range(2))
+        self.prewarmed = services.prewarmed.take(self.command) if plain else None  # it has its command now
+        self.stdout, self.stderr = (Capped(request["max_output"], services.spills.new) for _ in range(2))
         self.before = dict(self.shells.fresh_environment() if self.fresh else self.shells.state.env, **self.env)
-        self.timer = self.loop.after(min(request["timeout"], executor.wall_time), self.on_timeout)
+        self.timer = self.loop.after(min(request["timeout"], services.wall_time), self.on_timeout)
         if self.prewarmed is None:
             self.start_new_shell(stdin if request.get("stdin") else None)
             if self.fresh and not self.finished:
-                self.waited_before = executor.waiting.begin()
+                self.waited_before = self.waiting.begin()
             return
         self.report = self.prewarmed.report
         self.drain(self.prewarmed.stdout, self.stdout.feed)
@@ -190,7 +219,7 @@ class Exec(Job):
             close_all(fds)
             self.release()
             raise
-        self.shells.spawn(self, fds, arguments, self.cwd, env, {REPORT_FD: self.report})
+        self.spawn(fds, arguments, self.cwd, env, {REPORT_FD: self.report})
 
     def close_pipes(self) -> None:
         super().close_pipes()
@@ -206,9 +235,8 @@ class Exec(Job):
 
     def end_watch(self) -> None:
         if self.waited_before >= 0.0:
-            waiting = self.executor.waiting
-            waiting.end()
-            self.waited = waiting.total - self.waited_before if waiting.is_known else None
+            self.waiting.end()
+            self.waited = self.waiting.total - self.waited_before if self.waiting.is_known else None
             self.waited_before = -1.0
 
     def on_taking(self) -> None:
@@ -225,13 +253,13 @@ class Exec(Job):
         try:
             self.start_new_shell(None)
         except Exception as error:
-            self.executor.execs.pop(self.request, None)
+            self.on_end(self.request)
             self.session.send(failure(self.request, error))
 
     def on_timeout(self) -> None:
         if self.exit_code is None and not self.finished:
             self.timed_out = True
-            self.executor.waiting.look()
+            self.waiting.look()
             self.end_watch()
             self.kill()
             self.loop.after(0.2, self.finish)  # answer in time even if it is stuck in the kernel
@@ -263,11 +291,10 @@ class Exec(Job):
             for name in rejected:
                 self.stderr.feed(b"bash: export: %s: too large to carry over to the next command\n" % os.fsencode(name))
         stdout, stderr = self.stdout.result(), self.stderr.result()
-        waiting = self.executor.waiting
-        self.executor.execs.pop(self.request, None)
+        self.on_end(self.request)
         execution = "e%d" % self.request
         if self.stdout.total > len(stdout) or self.stderr.total > len(stderr):
-            self.executor.keep(execution, {"stdout": self.stdout, "stderr": self.stderr})
+            self.spills.keep(execution, {"stdout": self.stdout, "stderr": self.stderr})
         self.session.send(
             {
                 "id": self.request,
@@ -279,8 +306,7 @@ class Exec(Job):
                 "stderr_elided": self.stderr.total - len(stderr),
                 "duration": duration,
                 "waited": self.waited,
-                "waited_in_all": waiting.total if waiting.is_known else None,
+                "waited_in_all": self.waiting.total if self.waiting.is_known else None,
             },
             stdout + stderr,
         )
-        self.loop.after(0.0, self.executor.prepare)  # while the owner handles the answer

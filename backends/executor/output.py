@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from typing import TYPE_CHECKING
 
 from .framing import CHUNK
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from typing import BinaryIO
 
 RING = 1 << 20
 """Bytes of output kept of a background process."""
 SPILL = 1 << 28
 """Bytes that are kept of all truncated results together."""
+SPILLS = 4
+"""How many truncated results keep their whole output."""
 
 
 class Spill:
@@ -87,6 +90,55 @@ class Capped:
 
     def result(self) -> bytes:
         return bytes(self.head + self.tail[max(0, len(self.tail) - self.tail_limit) :])
+
+
+class Spills:
+    """The whole outputs of the last truncated results, and of commands that run."""
+
+    def __init__(self, running: Callable[[], Iterable[Capped]]) -> None:
+        """`running` gives the outputs of the commands that run now."""
+        self.running = running
+        self.limit = SPILL
+        self.kept: dict[str, dict[str, Capped]] = {}
+
+    def new(self) -> Spill | None:
+        try:
+            return Spill(self.room)
+        except OSError:
+            return None
+
+    def room(self, size: int) -> int:
+        """How much of `size` more bytes of truncated results can be kept. The oldest results make room."""
+        kept = [output.spill for outputs in self.kept.values() for output in outputs.values()]
+        running = [output.spill for output in self.running()]
+        free = self.limit - sum(spill.size for spill in [*kept, *running] if spill is not None)
+        for spill in kept:
+            if spill is not None and free < size:
+                free += spill.size
+                spill.drop()
+        return max(0, min(free, size))
+
+    def keep(self, execution: str, outputs: dict[str, Capped]) -> None:
+        for output in outputs.values():
+            output.head, output.tail = bytearray(), bytearray()
+        self.kept[execution] = outputs
+        while len(self.kept) > SPILLS:
+            del self.kept[next(iter(self.kept))]
+
+    def read(self, execution: str, stream: str, offset: int, limit: int) -> Iterator[bytes]:
+        """A part of an output. Raises OSError where it is not kept."""
+        try:
+            output = self.kept[execution][stream]
+        except KeyError:
+            message = "the whole of this output is no longer kept"
+            raise FileNotFoundError(errno.ENOENT, message, execution) from None
+        if output.spill is not None and output.spill.file is None:
+            raise FileNotFoundError(errno.ENOENT, "newer outputs took the room of this one", execution)
+        kept = output.spill.size if output.spill is not None else 0
+        if output.spill is None or offset >= kept < output.total:
+            message = "only the first %d bytes of this output of %d bytes could be kept" % (kept, output.total)
+            raise OSError(errno.ENOSPC, message, execution)
+        return output.spill.read(offset, limit)
 
 
 class Ring:

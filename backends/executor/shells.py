@@ -9,10 +9,9 @@ import os
 import resource
 import signal
 import termios
-import time
 from typing import TYPE_CHECKING
 
-from .kernel import COMMAND_FD, FILES, PF_FORKNOEXEC, PR_SET_CHILD_SUBREAPER, close_all, libc
+from .kernel import COMMAND_FD, FILES, PF_FORKNOEXEC, PR_SET_CHILD_SUBREAPER, libc
 from .preload import Preload
 from .processes import send_signal
 from .shell import ARGUMENT, ShellState
@@ -23,12 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .groups import CommandGroup
-    from .jobs import Job
     from .loop import Loop
 
 PTRACE_DETACH = 17
-FORKING = 2.0
-"""Seconds for which starting a shell is retried when the limit of processes or memory is reached."""
 SETTLING = 0.2
 """Seconds after which a new process should have executed its program."""
 
@@ -59,6 +55,8 @@ class Shells:
             self.starter = Starter(group)
         self.children: dict[int, Callable[[int], None]] = {}
         """Called with the exit code when the child of this number has ended."""
+        self.reused: dict[int, Callable[[], None]] = {}
+        """Called when the number, which is that of an ended background process, is given to another child."""
 
     def fresh_environment(self) -> dict[str, str]:
         """The variables before any command. `bash` is the one that commands cannot replace."""
@@ -66,39 +64,6 @@ class Shells:
         if self.own_bash is None:
             return first
         return {**first, "PATH": os.path.dirname(self.own_bash) + ":" + first.get("PATH", os.defpath)}
-
-    def spawn(
-        self,
-        job: Job,
-        fds: list[int],
-        arguments: list[bytes],
-        cwd: str | None,
-        env: list[bytes],
-        inherited: dict[int, int],
-    ) -> None:
-        """Start `job`'s shell with `fds` as its 0, 1 and 2, and close them here.
-
-        A failure before bash runs looks like one of bash: a message in the output, and exit code 1 or 126.
-        """
-        end = time.monotonic() + FORKING
-
-        def attempt() -> None:
-            try:
-                pid = -1 if job.abandoned else self.start_shell(arguments, fds, cwd, env, inherited)
-            except OSError as error:  # the limit of processes or memory: others may end soon
-                if time.monotonic() < end:
-                    self.loop.after(0.02, attempt)
-                    return
-                os.write(fds[2], b"bash: fork: " + os.fsencode(error.strerror or "failed") + b"\n")
-                self.loop.after(0.0, lambda: job.on_exit(126))
-            else:
-                if pid < 0:
-                    self.loop.after(0.0, lambda: job.on_exit(137))
-                else:
-                    job.adopt(pid)
-            close_all(fds)
-
-        attempt()
 
     def start_shell(
         self, arguments: list[bytes], fds: list[int], cwd: str | None, env: list[bytes], inherited: dict[int, int]

@@ -20,7 +20,7 @@ from .kernel import F_SETPIPE_SZ, FILES, PR_SET_PDEATHSIG, close_all, libc
 from .processes import send_signal
 
 if TYPE_CHECKING:
-    from .executor import Executor
+    from .services import Services
 
 STALL = 30.0
 """Seconds without progress after which the process that packs or unpacks a folder is killed."""
@@ -29,9 +29,9 @@ STALL = 30.0
 class OpenTransfer:
     """A file or a folder that is open for transfer."""
 
-    def __init__(self, executor: Executor, path: str, most: float = math.inf) -> None:
+    def __init__(self, services: Services, path: str, most: float = math.inf) -> None:
         """`most` bounds the members of a folder that is packed."""
-        self.loop, self.session = executor.loop, executor.session
+        self.loop, self.session = services.loop, services.session
 
     def pull(self, request: int) -> None:
         raise OSError(errno.EBADF, "this transfer cannot be pulled")
@@ -47,8 +47,8 @@ class OpenTransfer:
 
 
 class FileReader(OpenTransfer):
-    def __init__(self, executor: Executor, path: str, most: float = math.inf) -> None:
-        super().__init__(executor, path)
+    def __init__(self, services: Services, path: str, most: float = math.inf) -> None:
+        super().__init__(services, path)
         self.file = open(open_regular(path), "rb", buffering=0)
 
     def pull(self, request: int) -> None:
@@ -65,8 +65,8 @@ class FileReader(OpenTransfer):
 
 
 class FileWriter(OpenTransfer):
-    def __init__(self, executor: Executor, path: str, most: float = math.inf, mode: int | None = None) -> None:
-        super().__init__(executor, path)
+    def __init__(self, services: Services, path: str, most: float = math.inf, mode: int | None = None) -> None:
+        super().__init__(services, path)
         self.upload = Upload(path, mode)
         self.done = False
 
@@ -89,8 +89,8 @@ class FolderTransfer(OpenTransfer):
 
     packing = False
 
-    def __init__(self, executor: Executor, path: str, most: float = math.inf) -> None:
-        super().__init__(executor, path)
+    def __init__(self, services: Services, path: str, most: float = math.inf) -> None:
+        super().__init__(services, path)
         self.waiting: list[tuple[int, memoryview | None]] = []
         """Requests without an answer, and what is left of the data of each."""
         self.report = open(os.memfd_create("report"), "r+b", buffering=0)
@@ -104,14 +104,14 @@ class FolderTransfer(OpenTransfer):
             fcntl.fcntl(self.pipe, F_SETPIPE_SZ, 1 << 20)
         os.set_blocking(self.pipe, False)
         try:
-            self.pid = executor.shells.fork()
+            self.pid = services.shells.fork()
         except OSError:
             close_all([*ends])
             raise
         if self.pid == 0:
             self.be_child(theirs, path, most)
         os.close(theirs)
-        executor.shells.children[self.pid] = self.on_exit
+        services.shells.children[self.pid] = self.on_exit
 
     def be_child(self, pipe: int, path: str, most: float) -> None:
         """Never returns. The child stays undumpable: its memory is a copy of the executor's."""
