@@ -28,6 +28,7 @@ from backends.errors import BackendError
 from backends.executor.trees import remove_tree
 from backends.host import runtime
 from backends.host.folders import REMOVAL, private_folder
+from backends.host.layout import RUNTIME
 from backends.tasks import finish
 
 from .client import (
@@ -104,7 +105,7 @@ class SocketRoute:
         self._bound.chmod(0o755)
         self.mounts: list[dict[str, Any]] = [
             {"Type": "bind", "Source": str(source), "Target": target, "ReadOnly": True}
-            for source, target in ((runtime_folder, runtime.RUNTIME), (self._bound, INSIDE))
+            for source, target in ((runtime_folder, RUNTIME), (self._bound, INSIDE))
         ]
         self._still_there = still_there
         self._peer = 0
@@ -175,9 +176,7 @@ class RelayRoute:
     def __init__(self, engine: Engine, facts: EngineInfo, id: str, volume: str, still_there: StillThere) -> None:
         self._engine, self._facts, self._id = engine, facts, id
         self.arguments = ("--listen", f"@{id}")
-        self.mounts: list[dict[str, Any]] = [
-            {"Type": "volume", "Source": volume, "Target": runtime.RUNTIME, "ReadOnly": True}
-        ]
+        self.mounts: list[dict[str, Any]] = [{"Type": "volume", "Source": volume, "Target": RUNTIME, "ReadOnly": True}]
         self._still_there = still_there
 
     async def dial(self) -> ByteStream:
@@ -232,7 +231,7 @@ async def runtime_volume(docker: aiodocker.Docker, engine: Engine, image: str) -
     """
     folder = await asyncio.to_thread(runtime.portable_runtime)
     name = _VOLUME + folder.name.rpartition("-")[2][:16]
-    marker = f"{runtime.RUNTIME}/.complete"
+    marker = f"{RUNTIME}/.complete"
     config = {
         "Image": image,
         "Entrypoint": ["/never-started"],
@@ -243,7 +242,7 @@ async def runtime_volume(docker: aiodocker.Docker, engine: Engine, image: str) -
         },
         "HostConfig": {
             "NetworkMode": "none",
-            "Mounts": [{"Type": "volume", "Source": name, "Target": runtime.RUNTIME}],
+            "Mounts": [{"Type": "volume", "Source": name, "Target": RUNTIME}],
         },
     }
     async with explained(engine, "uploading the portable runtime"):
@@ -251,7 +250,7 @@ async def runtime_volume(docker: aiodocker.Docker, engine: Engine, image: str) -
         try:
             status, _, _ = await request(docker, "HEAD", f"containers/{container.id}/archive", {"path": marker})
             if status == 404:
-                for target, archive in (("/", runtime.archive), (runtime.RUNTIME, _marker)):
+                for target, archive in (("/", runtime.archive), (RUNTIME, _marker)):
                     await upload(docker, container.id, target, await asyncio.to_thread(archive))
         finally:
             await finish(container.delete(force=True))

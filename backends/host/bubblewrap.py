@@ -19,8 +19,8 @@ from backends.errors import BackendUnavailable
 
 from .folders import SHORTAGES, inside
 from .kernel import CAP_SYS_ADMIN, holds, in_container, kernel_files, own_settings
+from .layout import RUNTIME
 from .plan import Disk, Prepared, Request
-from .runtime import RUNTIME
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

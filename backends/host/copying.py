@@ -16,7 +16,7 @@ from backends.errors import BackendUnavailable
 
 from . import elf
 from .folders import SHORTAGES
-from .runtime import BASH, EXECUTOR, PYTHON, RUNTIME, SHELL
+from .layout import BASH, EXECUTOR, PYTHON, RUNTIME, SHELL
 
 _LIBRARIES, _BASH_LIBRARIES = "lib", "lib/bash"
 

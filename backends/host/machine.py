@@ -15,8 +15,9 @@ from backends.errors import BackendError, BackendUnavailable, ImageUnavailable
 from . import bubblewrap
 from .bubblewrap import UID, WORKDIR, Bubblewrap, home
 from .folders import MARK
+from .layout import RUNTIME
 from .plan import Plan, Prepared, numbers
-from .runtime import RUNTIME, portable_runtime, runtime_command
+from .runtime import portable_runtime, runtime_command
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

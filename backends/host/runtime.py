@@ -25,12 +25,7 @@ from backends.errors import BackendUnavailable
 from backends.first_use import in_turn
 
 from .folders import cached
-
-RUNTIME = "/run/lachesis"
-"""The folder's place inside. Its programs work nowhere else."""
-PYTHON, BASH, EXECUTOR = "bin/python3", "bin/bash", "executor.pyc"
-SHELL = "shell/bash"
-"""A link to bash, alone in its folder: that may be in PATH, where the Python must not be found."""
+from .layout import EXECUTOR, PYTHON, RUNTIME, SHELL
 
 
 def runtime_command(*arguments: str) -> list[str]:
@@ -105,5 +100,7 @@ def _digest(python: Path, bash: Path) -> str:
 @in_turn
 @functools.lru_cache(maxsize=None)
 def _sources() -> hashlib._Hash:
-    own_code = [pkgutil.get_data(__package__, name) or b"" for name in ("runtime.py", "copying.py", "elf.py")]
+    own_code = [
+        pkgutil.get_data(__package__, name) or b"" for name in ("copying.py", "elf.py", "layout.py", "runtime.py")
+    ]
     return hashlib.sha256(b"".join([sys.version.encode(), *own_code, executor_code.executor_source()]))

@@ -3,6 +3,7 @@
   built = await image_for(Build(Path("task/environment")), backend)
   sandbox = await backend.create(SandboxSpec(image=built.image, env=built.env, workdir=built.workdir))
 
+builds       what is asked for and what is made
 dockerfile   reads a Dockerfile
 context      .dockerignore, and what COPY and ADD take
 bases        what FROM becomes: a table, and debootstrap
@@ -21,11 +22,11 @@ import logging
 import platform
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from backends.base import Backend
 
+from .builds import Build, BuiltImage
 from .errors import ImageError, refused
 from .store import Layer, listed, prune
 
@@ -33,32 +34,6 @@ __all__ = ["Build", "BuiltImage", "ImageError", "Layer", "image_for", "listed", 
 
 _LOG = logging.getLogger(__name__)
 _REFERENCE = re.compile(r"[a-z][a-z-]*:(?://)?[^:]*[/]")
-
-
-@dataclass(frozen=True)
-class Build:
-    """A Dockerfile and its context."""
-
-    context: Path
-    dockerfile: str = "Dockerfile"
-    """Its path in the context."""
-    args: Mapping[str, str] = field(default_factory=dict)
-    """Values of ARG."""
-    timeout: float = 600.0
-    """Seconds for the whole build, without those that a base takes that is made for the first time."""
-
-
-@dataclass(frozen=True)
-class BuiltImage:
-    """An image and its settings."""
-
-    image: str
-    """For `SandboxSpec.image` of the backend that it was made for."""
-    env: Mapping[str, str] = field(default_factory=dict)
-    workdir: str | None = None
-    user: str | None = None
-    root: bool = False
-    """For `SandboxSpec.root`: the image's user is root, and the backend has no users of images."""
 
 
 async def image_for(

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any, cast
 from backends.base import Backend
 from backends.docker.images import BUILT
 
+from .builds import Build
 from .context import Context
 from .errors import refused
 
 if TYPE_CHECKING:
     from backends.docker import DockerBackend
-
-    from . import Build
 
 
 async def image(

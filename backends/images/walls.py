@@ -26,10 +26,11 @@ from backends.first_use import in_turn
 from backends.host import package_settings
 from backends.host.bubblewrap import new_proc, within
 from backends.host.kernel import CAP_SYS_ADMIN, holds
+from backends.host.layout import RUNTIME
 from backends.host.machine import Machine
 from backends.host.package_settings import HOST
 from backends.host.plan import Plan, Request, numbers
-from backends.host.runtime import RUNTIME, portable_runtime, runtime_command
+from backends.host.runtime import portable_runtime, runtime_command
 from backends.host.sandboxes import HostSandboxes
 from backends.spec import SandboxSpec
 

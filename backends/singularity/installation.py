@@ -18,7 +18,8 @@ from backends.errors import BackendError, BackendUnavailable
 from backends.host.bubblewrap import home
 from backends.host.folders import cached
 from backends.host.kernel import kernel_files
-from backends.host.runtime import RUNTIME, portable_runtime
+from backends.host.layout import RUNTIME
+from backends.host.runtime import portable_runtime
 
 _DISK = 1 << 30
 MEBIBYTE = 1 << 20

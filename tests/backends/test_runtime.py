@@ -20,11 +20,12 @@ from hypothesis import strategies as st
 from backends import BackendUnavailable, executor_code
 from backends.host import copying, runtime
 from backends.host.elf import Elf, NotPortable
+from backends.host.layout import RUNTIME
 from tests.run import some
 
 ROOT = Path(__file__).resolve().parents[2]
-SHELL = [f"{runtime.RUNTIME}/bin/bash", "--norc", "--noprofile", "-c"]
-PYTHON = runtime.runtime_command()[: runtime.runtime_command().index(f"{runtime.RUNTIME}/executor.pyc")]
+SHELL = [f"{RUNTIME}/bin/bash", "--norc", "--noprofile", "-c"]
+PYTHON = runtime.runtime_command()[: runtime.runtime_command().index(f"{RUNTIME}/executor.pyc")]
 
 
 def in_empty_root(folder: Path, command: list[str], *options: str) -> str:
@@ -35,7 +36,7 @@ def in_empty_root(folder: Path, command: list[str], *options: str) -> str:
         bwrap = str(bwrap_path())
     else:
         bwrap = shutil.which("bwrap") or pytest.skip("there is no bubblewrap here")
-    walls = [bwrap, "--unshare-all", "--ro-bind", str(folder), runtime.RUNTIME, *options, "--", *command]
+    walls = [bwrap, "--unshare-all", "--ro-bind", str(folder), RUNTIME, *options, "--", *command]
     done = subprocess.run(walls, env={}, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -71,8 +72,8 @@ def test_its_loader_takes_nothing_from_the_image(folder: Path, tmp_path: Path) -
     ):
         printed = in_empty_root(folder, command, *mounts)
         files = {line.split(None, 5)[5] for line in printed.splitlines() if "/" in line}
-        assert f"{runtime.RUNTIME}/lib/libc.so.6" in files
-        assert all(file.startswith(f"{runtime.RUNTIME}/") for file in files), files
+        assert f"{RUNTIME}/lib/libc.so.6" in files
+        assert all(file.startswith(f"{RUNTIME}/") for file in files), files
 
 
 def test_children_inherit_no_trace_of_it(folder: Path) -> None:

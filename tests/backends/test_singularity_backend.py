@@ -19,7 +19,8 @@ from sandbox_watch import host_processes, opened, output, until
 
 from backends import BackendError, BackendUnavailable, SandboxLost, SandboxSpec
 from backends.host import records
-from backends.host.runtime import RUNTIME, portable_runtime
+from backends.host.layout import RUNTIME
+from backends.host.runtime import portable_runtime
 from backends.singularity import Installation, SingularityBackend, command
 from tests.support.image_registry import image_registry
 from tests.support.root_images import root_archive
