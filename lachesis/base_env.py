@@ -44,11 +44,10 @@ if TYPE_CHECKING:
     from lachesis.figures.item_keys import ItemKeys
     from lachesis.loop.reference_server import Policy
     from lachesis.loop.result import AgentResult
-    from lachesis.loop.rollout import Rollout
+    from lachesis.loop.rollout import PlayedGroup, Rollout
     from lachesis.loop.rollout_player import RolloutPlayer
     from lachesis.rewards.reward import Reward
     from lachesis.rewards.scorer import Scorer
-    from lachesis.runs.group_player import PlayedGroup
     from lachesis.runs.judge import Judge
     from lachesis.runs.registration import Registration
     from lachesis.runs.results import RunResult

@@ -1,4 +1,4 @@
-"""One finished rollout: what is known of it, in memory."""
+"""Finished rollouts, and the groups of them: what is known of each, in memory."""
 
 from __future__ import annotations
 
@@ -221,3 +221,54 @@ class Rollout:
             result=None,
             traceback=explained(error),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class PlayedGroup:
+    """The rollouts of one item, including those that had to be played again."""
+
+    item: Any
+    item_key: str
+    tools: Sequence[Mapping[str, Any]]
+    rollouts: Sequence[Rollout]
+    toolsets: Sequence[str] | None = None
+    """Drawn from a distribution; None without one."""
+    declined: str = ""
+    """Why the environment, by its own decision, made no group of the item."""
+    extras: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Data that is sent with the samples of a rollout, by its id: `overrides`, and other fields of Atropos' groups."""
+    group_overrides: Mapping[str, Any] = field(default_factory=dict)
+    """Atropos' field; `group_size` is this group's size."""
+    returned: Mapping[str, Any] | None = None
+    """The group as the environment returned it, with the sampled tokens."""
+    beside: Rollout | None = None
+    """Completions that were sampled while the group was collected and are in none of its rollouts: the answers of a
+    judge, or those that the environment dropped. They are not a rollout of the item; their tokens are counted as
+    undelivered."""
+
+    @property
+    def scored(self) -> list[Rollout]:
+        return [rollout for rollout in self.rollouts if rollout.reward is not None]
+
+    @property
+    def left_to_agents(self) -> bool:
+        """Whether agents, and nothing else, kept it from every score."""
+        return bool(self.rollouts) and all(rollout.left_to_agent for rollout in self.rollouts)
+
+    @property
+    def of_broken_item(self) -> bool:
+        """Whether its item is left out of this run as broken."""
+        return any(rollout.broken_item for rollout in self.rollouts)
+
+    @property
+    def in_doubt(self) -> bool:
+        """Whether the reward of one raised what may be its agent's doing, and nothing has shown it yet."""
+        return any(rollout.doubt is not None for rollout in self.rollouts)
+
+    @property
+    def rewards(self) -> list[float | None]:
+        return [rollout.reward for rollout in self.rollouts]
+
+    @property
+    def tracebacks(self) -> list[str]:
+        return [traces for rollout in self.rollouts if (traces := rollout.tracebacks) is not None]

@@ -22,12 +22,13 @@ from lachesis.figures.running_figures import RunningFigures
 from lachesis.figures.summary import evaluation_metrics
 from lachesis.loop.interrupted import interrupted_rollouts
 from lachesis.loop.open_runs import open_run
+from lachesis.loop.rollout import PlayedGroup
 from lachesis.rewards.calls import in_call_scope
 from lachesis.runs.decisions import Decision, Kept
 from lachesis.runs.environment import Environment
 from lachesis.runs.failures import FailureBrake
 from lachesis.runs.file_sink import FileSink
-from lachesis.runs.group_player import PlayedGroup, play_item, settled_group
+from lachesis.runs.group_player import play_item, settled_group
 from lachesis.runs.group_records import group_record
 from lachesis.runs.model_servers import model_files
 from lachesis.runs.own_code import code_of

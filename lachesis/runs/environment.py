@@ -13,10 +13,9 @@ if TYPE_CHECKING:
     from backends.errors import SettingsError
     from lachesis.loop.reference_server import Policy
     from lachesis.loop.result import AgentResult
-    from lachesis.loop.rollout import Rollout
+    from lachesis.loop.rollout import PlayedGroup, Rollout
     from lachesis.loop.rollout_player import RolloutPlayer
     from lachesis.rewards.scorer import Scorer
-    from lachesis.runs.group_player import PlayedGroup
     from lachesis.runs.registration import Registration
     from lachesis.runs.results import RunResult
     from lachesis.runs.serve_result import ServeResult

@@ -23,10 +23,9 @@ from lachesis.figures.item_keys import whole_and_part
 from lachesis.figures.running_figures import RunningFigures
 from lachesis.figures.summary import Summary
 from lachesis.loop.interrupted import InterruptedRollout
-from lachesis.loop.rollout import Rollout
+from lachesis.loop.rollout import PlayedGroup, Rollout
 from lachesis.runs.decisions import Decision, Kept, LeftOut
 from lachesis.runs.failures import ItemJob
-from lachesis.runs.group_player import PlayedGroup
 from lachesis.runs.group_records import group_record, trajectories_of
 from lachesis.runs.ledger import Ledger
 from lachesis.runs.own_code import OwnCode

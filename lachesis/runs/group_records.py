@@ -14,8 +14,7 @@ from typing import Any
 
 from lachesis.figures.item_keys import plain
 from lachesis.figures.rollout_records import agent_record, recorded_messages, rollout_record
-from lachesis.loop.rollout import Rollout
-from lachesis.runs.group_player import PlayedGroup
+from lachesis.loop.rollout import PlayedGroup, Rollout
 from lachesis_messages.images import image_data
 from lachesis_messages.records.export_lines import NO_ANSWER, ExportLine, trajectory
 from lachesis_messages.records.sharegpt import SystemTurn

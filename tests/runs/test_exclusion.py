@@ -28,8 +28,7 @@ from lachesis.figures.exclusion import (
 from lachesis.figures.rollout_records import counted_record, rollout_record
 from lachesis.figures.summary import evaluation_metrics
 from lachesis.loop.outcome import Outcome
-from lachesis.loop.rollout import Rollout
-from lachesis.runs.group_player import PlayedGroup
+from lachesis.loop.rollout import PlayedGroup, Rollout
 from lachesis.runs.group_records import group_record
 from lachesis.runs.results import print_result
 from lachesis.runs.serve_result import ServeResult

@@ -24,12 +24,13 @@ import pytest
 from rich.console import Console
 
 from lachesis.figures.item_keys import ItemError, item_digest, plain
+from lachesis.loop.rollout import PlayedGroup
 from lachesis.runs import command_line as cli
 from lachesis.runs.commands import longest_group
 from lachesis.runs.decisions import Decision
 from lachesis.runs.failures import FailureBrake, RunStopped
 from lachesis.runs.file_sink import FileSink
-from lachesis.runs.group_player import PlayedGroup, play_item
+from lachesis.runs.group_player import play_item
 from lachesis.runs.pipeline import Pipeline
 from lachesis.runs.results import RunFiles
 from lachesis.runs.run_folder import RunFolderError

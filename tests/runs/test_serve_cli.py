@@ -20,11 +20,10 @@ from rich.console import Console
 
 from backends import SandboxSpec, create_backend
 from lachesis.loop.outcome import Outcome
-from lachesis.loop.rollout import Rollout
+from lachesis.loop.rollout import PlayedGroup, Rollout
 from lachesis.runs import command_line as cli
 from lachesis.runs.decisions import Kept, LeftOut
 from lachesis.runs.failures import FailureBrake, RunStopped
-from lachesis.runs.group_player import PlayedGroup
 from lachesis.settings.server_settings import ServerConfig
 from lachesis_client import RequestRejected, ServerUnavailable
 from lachesis_client.errors import TemplateError

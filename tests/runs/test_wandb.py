@@ -15,8 +15,7 @@ import pytest
 
 from lachesis.figures.summary import training_metrics
 from lachesis.loop.outcome import Outcome
-from lachesis.loop.rollout import Rollout
-from lachesis.runs.group_player import PlayedGroup
+from lachesis.loop.rollout import PlayedGroup, Rollout
 from lachesis.runs.group_records import group_record
 from lachesis.runs.wandb_tracking import Tracker
 from lachesis_testing.fake_server import FakeServer, ToolUser

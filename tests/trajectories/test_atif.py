@@ -10,8 +10,7 @@ from hypothesis import given
 
 from lachesis.loop.outcome import Outcome
 from lachesis.loop.result import AgentResult
-from lachesis.loop.rollout import Rollout
-from lachesis.runs.group_player import PlayedGroup
+from lachesis.loop.rollout import PlayedGroup, Rollout
 from lachesis.runs.group_records import group_record
 from lachesis_data.exports.atif import atif
 from lachesis_messages.history import MessageHistory

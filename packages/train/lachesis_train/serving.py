@@ -9,11 +9,12 @@ from pathlib import Path
 
 from backends.text import counted
 from lachesis.figures.running_figures import RunningFigures
+from lachesis.loop.rollout import PlayedGroup
 from lachesis.runs.commands import about_content, longest_group, note, own_evaluation, record_of, tracking
 from lachesis.runs.decisions import Decision, Kept
 from lachesis.runs.environment import Environment
 from lachesis.runs.failures import FailureBrake, UnusableSettings
-from lachesis.runs.group_player import PlayedGroup, play_item, settled_group
+from lachesis.runs.group_player import play_item, settled_group
 from lachesis.runs.pipeline import Pipeline
 from lachesis.runs.run_folder import data_folder, unused
 from lachesis.runs.serve_result import ServeResult

@@ -25,8 +25,8 @@ from backends.errors import LachesisError, SettingsError
 from backends.text import counted
 from lachesis.base_env import HermesAgentBaseEnv
 from lachesis.figures.item_keys import ItemError, item_digest
+from lachesis.loop.rollout import PlayedGroup
 from lachesis.runs.atropos_base import NEVER_CALLED
-from lachesis.runs.group_player import PlayedGroup
 from lachesis.runs.registration import Registration
 from lachesis.runs.run_folder import data_folder
 from lachesis.settings.flags import close_names

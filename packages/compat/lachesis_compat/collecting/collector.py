@@ -14,9 +14,9 @@ from backends import BackendError
 from backends.tasks import cancel_requests
 from lachesis.figures.item_keys import part_key
 from lachesis.loop.outcome import Outcome
-from lachesis.loop.rollout import Rollout, holding_sandboxes
+from lachesis.loop.rollout import PlayedGroup, Rollout, holding_sandboxes
 from lachesis.runs.environment import Collecting
-from lachesis.runs.group_player import PlayedGroup, stop_if_hopeless
+from lachesis.runs.group_player import stop_if_hopeless
 from lachesis_client import RequestRejected
 from lachesis_client.errors import ConversationRefused
 from lachesis_compat.collecting.drift import Drift, drift_of

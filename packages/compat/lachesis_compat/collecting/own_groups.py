@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from lachesis.figures.item_keys import item_digest
-from lachesis.loop.rollout import Rollout
+from lachesis.loop.rollout import PlayedGroup, Rollout
 from lachesis.runs import commands
 from lachesis.runs.decisions import Kept
 from lachesis.runs.environment import Environment
-from lachesis.runs.group_player import PlayedGroup, play_group
+from lachesis.runs.group_player import play_group
 from lachesis.runs.registration import Registration
 from lachesis.settings.hooks import hook_errors
 from lachesis.tracebacks import explained

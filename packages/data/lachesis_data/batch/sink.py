@@ -20,11 +20,10 @@ from backends.errors import LachesisError
 from backends.text import counted
 from lachesis.figures.item_keys import ItemKeys, part_key, whole_and_part
 from lachesis.figures.summary import Summary
-from lachesis.loop.rollout import Rollout
+from lachesis.loop.rollout import PlayedGroup, Rollout
 from lachesis.runs.decisions import Decision, Kept, LeftOut
 from lachesis.runs.failures import ItemJob
 from lachesis.runs.file_sink import FileSink, to_its_end, unscored_groups
-from lachesis.runs.group_player import PlayedGroup
 from lachesis.runs.group_records import group_record
 from lachesis.runs.pipeline import Pipeline
 from lachesis.runs.progress import Standing
