@@ -2,9 +2,10 @@
 
 from .config import EnvironmentConfig, StepConfig, TaskConfig
 from .errors import TaskError, TaskProblem
-from .reading import find_tasks, parse_config, read_task
+from .reading import find_tasks, parse_config
 from .rows import create_row_task, row_name
 from .task import Step, Task
+from .terminal_bench import read_task
 from .writing import create_task, to_toml, write_task
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Task folders to tasks."""
+"""Task folders in Harbor's format to tasks."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ from .config import AgentConfig, EnvironmentConfig, StepConfig, TaskConfig, Veri
 from .errors import NoTask, TaskError, TaskProblem, problem_of, read_text, wrong
 from .refusals import refusals
 from .task import Step, Task, check_files
-from .terminal_bench import converted
 
 _CANARY = re.compile(r"(<!--.*canary.*-->|#.*canary.*)$", re.IGNORECASE)
 
 
-def read_task(folder: Path | str, *, to_play: bool = True, variables: Iterable[str] = ()) -> Task:
-    """The task in `folder`.
+def read_harbor_task(folder: Path | str, *, to_play: bool = True, variables: Iterable[str] = ()) -> Task:
+    """The task in `folder`, which has a task.toml.
 
     Args:
         variables: names of variables of this process that it may have.
@@ -32,8 +31,6 @@ def read_task(folder: Path | str, *, to_play: bool = True, variables: Iterable[s
     """
     folder = Path(os.path.realpath(Path(folder).expanduser()))
     check_files(folder)
-    if not (folder / "task.toml").exists() and (folder / "task.yaml").exists():
-        folder = converted(folder)
     file = folder / "task.toml"
     config = parse_config(read_text(file), file)
     if to_play and (problems := list(refusals(folder, config))):

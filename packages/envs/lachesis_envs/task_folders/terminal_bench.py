@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from .compose import Compose, read_compose, read_yaml
 from .config import TaskConfig
 from .errors import TaskError, TaskProblem, problem_of, wrong
-from .task import Files, content_hash, files_below
+from .reading import read_harbor_task
+from .task import Files, Task, check_files, content_hash, files_below
+from .writing import create_task
 
 VARIABLES = {
     "T_BENCH_TEST_DIR": "/tests",
@@ -49,14 +52,21 @@ class TerminalBenchTask(BaseModel):
     disable_asciinema: bool = False
 
 
+def read_task(folder: Path | str, *, to_play: bool = True, variables: Iterable[str] = ()) -> Task:
+    """The task in `folder`, which is one of Harbor or of Terminal-Bench 1. See `read_harbor_task`."""
+    folder = Path(os.path.realpath(Path(folder).expanduser()))
+    if not (folder / "task.toml").exists() and (folder / "task.yaml").exists():
+        check_files(folder)
+        folder = converted(folder)
+    return read_harbor_task(folder, to_play=to_play, variables=variables)
+
+
 def converted(folder: Path) -> Path:
     """The folder of the same task in Harbor's format. It is made once, and again when the task changes.
 
     Raises:
         TaskError: the folder is not a task, or needs a parser, a shell or a service that is not there.
     """
-    from .writing import create_task  # which reads what it has written
-
     code = hashlib.sha256(Path(__file__).read_bytes())  # another converter makes another task
     source = content_hash(files_below(folder), folder, code)
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lachesis/tasks"

@@ -17,7 +17,7 @@ from typing import Any
 
 from .config import TaskConfig
 from .errors import TaskError, read_text, wrong
-from .reading import read_task, strip_canary
+from .reading import read_harbor_task, strip_canary
 from .task import Files, Task
 
 
@@ -37,7 +37,7 @@ def write_task(task: Task, folder: Path | str) -> Task:
             file = made.joinpath("steps", step.name, "instruction.md") if step.name else made / "instruction.md"
             if strip_canary(read_text(file)) != step.instruction:
                 file.write_text(step.instruction, "utf-8")
-    return read_task(folder, to_play=False)
+    return read_harbor_task(folder, to_play=False)
 
 
 def create_task(folder: Path | str, config: TaskConfig, files: Files) -> Task:
@@ -59,8 +59,8 @@ def create_task(folder: Path | str, config: TaskConfig, files: Files) -> Task:
                 file.write_bytes(content.encode() if isinstance(content, str) else content)
             if file.suffix == ".sh" and not file.is_symlink():
                 file.chmod(0o755)
-        read_task(made, to_play=False)
-    return read_task(folder, to_play=False)
+        read_harbor_task(made, to_play=False)
+    return read_harbor_task(folder, to_play=False)
 
 
 @contextlib.contextmanager
