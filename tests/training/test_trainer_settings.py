@@ -17,7 +17,8 @@ from lachesis_tokens.server.serving import load_tokenizer
 from lachesis_train.trainer.learning_rate import Schedule
 from lachesis_train.trainer.settings import EnvSettings, Settings, TrainingSettings
 from lachesis_train.verbs import train
-from lachesis_train.verbs.launch_training import EXAMPLE, LazyTokenizer, main, make_parser, read_settings
+from lachesis_train.verbs.launch_training import EXAMPLE, main, make_parser, read_settings
+from lachesis_train.verbs.training_parts import LazyTokenizer
 
 FILE = """
 env: {group_size: 4, batch_size: 16, rollout_server_url: "http://h:1", total_steps: 7, max_turns: 3, dataset: x}

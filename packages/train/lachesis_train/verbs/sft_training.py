@@ -12,7 +12,7 @@ from rich.console import Console
 from backends.errors import ExitCode, SettingsError
 from lachesis_train.sft.settings import SftSettings
 from lachesis_train.trainer.settings import Settings
-from lachesis_train.verbs.launch_training import LazyTokenizer, engine, new_recorder, serving, stop_at_signals
+from lachesis_train.verbs.training_parts import LazyTokenizer, engine, new_recorder, serving, stop_at_signals
 
 if TYPE_CHECKING:
     from lachesis_train.curves.recorder import TrainingRecorder
