@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import orjson
 from aiohttp import web
 
 from lachesis_client.wire.service import json_response
+from lachesis_testing.fake_server.engine import FakeEngine
 from lachesis_tokens.model_routes.host import JSON, model_info, model_list, openai_error, tokenized
-
-if TYPE_CHECKING:
-    from lachesis_testing.fake_server.server import FakeServer
 
 VERSION: Final = "0.33.0"
 """The vLLM release whose routes it imitates."""
 UNAUTHORIZED: Final = {"error": "Unauthorized"}
 
 
-def fact_routes(server: FakeServer) -> Iterable[web.RouteDef]:
+def fact_routes(
+    server: FakeEngine, tokenizer: Any, *, is_ready: Callable[[], bool], authorized: Callable[[web.Request], bool]
+) -> Iterable[web.RouteDef]:
     """Those of vLLM and SGLang, and `/fake/stats`."""
 
     def fact(tell: Callable[[], Any], *, once_ready: bool = False) -> Callable[[web.Request], Awaitable[web.Response]]:
         async def handle(request: web.Request) -> web.Response:
-            if once_ready and not server.ready:
+            if once_ready and not is_ready():
                 raise web.HTTPServiceUnavailable(text="")
             told = tell()
             return web.Response() if told is None else json_response(told)
@@ -33,21 +33,21 @@ def fact_routes(server: FakeServer) -> Iterable[web.RouteDef]:
         return handle
 
     async def models(request: web.Request) -> web.Response:
-        if not server.authorized(request):
+        if not authorized(request):
             return json_response(UNAUTHORIZED, 401)
         return await fact(lambda: model_list(server.host), once_ready=True)(request)
 
     def tokens(body: JSON) -> JSON:
         answer = tokenized(server.host, body)
         if body.get("return_token_strs"):
-            answer["token_strs"] = server.tokenizer.convert_ids_to_tokens(answer["tokens"])
+            answer["token_strs"] = tokenizer.convert_ids_to_tokens(answer["tokens"])
         return answer
 
     def text(body: JSON) -> JSON:
         ids, known = body.get("tokens"), range(server.model.vocabulary_size)
         if not isinstance(ids, list) or not all(isinstance(index, int) and index in known for index in ids):
             raise ValueError("tokens: a list of ids of the vocabulary is required")
-        return {"prompt": server.codec.decode(ids)}
+        return {"prompt": server.host.codec.decode(ids)}
 
     def converting(convert: Callable[[JSON], JSON]) -> Callable[[web.Request], Awaitable[web.Response]]:
         async def handle(request: web.Request) -> web.Response:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from random import Random
-from typing import IO, Any, ClassVar, Final
+from typing import IO, Any, ClassVar
 
 import orjson
 from aiohttp import web
@@ -21,6 +20,8 @@ from lachesis_client.sampling import LogprobsKind
 from lachesis_client.wire.service import WebService, has_bearer, json_response
 from lachesis_testing.fake_server.answers import JSON_TYPE, cache_key, send_half, written
 from lachesis_testing.fake_server.completions import Call, Policy
+from lachesis_testing.fake_server.control import control_routes, keep_updating
+from lachesis_testing.fake_server.engine import FakeEngine
 from lachesis_testing.fake_server.facts import UNAUTHORIZED, fact_routes
 from lachesis_testing.fake_server.faults import (
     WIRE,
@@ -36,8 +37,7 @@ from lachesis_testing.fake_server.policies import RandomWords, Speaker, as_polic
 from lachesis_testing.fake_server.prefix_cache import Ranks
 from lachesis_testing.fake_server.seen import Seen
 from lachesis_testing.fake_server.tokenizer import IMAGE_TOKEN, Codec, fake_tokenizer
-from lachesis_testing.fake_server.updates import Flow, PauseMode, control_routes, keep_updating
-from lachesis_testing.fake_server.worker import Worker
+from lachesis_testing.fake_server.updates import PauseMode
 from lachesis_tokens.model_routes.atropos import AtroposRoute
 from lachesis_tokens.model_routes.chat import ChatRoute
 from lachesis_tokens.model_routes.host import (
@@ -49,14 +49,8 @@ from lachesis_tokens.model_routes.requests import Rejected
 from lachesis_tokens.model_routes.sglang import SGLangRoute
 from lachesis_tokens.model_routes.vllm import CompletionsRoute, GenerateRoute
 
-_COUNTS: Final = (
-    *("requests", "in_flight", "most_in_flight", "waiting", "cancelled"),
-    *("completions", "prompt_tokens", "cached_tokens", "completion_tokens", "aborted"),
-)
-"""Counts that begin at 0. Counts by route, status and fault appear when they occur."""
 
-
-class FakeServer(WebService):
+class FakeServer(FakeEngine, WebService):
     """An HTTP server with the routes of vLLM, SGLang, OpenAI and Atropos, and no model; an async context manager.
 
     Args:
@@ -128,55 +122,49 @@ class FakeServer(WebService):
         host: str = "127.0.0.1",
         port: int = 0,
     ) -> None:
-        super().__init__(host, port, has_token=bool(api_key), others="give it an api_key")
-        self.policy = as_policy(policy) if policy is not None else RandomWords()
-        self.faults = fault_plan(faults)
+        WebService.__init__(self, host, port, has_token=bool(api_key), others="give it an api_key")
         self.tokenizer = fake_tokenizer(images=images) if tokenizer is None else tokenizer
         self.codec = Codec(self.tokenizer)
-        self.seed = seed
-        self.vary = vary
+        model = FakeModel(self.codec.vocabulary_size, seed, end_ids=self.codec.end_ids, mean_length=mean_length)
+        FakeEngine.__init__(
+            self,
+            Host(
+                self.codec,
+                model,
+                model_name,
+                weight_version,
+                context_length,
+                logprobs_mode,
+                tool_call_parser,
+                experts,
+                sampling_mask,
+                self.codec.encode(IMAGE_TOKEN)[0] if images else None,
+            ),
+            as_policy(policy) if policy is not None else RandomWords(),
+            faults=fault_plan(faults),
+            seed=seed,
+            vary=vary,
+            latency=latency if isinstance(latency, tuple) else (latency, latency),
+            tokens_per_second=tokens_per_second,
+            ranks=Ranks(data_parallel_size, prefix_cache, prefill_tokens_per_second),
+            prefills=prefix_cache > 0 or prefill_tokens_per_second is not None,
+        )
         self.api_key = api_key
-        self.latency = latency if isinstance(latency, tuple) else (latency, latency)
-        self.tokens_per_second = tokens_per_second
         self.max_concurrency = max_concurrency
-        self.prefills = prefix_cache > 0 or prefill_tokens_per_second is not None
-        self.ranks = Ranks(data_parallel_size, prefix_cache, prefill_tokens_per_second)
         self.update_every, self.update_mode, self.update_pause = update_every, update_mode, update_pause
-        self.flow = Flow()
         self.slow_start = slow_start
         self.refuse_until_ready = refuse_until_ready
         self.retry_after = retry_after
         self.absent = absent
-        model = FakeModel(self.codec.vocabulary_size, seed, end_ids=self.codec.end_ids, mean_length=mean_length)
-        self.host = Host(
-            self.codec,
-            model,
-            model_name,
-            weight_version,
-            context_length,
-            logprobs_mode,
-            tool_call_parser,
-            experts,
-            sampling_mask,
-            self.codec.encode(IMAGE_TOKEN)[0] if images else None,
-        )
         self.requests: deque[Seen] = deque(maxlen=keep_requests)
         """The latest requests for completions, oldest first."""
-        self.stats: Counter[str] = Counter(dict.fromkeys(_COUNTS, 0))
-        """The counts of `/fake/stats`."""
         self._record_path = Path(record) if record is not None else None
         self._record: IO[bytes] | None = None
         self._opening: asyncio.Task[None] | None = None
         self._ready = asyncio.Event()
         self._answers: dict[str, bytes] = {}
         """Of the cache that `Fault.REPLAYED` puts in front."""
-        self._worker = Worker(self)
         self._updating: asyncio.Task[None] | None = None
-
-    @property
-    def model(self) -> FakeModel:
-        """Scores any ids: `server.model.score(prompt_ids, ids, sampling, kind)`."""
-        return self.host.model
 
     def settings(self, **overrides: Any) -> ServerSettings:
         """Settings for a client of this server."""
@@ -184,31 +172,6 @@ class FakeServer(WebService):
         if self.host.logprobs_mode == "processed":
             named["logprobs_mode"] = "processed"
         return ServerSettings(**{**named, **overrides})
-
-    def update_weights(self, version: str, seed: int) -> None:
-        """Use another model and `weight_version` from the next token on."""
-        old = self.model
-        model = FakeModel(old.vocabulary_size, seed, end_ids=old.end_ids, mean_length=old.mean_length)
-        self.host = replace(self.host, model=model, weight_version=version)
-        for cache in self.ranks.caches:
-            cache.clear()
-        if not self.flow.paused:
-            self.flow.interrupt(abort=False)
-
-    async def pause(self, mode: PauseMode = "abort") -> None:
-        """Sample nothing until `resume`. Requests in flight are answered with what they have ("abort"), wait ("keep"),
-        or end first ("wait"). New requests wait."""
-        self.flow.pause(mode)
-        if mode == "wait":
-            await self.flow.idle()
-
-    def resume(self) -> None:
-        """Go on after `pause`."""
-        self.flow.resume()
-
-    def abort_requests(self, ids: Collection[str] = ()) -> int:
-        """Answer requests in flight with what they have: those with these ids, or all. Returns how many."""
-        return self.flow.interrupt(ids, abort=True)
 
     async def start(self) -> None:
         """Bind the port and start to answer."""
@@ -271,7 +234,7 @@ class FakeServer(WebService):
         every = (
             *(web.post(path, self._handler(lambda body, route=route: route)) for path, route in by_path.items()),
             web.post("/generate", self._handler(lambda body: atropos if "prompt" in body else sglang)),
-            *fact_routes(self),
+            *fact_routes(self, self.tokenizer, is_ready=lambda: self.ready, authorized=self.authorized),
             *control_routes(self),
         )
         return [each for each in every if each.path not in self.absent]
@@ -350,7 +313,7 @@ class FakeServer(WebService):
             finally:
                 self.stats["waiting"] -= 1
             try:
-                host = await self._worker.work(route, seen, call, running)
+                host = await self.work(route, seen, call, running)
             finally:
                 self._slots.release()
         payload = written(route, host, seen, call, faults, rng)
