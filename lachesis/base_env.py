@@ -29,9 +29,10 @@ from backends.tasks import cancel_requests
 from lachesis.other_packages import COMPAT, TOKENS
 from lachesis.rewards.reward import reward_weights
 from lachesis.runs.atropos_base import AtroposBase
+from lachesis.settings.chosen import as_env_config
 from lachesis.settings.class_settings import apply_class_settings
 from lachesis.settings.server_settings import EMBEDDED, ServerConfig, as_server_configs, needs_start, token_engine
-from lachesis.settings.settings import HermesAgentEnvConfig, as_env_config
+from lachesis.settings.settings import HermesAgentEnvConfig
 from lachesis_client.tracking import tracks_tokens
 from lachesis_tools import BUILTIN_TOOLS, ToolRegistry, get_tool_definitions
 from lachesis_tools.distributions import REMOVED_TOOLSETS, distribution, draw_toolsets

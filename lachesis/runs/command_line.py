@@ -20,11 +20,12 @@ from rich.console import Console
 from backends.errors import ExitCode, LachesisError, SettingsError
 from lachesis.runs.own_process import run_alone
 from lachesis.runs.run_folder import name_problem
+from lachesis.settings.chosen import as_env_config, chosen_values
 from lachesis.settings.flags import close_names, make_parser
 from lachesis.settings.hooks import misspelt_hooks, require_hooks
 from lachesis.settings.server_settings import ServerConfig, as_server_configs, describe, is_local_model, needs_start
 from lachesis.settings.setting_facts import facts_of
-from lachesis.settings.settings import HermesAgentEnvConfig, as_env_config, chosen_values
+from lachesis.settings.settings import HermesAgentEnvConfig
 from lachesis.tracebacks import explained, guess, place
 
 if TYPE_CHECKING:

@@ -39,13 +39,14 @@ from lachesis.runs.results import RunFiles, RunResult
 from lachesis.runs.run_folder import data_folder, unused
 from lachesis.runs.serve_result import ServeResult
 from lachesis.runs.wandb_tracking import Tracker
+from lachesis.settings.chosen import is_chosen
 from lachesis.settings.hooks import of_hook
 from lachesis.settings.server_settings import (
     REFERENCE,
     ServerConfig,
     describe,
 )
-from lachesis.settings.settings import HermesAgentEnvConfig, is_chosen
+from lachesis.settings.settings import HermesAgentEnvConfig
 from lachesis_client.failed_requests import failed_requests
 from lachesis_client.tracking import tracks_tokens
 

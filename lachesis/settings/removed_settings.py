@@ -1,15 +1,16 @@
-"""Settings of the removed Hermes stack for what does not exist here: its thread pool and its pools of sandboxes.
+"""Settings of the removed Hermes stack and of Atropos for what does not exist here.
 
-Accepted, so that old settings and old code work; a note names those that are given.
+Those of the stack's thread pool and pools of sandboxes, and those of Atropos that would change nothing, are accepted,
+so that old settings and old code work; a note names those that are given. Four of Atropos are rejected.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
-from lachesis.settings.setting_facts import REMOVED
+from lachesis.settings.setting_facts import IGNORED, REMOVED, Facts
 
 
 class RemovedSettings(BaseModel):
@@ -49,3 +50,15 @@ class RemovedSettings(BaseModel):
     modal_secrets: Annotated[Any, REMOVED] = None
     modal_env_vars: Annotated[Any, REMOVED] = None
     modal_workspace_base: Annotated[str, REMOVED] = "/data"
+
+    batch_size: Annotated[int, IGNORED] = -1
+    min_items_sent_before_logging: Annotated[int, IGNORED] = 2
+    num_rollouts_per_group_for_logging: Annotated[int, IGNORED] = 1
+    thinking_mode: Annotated[bool, Facts(use_instead="--openai.extra_body")] = False
+    reasoning_effort: Annotated[
+        str | None, Facts(use_instead="--openai.extra_body, for example '{reasoning_effort: high}'")
+    ] = None
+    max_reasoning_tokens: Annotated[int | None, Facts(use_instead="--openai.extra_body")] = Field(
+        default=None, ge=1024, le=32000
+    )
+    custom_thinking_prompt: Annotated[str | None, Facts(use_instead="--env.ephemeral_system_prompt")] = None

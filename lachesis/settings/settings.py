@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Mapping
-from enum import StrEnum
-from hashlib import sha256
-from inspect import get_annotations
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -17,19 +13,15 @@ from pydantic import (
     ConfigDict,
     Field,
     FiniteFloat,
-    ValidationError,
     field_validator,
     model_validator,
 )
-from pydantic.fields import FieldInfo
 
 from backends import SandboxSpec, backend_names
-from backends.errors import SettingsError
 from lachesis.settings.removed_settings import RemovedSettings
-from lachesis.settings.setting_facts import HOW, IGNORED, SERVE, Facts, facts_of
-from lachesis_client.errors import LOGIN
-from lachesis_client.urls import HTTP_URL
-from lachesis_messages.records.split_rollouts import SplitRollouts, check_split
+from lachesis.settings.serve_settings import ServeSettings
+from lachesis.settings.setting_facts import HOW, Facts, facts_of
+from lachesis.settings.without_secrets import without_secrets
 from lachesis_tools.budget import (
     DEFAULT_PREVIEW_SIZE_CHARS,
     DEFAULT_RESULT_SIZE_CHARS,
@@ -39,19 +31,11 @@ from lachesis_tools.budget import (
 from lachesis_tools.distributions import distribution
 
 
-class EvalHandlingEnum(StrEnum):
-    """What `serve` does with rollouts while it evaluates."""
-
-    STOP_TRAIN = "STOP_TRAIN"
-    LIMIT_TRAIN = "LIMIT_TRAIN"
-    NONE = "NONE"
-
-
 class UnknownSetting(UserWarning):
     """Code gives a settings class a value for a name that it does not have."""
 
 
-class HermesAgentEnvConfig(RemovedSettings):
+class HermesAgentEnvConfig(ServeSettings, RemovedSettings):
     """Everything that can be set as `--env.NAME` or under `env:` in YAML. Unknown names are an error there.
 
     Unknown names in code are ignored with a warning; Atropos' `BaseEnvConfig` ignores them silently. It has the fields
@@ -325,99 +309,6 @@ class HermesAgentEnvConfig(RemovedSettings):
     wandb_name: Annotated[str | None, HOW] = Field(default=None, description="Name of the W&B run.")
     num_rollouts_to_keep: Annotated[int, HOW] = Field(default=32, description="Rollouts in a W&B table.")
 
-    # `serve`.
-    rollout_server_url: Annotated[str, SERVE, HTTP_URL] = Field(
-        default="http://localhost:8000", description="The rollout API: `lachesis api`, or Atropos' run-api."
-    )
-    rollout_server_token: Annotated[str | None, Facts(content="never", only_serve=True, secret=True)] = Field(
-        default=None,
-        description="Bearer token of the rollout API, if it requires one; default: the variable LACHESIS_API_TOKEN.",
-    )
-    spool_path: Annotated[str | None, SERVE] = Field(
-        default=None, description="Folder in which `serve` keeps groups until they are sent; default: data/NAME/spool."
-    )
-    split_rollouts: Annotated[Literal["final", "longest", "all"], SERVE] = Field(
-        default="final",
-        description="For a rollout of several samples: send the path on which it ended (final), the longest, or "
-        "all, with advantages and their own group size.",
-    )
-    discarded_attempts: Annotated[Literal["none", "rollout"] | FiniteFloat, SERVE] = Field(
-        default="none",
-        description="Reward of an attempt that a retry replaced: none (it is not sent), rollout (the rollout's "
-        "reward), or a number of at most 0.",
-    )
-    unchecked_prompts: Annotated[Literal["refuse", "allow"], SERVE] = Field(
-        default="refuse",
-        description="Groups with a prompt whose ids and length the server did not repeat, so that it may have "
-        "sampled from a different prompt.",
-    )
-    ensure_scores_are_not_same: Annotated[bool, Facts(only_serve=True)] = Field(
-        default=True, description="`serve` withholds groups whose rewards are all equal, since they teach nothing."
-    )
-    max_equal_groups: Annotated[int | None, SERVE] = Field(
-        default=1024,
-        ge=1,
-        description="`serve` ends after this many consecutive groups with equal rewards and no trainer step in "
-        "between: the task is solved, or too hard to learn; null: no limit.",
-    )
-    include_messages: Annotated[bool, Facts(only_serve=True)] = Field(
-        default=False, description="`serve` sends the messages along with the tokens."
-    )
-    max_batches_offpolicy: Annotated[int, SERVE] = Field(
-        default=3,
-        ge=1,
-        description="Batches that may be in flight, in the outbox or at the API before `serve` pauses.",
-    )
-    max_staleness: Annotated[int | None, SERVE] = Field(
-        default=8,
-        ge=0,
-        description="Batches that the trainer may receive between the start of a group and the group's own batch; "
-        "null: no limit.",
-    )
-    when_stale: Annotated[Literal["wait", "drop", "replay", "mark"], SERVE] = Field(
-        default="wait",
-        description="For a group that would exceed max_staleness: wait for it before others start, drop it, replay "
-        "its item, or mark it.",
-    )
-    inference_weight: Annotated[float, SERVE] = Field(
-        default=1.0, description="Share of the trainer's batches, relative to the trainer's other environments."
-    )
-    min_batch_allocation: Annotated[float | None, SERVE] = Field(
-        default=None, description="Minimum share of every batch."
-    )
-    worker_timeout: Annotated[float, SERVE] = Field(
-        default=600,
-        description="Limit in seconds of the agent's own time per rollout of `serve`, if rollout_timeout is longer. "
-        "It also bounds a hanging group: its rollouts with their waits, retries and rewards.",
-    )
-    grace_period: Annotated[float, SERVE] = Field(
-        default=60.0, ge=0, description="Seconds for rollouts in flight to finish when `serve` ends."
-    )
-    steps_per_eval: Annotated[int, SERVE] = Field(
-        default=100, description="Trainer steps between two evaluations of `serve`."
-    )
-    eval_handling: Annotated[EvalHandlingEnum, SERVE] = Field(
-        default=EvalHandlingEnum.STOP_TRAIN,
-        description="How `serve` treats rollouts while it evaluates: STOP_TRAIN, LIMIT_TRAIN or NONE.",
-    )
-    eval_limit_ratio: Annotated[float, SERVE] = Field(
-        default=0.5,
-        description="Share of rollouts that continue during an evaluation, if eval_handling is LIMIT_TRAIN.",
-    )
-
-    # Settings of Atropos without effect, and those that are rejected.
-    batch_size: Annotated[int, IGNORED] = -1
-    min_items_sent_before_logging: Annotated[int, IGNORED] = 2
-    num_rollouts_per_group_for_logging: Annotated[int, IGNORED] = 1
-    thinking_mode: Annotated[bool, Facts(use_instead="--openai.extra_body")] = False
-    reasoning_effort: Annotated[
-        str | None, Facts(use_instead="--openai.extra_body, for example '{reasoning_effort: high}'")
-    ] = None
-    max_reasoning_tokens: Annotated[int | None, Facts(use_instead="--openai.extra_body")] = Field(
-        default=None, ge=1024, le=32000
-    )
-    custom_thinking_prompt: Annotated[str | None, Facts(use_instead="--env.ephemeral_system_prompt")] = None
-
     @field_validator("distribution")
     @classmethod
     def _check_distribution(cls, value: str | None) -> str | None:
@@ -440,16 +331,6 @@ class HermesAgentEnvConfig(RemovedSettings):
             raise ValueError("compress_context_to has no effect without compress_context_at")
         if at is not None and not 0 < (at // 2 if to is None else to) < at:
             raise ValueError(f"compress_context_to must be between 0 and compress_context_at, {at}; it is {to}")
-        return self
-
-    @field_validator("split_rollouts", mode="before")
-    @classmethod
-    def _rename_split(cls, value: Any) -> Any:
-        return "all" if value == "advantages" else value
-
-    @model_validator(mode="after")
-    def _check_split(self) -> HermesAgentEnvConfig:
-        check_split(SplitRollouts(self.split_rollouts), self.discarded_attempts)
         return self
 
     @field_validator("total_steps")
@@ -494,7 +375,7 @@ class HermesAgentEnvConfig(RemovedSettings):
         """The settings that decide what a run writes, as JSON: they must be the same in a second start."""
         deciding = {"always", "evaluation" if evaluation else "training"}
         others = {name for name in type(self).model_fields if facts_of(type(self), name).content not in deciding}
-        found = _without_values(self.model_dump(mode="json", exclude=others))
+        found = without_secrets(self.model_dump(mode="json", exclude=others))
         if self.judge_server is not None:  # its address says nothing about its answers
             found["judge_server"].pop("base_url", None)
         return found
@@ -503,7 +384,7 @@ class HermesAgentEnvConfig(RemovedSettings):
         """The settings that others may read, as JSON."""
         removed = {name for name in type(self).model_fields if facts_of(type(self), name).removed}
         secret = {"terminal_options", "rollout_server_token"}
-        return _without_values(self.model_dump(mode="json", exclude={*secret, *removed}))
+        return without_secrets(self.model_dump(mode="json", exclude={*secret, *removed}))
 
 
 def _names(model: type[BaseModel]) -> set[str]:
@@ -514,74 +395,3 @@ def _names(model: type[BaseModel]) -> set[str]:
         choices = alias.choices if isinstance(alias, AliasChoices) else [alias]
         names |= {str(choice.path[0]) if isinstance(choice, AliasPath) else str(choice) for choice in choices if choice}
     return names
-
-
-def chosen_values(config: BaseModel, defaults: type[BaseModel] | None = None) -> dict[str, Any]:
-    """The values that were set, and those that differ from the defaults of the class `defaults`, or of their own class.
-
-    Settings made from them know which of theirs were chosen: `model_fields_set` is what was set.
-    """
-    fields = (defaults or type(config)).model_fields
-    values = config.model_dump(mode="python" if defaults is None else "json")
-    return {
-        name: value
-        for name, value in values.items()
-        if name in config.model_fields_set or name not in fields or not _is_default(fields[name], value)
-    }
-
-
-def _is_default(field: FieldInfo, value: Any) -> bool:
-    if getattr(field, "default_factory_takes_validated_data", False):
-        return False
-    return bool(value == field.get_default(call_default_factory=True))
-
-
-def is_chosen(config: HermesAgentEnvConfig, name: str) -> bool:
-    """Whether a setting has a value that somebody chose: it was set, or a subclass or class attribute defaults it."""
-    own = type(config).__mro__[: type(config).__mro__.index(HermesAgentEnvConfig)]
-    return name in config.model_fields_set or any(name in get_annotations(cls) for cls in own)
-
-
-def as_env_config(config: BaseModel, env_config_cls: type[HermesAgentEnvConfig]) -> HermesAgentEnvConfig:
-    """A copy of the settings as the environment's class, if they are of a base class of it or Atropos' `BaseEnvConfig`.
-
-    Of a base class, only the values that were chosen are taken: the others have the environment's defaults.
-    """
-    if isinstance(config, env_config_cls) or (
-        isinstance(config, HermesAgentEnvConfig) and not issubclass(env_config_cls, type(config))
-    ):
-        return config.model_copy(deep=True)  # two environments may be made from one object
-    try:
-        if isinstance(config, HermesAgentEnvConfig):
-            return env_config_cls(**chosen_values(config))
-        return env_config_cls(**chosen_values(config, env_config_cls))
-    except ValidationError as error:
-        raise SettingsError(f"{type(config).__name__} cannot be used as settings of an environment: {error}") from error
-
-
-def _without_values(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings without what may be a secret.
-
-    Of a sandbox's variables, of `extra_body` and of what is ephemeral, digests are written, which still show a change.
-    URLs lose their login.
-    """
-    digested: dict[str, Any] = {
-        field: {name: _digest(value) for name, value in settings[field].items()}
-        for field in ("terminal_env", "extra_body")
-        if settings.get(field)
-    }
-    ephemeral = ("ephemeral_system_prompt", "prefill_messages")
-    digested |= {field: _digest(settings[field]) for field in ephemeral if settings.get(field)}
-    for field in ("compress_context_with", "judge_server"):
-        if isinstance(server := settings.get(field), dict):
-            digested[field] = {name: _without_login(value) for name, value in server.items() if name != "api_key"}
-    return {**{name: _without_login(value) for name, value in settings.items()}, **digested}
-
-
-def _digest(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
-    return sha256(text.encode()).hexdigest()[:16]
-
-
-def _without_login(value: Any) -> Any:
-    return LOGIN.sub(r"\g<scheme>", value) if isinstance(value, str) else value

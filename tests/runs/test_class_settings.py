@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, mo
 from backends.errors import SettingsError
 from lachesis import HermesAgentBaseEnv, HermesAgentEnvConfig, ServerConfig
 from lachesis.runs import command_line as cli
-from lachesis.settings.settings import as_env_config, is_chosen
+from lachesis.settings.chosen import as_env_config, is_chosen
 from lachesis_tokens.server.serving import load_tokenizer
 
 SERVER = ["--openai.base_url", "http://127.0.0.1:1/v1", "--openai.model_name", "m"]

@@ -29,7 +29,8 @@ from lachesis.runs.pipeline import Flight, Pipeline, Sink
 from lachesis.runs.progress import Standing
 from lachesis.runs.registration import TrainerInfo
 from lachesis.runs.serve_result import ServeResult
-from lachesis.settings.settings import HermesAgentEnvConfig, is_chosen
+from lachesis.settings.chosen import is_chosen
+from lachesis.settings.settings import HermesAgentEnvConfig
 from lachesis_messages.records.jsonl import JsonlError, JsonlWriter
 from lachesis_tokens.samples.decision import SAME_SCORES
 from lachesis_train.evaluation_schedule import EvaluationSchedule

@@ -25,7 +25,8 @@ from pydantic import Field
 from backends.errors import SettingsError
 from lachesis.loop.outcome import Outcome
 from lachesis.rewards.reward import Reward
-from lachesis.settings.settings import HermesAgentEnvConfig, is_chosen
+from lachesis.settings.chosen import is_chosen
+from lachesis.settings.settings import HermesAgentEnvConfig
 from lachesis_compat.guests.guest_env import GuestEnv, GuestFailed, GuestVerdict
 
 if TYPE_CHECKING:

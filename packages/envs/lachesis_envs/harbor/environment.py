@@ -25,7 +25,8 @@ from lachesis.loop.result import AgentResult, ProgramRun
 from lachesis.loop.rollout import Rollout
 from lachesis.rewards.agent_fault import AgentFault
 from lachesis.runs.run_folder import data_folder
-from lachesis.settings.settings import HermesAgentEnvConfig, is_chosen
+from lachesis.settings.chosen import is_chosen
+from lachesis.settings.settings import HermesAgentEnvConfig
 from lachesis.tool_context.tool_context import ToolContext
 from lachesis_envs.harbor.causes import Invalid
 from lachesis_envs.harbor.grading import Grading

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from lachesis.base_env import HermesAgentBaseEnv
-from lachesis.settings.settings import is_chosen
+from lachesis.settings.chosen import is_chosen
 
 if TYPE_CHECKING:
     from lachesis.loop.loop import HermesAgentLoop

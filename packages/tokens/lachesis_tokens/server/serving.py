@@ -13,9 +13,10 @@ from urllib.request import getproxies
 
 from backends.lazy import quiet_imports
 from lachesis.runs.environment import Environment
+from lachesis.settings.chosen import is_chosen
 from lachesis.settings.class_settings import source_of
 from lachesis.settings.server_settings import EMBEDDED, ServerConfig, ServerConfigError
-from lachesis.settings.settings import HermesAgentEnvConfig, is_chosen
+from lachesis.settings.settings import HermesAgentEnvConfig
 from lachesis_client import ServerSettings
 from lachesis_client.errors import TemplateError
 from lachesis_tokens.engines import TokenEngine, create_engine
