@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import signal
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -49,6 +49,16 @@ async def run_all(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     for task in sorted(tasks, key=lambda task: task not in ended):  # an error before those that it caused
         task.result()
     return [task.result() for task in tasks]
+
+
+async def cancel_all(tasks: Collection[asyncio.Task[None]]) -> None:
+    """Cancel the tasks, and wait until each has released what it holds. What they raise is not raised or reported."""
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        ended, _ = await asyncio.wait(tasks)
+        for task in ended:
+            seen(task)
 
 
 def stop_event() -> asyncio.Event:

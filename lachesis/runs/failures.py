@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
@@ -10,12 +11,14 @@ from typing import Any
 
 from rich.console import Console
 
+from backends import BackendError
 from backends.errors import ExitCode, LachesisError
 from backends.text import counted
 from lachesis.figures.running_figures import Causes
 from lachesis.figures.tool_failures import VARYING
 from lachesis.runs.decisions import Decision, LeftOut
-from lachesis.tracebacks import in_one_line
+from lachesis.tracebacks import explained, headline, in_one_line
+from lachesis_client import InferenceError
 
 MAX_TRACEBACKS = 5
 """Different exceptions of the environment that are printed in full."""
@@ -202,3 +205,19 @@ class FailureBrake:
                     ]
                 )
             )
+
+
+def broken(error: BaseException, timeout: asyncio.Timeout, seconds: float) -> LeftOut:
+    """The decision about a group whose `play` raised."""
+    if timeout.expired():
+        detail = f"the group took longer than {seconds:g} s; see env.worker_timeout"
+        return LeftOut("worker timeout", detail, unscored_because=detail)
+    trace = explained(error)
+    return LeftOut("failed", headline(error), again=True, tracebacks=[trace])
+
+
+def is_infrastructure(error: BaseException) -> bool:
+    """Whether an exception of `play` may come from broken infrastructure; any other one is a bug in an override."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(map(is_infrastructure, error.exceptions))
+    return isinstance(error, BackendError | InferenceError | OSError)

@@ -29,11 +29,11 @@ from lachesis.runs.failures import ItemJob
 from lachesis.runs.group_records import group_record, trajectories_of
 from lachesis.runs.ledger import Ledger
 from lachesis.runs.own_code import OwnCode
-from lachesis.runs.pipeline import Pipeline, Sink
 from lachesis.runs.progress import Standing
 from lachesis.runs.reports import write_report
 from lachesis.runs.results import RunFiles
 from lachesis.runs.run_folder import RunFolderError
+from lachesis.runs.sink import RunCounts, Sink
 from lachesis_messages.records.digests import certified
 from lachesis_messages.records.jsonl import JsonlWriter, read_lines
 
@@ -150,16 +150,16 @@ class FileSink(Sink[PlayedGroup]):
         self._failures = stack.enter_context(JsonlWriter(self.files.failures))
         self._complete_trajectories()
 
-    def standing(self, pipeline: Pipeline[PlayedGroup]) -> Standing:
-        return self._standing(pipeline, [counted(self.figures.figures.rollouts, "rollout")] if self.size > 1 else [])
+    def standing(self, counts: RunCounts) -> Standing:
+        return self._standing(counts, [counted(self.figures.figures.rollouts, "rollout")] if self.size > 1 else [])
 
-    def _standing(self, pipeline: Pipeline[PlayedGroup], notes: list[str]) -> Standing:
+    def _standing(self, counts: RunCounts, notes: list[str]) -> Standing:
         ended = self.played + self.failed_groups + self.declined + self.left_to_agents
         if self.failed_groups and self.evaluation is None:
             notes.append(f"{self.failed_groups} failed")
-        if pipeline.playing:
-            notes.append(f"{pipeline.playing} in flight")
-        rows = list(self.figures.rows(fresh=bool(pipeline.reason)))
+        if counts.playing:
+            notes.append(f"{counts.playing} in flight")
+        rows = list(self.figures.rows(fresh=bool(counts.reason)))
         # An earlier start may have been of more items.
         total = self.total if self.total < 0 else max(self.total, self.settled_groups)
         part = max(0.0, self.figures.figures.rollouts / max(1, self.size) - ended)

@@ -9,10 +9,11 @@ from typing import Any, Generic, TypeVar
 from backends.text import counted
 from lachesis.runs.doubts import MOST_HELD, why_held
 from lachesis.runs.failures import ItemJob, RunStopped
+from lachesis.runs.sink import Flight
 
 G = TypeVar("G")
 
-Finish = Callable[[ItemJob, G, Any], Awaitable[None]]
+Finish = Callable[[ItemJob, G, Flight], Awaitable[None]]
 """Decides about a group and hands it to the sink."""
 
 
@@ -28,7 +29,7 @@ class HeldGroups(Generic[G]):
         self._ask_again = ask_again
         self._finish = finish
         self._most = max(MOST_HELD, most)
-        self._waiting: list[tuple[ItemJob, G, Any]] = []
+        self._waiting: list[tuple[ItemJob, G, Flight]] = []
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -38,7 +39,7 @@ class HeldGroups(Generic[G]):
         """So many wait that no other group begins before they are settled."""
         return len(self._waiting) >= self._most
 
-    def put(self, job: ItemJob, group: G, flight: Any) -> None:
+    def put(self, job: ItemJob, group: G, flight: Flight) -> None:
         self._waiting.append((job, group, flight))
 
     async def ask(self, *, last: bool = False) -> None:

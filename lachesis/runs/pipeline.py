@@ -9,29 +9,25 @@ from __future__ import annotations
 
 import asyncio
 import math
-import signal
 import time
-from abc import ABC, abstractmethod
 from array import array
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Container, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager, suppress
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, Generic, TypeVar
 
 from rich.console import Console
 
-from backends import BackendError
-from backends.tasks import cancel_requests, finish
+from backends.tasks import cancel_all, cancel_requests, finish
 from backends.text import counted
 from lachesis.figures.item_keys import ItemKeys, or_none, part_key
 from lachesis.runs.decisions import Decision, Kept, LeftOut
-from lachesis.runs.failures import FailureBrake, ItemJob, Retries, RunStopped
+from lachesis.runs.failures import FailureBrake, ItemJob, Retries, RunStopped, broken, is_infrastructure
 from lachesis.runs.held_groups import HeldGroups
-from lachesis.runs.progress import Progress, Standing
-from lachesis.tracebacks import explained, headline
-from lachesis_client import InferenceError
+from lachesis.runs.progress import Progress
+from lachesis.runs.signals import stopped_by_signals
+from lachesis.runs.sink import Flight, Sink
 
 G = TypeVar("G")
 
@@ -45,85 +41,6 @@ AskAgain = Callable[..., G]
 """`(group, last=False)`; after the last time, nothing is in doubt."""
 
 _TICK = 1.0
-
-
-@dataclass(slots=True, eq=False)
-class Flight:
-    """A group in flight."""
-
-    job: ItemJob
-    step: int
-    """The sink's when it began, or an earlier one that the trainer has gone back to since."""
-    alone: bool = False
-    """Begun while groups failed, to see whether one succeeds again."""
-    limit: asyncio.Timeout | None = None
-    """Around `play`; None before and after it."""
-    ended: LeftOut | None = None
-    """Why it was ended early."""
-
-    def end(self, decision: LeftOut) -> None:
-        """Cancel it, if it still plays."""
-        if self.limit is not None and self.ended is None and not self.limit.expired():
-            self.ended = decision
-            self.limit.reschedule(asyncio.get_running_loop().time())
-
-
-class Sink(ABC, Generic[G]):
-    """Where finished groups go, and how fast they are wanted."""
-
-    done: Container[str]
-    """Keys of items that are not to be played again."""
-    workers: int
-    """Groups in flight at most."""
-    limit: int | None = None
-    """Groups that this start begins at most; None for any number. Known once the sink is open."""
-    step: int = 0
-    """The trainer's step, for groups that begin now."""
-    ends_groups = False
-    """Whether groups in flight may become too old."""
-    retry_pause: float | None = None
-    """Seconds before a broken group is played again (`Retries`); None leaves it to the next start."""
-
-    @abstractmethod
-    def opened(self, changed: Callable[[], None]) -> AbstractAsyncContextManager[None]:
-        """Around the run. `changed` wakes the loop."""
-
-    @abstractmethod
-    def decide(self, group: G) -> Decision:
-        """Whether the group is kept, and as what. Runs in a thread: it may take its time."""
-
-    @abstractmethod
-    async def accept(self, job: ItemJob, decision: Decision, step: int) -> Decision:
-        """Write the group down; when this returns, it survives `kill -9`. `step` is that of its flight."""
-
-    @abstractmethod
-    def standing(self, pipeline: Pipeline[G]) -> Standing:
-        """How the run goes, for the progress display."""
-
-    def room(self, busy: int, flights: Collection[Flight]) -> int:
-        """Groups that may begin now, with `busy` in flight or about to be: `flights` are those that have begun."""
-        return self.workers - busy
-
-    def too_old(self, step: int) -> LeftOut | None:
-        """The decision about a group that began at `step`, if it is too old even when it finishes now."""
-        return None
-
-    async def check(self) -> None:
-        """Called once per turn of the loop. An exception ends the run."""
-
-    def ending(self) -> str:
-        """Why the run is to end although there are items; empty while it is not."""
-        return ""
-
-    @property
-    def settled(self) -> bool:
-        """Nothing that was accepted is still on its way."""
-        return True
-
-    @property
-    def background(self) -> set[asyncio.Task[None]]:
-        """Tasks that get the grace period to finish, as groups in flight do."""
-        return set()
 
 
 @dataclass(kw_only=True, eq=False)
@@ -199,7 +116,7 @@ class Pipeline(Generic[G]):
             RunStopped: the run cannot go on; the message says why.
         """
         # A signal while the sink closes must not end the process before its cleanup: the handlers stay until then.
-        with _signals(self.stop if signals else None):
+        with stopped_by_signals(self.stop if signals else None):
             async with self.sink.opened(self._notice):
                 with Progress(self.console, self.title) as progress:
                     progress.show(self.sink.standing(self))
@@ -311,8 +228,8 @@ class Pipeline(Generic[G]):
         except (Exception, asyncio.CancelledError) as error:
             if isinstance(error, asyncio.CancelledError) and cancel_requests():
                 raise
-            decision = flight.ended or _broken(error, timeout, self.timeout)
-            finishing = asyncio.ensure_future(self._fail(flight, decision, blameless=_is_infrastructure(error)))
+            decision = flight.ended or broken(error, timeout, self.timeout)
+            finishing = asyncio.ensure_future(self._fail(flight, decision, blameless=is_infrastructure(error)))
         else:
             finishing = asyncio.ensure_future(self._finish(flight, groups))
         try:
@@ -428,7 +345,7 @@ class Pipeline(Generic[G]):
         """Let groups in flight finish within the grace period, and see the end of every task."""
         ends = time.monotonic() + self.grace_period
         self.reason = self.reason or "the run failed"
-        await _cancel(self._drawing)
+        await cancel_all(self._drawing)
         working: set[asyncio.Task[None]] = {*self._playing, *self.sink.background}
         if self._playing and not self._hurry.is_set():
             self.tell(
@@ -442,63 +359,8 @@ class Pipeline(Generic[G]):
         hurry.cancel()
         if self.grace_period and (given_up := len(working & self._playing.keys())):
             self.tell(f"{counted(given_up, 'group')} did not finish; the next start plays their items again")
-        await _cancel(working)
+        await cancel_all(working)
         await self._held.release()
         for task in self._playing:
             if not task.cancelled() and (error := task.exception()) is not None:
                 raise error
-
-
-def _broken(error: BaseException, timeout: asyncio.Timeout, seconds: float) -> LeftOut:
-    """The decision about a group whose `play` raised."""
-    if timeout.expired():
-        detail = f"the group took longer than {seconds:g} s; see env.worker_timeout"
-        return LeftOut("worker timeout", detail, unscored_because=detail)
-    trace = explained(error)
-    return LeftOut("failed", headline(error), again=True, tracebacks=[trace])
-
-
-def _is_infrastructure(error: BaseException) -> bool:
-    """Whether an exception of `play` may come from broken infrastructure; any other one is a bug in an override."""
-    if isinstance(error, BaseExceptionGroup):
-        return all(map(_is_infrastructure, error.exceptions))
-    return isinstance(error, BackendError | InferenceError | OSError)
-
-
-async def _cancel(tasks: set[asyncio.Task[None]]) -> None:
-    """Cancel and await: a cancelled group releases its sandboxes first."""
-    for task in tasks:
-        task.cancel()
-    if tasks:
-        ended, _ = await asyncio.wait(tasks)
-        for task in ended:
-            if not task.cancelled():
-                task.exception()  # the run ends for another reason: asyncio is not to report this one
-
-
-@contextmanager
-def _signals(stop: Callable[[str], None] | None) -> Iterator[None]:
-    """SIGTERM and Ctrl-C call `stop` inside, in the main thread only; after it, what they did before.
-
-    A handler that the loop had before is replaced by the cancellation of this task: asyncio does not tell what it was,
-    and the commands install that one.
-    """
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
-    assert task is not None
-    restore: list[Callable[[], Any]] = []
-    for number in (signal.SIGTERM, signal.SIGINT):
-        if stop is None:
-            break
-        earlier = signal.getsignal(number)
-        with suppress(NotImplementedError, ValueError, RuntimeError):
-            loop.add_signal_handler(number, stop, number.name)
-            if earlier == signal.getsignal(number):  # the function that asyncio registers for each of its signals
-                restore.append(partial(loop.add_signal_handler, number, task.cancel))
-            else:
-                restore.append(partial(loop.remove_signal_handler, number))
-                restore.append(partial(signal.signal, number, earlier))
-    try:
-        yield
-    finally:
-        for call in restore:
-            call()

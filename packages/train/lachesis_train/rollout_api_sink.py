@@ -25,10 +25,10 @@ from backends.text import counted
 from lachesis.figures.running_figures import RunningFigures
 from lachesis.runs.decisions import Decision, Kept, LeftOut
 from lachesis.runs.failures import ItemJob, RunStopped
-from lachesis.runs.pipeline import Flight, Pipeline, Sink
 from lachesis.runs.progress import Standing
 from lachesis.runs.registration import TrainerInfo
 from lachesis.runs.serve_result import ServeResult
+from lachesis.runs.sink import Flight, RunCounts, Sink
 from lachesis.settings.chosen import is_chosen
 from lachesis.settings.settings import HermesAgentEnvConfig
 from lachesis_messages.records.jsonl import JsonlError, JsonlWriter
@@ -344,9 +344,9 @@ class RolloutApiSink(Sink[G]):
 
     # Figures.
 
-    def standing(self, pipeline: Pipeline[G]) -> Standing:
-        result = self.result(pipeline)
-        rows = list(self.figures.rows(fresh=bool(pipeline.reason)))
+    def standing(self, counts: RunCounts) -> Standing:
+        result = self.result(counts)
+        rows = list(self.figures.rows(fresh=bool(counts.reason)))
         return Standing(result.step, result.total, "step", result.line(), rows)
 
     def age_metrics(self) -> dict[str, float]:
@@ -359,7 +359,7 @@ class RolloutApiSink(Sink[G]):
         left_out = self.outbox.state.refused[TOO_OLD]
         return {"train/age_mean": mean, "train/age_max": max(ages), "train/too_old": left_out}
 
-    def result(self, pipeline: Pipeline[G]) -> ServeResult:
+    def result(self, counts: RunCounts) -> ServeResult:
         state = self.outbox.state
         return ServeResult(
             step=state.known.step if state.known is not None else 0,
@@ -374,14 +374,14 @@ class RolloutApiSink(Sink[G]):
             ages=dict(state.ages),
             oldest=state.oldest.key if state.oldest is not None else "",
             max_staleness=self.cap.most,
-            replayed=dict(pipeline.replayed),
+            replayed=dict(counts.replayed),
             held_by=f"{self.held_by.job.key}, begun at step {self.held_by.step}" if self.held_by is not None else "",
             held_seconds=self.held_seconds,
             requeued=state.requeued,
-            groups=pipeline.groups,
-            rollouts=pipeline.rollouts,
-            reward=fmean(pipeline.rewards) if pipeline.rewards else math.nan,
-            playing=pipeline.playing,
+            groups=counts.groups,
+            rollouts=counts.rollouts,
+            reward=fmean(counts.rewards) if counts.rewards else math.nan,
+            playing=counts.playing,
             trouble=self.relay.trouble,
-            reason=pipeline.reason,
+            reason=counts.reason,
         )

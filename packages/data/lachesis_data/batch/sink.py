@@ -25,11 +25,11 @@ from lachesis.runs.decisions import Decision, Kept, LeftOut
 from lachesis.runs.failures import ItemJob
 from lachesis.runs.file_sink import FileSink, to_its_end, unscored_groups
 from lachesis.runs.group_records import group_record
-from lachesis.runs.pipeline import Pipeline
 from lachesis.runs.progress import Standing
 from lachesis.runs.reports import write_report
 from lachesis.runs.results import RunFiles
 from lachesis.runs.run_folder import RunFolderError
+from lachesis.runs.sink import RunCounts
 from lachesis_data.batch.entries import NO_ANSWER, NO_REASONING, EntryFormat
 from lachesis_data.batch.files import CHECKPOINT, STATISTICS, BatchFiles, write_json
 from lachesis_data.batch.totals import BatchTotals, Caps, completion_tokens
@@ -313,11 +313,11 @@ class BatchSink(FileSink):
     def ending(self) -> str:
         return self.caps.reached(self.totals, self.started)
 
-    def standing(self, pipeline: Pipeline[PlayedGroup]) -> Standing:
+    def standing(self, counts: RunCounts) -> Standing:
         notes = [f"{self.totals.discarded} discarded for no reasoning"] if self.totals.discarded else []
         if (cost := self.caps.cost_of(self.totals)) is not None:
             notes.append(f"cost {cost:.4f}")
-        return self._standing(pipeline, notes)
+        return self._standing(counts, notes)
 
     # The end.
 
