@@ -7,54 +7,34 @@ sampled is reachable from `AgentResult.history`, rolled-back ones under `history
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 from backends import BackendError, SandboxExhausted
 from lachesis.loop.clock import RolloutClock, WaitedTooLong
 from lachesis.loop.context_edits import Compression, RolloutCompression
+from lachesis.loop.conversation import AgentConversation
 from lachesis.loop.interrupted import note_agent
 from lachesis.loop.open_runs import note_failure
 from lachesis.loop.outcome import Outcome
 from lachesis.loop.result import AgentResult, TokenCount, ToolCount, ToolError
-from lachesis.loop.tool_calls import ExecuteTools, in_open_run
+from lachesis.loop.tool_calls import ExecuteTools, in_open_run, unrun
 from lachesis.loop.turn_check import RESAMPLED, TurnCheck, check_turn
 from lachesis_client import ContextExhausted, InferenceError
 from lachesis_client.balancer import Split
-from lachesis_client.chat_completion_server import ChatCompletionServer, CompletionSource
+from lachesis_client.chat_completion_server import ChatCompletionServer, ChatServer, CompletionSource
 from lachesis_client.errors import ConversationRefused, FirstPromptTooLong, TurnRejected
 from lachesis_messages.history import MessageHistory
-from lachesis_messages.markup import split_scratchpad
-from lachesis_messages.message_rules import validate_messages
-from lachesis_messages.messages import FinishReason, Message, ToolCall, joined_reasoning
+from lachesis_messages.messages import FinishReason, Message, ToolCall
 from lachesis_messages.responses import ChatResponse, ToolResponse
 from lachesis_tools import ToolCrashed, ToolResult
 from lachesis_tools.budget import ResultBudget
 
 _OF_A_FULL_CONTEXT = (Outcome.CONTEXT_EXHAUSTED, Outcome.MODEL_ERROR)
 """How a rollout ends whose next completion has too little room."""
-
-
-class ChatServer(Protocol):
-    """Where completions come from: one server, or a router over several."""
-
-    async def chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        temperature: float | None = None,
-        max_tokens: int | None = None,
-        extra_body: Mapping[str, Any] | None = None,
-        split: Split = "train",
-    ) -> ChatResponse:
-        """`messages` is a MessageHistory: a list of OpenAI dicts, reasoning under `reasoning`, that also knows which of
-        its messages were sampled."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +148,7 @@ class HermesAgentLoop:
 
 
 class _Rollout:
-    """The state of one run. `request` is the conversation that the model sees: `history`, or a copy with the ephemeral
-    parts added."""
+    """The state of one run."""
 
     def __init__(
         self, loop: HermesAgentLoop, messages: Sequence[Mapping[str, Any]], execute: ExecuteTools | None
@@ -179,21 +158,8 @@ class _Rollout:
         # Of its class: a wrapper that passes unknown attributes on has a `chat` that goes around the wrapper.
         given: Any = loop.server
         self.server = given if hasattr(type(given), "chat") else ChatCompletionServer(given)
-        self.history = MessageHistory(messages)
-        validate_messages(node.message for node in self.history.nodes())
-        self.request = self.history
-        if loop.ephemeral_system_prompt or loop.prefill_messages:
-            kept = self.history.to_openai("reasoning")
-            shown = _request_messages(kept, loop.ephemeral_system_prompt, loop.prefill_messages)
-            self.request = MessageHistory(shown)
-        self.offset = len(self.request) - len(self.history)
-        self.answered_length = len(self.history)
-        """Messages up to here are a conversation without open tool calls."""
-        self.good_length = len(self.history)
-        """Messages up to here end with a turn that had no flaw."""
-        self.turn_began = len(self.history)
-        """The last turn that was answered begins here."""
-        self.call_ids = {call.id for node in self.request.nodes() for call in node.message.tool_calls}
+        self.conversation = AgentConversation(messages, loop.ephemeral_system_prompt, loop.prefill_messages)
+        self.call_ids = {call.id for node in self.conversation.request.nodes() for call in node.message.tool_calls}
         self.turns = 0
         self.faulty_turns = 0
         self.tool_calls = 0
@@ -209,8 +175,7 @@ class _Rollout:
         self.compression: RolloutCompression | None = None
         if loop.compression is not None:
             self.compression = loop.compression.of_rollout(self, max_resamples=limits.max_resamples)
-            for node in self.history.nodes():
-                self.compression.size.add(node.message)
+            self.conversation.count_with(self.compression.size)
 
     async def play(self) -> AgentResult:
         error: Exception | None = None
@@ -234,7 +199,7 @@ class _Rollout:
             outcome, reason = Outcome.REFUSED, str(refused)
         except TurnRejected as refused:
             outcome, reason = Outcome.MODEL_ERROR, str(refused)
-            self.answered_length = self.turn_began
+            self.conversation.answered_length = self.conversation.turn_began
         except ToolCrashed as crashed:
             asked = crashed.__cause__  # a tool may ask a model server itself
             error = asked if isinstance(asked, InferenceError) else crashed
@@ -263,8 +228,9 @@ class _Rollout:
         if compression is not None and compression.broken and full:
             outcome, error = Outcome.INFRA_ERROR, compression.broken
             reason = f"{reason}; its context could not be compressed: {error}"
-        if len(self.history) > self.answered_length:
-            self.rewind(self.answered_length, f"unfinished turn: {reason}")
+        conversation = self.conversation
+        if len(conversation.history) > conversation.answered_length:
+            conversation.rewind(conversation.answered_length, f"unfinished turn: {reason}")
         return AgentResult(
             turns_used=self.turns,
             finished_naturally=outcome is Outcome.COMPLETED,
@@ -272,7 +238,7 @@ class _Rollout:
             tool_errors=self.tool_errors,
             outcome=outcome,
             reason=reason,
-            history=self.history,
+            history=conversation.history,
             tool_counts=self.tool_counts,
             tokens=self.tokens,
             api_calls=self.api_calls,
@@ -296,12 +262,13 @@ class _Rollout:
         self.turns += 1
         self.reasoning.append(message.reasoning)
         if not message.tool_calls:
-            self.answered_length = len(self.history)
+            self.conversation.answered_length = len(self.conversation.history)
             if response.finish_reason is FinishReason.LENGTH:
                 raise _Ended(Outcome.CONTEXT_EXHAUSTED, "the token limit cut the answer off")
-            if self.loop.follow_up is not None and (text := await self.loop.follow_up(self.history)) is not None:
-                self.append(Message("user", text))
-                self.turn_began = self.answered_length = self.good_length = len(self.history)
+            ask_user, history = self.loop.follow_up, self.conversation.history
+            if ask_user is not None and (text := await ask_user(history)) is not None:
+                self.conversation.append(Message("user", text))
+                self.conversation.begin_turn()
                 self.faulty_turns = 0
                 return
             raise _Ended(Outcome.COMPLETED, "the model answered")
@@ -340,7 +307,7 @@ class _Rollout:
         while True:
             response = await self.ask()
             response = response.with_new_call_ids(self.call_ids)
-            self.append(response)
+            self.conversation.append(response)
             if self.clock.used_up:
                 raise _Ended(Outcome.TIMEOUT, self.time_is_over())
             if response.finish_reason is FinishReason.CONTENT_FILTER:
@@ -351,7 +318,7 @@ class _Rollout:
                 return response, check
             attempts += 1
             described = f"{check.flaw.value}: {check.detail}" if check.detail else check.flaw.value
-            self.rewind(self.answered_length, described, attempt=True)
+            self.conversation.rewind(self.conversation.answered_length, described, attempt=True)
             if attempts > self.loop.limits.max_resamples:
                 raise _Ended(
                     Outcome.MODEL_ERROR, f"{attempts} unusable completions in a row, the last one: {described}"
@@ -362,7 +329,7 @@ class _Rollout:
         loop = self.loop
         self.clock.ask()
         response = await self.server.chat(
-            self.request,
+            self.conversation.request,
             tools=loop.tool_schemas or None,
             temperature=loop.temperature,
             max_tokens=loop.max_tokens,
@@ -370,8 +337,10 @@ class _Rollout:
             split=loop.split,
         )
         self.clock.answered(response.latency)
-        self.count(response)
-        return _with_scratchpad_read(response)
+        self.api_calls += 1
+        self.seconds_in_model += response.latency
+        self.tokens.add(response.usage)
+        return response.with_scratchpad_read()
 
     async def wait_for(self, answer: Awaitable[str]) -> str:
         """The answer of a server other than the policy's: its time does not count as the agent's."""
@@ -400,7 +369,7 @@ class _Rollout:
             results = {call.id: result for call, result in zip(allowed, done, strict=True)}
             self.tool_calls += len(allowed)
         for call in message.tool_calls:
-            self.answer(call, results.get(call.id) or _unrun(call, check, ran=results))
+            self.answer(call, results.get(call.id) or unrun(call, check, ran=results))
 
     def answer(self, call: ToolCall, result: ToolResult) -> None:
         response = ToolResponse(
@@ -409,7 +378,7 @@ class _Rollout:
             duration=result.duration,
             error=result.error,
         )
-        self.append(response)
+        self.conversation.append(response)
         count = self.tool_counts.setdefault(call.name, ToolCount())
         if result.error is None:
             count.success += 1
@@ -419,93 +388,12 @@ class _Rollout:
 
     def settle(self, check: TurnCheck) -> None:
         """The turn is answered. After too many faulty ones in a row, give up and roll back to before the first."""
-        self.turn_began, self.answered_length = self.answered_length, len(self.history)
+        self.conversation.end_turn(good=check.flaw is None)
         if check.flaw is None:
             self.faulty_turns = 0
-            self.good_length = self.answered_length
             return
         self.faulty_turns += 1
         if self.faulty_turns >= self.loop.limits.max_faulty_turns:
             reason = f"{self.faulty_turns} faulty turns in a row, the last one: {check.flaw.value}: {check.detail}"
-            self.rewind(self.good_length, reason)
+            self.conversation.rewind(self.conversation.good_length, reason)
             raise _Ended(Outcome.MODEL_ERROR, reason)
-
-    def count(self, response: ChatResponse) -> None:
-        self.api_calls += 1
-        self.seconds_in_model += response.latency
-        self.tokens.add(response.usage)
-
-    def append(self, entry: ChatResponse | ToolResponse | Message) -> None:
-        self.history.append(entry)
-        if self.request is not self.history:
-            self.request.append(entry)
-        if self.compression is not None:
-            self.compression.size.add(entry)
-
-    def rewind(self, length: int, reason: str, *, attempt: bool = False) -> None:
-        self.history.rewind(length, reason, attempt=attempt)
-        if self.request is not self.history:
-            self.request.rewind(self.offset + length, reason, attempt=attempt)
-        if self.compression is not None:
-            self.compression.size.cut(length)
-
-    def replace(self, start: int, stop: int, *messages: Message) -> None:
-        """Put `messages` in the place of those from `start` to before `stop`, which ends a turn."""
-        self.history[start:stop] = messages
-        if self.request is not self.history:
-            self.request[self.offset + start : self.offset + stop] = messages
-        if self.compression is not None:
-            self.compression.size.replace(start, stop, *messages)
-        end, shift = start + len(messages), len(messages) - (stop - start)
-
-        def moved(length: int) -> int:
-            return length if length <= start else max(end, length + shift)
-
-        self.answered_length, self.good_length = moved(self.answered_length), moved(self.good_length)
-        self.turn_began = moved(self.turn_began)
-
-
-def _with_scratchpad_read(response: ChatResponse) -> ChatResponse:
-    """The response with the reasoning that a model without a format for it wrote as its prompt told it to."""
-    said = response.message
-    if not isinstance(said.content, str):
-        return response
-    thought, content = split_scratchpad(said.content)
-    if content == said.content:
-        return response
-    reasoning = joined_reasoning(said.reasoning, thought)
-    return replace(response, message=replace(said, content=content, reasoning=reasoning))
-
-
-def _unrun(call: ToolCall, check: TurnCheck, ran: Mapping[str, ToolResult]) -> ToolResult:
-    """The answer to a call that was not run."""
-    if call.id in check.faulty:
-        content = check.faulty[call.id]
-        return ToolResult(content=content, error=json.loads(content)["error"])
-    original = check.duplicates.get(call.id)
-    if original is not None and original in ran:
-        note = f"The same call was made twice in this turn and was run once; its result is that of {original}."
-        return ToolResult(content=json.dumps({"note": note}), error=ran[original].error)
-    error = "Not run: the budget of tool calls is used up."
-    return ToolResult(content=json.dumps({"error": error}), error=error)
-
-
-def _request_messages(
-    messages: Sequence[Mapping[str, Any]], ephemeral: str | None, prefill: Sequence[Mapping[str, Any]]
-) -> list[dict[str, Any]]:
-    """The first request: `messages`, the ephemeral prompt appended to the system message, then the prefill."""
-    request = [dict(message) for message in messages]
-    has_system = bool(request) and request[0]["role"] == "system"
-    if ephemeral:
-        if has_system:
-            said = request[0]["content"]
-            if isinstance(said, str):
-                request[0]["content"] = f"{said}\n\n{ephemeral}"
-            else:
-                request[0]["content"] = [*said, {"type": "text", "text": f"\n\n{ephemeral}"}]
-        else:
-            request.insert(0, {"role": "system", "content": ephemeral})
-            has_system = True
-    at = 1 if has_system else 0
-    request[at:at] = [dict(message) for message in prefill]
-    return request

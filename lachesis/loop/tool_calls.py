@@ -1,13 +1,15 @@
-"""Runs the tool calls of a turn: a session, or the one that a task has in the run that is open."""
+"""Runs the tool calls of a turn: in a session, or in the one that a task has in the run that is open."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Sequence
+import json
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from lachesis.loop.open_runs import OpenRun, open_run
+from lachesis.loop.turn_check import TurnCheck
 from lachesis_messages.messages import ToolCall
 from lachesis_tools import ToolRegistry, ToolResult, ToolSession, call_tools
 from lachesis_tools.budget import ResultBudget
@@ -63,3 +65,16 @@ def in_open_run(task_id: str, names: Collection[str], budget: ResultBudget) -> O
     Raises:
         NoOpenRun: no run is open."""
     return OpenRunCalls(open_run(task_id), task_id, names, budget)
+
+
+def unrun(call: ToolCall, check: TurnCheck, ran: Mapping[str, ToolResult]) -> ToolResult:
+    """The answer to a call that was not run."""
+    if call.id in check.faulty:
+        content = check.faulty[call.id]
+        return ToolResult(content=content, error=json.loads(content)["error"])
+    original = check.duplicates.get(call.id)
+    if original is not None and original in ran:
+        note = f"The same call was made twice in this turn and was run once; its result is that of {original}."
+        return ToolResult(content=json.dumps({"note": note}), error=ran[original].error)
+    error = "Not run: the budget of tool calls is used up."
+    return ToolResult(content=json.dumps({"error": error}), error=error)

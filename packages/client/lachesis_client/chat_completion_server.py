@@ -23,6 +23,24 @@ from lachesis_messages.messages import Message
 from lachesis_messages.responses import ChatResponse
 
 
+class ChatServer(Protocol):
+    """Where completions come from: one server, or a router over several."""
+
+    async def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        temperature: float | None = None,
+        max_tokens: int | None = None,
+        extra_body: Mapping[str, Any] | None = None,
+        split: Split = "train",
+    ) -> ChatResponse:
+        """`messages` is a MessageHistory: a list of OpenAI dicts, reasoning under `reasoning`, that also knows which of
+        its messages were sampled."""
+        ...
+
+
 class CompletionSource(Protocol):
     """Anything that answers OpenAI's keyword arguments with a chat completion, as an object or a dict."""
 

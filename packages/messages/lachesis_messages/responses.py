@@ -14,7 +14,8 @@ from hashlib import blake2b
 from typing import Any, Final, Protocol, TypeAlias
 
 from lachesis_messages.frozen import FrozenDict, freeze, freeze_dict
-from lachesis_messages.messages import FinishReason, Message, OpenAIMessage, Purpose
+from lachesis_messages.markup import split_scratchpad
+from lachesis_messages.messages import FinishReason, Message, OpenAIMessage, Purpose, joined_reasoning
 from lachesis_messages.tokens import SampledTokens, TokenPrefix
 
 
@@ -55,6 +56,17 @@ class ChatResponse:
     model_version: str | None = None
     """The server's name for the weights; None where it gives none."""
     purpose: Purpose = "turn"
+
+    def with_scratchpad_read(self) -> ChatResponse:
+        """The response with the reasoning that a model without a format for it wrote as its prompt told it to."""
+        said = self.message
+        if not isinstance(said.content, str):
+            return self
+        thought, content = split_scratchpad(said.content)
+        if content == said.content:
+            return self
+        reasoning = joined_reasoning(said.reasoning, thought)
+        return replace(self, message=replace(said, content=content, reasoning=reasoning))
 
     def with_new_call_ids(self, taken: set[str]) -> ChatResponse:
         """The response with call ids that are not `taken`, to which they are added: some servers count from zero every

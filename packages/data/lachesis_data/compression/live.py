@@ -15,6 +15,7 @@ from typing import Final, Protocol, TypeAlias
 
 from backends.errors import LachesisError
 from lachesis.loop.context_edits import ContextEdit
+from lachesis.loop.conversation import AgentConversation
 from lachesis.loop.turn_check import check_turn
 from lachesis_client import ContextExhausted
 from lachesis_client.errors import RequestRejected, TemplateError, TurnRejected
@@ -23,7 +24,6 @@ from lachesis_data.compression.conversation import PREFIX
 from lachesis_data.compression.region import Role, Turn, choose_region
 from lachesis_data.compression.settings import CompressionSettings
 from lachesis_data.compression.summary import clean_summary
-from lachesis_messages.history import MessageHistory
 from lachesis_messages.messages import Message
 from lachesis_messages.responses import ChatResponse, ToolResponse
 
@@ -75,15 +75,15 @@ class ContextCompression:
         """The number of tokens that a summary should have at most."""
         return max(1, min(750, self.target // 4))
 
-    def of_rollout(self, rollout: LiveConversation, *, max_resamples: int) -> LiveCompression:
+    def of_rollout(self, rollout: LiveRollout, *, max_resamples: int) -> LiveCompression:
         """The compression of one rollout."""
         return LiveCompression(self, rollout, max_resamples=max_resamples)
 
 
-class LiveConversation(Protocol):
-    """The rollout, as far as its compression needs it. Each change is told to `LiveCompression.size` too."""
+class LiveRollout(Protocol):
+    """The rollout, as far as its compression needs it. `LiveCompression.size` is told of each change."""
 
-    history: MessageHistory
+    conversation: AgentConversation
     turns: int
 
     async def ask(self) -> ChatResponse:
@@ -94,15 +94,11 @@ class LiveConversation(Protocol):
         """The answer. Its time is not the agent's own."""
         ...
 
-    def append(self, entry: ChatResponse | ToolResponse | Message) -> None: ...
-    def rewind(self, length: int, reason: str, *, attempt: bool = False) -> None: ...
-    def replace(self, start: int, stop: int, *messages: Message) -> None: ...
-
 
 class LiveCompression:
     """The compression of one rollout."""
 
-    def __init__(self, settings: ContextCompression, rollout: LiveConversation, *, max_resamples: int) -> None:
+    def __init__(self, settings: ContextCompression, rollout: LiveRollout, *, max_resamples: int) -> None:
         self.settings = settings
         self.size = ContextSize()
         self.edits: list[ContextEdit] = []
@@ -174,19 +170,19 @@ class LiveCompression:
 
     async def _own_summary(self) -> str:
         """The policy's, in the context as it is: the prompt continues the tokens so far."""
-        rollout, settings, attempts, flaw = self._rollout, self.settings, 0, ""
+        conversation, settings, attempts, flaw = self._rollout.conversation, self.settings, 0, ""
         instruction = INSTRUCTION.format(keep=settings.keep, words=max(20, settings.summary_tokens * 3 // 4))
         while attempts < self._attempts:
-            kept, last = len(rollout.history), rollout.history.nodes()[-1]
+            kept, last = len(conversation.history), conversation.history.nodes()[-1]
             asked, folded = Message("user", instruction), self._folds
             if folded:
                 kept, asked = kept - 1, _with(last.message, instruction)
-                rollout.rewind(kept, "instruction for a summary")
-            rollout.append(asked)
+                conversation.rewind(kept, "instruction for a summary")
+            conversation.append(asked)
             reason = "no summary"
             try:
-                response = replace(await rollout.ask(), purpose="summary")
-                rollout.append(response)
+                response = replace(await self._rollout.ask(), purpose="summary")
+                conversation.append(response)
                 text, flaw = _text_of(response)
                 reason = f"summary: {flaw}" if flaw else "summary of the conversation"
             except ContextExhausted as error:
@@ -198,9 +194,9 @@ class LiveCompression:
                 self._folds = True
                 continue
             finally:
-                rollout.rewind(kept, reason, attempt=bool(flaw))
+                conversation.rewind(kept, reason, attempt=bool(flaw))
                 if folded:
-                    rollout.append(last.origin if isinstance(last.origin, ToolResponse) else last.message)
+                    conversation.append(last.origin if isinstance(last.origin, ToolResponse) else last.message)
             if not flaw:
                 return text
             attempts += 1
@@ -218,14 +214,14 @@ class LiveCompression:
         if self._folds:
             task = next(at for at, each in enumerate(messages) if each.role == "user")
             self._task = self._task or messages[task]
-            self._rollout.replace(start, stop)
-            self._rollout.replace(task, task + 1, _with(self._task, summary.text))
+            self._rollout.conversation.replace(start, stop)
+            self._rollout.conversation.replace(task, task + 1, _with(self._task, summary.text))
         else:
-            self._rollout.replace(start, stop, summary)
+            self._rollout.conversation.replace(start, stop, summary)
         return stop - start
 
     def _messages(self) -> list[Message]:
-        return [node.message for node in self._rollout.history.nodes()]
+        return [node.message for node in self._rollout.conversation.history.nodes()]
 
 
 def _text_of(response: ChatResponse) -> tuple[str, str]:
