@@ -11,53 +11,43 @@ Everything else has a default: `evaluate`, `config_init`, tools, sandboxes, mode
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from pydantic import BaseModel
 from rich.console import Console
 
 import lachesis_client as inference
-from backends.errors import LachesisError, SettingsError
-from backends.tasks import cancel_requests
-from lachesis.other_packages import COMPAT, TOKENS
+from backends.errors import SettingsError
+from lachesis.other_packages import COMPAT
 from lachesis.rewards.reward import reward_weights
-from lachesis.runs.atropos_base import AtroposBase
+from lachesis.runs.atropos_base import AtroposBase, overrides
+from lachesis.runs.failures import NotRunning
+from lachesis.settings.agent_tools import AgentTools
 from lachesis.settings.chosen import as_env_config
 from lachesis.settings.class_settings import apply_class_settings
 from lachesis.settings.server_settings import EMBEDDED, ServerConfig, as_server_configs, needs_start, token_engine
 from lachesis.settings.settings import HermesAgentEnvConfig
-from lachesis_client.tracking import tracks_tokens
-from lachesis_tools import BUILTIN_TOOLS, ToolRegistry, get_tool_definitions
-from lachesis_tools.distributions import REMOVED_TOOLSETS, distribution, draw_toolsets
+from lachesis_tools import BUILTIN_TOOLS, ToolRegistry
 from lachesis_tools.terminal import without_carried_folder
-from lachesis_tools.toolsets import ToolsetError, has_toolset, left_out_tools
 
 # Imported where they are used: this module has to be cheap to import, for `--help`.
 if TYPE_CHECKING:
     from backends import SandboxSpec
-    from lachesis.figures.item_keys import ItemKeys
     from lachesis.loop.reference_server import Policy
     from lachesis.loop.result import AgentResult
-    from lachesis.loop.rollout import PlayedGroup, Rollout
+    from lachesis.loop.rollout import Rollout
     from lachesis.loop.rollout_player import RolloutPlayer
     from lachesis.rewards.reward import Reward
     from lachesis.rewards.scorer import Scorer
     from lachesis.runs.judge import Judge
-    from lachesis.runs.registration import Registration
     from lachesis.runs.results import RunResult
     from lachesis.runs.serve_result import ServeResult
     from lachesis.tool_context.tool_context import ToolContext
-
-
-class NotRunning(LachesisError, RuntimeError, AttributeError):
-    """The environment is used outside a run. An `AttributeError` too, so that `hasattr(env, "server")` is an answer."""
 
 
 class HermesAgentBaseEnv(AtroposBase):
@@ -113,14 +103,10 @@ class HermesAgentBaseEnv(AtroposBase):
         self.n_groups_to_process = self.config.total_steps
         self.group_size_to_process = self.config.group_size
         self.console = Console(stderr=True)
-        self._tokenizer: Any = None
         self._eval_items: list[Any] | None = None
-        self._current_group_tools: tuple[list[dict[str, Any]], set[str]] | None = None
         self._server: inference.ModelServer | None = None
         self._player: RolloutPlayer | None = None
         self._judge: Judge | None = None
-        self._recorded: Any = None
-        self._collector: Any = None
         self.tracker = Tracker()
         if not any(needs_start(server) or token_engine(server) for server in self.server_configs):
             self._server = inference.Router(
@@ -234,25 +220,16 @@ class HermesAgentBaseEnv(AtroposBase):
             SettingsError: there is no `judge_server`. If a reward raises it, the run ends.
             NotRunning: there is no run.
         """
-        from lachesis.rewards.call_scope import current_scope
-        from lachesis.rewards.calls import called, result_of
+        from lachesis.runs.judge import ask_of_reward
 
-        if self.config.judge_server is None:
-            raise SettingsError(
-                f"{self.run_name}: judge() asks a second model server; name it with --env.judge_server "
-                "'{base_url: URL, model_name: NAME}'"
-            )
-        if self._judge is None:
-            raise NotRunning(f"{self.run_name}: judge() asks the server of env.judge_server, which is there in a run")
-        asks = partial(self._judge.ask, prompt, schema)
-        return result_of(called("self.judge"), asks, self._judge.loop, current_scope())
+        return ask_of_reward(self._judge, prompt, schema, env=self)
 
     # The parts of a run.
 
     @property
     def prepares_sandboxes(self) -> bool:
         """Whether the sandbox needs files or a set-up before its agent starts."""
-        return overrides(self, "sandbox_files", "setup_sandbox")
+        return overrides(self, HermesAgentBaseEnv, "sandbox_files", "setup_sandbox")
 
     @classmethod
     def tool_context_class(cls) -> type[ToolContext]:
@@ -288,31 +265,6 @@ class HermesAgentBaseEnv(AtroposBase):
         return self.name or type(self).__name__
 
     @property
-    def server(self) -> inference.ModelServer:
-        """The source of completions: a `Router` in Phase 1, a `TokenServer` in Phase 2. In `collect_trajectories` and
-        similar methods, the same wrapped in a `RecordedServer`."""
-        if self._recorded is not None and self._recorded.in_use:
-            return cast("inference.ModelServer", self._recorded)
-        if self._server is None:
-            raise NotRunning(
-                "the model server is not started yet; use the environment inside `async with env.running()`"
-            )
-        return self._server
-
-    @property
-    def tokenizer(self) -> Any:
-        """The model's own in Phase 2, else the one named by `tokenizer_name`, loaded at its first use."""
-        if tracks_tokens(self._server):
-            return self._server.prompts.tokenizer
-        if self._tokenizer is None:
-            self._tokenizer = TOKENS.load("named_tokenizer")(self.config.tokenizer_name, "env.tokenizer_name")
-        return self._tokenizer
-
-    @tokenizer.setter
-    def tokenizer(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-
-    @property
     def player(self) -> RolloutPlayer:
         if self._player is None:
             raise NotRunning("rollouts need sandboxes; use the environment inside `async with env.running()`")
@@ -322,10 +274,14 @@ class HermesAgentBaseEnv(AtroposBase):
         """The player of the rollouts of one item."""
         return self.player
 
+    @property
+    def agent_tools(self) -> AgentTools:
+        """The tools that the settings choose from `tools`."""
+        return AgentTools(self.config, self.tools)
+
     def tool_definitions(self) -> list[dict[str, Any]]:
         """OpenAI definitions of the agent's tools; with a `distribution`, of all tools that it may get."""
-        name = self.config.distribution
-        return self._definitions(self.config.enabled_toolsets if name is None else [*distribution(name)])
+        return self.agent_tools.definitions()
 
     def group_tools(self, item_key: str) -> tuple[list[str] | None, list[dict[str, Any]]]:
         """The tools for the group of one item, drawn if there is a `distribution`: equal keys draw the same tools.
@@ -337,56 +293,15 @@ class HermesAgentBaseEnv(AtroposBase):
             return None, self._resolve_tools_for_group()[0]
         if self.config.distribution is None:
             return None, self.tool_definitions()
-        drawn = draw_toolsets(self.config.distribution, item_key, exists=self._has_toolset)
-        return drawn, self._definitions(drawn)
-
-    def missing_toolsets(self) -> list[str]:
-        """Toolsets of the removed stack that are named in the settings but have no tools here: they are left out."""
-        config = self.config
-        named = config.enabled_toolsets or () if config.distribution is None else distribution(config.distribution)
-        return [name for name in dict.fromkeys((*named, *(config.disabled_toolsets or ()))) if self._is_missing(name)]
-
-    def _definitions(self, toolsets: Sequence[str] | None) -> list[dict[str, Any]]:
-        disabled = [name for name in self.config.disabled_toolsets or () if not self._is_missing(name)]
-        enabled = None if toolsets is None else [name for name in toolsets if not self._is_missing(name)]
-        if toolsets and not enabled:
-            raise ToolsetError(
-                f"none of the toolsets {', '.join(toolsets)} has tools here; choose others, or extend the "
-                "environment's `tools` with tools of these toolsets"
-            )
-        return get_tool_definitions(enabled, disabled, registry=self.tools)
-
-    def left_out_tools(self) -> Mapping[str, str]:
-        """The tools in the settings that cannot work on this machine, with the missing requirement."""
-        name = self.config.distribution
-        toolsets = self.config.enabled_toolsets if name is None else [*distribution(name)]
-        known = None if toolsets is None else [each for each in toolsets if not self._is_missing(each)]
-        disabled = [each for each in self.config.disabled_toolsets or () if not self._is_missing(each)]
-        return left_out_tools(known, disabled, registry=self.tools)
-
-    def _has_toolset(self, name: str) -> bool:
-        return has_toolset(name, registry=self.tools)
-
-    def _is_missing(self, name: str) -> bool:
-        return name in REMOVED_TOOLSETS and not self._has_toolset(name)
-
-    # Names of the removed stack, for environments that play rollouts themselves.
+        drawn = self.agent_tools.draw(item_key)
+        return drawn, self.agent_tools.definitions_of(drawn)
 
     def _resolve_tools_for_group(self) -> tuple[list[dict[str, Any]], set[str]]:
         """The definitions of the tools of a group, drawn again if there is a `distribution`, and their names."""
-        name = self.config.distribution
-        tools = (
-            self.tool_definitions()
-            if name is None
-            else self._definitions(draw_toolsets(name, exists=self._has_toolset))
-        )
+        of_agent = self.agent_tools
+        drawn = self.config.distribution is not None
+        tools = of_agent.definitions_of(of_agent.draw()) if drawn else self.tool_definitions()
         return tools, {tool["function"]["name"] for tool in tools}
-
-    def _use_managed_server(self) -> bool:
-        """Whether the model server reports tokens (Phase 2)."""
-        if self._server is not None:
-            return tracks_tokens(self._server)
-        return any(token_engine(server) for server in self.server_configs)
 
     def initial_messages(self, item: Any) -> list[dict[str, Any]]:
         """The messages with which a rollout of `item` starts."""
@@ -426,95 +341,13 @@ class HermesAgentBaseEnv(AtroposBase):
             raise RuntimeError(f"{self.run_name}: a run has its server already; call use_server before it begins")
         self._server = server
 
-    def item_keys(self) -> ItemKeys:
-        """Keys for the items of one run, in any order; see `lachesis.figures.item_keys`."""
-        from lachesis.figures.item_keys import ItemKeys
-
-        return ItemKeys()
-
-    async def play_item(
-        self, item: Any, item_key: str, *, size: int, rounds: int = 1, evaluation: bool = False
-    ) -> list[PlayedGroup]:
-        """The groups of one item, as every run plays them; see `lachesis.runs.group_player.play_item`."""
-        from lachesis.runs import group_player
-
-        return await group_player.play_item(self, item, item_key, size=size, rounds=rounds, evaluation=evaluation)
-
     async def play_rollout(
         self, item: Any, item_key: str, index: int, tools: Sequence[Mapping[str, Any]], *, evaluation: bool = False
     ) -> Rollout:
         """One finished rollout of `item`. An exception in the environment's code ends this rollout only."""
-        from lachesis.loop.rollout import Rollout
+        from lachesis.runs import group_player
 
-        player = self.player_for(item)
-        before = cancel_requests()
-        try:
-            return await player.play(
-                item,
-                self.initial_messages(item),
-                item_key=item_key,
-                index=index,
-                tools=tools,
-                temperature=self.config.eval_temperature if evaluation else self.config.agent_temperature,
-                split="eval" if evaluation else "train",
-                spec=self.sandbox_for(item, player.sessions.spec),
-            )
-        except (KeyboardInterrupt, GeneratorExit):
-            raise
-        except BaseException as error:  # SystemExit would end the run, with its own exit code
-            if isinstance(error, asyncio.CancelledError) and cancel_requests() > before:
-                raise
-            return Rollout.broken(item_key, index, error)
-
-    # Atropos' hooks. An override of one of the first three makes the environment collect its groups itself: the runs
-    # then take what it returns, with the tokens that were recorded meanwhile.
-
-    async def collect_trajectories(self, item: Any) -> tuple[Any, list[Any]]:
-        """One group in Atropos' shape, and an empty backlog. None if nothing in it was scored.
-
-        In Phase 2 it is the group that `serve` would send, or None if `serve` would not send it. If
-        `collect_trajectory` is overridden, the group consists of `group_size` of its results.
-        """
-        if overrides(self, "collect_trajectory"):
-            return cast("tuple[Any, list[Any]]", await COMPAT.load("group_of_trajectories")(self, item))
-        return cast("tuple[Any, list[Any]]", await COMPAT.load("own_group")(self, item))
-
-    async def collect_trajectory(self, item: Any) -> tuple[Any, list[Any]]:
-        """One rollout as an entry of such a group, and an empty backlog. None if it was not scored."""
-        return cast("tuple[Any, list[Any]]", await COMPAT.load("own_trajectory")(self, item))
-
-    async def postprocess_histories(self, trajectories: Any) -> Any:
-        """Change the groups of an item before they are used. Default: unchanged."""
-        return trajectories
-
-    async def cleanup(self) -> None:
-        """Called after each item whose groups the environment collected itself."""
-
-    def save_checkpoint(self, step: int, data: Mapping[str, Any] | None = None) -> None:
-        """Write `data` into the trainer's checkpoint folder. `serve` calls an override at the trainer's checkpoints."""
-        COMPAT.load("save_checkpoint")(self, step, data)
-
-    @property
-    def collects(self) -> bool:
-        """Whether the environment collects its groups itself."""
-        return overrides(self, "collect_trajectories", "collect_trajectory", "postprocess_histories")
-
-    async def collect_groups(self, item: Any, item_key: str) -> list[PlayedGroup]:
-        """The groups of `item`, as an environment that collects them itself returns them."""
-        if self._collector is None:
-            raise RuntimeError("groups need sandboxes; use the environment inside `async with env.running()`")
-        groups: list[PlayedGroup] = await self._collector.collect(item, item_key)
-        return groups
-
-    async def after_group(self, group: PlayedGroup) -> None:
-        """A group was kept: call an override of `add_rollouts_for_wandb`."""
-        if overrides(self, "add_rollouts_for_wandb"):
-            await COMPAT.load("after_group")(self, group)
-
-    def at_step(self, step: int, registration: Registration) -> None:
-        """The trainer has reached another step: load or save the environment's own state, if it has any."""
-        if overrides(self, "save_checkpoint", "load_checkpoint"):
-            COMPAT.load("at_step")(self, step, registration)
+        return await group_player.play_rollout(self, item, item_key, index, tools, evaluation=evaluation)
 
     # The commands.
 
@@ -529,8 +362,8 @@ class HermesAgentBaseEnv(AtroposBase):
         """`serve`: play groups for a trainer at Atropos' rollout API; see `lachesis.runs.commands.serve`."""
         from lachesis.runs import commands
 
-        default = type(self).get_eval_items is HermesAgentBaseEnv.get_eval_items and not self.evaluates_itself
-        return await commands.serve(self, hold_out=default)
+        own_items = overrides(self, HermesAgentBaseEnv, "get_eval_items")
+        return await commands.serve(self, hold_out=not own_items and not self.evaluates_itself)
 
     async def process_manager(self) -> RunResult:
         """`process`: play and record `total_steps` groups; continues an earlier start."""
@@ -560,22 +393,7 @@ class HermesAgentBaseEnv(AtroposBase):
 
         return await commands.evaluate(self)
 
-    async def wandb_log(self, wandb_metrics: dict[str, Any] | None = None) -> None:
-        """Log what happened since the last call. Subclasses add to `wandb_metrics` and call this."""
-        from lachesis.figures.summary import training_metrics
-
-        metrics = self.perf_stats(dict(wandb_metrics or {}))
-        if self.tracker.on:
-            metrics |= training_metrics(self.tracker.take()) | await self.tracker.exclusion_metrics()
-            self.tracker.log({**metrics, **self.server.wandb_metrics()}, self.curr_step, prefix=self.wandb_prepend)
-
 
 async def _scored_otherwise(self: HermesAgentBaseEnv, item: Any, result: AgentResult, ctx: Any) -> float:
     """`compute_reward` of an environment that has other rewards only: it scores nothing and leaves nothing out."""
     return 0.0
-
-
-def overrides(env: HermesAgentBaseEnv, *names: str) -> bool:
-    """Whether the environment's class defines one of these methods of `HermesAgentBaseEnv` itself."""
-    own = type(env).__mro__
-    return any(name in vars(cls) for cls in own[: own.index(HermesAgentBaseEnv)] for name in names)

@@ -13,16 +13,24 @@ from abc import ABC
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from rich.console import Console
 from rich.table import Table
 
 from backends.lazy import after_import
-from lachesis.other_packages import COMPAT
+from lachesis.other_packages import COMPAT, TOKENS
+from lachesis.runs.failures import NotRunning
 from lachesis.runs.run_folder import RunFolderError, data_folder, unused
-from lachesis.settings.server_settings import ServerConfig, describe
+from lachesis.settings.server_settings import ServerConfig, describe, token_engine
 from lachesis.settings.settings import HermesAgentEnvConfig
+from lachesis_client.tracking import tracks_tokens
+
+if TYPE_CHECKING:
+    from lachesis.loop.rollout import PlayedGroup
+    from lachesis.runs.registration import Registration
+    from lachesis.runs.wandb_tracking import Tracker
+    from lachesis_client.tracking import ModelServer
 
 MODULE = "atroposlib.envs.base"
 
@@ -54,12 +62,14 @@ class _Inherited:
 
 
 class AtroposBase(ABC):
-    """The part of an environment that Atropos' programs rely on."""
+    """The part of an environment that programs written for Atropos or for the removed stack rely on."""
 
     name: ClassVar[str | None] = None
     config: HermesAgentEnvConfig
     server_configs: list[ServerConfig]
     console: Console
+    tracker: Tracker
+    _server: ModelServer | None
 
     def __init__(self) -> None:
         """Set what `BaseEnv.__init__` sets, apart from `server`, `tokenizer`, `config` and `max_num_workers`.
@@ -92,6 +102,102 @@ class AtroposBase(ABC):
         self.checkpoint_interval = -1
         self.jsonl_writer: Any = None
         self._eval_folder: Path | None = None
+        self._tokenizer: Any = None
+        self._current_group_tools: tuple[list[dict[str, Any]], set[str]] | None = None
+        self._recorded: Any = None
+        self._collector: Any = None
+
+    @property
+    def server(self) -> ModelServer:
+        """The source of completions: a `Router` in Phase 1, a `TokenServer` in Phase 2. In `collect_trajectories` and
+        similar methods, the same wrapped in a `RecordedServer`."""
+        if self._recorded is not None and self._recorded.in_use:
+            return cast("ModelServer", self._recorded)
+        if self._server is None:
+            raise NotRunning(
+                "the model server is not started yet; use the environment inside `async with env.running()`"
+            )
+        return self._server
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's own in Phase 2, else the one named by `tokenizer_name`, loaded at its first use."""
+        if tracks_tokens(self._server):
+            return self._server.prompts.tokenizer
+        if self._tokenizer is None:
+            self._tokenizer = TOKENS.load("named_tokenizer")(self.config.tokenizer_name, "env.tokenizer_name")
+        return self._tokenizer
+
+    @tokenizer.setter
+    def tokenizer(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    # Names of the removed stack, for environments that play rollouts themselves.
+
+    def _use_managed_server(self) -> bool:
+        """Whether the model server reports tokens (Phase 2)."""
+        if self._server is not None:
+            return tracks_tokens(self._server)
+        return any(token_engine(server) for server in self.server_configs)
+
+    # Atropos' hooks. An override of one of the first three makes the environment collect its groups itself: the runs
+    # then take what it returns, with the tokens that were recorded meanwhile.
+
+    async def collect_trajectories(self, item: Any) -> tuple[Any, list[Any]]:
+        """One group in Atropos' shape, and an empty backlog. None if nothing in it was scored.
+
+        In Phase 2 it is the group that `serve` would send, or None if `serve` would not send it. If
+        `collect_trajectory` is overridden, the group consists of `group_size` of its results.
+        """
+        if overrides(self, AtroposBase, "collect_trajectory"):
+            return cast("tuple[Any, list[Any]]", await COMPAT.load("group_of_trajectories")(self, item))
+        return cast("tuple[Any, list[Any]]", await COMPAT.load("own_group")(self, item))
+
+    async def collect_trajectory(self, item: Any) -> tuple[Any, list[Any]]:
+        """One rollout as an entry of such a group, and an empty backlog. None if it was not scored."""
+        return cast("tuple[Any, list[Any]]", await COMPAT.load("own_trajectory")(self, item))
+
+    async def postprocess_histories(self, trajectories: Any) -> Any:
+        """Change the groups of an item before they are used. Default: unchanged."""
+        return trajectories
+
+    async def cleanup(self) -> None:  # noqa: B027 - it need not be written
+        """Called after each item whose groups the environment collected itself."""
+
+    def save_checkpoint(self, step: int, data: Mapping[str, Any] | None = None) -> None:
+        """Write `data` into the trainer's checkpoint folder. `serve` calls an override at the trainer's checkpoints."""
+        COMPAT.load("save_checkpoint")(self, step, data)
+
+    @property
+    def collects(self) -> bool:
+        """Whether the environment collects its groups itself."""
+        return overrides(self, AtroposBase, "collect_trajectories", "collect_trajectory", "postprocess_histories")
+
+    async def collect_groups(self, item: Any, item_key: str) -> list[PlayedGroup]:
+        """The groups of `item`, as an environment that collects them itself returns them."""
+        if self._collector is None:
+            raise RuntimeError("groups need sandboxes; use the environment inside `async with env.running()`")
+        groups: list[PlayedGroup] = await self._collector.collect(item, item_key)
+        return groups
+
+    async def after_group(self, group: PlayedGroup) -> None:
+        """A group was kept: call an override of `add_rollouts_for_wandb`."""
+        if overrides(self, AtroposBase, "add_rollouts_for_wandb"):
+            await COMPAT.load("after_group")(self, group)
+
+    def at_step(self, step: int, registration: Registration) -> None:
+        """The trainer has reached another step: load or save the environment's own state, if it has any."""
+        if overrides(self, AtroposBase, "save_checkpoint", "load_checkpoint"):
+            COMPAT.load("at_step")(self, step, registration)
+
+    async def wandb_log(self, wandb_metrics: dict[str, Any] | None = None) -> None:
+        """Log what happened since the last call. Subclasses add to `wandb_metrics` and call this."""
+        from lachesis.figures.summary import training_metrics
+
+        metrics = self.perf_stats(dict(wandb_metrics or {}))
+        if self.tracker.on:
+            metrics |= training_metrics(self.tracker.take()) | await self.tracker.exclusion_metrics()
+            self.tracker.log({**metrics, **self.server.wandb_metrics()}, self.curr_step, prefix=self.wandb_prepend)
 
     def note_uncalled(self, env_cls: type, base: type, names: Sequence[str] = NEVER_CALLED) -> None:
         """Say which methods between `env_cls` and `base` the run does not call."""
@@ -169,6 +275,12 @@ class AtroposBase(ABC):
         if self._eval_folder is None:
             self._eval_folder = unused(data_folder(self.name or type(self).__name__) / "eval")
         return self._eval_folder
+
+
+def overrides(env: object, base: type, *names: str) -> bool:
+    """Whether a subclass of `base` that the environment is of defines one of these methods of `base` itself."""
+    own = type(env).__mro__
+    return any(name in vars(cls) for cls in own[: own.index(base)] for name in names)
 
 
 for _name in INHERITED:

@@ -49,6 +49,10 @@ class UnusableSettings(RunStopped):
     exit_code = ExitCode.SETTINGS
 
 
+class NotRunning(LachesisError, RuntimeError, AttributeError):
+    """The environment is used outside a run. An `AttributeError` too, so that `hasattr(env, "server")` is an answer."""
+
+
 @dataclass(slots=True, eq=False)
 class ItemJob:
     """One item to be played."""

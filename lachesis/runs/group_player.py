@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
 
 from backends.errors import SettingsError
-from backends.tasks import run_all
+from backends.tasks import cancel_requests, run_all
 from lachesis.figures.item_keys import whole_and_part
 from lachesis.figures.summary import BUILTIN_FIGURES, BUILTIN_PREFIXES
 from lachesis.loop.result import AgentResult
@@ -97,6 +98,37 @@ async def play_group(
             finished(item, rollout)
     measured = [rollout.measured(partial(_metrics, env, item)) for rollout in rollouts]
     return PlayedGroup(item, item_key, tools, measured, toolsets=toolsets)
+
+
+async def play_rollout(
+    env: Environment,
+    item: Any,
+    item_key: str,
+    index: int,
+    tools: Sequence[Mapping[str, Any]],
+    *,
+    evaluation: bool = False,
+) -> Rollout:
+    """One finished rollout of `item`. An exception in the environment's code ends this rollout only."""
+    player = env.player_for(item)
+    before = cancel_requests()
+    try:
+        return await player.play(
+            item,
+            env.initial_messages(item),
+            item_key=item_key,
+            index=index,
+            tools=tools,
+            temperature=env.config.eval_temperature if evaluation else env.config.agent_temperature,
+            split="eval" if evaluation else "train",
+            spec=env.sandbox_for(item, player.sessions.spec),
+        )
+    except (KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as error:  # SystemExit would end the run, with its own exit code
+        if isinstance(error, asyncio.CancelledError) and cancel_requests() > before:
+            raise
+        return Rollout.broken(item_key, index, error)
 
 
 def settled_group(env: Environment, finished: Finished, group: PlayedGroup, *, last: bool = False) -> PlayedGroup:

@@ -13,7 +13,7 @@ import json
 import re
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
-from functools import reduce
+from functools import partial, reduce
 from hashlib import sha256
 from operator import or_
 from pathlib import Path
@@ -24,10 +24,13 @@ from weakref import WeakValueDictionary
 from pydantic import ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
+from backends.errors import SettingsError
 from backends.tasks import in_own_thread
-from lachesis.rewards.call_scope import outside_scopes
+from lachesis.rewards.call_scope import current_scope, outside_scopes
+from lachesis.rewards.calls import called, result_of
 from lachesis.rewards.reward import JudgeRefused
 from lachesis.runs.environment import Environment
+from lachesis.runs.failures import NotRunning
 from lachesis.runs.model_servers import SilenceWatch, start_another
 from lachesis.runs.run_folder import data_folder
 from lachesis.settings.server_settings import ServerConfig
@@ -67,6 +70,19 @@ async def start_judge(env: Environment, stack: AsyncExitStack, watch: SilenceWat
     judge = Judge(server, server_config, path)
     await in_own_thread(judge.load)
     return judge
+
+
+def ask_of_reward(judge: Judge | None, prompt: str, schema: Any, *, env: Environment) -> Any:
+    """The answer of the run's judge to a reward: to be awaited in an `async def`, at once in a plain `def`. It raises
+    what `HermesAgentBaseEnv.judge` says."""
+    if env.config.judge_server is None:
+        raise SettingsError(
+            f"{env.run_name}: judge() asks a second model server; name it with --env.judge_server "
+            "'{base_url: URL, model_name: NAME}'"
+        )
+    if judge is None:
+        raise NotRunning(f"{env.run_name}: judge() asks the server of env.judge_server, which is there in a run")
+    return result_of(called("self.judge"), partial(judge.ask, prompt, schema), judge.loop, current_scope())
 
 
 class Judge:

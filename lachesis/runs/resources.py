@@ -182,10 +182,10 @@ def _note_without_effect(env: Environment, *, training: bool) -> None:
         )
     if unknown := sorted(set(config.tool_result_overrides or ()) - set(env.tools)):
         notes.append(f"env.tool_result_overrides names tools that do not exist: {', '.join(unknown)}")
-    if lacking := env.left_out_tools():
+    if lacking := env.agent_tools.left_out():
         named = "; ".join(f"{name!r}: {why}" for name, why in lacking.items())
         notes.append(f"skipped tools that are not available here: {named}")
-    if missing := env.missing_toolsets():
+    if missing := env.agent_tools.missing():
         notes.append(f"skipped toolsets of the removed stack that have no tools here: {', '.join(missing)}")
     if config.compress_context_at is not None and training and config.split_rollouts != "all":
         notes.append(

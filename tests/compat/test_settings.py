@@ -117,7 +117,7 @@ async def test_toolsets_of_the_removed_stack_are_left_out_unless_the_environment
     own = make(Web, "http://x/v1", tmp_path, enabled_toolsets=["web"])
     assert [each["function"]["name"] for each in own.tool_definitions()] == ["web_search"]
     plain = make(SortWords, "http://x/v1", tmp_path, enabled_toolsets=["web", "file"], disabled_toolsets=["browser"])
-    assert plain.missing_toolsets() == ["web", "browser"]
+    assert plain.agent_tools.missing() == ["web", "browser"]
     assert "read_file" in {each["function"]["name"] for each in plain.tool_definitions()}
     with pytest.raises(ToolsetError, match="none of the toolsets web has tools here"):
         make(SortWords, "http://x/v1", tmp_path, enabled_toolsets=["web"]).tool_definitions()

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from lachesis.base_env import HermesAgentBaseEnv
 from lachesis_data.batch.rows import IMAGE_FIELDS
-from lachesis_tools.distributions import draw_toolsets
 
 if TYPE_CHECKING:
     from backends import SandboxSpec
@@ -55,8 +54,8 @@ class _OverRows(HermesAgentBaseEnv):
             own = dict.fromkeys(tool.toolset for name, tool in self.tools.items() if name in names)
             return drawn or self.config.enabled_toolsets or list(own), tools
         # The prompt's digest alone: other samples of it, and other settings, draw the same.
-        chosen = draw_toolsets(name, f"{self._batch_seed}:{item_key[:DIGITS]}", exists=self._has_toolset)
-        return chosen, self._definitions(chosen)
+        chosen = self.agent_tools.draw(f"{self._batch_seed}:{item_key[:DIGITS]}")
+        return chosen, self.agent_tools.definitions_of(chosen)
 
     def sandbox_for(self, item: Any, spec: SandboxSpec) -> SandboxSpec:
         own = super().sandbox_for(item, spec)

@@ -227,7 +227,7 @@ def _check(env: HermesAgentBaseEnv, settings: BatchSettings) -> None:
         raise SettingsError(
             f"{env.run_name} collects its groups itself; play it with `process` and use `lachesis export`"
         )
-    if (missing := env.missing_toolsets()) and not settings.allow_missing_toolsets:
+    if (missing := env.agent_tools.missing()) and not settings.allow_missing_toolsets:
         raise SettingsError(
             f"toolsets that have no tools here: {', '.join(missing)}; choose another --distribution "
             "(--list_distributions), or leave them out with --allow-missing-toolsets"

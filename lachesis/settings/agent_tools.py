@@ -1,0 +1,70 @@
+"""The tools that the settings of an environment give the agent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lachesis.settings.settings import HermesAgentEnvConfig
+from lachesis_tools import ToolRegistry, get_tool_definitions
+from lachesis_tools.distributions import REMOVED_TOOLSETS, distribution, draw_toolsets
+from lachesis_tools.toolsets import ToolsetError, has_toolset, left_out_tools
+
+
+@dataclass(frozen=True, slots=True)
+class AgentTools:
+    """Toolsets of the removed stack that have no tools here are left out, and named by `missing`."""
+
+    config: HermesAgentEnvConfig
+    registry: ToolRegistry
+
+    @property
+    def toolsets(self) -> list[str] | None:
+        """What the agent gets, or may get where there is a `distribution`; None: all."""
+        name = self.config.distribution
+        return self.config.enabled_toolsets if name is None else [*distribution(name)]
+
+    def definitions(self) -> list[dict[str, Any]]:
+        """OpenAI definitions of all tools that the agent may get."""
+        return self.definitions_of(self.toolsets)
+
+    def definitions_of(self, toolsets: Sequence[str] | None) -> list[dict[str, Any]]:
+        """OpenAI definitions of the tools of these toolsets, or of all.
+
+        Raises:
+            ToolsetError: none of them has tools here, or one does not exist or is unavailable.
+        """
+        enabled = self._known(toolsets)
+        if toolsets and not enabled:
+            raise ToolsetError(
+                f"none of the toolsets {', '.join(toolsets)} has tools here; choose others, or extend the "
+                "environment's `tools` with tools of these toolsets"
+            )
+        return get_tool_definitions(enabled, self._known(self.config.disabled_toolsets), registry=self.registry)
+
+    def draw(self, seed: str | None = None) -> list[str]:
+        """Toolsets that are drawn from the `distribution`: the same for equal seeds, others each time without one."""
+        assert self.config.distribution is not None
+        return draw_toolsets(self.config.distribution, seed, exists=self._exists)
+
+    def missing(self) -> list[str]:
+        """Toolsets of the removed stack that the settings name and that have no tools here."""
+        config = self.config
+        named = config.enabled_toolsets or () if config.distribution is None else distribution(config.distribution)
+        return [name for name in dict.fromkeys((*named, *(config.disabled_toolsets or ()))) if self._is_missing(name)]
+
+    def left_out(self) -> Mapping[str, str]:
+        """The tools in the settings that cannot work on this machine, with the missing requirement."""
+        return left_out_tools(
+            self._known(self.toolsets), self._known(self.config.disabled_toolsets), registry=self.registry
+        )
+
+    def _known(self, toolsets: Sequence[str] | None) -> list[str] | None:
+        return None if toolsets is None else [name for name in toolsets if not self._is_missing(name)]
+
+    def _exists(self, name: str) -> bool:
+        return has_toolset(name, registry=self.registry)
+
+    def _is_missing(self, name: str) -> bool:
+        return name in REMOVED_TOOLSETS and not self._exists(name)
