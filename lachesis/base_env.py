@@ -23,8 +23,7 @@ from rich.console import Console
 
 import lachesis_client as inference
 from backends.errors import SettingsError
-from lachesis.other_packages import COMPAT
-from lachesis.rewards.reward import reward_weights
+from lachesis.rewards.reward import reward_weights, scored_otherwise
 from lachesis.runs.atropos_base import AtroposBase, overrides
 from lachesis.runs.failures import NotRunning
 from lachesis.settings.agent_tools import AgentTools
@@ -38,9 +37,10 @@ from lachesis_tools.terminal import without_carried_folder
 # Imported where they are used: this module has to be cheap to import, for `--help`.
 if TYPE_CHECKING:
     from backends import SandboxSpec
+    from lachesis.figures.item_keys import ItemKeys
     from lachesis.loop.reference_server import Policy
     from lachesis.loop.result import AgentResult
-    from lachesis.loop.rollout import Rollout
+    from lachesis.loop.rollout import PlayedGroup, Rollout
     from lachesis.loop.rollout_player import RolloutPlayer
     from lachesis.rewards.reward import Reward
     from lachesis.rewards.scorer import Scorer
@@ -94,9 +94,8 @@ class HermesAgentBaseEnv(AtroposBase):
         if not self.config.terminal_carries_cd:
             self.__dict__["tools"] = without_carried_folder(self.tools)
         self.server_configs = as_server_configs(server_configs)
-        self.max_num_workers = self.config.max_num_workers
-        if self.max_num_workers == -1:
-            self.max_num_workers = self.config.max_num_workers_per_node * len(self.server_configs)
+        workers, per_server = self.config.max_num_workers, self.config.max_num_workers_per_node
+        self.max_num_workers = per_server * len(self.server_configs) if workers == -1 else workers
         self.slurm = slurm
         self.testing = testing
         self.process_mode = False
@@ -120,12 +119,10 @@ class HermesAgentBaseEnv(AtroposBase):
         except SettingsError as error:  # raised here, it would end a script that imports the class with 1
             cls._class_error = error
         cls._reward_weights = reward_weights(cls)
-        if not cls._reward_weights.keys().isdisjoint(("compute_reward", "compute_group_reward")):
-            raise TypeError(f"{cls.__name__}: compute_reward and compute_group_reward take no @reward")
         others = cls.compute_group_reward is not None or bool(cls._reward_weights)
         if others and getattr(cls.compute_reward, "__isabstractmethod__", False):
-            cls.compute_reward = _scored_otherwise  # type: ignore[method-assign]
-        elif not others and cls.compute_reward is _scored_otherwise:
+            cls.compute_reward = scored_otherwise  # type: ignore[method-assign]
+        elif not others and cls.compute_reward is scored_otherwise:
             cls.compute_reward = HermesAgentBaseEnv.compute_reward  # type: ignore[method-assign]
 
     # Methods that a subclass writes.
@@ -171,13 +168,10 @@ class HermesAgentBaseEnv(AtroposBase):
     async def get_eval_items(self) -> Sequence[Any]:
         """Items that `evaluate` plays. Default: the first `eval_items` of `get_next_item`, which `serve` then holds out
         of training, so that all its evaluations play the same items."""
-        from lachesis.figures.item_keys import or_none
+        from lachesis.figures.item_keys import first_items
 
         if self._eval_items is None:
-            items: list[Any] = []
-            while len(items) < self.config.eval_items and (item := await or_none(self.get_next_item)) is not None:
-                items.append(item)
-            self._eval_items = items
+            self._eval_items = await first_items(self.get_next_item, self.config.eval_items)
         return self._eval_items
 
     def sandbox_for(self, item: Any, spec: SandboxSpec) -> SandboxSpec:
@@ -205,8 +199,6 @@ class HermesAgentBaseEnv(AtroposBase):
     def rollout_metrics(self, item: Any, result: AgentResult, reward: float | None) -> Mapping[str, float]:
         """Additional metrics of one rollout; their means are shown and logged."""
         return {}
-
-    # For rewards.
 
     def judge(self, prompt: str, schema: Any) -> Any:
         """Ask the model of the setting `judge_server`, and return its answer to `prompt` as a value of `schema`.
@@ -246,7 +238,7 @@ class HermesAgentBaseEnv(AtroposBase):
             raise SettingsError(
                 f"{self.run_name}: follow_up has no effect here: the agent does not take messages from a user"
             )
-        others = type(self).compute_reward is _scored_otherwise
+        others = type(self).compute_reward is scored_otherwise
         return Scorer(
             self.run_name,
             None if others else self.compute_reward,
@@ -291,16 +283,17 @@ class HermesAgentBaseEnv(AtroposBase):
         """
         if type(self)._resolve_tools_for_group is not HermesAgentBaseEnv._resolve_tools_for_group:
             return None, self._resolve_tools_for_group()[0]
-        if self.config.distribution is None:
-            return None, self.tool_definitions()
         drawn = self.agent_tools.draw(item_key)
-        return drawn, self.agent_tools.definitions_of(drawn)
+        return drawn, self.tool_definitions() if drawn is None else self.agent_tools.definitions_of(drawn)
+
+    def missing_toolsets(self) -> list[str]:
+        """Toolsets of the removed stack that are named in the settings but have no tools here: they are left out."""
+        return self.agent_tools.missing()
 
     def _resolve_tools_for_group(self) -> tuple[list[dict[str, Any]], set[str]]:
         """The definitions of the tools of a group, drawn again if there is a `distribution`, and their names."""
-        of_agent = self.agent_tools
-        drawn = self.config.distribution is not None
-        tools = of_agent.definitions_of(of_agent.draw()) if drawn else self.tool_definitions()
+        drawn = self.agent_tools.draw()
+        tools = self.tool_definitions() if drawn is None else self.agent_tools.definitions_of(drawn)
         return tools, {tool["function"]["name"] for tool in tools}
 
     def initial_messages(self, item: Any) -> list[dict[str, Any]]:
@@ -327,19 +320,31 @@ class HermesAgentBaseEnv(AtroposBase):
         async with run_resources(self, given, training=training) as (server, player, self._judge):
             self._server, self._player = server, player
             self.note_uncalled(type(self), HermesAgentBaseEnv)
-            if self.collects:
-                self._recorded, self._collector = COMPAT.load("collector_of")(self, server)
             try:
-                yield
+                with self.collecting(server):
+                    yield
             finally:
-                self._server, self._player = given, None
-                self._judge = self._recorded = self._collector = None
+                self._server, self._player, self._judge = given, None, None
 
     def use_server(self, server: inference.ModelServer) -> None:
         """Take completions from `server` instead of the servers in `server_configs`. The next run closes it."""
         if self._player is not None:
             raise RuntimeError(f"{self.run_name}: a run has its server already; call use_server before it begins")
         self._server = server
+
+    def item_keys(self) -> ItemKeys:
+        """Keys for the items of one run, in any order; see `lachesis.figures.item_keys`."""
+        from lachesis.figures.item_keys import ItemKeys
+
+        return ItemKeys()
+
+    async def play_item(
+        self, item: Any, item_key: str, *, size: int, rounds: int = 1, evaluation: bool = False
+    ) -> list[PlayedGroup]:
+        """The groups of one item, as every run plays them; see `lachesis.runs.group_player.play_item`."""
+        from lachesis.runs import group_player
+
+        return await group_player.play_item(self, item, item_key, size=size, rounds=rounds, evaluation=evaluation)
 
     async def play_rollout(
         self, item: Any, item_key: str, index: int, tools: Sequence[Mapping[str, Any]], *, evaluation: bool = False
@@ -392,8 +397,3 @@ class HermesAgentBaseEnv(AtroposBase):
         from lachesis.runs import commands
 
         return await commands.evaluate(self)
-
-
-async def _scored_otherwise(self: HermesAgentBaseEnv, item: Any, result: AgentResult, ctx: Any) -> float:
-    """`compute_reward` of an environment that has other rewards only: it scores nothing and leaves nothing out."""
-    return 0.0

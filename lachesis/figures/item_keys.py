@@ -89,6 +89,14 @@ async def or_none(next_item: Callable[[], Awaitable[Any]]) -> Any:
         return None
 
 
+async def first_items(next_item: Callable[[], Awaitable[Any]], most: int) -> list[Any]:
+    """The first items, or all where there are fewer."""
+    items: list[Any] = []
+    while len(items) < most and (item := await or_none(next_item)) is not None:
+        items.append(item)
+    return items
+
+
 def _canonical(value: Any) -> str:
     return json.dumps(value, sort_keys=True, allow_nan=False)
 

@@ -62,6 +62,9 @@ def reward_weights(cls: type) -> dict[str, float]:
     """The named rewards of a class with their weights, in the order of definition, base classes first.
 
     A method that replaces one without the decorator keeps its weight; None in its place removes it.
+
+    Raises:
+        TypeError: `compute_reward` or `compute_group_reward` is a named reward.
     """
     found: dict[str, float] = {}
     for base in reversed(cls.__mro__):
@@ -70,7 +73,14 @@ def reward_weights(cls: type) -> dict[str, float]:
                 found.pop(name, None)
             elif isinstance(weight := getattr(value, _WEIGHT, None), float):
                 found[name] = weight
+    if not found.keys().isdisjoint(("compute_reward", "compute_group_reward")):
+        raise TypeError(f"{cls.__name__}: compute_reward and compute_group_reward take no @reward")
     return found
+
+
+async def scored_otherwise(self: object, item: Any, result: Any, ctx: Any) -> float:
+    """`compute_reward` of an environment that has other rewards only: it scores nothing and leaves nothing out."""
+    return 0.0
 
 
 class RewardError(Exception):

@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import time
 from abc import ABC
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, cast
@@ -172,6 +173,16 @@ class AtroposBase(ABC):
     def collects(self) -> bool:
         """Whether the environment collects its groups itself."""
         return overrides(self, AtroposBase, "collect_trajectories", "collect_trajectory", "postprocess_histories")
+
+    @contextmanager
+    def collecting(self, server: ModelServer) -> Iterator[None]:
+        """Around a run: record what the environment asks `server`, if it collects its groups itself."""
+        if self.collects:
+            self._recorded, self._collector = COMPAT.load("collector_of")(self, server)
+        try:
+            yield
+        finally:
+            self._recorded = self._collector = None
 
     async def collect_groups(self, item: Any, item_key: str) -> list[PlayedGroup]:
         """The groups of `item`, as an environment that collects them itself returns them."""

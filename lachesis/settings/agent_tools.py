@@ -43,10 +43,11 @@ class AgentTools:
             )
         return get_tool_definitions(enabled, self._known(self.config.disabled_toolsets), registry=self.registry)
 
-    def draw(self, seed: str | None = None) -> list[str]:
-        """Toolsets that are drawn from the `distribution`: the same for equal seeds, others each time without one."""
-        assert self.config.distribution is not None
-        return draw_toolsets(self.config.distribution, seed, exists=self._exists)
+    def draw(self, seed: str | None = None) -> list[str] | None:
+        """Toolsets that are drawn from the `distribution`: the same for equal seeds, others each time without one. None
+        if there is no distribution."""
+        name = self.config.distribution
+        return None if name is None else draw_toolsets(name, seed, exists=self._exists)
 
     def missing(self) -> list[str]:
         """Toolsets of the removed stack that the settings name and that have no tools here."""

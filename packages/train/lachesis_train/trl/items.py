@@ -7,7 +7,6 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final
 
 from backends.errors import LachesisError, SettingsError
-from lachesis.figures.item_keys import ItemKeys
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -42,7 +41,7 @@ class DrawnKeys:
     def __init__(self, env: Any) -> None:
         self._env = env
         self._drawn: dict[str, Any] = {}
-        self._keys = ItemKeys()
+        self._keys = env.item_keys()
 
     def __len__(self) -> int:
         return len(self._drawn)

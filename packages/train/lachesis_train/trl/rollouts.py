@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from backends.errors import LachesisError
 from backends.tasks import run_all
 from lachesis.figures.repaired_calls import RepairedCalls
-from lachesis.runs.group_player import play_item
 from lachesis_tokens.prompts.prompts import PromptBuilder
 from lachesis_tokens.prompts.vocabulary import ANY_ROW
 from lachesis_tokens.server.token_server import TokenServer
@@ -248,7 +247,7 @@ class LachesisRollouts:
     async def _rollouts(self, key: str, size: int, *, evaluation: bool) -> list[Any]:
         """Exactly `size` rollouts of an item, the scored ones first."""
         rounds = 1 if evaluation else 1 + self.env.config.max_infra_retries
-        groups = await play_item(self.env, self._items[key], key, size=size, rounds=rounds, evaluation=evaluation)
+        groups = await self.env.play_item(self._items[key], key, size=size, rounds=rounds, evaluation=evaluation)
         found = [rollout for group in groups for rollout in group.rollouts]
         self._note(key, found)
         scored = [rollout for rollout in found if rollout.reward is not None]

@@ -19,7 +19,6 @@ import numpy as np
 
 from backends.errors import LachesisError
 from lachesis.figures.repaired_calls import RepairedCalls
-from lachesis.runs.group_player import play_item
 from lachesis_messages.records.split_rollouts import SplitRollouts
 from lachesis_messages.tokens import MASKED
 from lachesis_tokens.samples.advantages import LossAverage, rollout_advantages, sample_advantage
@@ -202,7 +201,7 @@ class LachesisRolloutWorker:
         """The rows of an item's group, or of its groups where the environment collects several; none if left out."""
         version, item, size = self._version, self._items[key], self.args.num_generations
         rounds = 1 + self.env.config.max_infra_retries
-        groups = await play_item(self.env, item, key, size=size, rounds=rounds)
+        groups = await self.env.play_item(item, key, size=size, rounds=rounds)
         for group in groups:
             count_calls(self.repaired, group.rollouts, self.env.run_name)
         rows = [await asyncio.to_thread(self._rows, item, group.rollouts, version) for group in groups]
