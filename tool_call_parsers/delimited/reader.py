@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from tool_call_parsers.arguments import ArgumentsText
 from tool_call_parsers.engine import Needles, Run, Step
-from tool_call_parsers.json_blocks import too_much
+from tool_call_parsers.json_blocks.attempts import too_much
 from tool_call_parsers.literals import MAX_DEPTH, REPEATED_KEY, LiteralError, read_tolerant
 from tool_call_parsers.python_scan import follow_string
 from tool_call_parsers.schema import coerce
