@@ -30,7 +30,8 @@ from lachesis_tokens.prompts.prompts import PromptBuilder
 from lachesis_tokens.samples.group_shapes import GroupSettings, RolloutSamples, build_group, samples_from_atropos
 from lachesis_tokens.samples.samples import TokenSample, samples
 from lachesis_tokens.samples.verification import verify, verify_records
-from lachesis_tokens.server.token_server import SettingsDiffer, TokenServer
+from lachesis_tokens.server.token_server import TokenServer
+from lachesis_tokens.server.token_source import SettingsDiffer
 
 ENGINES = ["vllm", "vllm-generate", "sglang"]
 SMALL, LARGE = (3, 2, 8), (2, 4, 300)

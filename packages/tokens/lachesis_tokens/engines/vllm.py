@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Final
 from lachesis.inference.chat_format import cached_tokens
 from lachesis.inference.errors import BadResponse, RequestRejected
 from lachesis.inference.sampling import LogprobsKind, Sampling
-from lachesis_tokens.engines.base import Generation, PromptLogprobs
+from lachesis_tokens.engines.base import REPLAY, Generation, PromptLogprobs
 from lachesis_tokens.engines.http_engine import (
     HttpEngine,
     SingleRequestEngine,
@@ -17,7 +17,6 @@ from lachesis_tokens.engines.http_engine import (
     tokenized,
 )
 from lachesis_tokens.engines.prompt_ids import PromptIds
-from lachesis_tokens.engines.replay_fields import REPLAY, with_replay
 from lachesis_tokens.engines.shortening import without_token_texts
 
 _SCALE_OUT: Final = "start vLLM with --enable-scale-out, or use its /v1/completions (engine vllm)"
@@ -247,8 +246,12 @@ def _with_replay(
     engine: HttpEngine,
     prompt: PromptIds,
     choices: Sequence[Mapping[str, Any]],
-    generations: Sequence[Generation],
+    generations: list[Generation],
 ) -> list[Generation]:
+    if not any(getattr(engine.settings, name) for name in REPLAY):
+        return generations
+    from lachesis_tokens.engines.replay_fields import with_replay  # of runs that ask for one of them
+
     return [
         with_replay(
             generation,

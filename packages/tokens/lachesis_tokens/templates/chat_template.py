@@ -91,6 +91,27 @@ class ChatTemplate:
                 "change the conversation, or set chat_template to a template that supports it",
             ) from error
 
+    def write(
+        self, messages: Sequence[Mapping[str, Any]], tools: Tools | None = None, add_generation_prompt: bool = True
+    ) -> str:
+        """The text for OpenAI messages: `render` after `prepare`. Raises what they raise."""
+        return self.render([*map(self.prepare, messages)], tools, add_generation_prompt=add_generation_prompt)
+
+    def image_text(self) -> str | None:
+        """The text that the template writes for an image before the words of a message; None if it writes none, or if
+        the image changes other text."""
+        words: TemplateMessage = {"type": "text", "text": _MARK}
+        try:
+            shown, plain = (
+                self.render([{"role": "user", "content": parts}]).partition(_MARK)
+                for parts in ([{"type": "image"}, words], [words])
+            )
+        except TemplateError:
+            return None
+        if not shown[1] or shown[1:] != plain[1:] or not shown[0].startswith(plain[0]):
+            return None
+        return shown[0][len(plain[0]) :]
+
     def prepare(self, item: Mapping[str, Any]) -> TemplateMessage:
         """An OpenAI message in the template's form. Reasoning is stored under every name that templates read.
 

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
-from lachesis_tokens.templates.chat_template import ChatTemplate
-from tool_call_parsers import Detection, ToolCallParser, ToolSchemas, UnknownParser, detect_parser, get_parser
+from lachesis_tokens.prompts.prompts import PromptBuilder
+from tool_call_parsers import Detection, ToolCallParser, UnknownParser, get_parser
 from tool_call_parsers.registry import AUTO
 from tool_call_parsers.round_trip import PLAIN, Unread
-
-if TYPE_CHECKING:
-    from lachesis_tokens.prompts.prompts import PromptBuilder
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +70,3 @@ def parser_for(prompts: PromptBuilder, name: str) -> ToolCallParser:
     if detection.tool_parser is None:
         raise UnknownParser(f"{detection.why}; name the parser")
     return get_parser(detection.tool_parser, reasoning=detection.reasoning, tokenizer=prompts.tokenizer)
-
-
-def detect_for(template: ChatTemplate, tokenizer: Any) -> Detection:
-    """The parsers for a chat template, by the calls that it writes for prompts."""
-
-    def render(messages: list[dict[str, Any]], tools: ToolSchemas | None, add_generation_prompt: bool) -> str:
-        prepared = [template.prepare(message) for message in messages]
-        offered = [dict(tool) for tool in tools] if tools else None
-        return template.render(prepared, offered, add_generation_prompt=add_generation_prompt)
-
-    return detect_parser(template.source, tokenizer.get_vocab(), render=render)

@@ -27,7 +27,7 @@ from lachesis.records.json_arrays import array_items
 from lachesis.records.jsonl import is_array
 from lachesis.records.loading import from_sharegpt, tools_from_sharegpt
 from lachesis.text import counted
-from lachesis_tokens.prompts.prompts import PromptBuilder
+from lachesis_tokens.prompts.dataset_prompts import DatasetPrompts
 from lachesis_tokens.samples.cross_checks import line_problems
 from lachesis_tokens.samples.samples import MalformedSample, TokenSample, samples
 from lachesis_tokens.samples.verification import verify
@@ -107,7 +107,7 @@ class _Refused(Exception):
         self.reason = reason
 
 
-def read_dataset(paths: Iterable[str | Path], prompts: PromptBuilder, rules: ReadRules) -> Dataset:
+def read_dataset(paths: Iterable[str | Path], prompts: DatasetPrompts, rules: ReadRules) -> Dataset:
     """Read files of ShareGPT lines, samples and groups, which may be mixed. CPU-bound.
 
     Raises:
@@ -152,7 +152,7 @@ def _parsed(line: Any) -> Mapping[str, Any]:
 
 
 def _examples(
-    record: Mapping[str, Any], source: str, prompts: PromptBuilder, rules: ReadRules
+    record: Mapping[str, Any], source: str, prompts: DatasetPrompts, rules: ReadRules
 ) -> Iterator[Example | _Refused]:
     if record.get("evaluation"):
         raise _Refused("evaluation", "it measured the model: no training data")
@@ -179,7 +179,7 @@ def _check_rollout(record: Mapping[str, Any], completed: bool, rules: ReadRules)
         raise _Refused("low_reward", f"its reward is {reward!r}, and sft.min_reward is {rules.min_reward:g}")
 
 
-def _placed(record: Mapping[str, Any], prompts: PromptBuilder, rules: ReadRules) -> list[TokenSample]:
+def _placed(record: Mapping[str, Any], prompts: DatasetPrompts, rules: ReadRules) -> list[TokenSample]:
     """The samples that the conversation would have given, had the model sampled its turns."""
     try:
         messages = from_sharegpt(record)
