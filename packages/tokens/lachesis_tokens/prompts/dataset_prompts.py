@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 
-from lachesis.inference.errors import TemplateError
-from lachesis.messages.nodes import Node
+from lachesis_client.errors import TemplateError
+from lachesis_messages.nodes import Node
 from lachesis_tokens.prompts.prompts import PromptBuilder
 from lachesis_tokens.templates.chat_template import TemplateMessage, Tools
 

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from lachesis.inference.errors import PromptError, TurnRejected
-from lachesis.messages.images import MessageImage, PlacedImage, image_urls
-from lachesis.messages.nodes import Node
-from lachesis.messages.tokens import TokenPrefix
+from lachesis_client.errors import PromptError, TurnRejected
+from lachesis_messages.images import MessageImage, PlacedImage, image_urls
+from lachesis_messages.nodes import Node
+from lachesis_messages.tokens import TokenPrefix
 from lachesis_tokens.prompts.text_encoder import TextEncoder
 from lachesis_tokens.templates.special_tokens import SpecialTokensInText
 

@@ -7,10 +7,10 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Unpack
 
 from backends.errors import LachesisError
-from lachesis.inference.affinity import Demand, Route
-from lachesis.inference.balancer import Split
-from lachesis.inference.chat_format import ChatOptions, check_arguments
-from lachesis.messages.responses import ChatResponse
+from lachesis_client.affinity import Demand, Route
+from lachesis_client.balancer import Split
+from lachesis_client.chat_format import ChatOptions, check_arguments
+from lachesis_messages.responses import ChatResponse
 from lachesis_tokens.engines.base import PromptLogprobs, PromptScorer, TokenEngine
 from lachesis_tokens.server.managed_server import ManagedServer
 from lachesis_tokens.server.token_source import TokenSource
