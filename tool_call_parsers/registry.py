@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from tool_call_parsers.formats import NAMES, fold, load_format
+from tool_call_parsers.formats import FOLDED, NAMES, fold, load_format
 from tool_call_parsers.types import MinimalParser
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class _Registry:
     """Formats, and parsers that users registered, by folded name."""
 
     def __init__(self) -> None:
-        self._names = {fold(each): name for name, names in NAMES.items() for each in names}
+        self._names = dict(FOLDED)
         self._made: dict[tuple[str, str | None], ToolCallParser] = {}
         self.entries: dict[str, Format | Callable[[], MinimalParser] | None] = dict.fromkeys(NAMES)
         """By canonical name. None for a format that is not loaded."""

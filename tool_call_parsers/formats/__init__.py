@@ -108,3 +108,7 @@ def load_format(name: str) -> Format:
 def fold(name: str) -> str:
     """The name without case, `-`, `_`, `.` and blanks, so that spellings of one name are equal."""
     return re.sub(r"[-_.\s]", "", name).casefold()
+
+
+FOLDED: Final[Mapping[str, str]] = {fold(each): name for name, names in NAMES.items() for each in names}
+"""The own name of a format by each of its names, folded."""

@@ -267,7 +267,7 @@ class PromptBuilder:
         def suffix_after(
             before: Sequence[TemplateMessage] | None, with_tools: bool, *, add_generation_prompt: bool = True
         ) -> RenderedText | None:
-            shown = replace(placeholder, tools=True) if with_tools else placeholder
+            shown = placeholder._replace(tools=True) if with_tools else placeholder
             render = partial(render_suffix, self._template, shown, add_generation_prompt=add_generation_prompt)
             return suffix_of_turn(render, before=before, tools=tools if shown.tools else None)
 

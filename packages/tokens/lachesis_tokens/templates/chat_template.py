@@ -7,7 +7,7 @@ parts, an empty content or none. `load` finds the form of a template once, and `
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import product
@@ -97,6 +97,15 @@ class ChatTemplate:
         """The text for OpenAI messages: `render` after `prepare`. Raises what they raise."""
         return self.render([*map(self.prepare, messages)], tools, add_generation_prompt=add_generation_prompt)
 
+    def write_each(self, conversations: Iterable[Sequence[Sequence[Mapping[str, Any]]]]) -> list[str | None]:
+        """The texts for several conversations of OpenAI messages, each in the first of its forms that the template does
+        not reject; None if it rejects them all."""
+        found = []
+        for forms in conversations:
+            texts = (self._try([*map(self.prepare, messages)], True) for messages in forms)
+            found.append(next((text for text in texts if text is not None), None))
+        return found
+
     def image_text(self) -> str | None:
         """The text that the template writes for an image before the words of a message; None if it writes none, or if
         the image changes other text."""
@@ -172,9 +181,9 @@ class ChatTemplate:
         context = self.compiled.new_context({**self.compiled.environment.globals, **given}, shared=True)
         return "".join(self.compiled.root_render_func(context))
 
-    def _try(self, messages: Sequence[Mapping[str, Any]]) -> str | None:
+    def _try(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = False) -> str | None:
         try:
-            return self._render(messages, None, False)
+            return self._render(messages, None, add_generation_prompt)
         except Exception:  # see `render`
             return None
 

@@ -55,8 +55,16 @@ def match_parser(prompts: PromptBuilder, parser: ToolCallParser, setting: str) -
     detection, name = prompts.detection, getattr(parser, "name", setting)
     if detection.calls is None:
         return ParserMatch(name, detection)
-    unread = tuple(detection.calls.unread(parser))
+    unread = detection.unread if _reads_as(parser, detection) else tuple(detection.calls.unread(parser))
     return ParserMatch(name, detection, unread, any(each.sample.probe.name == PLAIN for each in unread))
+
+
+def _reads_as(parser: ToolCallParser, detection: Detection) -> bool:
+    """Whether the parser is the one that read the calls of the template when it was detected."""
+    if detection.tool_parser is None or not isinstance(parser, ToolCallParser):
+        return False
+    detected = get_parser(detection.tool_parser, reasoning=AUTO)
+    return parser.format is detected.format and parser.reasoning is detected.reasoning and parser.reads_reasoning
 
 
 def parser_for(prompts: PromptBuilder, name: str) -> ToolCallParser:
