@@ -29,7 +29,8 @@ from lachesis_messages.responses import ChatResponse, as_message
 from lachesis_messages.tokens import SampledTokens
 from lachesis_tokens.prompts.dataset_prompts import DatasetPrompts
 from lachesis_tokens.samples.cross_checks import line_problems
-from lachesis_tokens.samples.samples import MalformedSample, TokenSample, samples
+from lachesis_tokens.samples.sample_records import MalformedSample, read_sample
+from lachesis_tokens.samples.samples import TokenSample, samples
 from lachesis_tokens.samples.verification import verify
 from lachesis_train.tinker_sdk import Datum
 
@@ -218,7 +219,7 @@ def _of_group(record: Mapping[str, Any], source: str, rules: ReadRules) -> Itera
     read = []
     for each in record["samples"]:
         with suppress(MalformedSample):  # refused below
-            read.append(TokenSample.from_record(each))
+            read.append(read_sample(each))
     for rollout_id, reason in line_problems(record, read):
         raise _Refused("unproven", f"rollout {rollout_id}: {reason}" if rollout_id else reason)
     for each in record["samples"]:
@@ -232,7 +233,7 @@ def _of_group(record: Mapping[str, Any], source: str, rules: ReadRules) -> Itera
 
 def _of_record(record: Any, of_rollout: Mapping[str, Any], source: str, item: str, rules: ReadRules) -> Example:
     try:
-        sample = TokenSample.from_record(record)
+        sample = read_sample(record)
     except MalformedSample as error:
         raise _Refused("unproven", f"the sample {error}") from None
     _check_rollout({"outcome": sample.outcome, **of_rollout}, sample.outcome == "completed", rules)
