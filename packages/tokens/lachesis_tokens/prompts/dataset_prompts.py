@@ -1,19 +1,39 @@
-"""The ids of turns that a dataset has as text: what a model would have sampled to write them."""
+"""The ids of conversations that a dataset has as text: what a model would have sampled to write its turns."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 from lachesis_client.errors import TemplateError
 from lachesis_messages.nodes import Node
 from lachesis_tokens.prompts.prompts import PromptBuilder
 from lachesis_tokens.templates.chat_template import TemplateMessage, Tools
+from lachesis_tokens.templates.special_tokens import RenderedText
 
 
 class DatasetPrompts(PromptBuilder):
-    """Prompts that also write turns which no model sampled."""
+    """Prompts that also write whole conversations, and turns which no model sampled."""
+
+    def conversation(self, messages: Sequence[Mapping[str, Any]], tools: Tools | None = None) -> list[int]:
+        """The ids of a whole conversation as the template writes it, without a prompt for a further turn.
+
+        Raises:
+            TemplateError: the template raises for the conversation.
+        """
+        return self._encoder.encode(*self.conversation_text(messages, tools))
+
+    def conversation_text(self, messages: Sequence[Mapping[str, Any]], tools: Tools | None = None) -> RenderedText:
+        """The text of `conversation`, with the offsets that no token may contain. Raises TemplateError."""
+        render = partial(self._template.render, add_generation_prompt=False)
+        prepared = [self._prepare(message) for message in messages]
+        rendered = self._special_tokens.render(
+            render, messages=prepared, tools=[dict(tool) for tool in tools] if tools else None
+        )
+        assert rendered is not None
+        return rendered
 
     def turn(self, nodes: Sequence[Node], tools: Tools | None = None) -> list[int]:
         """The ids with which a model would write the last message of `nodes`, an assistant message, after their prompt.

@@ -213,24 +213,6 @@ class PromptBuilder:
         start = PromptStart.ROOT if begun is None else PromptStart.EXTENDED
         return Prompt(self._extended(begun, ids, images), generation_prompt, start, context)
 
-    def conversation(self, messages: Sequence[Mapping[str, Any]], tools: Tools | None = None) -> list[int]:
-        """The ids of a whole conversation as the template writes it, without a prompt for a further turn.
-
-        Raises:
-            TemplateError: the template raises for the conversation.
-        """
-        return self._encoder.encode(*self.conversation_text(messages, tools))
-
-    def conversation_text(self, messages: Sequence[Mapping[str, Any]], tools: Tools | None = None) -> RenderedText:
-        """The text of `conversation`, with the offsets that no token may contain. Raises TemplateError."""
-        render = partial(self._template.render, add_generation_prompt=False)
-        prepared = [self._prepare(message) for message in messages]
-        rendered = self._special_tokens.render(
-            render, messages=prepared, tools=[dict(tool) for tool in tools] if tools else None
-        )
-        assert rendered is not None
-        return rendered
-
     @property
     def encoder(self) -> TextEncoder:
         """The encoder that turns text into ids."""
