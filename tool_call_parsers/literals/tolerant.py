@@ -6,7 +6,9 @@ import re
 from collections.abc import Callable
 from typing import Final, TypeVar
 
+from tool_call_parsers.literals.escapes import DECODE_STRING
 from tool_call_parsers.literals.literal import SPACE, Literal, LiteralError
+from tool_call_parsers.literals.reader import LiteralReader
 from tool_call_parsers.literals.strict import read_json
 
 _SURPLUS: Final = re.compile(r"[\s\]}]*+\Z")
@@ -54,8 +56,6 @@ def read_tolerant(text: str, start: int = 0, end: int | None = None) -> Literal:
 
     Raises `LiteralError`.
     """
-    from tool_call_parsers.literals.reader import LiteralReader  # 1 ms, once, where a model writes no JSON
-
     stop = bound(text, end)
 
     def read(loose: bool) -> Literal:
@@ -101,8 +101,6 @@ def repair_json(text: str) -> Literal | None:
 def _repair_escaped(text: str) -> Literal | None:
     if not _ESCAPED_ONCE.match(text):
         return None
-    from tool_call_parsers.literals.escapes import DECODE_STRING  # loaded by the reader before
-
     quoted = f'"{text.strip()}"'
     try:
         unescaped, end = DECODE_STRING(quoted)

@@ -16,7 +16,6 @@ from lachesis_client.errors import PromptError, TurnRejected
 from lachesis_messages.images import MessageImage, PlacedImage, image_urls
 from lachesis_messages.nodes import Node
 from lachesis_messages.tokens import TokenPrefix
-from lachesis_tokens.prompts.text_encoder import TextEncoder
 from lachesis_tokens.templates.special_tokens import SpecialTokensInText
 
 
@@ -29,14 +28,6 @@ class ImagePlaces:
     def __init__(self, placeholder: int, text: str, policy: SpecialTokensInText) -> None:
         self.placeholder, self.text = placeholder, text
         self._policy = policy
-
-    @classmethod
-    def of(cls, image_text: str, encoder: TextEncoder, policy: SpecialTokensInText) -> ImagePlaces | None:
-        """The places for `ChatTemplate.image_text`; None if it has not Qwen-VL's shape."""
-        ids = encoder.encode_after(image_text)
-        if len(ids) != 3 or ids[1] in (ids[0], ids[2]) or not all(map(encoder.token, ids)):
-            return None
-        return cls(ids[1], encoder.token(ids[1]), policy)
 
     def placed(self, ids: Sequence[int], nodes: Iterable[Node], start: int = 0) -> tuple[PlacedImage, ...]:
         """The images of these messages, whose rendering has these ids, the first of them at `start`."""

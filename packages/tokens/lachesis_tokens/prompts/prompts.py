@@ -327,12 +327,13 @@ class PromptBuilder:
         return prefix
 
     def _image_places(self) -> ImagePlaces | None:
-        """Where the template writes images; None if it writes none, as most do."""
-        if (text := self._template.image_text()) is None:
+        """Where the template writes images; None if it writes none, or not in Qwen-VL's shape."""
+        ids = self._encoder.encode_after(self._template.image_text())
+        if len(ids) != 3 or ids[1] in (ids[0], ids[2]) or not all(map(self._encoder.token, ids)):
             return None
         from lachesis_tokens.prompts.prompt_images import ImagePlaces
 
-        return ImagePlaces.of(text, self._encoder, self.special_tokens_in_text)
+        return ImagePlaces(ids[1], self._encoder.token(ids[1]), self.special_tokens_in_text)
 
     def _placed(self, ids: Sequence[int], nodes: Sequence[Node], start: int = 0) -> tuple[PlacedImage, ...]:
         """The images of these messages. A template that writes none refuses them by name."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import partial
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from backends.errors import LachesisError
 from backends.tasks import run_all
@@ -27,9 +27,11 @@ from lachesis_tokens.prompts.tokenizer_proof import TokenizerProof
 from lachesis_tokens.prompts.vocabulary import Vocabulary
 from lachesis_tokens.server.completion_reader import CompletionReader
 from lachesis_tokens.server.replays import ReplayGuard
-from lachesis_tokens.server.stop_texts import StopTexts
 from lachesis_tokens.templates.parser_match import parser_for
 from tool_call_parsers import ToolCallParser, get_parser
+
+if TYPE_CHECKING:
+    from lachesis_tokens.server.stop_texts import StopTexts
 
 DEFAULT_MAX_TOKENS = 2048
 """Completion tokens of a call without `max_tokens`: Atropos' default. No server default ever applies."""
@@ -187,7 +189,7 @@ class TokenSource(TokenTracker[TokenEngine]):
             if prompt_ids.has_new_images and not all(answer.image_tokens or not answer.ids for answer in answers):
                 raise BadResponse(engine.base_url, "the engine does not say how many tokens each image has")
             named = [answer if answer.server else replace(answer, server=engine.base_url) for answer in answers]
-            stops = StopTexts.of(sampling, engine.settings.extra_body, self.reader.decode)
+            stops = self._stops(sampling, engine.settings.extra_body)
             return [await self._sampled(prompt, stops, answer) for answer in named]
 
         demand = Demand(len(prompt_ids), self._expected.of(sampling.max_tokens, n), affinity)
@@ -195,7 +197,15 @@ class TokenSource(TokenTracker[TokenEngine]):
             send, split, asked=lambda: prompt_ids.ids, demand=demand, sampled=lambda answer: len(answer.ids)
         )
 
-    async def _sampled(self, prompt: TokenPrefix, stops: StopTexts, answer: Generation) -> Generation:
+    def _stops(self, sampling: Sampling, extra_body: Mapping[str, Any]) -> StopTexts | None:
+        """The stops of a request; None where it has none, as in the agent loop."""
+        if not sampling.stop and not {**extra_body, **sampling.extra}.get("stop_token_ids"):
+            return None
+        from lachesis_tokens.server.stop_texts import StopTexts
+
+        return StopTexts.of(sampling, extra_body, self.reader.decode)
+
+    async def _sampled(self, prompt: TokenPrefix, stops: StopTexts | None, answer: Generation) -> Generation:
         """The answer up to the token that completes a stop. Raises `BadResponse` for ids that no model can sample."""
         self.vocabulary.check(answer.server, answer.ids)
         if not stops:

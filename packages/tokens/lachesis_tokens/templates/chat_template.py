@@ -106,20 +106,14 @@ class ChatTemplate:
             found.append(next((text for text in texts if text is not None), None))
         return found
 
-    def image_text(self) -> str | None:
-        """The text that the template writes for an image before the words of a message; None if it writes none, or if
-        the image changes other text."""
+    def image_text(self) -> str:
+        """The text that the template writes for an image before the words of a message, "" if it writes none."""
         words: TemplateMessage = {"type": "text", "text": _MARK}
-        try:
-            shown, plain = (
-                self.render([{"role": "user", "content": parts}]).partition(_MARK)
-                for parts in ([{"type": "image"}, words], [words])
-            )
-        except TemplateError:
-            return None
-        if not shown[1] or shown[1:] != plain[1:] or not shown[0].startswith(plain[0]):
-            return None
-        return shown[0][len(plain[0]) :]
+        given: tuple[list[TemplateMessage], ...] = ([{"type": "image"}, words], [words])
+        shown, plain = (self._try([{"role": "user", "content": parts}], True) or "" for parts in given)
+        before, *rest = shown.partition(_MARK)
+        start, *same = plain.partition(_MARK)
+        return before[len(start) :] if rest[0] and rest == same and before.startswith(start) else ""
 
     def prepare(self, item: Mapping[str, Any]) -> TemplateMessage:
         """An OpenAI message in the template's form. Reasoning is stored under every name that templates read.
