@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tool_call_parsers.engine import Needles, Run, Step
-from tool_call_parsers.literals import MAX_DEPTH, Literal, LiteralError, read_json
+from tool_call_parsers.literals.literal import MAX_DEPTH, Literal, LiteralError
+from tool_call_parsers.literals.strict import read_json
 from tool_call_parsers.types import CallStatus
 
 # What may occur outside strings and brackets. A backslash, a quote or an angle bracket means that it is not JSON.
@@ -214,7 +215,7 @@ def read_value(
 
 def read_damaged(text: str, start: int, end: int) -> Literal:
     """`read_tolerant`. It is loaded, in some milliseconds, by the first text that is not JSON: many runs meet none."""
-    from tool_call_parsers.literals import read_tolerant
+    from tool_call_parsers.literals.tolerant import read_tolerant
 
     return read_tolerant(text, start, end)
 

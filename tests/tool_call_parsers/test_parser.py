@@ -131,8 +131,8 @@ def test_the_list_of_names_is_that_of_the_rows(name):
 @pytest.mark.parametrize(
     ("listed", "wrong"),
     [
-        ({"hermes": ("hermes",)}, "its line must be 'json_blocks hermes qwen25 qwen2.5'"),
-        ({"hermes2": ("hermes2",)}, "lists 'hermes2', which tool_call_parsers.formats.json_blocks has no row for"),
+        ({"hermes": ("hermes",)}, "lacks the lines .'json_blocks hermes qwen25 qwen2.5'., and has .. without"),
+        ({"hermes2": ("hermes2",)}, "lacks the lines .., and has .'hermes2'. without a row"),
     ],
 )
 def test_a_name_that_differs_from_its_row_is_an_error(monkeypatch, listed, wrong):

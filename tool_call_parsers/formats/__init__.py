@@ -92,16 +92,12 @@ def load_format(name: str) -> Format:
     """The row of a format, by its own name. Raises ImportError if the list of names differs from the rows."""
     module = _MODULES[name]
     rows: tuple[Format, ...] = import_module(f"{__name__}.{module}").FORMATS
-    listed = {each: NAMES[each] for each, home in _MODULES.items() if home == module}
     found = {row.name: (row.name, *row.aliases) for row in rows}
+    listed = {each: NAMES[each] for each, home in _MODULES.items() if home == module}
     if listed != found:
-        wrong = next(each for each in {**found, **listed} if listed.get(each) != found.get(each))
-        line = " ".join((module, *found.get(wrong, ())))
-        raise ImportError(
-            f"{__name__} lists other names for {wrong!r} than {__name__}.{module}: its line must be {line!r}"
-            if wrong in found
-            else f"{__name__} lists {wrong!r}, which {__name__}.{module} has no row for: remove its line"
-        )
+        lines = sorted(" ".join((module, *names)) for names in set(found.values()) - set(listed.values()))
+        surplus = sorted(listed.keys() - found.keys())
+        raise ImportError(f"{__name__}: the list of names lacks the lines {lines}, and has {surplus} without a row")
     return next(row for row in rows if row.name == name)
 
 

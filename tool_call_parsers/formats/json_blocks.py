@@ -8,10 +8,7 @@ from tool_call_parsers.json_blocks.blocks import JsonBlocks
 from tool_call_parsers.parser import Format
 
 _HERMES = JsonBlocks(
-    opens=("<tool_call>",),
-    closes=("</tool_call>",),
-    separators=("\n",),
-    frame=("<tool_call>\n", "\n</tool_call>"),
+    opens=("<tool_call>",), closes=("</tool_call>",), separators=("\n",), frame=("<tool_call>\n", "\n</tool_call>")
 )
 _TOOL_CALLS = JsonBlocks(
     opens=("<tool_calls>",),
@@ -29,12 +26,7 @@ FORMATS: tuple[Format, ...] = (
     Format("granite4", _HERMES, "Granite 4", reasoning="granite_thinking_parser"),
     Format(
         "granite",
-        JsonBlocks(
-            opens=("<|tool_call|>", "<tool_call>"),
-            frame=("<|tool_call|>[", "]"),
-            between=", ",
-            in_list=True,
-        ),
+        JsonBlocks(opens=("<|tool_call|>", "<tool_call>"), frame=("<|tool_call|>[", "]"), between=", ", in_list=True),
         "Granite 3.0, 3.1",
         ("granite3",),
         reasoning="granite",
@@ -66,13 +58,7 @@ FORMATS: tuple[Format, ...] = (
         ("interns1", "internlm2", "intern_s1"),
         reasoning="qwen3",
     ),
-    Format(
-        "hunyuan_a13b",
-        _TOOL_CALLS,
-        "Hunyuan-A13B",
-        reasoning="hunyuan_a13b",
-        ends=("<|eos|>",),
-    ),
+    Format("hunyuan_a13b", _TOOL_CALLS, "Hunyuan-A13B", reasoning="hunyuan_a13b", ends=("<|eos|>",)),
     Format(
         "minimax_m1",
         JsonBlocks(

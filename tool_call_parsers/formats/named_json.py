@@ -10,7 +10,7 @@ from tool_call_parsers.json_blocks.after_text import JsonAfterText
 from tool_call_parsers.json_blocks.blocks import JsonBlocks
 from tool_call_parsers.json_blocks.named import CallHeader, Given, NamedJson, Words, read_name
 from tool_call_parsers.parser import Format
-from tool_call_parsers.schema.tools import ToolIndex
+from tool_call_parsers.schema import ToolIndex
 
 _PARAMETERS = '{"name": %(name)s, "parameters": %(arguments)s}'
 _KIMI_ID = re.compile(r"(?:functions\.)?([^\s:]+):(\d+)")

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 from tool_call_parsers.arguments import FoundArguments, no_arguments, plain_name, read_arguments
 from tool_call_parsers.engine import SPACE, BlockGrammar, Needles, Run, Step
 from tool_call_parsers.json_scan import MANY_REJECTIONS, JsonMember, JsonScan, JsonValue, read_damaged, read_value
-from tool_call_parsers.literals import MAX_DEPTH, LiteralError, read_json
+from tool_call_parsers.literals.literal import MAX_DEPTH, LiteralError
+from tool_call_parsers.literals.strict import read_json
 from tool_call_parsers.types import CallStatus
 
 _CLOSING_BRACE = re.compile(r"[ \t\r\n]*\}")

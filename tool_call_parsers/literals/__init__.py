@@ -12,39 +12,3 @@ A repair is made only if one meaning remains. Only an unescaped quote inside a s
 quote ends its string only before text that may follow a string there. It fails if the text may be an expression
 ('a' + 'b') or may lack a comma, and it must reach the end of the given text.
 """
-
-from typing import TYPE_CHECKING
-
-from tool_call_parsers.lazy import lazy_names
-
-if TYPE_CHECKING:
-    from tool_call_parsers.literals.literal import MAX_DEPTH, Literal, LiteralError
-    from tool_call_parsers.literals.python_call import PythonCall, read_python_call
-    from tool_call_parsers.literals.reader import CALL_NAME
-    from tool_call_parsers.literals.strict import REPEATED_KEY, read_json, read_whole_json
-    from tool_call_parsers.literals.tolerant import read_tolerant, repair_json
-else:  # formats of JSON need no reader of Python's literals
-    __getattr__ = lazy_names(
-        __name__,
-        {
-            "literal": "MAX_DEPTH Literal LiteralError",
-            "python_call": "PythonCall read_python_call",
-            "reader": "CALL_NAME",
-            "strict": "REPEATED_KEY read_json read_whole_json",
-            "tolerant": "read_tolerant repair_json",
-        },
-    )
-
-__all__ = [
-    "CALL_NAME",
-    "MAX_DEPTH",
-    "REPEATED_KEY",
-    "Literal",
-    "LiteralError",
-    "PythonCall",
-    "read_json",
-    "read_python_call",
-    "read_tolerant",
-    "read_whole_json",
-    "repair_json",
-]
