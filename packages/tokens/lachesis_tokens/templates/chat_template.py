@@ -97,6 +97,10 @@ class ChatTemplate:
         """The text for OpenAI messages: `render` after `prepare`. Raises what they raise."""
         return self.render([*map(self.prepare, messages)], tools, add_generation_prompt=add_generation_prompt)
 
+    def write_all(self, asked: Iterable[tuple[Sequence[Mapping[str, Any]], Tools | None, bool]]) -> list[str]:
+        """`write` with each of these arguments. Raises what it raises."""
+        return [self.write(*each) for each in asked]
+
     def write_each(self, conversations: Iterable[Sequence[Sequence[Mapping[str, Any]]]]) -> list[str | None]:
         """The texts for several conversations of OpenAI messages, each in the first of its forms that the template does
         not reject; None if it rejects them all."""

@@ -178,10 +178,12 @@ class TemplateValidator:
     ) -> TemplateDifference | None:
         """How prompt + sampled text + suffix differs from the rendering of the whole conversation."""
         try:
-            whole = self._whole(case)
-            prompt = self._render(case.context, case.tools)
-            bare = self._render(case.context, case.tools, add_generation_prompt=False)
-            last = self._render((*case.context, case.turn), case.tools, add_generation_prompt=False)
+            whole, prompt, bare, last = self._render_all(
+                ((*case.context, case.turn, *case.following), case.tools, True),
+                (case.context, case.tools, True),
+                (case.context, case.tools, False),
+                ((*case.context, case.turn), case.tools, False),
+            )
         except TemplateError:
             return None
         text = self._suffix(case, placeholder)
@@ -210,11 +212,16 @@ class TemplateValidator:
     def _render(
         self, messages: Sequence[Mapping[str, Any]], tools: Tools | None, *, add_generation_prompt: bool = True
     ) -> str:
-        key = json.dumps([messages, bool(tools), add_generation_prompt])
-        text = self._rendered.get(key)
-        if text is None:  # one validation uses the same text several times
-            text = self._rendered[key] = self.template.write(messages, tools, add_generation_prompt)
-        return text
+        return self._render_all((messages, tools, add_generation_prompt))[0]
+
+    def _render_all(self, *asked: tuple[Sequence[Mapping[str, Any]], Tools | None, bool]) -> list[str]:
+        """The texts for messages with or without tools and a generation prompt. Raises TemplateError."""
+        keys = [json.dumps([messages, bool(tools), adds]) for messages, tools, adds in asked]
+        # One validation uses the same text several times.
+        new = {key: each for key, each in zip(keys, asked, strict=True) if key not in self._rendered}
+        if new:
+            self._rendered |= zip(new, self.template.write_all(new.values()), strict=True)
+        return [self._rendered[key] or "" for key in keys]
 
     def _suffix(
         self, case: TemplateCase, placeholder: Placeholder, *, add_generation_prompt: bool = True
