@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from tool_call_parsers.tokens.aligned import Aligned
 from tool_call_parsers.tokens.token_stream import TokenStream
-from tool_call_parsers.tokens.token_texts import TokenTexts
+from tool_call_parsers.tokens.token_table import TokenTable
 from tool_call_parsers.tokens.tokenizer import REPLACEMENT, as_ids
 
 
-class TokenMap(TokenTexts):
+class TokenMap(TokenTable):
     """The special tokens of one tokenizer, and how text aligns with its tokens."""
 
     def align(self, text: str | None, token_ids: Sequence[int]) -> Aligned:

@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import Final
 
 from tool_call_parsers.tokens.aligned import Aligned, Strays, token_span
-from tool_call_parsers.tokens.token_texts import TokenTexts
+from tool_call_parsers.tokens.token_table import TokenTable
 from tool_call_parsers.tokens.tokenizer import (
     ESCAPE_BASE,
     ESCAPE_COUNT,
@@ -35,7 +35,7 @@ class TokenStream:
     `feed` are a prefix of `finish().masked`; the rest was uncertain. One stream serves one completion.
     """
 
-    _map: TokenTexts
+    _map: TokenTable
     own_text: bool = False
     """The text has a mark for each id without text."""
     _parts: list[str] = field(default_factory=list)

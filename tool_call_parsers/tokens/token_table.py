@@ -27,7 +27,7 @@ _ANCHOR_CANDIDATES: Final = 2048
 _Trie: TypeAlias = dict[str, Any]
 
 
-class TokenTexts:
+class TokenTable:
     """The special tokens of one tokenizer, and the texts of all of its tokens.
 
     Treats special tokens and other added tokens alike, because models write `<tool_call>` as either.
