@@ -86,3 +86,33 @@ def test_a_run_of_messages_loads_nothing_of_tokens_training_atroposlib_or_wandb(
     # Phase 1: no format of calls, no token engine, nothing of training; the report is a page of lachesis_view.
     assert loaded & {"lachesis_compat", "lachesis_data", "lachesis_tokens", "lachesis_train"} == set()
     assert modules & {"tool_call_parsers.formats", "tool_call_parsers.parser"} == set()
+
+
+def test_a_run_with_tokens_loads_one_engine_and_the_parsers_of_one_family(tmp_path: Path) -> None:
+    server = [sys.executable, "-m", "lachesis", "fake-server", "--port", "0", "--policy", "tools"]
+    with subprocess.Popen(
+        [*server, "--save-tokenizer", "tokens"], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            url = process.stdout.readline().strip()
+            modules = modules_after(
+                "from lachesis_envs.terminal_test import TerminalTestEnv as Env; Env.cli()",
+                *("process", "--env.total_steps=1", "--env.group_size=1", f"--openai.base_url={url}"),
+                *("--openai.model_name=fake", "--openai.server_type=vllm"),
+                f"--openai.tokenizer_name={tmp_path / 'tokens'}",
+                f"--env.data_path_to_save_groups={tmp_path / 'groups.jsonl'}",
+            )
+        finally:
+            process.terminate()
+    assert '"lachesis.sample/1"' in (tmp_path / "groups.jsonl").read_text(encoding="utf-8")
+    engines = {name for name in modules if name.startswith("lachesis_tokens.engines.")}
+    assert engines == {
+        f"lachesis_tokens.engines.{name}" for name in ("base", "http_engine", "prompt_ids", "shortening", "vllm")
+    }
+    parsers = {name.partition(".")[2] for name in modules if name.startswith("tool_call_parsers.")}
+    assert parsers & {"channels", "delimited", "json_blocks.named", "python_calls", "tag_blocks"} == set()
+    # What this rollout meets none of: images, aborted completions, lists of dicts, texts that are not JSON.
+    rare = {"prompts.prompt_images", "server.interrupts", "server.conversation_index", "samples.sample_records"}
+    assert modules & {f"lachesis_tokens.{name}" for name in rare} == set()
+    assert parsers & {"literals.tolerant", "schema.signature", "token_run", "model_names"} == set()

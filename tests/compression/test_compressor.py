@@ -29,13 +29,13 @@ from lachesis_messages.errors import MalformedMessage
 from lachesis_messages.message_rules import validate_messages
 from lachesis_messages.records.loading import from_sharegpt, tools_from_sharegpt
 from lachesis_testing.fake_server.tokenizer import fake_tokenizer
-from lachesis_tokens.prompts.prompts import PromptBuilder
+from lachesis_tokens.prompts.dataset_prompts import DatasetPrompts
 from lachesis_tokens.templates.conversation_tokens import ConversationTokens
 from tests.compression.examples import TOOLS, Words, agent_entry, entry_of, extracting, settings_of
 from tests.run import some
 from tests.trajectories.conversation_strategies import conversations
 
-PROMPTS = PromptBuilder(fake_tokenizer())
+PROMPTS = DatasetPrompts(fake_tokenizer())
 COUNTER = ConversationTokens(PROMPTS)
 
 

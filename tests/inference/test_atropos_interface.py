@@ -15,7 +15,8 @@ from lachesis_messages.tokens import MASKED, MASKED_LOGPROB
 from lachesis_testing.fake_server import FakeServer, Reply, fake_tokenizer
 from lachesis_tokens.engines import create_engine
 from lachesis_tokens.prompts.prompts import PromptBuilder
-from lachesis_tokens.server.token_server import SettingsDiffer, TokenServer
+from lachesis_tokens.server.token_server import TokenServer
+from lachesis_tokens.server.token_source import SettingsDiffer
 from tests.support.exactness import Stack, assert_exact, stack
 
 TOOLS = [

@@ -28,9 +28,11 @@ from lachesis_tokens.engines.prompt_ids import PromptIds
 from lachesis_tokens.engines.replay_fields import cut_replay, joined_replay, with_replay
 from lachesis_tokens.prompts.prompts import PromptBuilder
 from lachesis_tokens.samples.group_shapes import GroupSettings, RolloutSamples, build_group, samples_from_atropos
+from lachesis_tokens.samples.sample_records import read_sample
 from lachesis_tokens.samples.samples import TokenSample, samples
 from lachesis_tokens.samples.verification import verify, verify_records
-from lachesis_tokens.server.token_server import SettingsDiffer, TokenServer
+from lachesis_tokens.server.token_server import TokenServer
+from lachesis_tokens.server.token_source import SettingsDiffer
 
 ENGINES = ["vllm", "vllm-generate", "sglang"]
 SMALL, LARGE = (3, 2, 8), (2, 4, 300)
@@ -107,7 +109,7 @@ async def test_top_p_is_trainable_with_the_mask_of_what_it_left(engine):
         counts = numpy.frombuffer(sample.sampling_mask.counts, "<u4")
         assert [bool(count) for count in counts] == [mask != -100 for mask in sample.masks]
         assert 1 < counts.max() <= 12
-        read = TokenSample.from_record(json.loads(json.dumps(sample.to_record())))
+        read = read_sample(json.loads(json.dumps(sample.to_record())))
         assert (read.sampling_mask.ids, read.sampling_mask.counts) == (sample.sampling_mask.ids, counts.tobytes())
         assert "sampling mask" in verify(replace(sample, sampling_mask=None))[0]
         other = join_masks([SamplingMask.of([[5, 7]] * len(sample.tokens))])

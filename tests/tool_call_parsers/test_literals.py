@@ -13,15 +13,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.run import some
-from tool_call_parsers.literals import (
-    MAX_DEPTH,
-    Literal,
-    LiteralError,
-    read_json,
-    read_python_call,
-    read_tolerant,
-    repair_json,
-)
+from tool_call_parsers.literals.literal import MAX_DEPTH, Literal, LiteralError
+from tool_call_parsers.literals.python_call import read_python_call
+from tool_call_parsers.literals.strict import read_json
+from tool_call_parsers.literals.tolerant import read_tolerant, repair_json
 
 READERS = [read_json, read_tolerant, read_python_call]
 

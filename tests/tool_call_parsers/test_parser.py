@@ -19,14 +19,14 @@ from tool_call_parsers import (
     Format,
     UnknownParser,
     UnknownReasoning,
+    formats,
     get_parser,
     list_parsers,
     register_parser,
 )
-from tool_call_parsers.formats import FORMATS
+from tool_call_parsers.formats import NAMES, fold, load_format
 from tool_call_parsers.json_blocks import JsonBlocks
 from tool_call_parsers.model_names import EXACT, MODELS
-from tool_call_parsers.registry import fold
 
 TOOLS = [{"type": "function", "function": {"name": "bash", "parameters": {"type": "object", "properties": {}}}}]
 CALL = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>'
@@ -115,11 +115,66 @@ def test_a_name_of_another_generation_or_of_no_format_is_an_error(typed):
 
 def test_names_of_models_are_no_aliases_and_belong_to_formats():
     named = [(fold(model), name) for name, models in MODELS.items() for model in models.split()]
-    taken = {fold(name) for row in FORMATS for name in (row.name, *row.aliases)}
-    assert {name for _, name in named} <= {row.name for row in FORMATS}
+    taken = {fold(name) for names in NAMES.values() for name in names}
+    assert {name for _, name in named} <= NAMES.keys()
     assert len(dict(named)) == len(named)
     assert not taken & dict(named).keys()
     assert EXACT - {"step"} <= taken
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_list_of_names_is_that_of_the_rows(name):
+    row = load_format(name)
+    assert (row.name, *row.aliases) == NAMES[name] == NAMES[get_parser(row.name).name]
+
+
+@pytest.mark.parametrize(
+    ("listed", "wrong"),
+    [
+        ({"hermes": ("hermes",)}, "lacks the lines .'json_blocks hermes qwen25 qwen2.5'., and has .. without"),
+        ({"hermes2": ("hermes2",)}, "lacks the lines .., and has .'hermes2'. without a row"),
+    ],
+)
+def test_a_name_that_differs_from_its_row_is_an_error(monkeypatch, listed, wrong):
+    monkeypatch.setattr(formats, "NAMES", {**NAMES, **listed})
+    monkeypatch.setattr(formats, "_MODULES", {**formats._MODULES, **dict.fromkeys(listed, "json_blocks")})
+    with pytest.raises(ImportError, match=wrong):
+        load_format("granite")
+
+
+FAMILIES = {"channels", "delimited", "json_blocks.named", "python_calls", "tag_blocks"}
+
+
+@pytest.mark.parametrize(
+    ("program", "families"),
+    [
+        ("get_parser('qwen2.5', reasoning='auto').parse(CALL, TOOLS)", set()),
+        ("get_parser('kimi_k2')", {"json_blocks.named"}),
+        ("get_parser('glm46')", {"tag_blocks"}),
+        ("get_parser('openai')", {"channels", "json_blocks.named", "tag_blocks"}),
+        ("list_parsers()", set()),
+        ("detect_parser('{{ tools }}<tool_call>', render=render)", set()),
+    ],
+)
+def test_a_parser_loads_the_lexers_of_its_own_family_only(program, families):
+    code = f"""
+import sys
+from tool_call_parsers import *
+CALL, TOOLS = {CALL!r}, {TOOLS!r}
+def render(messages, tools, add_generation_prompt):
+    text = "".join(f"<|im_start|>{{message['role']}}\\n{{said(message)}}<|im_end|>\\n" for message in messages)
+    return text + "<|im_start|>assistant\\n" * add_generation_prompt
+def said(message):
+    calls = [call["function"] for call in message.get("tool_calls", ())]
+    written = [get_parser("hermes").render(None, None, [call]) for call in calls]
+    return "\\n".join(filter(None, [message["content"], *written]))
+result = {program}
+assert "detect" not in {program!r} or result.tool_parser == "hermes", result
+print(*sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = {name.removeprefix("tool_call_parsers.") for name in done.stdout.split()}
+    assert loaded & FAMILIES == families
 
 
 def test_every_name_of_the_engines_is_known():
@@ -196,7 +251,7 @@ def test_auto_reads_the_chat_template():
 def test_importing_loads_no_lexer():
     code = "import sys, tool_call_parsers; print([m for m in sys.modules if m.startswith('tool_call_parsers.')])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "['tool_call_parsers.types', 'tool_call_parsers.registry']"
+    assert done.stdout.strip() == "['tool_call_parsers.lazy']"
 
 
 # -- token ids

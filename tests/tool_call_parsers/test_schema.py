@@ -14,7 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tool_call_parsers.schema import MAX_DEPTH, MAX_DIGITS, ToolIndex, coerce
+from tool_call_parsers.literals.literal import MAX_DIGITS
+from tool_call_parsers.schema.kinds import MAX_DEPTH
+from tool_call_parsers.schema.tools import ToolIndex
+from tool_call_parsers.schema.values import coerce
 
 
 def tool(name: str, parameters: Any) -> dict[str, Any]:

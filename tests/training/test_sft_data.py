@@ -16,7 +16,7 @@ from lachesis_messages.records.export_lines import ExportLine
 from lachesis_messages.records.jsonl import append_line
 from lachesis_messages.records.sharegpt import to_conversations
 from lachesis_testing.fake_server import fake_tokenizer
-from lachesis_tokens.prompts.prompts import PromptBuilder
+from lachesis_tokens.prompts.dataset_prompts import DatasetPrompts
 from lachesis_tokens.samples.group_shapes import samples_from_atropos
 from lachesis_train.sft.loop import loss_of
 from lachesis_train.sft.plan import batches, digest, split
@@ -48,8 +48,8 @@ def tokenizer() -> Any:
 
 
 @pytest.fixture(scope="module")
-def prompts(tokenizer: Any) -> PromptBuilder:
-    return PromptBuilder(tokenizer)
+def prompts(tokenizer: Any) -> DatasetPrompts:
+    return DatasetPrompts(tokenizer)
 
 
 def of_trl(name: str) -> str:
@@ -62,7 +62,7 @@ def written(folder: Path, messages: list[dict[str, Any]] = CONVERSATION, **more:
     return Path(save_trajectory(conversion, model="m", completed=True, directory=folder, **more))
 
 
-def read(path: Path, prompts: PromptBuilder, **rules: Any) -> Dataset:
+def read(path: Path, prompts: DatasetPrompts, **rules: Any) -> Dataset:
     return read_dataset([path], prompts, ReadRules(**rules))
 
 
@@ -80,7 +80,7 @@ def parts(example: Example, tokenizer: Any) -> list[tuple[bool, str]]:
 # ShareGPT.
 
 
-def test_exactly_what_the_model_said_is_trained(tmp_path: Path, prompts: PromptBuilder, tokenizer: Any) -> None:
+def test_exactly_what_the_model_said_is_trained(tmp_path: Path, prompts: DatasetPrompts, tokenizer: Any) -> None:
     found = read(written(tmp_path), prompts)
     (example,) = found.examples
     assert not found.refused
@@ -92,7 +92,7 @@ def test_exactly_what_the_model_said_is_trained(tmp_path: Path, prompts: PromptB
     assert '"name": "add"' in asked.partition("What is 1 + 2?")[0], "the tools are where the template shows them"
 
 
-def test_a_json_array_is_read_as_its_lines_are(tmp_path: Path, prompts: PromptBuilder) -> None:
+def test_a_json_array_is_read_as_its_lines_are(tmp_path: Path, prompts: DatasetPrompts) -> None:
     lines = written(tmp_path)
     array = tmp_path / "array.json"
     array.write_text(json.dumps([json.loads(line) for line in lines.read_text().splitlines()] + [3], indent=1))
@@ -101,7 +101,7 @@ def test_a_json_array_is_read_as_its_lines_are(tmp_path: Path, prompts: PromptBu
     assert [each.reason for each in found.refused] == ["unknown_form"]
 
 
-def test_the_tokens_are_those_of_the_chat_template(tmp_path: Path, prompts: PromptBuilder, tokenizer: Any) -> None:
+def test_the_tokens_are_those_of_the_chat_template(tmp_path: Path, prompts: DatasetPrompts, tokenizer: Any) -> None:
     (example,) = read(written(tmp_path), prompts).examples
     whole = tokenizer.apply_chat_template(CONVERSATION, tools=[TOOL], tokenize=False)
     assert tokenizer.decode(example.tokens) + "\n" == whole
@@ -111,7 +111,7 @@ def test_the_tokens_are_those_of_the_chat_template(tmp_path: Path, prompts: Prom
 def test_the_spans_are_those_that_trl_marks_in_its_training_templates(
     name: str, tmp_path: Path, tokenizer: Any
 ) -> None:
-    prompts = PromptBuilder(tokenizer, chat_template=of_trl(name))
+    prompts = DatasetPrompts(tokenizer, chat_template=of_trl(name))
     (example,) = read(written(tmp_path, CONVERSATION[:4]), prompts).examples
     parsed = {**CALL, "function": {"name": "add", "arguments": {"a": 1, "b": 2}}}
     marked = tokenizer.apply_chat_template(
@@ -129,7 +129,7 @@ def test_the_spans_are_those_that_trl_marks_in_its_training_templates(
 
 
 def test_a_turn_that_spells_special_tokens_is_trained_as_text(
-    tmp_path: Path, prompts: PromptBuilder, tokenizer: Any
+    tmp_path: Path, prompts: DatasetPrompts, tokenizer: Any
 ) -> None:
     text = "the token <|im_end|>\n<|im_start|>assistant\nfake"
     messages = [{"role": "user", "content": text}, {"role": "assistant", "content": text}]
@@ -152,19 +152,19 @@ def test_a_turn_that_spells_special_tokens_is_trained_as_text(
 def test_what_the_template_leaves_out_refuses_the_line(tmp_path: Path, tokenizer: Any) -> None:
     plain = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     plain += "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-    found = read(written(tmp_path), PromptBuilder(tokenizer, chat_template=plain))
+    found = read(written(tmp_path), DatasetPrompts(tokenizer, chat_template=plain))
     (line,) = found.refused
     assert (line.reason, line.source) == ("unplaceable", f"{tmp_path}/trajectory_samples.jsonl:1")
     assert "it leaves out the tool call 1 of the turn" in line.detail
 
 
-def test_reasoning_is_trained_or_dropped_by_name(tmp_path: Path, prompts: PromptBuilder, tokenizer: Any) -> None:
+def test_reasoning_is_trained_or_dropped_by_name(tmp_path: Path, prompts: DatasetPrompts, tokenizer: Any) -> None:
     thought = {"role": "assistant", "content": "4", "reasoning": "two and two"}
     path = written(tmp_path, [{"role": "user", "content": "2 + 2"}, thought])
     assert "it leaves out the reasoning" in read(path, prompts).refused[0].detail
     (dropped,) = read(path, prompts, keep_reasoning=False).examples
     assert parts(dropped, tokenizer)[-1] == (True, "4<|im_end|>")
-    (kept,) = read(path, PromptBuilder(tokenizer, chat_template=of_trl("qwen3"))).examples
+    (kept,) = read(path, DatasetPrompts(tokenizer, chat_template=of_trl("qwen3"))).examples
     assert parts(kept, tokenizer)[-1] == (True, "<think>\ntwo and two\n</think>\n\n4<|im_end|>")
 
 
@@ -188,7 +188,7 @@ def test_a_turn_that_has_no_exact_place_refuses_the_line(
     template: str, reason: str, tmp_path: Path, tokenizer: Any
 ) -> None:
     path = written(tmp_path, [CONVERSATION[0], {"role": "assistant", "content": "3"}])
-    found = read(path, PromptBuilder(tokenizer, chat_template=template))
+    found = read(path, DatasetPrompts(tokenizer, chat_template=template))
     assert not found.examples
     assert reason in found.refused[0].detail
 
@@ -196,7 +196,7 @@ def test_a_turn_that_has_no_exact_place_refuses_the_line(
 # Every line is an example or has a reason.
 
 
-def test_bad_lines_are_counted_and_named_and_the_others_are_trained(tmp_path: Path, prompts: PromptBuilder) -> None:
+def test_bad_lines_are_counted_and_named_and_the_others_are_trained(tmp_path: Path, prompts: DatasetPrompts) -> None:
     path = written(tmp_path)
     good = json.loads(path.read_text())
     turns = good["conversations"]
@@ -229,7 +229,7 @@ def test_bad_lines_are_counted_and_named_and_the_others_are_trained(tmp_path: Pa
     assert f"{path}:2: not JSON" in said
 
 
-def test_long_lines_and_low_rewards_are_refused_by_name(tmp_path: Path, prompts: PromptBuilder) -> None:
+def test_long_lines_and_low_rewards_are_refused_by_name(tmp_path: Path, prompts: DatasetPrompts) -> None:
     path = written(tmp_path, reward=0.5)
     length = len(read(path, prompts).examples[0].tokens)
     assert read(path, prompts, max_token_len=length + 1).examples
@@ -242,7 +242,7 @@ def test_long_lines_and_low_rewards_are_refused_by_name(tmp_path: Path, prompts:
 # Exact samples.
 
 
-def test_samples_are_verified_and_trained_on_their_spans(tmp_path: Path, prompts: PromptBuilder) -> None:
+def test_samples_are_verified_and_trained_on_their_spans(tmp_path: Path, prompts: DatasetPrompts) -> None:
     right, wrong = samples_from_atropos(group_body("g", "add", ["3", "no"], [1.0, 0.0]))
     path = tmp_path / "samples.jsonl"
     append_line(path, right.to_record())
@@ -258,7 +258,7 @@ def test_samples_are_verified_and_trained_on_their_spans(tmp_path: Path, prompts
     assert "with ids that differ from the sampled ones" in found.refused[0].detail
 
 
-def test_exported_samples_have_their_reward_and_their_item(tmp_path: Path, prompts: PromptBuilder) -> None:
+def test_exported_samples_have_their_reward_and_their_item(tmp_path: Path, prompts: DatasetPrompts) -> None:
     right, wrong = samples_from_atropos(group_body("g", "add", ["3", "no"], [1.0, 0.0]))
     path = tmp_path / "samples.jsonl"
     group = {"run": "r", "environment": "e", "item_key": "i"}
@@ -275,7 +275,7 @@ def test_exported_samples_have_their_reward_and_their_item(tmp_path: Path, promp
     assert [each.reason for each in found.refused] == ["low_reward"]
 
 
-def test_a_group_is_read_with_the_rewards_of_its_rollouts(tmp_path: Path, prompts: PromptBuilder) -> None:
+def test_a_group_is_read_with_the_rewards_of_its_rollouts(tmp_path: Path, prompts: DatasetPrompts) -> None:
     samples = samples_from_atropos(group_body("g", "add", ["3", "no"], [1.0, 0.0]))
     rollouts = [
         {"rollout_id": sample.rollout_id, "reward": reward} for sample, reward in zip(samples, (1.0, 0.0), strict=True)
@@ -288,7 +288,7 @@ def test_a_group_is_read_with_the_rewards_of_its_rollouts(tmp_path: Path, prompt
     assert [each.reason for each in found.refused] == ["low_reward"]
 
 
-async def test_what_process_writes_is_trained_as_it_is(tmp_path: Path, prompts: PromptBuilder) -> None:
+async def test_what_process_writes_is_trained_as_it_is(tmp_path: Path, prompts: DatasetPrompts) -> None:
     async with ScriptedServer(sorts) as server:
         await make(ManyWords, server, tmp_path, total_steps=3).process_manager()
     (path,) = tmp_path.rglob("trajectory_samples.jsonl")
@@ -297,7 +297,7 @@ async def test_what_process_writes_is_trained_as_it_is(tmp_path: Path, prompts: 
     assert {example.item for example in found.examples} <= {json.loads(x)["item_key"] for x in path.open()}
 
 
-def test_a_line_that_was_changed_is_refused(tmp_path: Path, prompts: PromptBuilder) -> None:
+def test_a_line_that_was_changed_is_refused(tmp_path: Path, prompts: DatasetPrompts) -> None:
     (one, other) = samples_from_atropos(group_body("g", "add", ["3", "no"], [1.0, 0.0]))
     line = certified({**one.to_record(), "reward": 0.0})
     unsealed = {name: value for name, value in line.items() if name != LINE_DIGEST}

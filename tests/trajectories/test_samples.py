@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from lachesis_messages.messages import FinishReason, Message
 from lachesis_messages.responses import ChatResponse
 from lachesis_messages.tokens import MASKED, MASKED_LOGPROB, SampledTokens, TokenPrefix, digest_of
-from lachesis_tokens.samples.samples import MalformedSample, NoTokens, TokenSample, samples
+from lachesis_tokens.samples.sample_records import MalformedSample, read_sample
+from lachesis_tokens.samples.samples import NoTokens, samples
 from lachesis_tokens.samples.verification import verify, verify_records
 from tests.support.certificates import aged
 from tests.support.token_trees import END, SAMPLING, UNTIMED, Tree, completion, trees
@@ -73,7 +74,7 @@ def test_there_are_as_many_samples_as_leaves_and_their_weights_add_up_to_one(tre
 def test_all_of_them_verify_also_after_a_journey_through_json(tree: Tree) -> None:
     found = samples(tree, rollout_id="r", outcome="completed")
     records = [json.loads(json.dumps(sample.to_record(), allow_nan=False)) for sample in found]
-    assert [TokenSample.from_record(record) for record in records] == found
+    assert [read_sample(record) for record in records] == found
     assert [reason for sample in (*found, *records) for reason in verify(sample)] == []
     totals = verify_records(records)
     if found:
@@ -191,7 +192,7 @@ def test_a_record_that_is_no_sample_is_named(change: dict[str, object] | None, r
     tree.sample(START, [4])
     record = None if change is None else {**samples(tree)[0].to_record(), **change}
     with pytest.raises(MalformedSample, match=reason):
-        TokenSample.from_record(record)
+        read_sample(record)
 
 
 def test_versions_and_interrupts_survive_a_record_and_are_optional_in_old_ones() -> None:
@@ -207,9 +208,9 @@ def test_versions_and_interrupts_survive_a_record_and_are_optional_in_old_ones()
     assert sample.version_count == 2
     assert verify(sample) == []
     record = json.loads(json.dumps(sample.to_record()))
-    assert TokenSample.from_record(record) == sample
+    assert read_sample(record) == sample
     for span in record["spans"]:
         del span["versions"], span["interrupts"]
-    old = TokenSample.from_record(aged(record))
+    old = read_sample(aged(record))
     assert [(span.versions, span.interrupts) for span in old.spans] == [((), 0), ((), 0)]
     assert verify(old) == []
