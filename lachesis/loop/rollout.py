@@ -17,7 +17,8 @@ from lachesis.loop.outcome import Outcome
 from lachesis.loop.result import AgentResult
 from lachesis.rewards.evidence import Doubt
 from lachesis.rewards.reward import Reward, finite_number
-from lachesis.tool_context.tool_context import RewardCall, ToolContext
+from lachesis.tool_context.context_calls import RewardCall
+from lachesis.tool_context.tool_context import ToolContext
 from lachesis.tracebacks import explained
 from lachesis_client import BadResponse, InferenceError, RequestRejected
 from lachesis_client.errors import PromptError

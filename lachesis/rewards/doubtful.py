@@ -68,7 +68,7 @@ async def those_alone(
     found = {}
     for at, ((rollout, result), context) in enumerate(zip(group, contexts, strict=True)):
         if context is not None:
-            context.repeat()
+            context.shared.repeated = True
         about = rollout.item_key, rollout.rollout_id
         alone = await scorer.score_group(item, [result], [context], about=about)
         if alone.doubt is not None and alone.doubt.raises_as(doubt):

@@ -23,7 +23,7 @@ from lachesis.rewards.reward import JudgeRefused, Reward, RewardError, checked_g
 from lachesis.rewards.reward_threads import RewardThreads
 from lachesis.rewards.watching import Watch
 from lachesis.tool_context.context_calls import SharedState
-from lachesis.tool_context.pace import OwnTime
+from lachesis.tool_context.pace import OwnTime, pace_without_agent, waited_for_cpu
 from lachesis.tool_context.tool_context import ToolContext
 from lachesis.tracebacks import explained
 from lachesis_client.failed_requests import failed_requests
@@ -85,12 +85,12 @@ class _Limit:
 
     def __post_init__(self) -> None:
         self.ends = asyncio.get_running_loop().time() + self.seconds
-        self.inside_before = [context.seconds_inside if context is not None else 0.0 for context in self.contexts]
+        self.inside_before = [context.shared.inside if context is not None else 0.0 for context in self.contexts]
 
     async def is_used_by(self, context: ToolContext) -> bool:
         """Whether commands slept, or had processors, for so long that no busy machine has made them late."""
         begun = self.inside_before[self.contexts.index(context)]
-        took = OwnTime(context.seconds_inside - begun, await context.waited_for_cpu())
+        took = OwnTime(context.shared.inside - begun, await waited_for_cpu(context.shared.sessions))
         return took.is_enough(self.seconds)
 
 
@@ -291,12 +291,12 @@ class Scorer:
         watch = Watch()
         before = [(context, len(context.calls)) for context in contexts if context is not None]
         for context, _ in before:
-            context.repeat()
+            context.shared.repeated = True
         try:
             found = await again(item, watch)
         finally:
             for context, count in before:
-                context.forget_calls(count)
+                del context.shared.calls[count:]  # they were not part of the reward
         if found.doubt is not None and found.doubt.raises_as(doubt):
             return True
         passed = passed_by(watch, "")
@@ -369,7 +369,7 @@ class Scorer:
                 context = contexts[at]
                 if context is None or await limit.is_used_by(context):
                     continue
-                found = await context.pace_without_agent()
+                found = await pace_without_agent(context.shared.sessions)
                 if found is not None:
                     found.require_usable(str(error))
         elif error is not None:
@@ -397,7 +397,7 @@ class Scorer:
         """
         rest = asyncio.get_running_loop().time() - (limit.ends - limit.seconds) - kept_loop
         taken = {
-            at: min(rest, context.seconds_inside - begun)
+            at: min(rest, context.shared.inside - begun)
             for at, (context, begun) in enumerate(zip(limit.contexts, limit.inside_before, strict=True))
             if context is not None
         }
@@ -428,7 +428,7 @@ def _at_fault(faults: Sequence[AgentFault], contexts: Sequence[ToolContext | Non
     """The faults by the places of their contexts. Empty where one belongs to none of these."""
     found: dict[int, str] = {}
     for fault in faults:
-        places = [at for at, context in enumerate(contexts) if context is not None and context.at_fault(fault)]
+        places = [at for at, context in enumerate(contexts) if context is not None and fault.place is context.shared]
         if not places:
             return {}
         found.setdefault(places[0], str(fault))
