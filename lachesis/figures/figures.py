@@ -11,9 +11,8 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from lachesis.figures import mean_over_items
 from lachesis.figures.exclusion import Exclusions, of_record
-from lachesis.figures.intervals import mean_of
+from lachesis.figures.intervals import mean_of, mean_over_items
 from lachesis.figures.item_keys import whole_and_part
 from lachesis.figures.repaired_calls import RepairedCalls
 from lachesis.figures.summary import Summary

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from lachesis.figures import Mean, Scores, bounds, ks, mean_over_items, pass_at_k, pass_hat_k
 from lachesis.figures.exclusion import Exclusion
+from lachesis.figures.intervals import Mean, Scores, mean_over_items
 from lachesis.figures.repaired_calls import RepairedCalls
 from lachesis.figures.tool_failures import ToolFailures
 
@@ -113,6 +113,8 @@ class Summary:
     def figures(self) -> dict[str, tuple[Mean, float, float]]:
         """The figures of an evaluation by name. Each with its worst and its best case: what it would be if the samples
         without a score had failed, and if they had passed."""
+        from lachesis.figures.passes import bounds, ks, pass_at_k, pass_hat_k  # late: of evaluations only
+
         scores = list(self.scores.values())
         of: dict[str, Callable[[Scores], Mean]] = {"avg_reward": mean_over_items}
         for k in ks(max(map(len, scores), default=0)):
