@@ -211,11 +211,11 @@ class Exclusions:
             tested = sum(self._left_out), len(self._left_out)
             if tested[0] in (0, tested[1]):
                 return replace(result, tested=tested)
-            columns = [each[:] for each in (self._of_item, self._left_out, self._asked)]
+            of_item, left_out, asked = self._of_item[:], self._left_out[:], self._asked[:]
             quantities = {name: each[:] for name, each in zip(QUANTITIES, self._quantities, strict=True)}
         from lachesis.figures.independence import tests_of  # late: in most runs, every rollout has a score
 
-        return replace(result, tests=tests_of(*columns, quantities), tested=tested)
+        return replace(result, tests=tests_of(of_item, left_out, asked, quantities), tested=tested)
 
     def latest(self) -> Exclusion:
         """`result` of the last look. The first is at 64 rollouts, the next ones when half as many have come again: each

@@ -21,6 +21,8 @@ from lachesis.rewards.overtime import OwnWork, Stepped
 from lachesis.rewards.statements import Span, Statement, Table, is_own, spanned, table_of
 
 T = TypeVar("T")
+OF_VALUE = (0, -1)
+"""The end of what stands for the value that a reward returns: no part of a statement ends there."""
 
 MOST_EVENTS = 20_000
 """Lines of one call of a function that are watched, and calls in one call of a reward: longer calls repeat
@@ -213,3 +215,17 @@ class _Call:
             found = each, *self._table.tries.get(each, ())
             self._passed.update(found)
             self._watch.passed.update(found)
+
+
+def passed_by(watch: Watch | None, source: str) -> set[tuple[Statement, bool]]:
+    """The places that a call passed: a statement, and whether it went on to its end."""
+    found = {(each, False) for each in watch.passed} if watch is not None else set()
+    found |= {(each, True) for each in watch.returned} if watch is not None else set()
+    return found | ({(each, False) for each in value_places(source, watch)} if source else set())
+
+
+def value_places(source: str, watch: Watch | None) -> list[Statement]:
+    """They stand for the value that a reward returns: of all its values, and of those from the same statement."""
+    at = watch.given_by if watch is not None else None
+    given = [at._replace(end=OF_VALUE)] if at is not None else []
+    return [Statement(source, 0, 0, OF_VALUE), *given]
