@@ -4,11 +4,11 @@ a thread where they are plain functions."""
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from backends import SandboxExhausted
 from lachesis.loop.result import AgentResult
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from lachesis.rewards.doubt import Doubt
 
 T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
-
 
 REWARD_THREADS = 64
 """Plain `def` rewards that may run at once."""
@@ -40,6 +38,21 @@ RewardFunction = Callable[..., Any]
 
 class SetUpFailed(Exception):
     """The environment's own code could not set up a sandbox. `__cause__` is its error."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked(Generic[T]):
+    """A reward of a rollout, or of a group. It may be called again with another item."""
+
+    source: str
+    """The environment and the reward."""
+    function: RewardFunction
+    arguments: tuple[Any, ...]
+    """After the item."""
+    contexts: Sequence[ToolContext | None]
+    about: tuple[str, str]
+    checked: Callable[[Any], T]
+    """What it returned, as a score."""
 
 
 @dataclass(slots=True)
@@ -173,78 +186,62 @@ class Scorer:
     ) -> Scored[Reward | None]:
         source = f"{self.environment}: {name}"
 
-        async def once(item: Any, watch: Watch | None, limit: TimeLimit) -> Scored[Reward | None]:
-            scope = self._scope(source, function, watch)
+        def checked(given: Any) -> Reward | None:
+            if name in self.named and given is not None:
+                given = finite_number(given, f"{source} returned")
+            return checked_reward(given, turns=result.turns_used, source=source)
 
-            async def call() -> Reward | None:
-                given = await self._call(scope, function, item, result, context)
-                if name in self.named and given is not None:
-                    given = finite_number(given, f"{source} returned")
-                return checked_reward(given, turns=result.turns_used, source=source)
+        asked = _Asked(source, function, (result, context), [context], about, checked)
+        return await self._judged(asked, item, limit)
 
-            return self._doubted(await timed_call(call, limit, scope), item, about, source, watch)
-
-        watch = self.evidence.watch()
-        scored = await once(item, watch, limit)
-        return await self._learnt(scored, watch, item, about, source, partial(once, limit=replace(limit)), [context])
-
-    def _doubted(
-        self, scored: Scored[T], item: Any, about: tuple[str, str], source: str, watch: Watch | None
-    ) -> Scored[T]:
-        """The same, with the doubt about an error."""
-        if scored.error is None or not scored.raised:
+    async def _judged(self, asked: _Asked[T], item: Any, limit: TimeLimit) -> Scored[T]:
+        """What a reward gives, and what the run learns from that. Where only another item tells whether an exception is
+        its agent's doing, the reward is called again with that item and what the same agents left."""
+        watch, evidence = self.evidence.watch(), self.evidence
+        scored = await self._once(asked, item, watch, limit)
+        if (
+            scored.error is not None and len(asked.contexts) > 1
+        ):  # it may have passed for one what it raised for another
             return scored
-        return replace(scored, doubt=self.evidence.of_exception(scored.error, item, *about, source, watch))
-
-    async def _learnt(
-        self,
-        scored: Scored[T],
-        watch: Watch | None,
-        item: Any,
-        about: tuple[str, str],
-        source: str,
-        again: Callable[[Any, Watch], Coroutine[Any, Any, Scored[T]]],
-        contexts: Sequence[ToolContext | None],
-    ) -> Scored[T]:
-        """The same. Where only another item tells whether an exception is its agent's doing, the reward is called again
-        with that item and what the same agents left.
-
-        Args:
-            again: calls the reward with another item.
-        """
-        named = source if scored.value is not None else ""
-        self.evidence.learn(watch, item, *about, source=named, doubt=scored.doubt)
-        if not about[1]:
+        named = asked.source if scored.value is not None else ""
+        evidence.learn(watch, item, *asked.about, source=named, doubt=scored.doubt)
+        if not asked.about[1]:
             return scored
+        limit = replace(limit)
         if (doubt := scored.doubt) is not None:
-            self.evidence.want(doubt)
-            if (other := self.evidence.item_to_try(doubt)) is not None:
-                same = await self._raises_again(doubt, other[0], again, contexts)
+            evidence.want(doubt)
+            if (other := evidence.item_to_try(doubt)) is not None:
+                same = await self._raises_again(asked, doubt, other[0], limit)
                 scored = replace(scored, doubt=replace(doubt, of_item=doubt.direct if same is None else not same))
         if scored.value is not None and self.compute_group_reward is None:
-            passed = passed_by(watch, named)
-            for doubt in self.evidence.doubts_to_try(passed, about[0]):
-                same = await self._raises_again(doubt, doubt.row, again, contexts)
-                self.evidence.found_out(doubt, of_item=doubt.direct if same is None else same)
+            for doubt in evidence.doubts_to_try(passed_by(watch, named), asked.about[0]):
+                same = await self._raises_again(asked, doubt, doubt.row, limit)
+                evidence.found_out(doubt, of_item=doubt.direct if same is None else same)
         return scored
 
-    async def _raises_again(
-        self,
-        doubt: Doubt,
-        item: Any,
-        again: Callable[[Any, Watch], Coroutine[Any, Any, Scored[T]]],
-        contexts: Sequence[ToolContext | None],
-    ) -> bool | None:
+    async def _once(self, asked: _Asked[T], item: Any, watch: Watch | None, limit: TimeLimit) -> Scored[T]:
+        """One call of a reward, with the doubt about an error."""
+        scope = self._scope(asked.source, asked.function, watch)
+
+        async def call() -> T:
+            return asked.checked(await self._call(scope, asked.function, item, *asked.arguments))
+
+        scored = await timed_call(call, limit, scope)
+        if scored.error is None or not scored.raised:
+            return scored
+        return replace(scored, doubt=self.evidence.of_exception(scored.error, item, *asked.about, asked.source, watch))
+
+    async def _raises_again(self, asked: _Asked[T], doubt: Doubt, item: Any, limit: TimeLimit) -> bool | None:
         """Whether the reward raises the same with another item; None where it does not come so far."""
         watch = Watch()
-        before = [(context, len(context.calls)) for context in contexts if context is not None]
-        for context, _ in before:
-            context.shared.repeated = True
+        before = [(context.shared, len(context.calls)) for context in asked.contexts if context is not None]
+        for shared, _ in before:
+            shared.repeated = True
         try:
-            found = await again(item, watch)
+            found = await self._once(asked, item, watch, limit)
         finally:
-            for context, count in before:
-                del context.shared.calls[count:]  # they were not part of the reward
+            for shared, count in before:
+                del shared.calls[count:]  # they were not part of the reward
         if found.doubt is not None and found.doubt.raises_as(doubt):
             return True
         passed = passed_by(watch, "")
@@ -265,20 +262,9 @@ class Scorer:
         source = f"{self.environment}: compute_group_reward"
         turns = [result.turns_used for result in results]
 
-        async def once(item: Any, watch: Watch | None) -> Scored[list[Reward | None]]:
-            scope = self._scope(source, function, watch)
-            limit = TimeLimit("the reward", "reward_timeout", self.timeout, contexts)
-
-            async def call() -> list[Reward | None]:
-                given = await self._call(scope, function, item, list(results), list(contexts))
-                return checked_group(given, turns=turns, source=source)
-
-            return self._doubted(await timed_call(call, limit, scope), item, about, source, watch)
-
-        watch = self.evidence.watch()
-        scored = await once(item, watch)
-        if scored.error is None or len(results) == 1:  # else it may have passed for one what it raised for another
-            scored = await self._learnt(scored, watch, item, about, source, once, contexts)
+        checked = partial(checked_group, turns=turns, source=source)
+        asked = _Asked(source, function, (list(results), list(contexts)), contexts, about, checked)
+        scored = await self._judged(asked, item, TimeLimit("the reward", "reward_timeout", self.timeout, contexts))
         if scored.value is None or not self.named:
             return scored
         before = [result.reward.components if result.reward is not None else {} for result in results]

@@ -28,38 +28,15 @@ MOST_EVENTS = 20_000
 """Lines of one call of a function that are watched, and calls in one call of a reward: longer calls repeat
 themselves."""
 _SUBMIT, _START = ThreadPoolExecutor.submit.__code__, threading.Thread.start.__code__
-_SERVICES = (
-    *(
-        "aiohttp",
-        "anthropic",
-        "asyncpg",
-        "botocore",
-        "cohere",
-        "docker",
-        "elastic_transport",
-        "elasticsearch",
-        "google",
-    ),
-    *(
-        "grpc",
-        "httpcore",
-        "httpx",
-        "huggingface_hub",
-        "litellm",
-        "mistralai",
-        "ollama",
-        "openai",
-        "psycopg",
-        "psycopg2",
-    ),
-    *("pymongo", "pymysql", "redis", "requests", "smtplib", "sqlalchemy", "urllib3", "websockets"),
+_SERVICES = tuple(
+    """aiohttp anthropic asyncpg botocore cohere docker elastic_transport elasticsearch google grpc httpcore httpx
+    huggingface_hub litellm mistralai ollama openai psycopg psycopg2 pymongo pymysql redis requests smtplib sqlalchemy
+    urllib3 websockets""".split()  # noqa: SIM905
 )
 """Packages that ask a service."""
 SERVICES = frozenset((*_SERVICES, "asyncssh", "http", "socket", "ssl", "urllib"))
-_SERVICE_FILES = (
-    *(f"/{name}/" for name in _SERVICES),
-    *("/urllib/request.py", "/http/client.py", "/socket.py", "/asyncio/streams.py"),
-)
+_OF_LIBRARY = ("/urllib/request.py", "/http/client.py", "/socket.py", "/asyncio/streams.py")
+_SERVICE_FILES = (*(f"/{name}/" for name in _SERVICES), *_OF_LIBRARY)
 
 
 @dataclass(slots=True)
