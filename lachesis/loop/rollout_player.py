@@ -229,7 +229,7 @@ class RolloutPlayer:
         doubt, evidence = rollout.doubt, self.scorer.evidence
         if doubt is None:
             return rollout
-        if doubt.kind in evidence.refuted:
+        if evidence.reference_met.get(doubt.kind):
             trace = f"{doubt.trace}The reward raises the same for the reference policy: the environment is at fault.\n"
             return replace(rollout, doubt=None, traceback=trace)
         if not evidence.is_agents(doubt):

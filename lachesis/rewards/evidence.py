@@ -68,10 +68,8 @@ class Evidence:
         self.has_reference: bool | None = None
         """Whether a reference policy can show that a right solution meets the same; None while nobody has looked."""
         self.asking = asyncio.Lock()
-        self.tried: set[tuple[Statement, str]] = set()
-        """Kinds of doubts that the reference policy was asked about."""
-        self.refuted: set[tuple[Statement, str]] = set()
-        """Those that it met itself: the environment is at fault."""
+        self.reference_met: dict[tuple[Statement, str], bool] = {}
+        """By kinds of doubts: whether the reference policy met the same itself. Then the environment is at fault."""
         self.asked: set[Statement] = set()
         """Those that were looked at more closely already."""
         self.shown: set[str] = set()
@@ -129,7 +127,7 @@ class Evidence:
 
     def waits_for_reference(self, doubt: Doubt) -> bool:
         """Whether nothing is decided before the reference policy has played."""
-        return bool(self.has_reference) and doubt.kind not in self.tried
+        return bool(self.has_reference) and doubt.kind not in self.reference_met
 
     def is_agents(self, doubt: Doubt) -> bool:
         """Whether the agent is at fault; False while nothing shows it."""
@@ -152,13 +150,11 @@ class Evidence:
         passed = self._passed.get(place)
         return passed is not None and bool(passed.rollouts - {doubt.rollout})
 
-    def item_to_try(self, doubt: Doubt | None) -> tuple[Any] | None:
-        """An item with which the reward passed what it raises for this one, where that would tell whose fault it is."""
-        if doubt is None or not doubt.mixed or self._passed_for_item(doubt):
-            return None
-        found = (place for place in doubt.places if self._passed_by_others(doubt, place))
-        place = next(found, None)
-        return None if place is None else (self._passed[place].row,)
+    def items_to_try(self, doubt: Doubt) -> list[Any]:
+        """Items with which the reward passed what it raises for this one, where one would tell whose fault it is."""
+        if not doubt.mixed or self._passed_for_item(doubt):
+            return []
+        return [self._passed[place].row for place in doubt.places if self._passed_by_others(doubt, place)]
 
     def doubts_to_try(self, passed: Collection[tuple[Statement, bool]], item_key: str) -> list[Doubt]:
         """Those that wait, of other items, of which what was passed now may tell."""

@@ -210,8 +210,8 @@ class Scorer:
         limit = replace(limit)
         if (doubt := scored.doubt) is not None:
             evidence.want(doubt)
-            if (other := evidence.item_to_try(doubt)) is not None:
-                same = await self._raises_again(asked, doubt, other[0], limit)
+            for other in evidence.items_to_try(doubt)[:1]:
+                same = await self._raises_again(asked, doubt, other, limit)
                 scored = replace(scored, doubt=replace(doubt, of_item=doubt.direct if same is None else not same))
         if scored.value is not None and self.compute_group_reward is None:
             for doubt in evidence.doubts_to_try(passed_by(watch, named), asked.about[0]):

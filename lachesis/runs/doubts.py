@@ -79,13 +79,13 @@ async def _ask_reference(
     env: Environment, item: Any, doubt: Doubt, item_key: str, tools: Sequence[Mapping[str, Any]]
 ) -> None:
     """Record which statements the reward passes for a right solution, and whether it raises the same exception."""
-    evidence = env.player.scorer.evidence
+    met = env.player.scorer.evidence.reference_met
+    found = None
     try:
         played = await _play_reference(env, item, item_key, tools)
-    finally:
-        evidence.tried.add(doubt.kind)
-    if played is not None and played.doubt is not None and played.doubt.raises_as(doubt):
-        evidence.refuted.add(doubt.kind)
+        found = played.doubt if played is not None else None
+    finally:  # nothing is decided before, and it is not asked twice
+        met[doubt.kind] = found is not None and found.raises_as(doubt)
 
 
 async def _play_reference(
