@@ -36,7 +36,7 @@ LIMITS = {
     "tool_call_parsers": 11_900,
 }
 """Lines of Python of each package. A change that needs more says why, and raises the limit."""
-LONGEST, LONG_IN_CORE = 400, 8
+LONGEST, LONG_IN_CORE = 400, 6
 """Lines of a module of the core, and how many of its modules have more."""
 START, END = "## Interface\n\nOther packages import from here:\n\n", "\n<!-- written by `make docs` -->\n"
 

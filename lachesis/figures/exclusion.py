@@ -24,6 +24,8 @@ QUANTITIES = ("turns", "tool calls", "completion tokens", "seconds")
 WINDOW = 20_000
 """Latest rollouts that the tests of a run in progress are about."""
 _FIRST_LOOK = 64
+_WIDTH = 3 + len(QUANTITIES)
+"""Numbers of a rollout that are kept."""
 
 
 class SeenRollout(NamedTuple):
@@ -131,7 +133,7 @@ def _rates(counts: Mapping[str, int], rollouts: int) -> str:
 
 
 class Exclusions:
-    """Takes rollouts one at a time, and keeps some forty bytes of each, and four hundred of each item. Safe for several
+    """Takes rollouts one at a time, and keeps some sixty bytes of each, and four hundred of each item. Safe for several
     threads.
 
     Args:
@@ -146,11 +148,8 @@ class Exclusions:
         self._kinds: Counter[str] = Counter()
         self._rules: Counter[str] = Counter()
         self._total = 0
-        self._of_item = array("q")
-        self._left_out = array("b")
-        self._asked = array("b")
-        """Whether the model was asked: the quantities of the others say nothing."""
-        self._quantities = tuple(array("d") for _ in QUANTITIES)
+        self._rows = array("d")
+        """As of `independence.tests_of`."""
         self._latest = Exclusion()
         self._next_look = _FIRST_LOOK
 
@@ -168,15 +167,11 @@ class Exclusions:
             for seen in rollouts:
                 self._count(self._rates[at], seen)
                 if seen.kind != MODEL_SERVER:
-                    self._of_item.append(at)
-                    self._left_out.append(bool(seen.kind))
-                    self._asked.append(seen.quantities is not None)
-                    for column, value in zip(self._quantities, seen.quantities or (0,) * len(QUANTITIES), strict=True):
-                        column.append(value)
-            columns: tuple[array[Any], ...] = (self._of_item, self._left_out, self._asked, *self._quantities)
-            if self._window is not None and len(self._of_item) > 1.5 * self._window:  # not at every group: it copies
-                for column in columns:
-                    del column[: -self._window]
+                    quantities = seen.quantities or (0,) * len(QUANTITIES)
+                    self._rows.extend((at, bool(seen.kind), seen.quantities is not None, *quantities))
+            most = None if self._window is None else _WIDTH * self._window
+            if most is not None and len(self._rows) > 1.5 * most:  # not at every group: it copies
+                del self._rows[:-most]
 
     def _count(self, rates: ItemRates, seen: SeenRollout) -> None:
         self._total += 1
@@ -207,15 +202,13 @@ class Exclusions:
         """The rates, and the tests. Takes up to a second for 20,000 rollouts and half a minute for a million: not for
         the event loop."""
         with self._lock:
-            result = self._without_tests()
-            tested = sum(self._left_out), len(self._left_out)
-            if tested[0] in (0, tested[1]):
-                return replace(result, tested=tested)
-            of_item, left_out, asked = self._of_item[:], self._left_out[:], self._asked[:]
-            quantities = {name: each[:] for name, each in zip(QUANTITIES, self._quantities, strict=True)}
+            result, rows = self._without_tests(), self._rows[:]
+        tested = int(sum(rows[1::_WIDTH])), len(rows) // _WIDTH
+        if tested[0] in (0, tested[1]):
+            return replace(result, tested=tested)
         from lachesis.figures.independence import tests_of  # late: in most runs, every rollout has a score
 
-        return replace(result, tests=tests_of(of_item, left_out, asked, quantities), tested=tested)
+        return replace(result, tests=tests_of(rows, QUANTITIES), tested=tested)
 
     def latest(self) -> Exclusion:
         """`result` of the last look. The first is at 64 rollouts, the next ones when half as many have come again: each

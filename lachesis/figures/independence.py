@@ -19,9 +19,8 @@ from __future__ import annotations
 import math
 import zlib
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy
 from numpy.typing import NDArray
@@ -68,23 +67,21 @@ class Independence:
         return f"{self.of} ({p}, {'higher' if self.effect > 0.5 else 'lower'} in {100 * more:.0f} % of pairs)"
 
 
-def tests_of(
-    of_item: array[Any], left_out: array[Any], asked: array[Any], quantities: Mapping[str, array[Any]]
-) -> list[Independence]:
+def tests_of(rows: array[float], quantities: Sequence[str]) -> list[Independence]:
     """The tests of the item and of each quantity, where there is enough to compare.
 
     Args:
-        of_item: of each rollout: the number of its item.
-        left_out: whether it has no score.
-        asked: whether the model was asked: the quantities of the others say nothing.
+        rows: of each rollout: the number of its item, whether it has no score, whether the model was asked (the
+            quantities of the others say nothing), and its quantities.
     """
-    if min(sum(left_out), len(left_out) - sum(left_out)) < LEAST_COUNT:
+    columns = numpy.array(rows).reshape(-1, 3 + len(quantities)).T
+    of_item, left_out, asked = columns[0].astype(int), columns[1].astype(int), columns[2] > 0
+    if min(left_out.sum(), len(left_out) - left_out.sum()) < LEAST_COUNT:
         return []
-    items, marked, known = numpy.array(of_item), numpy.array(left_out), numpy.array(asked) > 0
-    found = {"item": _item_test(items, marked)}
-    strata = _with_single_ones_together(items)[known]
-    for name, values in quantities.items():
-        found[name] = _quantity_test(strata, marked[known], numpy.array(values)[known])
+    found = {"item": _item_test(of_item, left_out)}
+    strata = _with_single_ones_together(of_item)[asked]
+    for name, values in zip(quantities, columns[3:], strict=True):
+        found[name] = _quantity_test(strata, left_out[asked], values[asked])
     return _adjusted({name: test for name, test in found.items() if test is not None})
 
 
