@@ -16,6 +16,7 @@ from lachesis.rewards.overtime import OutOfTime, Overtime
 from lachesis.rewards.reward import RewardError
 from lachesis.tool_context.pace import OwnTime, pace_without_agent, waited_for_cpu
 from lachesis.tool_context.tool_context import ToolContext
+from lachesis.tracebacks import explained
 
 if TYPE_CHECKING:
     from lachesis.rewards.doubt import Doubt
@@ -40,11 +41,7 @@ class Scored(Generic[T_co]):
 
     @property
     def traceback(self) -> str | None:
-        if self.error is None:
-            return None
-        from lachesis.tracebacks import explained  # late: few rewards raise anything
-
-        return explained(self.error)
+        return None if self.error is None else explained(self.error)
 
     @property
     def wrong_setting(self) -> SettingsError | None:

@@ -22,15 +22,13 @@ from backends.executor.trees import remove_tree
 from backends.tasks import in_own_thread
 from lachesis.tool_context.file_copies import chunks, size, write_local
 from lachesis.tool_context.own_folder import own_folder
-from lachesis.tool_context.sealing import HostDiskFull
+from lachesis.tool_context.sealing import NO_FILES, HostDiskFull
 from lachesis_tools import ToolSession
 
 _AT_ONCE = 1 << 18
 """Bytes that go into a sandbox in one request."""
 _REMOVAL = 60.0
 """Seconds for the removal of artifacts, which are bounded by `MAX_ARTIFACT` and the bounds of a download."""
-NO_FILES = (errno.EMFILE, errno.ENFILE)
-"""Errors of this machine in every method."""
 OURS = (errno.ENOSPC, errno.EDQUOT, *NO_FILES)
 """Errors of this machine where files are copied out. Reading the agent's files in a sandbox never raises them."""
 

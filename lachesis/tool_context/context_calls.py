@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
@@ -88,6 +88,7 @@ class ContextCalls:
 
     Args:
         loop: where they run; None until the context is used in one.
+        blamed: says whose failure a call met, see `blame`.
         in_verifier: nothing of the agent's has run in the sandbox.
     """
 
@@ -96,11 +97,12 @@ class ContextCalls:
         session: ToolSession,
         shared: SharedState,
         loop: asyncio.AbstractEventLoop | None,
+        blamed: Callable[..., Awaitable[Exception]],
         *,
         in_verifier: bool,
     ) -> None:
         self.session, self.shared, self.loop = session, shared, loop
-        self._untouched = in_verifier
+        self._blamed, self._untouched = blamed, in_verifier
 
     def scope(self) -> CallScope | None:
         """What a call belongs to. A thread that a reward left behind still belongs to it."""
@@ -128,9 +130,7 @@ class ContextCalls:
                     result = await call(*args, **kwargs)
                     return result  # type: ignore[no-any-return]
             except (OSError, SandboxExhausted) as error:
-                from lachesis.tool_context.blame import blamed  # late: most calls succeed
-
-                whose = await blamed(self.session, self.shared, method, error, args, kwargs, own=own)
+                whose = await self._blamed(self.session, self.shared, method, error, args, kwargs, own=own)
                 if whose is error:
                     raise
                 raise whose from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import Any, Protocol, TypeVar
 
@@ -15,6 +16,8 @@ from lachesis_tools import ToolSession
 
 JUDGES: Registry[Callable[..., Any]] = Registry("judge", "lachesis.judges", {}, package="lachesis-envs")
 """`pytest` is what `judge_pytest` uses: lachesis-envs has it."""
+NO_FILES = (errno.EMFILE, errno.ENFILE)
+"""Errors of this machine in every method."""
 MAX_ARTIFACT = 1 << 30
 """Bytes that `seal` takes along, in all."""
 

@@ -16,6 +16,7 @@ from lachesis.loop.open_runs import OpenRun, open_run
 from lachesis.rewards.agent_fault import acceptable
 from lachesis.rewards.call_scope import CallScope, Runs, as_it_is, current_scope
 from lachesis.rewards.calls import result_of
+from lachesis.tool_context.blame import blamed
 from lachesis.tool_context.context_calls import ContextCalls, RewardCall, SharedState, context_method
 from lachesis.tool_context.context_results import Data, DictReply, FileText, Replies, Text, failed_command
 from lachesis.tool_context.file_copies import chunks, files_below, members, remove_dead_links, write_local
@@ -82,7 +83,7 @@ class ToolContext:
         if session not in self.shared.sessions:
             self.shared.sessions.append(session)
         self._is_verifier = shared is not None and not shared.before_agent
-        self._calls = ContextCalls(session, self.shared, loop, in_verifier=self._is_verifier)
+        self._calls = ContextCalls(session, self.shared, loop, blamed, in_verifier=self._is_verifier)
         self._sealing = Sealing(session, self.shared, open_verifier)
         if (scope := current_scope() or self.shared.scope) is not None:
             self.enter(scope)
@@ -325,9 +326,7 @@ class ToolContext:
     @context_method
     async def untouched(self, *, spec: SandboxSpec | None = None) -> Self:
         """A fresh sandbox as in `seal`, without any of the agent's files: a failure there is not the agent's doing.
-
-        Call `cleanup` of the sealed context before, and `cleanup` of the returned context before the next `seal`.
-        """
+        Call `cleanup` of the sealed context before, and `cleanup` of the returned context before the next `seal`."""
         return self._verifier(self._sealing.opened(spec))
 
     def _verifier(self, session: ToolSession) -> Self:
