@@ -15,8 +15,7 @@ from lachesis.loop.result import AgentResult
 from lachesis.rewards.call_scope import CallScope
 from lachesis.rewards.evidence import Evidence
 from lachesis.rewards.reward import JudgeRefused, Reward, RewardError, checked_group, checked_reward, finite_number
-from lachesis.rewards.reward_threads import RewardThreads
-from lachesis.rewards.timed_call import Scored, TimeLimit, timed_call
+from lachesis.rewards.timed_call import RewardThreads, Scored, TimeLimit, timed_call
 from lachesis.rewards.watching import Watch, passed_by
 from lachesis.tool_context.context_calls import SharedState
 from lachesis.tool_context.tool_context import ToolContext

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from backends import BackendError
 from backends.errors import SettingsError
-from backends.tasks import cancel_requests
+from backends.tasks import cancel_requests, in_own_thread
 from lachesis.rewards.agent_fault import AgentFault, agent_faults
 from lachesis.rewards.call_scope import CallScope
 from lachesis.rewards.overtime import OutOfTime, Overtime
@@ -94,6 +95,33 @@ class TimeLimit:
             for at, seconds in taken.items()
             if seconds >= self.seconds / (2 * len(taken))
         }
+
+
+class RewardThreads:
+    """Runs plain functions on daemon threads. At most `limit` calls are awaited at once.
+
+    An executor of the standard library waits for its threads, at its own end and at the interpreter's: a reward that
+    hangs would block the event loop that it itself waits for, and the end of the program.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._free = asyncio.Semaphore(limit)
+
+    async def run(self, function: Callable[..., Any], *args: Any) -> Any:
+        """The function's result, or its exception. When this is cancelled, the thread is left to itself."""
+
+        def attempt() -> tuple[Any, BaseException | None]:
+            try:
+                return function(*args), None
+            except BaseException as error:  # a future would change some: StopIteration, a TimeoutError's traceback
+                return None, error
+
+        context = contextvars.copy_context()
+        async with self._free:
+            value, error = await in_own_thread(lambda: context.run(attempt), name="reward")
+        if error is not None:
+            raise error
+        return value
 
 
 async def timed_call(call: Callable[[], Coroutine[Any, Any, T]], limit: TimeLimit, scope: CallScope) -> Scored[T]:
