@@ -312,7 +312,7 @@ class RolloutPlayer:
         for at, rollout, context in zip(places, changed, contexts, strict=True):
             finished[at] = replace(rollout, reward_calls=context.calls if context is not None else rollout.reward_calls)
             if (faults or doubts) and context is not None:
-                context.shared.repeated = True
+                context.repeat()
         return faults
 
     async def release(self, *task_ids: str) -> None:

@@ -284,7 +284,7 @@ class Scorer:
         found = {}
         for at, (result, context) in enumerate(zip(results, contexts, strict=True)):
             if context is not None:
-                context.shared.repeated = True
+                context.repeat()
             alone = await self.score_group(item, [result], [context], about=about[at])
             if alone.doubt is not None and alone.doubt.raises_as(doubt):
                 found[at] = alone.doubt

@@ -15,7 +15,7 @@ from lachesis.rewards.agent_fault import AgentFault, agent_faults
 from lachesis.rewards.call_scope import CallScope
 from lachesis.rewards.overtime import OutOfTime, Overtime
 from lachesis.rewards.reward import RewardError
-from lachesis.tool_context.pace import OwnTime, pace_without_agent, waited_for_cpu
+from lachesis.tool_context.pace import OwnTime, waited_for_cpu
 from lachesis.tool_context.tool_context import ToolContext
 from lachesis.tracebacks import explained
 
@@ -66,12 +66,12 @@ class TimeLimit:
 
     def __post_init__(self) -> None:
         self.ends = asyncio.get_running_loop().time() + self.seconds
-        self.inside_before = [context.shared.inside if context is not None else 0.0 for context in self.contexts]
+        self.inside_before = [context.seconds_inside if context is not None else 0.0 for context in self.contexts]
 
     async def is_used_by(self, context: ToolContext) -> bool:
         """Whether commands slept, or had processors, for so long that no busy machine has made them late."""
         begun = self.inside_before[self.contexts.index(context)]
-        took = OwnTime(context.shared.inside - begun, await waited_for_cpu(context.shared.sessions))
+        took = OwnTime(context.seconds_inside - begun, await waited_for_cpu(context.shared.sessions))
         return took.is_enough(self.seconds)
 
     def used_up_by(self, kept_loop: float) -> dict[int, str]:
@@ -84,7 +84,7 @@ class TimeLimit:
         """
         rest = asyncio.get_running_loop().time() - (self.ends - self.seconds) - kept_loop
         taken = {
-            at: min(rest, context.shared.inside - begun)
+            at: min(rest, context.seconds_inside - begun)
             for at, (context, begun) in enumerate(zip(self.contexts, self.inside_before, strict=True))
             if context is not None
         }
@@ -162,7 +162,7 @@ async def timed_call(call: Callable[[], Coroutine[Any, Any, T]], limit: TimeLimi
             context = contexts[at]
             if context is None or await limit.is_used_by(context):
                 continue
-            found = await pace_without_agent(context.shared.sessions)
+            found = await context.pace_without_agent()
             if found is not None:
                 found.require_usable(str(error))
     elif error is not None:
@@ -185,7 +185,7 @@ def _at_fault(faults: Sequence[AgentFault], contexts: Sequence[ToolContext | Non
     """The faults by the places of their contexts. Empty where one belongs to none of these."""
     found: dict[int, str] = {}
     for fault in faults:
-        places = [at for at, context in enumerate(contexts) if context is not None and fault.place is context.shared]
+        places = [at for at, context in enumerate(contexts) if context is not None and context.at_fault(fault)]
         if not places:
             return {}
         found.setdefault(places[0], str(fault))

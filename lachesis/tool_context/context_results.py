@@ -8,9 +8,10 @@ one type describes a call in an `async def` and in a plain `def`.
 from __future__ import annotations
 
 import json
-from collections.abc import Coroutine, Generator, Sequence
+from collections.abc import Coroutine, Generator
 from typing import Any, NoReturn, Self
 
+from backends import ExecResult
 from lachesis.rewards.reward import RewardError
 from lachesis.tool_context.pace import OwnTime
 from lachesis_tools import ToolResult
@@ -50,6 +51,16 @@ class DictReply(_Done, dict[str, Any]):
     @classmethod
     def written(cls, size: int) -> DictReply:
         return cls(success=True, bytes=size, bytes_written=size, exit_code=0, output="")
+
+    @classmethod
+    def of_command(cls, done: ExecResult, timeout: float) -> DictReply:
+        problems = [f"the command took longer than {timeout:g} s"] if done.timed_out else []
+        for stream, elided in (("stdout", done.stdout_elided), ("stderr", done.stderr_elided)):
+            problems += [f"{elided} bytes are missing in the middle of {stream}"] if elided else []
+        output = (done.stdout + done.stderr).decode(errors="replace")
+        reply = cls(output=output, exit_code=done.exit_code, error="; ".join(problems) or None)
+        reply.late = OwnTime(done.duration, done.waited) if done.timed_out else None
+        return reply
 
     @classmethod
     def of_tool(cls, result: ToolResult) -> DictReply:
@@ -137,9 +148,11 @@ class FileText(_Done, str):
         return text
 
 
-def failed_command(command: str, exit_code: int, output: str, problems: Sequence[str]) -> RewardError:
+def failed_command(command: str, reply: DictReply) -> RewardError:
     """The error of a command of the environment's own. The last line mostly says why, and is the headline; the others
     follow, without the one that is cut."""
+    output = reply["output"]
     lines = output[-500:].strip().splitlines()[int(len(output) > 500) :] or [output[-500:]]
-    ended = f"{command!r} ended with exit code {exit_code}: {'; '.join([*problems, *lines[-1:]])}"
+    said = "; ".join(filter(None, [reply["error"], *lines[-1:]]))
+    ended = f"{command!r} ended with exit code {reply['exit_code']}: {said}"
     return RewardError("\n".join([ended, *(lines if len(lines) > 1 else [])]))

@@ -13,14 +13,15 @@ from backends import MAX_DOWNLOAD, BackendError, Sandbox, SandboxSpec
 from backends.tasks import in_own_thread
 from lachesis.loop.judgement import Judgement
 from lachesis.loop.open_runs import OpenRun, open_run
-from lachesis.rewards.agent_fault import acceptable
+from lachesis.rewards.agent_fault import AgentFault, acceptable
 from lachesis.rewards.call_scope import CallScope, Runs, as_it_is, current_scope
 from lachesis.rewards.calls import result_of
 from lachesis.tool_context.blame import blamed
 from lachesis.tool_context.context_calls import ContextCalls, RewardCall, SharedState, context_method
 from lachesis.tool_context.context_results import Data, DictReply, FileText, Replies, Text, failed_command
 from lachesis.tool_context.file_copies import chunks, files_below, members, remove_dead_links, write_local
-from lachesis.tool_context.pace import OwnTime, Pace, pace
+from lachesis.tool_context.pace import Pace, pace, pace_without_agent
+from lachesis.tool_context.parsed_files import adapter_of, decoded, parsed
 from lachesis.tool_context.sealing import MAX_ARTIFACT, Sealing
 from lachesis_tools import BUILTIN_TOOLS, ToolRegistry, ToolResult, ToolSession, call_tool
 
@@ -102,6 +103,19 @@ class ToolContext:
         return self.shared.failure
 
     @property
+    def seconds_inside(self) -> float:
+        """Seconds that calls spent inside, without the time for starting sandboxes."""
+        return self.shared.inside
+
+    def repeat(self) -> None:
+        """The reward is called again: `seal` of the same paths gives the same verifier."""
+        self.shared.repeated = True
+
+    def at_fault(self, fault: AgentFault) -> bool:
+        """Whether the agent of this context's rollout is the one at fault."""
+        return fault.place is self.shared
+
+    @property
     def calls(self) -> tuple[RewardCall, ...]:
         """The reward's own calls so far, without the agent's."""
         return tuple(self.shared.calls)
@@ -128,22 +142,15 @@ class ToolContext:
         sandbox = await self._sandbox()
         command = acceptable(command, "command")
         done = await sandbox.exec(command, timeout=timeout, env=env, fresh=True, max_output=MAX_TERMINAL_OUTPUT)
-        problems = [f"the command took longer than {timeout:g} s"] if done.timed_out else []
-        for stream, elided in (("stdout", done.stdout_elided), ("stderr", done.stderr_elided)):
-            problems += [f"{elided} bytes are missing in the middle of {stream}"] if elided else []
-        output = (done.stdout + done.stderr).decode(errors="replace")
+        reply = DictReply.of_command(done, timeout)
         if check and done.exit_code != 0:
-            raise failed_command(command, done.exit_code, output, problems)
-        reply = DictReply(output=output, exit_code=done.exit_code, error="; ".join(problems) or None)
-        reply.late = OwnTime(done.duration, done.waited) if done.timed_out else None
+            raise failed_command(command, reply)
         return reply
 
     @context_method
     async def read_file(self, path: str, default: str | None = "") -> FileText:
         """The whole text of a file; `default` if there is no readable file, or an error if `default` is None.
-
-        A pipe, a cycle of links, a file without permissions or of more than 256 MiB is the agent's doing.
-        """
+        A pipe, a cycle of links, a file without permissions or of more than 256 MiB is the agent's doing."""
         try:
             return FileText((await self._bytes(path)).decode(errors="replace"))
         except OSError as error:
@@ -154,11 +161,8 @@ class ToolContext:
     @context_method
     async def read_text(self, path: str, default: str = "") -> Text:
         """The text of a file, whatever the agent left at `path`; `default` where it is not a file that can be read.
-
         UTF-8, or UTF-16 and UTF-32 with a byte order mark, which is left out. What is not a character becomes U+FFFD.
         """
-        from lachesis.tool_context.parsed_files import decoded
-
         try:
             return Text(decoded(await self._bytes(path)))
         except OSError:
@@ -175,8 +179,6 @@ class ToolContext:
             AgentFault: there is no file, or no such value in it, and no `default`. The rollout gets
                 `score_of_agent_fault`.
         """
-        from lachesis.tool_context.parsed_files import adapter_of, parsed
-
         adapter = adapter_of(type)
         try:
             return await parsed(await self._bytes(path), adapter, path)
@@ -253,6 +255,10 @@ class ToolContext:
         """How much of a CPU a program gets here now. Not reliable in a sandbox where an agent was root."""
         return await pace(await self._sandbox(), self._session.cpus)
 
+    async def pace_without_agent(self) -> Pace | None:
+        """The same in a fresh sandbox, after everything in the others of the rollout is killed; None without one."""
+        return await pace_without_agent(self.shared.sessions)
+
     @context_method
     async def search(self, query: str, path: str = ".") -> DictReply:
         """Lines of files below `path` that match the regular expression `query`, as the tool `search_files` does."""
@@ -316,9 +322,6 @@ class ToolContext:
                 that lead out of it is copied without them and listed in `refused`.
             ends: False keeps the agent's sandbox, without its processes, for a later step of the same task. Call
                 `cleanup` of the returned context before the next `seal`.
-
-        Raises:
-            BackendError: a sandbox failed, as in any method.
         """
         seal = partial(self._sealing.seal, allow=allow, exactly=exactly, ends=ends)
         return await seal(self._verifier, paths, max_bytes, spec)
@@ -360,15 +363,13 @@ class ToolContext:
             expect: ids of the tests that must pass, such as `tests/test_add.py::test_add[1-2]`, relative to the
                 workspace. Skipped, deselected, missing, erroneous and xfailed tests have not passed.
             python: shell text that runs a Python with pytest; ` -` is appended.
-            args: extra arguments for pytest.
-            timeout: limit of one run in seconds.
+            args, timeout: extra arguments for pytest; limit of one run in seconds.
             rounds: number of repetitions; more of them help against code that guesses at random.
             allow, max_bytes: as in `seal`.
 
         Raises:
             RewardError: pytest is missing, a file is missing or cannot be read, or an id is wrong: an error of the
                 environment.
-            BackendError: a sandbox failed, as in any method.
         """
         judge = tests or {}, expect, python, args, timeout
         return await self._sealing.judged(sources, max_bytes, *judge, allow=allow, rounds=rounds)
