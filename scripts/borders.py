@@ -22,7 +22,7 @@ from lachesis.ours import PACKAGES  # noqa: E402
 
 LIMITS = {
     "backends": 17_500,
-    "lachesis": 17_900,
+    "lachesis": 17_880,
     "lachesis_client": 3_400,
     "lachesis_compat": 4_400,
     "lachesis_data": 6_500,

@@ -18,8 +18,8 @@ from backends import SandboxSpec, create_backend
 from backends.host.folders import cache_folder
 from lachesis.loop.judgement import Judgement, TestVerdict
 from lachesis.rewards.reward import RewardError
+from lachesis.tool_context.artifacts import Artifacts
 from lachesis.tool_context.pace import MachineOverloaded, OwnTime, pace
-from lachesis.tool_context.sealing import Artifacts
 from lachesis.tool_context.tool_context import ToolContext
 from lachesis_envs.judging import pytest_judge
 from lachesis_envs.judging.changed_tests import ENDED, INVERTED, VALUE, TestFile

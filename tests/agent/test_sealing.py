@@ -13,7 +13,7 @@ import pytest
 
 from backends import SandboxSpec, create_backend
 from lachesis.runs.failures import RunStopped
-from lachesis.tool_context import sealing
+from lachesis.tool_context import artifacts
 from lachesis.tool_context.sealing import HostDiskFull
 from lachesis.tool_context.tool_context import ToolContext
 from lachesis_tools import BUILTIN_TOOLS, ToolSessions, call_tool
@@ -146,27 +146,27 @@ async def test_seals_wait_for_the_room_that_others_may_need(
 ) -> None:
     """Room for one and a half: all of them get it, one after the other."""
     copying: list[int] = []
-    take = sealing._take
+    take = artifacts._take
 
     async def counted(*args: Any) -> int:
-        copying.append(sealing._promised)
+        copying.append(artifacts._promised)
         return await take(*args)
 
-    monkeypatch.setattr(sealing, "_take", counted)
+    monkeypatch.setattr(artifacts, "_take", counted)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     size = shutil.disk_usage(tmp_path).free * 2 // 3
     contexts = [context(sessions, f"task-{number}") for number in range(3)]
     await asyncio.gather(*(ctx.write_file("a", "work") for ctx in contexts))
     verifiers = await asyncio.gather(*(ctx.seal(["a"], max_bytes=size) for ctx in contexts))
     assert [await verifier.read_file("a") for verifier in verifiers] == ["work"] * 3
-    assert copying == [size] * 3 and sealing._promised == 0
+    assert copying == [size] * 3 and artifacts._promised == 0
 
 
 async def test_a_disk_without_room_is_named_whatever_the_agent_left(sessions: ToolSessions) -> None:
     ctx = context(sessions)
     with pytest.raises(HostDiskFull, match="Next step: make room there, set TMPDIR"):
         await ctx.seal(["never made"], max_bytes=1 << 60)
-    assert isinstance(ctx.failure, HostDiskFull) and sealing._promised == 0
+    assert isinstance(ctx.failure, HostDiskFull) and artifacts._promised == 0
 
 
 async def test_a_full_disk_stops_the_run_and_scores_nothing(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lachesis.figures import Scores, bounds, ks, mean_over_items, pass_at_k, pass_hat_k, samples_needed
+from lachesis.figures.intervals import Scores, mean_over_items
+from lachesis.figures.passes import bounds, ks, pass_at_k, pass_hat_k, samples_needed
 
 BINARY = st.lists(st.lists(st.sampled_from([0.0, 1.0, None]), max_size=6), min_size=1, max_size=8)
 

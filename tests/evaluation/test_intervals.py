@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.interval_coverage import coverage, distributions
-from lachesis.figures import Scores, bounds, mean_over_items, paired, samples_needed
-from lachesis.figures.intervals import UNSEEN, Z95, mean_of_values, score_range
+from lachesis.figures.intervals import UNSEEN, Z95, Scores, mean_of_values, mean_over_items, score_range
+from lachesis.figures.passes import bounds, samples_needed
+from lachesis_view.pairs import paired
 
 
 def distance(values: list[float], mean: float, end: float) -> float:

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lachesis.figures import paired
-from lachesis.figures.pairs import EXACT_ITEMS, permutation_p
+from lachesis_view.pairs import EXACT_ITEMS, paired, permutation_p
 
 
 def test_the_permutation_test_is_that_of_scipy() -> None:

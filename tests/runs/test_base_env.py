@@ -519,7 +519,7 @@ def test_leaving_in_the_middle_of_a_reward_takes_no_longer_than_the_program(tmp_
     program = tmp_path / "program.py"
     program.write_text(
         "import asyncio, time\n"
-        "from lachesis.rewards.reward_threads import RewardThreads\n"
+        "from lachesis.rewards.timed_call import RewardThreads\n"
         "async def main():\n"
         "    try:\n"
         "        async with asyncio.timeout(0.2):\n"

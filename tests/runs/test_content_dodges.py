@@ -12,6 +12,7 @@ import pickle
 import re
 import socket
 import sqlite3
+import subprocess
 import sys
 import threading
 import urllib.request
@@ -710,6 +711,29 @@ async def test_no_bug_of_an_environment_becomes_a_score(tmp_path: Path) -> None:
     wrong = lines(ran.files.failures)
     assert sorted(group["item"]["bug"] for group in wrong) == sorted(BUGS)
     assert all(rollout["reward"] is None and rollout["traceback"] for rollout in rollouts(ran.files.failures))
+
+
+def test_an_exception_is_no_score_where_no_other_file_can_be_opened() -> None:
+    """What tells whose it is is loaded after the first exception."""
+    program = """
+import errno, os, resource
+from lachesis.rewards.evidence import Evidence
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+def reward(item, result, ctx):
+    found = []
+    while True:
+        found.append(open(ctx))
+def raised():
+    try:
+        reward({}, None, "/dev/null")
+    except OSError as error:
+        kept = error
+        evidence = Evidence({"compute_reward": reward})
+        assert error.errno == errno.EMFILE
+        assert evidence.of_exception(error, {}, "k", "r", "env: compute_reward", None) is None
+raised()
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 class Collected:

@@ -16,8 +16,9 @@ import pytest
 from rich.console import Console
 
 from lachesis.cli import main as lachesis
-from lachesis.figures import mean_over_items, pass_at_k
+from lachesis.figures.intervals import mean_over_items
 from lachesis.figures.item_keys import item_digest
+from lachesis.figures.passes import pass_at_k
 from lachesis.runs import command_line as cli
 from lachesis.runs.failures import RunStopped
 from lachesis.runs.run_folder import OtherSettings, RunFolderError

@@ -21,10 +21,9 @@ from lachesis.figures.exclusion import (
     Exclusion,
     Exclusions,
     SeenRollout,
-    _item_test,
-    _quantity_test,
     of_record,
 )
+from lachesis.figures.independence import _item_test, _quantity_test
 from lachesis.figures.rollout_records import counted_record, rollout_record
 from lachesis.figures.summary import evaluation_metrics
 from lachesis.loop.outcome import Outcome
