@@ -7,9 +7,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from lachesis_messages.nodes import Node
-
 from lachesis_client.errors import TemplateError
+from lachesis_messages.responses import Node
 from lachesis_tokens.prompts.prompts import PromptBuilder
 from lachesis_tokens.templates.chat_template import TemplateMessage, Tools
 from lachesis_tokens.templates.special_tokens import RenderedText
