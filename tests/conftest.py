@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import secrets
@@ -40,7 +41,8 @@ def python_image(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 def pytest_configure(config: pytest.Config) -> None:
     if config.option.basetemp:  # of a worker, which may have another /tmp than the process that names it
         Path(config.option.basetemp).parent.mkdir(parents=True, exist_ok=True)
-    config.pluginmanager.register(_Failures(config))
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_Outcomes(config))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -67,21 +69,48 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Each test draws from `random` by a seed of its own; a failure shows it, and LACHESIS_SEED repeats the draws."""
-    seed = int(os.environ.get("LACHESIS_SEED") or secrets.randbits(32))
+    again = json.loads(os.environ.get("LACHESIS_SEEDS", "{}")).get(item.nodeid)
+    seed = int(os.environ.get("LACHESIS_SEED") or again or secrets.randbits(32))
     random.seed(seed)
+    item.user_properties.append(("seed", seed))
     item.add_report_section("setup", "seed", f"LACHESIS_SEED={seed} draws the same again")
 
 
-class _Failures:
-    """Names each failure when it happens, not only at the end, which a run that is cut off does not reach."""
+class _Outcomes:
+    """Shows each failure when it happens, not only at the end, which a run that is cut off does not reach.
+
+    Which tests passed and which failed goes to the file that `tests/run.py` names.
+    """
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
+        self._to = os.environ.pop("LACHESIS_OUTCOMES", None)  # not of a pytest that a test starts
+        self._names: dict[str, list[str]] = {"passed": [], "failed": []}
+        self._seeds: dict[str, int] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self._failed(report, f"{report.when} of {report.nodeid}", dict(report.user_properties).get("seed"))
+        elif report.passed and report.when == "call":
+            self._names["passed"].append(report.nodeid)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self._failed(report, f"collection of {report.nodeid}")
+
+    def _failed(self, report: pytest.TestReport | pytest.CollectReport, what: str, seed: Any = None) -> None:
+        text = report.longreprtext if not self._names["failed"] else report.longreprtext[-500:]
+        if report.nodeid not in self._names["failed"]:
+            self._names["failed"].append(report.nodeid)
+        if isinstance(seed, int):
+            self._seeds[report.nodeid] = seed
         terminal = self._config.pluginmanager.get_plugin("terminalreporter")
-        if report.failed and terminal is not None:
-            terminal.write_line(f"\n{report.when} of {report.nodeid} failed: {report.longreprtext[-500:]}")
+        if terminal is not None:
+            terminal.write_line(f"\n{what} failed: {text}")
+
+    def pytest_sessionfinish(self) -> None:
+        if self._to:
+            Path(self._to).write_text(json.dumps({"names": self._names, "seeds": self._seeds}), encoding="utf-8")
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

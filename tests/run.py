@@ -5,14 +5,20 @@
 A few workers of pytest-xdist take one module after the other. Tests that start sandboxes look for what these leave on
 the machine, so each worker has namespaces of its own (`scripts/apart.sh`). Without the right to make them (that is,
 unless root runs this) one worker runs all tests of that kind.
+
+Where a few tests fail, these run once more, alone and with the same seeds. One that passes then is unsteady: it is
+named at the end, and does not fail the run.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -44,6 +50,10 @@ UNITS = {
     "tests/backends/test_backend_conformance.py": re.compile(r"\[[a-z]+(-bubblewrap|-none)?"),
 }
 """The part of a test's name that says what one worker runs, for modules that are too long for one."""
+REPEATED = 5
+"""So many failed tests run once more. Where more fail, something is wrong that does not pass."""
+FAILED = 1
+"""The exit status of pytest that ran all tests, of which some failed."""
 ALL = os.environ.get("LACHESIS_TESTS") == "all"
 """Whether the tests that are marked `long` run as well, and hypothesis tries all of its examples."""
 
@@ -75,6 +85,46 @@ def can_be_apart() -> bool:
     return subprocess.run([ROOT / "scripts/apart.sh", "true"], stderr=subprocess.DEVNULL, check=False).returncode == 0
 
 
+def places(workers: int) -> list[str]:
+    """The options of pytest-xdist for so many workers, in namespaces of their own where that is possible."""
+    python = f"//python={ROOT / 'scripts/apart.sh'} {sys.executable}" if os.environ.get("LACHESIS_APART") == "1" else ""
+    return ["--dist", "loadscope", "--no-loadscope-reorder", "--tx", f"{workers}*popen{python}"]
+
+
+def outcomes(command: list[str], **environment: str) -> tuple[int, dict[str, list[str]], dict[str, int]]:
+    """Run pytest: its exit status, the names of tests by outcome, and the seeds of those that failed."""
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        names = {**os.environ, **environment, "LACHESIS_OUTCOMES": file.name}
+        process = subprocess.Popen(command, env=names)
+        before = {
+            # Ctrl-C reaches pytest as well, which ends its workers and says what it has seen until then.
+            signal.SIGINT: signal.signal(signal.SIGINT, lambda *_: None),
+            signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: process.terminate()),
+        }
+        status = process.wait()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        said = json.loads(file.read() or "{}")
+    return status, said.get("names", {}), said.get("seeds", {})
+
+
+def run(start: list[str], workers: int, tests: list[str]) -> int:
+    """Run the tests on so many workers, and a few that failed once more on one: the exit status.
+
+    `start` is how pytest starts, with its options.
+    """
+    status, names, seeds = outcomes([*start, *places(workers), *tests])
+    failed = names.get("failed", [])
+    if status != FAILED or not 0 < len(failed) <= REPEATED:
+        return status
+    print(f"\n{len(failed)} failed, run once more, alone: {' '.join(failed)}", flush=True)
+    status, names, _ = outcomes([*start, *places(1), *failed], LACHESIS_SEEDS=json.dumps(seeds))
+    passed = set(names.get("passed", [])) - set(names.get("failed", []))
+    for name in failed:
+        print(f"unsteady: {name}, failed once and passed alone" if name in passed else f"failed twice: {name}")
+    return status or int(not passed.issuperset(failed))
+
+
 def main(arguments: list[str]) -> None:
     options = list(arguments)
     packages = [options.pop(0)] if options and not options[0].startswith("-") else list(PACKAGES)
@@ -82,17 +132,13 @@ def main(arguments: list[str]) -> None:
         print(f"no package {unknown[0]!r}; there are {', '.join(PACKAGES)}", file=sys.stderr)
         raise SystemExit(2)
     # One more than processors: some tests wait most of the time.
-    count = int(os.environ.get("LACHESIS_TEST_WORKERS") or len(os.sched_getaffinity(0)) + 1)
+    workers = int(os.environ.get("LACHESIS_TEST_WORKERS") or len(os.sched_getaffinity(0)) + 1)
     if can_be_apart():
         os.environ["LACHESIS_APART"] = "1"
-        workers = ["--tx", f"{count}*popen//python={ROOT / 'scripts/apart.sh'} {sys.executable}"]
-    else:
-        workers = ["--tx", f"{count}*popen"]
     chosen = sorted((name for package in packages for name in PACKAGES[package]), key=lambda name: ORDER[name])
-    command = [sys.executable, "-m", "pytest", "--dist", "loadscope", "--no-loadscope-reorder", *workers]
-    command += ["--durations=10", *options, *(f"tests/{name}" for name in chosen if name not in ON_REQUEST)]
     os.chdir(ROOT)
-    os.execv(sys.executable, command)
+    start = [sys.executable, "-m", "pytest", "--durations=10", *options]
+    raise SystemExit(run(start, workers, [f"tests/{name}" for name in chosen if name not in ON_REQUEST]))
 
 
 if __name__ == "__main__":

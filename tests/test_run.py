@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -91,3 +92,91 @@ def test_workers_take_whole_modules(tmp_path: Path) -> None:
     done = run(*command, "-n", "3", "--dist", "loadscope", LACHESIS_APART="1")
     assert "18 passed" in done.stdout, done.stdout + done.stderr
     assert len(list(tmp_path.glob("test_*.py.*"))) == 3
+
+
+FAILS_ONCE = """
+    import os, pathlib, random, pytest
+    def test_first(tmp_path_factory):
+        seen = pathlib.Path(__file__).with_name("seen")
+        drawn = str(random.random())
+        if not seen.exists():
+            seen.write_text(drawn)
+            assert drawn == "the first time"
+        assert seen.read_text() == drawn, "the seed is the same"
+        assert os.environ["PYTEST_XDIST_WORKER_COUNT"] == "1", "alone"
+"""
+FAILS = "def test_first():\n    assert not 'each time'\n"
+FAILS_IN_TEARDOWN_ONCE = """
+    import pathlib, pytest
+    @pytest.fixture
+    def value():
+        yield 1
+        seen = pathlib.Path(__file__).with_name("seen")
+        if not seen.exists():
+            seen.touch()
+            assert not "at the end"
+    def test_first(value): ...
+"""
+IS_MISSING = "import no_such_module\n"
+MANY = """
+    import pathlib, pytest
+    @pytest.mark.parametrize("value", range(6))
+    def test_first(value):
+        with pathlib.Path(__file__).with_name("seen").open("a") as file:
+            file.write("x")
+        assert not "six times"
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "said", "not_said"),
+    [
+        ("def test_first(): ...", 0, [], ["once more"]),
+        (
+            FAILS_ONCE,
+            0,
+            ["1 failed, run once more, alone: ", "unsteady: test_first.py::test_first, failed once and passed"],
+            [],
+        ),
+        (
+            FAILS_IN_TEARDOWN_ONCE,
+            0,
+            ["at the end", "unsteady: test_first.py::test_first, failed once and passed alone"],
+            [],
+        ),
+        (
+            FAILS,
+            1,
+            ["E       AssertionError: assert not 'each time'", "failed twice: test_first.py::test_first"],
+            ["unsteady"],
+        ),
+        (FAILS + FAILS_ONCE.replace("test_first", "test_second"), 1, ["failed twice: test_first.py::test_first"], []),
+        (MANY, 1, ["6 failed, 1 passed"], ["once more", "unsteady"]),
+        (IS_MISSING, 1, ["No module named 'no_such_module'"], ["unsteady"]),
+    ],
+    ids=["none", "once", "once in teardown", "twice", "one of each", "many", "no module"],
+)
+def test_a_few_that_failed_run_once_more_alone_and_the_unsteady_ones_are_named(
+    text: str, status: int, said: list[str], not_said: list[str], tmp_path: Path
+) -> None:
+    module = tmp_path / "test_first.py"
+    module.write_text("\n".join(textwrap.dedent(part) for part in text.split("\n\n")))
+    (tmp_path / "test_other.py").write_text("def test_passes(): ...\n")
+    start = [sys.executable, "-m", "pytest", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(tmp_path)]
+    start += ["-p", "tests.conftest", "-p", "no:cacheprovider"]
+    program = f"from tests.run import run; raise SystemExit(run({start}, 2, ['.']))"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode != 0) == (status != 0), done.stdout + done.stderr
+    for part in said:
+        assert part in done.stdout, part
+    assert not [part for part in not_said if part in done.stdout]
+    assert "test_other" not in done.stdout.partition("run once more, alone")[2], "only what failed runs again"
+    if text == MANY:
+        assert (tmp_path / "seen").read_text() == "x" * 6, "each ran once"
