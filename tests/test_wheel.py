@@ -98,8 +98,9 @@ def interpreter(folder: Path, wheels: Mapping[str, Path], names: list[str]) -> P
     else:
         for module in (module for needed in few if needed for module in needed):
             (site / module).symlink_to(theirs / module)
-    install = [sys.executable, "-m", "pip", "--python", made, "install", "--no-deps", "--no-index", "--quiet"]
-    run(*install, "--ignore-installed", *(wheels[name] for name in names), cwd=folder)
+    uv = Path(sys.executable).with_name("uv")  # much quicker than pip, and it compiles nothing that is not imported
+    install = [uv, "pip", "install", "--python", made, "--no-deps", "--no-index", "--no-cache", "--quiet"]
+    run(*install, *(wheels[name] for name in names), cwd=folder)
     return made
 
 
@@ -107,6 +108,12 @@ def interpreter(folder: Path, wheels: Mapping[str, Path], names: list[str]) -> P
 def python(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An interpreter with all packages."""
     return interpreter(tmp_path_factory.mktemp("venv"), wheels, list(wheels))
+
+
+@pytest.fixture(scope="module")
+def core(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An interpreter with the core and what it needs."""
+    return interpreter(tmp_path_factory.mktemp("core"), wheels, needs("lachesis-core"))
 
 
 @pytest.fixture
@@ -177,14 +184,10 @@ def test_a_package_does_what_its_page_shows_without_those_above_it(
         ("eval greet.py --openai.server_type vllm", "lachesis-tokens"),
     ],
 )
-def test_the_core_alone_names_the_package_that_it_lacks(
-    wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory, command: str, package: str
-) -> None:
-    folder = tmp_path_factory.mktemp("core")
-    python = interpreter(folder / "venv", wheels, needs("lachesis-core"))
-    (folder / "greet.py").write_text(blocks(ROOT / "lachesis" / "README.md", "python")[0])
+def test_the_core_alone_names_the_package_that_it_lacks(core: Path, tmp_path: Path, command: str, package: str) -> None:
+    (tmp_path / "greet.py").write_text(blocks(ROOT / "lachesis" / "README.md", "python")[0])
     done = subprocess.run(
-        [python, "-m", "lachesis", *command.split()], cwd=folder, capture_output=True, text=True, timeout=120
+        [core, "-m", "lachesis", *command.split()], cwd=tmp_path, capture_output=True, text=True, timeout=120
     )
     assert done.returncode in (1, 2) and "Traceback" not in done.stderr, done.stderr
     assert package in done.stdout + done.stderr
