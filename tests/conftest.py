@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.run import ALL, ORDER, room, some, unit
+from tests.run import ALL, ORDER, SAMPLE, room, sample, some, unit
 from tests.support import root_images
 
 # Replaces the profile that hypothesis chose (it has another for CI): the time of an example depends on the machine.
@@ -46,13 +46,33 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is marked `long`, unless a test is named or all are asked for; long modules come first."""
+    """Leave out what is marked `long` and draw from what is marked `sample`, unless a test is named or all are asked
+    for; long modules come first."""
     named = any("::" in argument for argument in config.args)
     if not ALL and not named and not config.option.markexpr:
-        long = [item for item in items if item.get_closest_marker("long")]
-        items[:] = [item for item in items if not item.get_closest_marker("long")]
-        config.hook.pytest_deselected(items=long)
+        out = {item for item in items if item.get_closest_marker("long")} | (not_drawn(items) if SAMPLE else set())
+        config.hook.pytest_deselected(items=[item for item in items if item in out])
+        items[:] = [item for item in items if item not in out]
     items.sort(key=lambda item: ORDER.get(room(item.path), len(ORDER)))  # stable
+
+
+def not_drawn(items: list[pytest.Item]) -> set[pytest.Item]:
+    tests: dict[str, list[pytest.Function]] = {}
+    for item in items:
+        if isinstance(item, pytest.Function) and item.get_closest_marker("sample"):
+            tests.setdefault(f"{item.parent and item.parent.nodeid}::{item.originalname}", []).append(item)
+    out: set[pytest.Item] = set()
+    for name, cases in tests.items():
+        (mark,) = cases[0].iter_markers("sample")
+        drawn = sample([values(case) for case in cases], mark.args[0], random.Random(f"{SAMPLE} {name}"))
+        out |= {case for number, case in enumerate(cases) if number not in drawn}
+    return out
+
+
+def values(item: pytest.Function) -> dict[str, object]:
+    """The parameters of a case. One that is no text or number goes by its place in its table."""
+    of = item.callspec
+    return {name: value if isinstance(value, str | int) else of.indices[name] for name, value in of.params.items()}
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -14,11 +14,14 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
+import secrets
 import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -56,6 +59,8 @@ FAILED = 1
 """The exit status of pytest that ran all tests, of which some failed."""
 ALL = os.environ.get("LACHESIS_TESTS") == "all"
 """Whether the tests that are marked `long` run as well, and hypothesis tries all of its examples."""
+SAMPLE = os.environ.get("LACHESIS_SAMPLE")
+"""The seed of the sample that is run of the cases of tests marked `sample`. Where there is none, all run."""
 
 
 def room(path: Path) -> str:
@@ -67,6 +72,17 @@ def some(examples: int) -> int:
     """So many examples of hypothesis; in `make test` three tenths of them, and not fewer than eight: the first ones are
     the simplest, and show little."""
     return examples if ALL else min(examples, max(8, 3 * examples // 10))
+
+
+def sample(cases: Sequence[Mapping[str, object]], count: int, draw: random.Random) -> list[int]:
+    """The numbers of so many cases. Each value of each parameter is among them, if there is room for all values."""
+    seen: set[tuple[str, object]] = set()
+    first, rest = [], []
+    for number in draw.sample(range(len(cases)), len(cases)):
+        values = set(cases[number].items())
+        (rest if values <= seen else first).append(number)
+        seen |= values
+    return sorted([*first, *rest][:count])
 
 
 def unit(name: str) -> str:
@@ -135,6 +151,11 @@ def main(arguments: list[str]) -> None:
     workers = int(os.environ.get("LACHESIS_TEST_WORKERS") or len(os.sched_getaffinity(0)) + 1)
     if can_be_apart():
         os.environ["LACHESIS_APART"] = "1"
+    if len(packages) > 1 and not ALL:
+        os.environ["LACHESIS_SAMPLE"] = os.environ.get("LACHESIS_SEED") or str(secrets.randbits(32))
+        print(
+            f"a sample of the cases of large tables; LACHESIS_SEED={os.environ['LACHESIS_SAMPLE']} draws the same again"
+        )
     chosen = sorted((name for package in packages for name in PACKAGES[package]), key=lambda name: ORDER[name])
     os.chdir(ROOT)
     start = [sys.executable, "-m", "pytest", "--durations=10", *options]

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import random
+import re
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from tests.run import ON_REQUEST, ORDER, PACKAGES, ROOT, SHARING, TESTS, unit
+from tests.run import ON_REQUEST, ORDER, PACKAGES, ROOT, SHARING, TESTS, sample, unit
 
 HELPERS = {"__init__.py", "conftest.py", "run.py", "support"}
 
@@ -51,6 +55,42 @@ def test_what_is_marked_long_runs_where_all_are_asked_for(
     assert done.returncode == 0 and all(text in done.stdout for text in said), done.stdout + done.stderr
     named = run(*command[:-1], f"{module}::test_long", **environment)
     assert "1 passed" in named.stdout, "a test that is named runs"
+
+
+@pytest.mark.parametrize(
+    ("environment", "name", "passed"),
+    [
+        ({}, "", 31),
+        ({"LACHESIS_TESTS": "all", "LACHESIS_SAMPLE": "7"}, "", 31),
+        ({"LACHESIS_SAMPLE": "7"}, "", 12),
+        ({"LACHESIS_SAMPLE": "7"}, "::test_table[b-4]", 1),
+    ],
+    ids=["one package", "all", "all packages", "named"],
+)
+def test_a_sample_of_a_table_runs_where_all_packages_do(
+    environment: dict[str, str], name: str, passed: int, tmp_path: Path
+) -> None:
+    module = tmp_path / "test_table.py"
+    module.write_text(
+        "import pytest\n@pytest.mark.sample(11)\n@pytest.mark.parametrize('one', range(6))\n"
+        "@pytest.mark.parametrize('two', list('abcde'))\ndef test_table(one, two): ...\ndef test_other(): ...\n"
+    )
+    command = ["-m", "pytest", "-c", "pyproject.toml", "-p", "tests.conftest", "-p", "no:cacheprovider", "-vv"]
+    done = run(*command, f"{module}{name}", **environment)
+    assert f"{passed} passed" in done.stdout, done.stdout + done.stderr
+    if not name:
+        assert {text for text in [*"abcde", *"012345"] if not re.search(rf"[\[-]{text}[\]-]", done.stdout)} == set()
+        again = run(*command, str(module), **environment).stdout
+        assert re.findall(r"::\S+", again) == re.findall(r"::\S+", done.stdout), "the same ones again"
+
+
+@given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 90), st.randoms(use_true_random=False))
+def test_a_sample_has_every_value_if_there_is_room(one: int, two: int, count: int, draw: random.Random) -> None:
+    cases = [{"one": first, "two": second} for first in range(one) for second in range(two)]
+    drawn = sample(cases, count, draw)
+    assert len(set(drawn)) == len(drawn) == min(count, len(cases)) and sorted(drawn) == drawn
+    if count >= one + two:
+        assert {value for number in drawn for value in cases[number].items()} == {v for c in cases for v in c.items()}
 
 
 def test_a_failure_shows_the_seed_that_repeats_its_draws(tmp_path: Path) -> None:

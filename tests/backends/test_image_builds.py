@@ -282,7 +282,7 @@ async def test_links_of_an_image_make_nothing_outside_of_it(build: Builder, tmp_
     outside.mkdir()
     places = ("etc", "run", "home", "opt")
     # Renamed, never copied as `mv` would what is mounted there.
-    move = "python3 -c 'import os; os.rename(\"/{0}\", \"/old-{0}\")' 2>/dev/null"
+    move = 'python3 -c \'import os; os.rename("/{0}", "/old-{0}")\' 2>/dev/null'
     moves = "; ".join(f"{move.format(name)}; ln -s {{0}} /{name}" for name in places)
     image = await build(f"RUN {moves.format(way.format(outside))}; true\nRUN touch /etc/x /run/x; echo alive\n")
     assert "  alive" in build.lines

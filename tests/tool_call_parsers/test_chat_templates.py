@@ -302,6 +302,7 @@ def sample(name: str, turn_name: str) -> Sample:
     return Sample(shown, opener, whole[len(prompt) : len(whole) - len(end)])
 
 
+@pytest.mark.sample(200)
 @needs_trl
 @pytest.mark.parametrize(("name", "turn"), CASES)
 def test_written_as_the_template_writes(name: str, turn: str) -> None:
@@ -315,6 +316,7 @@ def test_written_as_the_template_writes(name: str, turn: str) -> None:
         assert parser.render(made.turn.content, None, calls, TOOLS) == made.text.removeprefix(template.leads)
 
 
+@pytest.mark.sample(200)
 @needs_trl
 @pytest.mark.parametrize(("name", "turn"), CASES)
 def test_read_as_the_template_wrote(name: str, turn: str) -> None:

@@ -74,6 +74,7 @@ def _as_compared(found: ParsedCompletion) -> dict[str, Any]:
     return {"content": found.content, "reasoning": found.reasoning, "error": None, "tool_calls": calls}
 
 
+@pytest.mark.sample(400)
 @needs_corpus
 @pytest.mark.parametrize("strict", [False, True], ids=["lenient", "strict"])
 @pytest.mark.parametrize("row", ROWS)
@@ -100,6 +101,7 @@ def test_a_row_is_read_as_expected(row: dict[str, Any], strict: bool, corpus_rul
             assert any(call.status not in CALLABLE for call in found.attempts)
 
 
+@pytest.mark.sample(200)
 @needs_corpus
 @pytest.mark.parametrize("row", ROWS)
 def test_the_pieces_of_a_row_end_in_the_result_of_the_whole(row: dict[str, Any], toolsets: Any):

@@ -53,6 +53,7 @@ def damaged(tag: str, others: set[str]) -> Iterator[str]:
     yield from others
 
 
+@pytest.mark.sample(80)
 @pytest.mark.parametrize("case", CALLS)
 @pytest.mark.parametrize("parser", TAGS)
 def test_no_value_ends_with_a_damaged_tag_and_no_such_call_is_ok(parser: str, case: str) -> None:
@@ -93,6 +94,7 @@ def test_a_damaged_tag_inside_a_value_without_an_end_leaves_no_call(parser: str)
 KEPT = ["<p>one</p>", "a </b> c", "x < 3", "</p", "see </function> here", "a/parameter", "<b>/etc/{name}s", "/{name}"]
 
 
+@pytest.mark.sample(80)
 @pytest.mark.parametrize("parser", TAGS)
 @pytest.mark.parametrize("value", KEPT)
 def test_a_value_with_its_end_tag_keeps_other_tags_and_paths(parser: str, value: str) -> None:

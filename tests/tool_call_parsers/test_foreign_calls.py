@@ -19,6 +19,7 @@ _SPECIAL = re.compile(r"<[|｜][^<>\n]*?[|｜]>|\[[A-Z_]{4,}\]|\]<\]minimax\[>\[
 _FIRST_MARKER = re.compile(r"[<\[][^<>\[\]\n]*[>\]]")
 
 
+@pytest.mark.sample(80)
 @pytest.mark.parametrize("writer", list_parsers())
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call["name"])
 def test_a_call_in_the_markup_of_another_format_leaves_an_attempt(writer: str, call: dict[str, object]) -> None:
@@ -70,6 +71,7 @@ def test_what_a_reader_would_call_an_attempt_is_one(reader: str, text: str) -> N
         assert attempt.raw in found.content  # nothing is lost
 
 
+@pytest.mark.sample(150)
 @pytest.mark.parametrize(
     "text",
     [

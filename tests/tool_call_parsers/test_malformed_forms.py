@@ -33,6 +33,7 @@ def calls_in(found: ParsedCompletion) -> list[list[Any]]:
     return [[call.name, call.arguments] for call in found.tool_calls]
 
 
+@pytest.mark.sample(150)
 @every_row
 def test_a_malformed_call_is_read_as_the_table_says(row: dict[str, Any]):
     parser = get_parser(row["format"], reasoning="auto")
@@ -43,6 +44,7 @@ def test_a_malformed_call_is_read_as_the_table_says(row: dict[str, Any]):
     assert shape_problems(lenient, row["text"]) + shape_problems(strict, row["text"], strict=True) == []
 
 
+@pytest.mark.sample(100)
 @every_row
 def test_a_stream_of_a_malformed_call_ends_in_the_result_for_the_whole(row: dict[str, Any]):
     parser, text = get_parser(row["format"], reasoning="auto"), row["text"]
@@ -55,6 +57,7 @@ def test_a_stream_of_a_malformed_call_ends_in_the_result_for_the_whole(row: dict
             assert event_problems(events, found) == []
 
 
+@pytest.mark.sample(100)
 @pytest.mark.parametrize("name", sorted({row["format"] for row in ROWS}))
 @pytest.mark.parametrize("text", PROSE)
 def test_prose_about_calls_is_no_attempt(name: str, text: str):

@@ -45,6 +45,7 @@ LOOKS_TYPED = [
 
 
 class TestStrings:
+    @pytest.mark.sample(80)
     @pytest.mark.parametrize("text", LOOKS_TYPED)
     @pytest.mark.parametrize(
         "schema",
@@ -66,6 +67,7 @@ class TestStrings:
         assert coerce(text, schema) == text
         assert ToolIndex([tool("f", typed({"x": schema}))]).is_string("f", "x")
 
+    @pytest.mark.sample(100)
     @pytest.mark.parametrize("text", LOOKS_TYPED)
     @pytest.mark.parametrize(
         "schema",

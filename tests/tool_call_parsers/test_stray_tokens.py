@@ -49,6 +49,7 @@ def plain(parsed: ParsedCompletion) -> Any:
     return parsed.content, parsed.reasoning, parsed.finish, calls
 
 
+@pytest.mark.sample(200)
 @pytest.mark.parametrize("stray", STRAYS)
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("where", ["run_", "rm a", "4"])

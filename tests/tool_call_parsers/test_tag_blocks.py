@@ -207,6 +207,7 @@ def test_a_call_in_content(tags: Spelling) -> None:
     )
 
 
+@pytest.mark.sample(80)
 @EVERY
 @pytest.mark.parametrize(
     "value",
