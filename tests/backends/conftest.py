@@ -110,10 +110,12 @@ async def usable(name: str, request: pytest.FixtureRequest) -> Backend:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Every attack runs on the default backend; a few of the others are drawn for each."""
     for item in items:
-        many = "thirty_two_sandboxes" in item.name
-        if isinstance(item, pytest.Function) and many and item.callspec.params.get("backend") != "local-bubblewrap":
-            item.add_marker(pytest.mark.long)
+        if isinstance(item, pytest.Function) and item.name.startswith(("test_an_attack_fails", "test_thirty_two_")):
+            if item.callspec.params.get("backend") != "local-bubblewrap":
+                attack = "attack" in item.name
+                item.add_marker(pytest.mark.sample(120) if attack else pytest.mark.long)
 
 
 @pytest.fixture(
