@@ -237,6 +237,7 @@ ALTERNATE = """{%- set spoken = namespace(count=0) -%}
 """What Mistral's templates ask of a conversation, and without tools those of Gemma, Llama 2 and Cohere."""
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("phase", [1, 2])
 @pytest.mark.parametrize("chats", [False, True])
 async def test_a_template_that_takes_no_further_message_of_the_user_gets_none(phase: int, chats: bool) -> None:

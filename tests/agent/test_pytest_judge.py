@@ -387,6 +387,7 @@ async def test_an_agent_that_breaks_the_run_is_scored(judge: Judge) -> None:
     assert found.fraction == 0.0 and "took longer than" in found.output
 
 
+@pytest.mark.long
 async def test_a_right_solution_on_an_overloaded_machine_is_not_a_low_score(judge: Judge) -> None:
     suite = "import time\nwhile time.process_time() < 0.6: pass\n" + TESTS
     with busy_machine():

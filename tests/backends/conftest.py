@@ -34,6 +34,8 @@ VARIANTS: Mapping[str, Callable[[Engine], Backend]] = {
     "modal": lambda engine: create_backend("modal", client=engine("modal_client")),
 }
 """How to create each of our backends. The argument returns the value of a fixture by its name."""
+FEWER = {"test_an_attack_fails": pytest.mark.sample(120), "test_thirty_two_sandboxes": pytest.mark.long}
+"""Tests of the suite that run less on other backends than the default."""
 WALLED = [name for name in VARIANTS if name != "local-none"]
 """Backends that promise isolation."""
 
@@ -110,12 +112,10 @@ async def usable(name: str, request: pytest.FixtureRequest) -> Backend:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Every attack runs on the default backend; a few of the others are drawn for each."""
     for item in items:
-        if isinstance(item, pytest.Function) and item.name.startswith(("test_an_attack_fails", "test_thirty_two_")):
-            if item.callspec.params.get("backend") != "local-bubblewrap":
-                attack = "attack" in item.name
-                item.add_marker(pytest.mark.sample(120) if attack else pytest.mark.long)
+        mark = next((mark for name, mark in FEWER.items() if item.name.startswith(name)), None)
+        if mark and isinstance(item, pytest.Function) and item.callspec.params.get("backend") != "local-bubblewrap":
+            item.add_marker(mark)
 
 
 @pytest.fixture(

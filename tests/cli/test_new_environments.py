@@ -98,6 +98,7 @@ def test_the_short_flags_are_the_settings(capsys: pytest.CaptureFixture[str]) ->
     assert "reasoning_gym" in capsys.readouterr().out
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("verb", ["eval", "process"])
 def test_a_second_run_with_other_settings_is_answered_with_flags_that_can_be_pasted(
     verb: str, capsys: pytest.CaptureFixture[str]

@@ -813,6 +813,7 @@ SLOW_WAYS = [
 ]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("kind", "way"), SLOW_WAYS)
 async def test_what_makes_a_reward_slow_is_the_agents_where_others_passed(tmp_path: Path, way: str, kind: str) -> None:
     cls = SLOW[way] if kind == "pattern" else counts(SLOW[way])
@@ -852,6 +853,7 @@ class SlowItself(Slow):
             return float(len(urllib.request.urlopen(address, timeout=2).read()))
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("why", ["waits", "own_work", "for_everybody", "of_the_item"])
 @pytest.mark.parametrize("way", ["async", "plain"])
 async def test_a_reward_that_is_slow_by_itself_is_no_score(tmp_path: Path, way: str, why: str) -> None:

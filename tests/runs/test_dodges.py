@@ -75,6 +75,7 @@ def does(command: str) -> Any:
     return answer
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("name", BREAKS)
 async def test_whatever_an_agent_does_to_its_place_every_call_of_a_reward_leaves_a_score(
     tmp_path: Path, name: str

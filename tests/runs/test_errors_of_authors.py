@@ -274,6 +274,7 @@ HOOKS = ("setup", "get_next_item", "format_prompt", "compute_reward", "wandb_log
 RAISED = ("SystemExit(0)", "__import__('asyncio').CancelledError", "BaseException('x')")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("hook", "raised"),
     [

@@ -83,6 +83,7 @@ def fills_memory_when_it_is_losing(
 LAYOUTS = [(60, 8, 0.05), (60, 8, 0.4), (12, 16, 0.15), (150, 2, 0.9), (300, 1, 0.1)]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("items", "size", "share"), LAYOUTS)
 def test_without_a_dependence_the_alarm_is_rare(items: int, size: int, share: float) -> None:
     runs = [played(seed, at_random(share), items=items, size=size) for seed in range(200)]

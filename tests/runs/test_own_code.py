@@ -154,6 +154,7 @@ def test_what_is_installed_is_no_code() -> None:
     assert set(code.files) == {"words.py", "scoring.py", "parts/__init__.py", "parts/exact.py", "parts/lower.py"}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("verb", ["process", "eval"])
 def test_edited_code_gets_a_new_folder_and_the_line_says_how_to_continue_the_old_one(
     verb: str, capsys: pytest.CaptureFixture[str]

@@ -138,6 +138,7 @@ async def test_kill_9_of_the_environment_loses_and_doubles_nothing(tmp_path, run
         assert not await trainer.poll()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("moment", ["queued", "queued, trainer begins at 0", "just taken"])
 async def test_an_api_that_is_killed_and_restarted_loses_nothing(tmp_path, moment):
     """What nobody has seen leave its queue is posted again: a batch that the trainer has just taken is doubled."""
@@ -175,6 +176,7 @@ async def test_an_api_that_is_killed_and_restarted_loses_nothing(tmp_path, momen
         assert (result.requeued, counts.total() - len(counts)) == (8, doubled)
 
 
+@pytest.mark.long
 async def test_environment_and_api_killed_together(tmp_path):
     async with StockRunApi() as server:
         trainer = await started(server)

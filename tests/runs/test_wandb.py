@@ -225,6 +225,7 @@ Lonely.cli()
 """
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("killed_at", [3, 6])
 def test_a_run_outlives_the_process_of_w_and_b(tmp_path: Path, killed_at: int) -> None:
     """The kernel kills it where memory is short: between two groups, or just before the end."""
