@@ -13,6 +13,7 @@ import pytest
 from benchmarks.atropos_catalogue import CASES
 from benchmarks.atropos_environments import GROUPS, Played, distribution, play
 
+pytestmark = pytest.mark.long
 NAMES = (
     "gsm8k_server.GSM8kEnv",  # returns the nodes of managed_server
     "gsm8k_server_axolotl.GSM8kEnv",  # encodes the conversation again
@@ -24,13 +25,11 @@ NAMES = (
 
 
 @pytest.fixture(scope="module")
-def played(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Played]:
+def played(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Played]:
     root = distribution()
     if root is None:
         pytest.skip("the source distribution of atroposlib is not in the cache: scripts/atropos-environments.sh")
     folder = tmp_path_factory.mktemp("atropos")
-    chosen = {part for item in request.session.items for part in item.nodeid.split("[")}
-    names = [name for name in NAMES if name in NAMES[:2] or f"{name}]" in chosen]
 
     async def all_of_them() -> list[Played]:
         free = asyncio.Semaphore(2)
@@ -40,14 +39,12 @@ def played(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
             async with free:
                 return await play(case, root, folder / name)
 
-        return list(await asyncio.gather(*map(one, names)))
+        return list(await asyncio.gather(*map(one, NAMES)))
 
-    return dict(zip(names, asyncio.run(all_of_them()), strict=True))
+    return dict(zip(NAMES, asyncio.run(all_of_them()), strict=True))
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in NAMES[:2] else pytest.param(name, marks=pytest.mark.long) for name in NAMES]
-)
+@pytest.mark.parametrize("name", NAMES)
 def test_it_plays_two_groups_and_every_sampled_token_of_them_has_a_certificate(
     name: str, played: dict[str, Played], tmp_path: Path
 ) -> None:

@@ -54,6 +54,7 @@ async def test_one_text_after_two_prompts_is_refused_where_the_sample_shows_neit
     assert all("text that the model wrote in several conversations" in reason for reason in reasons), reasons
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("policy", [RandomTokens(), None, "Yes"], ids=["tokens", "words", "yes"])
 @pytest.mark.parametrize("kept", [0, 1, 2])
 async def test_the_environment_decides_which_turns_are_trained(tmp_path: Path, kept: int, policy: Any) -> None:
@@ -75,6 +76,7 @@ async def test_the_environment_decides_which_turns_are_trained(tmp_path: Path, k
         ]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("env_cls", "count"), [(hostile.HalfATurn, 1), (hostile.Everything, 1), (hostile.FewShot, 1), (hostile.Edited, 3)]
 )
@@ -115,6 +117,7 @@ async def test_an_answer_and_its_cut_twin_are_refused_with_different_scores_and_
         assert "beside" not in group
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("env_cls", [hostile.Observed, hostile.ObservedMessage])
 @pytest.mark.parametrize("turns", [2, 4])
 @pytest.mark.parametrize("between", ["<obs>3</obs>", " ", ""])
@@ -197,6 +200,7 @@ async def test_one_answer_has_one_score(tmp_path: Path) -> None:
     assert len(reasons) == 2 and all("other samples with its text have other scores" in reason for reason in reasons)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("policy", [None, "Yes"], ids=["words", "yes"])
 @pytest.mark.parametrize("env_cls", [hostile.Twice, hostile.NodesTwice])
 @pytest.mark.parametrize("as_groups", [False, True], ids=["one group", "two groups"])
