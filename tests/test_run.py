@@ -145,6 +145,7 @@ FAILS_ONCE = """
         assert seen.read_text() == drawn, "the seed is the same"
         assert os.environ["PYTEST_XDIST_WORKER_COUNT"] == "1", "alone"
 """
+FIRST, UNSTEADY = "test_first.py::test_first", "unsteady: test_first.py::test_first"
 FAILS = "def test_first():\n    assert not 'each time'\n"
 FAILS_IN_TEARDOWN_ONCE = """
     import pathlib, pytest
@@ -171,31 +172,21 @@ MANY = """
 @pytest.mark.parametrize(
     ("text", "status", "said", "not_said"),
     [
-        ("def test_first(): ...", 0, [], ["once more"]),
+        (FAILS_ONCE, 0, ["1 failed, run once more, alone: ", f"{UNSTEADY}, failed once and passed alone"], []),
+        (FAILS_IN_TEARDOWN_ONCE, 0, ["at the end", f"{UNSTEADY}, failed once and passed alone"], []),
+        (FAILS, 1, ["E       AssertionError: assert not 'each time'", f"failed twice: {FIRST}"], ["unsteady"]),
         (
-            FAILS_ONCE,
-            0,
-            ["1 failed, run once more, alone: ", "unsteady: test_first.py::test_first, failed once and passed"],
-            [],
-        ),
-        (
-            FAILS_IN_TEARDOWN_ONCE,
-            0,
-            ["at the end", "unsteady: test_first.py::test_first, failed once and passed alone"],
-            [],
-        ),
-        (
-            FAILS,
+            FAILS + FAILS_ONCE.replace("test_first", "test_second"),
             1,
-            ["E       AssertionError: assert not 'each time'", "failed twice: test_first.py::test_first"],
-            ["unsteady"],
+            [f"failed twice: {FIRST}", "unsteady: test_first.py::test_second, failed once and passed alone"],
+            [],
         ),
-        (FAILS + FAILS_ONCE.replace("test_first", "test_second"), 1, ["failed twice: test_first.py::test_first"], []),
         (MANY, 1, ["6 failed, 1 passed"], ["once more", "unsteady"]),
         (IS_MISSING, 1, ["No module named 'no_such_module'"], ["unsteady"]),
     ],
-    ids=["none", "once", "once in teardown", "twice", "one of each", "many", "no module"],
+    ids=["once", "once in teardown", "twice", "one of each", "many", "no module"],
 )
+@pytest.mark.sample(4)
 def test_a_few_that_failed_run_once_more_alone_and_the_unsteady_ones_are_named(
     text: str, status: int, said: list[str], not_said: list[str], tmp_path: Path
 ) -> None:
