@@ -35,6 +35,7 @@ LIES = (
 )
 
 
+@pytest.mark.sample(26)
 @pytest.mark.parametrize("kind", FAKED)
 @pytest.mark.parametrize("fault", sorted(TOKENS))
 async def test_what_was_sampled_arrives_as_it_was(kind, fault):

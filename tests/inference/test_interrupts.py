@@ -313,6 +313,7 @@ def distance(left: Sequence[int], right: Sequence[int]) -> float:
 
 
 class TestRollouts:
+    @pytest.mark.sample(1)
     @pytest.mark.parametrize("kind", ["vllm", "sglang"])
     async def test_the_ledger_is_exact_under_faults_and_a_new_version_every_moment(self, kind: str) -> None:
         """Rollouts of several turns, 5 % faults, a tail of latencies, aborts and updates in the middle of turns."""

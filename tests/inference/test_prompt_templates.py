@@ -154,6 +154,7 @@ def start(builder: PromptBuilder, first: list[dict[str, Any]], tools: Any) -> tu
         return history, builder.prompt(history.nodes(), tools)
 
 
+@pytest.mark.sample(25)
 @pytest.mark.parametrize("name", NAMES)
 @FEW
 @given(conversation=conversations(), offered=st.booleans(), data=st.data())

@@ -74,6 +74,7 @@ async def test_tokens_after_a_prompt_that_nobody_confirmed_are_not_trained() -> 
         assert totals.unchecked == totals.delivered > 0
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("kind", FAKED)
 @pytest.mark.parametrize("hidden", [[], ["no_echo"], ["no_usage"], ["no_echo", "no_usage"]], ids="+".join)
 async def test_a_span_records_how_far_its_prompt_was_checked(kind: str, hidden: list[str]) -> None:

@@ -40,6 +40,7 @@ def stops(*texts: str, **extra: Any) -> StopTexts:
     return StopTexts.of(Sampling(64, stop=texts, extra=extra), {}, text_of)
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("kind", ["vllm", "vllm-generate", "sglang", "atropos"])
 @pytest.mark.parametrize(
     ("said", "stop", "content"),

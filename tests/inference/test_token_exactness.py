@@ -336,6 +336,7 @@ def parser_of(name: str) -> str:
     return detect_parser(sources()[name]).tool_parser or "hermes"
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_sampled_token_is_delivered_once_after_its_prompt(name: str) -> None:
     played: list[Rollout] = []

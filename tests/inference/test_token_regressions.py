@@ -122,6 +122,7 @@ async def test_trailing_whitespace_stays_as_it_was_sampled() -> None:
         assert world.text(world.last_prompt).count("noon ") >= 2
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize(
     "fault", ["ambiguous", "broken_utf8_middle", "broken_utf8_end", "trailing_space", "spelled_special", "thinking"]
 )
