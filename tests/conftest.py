@@ -50,7 +50,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for; long modules come first."""
     named = any("::" in argument for argument in config.args)
     if not ALL and not named and not config.option.markexpr:
-        out = {item for item in items if item.get_closest_marker("long")} | (not_drawn(items) if SAMPLE else set())
+        out = {item for item in items if item.get_closest_marker("long")}
+        out |= not_drawn([item for item in items if item not in out]) if SAMPLE else set()
         config.hook.pytest_deselected(items=[item for item in items if item in out])
         items[:] = [item for item in items if item not in out]
     items.sort(key=lambda item: ORDER.get(room(item.path), len(ORDER)))  # stable

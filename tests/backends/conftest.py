@@ -34,8 +34,21 @@ VARIANTS: Mapping[str, Callable[[Engine], Backend]] = {
     "modal": lambda engine: create_backend("modal", client=engine("modal_client")),
 }
 """How to create each of our backends. The argument returns the value of a fixture by its name."""
-FEWER = {"test_an_attack_fails": pytest.mark.sample(120), "test_thirty_two_sandboxes": pytest.mark.long}
-"""Tests of the suite that run less on other backends than the default."""
+FEWER = {
+    "test_an_attack_fails": pytest.mark.sample(120),
+    "test_thirty_two_sandboxes": pytest.mark.long,
+    "test_exit_codes_are_the_shells": pytest.mark.sample(18),
+    "test_output_is_capped": pytest.mark.sample(7),
+    "test_state_persists_however": pytest.mark.sample(8),
+    "test_a_slow_reader_stops": pytest.mark.sample(1),
+    "test_too_many_connections": pytest.mark.sample(1),
+    "test_many_connections_are": pytest.mark.sample(1),
+    "test_memory_that_no_process": pytest.mark.sample(1),
+    "test_a_big_file_does_not": pytest.mark.sample(1),
+    "test_files_move_in_chunks": pytest.mark.sample(1),
+}
+"""Tests of the suite that are of the executor, which is the same on all backends: all cases run on the default backend,
+and so many on the others."""
 WALLED = [name for name in VARIANTS if name != "local-none"]
 """Backends that promise isolation."""
 
