@@ -161,7 +161,7 @@ async def test_an_executor_ends_when_told_to_and_says_so() -> None:
     async with sandbox_over("listen") as (sandbox, box, connection):
         await sandbox.start("sleep 1000")
         connection.shut_down()
-        assert await asyncio.wait_for(connection.ended, 20) == "it was shut down"
+        assert await asyncio.wait_for(connection.ended, 60) == "it was shut down"
         with pytest.raises(SandboxLost, match="it was shut down"):
             await sandbox.exec("true", timeout=20)
         assert await until(lambda: box.process.poll() is not None)
@@ -197,7 +197,7 @@ async def read_frame(stream: ByteStream) -> dict[str, object]:
 
 async def hung_up(stream: ByteStream) -> None:
     with contextlib.suppress(ConnectionResetError):  # where there was more to read
-        assert await asyncio.wait_for(stream.read(1), 20) == b""
+        assert await asyncio.wait_for(stream.read(1), 60) == b""
 
 
 ATTACH = {"id": 0, "attach": 2, "nonce": "00" * 16, "received": 0, "sealed": 0}
@@ -355,4 +355,4 @@ async def test_a_connection_that_is_failed_before_it_began_has_ended() -> None:
     async with executor("fd") as box:
         connection = Connection(await box._dial())
         connection.fail("enough")
-        assert await asyncio.wait_for(connection.ended, 5) is None
+        assert await asyncio.wait_for(connection.ended, 60) is None

@@ -107,7 +107,7 @@ async def every_call(sandbox: ExecutorSandbox, folder: Path) -> list[BaseExcepti
 
 async def raised(call: Any) -> BaseException | None:
     try:
-        async with asyncio.timeout(3):
+        async with asyncio.timeout(60):
             await call
     except Exception as error:
         return error

@@ -386,7 +386,7 @@ def sleeping(mark: str) -> bool:
 
 
 def wait_for_the_end(mark: str) -> None:
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while sleeping(mark) and time.monotonic() < end:
         time.sleep(0.1)
     assert not sleeping(mark)

@@ -146,7 +146,7 @@ def settled(table: Path) -> int:
     """The number of a helper's descriptors once it stays the same: it closes those of a job after the job has begun,
     and takes note of an end after the one who waits for it."""
     counts = [len(list(table.iterdir()))]
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while len(counts) < 30 or len(set(counts[-30:])) > 1:
         assert time.monotonic() < deadline, f"its descriptors keep changing: {counts[-30:]}"
         time.sleep(0.01)

@@ -28,7 +28,7 @@ SAMPLING = Sampling(max_tokens=16)
 
 
 async def until(condition):
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - the server has no event for every state
             await asyncio.sleep(0.002)
 

@@ -207,7 +207,7 @@ async def test_a_batch_goes_to_another_trainer_when_its_own_is_silent(tmp_path: 
         assert [await get("a"), await get("b"), await get("a"), await get("b")] == [1, 2, 1, 2]
         assert (await ask(api.url, "POST", "/ack", json={"batch_id": 2, "trainer": "b"}))[0] == 200
         assert [await get("b"), await get("a")] == [3, 1], "b's acknowledgement is not for a's batch"
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while await get("b") != 1:  # a says nothing more
                 await ask(api.url, "POST", "/ack", json={"batch_id": 3, "trainer": "b"})
                 await asyncio.sleep(0.1)
@@ -223,7 +223,7 @@ async def test_groups_of_any_size_become_batches(own_api: OwnApi) -> None:
 
 
 async def test_no_batch_waits_for_a_dead_environment(tmp_path: Path) -> None:
-    settings = ApiSettings(tmp_path / "api.db", port=0, silent_env=0.3)
+    settings = ApiSettings(tmp_path / "api.db", port=0, silent_env=3.0)
     async with RolloutApiServer(settings) as server, RolloutApi(server.url) as api:
         trainer = Trainer(server.url, batch_size=2)
         await trainer.register()
