@@ -27,22 +27,22 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = ROOT / "tests"
 PACKAGES: dict[str, list[str]] = {
+    "core": ["runs", "agent", "cli", "tools", "evaluation", "test_services.py"],
+    "sandbox": ["backends", "test_plugins.py"],
     "umbrella": [
         *("test_docs.py", "test_wheel.py", "test_cookbook.py", "test_first_use.py", "test_mission.py", "golden"),
         *("test_architecture.py", "test_public_interface.py", "test_faces.py", "test_run.py"),
     ],
-    "core": ["runs", "agent", "cli", "tools", "evaluation", "test_services.py"],
-    "parsers": ["tool_call_parsers"],
-    "sandbox": ["backends", "test_plugins.py"],
-    "tokens": ["endpoint", "inference", "trajectories", "vllm"],
-    "train": ["training", "torch"],
     "envs": ["environments", "task_folders", "harbor", "test_tasks.py"],
+    "compat": ["compat", "guests"],
+    "train": ["training", "torch"],
+    "tokens": ["endpoint", "inference", "trajectories", "vllm"],
+    "testing": ["testing", "programs"],
     "data": ["batch", "compression"],
     "view": ["view"],
-    "compat": ["compat", "guests"],
-    "testing": ["testing", "programs"],
+    "parsers": ["tool_call_parsers"],
 }
-"""The folders and modules of `tests/` by package, those with the longest tests first."""
+"""The folders and modules of `tests/` by package, those with the longest tests first; those that never wait come last."""
 ON_REQUEST = {"torch", "vllm", "programs"}
 """Folders whose tests need what is installed by targets of their own."""
 SHARING = {"endpoint", "evaluation", "inference", "testing", "tool_call_parsers", "trajectories"}
@@ -147,8 +147,8 @@ def main(arguments: list[str]) -> None:
     if unknown := [name for name in packages if name not in PACKAGES]:
         print(f"no package {unknown[0]!r}; there are {', '.join(PACKAGES)}", file=sys.stderr)
         raise SystemExit(2)
-    # One more than processors: some tests wait most of the time.
-    workers = int(os.environ.get("LACHESIS_TEST_WORKERS") or len(os.sched_getaffinity(0)) + 1)
+    # More than processors: most tests wait half of the time.
+    workers = int(os.environ.get("LACHESIS_TEST_WORKERS") or 2 * len(os.sched_getaffinity(0)) + 1)
     if can_be_apart():
         os.environ["LACHESIS_APART"] = "1"
     if len(packages) > 1 and not ALL:
