@@ -42,7 +42,7 @@ PACKAGES: dict[str, list[str]] = {
     "view": ["view"],
     "parsers": ["tool_call_parsers"],
 }
-"""The folders and modules of `tests/` by package, those with the longest tests first; those that never wait come last."""
+"""The folders and modules of `tests/` by package: the longest tests first, those that never wait last."""
 ON_REQUEST = {"torch", "vllm", "programs"}
 """Folders whose tests need what is installed by targets of their own."""
 SHARING = {"endpoint", "evaluation", "inference", "testing", "tool_call_parsers", "trajectories"}
