@@ -5,7 +5,10 @@ A failure of the infrastructure is a `BackendError`. Whatever a command does is 
 
 from __future__ import annotations
 
+import errno
+import resource
 from enum import IntEnum
+from pathlib import Path
 from typing import ClassVar
 
 INSIDE = "the error of a system call inside the sandbox"
@@ -61,3 +64,19 @@ class SandboxLost(BackendError):
 
 class SandboxExhausted(SandboxLost):
     """What ran inside used up the sandbox's own limits, and that ended it. A new attempt would excuse the agent."""
+
+
+def os_error_hint(error: OSError) -> str:
+    """What to do about an error of the system; empty if nothing is known."""
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return (
+            f"this process may have {most} files open, and sockets and sandboxes count: raise it with `ulimit -n`, or "
+            "lower --env.max_num_workers"
+        )
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "the disk is full: make room there and start again"
+    name = error.filename
+    if isinstance(error, FileNotFoundError) and isinstance(name, str) and not Path(name).is_absolute():
+        return f"the path begins in the folder of the command, {Path.cwd()}"
+    return ""

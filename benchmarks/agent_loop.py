@@ -27,9 +27,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.instant_server import instant_server
-from lachesis.inference import OpenAIServer, Router, ServerSettings
 from lachesis.loop.loop import HermesAgentLoop
-from lachesis.tools import ToolResult
+from lachesis_client import OpenAIServer, Router, ServerSettings
+from lachesis_tools import ToolResult
 
 TURNS = (0, 1, 5, 20)
 """Tool turns before the final answer."""

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.atropos_catalogue import CASES, Case
-from lachesis.records.jsonl import read_lines
+from lachesis_messages.records.jsonl import read_lines
 from lachesis_testing.fake_server import FakeServer
 from lachesis_tokens.samples.verification import verify_records
 

@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from lachesis.inference.errors import TemplateError
+from lachesis_client.errors import TemplateError
 from lachesis_testing.parser_checks import facts, pieces_of, streamed
 from lachesis_tokens.templates.chat_template import ChatTemplate
 from tool_call_parsers import detect_parser, get_parser

@@ -35,7 +35,7 @@ from aiohttp import web
 
 from benchmarks.fake_process import MAX_TOKENS, MESSAGES, TOOLS, ToolScript, fake_process, observation, token_server
 from benchmarks.machine import disturbance
-from lachesis.messages.history import MessageHistory
+from lachesis_messages.history import MessageHistory
 from lachesis_testing.fake_server import Codec, fake_tokenizer
 from lachesis_tokens.endpoint import Recording, RecordingEndpoint
 from lachesis_tokens.samples.samples import samples

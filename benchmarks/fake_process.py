@@ -13,14 +13,14 @@ from contextlib import contextmanager
 from random import Random
 from typing import Any
 
-from lachesis.inference import ServerSettings
-from lachesis.messages.messages import ToolCall
-from lachesis.tools import ToolResult
+from lachesis_client import ServerSettings
+from lachesis_messages.messages import ToolCall
 from lachesis_testing.fake_server import Ask, Codec, FakeServer, Policy, Reply, fake_tokenizer
 from lachesis_testing.fake_server.policies import WORDS
 from lachesis_tokens.engines import create_engine
 from lachesis_tokens.prompts.prompts import PromptBuilder
 from lachesis_tokens.server.token_server import TokenServer
+from lachesis_tools import ToolResult
 
 SAMPLED, OBSERVED = 200, 200
 """Tokens of a completion and of a tool result."""

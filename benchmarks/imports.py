@@ -12,8 +12,8 @@ import sys
 
 RUNS = 7
 ROOMS = (
-    *("lachesis", "lachesis.messages.history", "lachesis.tools", "backends", "tool_call_parsers", "lachesis.inference"),
-    "lachesis.tools, lachesis.messages.history",
+    *("lachesis", "lachesis_messages.history", "lachesis_tools", "backends", "tool_call_parsers", "lachesis_client"),
+    "lachesis_tools, lachesis_messages.history",
 )
 LIMIT = 0.3
 """The limit in seconds for a leaf."""
@@ -36,7 +36,7 @@ def main() -> int:
         taken = statistics.median(cpu_seconds(f"import {room}") for _ in range(RUNS)) - bare
         print(f"  import {room:<22} {taken:.3f} s")
         if (
-            room in ("lachesis.messages.history", "lachesis.tools", "lachesis.tools, lachesis.messages.history")
+            room in ("lachesis_messages.history", "lachesis_tools", "lachesis_tools, lachesis_messages.history")
             and taken > LIMIT
         ):
             late.append(room)

@@ -35,17 +35,17 @@ from benchmarks.fake_process import (
     token_server,
 )
 from benchmarks.serve_lag import Lag
-from lachesis.inference import ServerSettings
 from lachesis.loop.loop import HermesAgentLoop
 from lachesis.loop.result import AgentResult
-from lachesis.messages.messages import ToolCall
-from lachesis.messages.responses import ChatResponse
-from lachesis.tools import ToolResult
+from lachesis_client import ServerSettings
 from lachesis_data.compression.live import ContextCompression
+from lachesis_messages.messages import ToolCall
+from lachesis_messages.responses import ChatResponse
 from lachesis_testing.fake_server import Ask, Codec, Reply, fake_tokenizer
 from lachesis_testing.fake_server.policies import WORDS
 from lachesis_tokens.samples.verification import verify_records
 from lachesis_tokens.server.token_server import TokenServer
+from lachesis_tools import ToolResult
 
 LIMIT_LAG_MS, LIMIT_GROWTH = 10.0, 1.5
 PART = 10

@@ -34,8 +34,8 @@ import orjson
 from aiohttp import web
 
 from benchmarks.fake_process import MAX_TOKENS, MESSAGES, SAMPLED, TOOLS, Observe, observation, token_server
-from lachesis.inference import OpenAIServer, Router, ServerSettings
 from lachesis.loop.loop import HermesAgentLoop
+from lachesis_client import OpenAIServer, Router, ServerSettings
 from lachesis_testing.fake_server import Codec, fake_tokenizer
 from lachesis_testing.fake_server.policies import WORDS
 from lachesis_tokens.server.token_server import TokenServer

@@ -23,10 +23,10 @@ from typing import TypeVar
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from lachesis.messages.history import MessageHistory
-from lachesis.messages.messages import FinishReason, Message, ToolCall
-from lachesis.messages.responses import ChatResponse, ToolResponse, Usage
-from lachesis.messages.tokens import SampledTokens, TokenPrefix
+from lachesis_messages.history import MessageHistory
+from lachesis_messages.messages import FinishReason, Message, ToolCall
+from lachesis_messages.responses import ChatResponse, ToolResponse, Usage
+from lachesis_messages.tokens import SampledTokens, TokenPrefix
 from lachesis_tokens.samples.samples import samples
 
 T = TypeVar("T")

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from lachesis.base_env import HermesAgentBaseEnv
 from lachesis.runs import command_line
-from lachesis.tools import BUILTIN_TOOLS, ToolSession, tool
+from lachesis_tools import BUILTIN_TOOLS, ToolSession, tool
 
 TICK, PROBE = 0.001, 0.005
 """Seconds of sleep between two measurements of the task and of the thread."""

@@ -31,12 +31,12 @@ from benchmarks.fake_process import (
     token_server,
 )
 from benchmarks.machine import forget_peak, memory_mb
-from lachesis.inference import ServerSettings
 from lachesis.loop.loop import HermesAgentLoop
 from lachesis.loop.result import AgentResult
-from lachesis.messages.messages import ToolCall
-from lachesis.tools import ToolResult
+from lachesis_client import ServerSettings
+from lachesis_messages.messages import ToolCall
 from lachesis_testing.fake_server import Codec, fake_tokenizer
+from lachesis_tools import ToolResult
 
 TURNS = 10
 LIMIT_MB = 150.0

@@ -25,10 +25,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from lachesis.inference.affinity import Demand
-from lachesis.inference.balancer import Split, _Slot
-from lachesis.inference.sampling import Sampling
-from lachesis.messages.tokens import TokenPrefix
+from lachesis_client.affinity import Demand
+from lachesis_client.balancer import Split, _Slot
+from lachesis_client.sampling import Sampling
+from lachesis_messages.tokens import TokenPrefix
 from lachesis_testing.fake_server import FakeServer, Lengths, RandomWords, fake_tokenizer
 from lachesis_tokens.engines import create_engine
 from lachesis_tokens.prompts.prompts import PromptBuilder

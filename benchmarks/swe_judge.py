@@ -26,12 +26,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from backends import Backend, SandboxSpec, create_backend
 from lachesis.tool_context.pace import MachineOverloaded
 from lachesis.tool_context.tool_context import ToolContext
-from lachesis.tools import ToolSessions
 from lachesis_envs.harbor.grading import grade
 from lachesis_envs.harbor.places import opened, places_of
 from lachesis_envs.swe.judging import judge_settings
 from lachesis_envs.task_folders import Task, find_tasks, read_task
 from lachesis_testing.cheats import CHEATS
+from lachesis_tools import ToolSessions
 
 _numbers = itertools.count()
 _ATTEMPTS = 9

@@ -21,7 +21,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from backends import Backend, SandboxSpec, create_backend
-from lachesis.tools import ToolSessions
+from lachesis_tools import ToolSessions
 from tests.support.docker_engine import docker_engine
 from tests.support.judges import AGENTS, JUDGES, table
 from tests.support.root_images import pytest_root

@@ -33,13 +33,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.fake_process import TOOLS, fake_process, token_server
 from benchmarks.token_ledger import Ledger, Sequenced, Tally
-from lachesis.inference import InferenceError, ServerSettings
-from lachesis.inference.sampling import Sampling
 from lachesis.loop.loop import HermesAgentLoop, LoopLimits
-from lachesis.messages.history import MessageHistory
-from lachesis.messages.messages import Message, ToolCall
-from lachesis.messages.responses import ToolResponse
-from lachesis.tools import ToolResult
+from lachesis_client import InferenceError, ServerSettings
+from lachesis_client.sampling import Sampling
+from lachesis_messages.history import MessageHistory
+from lachesis_messages.messages import Message, ToolCall
+from lachesis_messages.responses import ToolResponse
 from lachesis_testing.fake_server import Ask, Lengths, RandomTokens, RandomWords, Reply, fake_tokenizer
 from lachesis_testing.fake_server.policies import WORDS, hermes_call
 from lachesis_tokens.prompts.prompts import PromptBuilder
@@ -47,6 +46,7 @@ from lachesis_tokens.samples.samples import TokenSample, samples
 from lachesis_tokens.samples.verification import RecordVerifier, verify
 from lachesis_tokens.server.managed_server import ManagedServer
 from lachesis_tokens.server.token_server import TokenServer
+from lachesis_tools import ToolResult
 
 FAULTS = {
     "thinking": 0.2,

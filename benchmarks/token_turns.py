@@ -39,9 +39,9 @@ from benchmarks.fake_process import (
 )
 from benchmarks.machine import disturbance
 from benchmarks.token_ledger import Ledger, Sequenced
-from lachesis.inference import ServerSettings
 from lachesis.loop.loop import HermesAgentLoop
 from lachesis.other_packages import ENGINES
+from lachesis_client import ServerSettings
 from lachesis_testing.fake_server import Codec, fake_tokenizer
 from lachesis_tokens.server.token_server import TokenServer
 

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.learning_curves import CONTROL, TRAINED, Answer, Curve, conclude, kept
-from lachesis.records.groups import read_groups
 from lachesis.runs.command_line import read_settings
 from lachesis_envs.tool_call import ToolCallEnv
+from lachesis_messages.records.groups import read_groups
 from lachesis_tokens.prompts.model_folders import model_folder
 from lachesis_train.verbs.policy import engine_of, served
 

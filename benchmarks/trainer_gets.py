@@ -31,11 +31,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.fake_process import TOOLS, token_server
 from benchmarks.token_ledger import Ledger, Sequenced
 from benchmarks.token_turns import peer
-from lachesis.inference.sampling import Sampling
-from lachesis.messages.history import MessageHistory
-from lachesis.messages.messages import Message
-from lachesis.messages.responses import ToolResponse
-from lachesis.records.split_rollouts import DiscardedAttempts, SplitRollouts
+from lachesis_client.sampling import Sampling
+from lachesis_messages.history import MessageHistory
+from lachesis_messages.messages import Message
+from lachesis_messages.records.split_rollouts import DiscardedAttempts, SplitRollouts
+from lachesis_messages.responses import ToolResponse
 from lachesis_testing.fake_server import FakeServer, fake_tokenizer
 from lachesis_testing.fake_server.policies import Scripted
 from lachesis_tokens.samples.advantages import rollout_advantages

@@ -23,12 +23,12 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.machine import disturbance
-from lachesis.records.entries import to_trajectory_entry
-from lachesis.records.jsonl import JsonlWriter
 from lachesis_data.files.entry_files import convert_entries, deduplicate, read_entries
 from lachesis_data.files.file_statistics import FileStatistics
 from lachesis_data.files.formats import CONVERTIBLE, converter
 from lachesis_data.files.validation import validate_entry
+from lachesis_messages.records.entries import to_trajectory_entry
+from lachesis_messages.records.jsonl import JsonlWriter
 
 CONVERSION_MB = 20.0
 """MB of input a second of CPU time, at least, where nothing else runs."""

@@ -6,7 +6,7 @@ Folders `environments` elsewhere on `sys.path` are part of it: an environment ne
 from pkgutil import extend_path
 from typing import TYPE_CHECKING
 
-from lachesis.lazy import lazy_names  # importing lachesis lets the old paths be found
+from backends.lazy import lazy_names  # importing lachesis lets the old paths be found
 
 __path__ = extend_path(__path__, __name__)
 

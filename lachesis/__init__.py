@@ -7,7 +7,7 @@ A name is imported when it is first used, so `import lachesis` costs nothing.
 
 from typing import TYPE_CHECKING
 
-from lachesis.lazy import lazy_names
+from backends.lazy import lazy_names
 
 if TYPE_CHECKING:
     from backends import SandboxSpec
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     from lachesis.loop.outcome import Outcome
     from lachesis.loop.reference_server import Policy
     from lachesis.loop.result import AgentResult
-    from lachesis.messages.history import MessageHistory
-    from lachesis.messages.messages import Message, ToolCall
     from lachesis.rewards.reward import Reward, reward
     from lachesis.runs.dataset_rows import load_rows
     from lachesis.settings.server_settings import ServerConfig
     from lachesis.settings.settings import HermesAgentEnvConfig
     from lachesis.tool_context.tool_context import ToolContext
-    from lachesis.tools.builtin import BUILTIN_TOOLS
-    from lachesis.tools.dispatch import ToolResult
-    from lachesis.tools.tool_registry import ToolRegistry, tool
-    from lachesis.tools.tool_session import ToolSession
+    from lachesis_messages.history import MessageHistory
+    from lachesis_messages.messages import Message, ToolCall
     from lachesis_tokens.endpoint.agent_program import AgentProgramEnv
+    from lachesis_tools.builtin import BUILTIN_TOOLS
+    from lachesis_tools.dispatch import ToolResult
+    from lachesis_tools.tool_registry import ToolRegistry, tool
+    from lachesis_tools.tool_session import ToolSession
 else:
     __getattr__ = lazy_names(
         __name__,
@@ -48,12 +48,12 @@ else:
             "lachesis.settings.server_settings": ["ServerConfig"],
             "lachesis.settings.settings": ["HermesAgentEnvConfig"],
             "lachesis.loop.reference_server": ["Policy"],
-            "lachesis.tools.builtin": ["BUILTIN_TOOLS"],
-            "lachesis.tools.dispatch": ["ToolResult"],
-            "lachesis.tools.tool_registry": ["ToolRegistry", "tool"],
-            "lachesis.tools.tool_session": ["ToolSession"],
-            "lachesis.messages.history": ["MessageHistory"],
-            "lachesis.messages.messages": ["Message", "ToolCall"],
+            "lachesis_tools.builtin": ["BUILTIN_TOOLS"],
+            "lachesis_tools.dispatch": ["ToolResult"],
+            "lachesis_tools.tool_registry": ["ToolRegistry", "tool"],
+            "lachesis_tools.tool_session": ["ToolSession"],
+            "lachesis_messages.history": ["MessageHistory"],
+            "lachesis_messages.messages": ["Message", "ToolCall"],
         },
     )
 

@@ -23,20 +23,20 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, cast
 from pydantic import BaseModel
 from rich.console import Console
 
+import lachesis_client as inference
 from backends.errors import LachesisError, SettingsError
 from backends.tasks import cancel_requests
-from lachesis import inference
-from lachesis.inference.tracking import tracks_tokens
 from lachesis.other_packages import COMPAT, TOKENS
 from lachesis.rewards.reward import reward_weights
 from lachesis.runs.atropos_base import AtroposBase
 from lachesis.settings.class_settings import apply_class_settings
 from lachesis.settings.server_settings import EMBEDDED, ServerConfig, as_server_configs, needs_start, token_engine
 from lachesis.settings.settings import HermesAgentEnvConfig, as_env_config
-from lachesis.tools import BUILTIN_TOOLS, ToolRegistry, get_tool_definitions
-from lachesis.tools.distributions import REMOVED_TOOLSETS, distribution, draw_toolsets
-from lachesis.tools.terminal import without_carried_folder
-from lachesis.tools.toolsets import ToolsetError, has_toolset, left_out_tools
+from lachesis_client.tracking import tracks_tokens
+from lachesis_tools import BUILTIN_TOOLS, ToolRegistry, get_tool_definitions
+from lachesis_tools.distributions import REMOVED_TOOLSETS, distribution, draw_toolsets
+from lachesis_tools.terminal import without_carried_folder
+from lachesis_tools.toolsets import ToolsetError, has_toolset, left_out_tools
 
 # Imported where they are used: this module has to be cheap to import, for `--help`.
 if TYPE_CHECKING:

@@ -3,22 +3,19 @@ frames of this project."""
 
 from __future__ import annotations
 
-import errno
 import os
 import re
-import resource
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
+from backends.errors import os_error_hint
 from lachesis import ours
 
 _LIBRARY = Path(os.__file__).parent
-_PLAYERS = f"{Path(__file__).parent}/environments/"
-_ENVIRONMENTS = (_PLAYERS, *ours.folders("lachesis_envs"))  # which authors wrote
-_AROUND = tuple(f"{_PLAYERS}{name}.py" for name in ("checking", "atropos_player"))  # which play them
+_ENVIRONMENTS = ours.folders("lachesis_envs")  # which authors wrote
 _LONGEST = 20_000
 """Characters of a traceback, which may quote an agent's files."""
 _BETWEEN = (
@@ -127,7 +124,7 @@ def guess(error: BaseException) -> str:
 def _guess(error: BaseException) -> str:
     said = str(error)
     if isinstance(error, OSError):
-        return _about_files(error)
+        return os_error_hint(error)
     if isinstance(error, KeyError) and error.args:
         return _about_key(error.args[0], error.__traceback__)
     if isinstance(error, AttributeError) and hasattr(type(error.obj), "get_next_item"):
@@ -145,21 +142,6 @@ def _guess(error: BaseException) -> str:
     called = re.match(r"(?:[\w<>]+\.)*(\w+)\(\) (?:takes|missing|got) ", said)
     if isinstance(error, TypeError) and called and called[1] in CALLED:
         return f"it is called as {called[1]}{CALLED[called[1]]}"
-    return ""
-
-
-def _about_files(error: OSError) -> str:
-    if error.errno in (errno.EMFILE, errno.ENFILE):
-        most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        return (
-            f"this process may have {most} files open, and sockets and sandboxes count: raise it with `ulimit -n`, or "
-            "lower --env.max_num_workers"
-        )
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return "the disk is full: make room there and start again"
-    name = error.filename
-    if isinstance(error, FileNotFoundError) and isinstance(name, str) and not Path(name).is_absolute():
-        return f"the path begins in the folder of the command, {Path.cwd()}"
     return ""
 
 
@@ -214,7 +196,7 @@ def _is_installed(frame: traceback.FrameSummary) -> bool:
 
 
 def _leads_there(file: str) -> bool:
-    return file.startswith(_BETWEEN) and (file.startswith(_AROUND) or not file.startswith(_ENVIRONMENTS))
+    return file.startswith(_BETWEEN) and not file.startswith(_ENVIRONMENTS)
 
 
 def is_of_an_author(file: str) -> bool:

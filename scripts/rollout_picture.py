@@ -15,12 +15,12 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from lachesis.loop.turn_check import check_turn
-from lachesis.messages.history import MessageHistory
-from lachesis.messages.messages import Message
-from lachesis.messages.responses import ChatResponse, ToolResponse
 from lachesis.runs.model_servers import start_servers
 from lachesis.settings.server_settings import ServerConfig
 from lachesis.settings.settings import HermesAgentEnvConfig
+from lachesis_messages.history import MessageHistory
+from lachesis_messages.messages import Message
+from lachesis_messages.responses import ChatResponse, ToolResponse
 from lachesis_tokens.samples.samples import samples
 from lachesis_tokens.samples.verification import verify
 from lachesis_tokens.server.managed_server import ManagedServer

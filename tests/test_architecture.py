@@ -23,7 +23,7 @@ PACKAGES = {path.parent.name: path.parent for path in ROOT.glob("packages/*/lach
 ROOMS = {**{name: ROOT / name for name in ("backends", "environments", "lachesis", "tool_call_parsers")}, **PACKAGES}
 HEAVY = {"atroposlib", "datasets", "math_verify", "openai", "tinker", "torch", "transformers", "wandb"}
 LIGHT = (
-    *("backends", "lachesis.tools", "lachesis.messages.history", "tool_call_parsers", "lachesis.inference"),
+    *("backends", "lachesis_tools", "lachesis_messages.history", "tool_call_parsers", "lachesis_client"),
     *("environments", "lachesis.loop.loop", "lachesis_view.reports.run", "lachesis_envs.gsm8k"),
     *(
         "lachesis_train.verbs.api",
@@ -39,7 +39,7 @@ TALKS = {
     "lachesis/runs/command_line.py",
     "packages/envs/lachesis_envs/gsm8k/math_child.py",
     "packages/envs/lachesis_envs/task_folders/inside/grade.py",
-    "lachesis/tools/repl_driver.py",
+    "packages/tools/lachesis_tools/repl_driver.py",
 }
 """Modules that print: commands, and programs of their own whose standard output is read by the project."""
 

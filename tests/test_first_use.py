@@ -57,9 +57,9 @@ gc.set_threshold(200, 1, 1)
 from backends import executor_code
 from backends.host import folders, program, runtime
 from backends.modal import exec_stream
-from lachesis.lazy import quiet_imports
+from backends.lazy import quiet_imports
 from lachesis_envs.gsm8k import worked_solutions
-from lachesis.tools import BUILTIN_TOOLS, python
+from lachesis_tools import BUILTIN_TOOLS, python
 import tool_call_parsers as parsers
 import logging
 

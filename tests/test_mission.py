@@ -26,26 +26,30 @@ import yaml
 
 import lachesis
 from lachesis.cli import main
-from lachesis.inference import OpenAIServer, ServerSettings
 from lachesis.loop.loop import HermesAgentLoop, LoopLimits
 from lachesis.loop.outcome import Outcome
-from lachesis.messages.errors import DuplicateCallId, MalformedMessage, UnexpectedToolResult
-from lachesis.messages.history import MessageHistory
-from lachesis.messages.markup import convert_scratchpad_to_think
-from lachesis.messages.message_rules import validate_messages
-from lachesis.messages.messages import FinishReason, Message
-from lachesis.messages.responses import ChatResponse, ToolResponse, as_message
-from lachesis.messages.tokens import TokenPrefix
-from lachesis.records.entries import (
+from lachesis.settings.server_settings import ServerConfig
+from lachesis_client import OpenAIServer, ServerSettings
+from lachesis_compat.modules import model_tools
+from lachesis_messages.errors import DuplicateCallId, MalformedMessage, UnexpectedToolResult
+from lachesis_messages.history import MessageHistory
+from lachesis_messages.markup import convert_scratchpad_to_think
+from lachesis_messages.message_rules import validate_messages
+from lachesis_messages.messages import FinishReason, Message
+from lachesis_messages.records.entries import (
     load_trajectories,
     save_trajectory,
     to_batch_entry,
     to_dataset_entry,
     to_trajectory_entry,
 )
-from lachesis.records.sharegpt import to_conversations
-from lachesis.settings.server_settings import ServerConfig
-from lachesis.tools import (
+from lachesis_messages.records.sharegpt import to_conversations
+from lachesis_messages.responses import ChatResponse, ToolResponse, as_message
+from lachesis_messages.tokens import TokenPrefix
+from lachesis_testing.fake_server import FakeServer, Scripted, fake_tokenizer
+from lachesis_tokens.samples.samples import samples
+from lachesis_tokens.samples.verification import verify
+from lachesis_tools import (
     BUILTIN_TOOLS,
     TOOLSETS,
     ToolResult,
@@ -56,10 +60,6 @@ from lachesis.tools import (
     tool,
     validate_toolset,
 )
-from lachesis_compat.modules import model_tools
-from lachesis_testing.fake_server import FakeServer, Scripted, fake_tokenizer
-from lachesis_tokens.samples.samples import samples
-from lachesis_tokens.samples.verification import verify
 from tests.support.batch_runs import entries, flags, thinks, write_rows
 from tests.support.ports import free_port
 from tests.support.sampler import FakeSampler

@@ -10,8 +10,8 @@ import pytest
 
 from backends.errors import LachesisError
 from backends.plugins import PluginBroken, Registry, UnknownPlugin
-from lachesis.inference import ServerSettings
 from lachesis.settings.server_settings import ServerConfig
+from lachesis_client import ServerSettings
 from lachesis_tokens.engines import create_engine
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from lachesis.inference.wire.visitors import user_by_netlink, user_by_table
 from lachesis.loop.reference_server import ReferenceServer
+from lachesis_client.wire.visitors import user_by_netlink, user_by_table
 from lachesis_testing.fake_server import FakeServer
 from lachesis_testing.scripted_server import ScriptedServer, say
 from lachesis_tokens.endpoint import RecordingEndpoint

@@ -10,7 +10,7 @@ from statistics import fmean
 from rich.console import Console
 from rich.table import Table
 
-from lachesis.text import counted
+from backends.text import counted
 
 _DESCRIPTION = """\
 Play an environment's reference policy twice for each item, one that does nothing, and one that calls tools at random,

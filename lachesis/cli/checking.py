@@ -18,18 +18,18 @@ from typing import Any
 from rich.console import Console
 
 from backends.errors import SettingsError
+from backends.text import counted
 from lachesis.base_env import HermesAgentBaseEnv
 from lachesis.loop.reference_server import Policy
-from lachesis.messages.messages import Message, ToolCall
-from lachesis.records.jsonl import read_lines
 from lachesis.runs.command_line import read_settings
 from lachesis.runs.failures import RunStopped, UnusableSettings
 from lachesis.runs.results import RunFiles
 from lachesis.settings.hooks import misspelt_hooks
 from lachesis.settings.server_settings import ServerConfigError
-from lachesis.text import counted
 from lachesis.tool_context.own_folder import own_folder
 from lachesis.tracebacks import in_one_line
+from lachesis_messages.messages import Message, ToolCall
+from lachesis_messages.records.jsonl import read_lines
 
 SLOW_SETUP = 30.0
 """Seconds of `setup` that are said to be slow."""

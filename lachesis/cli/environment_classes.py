@@ -14,8 +14,8 @@ from types import ModuleType
 from typing import Any
 
 from backends.errors import SettingsError
+from backends.lazy import after_import
 from backends.plugins import Registry
-from lachesis.lazy import after_import
 from lachesis.other_packages import COMPAT
 from lachesis.runs.atropos_base import MODULE
 from lachesis.settings.flags import close_names

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from backends.text import counted
 from lachesis.figures import mean_over_items, samples_needed
 from lachesis.figures.item_keys import plain
 from lachesis.figures.summary import Summary
-from lachesis.text import counted
 
 MAX_CATEGORIES = 20
 

@@ -14,9 +14,9 @@ from lachesis.figures.item_keys import plain
 from lachesis.loop.outcome import Outcome
 from lachesis.loop.result import AgentResult
 from lachesis.loop.rollout import Rollout
-from lachesis.messages.history import MessageHistory
-from lachesis.messages.nodes import Discarded, Node
-from lachesis.messages.responses import ChatResponse, ToolResponse
+from lachesis_messages.history import MessageHistory
+from lachesis_messages.nodes import Discarded, Node
+from lachesis_messages.responses import ChatResponse, ToolResponse
 
 
 def rollout_record(rollout: Rollout, place: int | None, *, whole: bool = True) -> dict[str, Any]:

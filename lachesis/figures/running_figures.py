@@ -9,13 +9,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from backends.text import counted
 from lachesis.figures import mean_over_items
 from lachesis.figures.figures import Figures
 from lachesis.figures.rollout_records import counted_record
 from lachesis.figures.tool_failures import VARYING
 from lachesis.loop.rollout import Rollout
 from lachesis.settings.setting_facts import with_settings
-from lachesis.text import counted
 
 Row = tuple[str, str]
 

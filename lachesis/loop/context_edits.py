@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-from lachesis.messages.messages import Message
-from lachesis.messages.responses import ChatResponse, ToolResponse
+from lachesis_messages.messages import Message
+from lachesis_messages.responses import ChatResponse, ToolResponse
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from backends import BackendError, SandboxExhausted
-from lachesis.inference import ContextExhausted, InferenceError
-from lachesis.inference.balancer import Split
-from lachesis.inference.chat_completion_server import ChatCompletionServer, CompletionSource
-from lachesis.inference.errors import ConversationRefused, FirstPromptTooLong, TurnRejected
 from lachesis.loop.clock import RolloutClock, WaitedTooLong
 from lachesis.loop.context_edits import Compression, RolloutCompression
 from lachesis.loop.interrupted import note_agent
@@ -27,13 +23,17 @@ from lachesis.loop.outcome import Outcome
 from lachesis.loop.result import AgentResult, TokenCount, ToolCount, ToolError
 from lachesis.loop.tool_calls import ExecuteTools, in_open_run
 from lachesis.loop.turn_check import RESAMPLED, TurnCheck, check_turn
-from lachesis.messages.history import MessageHistory
-from lachesis.messages.markup import split_scratchpad
-from lachesis.messages.message_rules import validate_messages
-from lachesis.messages.messages import FinishReason, Message, ToolCall, joined_reasoning
-from lachesis.messages.responses import ChatResponse, ToolResponse
-from lachesis.tools import ToolCrashed, ToolResult
-from lachesis.tools.budget import ResultBudget
+from lachesis_client import ContextExhausted, InferenceError
+from lachesis_client.balancer import Split
+from lachesis_client.chat_completion_server import ChatCompletionServer, CompletionSource
+from lachesis_client.errors import ConversationRefused, FirstPromptTooLong, TurnRejected
+from lachesis_messages.history import MessageHistory
+from lachesis_messages.markup import split_scratchpad
+from lachesis_messages.message_rules import validate_messages
+from lachesis_messages.messages import FinishReason, Message, ToolCall, joined_reasoning
+from lachesis_messages.responses import ChatResponse, ToolResponse
+from lachesis_tools import ToolCrashed, ToolResult
+from lachesis_tools.budget import ResultBudget
 
 _OF_A_FULL_CONTEXT = (Outcome.CONTEXT_EXHAUSTED, Outcome.MODEL_ERROR)
 """How a rollout ends whose next completion has too little room."""

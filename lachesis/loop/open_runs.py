@@ -17,8 +17,8 @@ from dataclasses import dataclass, field, replace
 
 from backends import BackendUnavailable, SandboxSpec
 from backends.errors import LachesisError
-from lachesis.inference.failed_requests import note_failed
-from lachesis.tools import ToolRegistry, ToolSession, ToolSessions
+from lachesis_client.failed_requests import note_failed
+from lachesis_tools import ToolRegistry, ToolSession, ToolSessions
 
 log = logging.getLogger(__name__)
 

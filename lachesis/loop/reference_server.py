@@ -18,11 +18,11 @@ from typing import Any, ClassVar, TypeAlias
 import orjson
 from aiohttp import web
 
-from lachesis.inference.client_settings import ServerSettings
-from lachesis.inference.errors import POLICY_FAILED
-from lachesis.inference.wire.service import WebService, json_response
-from lachesis.messages.messages import Message
 from lachesis.tracebacks import explained
+from lachesis_client.client_settings import ServerSettings
+from lachesis_client.errors import POLICY_FAILED
+from lachesis_client.wire.service import WebService, json_response
+from lachesis_messages.messages import Message
 
 log = logging.getLogger(__name__)
 

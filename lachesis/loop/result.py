@@ -8,10 +8,10 @@ from typing import Any
 
 from lachesis.loop.context_edits import ContextEdit
 from lachesis.loop.outcome import Outcome
-from lachesis.messages.history import MessageHistory
-from lachesis.messages.messages import ToolCall
-from lachesis.messages.responses import Usage
 from lachesis.rewards.reward import Reward
+from lachesis_messages.history import MessageHistory
+from lachesis_messages.messages import ToolCall
+from lachesis_messages.responses import Usage
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,14 +13,14 @@ from typing import Any, Literal, TypeAlias
 
 from backends import BackendError
 from backends.errors import ExitCode, LachesisError
-from lachesis.inference import BadResponse, InferenceError, RequestRejected
-from lachesis.inference.errors import PromptError
 from lachesis.loop.outcome import Outcome
 from lachesis.loop.result import AgentResult
 from lachesis.rewards.evidence import Doubt
 from lachesis.rewards.reward import Reward, finite_number
 from lachesis.tool_context.tool_context import RewardCall, ToolContext
 from lachesis.tracebacks import explained
+from lachesis_client import BadResponse, InferenceError, RequestRejected
+from lachesis_client.errors import PromptError
 
 log = logging.getLogger(__name__)
 

@@ -17,9 +17,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from backends import BackendError, SandboxSpec
-from lachesis.inference import InferenceError
-from lachesis.inference.balancer import Split
-from lachesis.inference.failed_requests import failed_requests
 from lachesis.loop.broken_items import ALIKE, BrokenItems
 from lachesis.loop.interrupted import InterruptedRollout, interrupted_agents, note_rollout
 from lachesis.loop.loop import HermesAgentLoop
@@ -32,11 +29,14 @@ from lachesis.rewards.evidence import Doubt
 from lachesis.rewards.reward import Reward
 from lachesis.rewards.scorer import Scored, Scorer, SetUpFailed
 from lachesis.tool_context.tool_context import ToolContext
-from lachesis.tools import ToolCrashed, ToolRegistry, ToolSessions
-from lachesis.tools.budget import ResultBudget
+from lachesis_client import InferenceError
+from lachesis_client.balancer import Split
+from lachesis_client.failed_requests import failed_requests
+from lachesis_tools import ToolCrashed, ToolRegistry, ToolSessions
+from lachesis_tools.budget import ResultBudget
 
 if TYPE_CHECKING:
-    from lachesis.inference.tracking import ModelServer
+    from lachesis_client.tracking import ModelServer
 
 log = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from lachesis.loop.open_runs import OpenRun, open_run
-from lachesis.messages.messages import ToolCall
-from lachesis.tools import ToolRegistry, ToolResult, ToolSession, call_tools
-from lachesis.tools.budget import ResultBudget
+from lachesis_messages.messages import ToolCall
+from lachesis_tools import ToolRegistry, ToolResult, ToolSession, call_tools
+from lachesis_tools.budget import ResultBudget
 
 ExecuteTools: TypeAlias = Callable[[Sequence[ToolCall]], Awaitable[Sequence[ToolResult]]]
 """Runs the calls of one turn, concurrently where that is safe; results in the order of the calls. It may have a method

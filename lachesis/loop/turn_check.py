@@ -12,10 +12,10 @@ from typing import Any
 
 import orjson
 
-from lachesis.inference.server_words import Ending, ending
-from lachesis.messages.markup import NotJson, load_json, split_opened_think
-from lachesis.messages.messages import FinishReason, ToolCall
-from lachesis.messages.responses import ChatResponse
+from lachesis_client.server_words import Ending, ending
+from lachesis_messages.markup import NotJson, load_json, split_opened_think
+from lachesis_messages.messages import FinishReason, ToolCall
+from lachesis_messages.responses import ChatResponse
 
 
 class Flaw(Enum):

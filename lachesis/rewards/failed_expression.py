@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from types import FrameType, FunctionType, ModuleType
 from typing import Any
 
-from lachesis.inference.server_words import is_refusal
 from lachesis.ours import PACKAGES
 from lachesis.rewards.agent_fault import AgentFault
 from lachesis.rewards.data_flow import DataFlow, Function, flow_of_reward, flows_of_reward, parameters_given
@@ -21,6 +20,7 @@ from lachesis.rewards.overtime import RewardTooSlow
 from lachesis.rewards.reward import RewardError
 from lachesis.rewards.statements import COMPREHENSIONS, Span, Statement, enclosing, is_own, source_of, spanned
 from lachesis.rewards.watching import SERVICES
+from lachesis_client.server_words import is_refusal
 
 _FRAMES = 40
 """Of a call within a call: further ones repeat themselves."""

@@ -14,9 +14,7 @@ from typing import Any, Generic, TypeVar
 from backends import BackendError, SandboxExhausted
 from backends.errors import SettingsError
 from backends.tasks import cancel_requests
-from lachesis.inference.failed_requests import failed_requests
 from lachesis.loop.result import AgentResult
-from lachesis.messages.history import MessageHistory
 from lachesis.rewards.agent_fault import AgentFault, agent_faults
 from lachesis.rewards.call_scope import CallScope
 from lachesis.rewards.evidence import Doubt, Evidence, passed_by
@@ -27,8 +25,10 @@ from lachesis.rewards.watching import Watch
 from lachesis.tool_context.context_calls import SharedState
 from lachesis.tool_context.pace import OwnTime
 from lachesis.tool_context.tool_context import ToolContext
-from lachesis.tools import ToolRegistry, ToolSession
 from lachesis.tracebacks import explained
+from lachesis_client.failed_requests import failed_requests
+from lachesis_messages.history import MessageHistory
+from lachesis_tools import ToolRegistry, ToolSession
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)

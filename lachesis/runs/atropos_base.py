@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 from rich.console import Console
 from rich.table import Table
 
-from lachesis.lazy import after_import
+from backends.lazy import after_import
 from lachesis.other_packages import COMPAT
 from lachesis.runs.run_folder import RunFolderError, data_folder, unused
 from lachesis.settings.server_settings import ServerConfig, describe

@@ -15,12 +15,11 @@ from rich.console import Console
 
 from backends.errors import LachesisError, SettingsError
 from backends.plugins import Registry, UnknownPlugin
+from backends.text import counted
 from lachesis.figures.evaluations import EvaluatedItems
 from lachesis.figures.item_keys import ItemKeys, SampleKeys, item_digest
 from lachesis.figures.running_figures import RunningFigures
 from lachesis.figures.summary import evaluation_metrics
-from lachesis.inference.failed_requests import failed_requests
-from lachesis.inference.tracking import tracks_tokens
 from lachesis.loop.interrupted import interrupted_rollouts
 from lachesis.loop.open_runs import open_run
 from lachesis.rewards.calls import in_call_scope
@@ -46,7 +45,8 @@ from lachesis.settings.server_settings import (
     describe,
 )
 from lachesis.settings.settings import HermesAgentEnvConfig, is_chosen
-from lachesis.text import counted
+from lachesis_client.failed_requests import failed_requests
+from lachesis_client.tracking import tracks_tokens
 
 MODES: Registry[Callable[..., Awaitable[Any]]] = Registry("command", "lachesis.modes", {}, package="lachesis-train")
 """`serve`, which the package lachesis-train has."""

@@ -10,8 +10,8 @@ from typing import Any
 import orjson
 
 from backends.errors import ExitCode, LachesisError
-from lachesis.records.json_arrays import array_items
-from lachesis.records.jsonl import JsonlError, is_array
+from lachesis_messages.records.json_arrays import array_items
+from lachesis_messages.records.jsonl import JsonlError, is_array
 
 
 class DatasetError(LachesisError):

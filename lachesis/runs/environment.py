@@ -11,7 +11,6 @@ if TYPE_CHECKING:
 
     from backends import SandboxSpec
     from backends.errors import SettingsError
-    from lachesis.inference.tracking import ModelServer
     from lachesis.loop.reference_server import Policy
     from lachesis.loop.result import AgentResult
     from lachesis.loop.rollout import Rollout
@@ -24,7 +23,8 @@ if TYPE_CHECKING:
     from lachesis.runs.wandb_tracking import Tracker
     from lachesis.settings.settings import HermesAgentEnvConfig
     from lachesis.tool_context.tool_context import ToolContext
-    from lachesis.tools import ToolRegistry
+    from lachesis_client.tracking import ModelServer
+    from lachesis_tools import ToolRegistry
 
 
 class Collecting(Protocol):

@@ -11,10 +11,10 @@ from typing import Any
 from rich.console import Console
 
 from backends.errors import ExitCode, LachesisError
+from backends.text import counted
 from lachesis.figures.running_figures import Causes
 from lachesis.figures.tool_failures import VARYING
 from lachesis.runs.decisions import Decision, LeftOut
-from lachesis.text import counted
 from lachesis.tracebacks import in_one_line
 
 MAX_TRACEBACKS = 5

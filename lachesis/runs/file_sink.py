@@ -17,14 +17,13 @@ from typing import Any, Final, Literal, TypeVar
 from rich.console import Console
 
 from backends.tasks import finish
+from backends.text import counted
 from lachesis.figures.evaluations import EvaluatedItems
 from lachesis.figures.item_keys import whole_and_part
 from lachesis.figures.running_figures import RunningFigures
 from lachesis.figures.summary import Summary
 from lachesis.loop.interrupted import InterruptedRollout
 from lachesis.loop.rollout import Rollout
-from lachesis.records.digests import certified
-from lachesis.records.jsonl import JsonlWriter, read_lines
 from lachesis.runs.decisions import Decision, Kept, LeftOut
 from lachesis.runs.failures import ItemJob
 from lachesis.runs.group_player import PlayedGroup
@@ -36,7 +35,8 @@ from lachesis.runs.progress import Standing
 from lachesis.runs.reports import write_report
 from lachesis.runs.results import RunFiles
 from lachesis.runs.run_folder import RunFolderError
-from lachesis.text import counted
+from lachesis_messages.records.digests import certified
+from lachesis_messages.records.jsonl import JsonlWriter, read_lines
 
 INTERRUPTED: Final = "interrupted"
 """Stands in place of the outcome in the trajectory of a rollout that was cancelled."""

@@ -11,8 +11,6 @@ from backends.errors import SettingsError
 from backends.tasks import run_all
 from lachesis.figures.item_keys import whole_and_part
 from lachesis.figures.summary import BUILTIN_FIGURES, BUILTIN_PREFIXES
-from lachesis.inference import RequestRejected, Unauthorized
-from lachesis.inference.errors import NothingThere
 from lachesis.loop.result import AgentResult
 from lachesis.loop.rollout import Rollout, holding_sandboxes
 from lachesis.rewards.doubtful import settled
@@ -21,6 +19,8 @@ from lachesis.runs.doubts import look_for_reference, settle, show_first
 from lachesis.runs.environment import Environment
 from lachesis.runs.failures import RunStopped, UnusableSettings
 from lachesis.tool_context.sealing import HostDiskFull
+from lachesis_client import RequestRejected, Unauthorized
+from lachesis_client.errors import NothingThere
 
 Finished: TypeAlias = Callable[[Any, Rollout], None]
 """Learns of an item's rollout."""

@@ -15,10 +15,10 @@ from typing import Any
 from lachesis.figures.item_keys import plain
 from lachesis.figures.rollout_records import agent_record, recorded_messages, rollout_record
 from lachesis.loop.rollout import Rollout
-from lachesis.messages.images import image_data
-from lachesis.records.export_lines import NO_ANSWER, ExportLine, trajectory
-from lachesis.records.sharegpt import SystemTurn
 from lachesis.runs.group_player import PlayedGroup
+from lachesis_messages.images import image_data
+from lachesis_messages.records.export_lines import NO_ANSWER, ExportLine, trajectory
+from lachesis_messages.records.sharegpt import SystemTurn
 
 log = logging.getLogger(__name__)
 

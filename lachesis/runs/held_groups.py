@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
+from backends.text import counted
 from lachesis.runs.doubts import MOST_HELD, why_held
 from lachesis.runs.failures import ItemJob, RunStopped
-from lachesis.text import counted
 
 G = TypeVar("G")
 

@@ -25,17 +25,17 @@ from pydantic import ConfigDict, Field, StrictBool, StrictFloat, StrictInt, Stri
 from typing_extensions import TypedDict
 
 from backends.tasks import in_own_thread
-from lachesis.inference import InferenceError, Router
-from lachesis.inference.errors import ContextExhausted, ConversationRefused
-from lachesis.inference.failed_requests import failed_requests, note_answered, note_failed
-from lachesis.messages.messages import FinishReason
-from lachesis.records.jsonl import JsonlWriter, read_lines
 from lachesis.rewards.call_scope import outside_scopes
 from lachesis.rewards.reward import JudgeRefused
 from lachesis.runs.environment import Environment
 from lachesis.runs.model_servers import SilenceWatch, start_another
 from lachesis.runs.run_folder import data_folder
 from lachesis.settings.server_settings import ServerConfig
+from lachesis_client import InferenceError, Router
+from lachesis_client.errors import ContextExhausted, ConversationRefused
+from lachesis_client.failed_requests import failed_requests, note_answered, note_failed
+from lachesis_messages.messages import FinishReason
+from lachesis_messages.records.jsonl import JsonlWriter, read_lines
 
 _ATTEMPTS = 3
 _FENCED = re.compile(r"```(?:json)?\s*\n(.*?)```", re.DOTALL)

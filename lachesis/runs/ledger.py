@@ -24,13 +24,13 @@ from typing import IO, Any
 
 import orjson
 
+from backends.text import counted
 from lachesis.figures.item_keys import is_part
-from lachesis.records.digests import certified
-from lachesis.records.entries import COMPLETED_FILE, FAILED_FILE
-from lachesis.records.jsonl import JsonlWriter, read_lines, sync_folder
 from lachesis.runs.own_code import OwnCode
 from lachesis.runs.run_folder import OtherSettings, RunFolderError, WrongFolder, changes, unused
-from lachesis.text import counted
+from lachesis_messages.records.digests import certified
+from lachesis_messages.records.entries import COMPLETED_FILE, FAILED_FILE
+from lachesis_messages.records.jsonl import JsonlWriter, read_lines, sync_folder
 
 _FLAGS = "-o, --env.data_path_to_save_groups, --env.data_dir_to_save_evals or --output"
 """Where a command says which folder is written."""

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 from rich.console import Console
 
-from lachesis.inference import OpenAIServer, Router, ServerSettings
-from lachesis.inference.http_client import HttpClient
 from lachesis.loop.reference_server import Policy, ReferenceServer
 from lachesis.other_packages import TOKENS
 from lachesis.settings.server_settings import (
@@ -26,10 +24,12 @@ from lachesis.settings.server_settings import (
     token_engine,
 )
 from lachesis.settings.settings import HermesAgentEnvConfig
+from lachesis_client import OpenAIServer, Router, ServerSettings
+from lachesis_client.http_client import HttpClient
 
 if TYPE_CHECKING:
-    from lachesis.inference.token_tracker import TokenTracker
-    from lachesis.inference.tracking import ModelServer
+    from lachesis_client.token_tracker import TokenTracker
+    from lachesis_client.tracking import ModelServer
 
 SILENT_AFTER = 7.0
 """Seconds without the first answer after which a server is named: less than 10 after the command, with the pause of the

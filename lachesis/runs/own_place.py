@@ -12,10 +12,10 @@ from typing import Any, Literal
 
 from rich.console import Console
 
-from lachesis.records.jsonl import read_lines
 from lachesis.runs.ledger import CONTINUE, Ledger, OldCode, own_path
 from lachesis.runs.own_code import OwnCode
 from lachesis.runs.results import RunFiles
+from lachesis_messages.records.jsonl import read_lines
 
 Choice = Literal["ask", "new_folder", "continue"]
 

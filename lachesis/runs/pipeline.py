@@ -24,14 +24,14 @@ from rich.console import Console
 
 from backends import BackendError
 from backends.tasks import cancel_requests, finish
+from backends.text import counted
 from lachesis.figures.item_keys import ItemKeys, or_none, part_key
-from lachesis.inference import InferenceError
 from lachesis.runs.decisions import Decision, Kept, LeftOut
 from lachesis.runs.failures import FailureBrake, ItemJob, Retries, RunStopped
 from lachesis.runs.held_groups import HeldGroups
 from lachesis.runs.progress import Progress, Standing
-from lachesis.text import counted
 from lachesis.tracebacks import explained, headline
+from lachesis_client import InferenceError
 
 G = TypeVar("G")
 

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from backends import Backend, BackendError, BackendUnavailable, ImageUnavailable, SandboxSpec, create_backend
 from backends.errors import ExitCode
-from lachesis.inference import ServerUnavailable
-from lachesis.inference.tracking import tracks_tokens
 from lachesis.loop.context_edits import Compression
 from lachesis.loop.loop import HermesAgentLoop, LoopLimits
 from lachesis.loop.open_runs import OpenRun, opened
@@ -29,12 +27,14 @@ from lachesis.settings.hooks import of_hook
 from lachesis.settings.server_settings import ServerConfigError, needs_start, token_engine
 from lachesis.settings.setting_facts import LIMITS, with_settings
 from lachesis.settings.settings import HermesAgentEnvConfig
-from lachesis.tools import ToolSessions
-from lachesis.tools.toolsets import ToolsetError, resolve_tools
+from lachesis_client import ServerUnavailable
+from lachesis_client.tracking import tracks_tokens
+from lachesis_tools import ToolSessions
+from lachesis_tools.toolsets import ToolsetError, resolve_tools
 
 if TYPE_CHECKING:
-    from lachesis.inference.tracking import ModelServer
     from lachesis.runs.judge import Judge
+    from lachesis_client.tracking import ModelServer
 
 log = logging.getLogger(__name__)
 

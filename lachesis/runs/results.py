@@ -15,15 +15,15 @@ from rich.table import Table
 from rich.text import Text
 
 from backends.errors import ExitCode
+from backends.text import counted
 from lachesis.figures.evaluations import figure_rows
 from lachesis.figures.repaired_calls import NAME
 from lachesis.figures.running_figures import RunningFigures
 from lachesis.figures.summary import Summary
 from lachesis.loop.outcome import Outcome
-from lachesis.records.entries import COMPLETED_FILE, FAILED_FILE
 from lachesis.runs.failures import REPEATS
 from lachesis.runs.reports import NO_REPORT
-from lachesis.text import counted
+from lachesis_messages.records.entries import COMPLETED_FILE, FAILED_FILE
 
 Row = tuple[str, str]
 

@@ -8,7 +8,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from backends.errors import ExitCode, LachesisError
-from lachesis.records.entries import COMPLETED_FILE, FAILED_FILE
+from lachesis_messages.records.entries import COMPLETED_FILE, FAILED_FILE
 
 
 class RunFolderError(LachesisError):

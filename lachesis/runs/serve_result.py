@@ -9,10 +9,10 @@ from operator import itemgetter
 from pathlib import Path
 
 from backends.errors import ExitCode
+from backends.text import counted
 from lachesis.figures.exclusion import Exclusion
 from lachesis.figures.repaired_calls import NAME, RepairedCalls
 from lachesis.runs.results import Row
-from lachesis.text import counted
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,9 @@ from lachesis.figures.repaired_calls import NAME, RepairedCalls
 from lachesis.figures.rollout_records import counted_record
 from lachesis.figures.summary import Summary
 from lachesis.loop.rollout import Rollout
-from lachesis.records.groups import stored_messages
 from lachesis.runs.wandb_run import TrackingError
 from lachesis.settings.settings import HermesAgentEnvConfig
+from lachesis_messages.records.groups import stored_messages
 
 CONTENT_LIMIT, CALL_LIMIT, RESULT_LIMIT = 300, 200, 500
 """Characters of reasoning and text, of a call's arguments, and of a tool's result in the rollout table."""

@@ -11,9 +11,9 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from backends.errors import ExitCode, LachesisError, SettingsError
-from lachesis.inference.urls import HTTP_URL
 from lachesis.other_packages import ENGINES, load_engine
 from lachesis.settings.setting_facts import IGNORED, Facts
+from lachesis_client.urls import HTTP_URL
 
 KEY_VARIABLES = {"openai.com": "OPENAI_API_KEY", "openrouter.ai": "OPENROUTER_API_KEY"}
 """Domain of a public service -> the environment variable that holds its key."""

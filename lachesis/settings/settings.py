@@ -25,18 +25,18 @@ from pydantic.fields import FieldInfo
 
 from backends import SandboxSpec, backend_names
 from backends.errors import SettingsError
-from lachesis.inference.errors import LOGIN
-from lachesis.inference.urls import HTTP_URL
-from lachesis.records.split_rollouts import SplitRollouts, check_split
 from lachesis.settings.removed_settings import RemovedSettings
 from lachesis.settings.setting_facts import HOW, IGNORED, SERVE, Facts, facts_of
-from lachesis.tools.budget import (
+from lachesis_client.errors import LOGIN
+from lachesis_client.urls import HTTP_URL
+from lachesis_messages.records.split_rollouts import SplitRollouts, check_split
+from lachesis_tools.budget import (
     DEFAULT_PREVIEW_SIZE_CHARS,
     DEFAULT_RESULT_SIZE_CHARS,
     DEFAULT_TURN_BUDGET_CHARS,
     ResultBudget,
 )
-from lachesis.tools.distributions import distribution
+from lachesis_tools.distributions import distribution
 
 
 class EvalHandlingEnum(StrEnum):

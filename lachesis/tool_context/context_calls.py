@@ -16,7 +16,7 @@ from lachesis.rewards.agent_fault import AgentFault
 from lachesis.rewards.blame import DOWNLOADS, UPLOADS, blamed, local_path
 from lachesis.rewards.call_scope import CallScope, outside_scopes, scopes_of_a_thread
 from lachesis.rewards.calls import called, running_loop
-from lachesis.tools import ToolSession
+from lachesis_tools import ToolSession
 
 if TYPE_CHECKING:
     from lachesis.tool_context.tool_context import ToolContext

@@ -21,7 +21,7 @@ from backends.executor.trees import remove_tree
 from backends.tasks import in_own_thread
 from lachesis.tool_context.file_copies import chunks, size, write_local
 from lachesis.tool_context.own_folder import own_folder
-from lachesis.tools import ToolSession
+from lachesis_tools import ToolSession
 
 MAX_ARTIFACT = 1 << 30
 """Bytes that `seal` takes along, in all."""

@@ -27,7 +27,7 @@ from lachesis.tool_context.pace import OwnTime, Pace, pace
 from lachesis.tool_context.parsed_files import read_json, read_text
 from lachesis.tool_context.placing import placed
 from lachesis.tool_context.sealing import MAX_ARTIFACT, Sealed, taken
-from lachesis.tools import BUILTIN_TOOLS, ToolRegistry, ToolResult, ToolSession, call_tool
+from lachesis_tools import BUILTIN_TOOLS, ToolRegistry, ToolResult, ToolSession, call_tool
 
 __all__ = ["RewardCall", "ToolContext"]
 

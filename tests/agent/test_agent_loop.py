@@ -13,17 +13,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from backends import SandboxLost
-from lachesis.inference import OpenAIServer, ServerSettings
 from lachesis.loop.loop import HermesAgentLoop, LoopLimits
 from lachesis.loop.open_runs import NoOpenRun
 from lachesis.loop.outcome import Outcome
 from lachesis.loop.result import AgentResult
-from lachesis.messages.errors import RoleOrder
-from lachesis.messages.message_rules import validate_messages
-from lachesis.messages.messages import ToolCall
-from lachesis.records.entries import to_trajectory_entry
-from lachesis.tools import ToolResult
+from lachesis_client import OpenAIServer, ServerSettings
 from lachesis_data.files.validation import validate_entry
+from lachesis_messages.errors import RoleOrder
+from lachesis_messages.message_rules import validate_messages
+from lachesis_messages.messages import ToolCall
+from lachesis_messages.records.entries import to_trajectory_entry
+from lachesis_tools import ToolResult
 from tests.run import some
 from tests.support.scripted_server import Answer, ScriptedServer, call, say
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lachesis.loop.turn_check import _usual_json
-from lachesis.messages.markup import load_json
+from lachesis_messages.markup import load_json
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),

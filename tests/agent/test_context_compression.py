@@ -15,19 +15,19 @@ from hypothesis import strategies as st
 
 pytest.importorskip("transformers")
 
-from lachesis.inference import OpenAIServer, Router
 from lachesis.loop.loop import HermesAgentLoop, LoopLimits
 from lachesis.loop.outcome import Outcome
-from lachesis.messages.frozen import freeze_dict
-from lachesis.messages.message_rules import validate_messages
-from lachesis.messages.messages import FinishReason, Message, ToolCall
-from lachesis.messages.responses import ChatResponse, Usage
-from lachesis.tools import ToolResult
+from lachesis_client import OpenAIServer, Router
 from lachesis_data.compression.context_size import ContextSize
 from lachesis_data.compression.live import ContextCompression, NotCompressed
+from lachesis_messages.frozen import freeze_dict
+from lachesis_messages.message_rules import validate_messages
+from lachesis_messages.messages import FinishReason, Message, ToolCall
+from lachesis_messages.responses import ChatResponse, Usage
 from lachesis_testing.fake_server import Ask, FakeServer, fake_tokenizer
 from lachesis_testing.fake_server.policies import WORDS
 from lachesis_tokens.templates.chat_template import read_template
+from lachesis_tools import ToolResult
 from tests.run import some
 from tests.support.exactness import Stack, assert_exact, stack
 from tests.support.summarising import SUMMARY, Summarises

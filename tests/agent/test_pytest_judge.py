@@ -21,11 +21,11 @@ from lachesis.rewards.reward import RewardError
 from lachesis.tool_context.pace import MachineOverloaded, OwnTime, pace
 from lachesis.tool_context.sealing import Artifacts
 from lachesis.tool_context.tool_context import ToolContext
-from lachesis.tools import BUILTIN_TOOLS, ToolSessions
 from lachesis_envs.judging import pytest_judge
 from lachesis_envs.judging.changed_tests import ENDED, INVERTED, VALUE, TestFile
 from lachesis_envs.judging.pytest_judge import PytestJudge
 from lachesis_testing.cheats import IDS, SOLUTION, TEST_PATH, TESTS, WRONG
+from lachesis_tools import BUILTIN_TOOLS, ToolSessions
 from tests.support.busy_machine import busy_machine, quiet_machine
 from tests.support.judges import AGENTS, JUDGES, table
 

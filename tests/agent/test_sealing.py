@@ -16,7 +16,7 @@ from lachesis.runs.failures import RunStopped
 from lachesis.tool_context import sealing
 from lachesis.tool_context.sealing import HostDiskFull
 from lachesis.tool_context.tool_context import ToolContext
-from lachesis.tools import BUILTIN_TOOLS, ToolSessions, call_tool
+from lachesis_tools import BUILTIN_TOOLS, ToolSessions, call_tool
 from tests.support.scripted_server import say
 from tests.support.small_envs import SortWords, process
 

@@ -15,15 +15,15 @@ pytest.importorskip("transformers")
 
 from lachesis.loop.loop import HermesAgentLoop, LoopLimits
 from lachesis.loop.outcome import Outcome
-from lachesis.messages.messages import ToolCall
-from lachesis.messages.tokens import MASKED
-from lachesis.tools import ToolResult
+from lachesis_messages.messages import ToolCall
+from lachesis_messages.tokens import MASKED
 from lachesis_testing.fake_server import Lengths, RandomWords, Scripted, ToolUser
 from lachesis_testing.fake_server.tokenizer import fake_tokenizer
 from lachesis_tokens.prompts.prompts import PromptBuilder
 from lachesis_tokens.samples.group_shapes import GroupSettings, RolloutSamples, TrainingGroup, build_group
 from lachesis_tokens.samples.samples import samples
 from lachesis_tokens.samples.verification import verify
+from lachesis_tools import ToolResult
 from tests.run import some
 from tests.support.exactness import Stack, assert_exact, stack
 

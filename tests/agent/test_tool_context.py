@@ -22,7 +22,7 @@ from backends import SandboxLost, SandboxSpec, create_backend
 from lachesis.rewards import AgentFault
 from lachesis.tool_context.sealing import Sealed
 from lachesis.tool_context.tool_context import ToolContext
-from lachesis.tools import BUILTIN_TOOLS, ToolSession, ToolSessions, call_tool
+from lachesis_tools import BUILTIN_TOOLS, ToolSession, ToolSessions, call_tool
 from tests.support.scripted_server import call, say
 from tests.support.small_envs import SortWords, kill_sandboxes, process, rollouts, sandboxes
 
@@ -247,7 +247,7 @@ FULL = """
 import asyncio, sys, tempfile
 from backends import BackendError, create_backend
 from lachesis.tool_context.tool_context import ToolContext
-from lachesis.tools import BUILTIN_TOOLS, ToolSessions
+from lachesis_tools import BUILTIN_TOOLS, ToolSessions
 
 async def main():
     async with ToolSessions(create_backend("local")) as sessions:

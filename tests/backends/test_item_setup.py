@@ -9,7 +9,7 @@ import pytest
 
 from backends import Backend
 from lachesis.rewards.scorer import Scorer, SetUpFailed
-from lachesis.tools import BUILTIN_TOOLS, ToolSessions, call_tool
+from lachesis_tools import BUILTIN_TOOLS, ToolSessions, call_tool
 from tests.support.docker_engine import AGENT_IMAGE, FULL_IMAGE, DockerEngine
 from tests.support.recipes import played
 

@@ -21,7 +21,7 @@ from backends import (
     SupportsSnapshot,
     create_backend,
 )
-from lachesis.tools import ToolSessions, call_tool
+from lachesis_tools import ToolSessions, call_tool
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ import pytest
 
 from backends import Backend
 from lachesis.tool_context.tool_context import ToolContext
-from lachesis.tools import BUILTIN_TOOLS, ToolSessions
 from lachesis_testing.cheats import IDS, TEST_PATH, TESTS
+from lachesis_tools import BUILTIN_TOOLS, ToolSessions
 from tests.support.judges import AGENTS, programs
 
 

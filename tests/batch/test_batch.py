@@ -50,7 +50,7 @@ def write_three_tools(folder: Path) -> Path:
     tools = [
         f"@tool(toolset={at!r})\nasync def {name}(command: str = ''):\n    'A tool.'\n" for name, at in listed.items()
     ]
-    head = "from lachesis_data.batch.prompts import Prompts\nfrom lachesis.tools import ToolRegistry, tool\n"
+    head = "from lachesis_data.batch.prompts import Prompts\nfrom lachesis_tools import ToolRegistry, tool\n"
     env = f"class ThreeTools(Prompts):\n    needs_sandboxes = False\n    tools = ToolRegistry([{', '.join(listed)}])\n"
     path = folder / "three_tools.py"
     path.write_text("\n\n".join([head, *tools, env]))

@@ -14,13 +14,13 @@ import pytest
 from lachesis.cli import main
 from lachesis.figures.rollout_records import rollout_record
 from lachesis.loop.rollout import Rollout
-from lachesis.records.export_lines import ExportLine
-from lachesis.records.jsonl import JsonlWriter, read_lines
 from lachesis_compat.modules.model_tools import TOOL_TO_TOOLSET_MAP
 from lachesis_data.exports.builtin_exports import token_samples
 from lachesis_data.exports.exports import EXPORTS
 from lachesis_data.exports.parquet import read_rows
 from lachesis_data.files.validation import validate_entry
+from lachesis_messages.records.export_lines import ExportLine
+from lachesis_messages.records.jsonl import JsonlWriter, read_lines
 from lachesis_testing.export_suite import ExportSuite, example_groups
 from tests.support.eval_logs import read_samples
 from tests.support.scripted_server import say
@@ -125,7 +125,7 @@ def test_a_folder_is_the_run_whose_groups_it_holds(groups: Path, capsys: pytest.
 
 
 FAILS = """
-from lachesis.records.export_lines import ExportLine, LeftOutRollout
+from lachesis_messages.records.export_lines import ExportLine, LeftOutRollout
 
 def halfway(group):
     for rollout in group["rollouts"]:

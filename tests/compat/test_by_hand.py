@@ -16,12 +16,12 @@ import pytest
 
 import lachesis
 from backends import BackendError, BackendUnavailable
-from lachesis.inference import ServerUnavailable
 from lachesis.loop.loop import HermesAgentLoop
 from lachesis.loop.open_runs import NoOpenRun, open_run
 from lachesis.loop.outcome import Outcome
 from lachesis.runs.commands import EvaluationBroken, evaluate_alone
-from lachesis.tools.budget import ResultBudget
+from lachesis_client import ServerUnavailable
+from lachesis_tools.budget import ResultBudget
 from tests.support.scripted_server import ScriptedServer, call, say
 from tests.support.small_envs import SortWords, does_nothing, make, process, rollouts, sandboxes
 

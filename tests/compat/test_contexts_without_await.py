@@ -21,11 +21,11 @@ from environments.tool_context import ToolContext
 from lachesis.loop.open_runs import OpenRun, opened
 from lachesis.loop.outcome import Outcome
 from lachesis.loop.result import AgentResult
-from lachesis.messages.history import MessageHistory
 from lachesis.rewards.reward import RewardError
 from lachesis.rewards.scorer import Scorer
-from lachesis.tools import BUILTIN_TOOLS, ToolSessions
 from lachesis_compat.synchronous import with_blocking_calls
+from lachesis_messages.history import MessageHistory
+from lachesis_tools import BUILTIN_TOOLS, ToolSessions
 from tests.run import some
 from tests.support.small_envs import OldSortWords, does_nothing, kill_sandboxes, lines, process, rollouts, sandboxes
 

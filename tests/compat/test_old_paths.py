@@ -171,7 +171,7 @@ def test_parsers_give_the_old_pair_and_an_unknown_one_is_a_key_error() -> None:
 def test_a_toolset_that_somebody_adds_is_one_for_every_function(tmp_path: Path) -> None:
     program = """
 import lachesis, toolsets, model_tools
-from lachesis.tools import ToolsetError
+from lachesis_tools import ToolsetError
 toolsets.TOOLSETS["mine"] = {"tools": ["terminal"], "includes": ["file"]}
 toolsets.TOOLSETS["outer"] = {"description": "Both.", "includes": ["mine", "todo"]}
 toolsets.TOOLSETS["lost"] = {"tools": ["todo"], "includes": ["gone"]}

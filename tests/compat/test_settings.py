@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from pydantic import AliasChoices, Field
 
-from lachesis import BUILTIN_TOOLS, HermesAgentEnvConfig, ServerConfig
+from lachesis import HermesAgentEnvConfig, ServerConfig
 from lachesis.runs import command_line as cli
 from lachesis.settings.settings import UnknownSetting
-from lachesis.tools import ToolsetError, tool
+from lachesis_tools import ToolsetError, tool
+from lachesis_tools.builtin import BUILTIN_TOOLS
 from tests.support.scripted_server import ScriptedServer, call, say
 from tests.support.small_envs import SortWords, does_nothing, lines, make, process, rollouts, sorts
 

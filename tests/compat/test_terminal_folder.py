@@ -75,8 +75,8 @@ async def test_a_command_starts_where_its_description_says(
 
 
 async def test_a_terminal_of_the_environments_own_stays_as_it_is() -> None:
-    from lachesis.tools import BUILTIN_TOOLS, tool
-    from lachesis.tools.terminal import without_carried_folder
+    from lachesis_tools import BUILTIN_TOOLS, tool
+    from lachesis_tools.terminal import without_carried_folder
 
     @tool(toolset="terminal", name="terminal")
     async def own(command: str) -> str:

@@ -6,10 +6,10 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from lachesis.records.entries import to_dataset_entry, to_trajectory_entry
 from lachesis_data.compression.compressor import Summarizer, TokenCounter
 from lachesis_data.compression.settings import CompressionFileSettings
 from lachesis_data.compression.summary import Passage, SummaryAnswer, extractive_summary
+from lachesis_messages.records.entries import to_dataset_entry, to_trajectory_entry
 
 TOOLS = [
     {

@@ -11,10 +11,10 @@ import pytest
 import yaml
 
 from lachesis.cli import main
-from lachesis.messages.message_rules import validate_messages
-from lachesis.records.jsonl import read_lines
-from lachesis.records.loading import from_sharegpt
 from lachesis_data.compression.compressor import MARK
+from lachesis_messages.message_rules import validate_messages
+from lachesis_messages.records.jsonl import read_lines
+from lachesis_messages.records.loading import from_sharegpt
 from lachesis_testing.fake_server.tokenizer import fake_tokenizer
 from lachesis_testing.scripted_server import ScriptedServer, say
 from tests.compression.examples import agent_entry

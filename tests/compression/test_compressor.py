@@ -14,9 +14,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lachesis.messages.errors import MalformedMessage
-from lachesis.messages.message_rules import validate_messages
-from lachesis.records.loading import from_sharegpt, tools_from_sharegpt
 from lachesis_data.compression.compressor import MARK, Compressed, Compressor, Summarizer
 from lachesis_data.compression.conversation import PREFIX, Conversation
 from lachesis_data.compression.settings import CompressionFileSettings
@@ -28,6 +25,9 @@ from lachesis_data.compression.summary import (
     extractive_summary,
     summary_request,
 )
+from lachesis_messages.errors import MalformedMessage
+from lachesis_messages.message_rules import validate_messages
+from lachesis_messages.records.loading import from_sharegpt, tools_from_sharegpt
 from lachesis_testing.fake_server.tokenizer import fake_tokenizer
 from lachesis_tokens.prompts.prompts import PromptBuilder
 from lachesis_tokens.templates.conversation_tokens import ConversationTokens

@@ -18,13 +18,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backends.errors import SettingsError
-from lachesis.records.jsonl import JsonlError
 from lachesis_data.compression import files
 from lachesis_data.compression.compressor import MARK, Compressor, Summarizer
 from lachesis_data.compression.files import CompressionJob, EntrySample, compress_file, find_jobs, read_progress
 from lachesis_data.compression.metrics import CompressionTotals, write_metrics
 from lachesis_data.compression.settings import CompressionFileSettings
 from lachesis_data.compression.summary import Passage, SummaryAnswer, extractive_summary
+from lachesis_messages.records.jsonl import JsonlError
 from tests.compression.examples import Words, agent_entry, extracting, settings_of
 from tests.run import some
 

@@ -13,8 +13,8 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
-from lachesis.inference import OpenAIServer, Router
 from lachesis.loop.outcome import Outcome
+from lachesis_client import OpenAIServer, Router
 from lachesis_testing.fake_server import FakeServer, Scripted
 from lachesis_tokens.endpoint import Recording, RecordingEndpoint
 from tests.support.exactness import Stack, assert_exact, stack

@@ -13,7 +13,7 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 
 from lachesis.loop.outcome import Outcome
-from lachesis.records.export_lines import ExportLine, LeftOutRollout, trajectory
+from lachesis_messages.records.export_lines import ExportLine, LeftOutRollout, trajectory
 from lachesis_testing.fake_server import Ask, Scripted, fake_tokenizer
 from lachesis_tokens.endpoint import Recording, RecordingEndpoint
 from lachesis_tokens.prompts.prompts import PromptBuilder

@@ -15,11 +15,11 @@ from rich.console import Console
 
 from backends.errors import SettingsError
 from lachesis.cli.environment_classes import load_env
-from lachesis.records.jsonl import read_lines
 from lachesis.runs.command_line import read_settings
 from lachesis.settings.server_settings import ServerConfigError
 from lachesis_compat.atropos.player import AtroposPlayer, EvaluationFailed, player_for, prepare_imports
 from lachesis_compat.collecting.matching import Matcher
+from lachesis_messages.records.jsonl import read_lines
 from lachesis_testing.fake_server import FakeServer, Scripted
 from lachesis_testing.fake_server.policies import RandomTokens
 from lachesis_tokens.samples.verification import verify_records

@@ -20,7 +20,6 @@ from lachesis.cli import main
 from lachesis.settings.server_settings import ServerConfig
 from lachesis.tool_context.pace import MachineOverloaded
 from lachesis.tool_context.tool_context import ToolContext
-from lachesis.tools import ToolSessions
 from lachesis_envs.harbor import CAUSES, HarborEnv, Invalid, grade_again
 from lachesis_envs.harbor.artifacts import artifacts_of
 from lachesis_envs.harbor.not_run import not_run
@@ -30,6 +29,7 @@ from lachesis_envs.harbor.trial import Trial, solve
 from lachesis_envs.harbor.verdicts import mean_of_steps, parsed_rewards
 from lachesis_envs.harbor.verifying import Play, Verification
 from lachesis_envs.task_folders import Task, TaskError, read_task
+from lachesis_tools import ToolSessions
 from tests.run import ALL
 from tests.support.busy_machine import busy_machine, quiet_machine
 from tests.support.scripted_server import ScriptedServer, call, say

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lachesis.cli import main
-from lachesis.records.jsonl import JsonlWriter, read_lines
+from lachesis_messages.records.jsonl import JsonlWriter, read_lines
 from lachesis_testing.export_suite import example_groups
 from tests.support.job_groups import SECRET, job_run
 

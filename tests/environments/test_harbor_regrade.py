@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lachesis.cli import main
-from lachesis.records.jsonl import read_lines
+from lachesis_messages.records.jsonl import read_lines
 from tests.environments.test_harbor_env import ARTIFACT, CHECK, evaluated, task_at, two_steps
 
 

@@ -19,7 +19,6 @@ import pytest
 from backends import SandboxSpec, create_backend
 from lachesis.cli import main
 from lachesis.tool_context.tool_context import ToolContext
-from lachesis.tools import BUILTIN_TOOLS, ToolSessions, call_tool
 from lachesis_envs.harbor.causes import Invalid
 from lachesis_envs.harbor.grading import grade
 from lachesis_envs.swe import archives, building
@@ -28,6 +27,7 @@ from lachesis_envs.swe.mutations import changed_operators, mutated, without_test
 from lachesis_envs.swe.trying import judging
 from lachesis_envs.task_folders import read_task
 from lachesis_testing.cheats import CHEATS
+from lachesis_tools import BUILTIN_TOOLS, ToolSessions, call_tool
 from tests.support.small_envs import ROOT
 
 OLD = '''"""Prices."""

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from lachesis.cli import main
-from lachesis.messages.history import MessageHistory
-from lachesis.messages.responses import ChatResponse
+from lachesis_messages.history import MessageHistory
+from lachesis_messages.responses import ChatResponse
 from tests.harbor.test_configs import HARBOR, pytestmark
 from tests.run import some
 from tests.support.job_groups import job_run

@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 from completions import completion
 
-from lachesis.inference import OpenAIServer, ServerSettings
+from lachesis_client import OpenAIServer, ServerSettings
 
 pytest.register_assert_rewrite("lachesis_testing.engine_suite")
 

@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from lachesis.inference.sampling import Sampling
+from lachesis_client.sampling import Sampling
 from lachesis_testing.engine_bench import Bench, FakeBench, fake_bench, relayed_engine
 from lachesis_tokens.engines.embedded import EmbeddedServer
 

@@ -9,7 +9,7 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lachesis.messages.tokens import TokenPrefix
+from lachesis_messages.tokens import TokenPrefix
 from lachesis_tokens.engines.shortening import ECHOED, without_echo
 
 NAME = "prompt_token_ids"

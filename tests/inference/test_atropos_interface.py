@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from lachesis.inference import ServerSettings
-from lachesis.messages.history import MessageHistory
-from lachesis.messages.tokens import MASKED, MASKED_LOGPROB
+from lachesis_client import ServerSettings
+from lachesis_messages.history import MessageHistory
+from lachesis_messages.tokens import MASKED, MASKED_LOGPROB
 from lachesis_testing.fake_server import FakeServer, Reply, fake_tokenizer
 from lachesis_tokens.engines import create_engine
 from lachesis_tokens.prompts.prompts import PromptBuilder

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lachesis.messages.messages import FinishReason, Message, ToolCall
-from lachesis.messages.nodes import Node
-from lachesis.messages.responses import ChatResponse
+from lachesis_messages.messages import FinishReason, Message, ToolCall
+from lachesis_messages.nodes import Node
+from lachesis_messages.responses import ChatResponse
 from lachesis_tokens.server.conversation_index import ConversationIndex, Found
 from tests.support.token_trees import UNTIMED
 

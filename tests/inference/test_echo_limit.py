@@ -7,7 +7,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from lachesis.inference.sampling import Sampling
+from lachesis_client.sampling import Sampling
 from lachesis_testing.fake_server import Ask, FakeServer
 from lachesis_tokens.engines import create_engine
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from lachesis.inference import ContextExhausted, OpenAIServer
+from lachesis_client import ContextExhausted, OpenAIServer
 from lachesis_tokens.engines.embedded import EmbeddedServer, EmbeddedServerError
 
 ASK = [{"role": "user", "content": "What is 3*4? Use the python tool."}]

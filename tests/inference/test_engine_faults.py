@@ -11,10 +11,10 @@ import pytest
 from aiohttp import web
 from engine_bench import FAKED, bench
 
-from lachesis.inference import BadResponse, ContextExhausted, RequestRejected, ServerUnavailable
-from lachesis.inference.client_settings import ServerSettings
-from lachesis.inference.sampling import Sampling
-from lachesis.messages.messages import FinishReason
+from lachesis_client import BadResponse, ContextExhausted, RequestRejected, ServerUnavailable
+from lachesis_client.client_settings import ServerSettings
+from lachesis_client.sampling import Sampling
+from lachesis_messages.messages import FinishReason
 from lachesis_testing.fake_server import Fault, fake_tokenizer
 from lachesis_testing.fake_server.faults import TOKENS
 from lachesis_tokens.engines import create_engine

@@ -13,9 +13,9 @@ from engine_bench import ALL, FAKED, bench
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lachesis.inference import Unauthorized
-from lachesis.inference.client_settings import ServerSettings
-from lachesis.inference.sampling import Sampling
+from lachesis_client import Unauthorized
+from lachesis_client.client_settings import ServerSettings
+from lachesis_client.sampling import Sampling
 from lachesis_testing.engine_suite import EngineSuite
 from lachesis_tokens.engines import create_engine
 from lachesis_tokens.engines.embedded import EmbeddedServer

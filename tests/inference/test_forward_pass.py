@@ -16,10 +16,10 @@ from typing import Any, Final
 
 import pytest
 
-from lachesis.inference.sampling import Sampling
-from lachesis.messages.history import MessageHistory
-from lachesis.messages.tokens import MASKED
-from lachesis.records.sampling_record import sampling_problem
+from lachesis_client.sampling import Sampling
+from lachesis_messages.history import MessageHistory
+from lachesis_messages.records.sampling_record import sampling_problem
+from lachesis_messages.tokens import MASKED
 from lachesis_testing.fake_server import fake_tokenizer
 from lachesis_tokens.engines.embedded import EmbeddedServer
 from lachesis_tokens.engines.llama_cpp import LlamaCppEngine

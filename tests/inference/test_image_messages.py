@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from template_tokenizers import tokenizer_of
 
-from lachesis.inference import BadResponse
-from lachesis.inference.errors import PromptError, TurnRejected
-from lachesis.messages.history import MessageHistory
-from lachesis.messages.messages import FinishReason, Message
-from lachesis.messages.responses import ChatResponse
-from lachesis.messages.tokens import SampledTokens
+from lachesis_client import BadResponse
+from lachesis_client.errors import PromptError, TurnRejected
+from lachesis_messages.history import MessageHistory
+from lachesis_messages.messages import FinishReason, Message
+from lachesis_messages.responses import ChatResponse
+from lachesis_messages.tokens import SampledTokens
 from lachesis_testing.fake_server import Ask, FakeServer, Reply, fake_tokenizer
 from lachesis_testing.fake_server.images import seen_ids
 from lachesis_tokens.engines import create_engine

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-import lachesis.inference.http_attempts as http_attempts_module
-from lachesis.inference.client_settings import ServerSettings
-from lachesis.inference.errors import ServerUnavailable
-from lachesis.inference.http_client import ARRAY
-from lachesis.inference.sampling import Sampling
-from lachesis.messages.history import MessageHistory
-from lachesis.messages.messages import FinishReason
-from lachesis.messages.tokens import TokenPrefix
-from lachesis.records.sampling_record import sampling_problem
+import lachesis_client.http_attempts as http_attempts_module
+from lachesis_client.client_settings import ServerSettings
+from lachesis_client.errors import ServerUnavailable
+from lachesis_client.http_client import ARRAY
+from lachesis_client.sampling import Sampling
+from lachesis_messages.history import MessageHistory
+from lachesis_messages.messages import FinishReason
+from lachesis_messages.records.sampling_record import sampling_problem
+from lachesis_messages.tokens import TokenPrefix
 from lachesis_testing.fake_server import Ask, FakeModel, FakeServer, RandomTokens, Reply, fake_tokenizer
 from lachesis_tokens.engines import create_engine
 from lachesis_tokens.engines.base import Generation
@@ -132,7 +132,7 @@ class TestContinuation:
             assert list(second.requests[0].call.prompts[0]) == [*PROMPT, *said[:2]]
 
     async def test_a_rewritten_prompt_of_the_rest_is_detected(self) -> None:
-        from lachesis.inference.errors import BadResponse
+        from lachesis_client.errors import BadResponse
 
         replies = plays(cut("one two three", 2), Reply([9, END]))
         async with opened(policy=replies, faults={"wrong_echo": [1]}) as (tokens, _):

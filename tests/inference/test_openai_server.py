@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 from completions import completion
 
-from lachesis.inference import (
+from lachesis_client import (
     BadResponse,
     ContextExhausted,
     OpenAIServer,
@@ -21,8 +21,8 @@ from lachesis.inference import (
     ServerUnavailable,
     Unauthorized,
 )
-from lachesis.inference import http_attempts as module
-from lachesis.messages.messages import FinishReason, Message, ToolCall
+from lachesis_client import http_attempts as module
+from lachesis_messages.messages import FinishReason, Message, ToolCall
 from tests.support.ports import free_port
 
 ASK = [{"role": "user", "content": "hello"}]

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from lachesis.inference import OpenAIServer, Router
-from lachesis.inference.parse_thread import parse
+from lachesis_client import OpenAIServer, Router
+from lachesis_client.parse_thread import parse
 from lachesis_testing.fake_server import FakeServer
 from tests.support.exactness import Stack, stack
 from tool_call_parsers import get_parser

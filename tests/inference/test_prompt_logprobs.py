@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from lachesis.inference import TokenTrackingUnavailable
-from lachesis.inference.errors import BadResponse
-from lachesis.inference.openai_server import OpenAIServer
-from lachesis.inference.router import Router
-from lachesis.inference.sampling import Sampling
+from lachesis_client import TokenTrackingUnavailable
+from lachesis_client.errors import BadResponse
+from lachesis_client.openai_server import OpenAIServer
+from lachesis_client.router import Router
+from lachesis_client.sampling import Sampling
 from lachesis_testing.fake_server import FakeServer, fake_tokenizer
 from lachesis_tokens.engines import create_engine
 from lachesis_tokens.prompts.prompts import PromptBuilder

@@ -17,11 +17,11 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from template_tokenizers import ends, sources, tokenizer_of
 
-from lachesis.inference.errors import TemplateError
-from lachesis.messages.history import MessageHistory
-from lachesis.messages.messages import FinishReason, Message
-from lachesis.messages.responses import ChatResponse
-from lachesis.messages.tokens import SampledTokens
+from lachesis_client.errors import TemplateError
+from lachesis_messages.history import MessageHistory
+from lachesis_messages.messages import FinishReason, Message
+from lachesis_messages.responses import ChatResponse
+from lachesis_messages.tokens import SampledTokens
 from lachesis_tokens.prompts.prompts import PromptBuilder, PromptStart, TemplateNotExtendable
 from lachesis_tokens.templates.chat_template import read_template
 from lachesis_tokens.templates.template_cases import Pattern

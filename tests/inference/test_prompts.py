@@ -11,11 +11,11 @@ pytest.importorskip("transformers")
 from template_tokenizers import OURS, tokenizer_of
 from transformers import PreTrainedTokenizerFast
 
-from lachesis.inference.errors import PromptError, TemplateError, TurnRejected
-from lachesis.messages.history import MessageHistory
-from lachesis.messages.messages import FinishReason, Message
-from lachesis.messages.responses import ChatResponse
-from lachesis.messages.tokens import SampledTokens, TokenPrefix
+from lachesis_client.errors import PromptError, TemplateError, TurnRejected
+from lachesis_messages.history import MessageHistory
+from lachesis_messages.messages import FinishReason, Message
+from lachesis_messages.responses import ChatResponse
+from lachesis_messages.tokens import SampledTokens, TokenPrefix
 from lachesis_tokens.prompts.prompts import Prompt, PromptBuilder, PromptStart, TemplateNotExtendable
 from lachesis_tokens.templates.template_report import Extension
 

@@ -14,12 +14,12 @@ import pytest
 from aiohttp import web
 from completions import completion
 
-from lachesis.inference import BadResponse, OpenAIServer, RequestRejected, Router, ServerUnavailable, Unauthorized
-from lachesis.inference.errors import ConversationRefused, NothingThere
-from lachesis.inference.http_attempts import retry_after, retry_delay
-from lachesis.inference.sampling import Sampling
-from lachesis.inference.server_words import REFUSING
-from lachesis.messages.messages import FinishReason
+from lachesis_client import BadResponse, OpenAIServer, RequestRejected, Router, ServerUnavailable, Unauthorized
+from lachesis_client.errors import ConversationRefused, NothingThere
+from lachesis_client.http_attempts import retry_after, retry_delay
+from lachesis_client.sampling import Sampling
+from lachesis_client.server_words import REFUSING
+from lachesis_messages.messages import FinishReason
 from lachesis_tokens.engines import create_engine
 
 Serve = Callable[..., Awaitable[OpenAIServer]]

@@ -12,14 +12,14 @@ from typing import Any
 import numpy
 import pytest
 
-from lachesis.inference import BadResponse
-from lachesis.inference.client_settings import ServerSettings
-from lachesis.inference.sampling import Sampling
-from lachesis.messages.history import MessageHistory
-from lachesis.messages.messages import FinishReason
-from lachesis.messages.replay import RoutedExperts, SamplingMask, join_experts, join_masks
-from lachesis.messages.tokens import TokenPrefix
 from lachesis.settings.server_settings import ServerConfig
+from lachesis_client import BadResponse
+from lachesis_client.client_settings import ServerSettings
+from lachesis_client.sampling import Sampling
+from lachesis_messages.history import MessageHistory
+from lachesis_messages.messages import FinishReason
+from lachesis_messages.replay import RoutedExperts, SamplingMask, join_experts, join_masks
+from lachesis_messages.tokens import TokenPrefix
 from lachesis_testing.fake_server import FakeServer, Lengths, RandomTokens, fake_tokenizer
 from lachesis_testing.fake_server.replay import experts_of
 from lachesis_tokens.engines import create_engine

@@ -11,8 +11,8 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lachesis.inference.request_body import json_body
-from lachesis.messages.tokens import TokenPrefix
+from lachesis_client.request_body import json_body
+from lachesis_messages.tokens import TokenPrefix
 from lachesis_tokens.engines.prompt_ids import PromptIds
 from tests.support.token_trees import UNTIMED
 

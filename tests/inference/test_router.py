@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 from completions import completion
 
-from lachesis.inference import (
+from lachesis_client import (
     OpenAIServer,
     RequestRejected,
     Router,

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from lachesis.inference import BadResponse, OpenAIServer, RequestRejected, Router, ServerUnavailable
-from lachesis.inference.affinity import Demand, ExpectedTokens
-from lachesis.inference.balancer import Balancer
-from lachesis.inference.client_settings import ServerSettings
-from lachesis.inference.sampling import Sampling
-from lachesis.messages.history import MessageHistory
-from lachesis.messages.messages import FinishReason
-from lachesis.messages.tokens import TokenPrefix
+from lachesis_client import BadResponse, OpenAIServer, RequestRejected, Router, ServerUnavailable
+from lachesis_client.affinity import Demand, ExpectedTokens
+from lachesis_client.balancer import Balancer
+from lachesis_client.client_settings import ServerSettings
+from lachesis_client.sampling import Sampling
+from lachesis_messages.history import MessageHistory
+from lachesis_messages.messages import FinishReason
+from lachesis_messages.tokens import TokenPrefix
 from lachesis_testing.fake_server import FakeServer, Fault, Lengths, RandomWords, fake_tokenizer
 from lachesis_tokens.engines import create_engine
 from lachesis_tokens.engines.base import Generation

@@ -15,13 +15,13 @@ from engine_bench import FAKED, bench
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-import lachesis.inference.http_attempts as http_attempts_module
-import lachesis.inference.http_client as http_client
+import lachesis_client.http_attempts as http_attempts_module
+import lachesis_client.http_client as http_client
 import lachesis_tokens.prompts.tokenizer_proof as tokenizer_proof_module
-from lachesis.inference import BadResponse, ServerUnavailable
-from lachesis.inference.sampling import Sampling
-from lachesis.inference.wire.service import WebService, json_response
-from lachesis.messages.tokens import TokenPrefix
+from lachesis_client import BadResponse, ServerUnavailable
+from lachesis_client.sampling import Sampling
+from lachesis_client.wire.service import WebService, json_response
+from lachesis_messages.tokens import TokenPrefix
 from lachesis_testing.fake_server import FakeServer, fake_tokenizer, letter_swapped
 from lachesis_tokens.engines import Generation, create_engine
 from lachesis_tokens.engines.atropos import AtroposEngine

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lachesis.inference.errors import ContextExhausted, ConversationRefused, NothingThere, RequestRejected, rejection
-from lachesis.inference.server_words import Ending, ending
-from lachesis.messages.messages import FinishReason
+from lachesis_client.errors import ContextExhausted, ConversationRefused, NothingThere, RequestRejected, rejection
+from lachesis_client.server_words import Ending, ending
+from lachesis_messages.messages import FinishReason
 
 FULL = {
     "openai": (400, "This model's maximum context length is 128000 tokens. However, your messages resulted in 130112."),

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from template_tokenizers import sources, tokenizer_of
 from transformers import PreTrainedTokenizerFast
 
-from lachesis.inference.errors import PromptError, TemplateError
-from lachesis.messages.history import MessageHistory
-from lachesis.messages.messages import FinishReason, Message
-from lachesis.messages.responses import ChatResponse
-from lachesis.messages.tokens import SampledTokens
 from lachesis.settings.server_settings import ServerConfig
 from lachesis.settings.settings import HermesAgentEnvConfig
+from lachesis_client.errors import PromptError, TemplateError
+from lachesis_messages.history import MessageHistory
+from lachesis_messages.messages import FinishReason, Message
+from lachesis_messages.responses import ChatResponse
+from lachesis_messages.tokens import SampledTokens
 from lachesis_testing.fake_server import FakeServer, fake_tokenizer
 from lachesis_tokens.engines import create_engine
 from lachesis_tokens.prompts.prompts import PromptBuilder

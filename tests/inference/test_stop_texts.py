@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lachesis.inference.sampling import Sampling
-from lachesis.messages.history import MessageHistory
-from lachesis.messages.messages import FinishReason
+from lachesis_client.sampling import Sampling
+from lachesis_messages.history import MessageHistory
+from lachesis_messages.messages import FinishReason
 from lachesis_testing.fake_server import Reply, fake_tokenizer
 from lachesis_tokens.engines.base import Generation
 from lachesis_tokens.server.stop_texts import StopTexts

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from lachesis.inference.errors import BadResponse
-from lachesis.messages.history import MessageHistory
+from lachesis_client.errors import BadResponse
+from lachesis_messages.history import MessageHistory
 from lachesis_testing.fake_server import Reply, fake_tokenizer
 from lachesis_tokens.engines import create_engine
 from lachesis_tokens.prompts.prompts import PromptBuilder
@@ -115,7 +115,7 @@ async def test_a_text_completion_marks_them_too() -> None:
 
 
 def _sampling() -> Any:
-    from lachesis.inference.sampling import Sampling
+    from lachesis_client.sampling import Sampling
 
     return Sampling(max_tokens=16)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lachesis.messages.history import MessageHistory
+from lachesis_messages.history import MessageHistory
 from lachesis_testing.fake_server import fake_tokenizer
 from lachesis_tokens.prompts.prompts import PromptBuilder
 from lachesis_tokens.prompts.text_encoder import TextEncoder

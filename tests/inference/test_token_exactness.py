@@ -18,11 +18,11 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from template_tokenizers import ends, sources, tokenizer_of
 
-from lachesis.inference.errors import TemplateError
-from lachesis.inference.sampling import Sampling
-from lachesis.messages.history import MessageHistory
-from lachesis.messages.messages import Message
-from lachesis.messages.responses import ChatResponse, ToolResponse
+from lachesis_client.errors import TemplateError
+from lachesis_client.sampling import Sampling
+from lachesis_messages.history import MessageHistory
+from lachesis_messages.messages import Message
+from lachesis_messages.responses import ChatResponse, ToolResponse
 from lachesis_testing.fake_server import Reply
 from lachesis_tokens.server.managed_server import ManagedServer
 from lachesis_tokens.templates.template_cases import Pattern

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from lachesis.inference.chat_format import read_message
-from lachesis.inference.errors import BadResponse
-from lachesis.inference.sampling import Sampling
-from lachesis.messages.history import MessageHistory
-from lachesis.messages.messages import FinishReason, Message
-from lachesis.messages.responses import ToolResponse
-from lachesis.messages.tokens import MASKED
+from lachesis_client.chat_format import read_message
+from lachesis_client.errors import BadResponse
+from lachesis_client.sampling import Sampling
+from lachesis_messages.history import MessageHistory
+from lachesis_messages.messages import FinishReason, Message
+from lachesis_messages.responses import ToolResponse
+from lachesis_messages.tokens import MASKED
 from lachesis_testing.fake_server import Reply, fake_tokenizer
 from lachesis_tokens.prompts.prompts import PromptStart
 from lachesis_tokens.samples.samples import samples

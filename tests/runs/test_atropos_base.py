@@ -16,9 +16,9 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from backends.errors import SettingsError
+from backends.lazy import lazy_names
 from benchmarks.agent_loop import tokenizer_folder
 from lachesis import HermesAgentEnvConfig, ServerConfig
-from lachesis.lazy import lazy_names
 from lachesis.runs.atropos_base import INHERITED, MODULE
 from lachesis_compat.atropos.package import APIServerConfig, BaseEnv, BaseEnvConfig, ServerBaseline
 from tests.support.small_envs import ROOT, SortWords, make

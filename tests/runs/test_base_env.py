@@ -15,11 +15,11 @@ import pytest
 from aiohttp import web
 
 from environments.tool_context import ToolContext
-from lachesis.inference import TokenTrackingUnavailable, Unauthorized
 from lachesis.runs import command_line as cli
 from lachesis.runs.failures import RunStopped
 from lachesis.runs.results import RunResult
 from lachesis.settings.server_settings import Phase1CannotTrain
+from lachesis_client import TokenTrackingUnavailable, Unauthorized
 from tests.support.busy_machine import busy_machine
 from tests.support.scripted_server import ScriptedServer, call, say
 from tests.support.small_envs import (

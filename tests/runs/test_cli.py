@@ -21,10 +21,7 @@ from backends.errors import ExitCode
 from lachesis import HermesAgentBaseEnv, ServerConfig
 from lachesis.cli import VERBS
 from lachesis.cli import main as lachesis
-from lachesis.inference import InferenceError
-from lachesis.inference.errors import Unauthorized
 from lachesis.other_packages import ENGINES
-from lachesis.records.jsonl import JsonlError
 from lachesis.runs import command_line as cli
 from lachesis.runs.dataset_rows import DatasetError, NoSuchDataset, load_rows, read_jsonl
 from lachesis.runs.failures import RunStopped, UnusableSettings
@@ -33,13 +30,16 @@ from lachesis.runs.run_folder import RunFolderError, WrongFolder
 from lachesis.settings.server_settings import Phase1CannotTrain, ServerConfigError
 from lachesis.settings.setting_facts import description_of, facts_of
 from lachesis.settings.settings import HermesAgentEnvConfig
-from lachesis.tools import TOOLSETS, Toolset, ToolsetError, ToolUnavailable, get_tool_definitions
+from lachesis_client import InferenceError
+from lachesis_client.errors import Unauthorized
 from lachesis_envs.gsm8k import GSM8kAgentEnv
 from lachesis_envs.task_folders.errors import NoTask, TaskError
+from lachesis_messages.records.jsonl import JsonlError
 from lachesis_testing.fake_server import FakeServer, letter_swapped
 from lachesis_tokens.engines.embedded import NoModelFile
 from lachesis_tokens.prompts.gguf_metadata import GGUFError
 from lachesis_tokens.prompts.tokenizer_proof import TokenizersDiffer
+from lachesis_tools import TOOLSETS, Toolset, ToolsetError, ToolUnavailable, get_tool_definitions
 from tests.support.scripted_server import ScriptedServer
 from tests.support.small_envs import ROOT, SortWords, served, sorts
 

@@ -12,10 +12,10 @@ import pytest
 from rich.console import Console
 
 from environments.tool_context import ToolContext
-from lachesis.records.digests import certified
-from lachesis.records.jsonl import read_lines
 from lachesis.runs.group_records import group_record
 from lachesis.runs.registration import Registration
+from lachesis_messages.records.digests import certified
+from lachesis_messages.records.jsonl import read_lines
 from lachesis_testing.fake_server import Ask, FakeServer
 from lachesis_tokens.samples.decision import ANY_TRAINER, decide_for_training
 from lachesis_tokens.samples.group_shapes import samples_from_atropos

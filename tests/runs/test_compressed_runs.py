@@ -11,20 +11,20 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from lachesis.records.export_lines import ExportLine, ExportTotals
-from lachesis.records.jsonl import read_lines
 from lachesis.runs.run_folder import OtherSettings
 from lachesis.settings.server_settings import ServerConfig, ServerConfigError
 from lachesis.settings.settings import HermesAgentEnvConfig
-from lachesis.tools import BUILTIN_TOOLS, tool
 from lachesis_data.exports.exports import export_group, load_export, write_export
 from lachesis_data.exports.parquet import read_rows
 from lachesis_data.files.validation import validate_entry
+from lachesis_messages.records.export_lines import ExportLine, ExportTotals
+from lachesis_messages.records.jsonl import read_lines
 from lachesis_testing.fake_server import Ask, FakeServer, Reply
 from lachesis_testing.fake_server.policies import as_reply
 from lachesis_tokens.samples.group_shapes import samples_from_atropos
 from lachesis_tokens.samples.verification import verify
 from lachesis_tokens.verbs.verify import verify_file
+from lachesis_tools import BUILTIN_TOOLS, tool
 from tests.support import report_pages
 from tests.support.own_api import OwnApi, own_api
 from tests.support.scripted_server import ScriptedServer, say

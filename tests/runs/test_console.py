@@ -14,10 +14,9 @@ from aiohttp import web
 from rich.console import Console
 from rich.text import Text
 
+from backends.text import counted
 from lachesis.cli import main as lachesis
 from lachesis.figures.running_figures import RunningFigures
-from lachesis.inference import RequestRejected
-from lachesis.inference.sampling import Sampling
 from lachesis.loop.outcome import Outcome
 from lachesis.loop.rollout import Rollout
 from lachesis.runs import command_line as cli
@@ -25,7 +24,8 @@ from lachesis.runs import model_servers
 from lachesis.runs.failures import REPEATS, RunStopped
 from lachesis.runs.progress import Progress, Standing
 from lachesis.runs.results import ShownResult, print_result
-from lachesis.text import counted
+from lachesis_client import RequestRejected
+from lachesis_client.sampling import Sampling
 from lachesis_testing.fake_server import FakeServer
 from lachesis_tokens.engines.sglang import SGLangEngine
 from lachesis_train.verbs.launch_training import main as launch_training

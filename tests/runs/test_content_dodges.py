@@ -27,9 +27,9 @@ import pytest
 
 from environments.hermes_base_env import HermesAgentBaseEnv as OldBaseEnv
 from lachesis import Reward
-from lachesis.messages.messages import Message, ToolCall
 from lachesis.rewards.watching import Watch
 from lachesis.runs.failures import RunStopped
+from lachesis_messages.messages import Message, ToolCall
 from lachesis_testing.fake_server import Ask, FakeServer
 from tests.support.busy_machine import refuse_to_judge_on_a_busy_machine
 from tests.support.scripted_server import ScriptedServer, call, say

@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 from backends.errors import ExitCode
-from lachesis.inference.errors import InferenceError
-from lachesis.records.jsonl import JsonlError, JsonlWriter
 from lachesis.runs import command_line as cli
 from lachesis.runs.own_process import run_alone
 from lachesis.runs.serve_result import age_quantile
 from lachesis.tracebacks import explained, guess
+from lachesis_client.errors import InferenceError
+from lachesis_messages.records.jsonl import JsonlError, JsonlWriter
 from tests.support.small_envs import SortWords, does_nothing, lines, served
 
 OURS = ("/lachesis/runs/", "/lachesis/rewards/", "/lachesis/loop/", "asyncio/")

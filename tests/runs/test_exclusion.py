@@ -27,7 +27,6 @@ from lachesis.figures.exclusion import (
 )
 from lachesis.figures.rollout_records import counted_record, rollout_record
 from lachesis.figures.summary import evaluation_metrics
-from lachesis.inference import RequestRejected, ServerUnavailable
 from lachesis.loop.outcome import Outcome
 from lachesis.loop.rollout import Rollout
 from lachesis.runs.group_player import PlayedGroup
@@ -35,6 +34,7 @@ from lachesis.runs.group_records import group_record
 from lachesis.runs.results import print_result
 from lachesis.runs.serve_result import ServeResult
 from lachesis.runs.wandb_tracking import Tracker
+from lachesis_client import RequestRejected, ServerUnavailable
 from lachesis_view.reports.run import render_report
 from tests.support import report_pages
 from tests.support.small_envs import Fussy, fussed, lines, process

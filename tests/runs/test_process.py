@@ -24,7 +24,6 @@ import pytest
 from rich.console import Console
 
 from lachesis.figures.item_keys import ItemError, item_digest, plain
-from lachesis.inference import ServerUnavailable
 from lachesis.runs import command_line as cli
 from lachesis.runs.commands import longest_group
 from lachesis.runs.decisions import Decision
@@ -35,8 +34,9 @@ from lachesis.runs.pipeline import Pipeline
 from lachesis.runs.results import RunFiles
 from lachesis.runs.run_folder import RunFolderError
 from lachesis.settings.server_settings import ServerConfig
-from lachesis.tools import ToolRegistry, tool
+from lachesis_client import ServerUnavailable
 from lachesis_compat.atropos.package import ScoredDataGroup
+from lachesis_tools import ToolRegistry, tool
 from tests.support.report_pages import everything
 from tests.support.scripted_server import ScriptedServer, call, say
 from tests.support.small_envs import (

@@ -478,7 +478,7 @@ async def test_turn_rewards_reach_the_trainer_with_their_sample(tmp_path: Path, 
 async def test_a_history_is_serialised_once_for_all_of_its_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from lachesis.messages.history import MessageHistory
+    from lachesis_messages.history import MessageHistory
     from lachesis_tokens.samples.decision import ANY_TRAINER, decide_for_training
 
     finished: list[Rollout] = []

@@ -17,11 +17,11 @@ from aiohttp import web
 from pydantic import ValidationError
 
 from backends import BackendUnavailable, SandboxLost, SandboxSpec, create_backend
-from lachesis.inference import ServerSettings
-from lachesis.inference.sampling import read_sampling, sampling_fields
 from lachesis.runs import command_line as cli
 from lachesis.settings.server_settings import ServerConfig
 from lachesis.settings.settings import HermesAgentEnvConfig
+from lachesis_client import ServerSettings
+from lachesis_client.sampling import read_sampling, sampling_fields
 from lachesis_tokens.engines import create_engine
 from lachesis_tokens.engines.http_engine import HttpEngine
 from tests.support.scripted_server import ScriptedServer, call, say

@@ -20,11 +20,11 @@ from rich.console import Console
 from lachesis.figures.item_keys import ItemError
 from lachesis.loop.outcome import Outcome
 from lachesis.loop.rollout import Rollout
-from lachesis.messages.tokens import TokenPrefix
 from lachesis.runs.decisions import Kept, LeftOut
 from lachesis.runs.failures import FailureBrake, RunStopped
 from lachesis.runs.group_player import PlayedGroup
 from lachesis.settings.settings import HermesAgentEnvConfig
+from lachesis_messages.tokens import TokenPrefix
 from lachesis_tokens.samples.decision import ANY_TRAINER, decide_for_training
 from lachesis_tokens.samples.samples import samples as token_samples
 from lachesis_train.rollout_api import RolloutApi

@@ -19,16 +19,16 @@ import pytest
 from rich.console import Console
 
 from backends import SandboxSpec, create_backend
-from lachesis.inference import RequestRejected, ServerUnavailable
-from lachesis.inference.errors import TemplateError
 from lachesis.loop.outcome import Outcome
 from lachesis.loop.rollout import Rollout
-from lachesis.messages.tokens import PromptChecked, TokenPrefix
 from lachesis.runs import command_line as cli
 from lachesis.runs.decisions import Kept, LeftOut
 from lachesis.runs.failures import FailureBrake, RunStopped
 from lachesis.runs.group_player import PlayedGroup
 from lachesis.settings.server_settings import ServerConfig
+from lachesis_client import RequestRejected, ServerUnavailable
+from lachesis_client.errors import TemplateError
+from lachesis_messages.tokens import PromptChecked, TokenPrefix
 from lachesis_testing.fake_server import Ask, FakeServer, RandomWords, ToolUser, fake_tokenizer
 from lachesis_testing.fake_server.completions import Reply
 from lachesis_tokens.samples.decision import ANY_TRAINER, decide_for_training

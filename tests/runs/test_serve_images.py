@@ -7,12 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lachesis.inference.sampling import Sampling
-from lachesis.records.jsonl import read_lines
-from lachesis.tools import BUILTIN_TOOLS, ToolResult, tool
+from lachesis_client.sampling import Sampling
+from lachesis_messages.records.jsonl import read_lines
 from lachesis_testing.fake_server import FakeServer, ToolUser
 from lachesis_testing.fake_server.images import seen_ids
 from lachesis_tokens.samples.verification import verify_records
+from lachesis_tools import BUILTIN_TOOLS, ToolResult, tool
 from tests.support.pictures import image, png, text
 from tests.support.stock_run_api import StockRunApi, run_api
 from tests.support.training_runs import CoinToss, environment, proven, serving, trained, with_tokens

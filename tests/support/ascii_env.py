@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 from lachesis import HermesAgentBaseEnv
-from lachesis.messages.tokens import MASKED
+from lachesis_messages.tokens import MASKED
 
 
 class AsciiEnv(HermesAgentBaseEnv):

@@ -6,7 +6,7 @@ import copy
 from contextlib import suppress
 from typing import Any
 
-from lachesis.records.digests import LINE_DIGEST, certified
+from lachesis_messages.records.digests import LINE_DIGEST, certified
 from lachesis_tokens.samples.samples import MalformedSample, TokenSample
 
 Record = dict[str, Any]

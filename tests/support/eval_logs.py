@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
 
-from lachesis import HermesAgentBaseEnv, Reward, ToolRegistry, tool
+from lachesis import HermesAgentBaseEnv, Reward
 from lachesis.cli import main
+from lachesis_tools.tool_registry import ToolRegistry, tool
 from tests.support.scripted_server import Answer, ScriptedServer, call, say
 from tests.support.small_envs import make
 

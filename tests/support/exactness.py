@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequenc
 from contextlib import asynccontextmanager
 from typing import Any, TypeAlias
 
-from lachesis.messages.tokens import MASKED, MASKED_LOGPROB
+from lachesis_messages.tokens import MASKED, MASKED_LOGPROB
 from lachesis_testing.fake_server import Ask, FakeServer
 from lachesis_testing.fake_server.policies import Said
 from lachesis_tokens.engines import create_engine

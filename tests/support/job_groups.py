@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from lachesis.records.jsonl import JsonlWriter
+from lachesis_messages.records.jsonl import JsonlWriter
 from lachesis_testing.export_suite import example_groups
 
 # One white pixel.

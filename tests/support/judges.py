@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from lachesis.tool_context.tool_context import ToolContext
-from lachesis.tools import BUILTIN_TOOLS, ToolSessions
 from lachesis_testing.cheats import CASES, CHEATS, IDS, SOLUTION, TEST_PATH, TESTS
+from lachesis_tools import BUILTIN_TOOLS, ToolSessions
 
 PYTHON = "PYTHONPATH=/opt/pytest python3"
 """Of `root_images.pytest_root`."""

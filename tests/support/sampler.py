@@ -7,7 +7,7 @@ import math
 from functools import cache
 from typing import Any
 
-from lachesis.inference.sampling import LogprobsKind, Sampling
+from lachesis_client.sampling import LogprobsKind, Sampling
 from lachesis_testing.fake_server import Ask, Codec, FakeModel, RandomTokens, fake_tokenizer
 from lachesis_testing.fake_server.completions import Call, finish
 from lachesis_testing.fake_server.policies import as_policy

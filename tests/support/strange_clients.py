@@ -19,7 +19,7 @@ from typing import Any
 
 import aiohttp
 
-from lachesis.messages.responses import ChatResponse
+from lachesis_messages.responses import ChatResponse
 from lachesis_testing.fake_server import Ask, Reply
 from lachesis_tokens.endpoint import Recording
 from tests.support.exactness import Stack

@@ -9,9 +9,9 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from lachesis.messages.messages import FinishReason, Message
-from lachesis.messages.responses import ChatResponse
-from lachesis.messages.tokens import SampledTokens, TokenPrefix
+from lachesis_messages.messages import FinishReason, Message
+from lachesis_messages.responses import ChatResponse
+from lachesis_messages.tokens import SampledTokens, TokenPrefix
 
 UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 """For property tests: the time of an example depends on the machine."""

@@ -6,11 +6,11 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from lachesis.messages.history import MessageHistory
-from lachesis.messages.messages import FinishReason
-from lachesis.messages.responses import ChatResponse, as_message
-from lachesis.messages.tokens import SampledTokens, TokenPrefix
-from lachesis.records.split_rollouts import SplitRollouts
+from lachesis_messages.history import MessageHistory
+from lachesis_messages.messages import FinishReason
+from lachesis_messages.records.split_rollouts import SplitRollouts
+from lachesis_messages.responses import ChatResponse, as_message
+from lachesis_messages.tokens import SampledTokens, TokenPrefix
 from lachesis_tokens.samples.advantages import rollout_advantages
 from lachesis_tokens.samples.group_shapes import (
     GroupSettings,

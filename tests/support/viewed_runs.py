@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from lachesis import Reward
-from lachesis.records.jsonl import read_lines
-from lachesis.tools import BUILTIN_TOOLS, ToolFailure, tool
+from lachesis_messages.records.jsonl import read_lines
 from lachesis_testing.fake_server import Ask, FakeServer, Reply
 from lachesis_testing.fake_server.policies import as_reply
+from lachesis_tools import BUILTIN_TOOLS, ToolFailure, tool
 from tests.support.scripted_server import call, say
 from tests.support.small_envs import WORDS, ManyWords, asked_words, process
 from tests.support.training_runs import environment, with_tokens

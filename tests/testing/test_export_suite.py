@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 
 import pytest
 
-from lachesis.records.export_lines import ExportLine, LeftOutRollout
-from lachesis.records.groups import rollout_messages, rollout_samples
 from lachesis_data.exports.exports import EXPORTS, load_export
 from lachesis_data.exports.parquet import read_rows
+from lachesis_messages.records.export_lines import ExportLine, LeftOutRollout
+from lachesis_messages.records.groups import rollout_messages, rollout_samples
 from lachesis_testing.export_suite import ExportSuite, example_groups
 from lachesis_tokens.samples.verification import verify_records
 from tests.support.eval_logs import read_samples

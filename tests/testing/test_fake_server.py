@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from lachesis.inference import (
+from lachesis_client import (
     ContextExhausted,
     OpenAIServer,
     RequestRejected,
@@ -29,10 +29,10 @@ from lachesis.inference import (
     ServerUnavailable,
     Unauthorized,
 )
-from lachesis.inference import http_attempts as http_attempts_module
-from lachesis.inference.sampling import Sampling
-from lachesis.messages.messages import FinishReason
-from lachesis.messages.tokens import TokenPrefix
+from lachesis_client import http_attempts as http_attempts_module
+from lachesis_client.sampling import Sampling
+from lachesis_messages.messages import FinishReason
+from lachesis_messages.tokens import TokenPrefix
 from lachesis_testing.fake_server import (
     Codec,
     Echo,

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lachesis.inference import OpenAIServer, RequestRejected, Router
 from lachesis.loop.reference_server import MODEL_NAME, ReferenceServer
-from lachesis.messages.messages import FinishReason, Message
+from lachesis_client import OpenAIServer, RequestRejected, Router
 from lachesis_envs.gsm8k.worked_solutions import (
     UNKNOWN_PROBLEM,
     WorkedSolution,
@@ -15,6 +14,7 @@ from lachesis_envs.gsm8k.worked_solutions import (
     evaluate,
     gsm8k_steps,
 )
+from lachesis_messages.messages import FinishReason, Message
 
 TOOLS = [{"type": "function", "function": {"name": "python", "parameters": {"type": "object"}}}]
 QUESTION = "Natalia sold clips to 48 of her friends in April, and half as many in May. How many altogether?"

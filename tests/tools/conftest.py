@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 
 from backends import create_backend
-from lachesis.tools import ToolResult, ToolSession, ToolSessions, call_tool
+from lachesis_tools import ToolResult, ToolSession, ToolSessions, call_tool
 
 numbers = itertools.count()
 

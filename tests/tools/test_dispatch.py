@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field
 
 from backends.base import Sandbox
 from backends.errors import BackendError, SandboxLost
-from lachesis.tools import (
+from lachesis_tools import (
     ToolCrashed,
     ToolFailure,
     ToolRegistry,
@@ -26,7 +26,7 @@ from lachesis.tools import (
     call_tools,
     tool,
 )
-from lachesis.tools.tool_session import UnusablePath
+from lachesis_tools.tool_session import UnusablePath
 
 
 class Entry(BaseModel):

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lachesis.tools import TOOLSETS, ToolsetError
-from lachesis.tools.distributions import DISTRIBUTIONS, REMOVED_TOOLSETS, draw_toolsets
+from lachesis_tools import TOOLSETS, ToolsetError
+from lachesis_tools.distributions import DISTRIBUTIONS, REMOVED_TOOLSETS, draw_toolsets
 
 
 def everything(_: str) -> bool:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from lachesis.tools.edits import EditError, apply_hunks, parse_patch, replace_text, unified_diff
+from lachesis_tools.edits import EditError, apply_hunks, parse_patch, replace_text, unified_diff
 
 
 def as_v4a(old: list[str], new: list[str], context: int, header: str) -> str:

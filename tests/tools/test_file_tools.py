@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lachesis.tools import ToolResult, ToolSession
-from lachesis.tools.files import _Page
+from lachesis_tools import ToolResult, ToolSession
+from lachesis_tools.files import _Page
 
 Call = Callable[..., Awaitable[ToolResult]]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lachesis.tools import BUILTIN_TOOLS, ToolSession, call_tool
+from lachesis_tools import BUILTIN_TOOLS, ToolSession, call_tool
 
 ORDINARY = {
     "path": "f.txt",

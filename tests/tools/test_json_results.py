@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lachesis.tools import BUILTIN_TOOLS
-from lachesis.tools.json_results import as_json
+from lachesis_tools import BUILTIN_TOOLS
+from lachesis_tools.json_results import as_json
 from tests.support.scripted_server import call, say
 from tests.support.small_envs import SortWords, lines, process
 

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from lachesis.tools import ToolResult, ToolSession, call_tool
+from lachesis_tools import ToolResult, ToolSession, call_tool
 
 Call = Callable[..., Awaitable[ToolResult]]
 

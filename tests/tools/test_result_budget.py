@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from lachesis.tools import ToolResult, ToolSession
-from lachesis.tools.budget import ResultBudget
+from lachesis_tools import ToolResult, ToolSession
+from lachesis_tools.budget import ResultBudget
 from tests.tools.conftest import Call
 
 LONG = "\n".join(f"line {number} äöü" for number in range(2000))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lachesis.tools import ToolResult, ToolSession
+from lachesis_tools import ToolResult, ToolSession
 
 Call = Callable[..., Awaitable[ToolResult]]
 
@@ -144,7 +144,7 @@ async def test_unknown_processes_are_named(call: Call) -> None:
 
 
 async def test_writing_to_a_process_that_does_not_read_comes_back(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lachesis.tools.background.WRITE_TIMEOUT", 0.3)
+    monkeypatch.setattr("lachesis_tools.background.WRITE_TIMEOUT", 0.3)
     name = await start(call, "sleep 60")
     failed = await call("process", action="write", session_id=name, data="x" * 200_000)
     assert "has not read its input" in str(failed.error)

@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field
 
 from backends import BackendError, SandboxLost
 from backends.errors import LachesisError
-from lachesis.tools import BUILTIN_TOOLS, Tool, ToolRegistry, ToolSession, tool
+from lachesis_tools import BUILTIN_TOOLS, Tool, ToolRegistry, ToolSession, tool
 
 
 class Place(BaseModel):
@@ -198,7 +198,7 @@ def test_importing_tools_takes_little_more_than_importing_its_dependencies() -> 
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
-    programs = ("pass", "import asyncio, json, pydantic.main", "import lachesis.tools")
+    programs = ("pass", "import asyncio, json, pydantic.main", "import lachesis_tools")
     nothing, parts, whole = (min(seconds(program) for _ in range(5)) for program in programs)
     assert whole - nothing < 3 * (parts - nothing), "what it takes in seconds depends on the machine"
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from backends import BackendError, Sandbox, SandboxLost, SandboxSpec, create_backend
-from lachesis.tools import SessionClosed, ToolResult, ToolSession, ToolSessions, call_tool, handle_function_call
+from lachesis_tools import SessionClosed, ToolResult, ToolSession, ToolSessions, call_tool, handle_function_call
 
 Call = Callable[..., Awaitable[ToolResult]]
 
@@ -113,7 +113,7 @@ CALLS = {
 CROWDED = """
 import asyncio, os, resource
 from backends import BackendError, create_backend
-from lachesis.tools import ToolSessions, call_tool
+from lachesis_tools import ToolSessions, call_tool
 
 async def main():
     async with ToolSessions(create_backend("local")) as sessions:

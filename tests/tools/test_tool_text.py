@@ -7,7 +7,7 @@ import re
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from lachesis.tools.text import HeadTail, cap_text, printable
+from lachesis_tools.text import HeadTail, cap_text, printable
 
 MARKER = re.compile(r"\n\[\.\.\. (\d+) characters elided \.\.\.\]\n")
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lachesis.tools import (
+from lachesis_tools import (
     BUILTIN_TOOLS,
     TOOLSETS,
     Toolset,
@@ -21,7 +21,7 @@ from lachesis.tools import (
     tool,
     validate_toolset,
 )
-from lachesis.tools.toolsets import left_out_tools
+from lachesis_tools.toolsets import left_out_tools
 
 NAMES = "abcdef"
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from lachesis.records.digests import LINE_DIGEST, certified
-from lachesis.records.entries import save_trajectory
-from lachesis.records.export_lines import ExportLine
-from lachesis.records.jsonl import append_line
-from lachesis.records.sharegpt import to_conversations
 from lachesis_data.exports.builtin_exports import token_samples
+from lachesis_messages.records.digests import LINE_DIGEST, certified
+from lachesis_messages.records.entries import save_trajectory
+from lachesis_messages.records.export_lines import ExportLine
+from lachesis_messages.records.jsonl import append_line
+from lachesis_messages.records.sharegpt import to_conversations
 from lachesis_testing.fake_server import fake_tokenizer
 from lachesis_tokens.prompts.prompts import PromptBuilder
 from lachesis_tokens.samples.group_shapes import samples_from_atropos

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lachesis.records.split_rollouts import SplitRollouts
+from lachesis_messages.records.split_rollouts import SplitRollouts
 from lachesis_tokens.samples.group_shapes import (
     samples_from_atropos,
     with_digest,

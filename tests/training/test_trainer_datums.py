@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lachesis.messages.tokens import TokenPrefix
-from lachesis.records.split_rollouts import DiscardedAttempts, SplitRollouts
+from lachesis_messages.records.split_rollouts import DiscardedAttempts, SplitRollouts
+from lachesis_messages.tokens import TokenPrefix
 from lachesis_tokens.samples.advantages import LossAverage, rollout_advantages
 from lachesis_tokens.samples.group_shapes import (
     GroupSettings,

@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lachesis.records.jsonl import read_lines
 from lachesis.runs.run_folder import OtherSettings, RunFolderError
+from lachesis_messages.records.jsonl import read_lines
 from lachesis_train.api import ApiSettings, RolloutApiServer
 from lachesis_train.curves.recorder import TrainingRecorder
 from lachesis_train.policy import CurrentPolicy

@@ -13,9 +13,9 @@ from atroposlib.api.server import ScoredData
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lachesis.messages.tokens import MASKED, TokenPrefix
-from lachesis.records.split_rollouts import SplitRollouts
 from lachesis.settings.settings import HermesAgentEnvConfig
+from lachesis_messages.records.split_rollouts import SplitRollouts
+from lachesis_messages.tokens import MASKED, TokenPrefix
 from lachesis_tokens.samples.group_shapes import (
     GroupSettings,
     RejectedGroup,

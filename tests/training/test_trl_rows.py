@@ -14,10 +14,10 @@ from lachesis.figures.repaired_calls import RepairedCalls
 from lachesis.loop.outcome import Outcome
 from lachesis.loop.result import AgentResult
 from lachesis.loop.rollout import Rollout
-from lachesis.messages.history import MessageHistory
-from lachesis.messages.messages import FinishReason, Message, ToolCall
-from lachesis.messages.responses import ChatResponse
-from lachesis.messages.tokens import MASKED, TokenPrefix
+from lachesis_messages.history import MessageHistory
+from lachesis_messages.messages import FinishReason, Message, ToolCall
+from lachesis_messages.responses import ChatResponse
+from lachesis_messages.tokens import MASKED, TokenPrefix
 from lachesis_tokens.samples.samples import TokenSample
 from lachesis_train import BranchedRollout, RejectedRollout
 from lachesis_train.trl.items import environment_of

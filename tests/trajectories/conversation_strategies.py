@@ -8,7 +8,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from lachesis.messages.errors import (
+from lachesis_messages.errors import (
     DuplicateCallId,
     MalformedMessage,
     MessageError,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lachesis.messages.tokens import TokenPrefix
+from lachesis_messages.tokens import TokenPrefix
 from lachesis_tokens.samples.advantages import (
     LossAverage,
     rollout_advantages,

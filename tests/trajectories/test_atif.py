@@ -11,14 +11,14 @@ from hypothesis import given
 from lachesis.loop.outcome import Outcome
 from lachesis.loop.result import AgentResult
 from lachesis.loop.rollout import Rollout
-from lachesis.messages.history import MessageHistory
-from lachesis.messages.messages import FinishReason, Message
-from lachesis.messages.responses import ChatResponse
-from lachesis.messages.tokens import TokenPrefix
-from lachesis.records.export_lines import ExportLine
 from lachesis.runs.group_player import PlayedGroup
 from lachesis.runs.group_records import group_record
 from lachesis_data.exports.atif import atif
+from lachesis_messages.history import MessageHistory
+from lachesis_messages.messages import FinishReason, Message
+from lachesis_messages.records.export_lines import ExportLine
+from lachesis_messages.responses import ChatResponse
+from lachesis_messages.tokens import TokenPrefix
 from tests.support.token_trees import END, UNTIMED, completion
 from tests.trajectories.test_samples_of_histories import rollouts
 

@@ -8,11 +8,11 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lachesis.messages.encoded import NodeMessages
-from lachesis.messages.history import MessageHistory
-from lachesis.messages.messages import FinishReason, Message, ToolCall
-from lachesis.messages.responses import ChatResponse, ToolResponse
-from lachesis.text import without_lone_surrogates
+from backends.text import without_lone_surrogates
+from lachesis_messages.encoded import NodeMessages
+from lachesis_messages.history import MessageHistory
+from lachesis_messages.messages import FinishReason, Message, ToolCall
+from lachesis_messages.responses import ChatResponse, ToolResponse
 from tests.support.token_trees import UNTIMED
 
 WORDS = st.sampled_from(["", "hello", 'a "quoted"\n', "Zürich", "half \ud83d", "\0"])

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lachesis.cli import main
-from lachesis.messages.messages import Message
-from lachesis.records.jsonl import JsonlError
 from lachesis_data.files.entry_files import read_entries
 from lachesis_data.files.foreign import NULLS_REMOVED, unpadded
 from lachesis_data.files.formats import converter, read_chat
 from lachesis_data.files.validation import validate_entry
+from lachesis_messages.messages import Message
+from lachesis_messages.records.jsonl import JsonlError
 from tests.support.token_trees import UNTIMED
 from tests.trajectories.test_formats import PLAIN, call
 

@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 from lachesis import reward
 from lachesis.cli import main
 from lachesis.loop.result import TokenCount
-from lachesis.messages.tokens import MASKED
-from lachesis.records.digests import LINE_DIGEST, certified, copies_of
-from lachesis.records.jsonl import read_lines
-from lachesis.tools import BUILTIN_TOOLS, ToolFailure, tool
+from lachesis_messages.records.digests import LINE_DIGEST, certified, copies_of
+from lachesis_messages.records.jsonl import read_lines
+from lachesis_messages.tokens import MASKED
 from lachesis_testing.fake_server import Ask, FakeServer, Reply
 from lachesis_testing.fake_server.policies import as_reply
 from lachesis_tokens.samples.verification import Totals, verify_records
+from lachesis_tools import BUILTIN_TOOLS, ToolFailure, tool
 from tests.support.certificates import aged, resealed
 from tests.support.small_envs import ManyWords
 from tests.support.token_trees import UNTIMED

@@ -19,17 +19,17 @@ from openai.types.chat import ChatCompletionFunctionToolParam, ChatCompletionMes
 from pydantic import TypeAdapter
 
 from lachesis.cli import main
-from lachesis.messages.errors import MessageError
-from lachesis.messages.markup import NotJson, load_json, think_block, write_json
-from lachesis.records.entries import to_batch_entry, to_dataset_entry, to_trajectory_entry
-from lachesis.records.export_lines import Chat, ExportTotals, Unsuitable
-from lachesis.records.jsonl import JsonlWriter, read_lines
 from lachesis_data.exports.chat_exports import openai_line, trl_line
 from lachesis_data.exports.exports import export_group, load_export, write_export
 from lachesis_data.exports.parquet import ParquetWriter, parquet_row, read_rows
 from lachesis_data.files.entry_files import convert_entries, digest, read_entries
 from lachesis_data.files.formats import CONVERTIBLE, UnknownFormat, converter, dataset_features, format_of, read_chat
 from lachesis_data.files.validation import VALIDATORS, validate_entry
+from lachesis_messages.errors import MessageError
+from lachesis_messages.markup import NotJson, load_json, think_block, write_json
+from lachesis_messages.records.entries import to_batch_entry, to_dataset_entry, to_trajectory_entry
+from lachesis_messages.records.export_lines import Chat, ExportTotals, Unsuitable
+from lachesis_messages.records.jsonl import JsonlWriter, read_lines
 from lachesis_testing.export_suite import example_groups
 from tests.support.token_trees import UNTIMED
 from tests.trajectories.conversation_strategies import conversations, hostile_text

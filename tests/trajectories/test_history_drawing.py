@@ -9,10 +9,10 @@ from conversation_strategies import conversations, hostile_text
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lachesis.messages.history import MessageHistory
-from lachesis.messages.messages import FinishReason, Message
-from lachesis.messages.responses import ChatResponse, ToolResponse
-from lachesis.messages.tokens import SampledTokens, TokenPrefix
+from lachesis_messages.history import MessageHistory
+from lachesis_messages.messages import FinishReason, Message
+from lachesis_messages.responses import ChatResponse, ToolResponse
+from lachesis_messages.tokens import SampledTokens, TokenPrefix
 from tests.run import some
 
 USER = {"role": "user", "content": "hello"}

@@ -10,11 +10,11 @@ import jinja2
 import orjson
 import pytest
 
-from lachesis.messages.editing import StaleMessage
-from lachesis.messages.errors import MalformedMessage, UnknownRole
-from lachesis.messages.history import MessageHistory
-from lachesis.messages.messages import FinishReason, Message
-from lachesis.messages.responses import ChatResponse, ToolResponse
+from lachesis_messages.editing import StaleMessage
+from lachesis_messages.errors import MalformedMessage, UnknownRole
+from lachesis_messages.history import MessageHistory
+from lachesis_messages.messages import FinishReason, Message
+from lachesis_messages.responses import ChatResponse, ToolResponse
 
 USER = {"role": "user", "content": "hello"}
 

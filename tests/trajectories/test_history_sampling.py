@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from lachesis.messages.history import MessageHistory
-from lachesis.messages.messages import FinishReason, Message
-from lachesis.messages.responses import ChatResponse, ToolResponse, Usage
-from lachesis.messages.tokens import SampledTokens, TokenPrefix
+from lachesis_messages.history import MessageHistory
+from lachesis_messages.messages import FinishReason, Message
+from lachesis_messages.responses import ChatResponse, ToolResponse, Usage
+from lachesis_messages.tokens import SampledTokens, TokenPrefix
 
 USER = {"role": "user", "content": "hello"}
 

@@ -16,17 +16,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lachesis.records import jsonl
-from lachesis.records.entries import load_trajectories, save_trajectory, to_batch_entry
-from lachesis.records.jsonl import JsonlError, JsonlWriter, append_line, read_lines
-from lachesis.records.sharegpt import to_conversations
+from lachesis_messages.records import jsonl
+from lachesis_messages.records.entries import load_trajectories, save_trajectory, to_batch_entry
+from lachesis_messages.records.jsonl import JsonlError, JsonlWriter, append_line, read_lines
+from lachesis_messages.records.sharegpt import to_conversations
 from tests.run import some
 
 TURNS = [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "<think>\n</think>\nhello"}]
 
 WRITE_FOREVER = """
 import sys
-from lachesis.records.jsonl import JsonlWriter
+from lachesis_messages.records.jsonl import JsonlWriter
 with JsonlWriter(sys.argv[1]) as writer:
     for n in range(int(sys.argv[2]), 10**9):
         writer.write({"n": n, "text": "x" * int(sys.argv[3])})
@@ -106,7 +106,7 @@ def test_an_open_writer_moves_a_line_that_another_left_torn(tmp_path):
 
 WRITE_SOME = """
 import sys
-from lachesis.records.jsonl import JsonlWriter
+from lachesis_messages.records.jsonl import JsonlWriter
 writer = JsonlWriter(sys.argv[1])
 sys.stdin.readline()
 for n in range(150):
@@ -141,7 +141,7 @@ def test_writers_in_four_processes_and_threads_write_whole_lines_only(tmp_path):
 
 FORKED = """
 import os, sys, time
-from lachesis.records.jsonl import JsonlWriter
+from lachesis_messages.records.jsonl import JsonlWriter
 writer = JsonlWriter(sys.argv[1])
 with writer._exclusive(writer._fd):
     child = os.fork()
@@ -162,7 +162,7 @@ def test_a_forked_child_is_kept_out_while_its_parent_writes(tmp_path):
 
 FULL_DISK = """
 import resource, sys
-from lachesis.records.jsonl import JsonlError, JsonlWriter
+from lachesis_messages.records.jsonl import JsonlError, JsonlWriter
 resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
 with JsonlWriter(sys.argv[1]) as writer:
     writer.write({"n": 1})

@@ -8,11 +8,11 @@ import pytest
 from conversation_strategies import conversations, faulty_conversations
 from hypothesis import given, settings
 
-from lachesis.messages.errors import MalformedMessage, MessageError, UnansweredToolCall, UnknownRole
-from lachesis.messages.history import MessageHistory
-from lachesis.messages.message_rules import validate_messages
-from lachesis.messages.messages import FinishReason, Message, ToolCall
-from lachesis.messages.responses import ChatResponse
+from lachesis_messages.errors import MalformedMessage, MessageError, UnansweredToolCall, UnknownRole
+from lachesis_messages.history import MessageHistory
+from lachesis_messages.message_rules import validate_messages
+from lachesis_messages.messages import FinishReason, Message, ToolCall
+from lachesis_messages.responses import ChatResponse
 from tests.run import some
 
 CALL = {"id": "call_1", "type": "function", "function": {"name": "terminal", "arguments": '{"command":  "ls"}'}}

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from lachesis.messages.history import MessageHistory
-from lachesis.messages.messages import Message, ToolCall
+from lachesis_messages.history import MessageHistory
+from lachesis_messages.messages import Message, ToolCall
 
 
 def made(extra: dict[str, Any], of_call: dict[str, Any], part: dict[str, Any]) -> list[Message]:

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lachesis.messages.messages import FinishReason, Message
-from lachesis.messages.responses import ChatResponse
-from lachesis.messages.tokens import MASKED, MASKED_LOGPROB, SampledTokens, TokenPrefix, digest_of
+from lachesis_messages.messages import FinishReason, Message
+from lachesis_messages.responses import ChatResponse
+from lachesis_messages.tokens import MASKED, MASKED_LOGPROB, SampledTokens, TokenPrefix, digest_of
 from lachesis_tokens.samples.samples import MalformedSample, NoTokens, TokenSample, samples
 from lachesis_tokens.samples.verification import verify, verify_records
 from tests.support.certificates import aged

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lachesis.messages.history import MessageHistory
-from lachesis.messages.messages import Message
-from lachesis.messages.responses import ChatResponse, ToolResponse
-from lachesis.messages.tokens import TokenPrefix
+from lachesis_messages.history import MessageHistory
+from lachesis_messages.messages import Message
+from lachesis_messages.responses import ChatResponse, ToolResponse
+from lachesis_messages.tokens import TokenPrefix
 from lachesis_tokens.samples.samples import samples
 from lachesis_tokens.samples.verification import verify, verify_records
 from tests.support.token_trees import END, UNTIMED, completion

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from lachesis.inference.client_settings import ServerSettings
-from lachesis.inference.sampling import read_sampling, recorded_fields
-from lachesis.records.sampling_record import sampling_problem
+from lachesis_client.client_settings import ServerSettings
+from lachesis_client.sampling import read_sampling, recorded_fields
+from lachesis_messages.records.sampling_record import sampling_problem
 from lachesis_tokens.engines import create_engine
 from tests.support.token_trees import SAMPLING
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lachesis.messages.shared_text import SharedText
-from lachesis.messages.tokens import TokenPrefix
+from lachesis_messages.shared_text import SharedText
+from lachesis_messages.tokens import TokenPrefix
 from tests.support.token_trees import UNTIMED
 
 STEPS = st.lists(st.tuples(st.integers(0, 99), st.binary(max_size=5), st.booleans()), max_size=20)

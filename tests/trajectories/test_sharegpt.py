@@ -9,18 +9,18 @@ from conversation_strategies import conversations, hostile_text
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from lachesis.messages.errors import (
+from lachesis_messages.errors import (
     MalformedMessage,
     RoleOrder,
     UnansweredToolCall,
     UnexpectedToolResult,
     UnknownRole,
 )
-from lachesis.messages.history import MessageHistory
-from lachesis.messages.markup import convert_scratchpad_to_think, escape_text, split_opened_think, unescape_text
-from lachesis.records.entries import to_batch_entry, to_dataset_entry, to_trajectory_entry
-from lachesis.records.loading import from_sharegpt, tools_from_sharegpt
-from lachesis.records.sharegpt import WarningKind, system_prompt, to_conversations
+from lachesis_messages.history import MessageHistory
+from lachesis_messages.markup import convert_scratchpad_to_think, escape_text, split_opened_think, unescape_text
+from lachesis_messages.records.entries import to_batch_entry, to_dataset_entry, to_trajectory_entry
+from lachesis_messages.records.loading import from_sharegpt, tools_from_sharegpt
+from lachesis_messages.records.sharegpt import WarningKind, system_prompt, to_conversations
 from tests.run import some
 
 DATA = Path(__file__).parent / "data"

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lachesis.messages.tokens import SampledTokens, TokenPrefix, digest_of
+from lachesis_messages.tokens import SampledTokens, TokenPrefix, digest_of
 from tests.support.token_trees import UNTIMED
 
 IDS = st.lists(st.integers(0, 2**32 - 1), max_size=6)

@@ -14,7 +14,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from lachesis.cli import main
-from lachesis.messages.tokens import MASKED, MASKED_LOGPROB, TokenPrefix
+from lachesis_messages.tokens import MASKED, MASKED_LOGPROB, TokenPrefix
 from lachesis_tokens.samples.samples import samples
 from lachesis_tokens.samples.verification import RecordVerifier, verify, verify_records
 from tests.support.certificates import aged, resealed

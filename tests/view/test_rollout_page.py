@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from lachesis.loop.outcome import Outcome
 from lachesis.loop.result import AgentResult
 from lachesis.loop.rollout import Rollout
-from lachesis.messages.history import MessageHistory
-from lachesis.messages.messages import FinishReason, Message, ToolCall
-from lachesis.messages.replay import SamplingMask
-from lachesis.messages.responses import ChatResponse, ToolResponse
-from lachesis.messages.tokens import SampledTokens, TokenPrefix
 from lachesis.runs.group_player import PlayedGroup
 from lachesis.runs.group_records import group_record
+from lachesis_messages.history import MessageHistory
+from lachesis_messages.messages import FinishReason, Message, ToolCall
+from lachesis_messages.replay import SamplingMask
+from lachesis_messages.responses import ChatResponse, ToolResponse
+from lachesis_messages.tokens import SampledTokens, TokenPrefix
 from lachesis_testing.export_suite import example_groups
 from lachesis_view.app import Viewer
 from lachesis_view.filters import Filter

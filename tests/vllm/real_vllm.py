@@ -14,7 +14,7 @@ from typing import Any
 
 import aiohttp
 
-from lachesis.inference.client_settings import ServerSettings
+from lachesis_client.client_settings import ServerSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 HOME = ROOT / ".venv-vllm"

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from real_vllm import CONTEXT, END_OF_TURN, FOLDER, ROUNDING, RealVLLM, difference, forward_pass
 
-from lachesis.inference.errors import ContextExhausted, RequestRejected
-from lachesis.inference.sampling import Sampling
-from lachesis.messages.messages import FinishReason
-from lachesis.records.sampling_record import sampling_problem
+from lachesis_client.errors import ContextExhausted, RequestRejected
+from lachesis_client.sampling import Sampling
+from lachesis_messages.messages import FinishReason
+from lachesis_messages.records.sampling_record import sampling_problem
 from lachesis_tokens.engines import TokenEngine, create_engine
 
 

@@ -13,10 +13,10 @@ import aiohttp
 import pytest
 from real_vllm import FOLDER, HOME, ROUNDING, OneVLLM, RealVLLM, difference, forward_pass
 
-from lachesis.inference.sampling import Sampling
-from lachesis.messages.history import MessageHistory
-from lachesis.messages.messages import FinishReason
-from lachesis.messages.tokens import TokenPrefix
+from lachesis_client.sampling import Sampling
+from lachesis_messages.history import MessageHistory
+from lachesis_messages.messages import FinishReason
+from lachesis_messages.tokens import TokenPrefix
 from lachesis_tokens.engines import create_engine
 from lachesis_tokens.engines.base import Generation
 from lachesis_tokens.prompts.prompts import PromptBuilder

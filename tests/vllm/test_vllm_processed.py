@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from real_vllm import ROUNDING, RealVLLM, difference, forward_pass
 
-from lachesis.inference.errors import RequestRejected
-from lachesis.inference.sampling import Sampling
-from lachesis.records.sampling_record import sampling_problem
+from lachesis_client.errors import RequestRejected
+from lachesis_client.sampling import Sampling
+from lachesis_messages.records.sampling_record import sampling_problem
 from lachesis_tokens.engines import create_engine
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from real_vllm import END_OF_TURN, ROUNDING, RealVLLM, difference, forward_pass
 
-from lachesis.inference.sampling import Sampling
-from lachesis.messages.history import MessageHistory
+from lachesis_client.sampling import Sampling
+from lachesis_messages.history import MessageHistory
 from lachesis_tokens.engines import create_engine
 from lachesis_tokens.prompts.prompts import PromptBuilder
 from lachesis_tokens.samples.samples import samples

@@ -7,7 +7,7 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from lachesis.loop.open_runs import NoOpenRun, OpenRun, open_run
-from lachesis.tools import BUILTIN_TOOLS, ToolRegistry
+from lachesis_tools import BUILTIN_TOOLS, ToolRegistry
 
 T = TypeVar("T")
 

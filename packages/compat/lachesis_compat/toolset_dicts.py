@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from lachesis.tools.toolsets import TOOLSETS as _OURS
 from lachesis_compat.in_run import registry_in_use
+from lachesis_tools.toolsets import TOOLSETS as _OURS
 
 TOOLSETS: dict[str, dict[str, Any]] = {
     name: {"description": toolset.description, "tools": list(toolset.tools), "includes": list(toolset.includes)}

@@ -7,7 +7,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from lachesis import HermesAgentBaseEnv, Message, ToolCall
+from lachesis import HermesAgentBaseEnv
+from lachesis_messages.messages import Message, ToolCall
 
 if TYPE_CHECKING:
     from lachesis import AgentResult, Policy

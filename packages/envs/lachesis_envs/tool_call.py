@@ -21,9 +21,10 @@ from zlib import crc32
 
 from pydantic import Field
 
-from lachesis import HermesAgentBaseEnv, HermesAgentEnvConfig, Message, Reward, ToolCall
-from lachesis.tools import ToolFailure, ToolRegistry, tool
+from lachesis import HermesAgentBaseEnv, HermesAgentEnvConfig, Reward
 from lachesis_envs.gsm8k.math_answer import last_number
+from lachesis_messages.messages import Message, ToolCall
+from lachesis_tools import ToolFailure, ToolRegistry, tool
 
 if TYPE_CHECKING:
     from lachesis import AgentResult, Policy

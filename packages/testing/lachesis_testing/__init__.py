@@ -8,7 +8,7 @@
 
 from typing import TYPE_CHECKING
 
-from lachesis.lazy import lazy_names
+from backends.lazy import lazy_names
 
 if TYPE_CHECKING:
     from lachesis_testing.engine_suite import EngineSuite

@@ -10,8 +10,8 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, Self
 
-from lachesis.inference.client_settings import ServerSettings
-from lachesis.inference.sampling import Sampling
+from lachesis_client.client_settings import ServerSettings
+from lachesis_client.sampling import Sampling
 from lachesis_testing.fake_server import FakeServer, RandomTokens, Scripted
 from lachesis_tokens.engines import TokenEngine, create_engine
 

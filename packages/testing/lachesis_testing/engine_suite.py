@@ -17,12 +17,12 @@ from typing import Any, ClassVar, Final
 
 import pytest
 
-from lachesis.inference.client_settings import ServerSettings
-from lachesis.inference.errors import ContextExhausted, RequestRejected, ServerUnavailable
-from lachesis.inference.sampling import LogprobsKind, Sampling
-from lachesis.messages.messages import FinishReason
 from lachesis.other_packages import ENGINES
-from lachesis.records.sampling_record import sampling_problem
+from lachesis_client.client_settings import ServerSettings
+from lachesis_client.errors import ContextExhausted, RequestRejected, ServerUnavailable
+from lachesis_client.sampling import LogprobsKind, Sampling
+from lachesis_messages.messages import FinishReason
+from lachesis_messages.records.sampling_record import sampling_problem
 from lachesis_testing.engine_bench import Bench, OpenBench, fake_bench, until
 from lachesis_testing.fake_server import Lengths, RandomTokens
 from lachesis_tokens.engines import TokenEngine, create_engine

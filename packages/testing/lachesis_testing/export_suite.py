@@ -15,15 +15,15 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from lachesis.messages.history import MessageHistory
-from lachesis.messages.messages import FinishReason, Message
-from lachesis.messages.responses import ChatResponse
-from lachesis.messages.tokens import SampledTokens, TokenPrefix
-from lachesis.records.digests import certified
-from lachesis.records.export_lines import ExportLine, ExportTotals, LeftOutRollout
-from lachesis.records.groups import read_groups
-from lachesis.records.jsonl import JsonlWriter, read_lines
 from lachesis_data.exports.exports import export_group, load_export, write_export
+from lachesis_messages.history import MessageHistory
+from lachesis_messages.messages import FinishReason, Message
+from lachesis_messages.records.digests import certified
+from lachesis_messages.records.export_lines import ExportLine, ExportTotals, LeftOutRollout
+from lachesis_messages.records.groups import read_groups
+from lachesis_messages.records.jsonl import JsonlWriter, read_lines
+from lachesis_messages.responses import ChatResponse
+from lachesis_messages.tokens import SampledTokens, TokenPrefix
 from lachesis_tokens.samples.samples import samples
 
 

@@ -5,7 +5,7 @@ A name is imported when it is first used, and torch with those that need it.
 
 from typing import TYPE_CHECKING
 
-from lachesis.lazy import lazy_names
+from backends.lazy import lazy_names
 
 if TYPE_CHECKING:
     from lachesis_train.api import ApiSettings, RolloutApiServer

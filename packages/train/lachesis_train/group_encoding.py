@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from backends.errors import LachesisError
-from lachesis.text import without_lone_surrogates
+from backends.text import without_lone_surrogates
 
 SLICE = 8192
 """Numbers encoded at once. orjson holds the GIL while it works, so this bounds how long the event loop waits."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
-from lachesis.inference.sampling import LogprobsKind
+from lachesis_client.sampling import LogprobsKind
 
 StopReason: TypeAlias = Literal["stop", "length"]
 """Why a sampler ended: an end-of-turn token or a stop was sampled, or `max_tokens` was reached."""

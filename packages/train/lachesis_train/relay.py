@@ -22,8 +22,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from backends.errors import LachesisError
+from backends.text import counted
 from lachesis.runs.registration import Registration, TrainerInfo
-from lachesis.text import counted
 from lachesis_tokens.samples.group_shapes import NO_SPLIT_GROUPS
 from lachesis_train.outbox import Outbox
 from lachesis_train.outbox_state import Entry, KnownApi

@@ -23,9 +23,9 @@ import aiohttp
 import orjson
 
 from backends.errors import LachesisError
-from lachesis.inference.http_attempts import retry_after
-from lachesis.inference.http_session import HttpSessionOwner
 from lachesis.runs.registration import Registration, TrainerInfo
+from lachesis_client.http_attempts import retry_after
+from lachesis_client.http_session import HttpSessionOwner
 
 EXTENSION: Final = "Lachesis rollout API"
 """What the API of `lachesis api` calls itself at `GET /`; see docs/rollout-api.md."""

@@ -21,8 +21,8 @@ from typing import Any, TypeVar
 
 from rich.console import Console
 
+from backends.text import counted
 from lachesis.figures.running_figures import RunningFigures
-from lachesis.records.jsonl import JsonlError, JsonlWriter
 from lachesis.runs.decisions import Decision, Kept, LeftOut
 from lachesis.runs.failures import ItemJob, RunStopped
 from lachesis.runs.pipeline import Flight, Pipeline, Sink
@@ -30,7 +30,7 @@ from lachesis.runs.progress import Standing
 from lachesis.runs.registration import TrainerInfo
 from lachesis.runs.serve_result import ServeResult
 from lachesis.settings.settings import HermesAgentEnvConfig, is_chosen
-from lachesis.text import counted
+from lachesis_messages.records.jsonl import JsonlError, JsonlWriter
 from lachesis_tokens.samples.decision import SAME_SCORES
 from lachesis_train.evaluation_schedule import EvaluationSchedule
 from lachesis_train.group_encoding import GroupError, encode_json

@@ -7,9 +7,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from backends.text import counted
 from lachesis.figures.running_figures import RunningFigures
-from lachesis.inference.sampling import read_sampling
-from lachesis.records.sampling_record import HARMLESS_FIELDS, sampling_problem
 from lachesis.runs.commands import about_content, longest_group, note, own_evaluation, record_of, tracking
 from lachesis.runs.decisions import Decision, Kept
 from lachesis.runs.environment import Environment
@@ -20,7 +19,8 @@ from lachesis.runs.run_folder import data_folder, unused
 from lachesis.runs.serve_result import ServeResult
 from lachesis.settings.hooks import hook_errors, of_hook
 from lachesis.settings.server_settings import Phase1CannotTrain, ServerConfigError, token_engine
-from lachesis.text import counted
+from lachesis_client.sampling import read_sampling
+from lachesis_messages.records.sampling_record import HARMLESS_FIELDS, sampling_problem
 from lachesis_tokens.samples.decision import decide_for_training
 from lachesis_tokens.server.token_server import TokenServer
 from lachesis_train.outbox import Outbox

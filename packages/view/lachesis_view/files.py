@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from lachesis.records.step_files import ROLLOUTS
+from lachesis_messages.records.step_files import ROLLOUTS
 from lachesis_view.rows import MISSHAPEN, parsed
 
 MARK = 4096

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lachesis.records.groups import stored_messages
+from lachesis_messages.records.groups import stored_messages
 from lachesis_view.html import pretty
 from lachesis_view.html.rollout import rollout_view
 from lachesis_view.metrics import of_siblings

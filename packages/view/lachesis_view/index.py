@@ -24,7 +24,7 @@ from backends.errors import LachesisError, SettingsError
 from lachesis.figures.intervals import Mean, mean_of_values, score_range
 from lachesis.figures.item_keys import whole_and_part
 from lachesis.figures.tool_failures import ToolFailures
-from lachesis.records.step_files import SCHEMA
+from lachesis_messages.records.step_files import SCHEMA
 from lachesis_view.files import UNFINISHED, has_grown, kind_of, known_state, mark_of, run_name, settings_of, state_of
 from lachesis_view.filters import Filter
 from lachesis_view.html.rollout import last_words

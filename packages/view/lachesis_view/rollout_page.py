@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from lachesis.records.groups import rollout_samples, stored_messages
+from lachesis_messages.records.groups import rollout_samples, stored_messages
 from lachesis_tokens.samples.advantages import rollout_advantages
 from lachesis_view.html import pretty
 from lachesis_view.html.rollout import rollout_view, tool_views

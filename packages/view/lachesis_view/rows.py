@@ -15,8 +15,8 @@ import orjson
 
 from lachesis.figures.repaired_calls import NAME as REPAIRED_CALLS
 from lachesis.figures.tool_failures import ToolFailures
-from lachesis.records.groups import stored_messages
-from lachesis.records.split_rollouts import LARGEST_REWARD
+from lachesis_messages.records.groups import stored_messages
+from lachesis_messages.records.split_rollouts import LARGEST_REWARD
 from lachesis_view.html.rollout import texts_of, title_of
 from lachesis_view.metrics import metric_name
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lachesis.messages.tokens import MASKED
+from lachesis_messages.tokens import MASKED
 
 LINES = 1_000_000
 """The number of a group is LINES times its step, and its line from 0."""

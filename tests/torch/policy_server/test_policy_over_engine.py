@@ -13,12 +13,11 @@ if not os.environ.get("LACHESIS_NEED_TORCH"):
 
 from transformers import AutoTokenizer
 
-from lachesis.inference import ServerSettings
-from lachesis.inference.errors import ContextExhausted
-from lachesis.inference.sampling import Sampling
 from lachesis.loop.loop import HermesAgentLoop
-from lachesis.messages.tokens import MASKED
-from lachesis.tools import ToolResult
+from lachesis_client import ServerSettings
+from lachesis_client.errors import ContextExhausted
+from lachesis_client.sampling import Sampling
+from lachesis_messages.tokens import MASKED
 from lachesis_testing.engine_bench import until
 from lachesis_tokens.engines import create_engine
 from lachesis_tokens.prompts.model_folders import model_folder
@@ -27,6 +26,7 @@ from lachesis_tokens.prompts.tokenizer_proof import TokenizerProof
 from lachesis_tokens.samples.samples import samples
 from lachesis_tokens.samples.verification import verify
 from lachesis_tokens.server.token_server import TokenServer
+from lachesis_tools import ToolResult
 from lachesis_train.engine.child import start_engine
 from lachesis_train.policy import CurrentPolicy, PolicyVersion
 from lachesis_train.policy_server import PolicyServer

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lachesis.records.jsonl import read_lines
+from lachesis_messages.records.jsonl import read_lines
 from lachesis_train.trainer.checkpoints import Checkpoint
 from tests.run import ALL
 from tests.torch.trainer.conftest import GROUP_SIZE, GROUPS_A_STEP, RunningEngine, filled_api

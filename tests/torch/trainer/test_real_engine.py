@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lachesis.messages.tokens import TokenPrefix
-from lachesis.records.jsonl import read_lines
+from lachesis_messages.records.jsonl import read_lines
+from lachesis_messages.tokens import TokenPrefix
 from lachesis_tokens.samples.group_shapes import GroupSettings, RolloutSamples, TrainingGroup, build_group
 from lachesis_tokens.samples.samples import samples
 from lachesis_train.tinker_sdk import Adam, LoraShape, RefusedBounds, Service, TrainingEngineError

@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from lachesis.records.jsonl import read_lines
+from lachesis_messages.records.jsonl import read_lines
 from tests.support.ports import free_port
 from tests.support.stock_run_api import StockRunApi
 from tests.torch.trainer.conftest import RunningEngine

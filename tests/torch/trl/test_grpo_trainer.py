@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOTrainer
 
 from backends.errors import LachesisError
-from lachesis.messages.tokens import MASKED, digest_of
+from lachesis_messages.tokens import MASKED, digest_of
 from lachesis_tokens.samples.verification import verify
 from lachesis_train import LachesisRollouts, SettingsDisagree
 from lachesis_train.trl.items import environment_of

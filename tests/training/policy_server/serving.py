@@ -9,7 +9,7 @@ from typing import Any
 
 import aiohttp
 
-from lachesis.inference.client_settings import ServerSettings
+from lachesis_client.client_settings import ServerSettings
 from lachesis_train.policy import CurrentPolicy, PolicyVersion
 from lachesis_train.policy_server import PolicyServer
 from tests.support.sampler import FakeSampler, parts

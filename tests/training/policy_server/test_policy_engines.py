@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lachesis.inference.sampling import Sampling
+from lachesis_client.sampling import Sampling
 from lachesis_testing.engine_bench import Bench, relayed_engine
 from lachesis_testing.engine_suite import EngineSuite
 from lachesis_testing.fake_server import Scripted

@@ -8,18 +8,18 @@ from random import Random
 import pytest
 from serving import serving
 
-from lachesis.inference import OpenAIServer, Router
-from lachesis.inference.sampling import Sampling
 from lachesis.loop.loop import HermesAgentLoop
 from lachesis.loop.outcome import Outcome
-from lachesis.messages.tokens import MASKED
-from lachesis.tools import ToolResult
+from lachesis_client import OpenAIServer, Router
+from lachesis_client.sampling import Sampling
+from lachesis_messages.tokens import MASKED
 from lachesis_testing.engine_bench import until
 from lachesis_tokens.engines import create_engine
 from lachesis_tokens.prompts.prompts import PromptBuilder
 from lachesis_tokens.samples.samples import samples
 from lachesis_tokens.samples.verification import verify
 from lachesis_tokens.server.token_server import TokenServer
+from lachesis_tools import ToolResult
 from lachesis_train.policy import CurrentPolicy, PolicyVersion, Sampled
 
 TOOL = {

@@ -10,9 +10,9 @@ import pytest
 from serving import serving
 
 from backends.errors import SettingsError
-from lachesis.inference.errors import ContextExhausted
-from lachesis.inference.sampling import Sampling
-from lachesis.inference.wire.writing import dump
+from lachesis_client.errors import ContextExhausted
+from lachesis_client.sampling import Sampling
+from lachesis_client.wire.writing import dump
 from lachesis_testing.engine_bench import until
 from lachesis_testing.fake_server import Reply, Scripted, fake_tokenizer, letter_swapped
 from lachesis_tokens.engines import create_engine

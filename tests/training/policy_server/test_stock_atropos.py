@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 from serving import serving
 
-from lachesis.inference.sampling import Sampling
+from lachesis_client.sampling import Sampling
 from lachesis_testing.fake_server import fake_tokenizer
 
 ASK = {"role": "user", "content": "When is the tide high?"}

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from backends.errors import SettingsError
-from lachesis.lazy import quiet_imports
+from backends.lazy import quiet_imports
 
 try:
     with quiet_imports():  # transformers warns that there is no PyTorch, which nothing here needs

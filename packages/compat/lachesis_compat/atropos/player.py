@@ -22,6 +22,7 @@ from pydantic import ConfigDict, Field, ValidationError, create_model
 from rich.console import Console
 
 from backends.errors import LachesisError, SettingsError
+from backends.text import counted
 from lachesis.base_env import HermesAgentBaseEnv
 from lachesis.figures.item_keys import ItemError, item_digest
 from lachesis.runs.atropos_base import NEVER_CALLED
@@ -33,7 +34,6 @@ from lachesis.settings.hooks import of_hook, used_names
 from lachesis.settings.server_settings import as_server_configs
 from lachesis.settings.setting_facts import NO_FACTS
 from lachesis.settings.settings import HermesAgentEnvConfig
-from lachesis.text import counted
 from lachesis_compat.atropos.package import BaseEnv, BaseEnvConfig, built_with, wrap_tokenize_for_trainer
 from lachesis_compat.collecting import own_groups
 from lachesis_compat.collecting.collector import Collector

@@ -13,12 +13,12 @@ from typing import Any
 from backends import BackendError
 from backends.tasks import cancel_requests
 from lachesis.figures.item_keys import part_key
-from lachesis.inference import RequestRejected
-from lachesis.inference.errors import ConversationRefused
 from lachesis.loop.outcome import Outcome
 from lachesis.loop.rollout import Rollout, holding_sandboxes
 from lachesis.runs.environment import Collecting
 from lachesis.runs.group_player import PlayedGroup, stop_if_hopeless
+from lachesis_client import RequestRejected
+from lachesis_client.errors import ConversationRefused
 from lachesis_compat.collecting.drift import Drift, drift_of
 from lachesis_compat.collecting.matching import Match, Matcher
 from lachesis_compat.collecting.recording import ItemRecording, RecordedCompletion, recorded

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from lachesis.messages.tokens import MASKED
 from lachesis_compat.collecting.returned import ReturnedSample
+from lachesis_messages.tokens import MASKED
 from lachesis_tokens.samples.samples import TokenSample
 
 _SHOWN = 12

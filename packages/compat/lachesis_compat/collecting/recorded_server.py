@@ -9,20 +9,20 @@ from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
-from lachesis.inference import InferenceError, Router
-from lachesis.inference.chat_format import read_finish_reason
-from lachesis.inference.errors import ContextExhausted, ConversationRefused
-from lachesis.inference.router import TokenTrackingUnavailable
-from lachesis.inference.tracking import ModelServer
-from lachesis.messages.messages import Message
-from lachesis.messages.responses import ChatResponse, Usage, as_message
-from lachesis.records.sampling_record import sampling_problem, sampling_without_problem
+from lachesis_client import InferenceError, Router
+from lachesis_client.chat_format import read_finish_reason
+from lachesis_client.errors import ContextExhausted, ConversationRefused
+from lachesis_client.router import TokenTrackingUnavailable
+from lachesis_client.tracking import ModelServer
 from lachesis_compat.collecting.recording import (
     RecordedCompletion,
     RecordingError,
     current_recording,
     recording_of_request,
 )
+from lachesis_messages.messages import Message
+from lachesis_messages.records.sampling_record import sampling_problem, sampling_without_problem
+from lachesis_messages.responses import ChatResponse, Usage, as_message
 from lachesis_tokens.server.managed_server import ManagedServer
 from lachesis_tokens.server.token_server import TokenServer
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from backends.errors import LachesisError
-from lachesis.messages.responses import ChatResponse
-from lachesis.messages.tokens import SampledTokens
+from lachesis_messages.responses import ChatResponse
+from lachesis_messages.tokens import SampledTokens
 
 if TYPE_CHECKING:
     from lachesis.loop.rollout import Rollout

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from lachesis.messages.tokens import MASKED
 from lachesis.rewards.reward import RewardError, finite_number
 from lachesis_compat.collecting.recording import as_ids
+from lachesis_messages.tokens import MASKED
 from lachesis_tokens.samples.group_shapes import CERTIFICATE, OVERRIDES
 
 OF_SAMPLES = ("advantages", "ref_logprobs", "images", "distill_token_ids", "distill_logprobs")

@@ -10,13 +10,13 @@ from typing import Any
 from lachesis.loop.outcome import Outcome
 from lachesis.loop.result import AgentResult, TokenCount
 from lachesis.loop.rollout import Rollout
-from lachesis.messages.errors import MessageError
-from lachesis.messages.history import MessageHistory
-from lachesis.messages.messages import FinishReason
-from lachesis.messages.responses import ChatResponse
 from lachesis.rewards.reward import Reward
 from lachesis_compat.collecting.earlier_turns import place_in
 from lachesis_compat.collecting.recording import RecordedCompletion
+from lachesis_messages.errors import MessageError
+from lachesis_messages.history import MessageHistory
+from lachesis_messages.messages import FinishReason
+from lachesis_messages.responses import ChatResponse
 
 
 def rollout_of(

@@ -16,8 +16,8 @@ from lachesis_tokens.endpoint.recorded import RecordedEnv, open_recording
 
 if TYPE_CHECKING:
     from lachesis.loop.loop import HermesAgentLoop
-    from lachesis.tools import ToolSession
     from lachesis_tokens.endpoint import Recording, RecordingEndpoint
+    from lachesis_tools import ToolSession
 
 
 class GuestFailed(LachesisError):

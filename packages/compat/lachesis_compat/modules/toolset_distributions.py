@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from lachesis.tools.distributions import DISTRIBUTIONS as _OURS
-from lachesis.tools.distributions import draw_toolsets
-from lachesis.tools.toolsets import has_toolset
 from lachesis_compat.in_run import registry_in_use
+from lachesis_tools.distributions import DISTRIBUTIONS as _OURS
+from lachesis_tools.distributions import draw_toolsets
+from lachesis_tools.toolsets import has_toolset
 
 DISTRIBUTIONS: dict[str, dict[str, Any]] = {
     name: {"description": name.replace("_", " "), "toolsets": dict(chances)} for name, chances in _OURS.items()

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from lachesis.tools.toolsets import ALL
-from lachesis.tools.toolsets import resolve_toolset as _resolve
-from lachesis.tools.toolsets import validate_toolset as _validate
 from lachesis_compat.in_run import registry_in_use
 from lachesis_compat.toolset_dicts import TOOLSETS as TOOLSETS
 from lachesis_compat.toolset_dicts import get_all_toolsets
+from lachesis_tools.toolsets import ALL
+from lachesis_tools.toolsets import resolve_toolset as _resolve
+from lachesis_tools.toolsets import validate_toolset as _validate
 
 
 def get_toolset(name: str) -> dict[str, Any] | None:

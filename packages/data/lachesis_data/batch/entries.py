@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lachesis.messages.errors import MessageError
-from lachesis.messages.markup import EMPTY_THINK
-from lachesis.records.entries import to_batch_entry
-from lachesis.records.groups import is_complete, stored_messages
-from lachesis.records.sharegpt import SystemTurn
 from lachesis_data.batch.rows import IMAGE_FIELDS
+from lachesis_messages.errors import MessageError
+from lachesis_messages.markup import EMPTY_THINK
+from lachesis_messages.records.entries import to_batch_entry
+from lachesis_messages.records.groups import is_complete, stored_messages
+from lachesis_messages.records.sharegpt import SystemTurn
 
 NO_REASONING = "no reasoning"
 NO_ANSWER = "no answer by the model"

@@ -17,8 +17,8 @@ from typing import IO, Any
 
 import orjson
 
-from lachesis.records.jsonl import JsonlWriter, sync_folder
 from lachesis.runs.run_folder import RunFolderError
+from lachesis_messages.records.jsonl import JsonlWriter, sync_folder
 
 TRAJECTORIES, CHECKPOINT, STATISTICS = "trajectories.jsonl", "checkpoint.json", "statistics.json"
 

@@ -8,8 +8,8 @@ from types import new_class
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from lachesis.base_env import HermesAgentBaseEnv
-from lachesis.tools.distributions import draw_toolsets
 from lachesis_data.batch.rows import IMAGE_FIELDS
+from lachesis_tools.distributions import draw_toolsets
 
 if TYPE_CHECKING:
     from backends import SandboxSpec

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lachesis.figures.item_keys import item_digest
-from lachesis.messages.errors import MessageError
-from lachesis.messages.responses import as_message
-from lachesis.records.json_arrays import array_items
-from lachesis.records.jsonl import JsonlError, is_array
 from lachesis.runs.dataset_rows import DatasetError
 from lachesis_data.files.foreign import unpadded
 from lachesis_data.files.validation import validate_messages
+from lachesis_messages.errors import MessageError
+from lachesis_messages.records.json_arrays import array_items
+from lachesis_messages.records.jsonl import JsonlError, is_array
+from lachesis_messages.responses import as_message
 
 IMAGE_FIELDS = ("image", "docker_image")
 _LONGEST_FIELD = 1 << 30

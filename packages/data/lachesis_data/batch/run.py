@@ -13,6 +13,7 @@ from shlex import quote
 from typing import Any
 
 from backends.errors import SettingsError
+from backends.text import counted
 from lachesis.base_env import HermesAgentBaseEnv
 from lachesis.figures.item_keys import item_digest, or_none
 from lachesis.figures.repaired_calls import NAME as REPAIRED_CALLS
@@ -26,7 +27,6 @@ from lachesis.runs.pipeline import Pipeline
 from lachesis.runs.reports import NO_REPORT
 from lachesis.runs.results import Row, RunFiles
 from lachesis.runs.run_folder import RunFolderError, changes, settings_of, unused
-from lachesis.text import counted
 from lachesis_data.batch.entries import EntryFormat
 from lachesis_data.batch.files import TRAJECTORIES
 from lachesis_data.batch.prompts import Prompts

@@ -14,17 +14,17 @@ from typing import Any
 import orjson
 from rich.console import Console
 
-from lachesis.records.digests import copies_of
-from lachesis.records.jsonl import JsonlWriter, read_lines
+from backends.text import counted
 from lachesis.runs.file_sink import unscored_groups
 from lachesis.runs.run_folder import OtherSettings, RunFolderError, changes
-from lachesis.text import counted
 from lachesis_data.batch.entries import EntryFormat
 from lachesis_data.batch.files import CHECKPOINT, STATISTICS, write_json
 from lachesis_data.batch.prompts import DIGITS
 from lachesis_data.batch.rows import in_shard
 from lachesis_data.batch.sink import BatchSink
 from lachesis_data.batch.totals import Caps
+from lachesis_messages.records.digests import copies_of
+from lachesis_messages.records.jsonl import JsonlWriter, read_lines
 
 _NAME = re.compile(r"shard_(\d+)_of_(\d+)")
 

@@ -17,11 +17,10 @@ from typing import Any
 
 from backends import ImageUnavailable
 from backends.errors import LachesisError
+from backends.text import counted
 from lachesis.figures.item_keys import ItemKeys, part_key, whole_and_part
 from lachesis.figures.summary import Summary
 from lachesis.loop.rollout import Rollout
-from lachesis.records.digests import certified
-from lachesis.records.jsonl import JsonlWriter, read_lines
 from lachesis.runs.decisions import Decision, Kept, LeftOut
 from lachesis.runs.failures import ItemJob
 from lachesis.runs.file_sink import FileSink, to_its_end, unscored_groups
@@ -32,10 +31,11 @@ from lachesis.runs.progress import Standing
 from lachesis.runs.reports import write_report
 from lachesis.runs.results import RunFiles
 from lachesis.runs.run_folder import RunFolderError
-from lachesis.text import counted
 from lachesis_data.batch.entries import NO_ANSWER, NO_REASONING, EntryFormat
 from lachesis_data.batch.files import CHECKPOINT, STATISTICS, BatchFiles, write_json
 from lachesis_data.batch.totals import BatchTotals, Caps, completion_tokens
+from lachesis_messages.records.digests import certified
+from lachesis_messages.records.jsonl import JsonlWriter, read_lines
 
 GROUPS = "groups.jsonl"
 MOST_AT_ONCE = 64

@@ -15,11 +15,11 @@ from threading import Event
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from backends.errors import LachesisError
-from lachesis.messages.errors import MessageError
 from lachesis_data.compression.conversation import Conversation, UnknownEntry, without_media
 from lachesis_data.compression.region import Turn, choose_region, protected
 from lachesis_data.compression.settings import CompressionFileSettings
 from lachesis_data.compression.summary import Passage, SummaryAnswer, SummaryFailed
+from lachesis_messages.errors import MessageError
 
 T = TypeVar("T")
 MARK: Final = "compression_metrics"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from lachesis.messages.messages import Message
-from lachesis.messages.responses import ChatResponse, ToolResponse, as_message
+from lachesis_messages.messages import Message
+from lachesis_messages.responses import ChatResponse, ToolResponse, as_message
 
 _TOKENS_PER_CHARACTER: Final = 0.25
 """Until a server has counted text of this conversation, and where it counts nothing."""

@@ -7,12 +7,11 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
 
-from lachesis.inference import Router
-from lachesis.inference.parse_thread import LONG_TEXT, parse
-from lachesis.messages.messages import Message
 from lachesis.runs.model_servers import SilenceWatch, start_another
 from lachesis.settings.server_settings import describe
 from lachesis.settings.settings import HermesAgentEnvConfig
+from lachesis_client import Router
+from lachesis_client.parse_thread import LONG_TEXT, parse
 from lachesis_data.compression.conversation import PREFIX, Conversation
 from lachesis_data.compression.live import ContextCompression, NotCompressed
 from lachesis_data.compression.summary import (
@@ -23,6 +22,7 @@ from lachesis_data.compression.summary import (
     summarised_passages,
     summary_request,
 )
+from lachesis_messages.messages import Message
 
 _TEMPERATURE = 0.3
 

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from lachesis.messages.markup import dump_json
-from lachesis.messages.message_rules import validate_messages
-from lachesis.messages.messages import REASONING_FIELDS, OpenAIMessage
-from lachesis.records.loading import from_sharegpt, tools_from_sharegpt
-from lachesis.records.sharegpt import conversation_tools
 from lachesis_data.compression.region import Role, Turn
+from lachesis_messages.markup import dump_json
+from lachesis_messages.message_rules import validate_messages
+from lachesis_messages.messages import REASONING_FIELDS, OpenAIMessage
+from lachesis_messages.records.loading import from_sharegpt, tools_from_sharegpt
+from lachesis_messages.records.sharegpt import conversation_tools
 
 PREFIX: Final = "[CONTEXT SUMMARY]: "
 """How a summary begins, as in the removed implementation."""

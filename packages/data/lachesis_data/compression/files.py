@@ -23,9 +23,9 @@ from typing import IO, Any
 
 from backends.errors import SettingsError
 from backends.tasks import finish
-from lachesis.messages.markup import load_json
-from lachesis.records.jsonl import JsonlError, encode_line, sync_folder
 from lachesis_data.compression.compressor import Compressed, Compressor
+from lachesis_messages.markup import load_json
+from lachesis_messages.records.jsonl import JsonlError, encode_line, sync_folder
 
 _AHEAD = 4
 """Entries in memory for each that is worked on: finished ones wait for those before them."""

@@ -14,18 +14,18 @@ from dataclasses import dataclass, replace
 from typing import Final, Protocol, TypeAlias
 
 from backends.errors import LachesisError
-from lachesis.inference import ContextExhausted
-from lachesis.inference.errors import RequestRejected, TemplateError, TurnRejected
 from lachesis.loop.context_edits import ContextEdit
 from lachesis.loop.turn_check import check_turn
-from lachesis.messages.history import MessageHistory
-from lachesis.messages.messages import Message
-from lachesis.messages.responses import ChatResponse, ToolResponse
+from lachesis_client import ContextExhausted
+from lachesis_client.errors import RequestRejected, TemplateError, TurnRejected
 from lachesis_data.compression.context_size import ContextSize
 from lachesis_data.compression.conversation import PREFIX
 from lachesis_data.compression.region import Role, Turn, choose_region
 from lachesis_data.compression.settings import CompressionSettings
 from lachesis_data.compression.summary import clean_summary
+from lachesis_messages.history import MessageHistory
+from lachesis_messages.messages import Message
+from lachesis_messages.responses import ChatResponse, ToolResponse
 
 Summarise: TypeAlias = Callable[[Sequence[Message]], Awaitable[str]]
 """The summary of messages that are replaced by it."""

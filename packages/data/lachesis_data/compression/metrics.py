@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from lachesis.records.jsonl import replacing
+from lachesis_messages.records.jsonl import replacing
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from backends.errors import SettingsError
-from lachesis.inference.urls import HTTP_URL
+from lachesis_client.urls import HTTP_URL
 
 
 class _Section(BaseModel):

@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from lachesis.messages.markup import split_opened_think, split_think
 from lachesis_data.compression.conversation import PREFIX
+from lachesis_messages.markup import split_opened_think, split_think
 
 _LONGEST, _HEAD = 3000, 0.75
 """Characters of a turn in a request, and how many of them are its beginning."""

@@ -12,18 +12,18 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
-from lachesis.messages.images import image_urls
-from lachesis.messages.markup import NotJson, load_arguments
-from lachesis.records.export_lines import BRANCHES_OMITTED, ExportLine, LeftOutRollout
-from lachesis.records.groups import (
+from lachesis_data.exports.chat_exports import valid_json
+from lachesis_messages.images import image_urls
+from lachesis_messages.markup import NotJson, load_arguments
+from lachesis_messages.records.export_lines import BRANCHES_OMITTED, ExportLine, LeftOutRollout
+from lachesis_messages.records.groups import (
     GroupRecord,
     RolloutRecord,
     message_turns,
     rollout_samples,
     stored_messages,
 )
-from lachesis.records.sharegpt import WarningKind
-from lachesis_data.exports.chat_exports import valid_json
+from lachesis_messages.records.sharegpt import WarningKind
 
 SCHEMA = "ATIF-v1.7"
 

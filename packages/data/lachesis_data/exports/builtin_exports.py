@@ -6,10 +6,10 @@ from collections.abc import Collection, Iterator, Sequence
 from itertools import count
 from typing import Any
 
-from lachesis.messages.markup import EMPTY_THINK
-from lachesis.records.digests import copies_of
-from lachesis.records.entries import to_batch_entry, to_dataset_entry
-from lachesis.records.export_lines import (
+from lachesis_messages.markup import EMPTY_THINK
+from lachesis_messages.records.digests import copies_of
+from lachesis_messages.records.entries import to_batch_entry, to_dataset_entry
+from lachesis_messages.records.export_lines import (
     Chat,
     ExportLine,
     LeftOutRollout,
@@ -19,8 +19,8 @@ from lachesis.records.export_lines import (
     check_wanted,
     of_rollouts,
 )
-from lachesis.records.groups import GroupRecord, rollout_samples
-from lachesis.records.sharegpt import SystemTurn, WarningKind
+from lachesis_messages.records.groups import GroupRecord, rollout_samples
+from lachesis_messages.records.sharegpt import SystemTurn, WarningKind
 
 
 def dataset_line(

@@ -12,10 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
-from lachesis.messages.errors import MessageError
-from lachesis.messages.markup import NotJson, load_arguments, think_block, write_json
-from lachesis.messages.message_rules import validate_messages
-from lachesis.records.export_lines import (
+from backends.text import without_lone_surrogates
+from lachesis_messages.errors import MessageError
+from lachesis_messages.markup import NotJson, load_arguments, think_block, write_json
+from lachesis_messages.message_rules import validate_messages
+from lachesis_messages.records.export_lines import (
     BRANCHES_OMITTED,
     NO_ANSWER,
     NOT_SAMPLED,
@@ -28,12 +29,11 @@ from lachesis.records.export_lines import (
     of_rollouts,
     reason_of,
 )
-from lachesis.records.groups import (
+from lachesis_messages.records.groups import (
     GroupRecord,
     RolloutRecord,
 )
-from lachesis.records.sharegpt import WarningKind
-from lachesis.text import without_lone_surrogates
+from lachesis_messages.records.sharegpt import WarningKind
 
 Arguments: TypeAlias = Literal["object", "text"]
 Columns: TypeAlias = Literal["messages", "prompt-completion"]

@@ -17,9 +17,9 @@ from typing import Any, TypeAlias, get_type_hints
 
 from backends.errors import ExitCode, LachesisError
 from backends.plugins import Registry
-from lachesis.records.export_lines import ExportLine, ExportTotals, LeftOutRollout, _shown
-from lachesis.records.groups import ExportError, GroupRecord
-from lachesis.records.jsonl import JsonlWriter, NotReplaced, StrPath, replacing
+from lachesis_messages.records.export_lines import ExportLine, ExportTotals, LeftOutRollout, _shown
+from lachesis_messages.records.groups import ExportError, GroupRecord
+from lachesis_messages.records.jsonl import JsonlWriter, NotReplaced, StrPath, replacing
 
 Export: TypeAlias = Callable[[GroupRecord], Iterable[ExportLine | LeftOutRollout]]
 
@@ -27,7 +27,7 @@ EXPORTS: Registry[Callable[..., Any]] = Registry(
     "export",
     "lachesis.exports",
     {
-        "hermes": "lachesis.records.export_lines:trajectory",
+        "hermes": "lachesis_messages.records.export_lines:trajectory",
         "sharegpt-tools": "lachesis_data.exports.builtin_exports:dataset",
         "batch": "lachesis_data.exports.builtin_exports:BatchExport",
         "openai": "lachesis_data.exports.chat_exports:openai",
@@ -37,7 +37,7 @@ EXPORTS: Registry[Callable[..., Any]] = Registry(
         "samples": "lachesis_data.exports.builtin_exports:token_samples",
         "atif": "lachesis_data.exports.atif:atif",
         "inspect": "lachesis_data.exports.inspect_logs:InspectLog",
-        "trajectory": "lachesis.records.export_lines:trajectory",  # the earlier name of hermes
+        "trajectory": "lachesis_messages.records.export_lines:trajectory",  # the earlier name of hermes
         "dataset": "lachesis_data.exports.builtin_exports:dataset",  # and of sharegpt-tools
     },
 )

@@ -19,19 +19,19 @@ from pathlib import Path
 from typing import Any, Self
 from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
-from lachesis.messages.images import image_urls
-from lachesis.messages.markup import NotJson, load_json
-from lachesis.records.export_lines import BRANCHES_OMITTED, ExportLine, LeftOutRollout
-from lachesis.records.groups import (
+from lachesis_data.exports.chat_exports import valid_json
+from lachesis_messages.images import image_urls
+from lachesis_messages.markup import NotJson, load_json
+from lachesis_messages.records.export_lines import BRANCHES_OMITTED, ExportLine, LeftOutRollout
+from lachesis_messages.records.groups import (
     GroupRecord,
     RolloutRecord,
     has_other_branches,
     message_turns,
     stored_messages,
 )
-from lachesis.records.jsonl import json_text
-from lachesis.records.sharegpt import WarningKind
-from lachesis_data.exports.chat_exports import valid_json
+from lachesis_messages.records.jsonl import json_text
+from lachesis_messages.records.sharegpt import WarningKind
 
 VERSION = 2
 TARGETS = ("target", "answer")

@@ -10,10 +10,10 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from lachesis.records.export_lines import BRANCHES_OMITTED, Chat, Unsuitable, of_rollouts
-from lachesis.records.jsonl import JsonlError
 from lachesis_data.exports.chat_exports import plain_text, tools_text, valid_text
 from lachesis_data.files.foreign import unpadded
+from lachesis_messages.records.export_lines import BRANCHES_OMITTED, Chat, Unsuitable, of_rollouts
+from lachesis_messages.records.jsonl import JsonlError
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -15,14 +15,14 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple, Self, TypeAlias
 
-from lachesis.messages.errors import MessageError
-from lachesis.messages.markup import READ_UNIQUE
-from lachesis.records.export_lines import Unsuitable, reason_of
-from lachesis.records.json_arrays import array_items
-from lachesis.records.jsonl import JsonlError, StrPath, is_array, json_text, replacing
 from lachesis_data.exports.parquet import ParquetWriter, raw_rows
 from lachesis_data.files.foreign import NULLS_REMOVED, unpadded
 from lachesis_data.files.formats import Converter
+from lachesis_messages.errors import MessageError
+from lachesis_messages.markup import READ_UNIQUE
+from lachesis_messages.records.export_lines import Unsuitable, reason_of
+from lachesis_messages.records.json_arrays import array_items
+from lachesis_messages.records.jsonl import JsonlError, StrPath, is_array, json_text, replacing
 
 Same: TypeAlias = Literal["conversation", "prompt"]
 

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from lachesis.messages.messages import REASONING_KEYS, thought, without_reasoning_parts
 from lachesis_data.files.formats import format_of
+from lachesis_messages.messages import REASONING_KEYS, thought, without_reasoning_parts
 
 NAMES = 1000
 """Distinct names that a count keeps; all further ones are counted together."""

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from lachesis.messages.messages import ARGUMENTS, call_function, is_call_part
+from lachesis_messages.messages import ARGUMENTS, call_function, is_call_part
 
 LISTS = ("messages", "prompt", "completion", "chosen", "rejected")
 NULLS_REMOVED = "null_arguments_removed"

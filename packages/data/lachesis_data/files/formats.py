@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from backends.errors import ExitCode, LachesisError
-from lachesis.messages.errors import MessageError
-from lachesis.messages.markup import load_arguments, write_json
-from lachesis.messages.message_rules import validate_messages
-from lachesis.messages.messages import REASONING_KEYS, joined_reasoning, thought, without_reasoning_parts
-from lachesis.records.export_lines import Chat, Unsuitable, trajectory_line
-from lachesis.records.loading import from_sharegpt, tools_from_sharegpt
-from lachesis.records.sharegpt import tool_function
 from lachesis_data.exports.builtin_exports import dataset_line
 from lachesis_data.exports.chat_exports import openai_line, trl_line
 from lachesis_data.exports.exports import checked_options
 from lachesis_data.exports.parquet import TEXTS, parquet_row
 from lachesis_data.files.foreign import with_own_ids, without_blocks
+from lachesis_messages.errors import MessageError
+from lachesis_messages.markup import load_arguments, write_json
+from lachesis_messages.message_rules import validate_messages
+from lachesis_messages.messages import REASONING_KEYS, joined_reasoning, thought, without_reasoning_parts
+from lachesis_messages.records.export_lines import Chat, Unsuitable, trajectory_line
+from lachesis_messages.records.loading import from_sharegpt, tools_from_sharegpt
+from lachesis_messages.records.sharegpt import tool_function
 
 if TYPE_CHECKING:
     from datasets import Features

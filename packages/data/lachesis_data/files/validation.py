@@ -6,15 +6,15 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from lachesis.messages.errors import MessageError
-from lachesis.messages.markup import split_think
-from lachesis.messages.message_rules import validate_messages
-from lachesis.records.export_lines import Unsuitable
-from lachesis.records.loading import from_sharegpt
 from lachesis_data.exports.chat_exports import OPENAI_NAME
 from lachesis_data.exports.parquet import schema as parquet_schema
 from lachesis_data.files.foreign import with_own_ids
 from lachesis_data.files.formats import SHAPE_ERRORS, UnknownFormat, format_of, keys_of, plain_message
+from lachesis_messages.errors import MessageError
+from lachesis_messages.markup import split_think
+from lachesis_messages.message_rules import validate_messages
+from lachesis_messages.records.export_lines import Unsuitable
+from lachesis_messages.records.loading import from_sharegpt
 from lachesis_tokens.samples.samples import MalformedSample, TokenSample
 from lachesis_tokens.samples.verification import verify
 

@@ -272,8 +272,8 @@ def _list_distributions() -> int:
     from rich.console import Console
     from rich.table import Table
 
-    from lachesis.tools.distributions import DISTRIBUTIONS
-    from lachesis.tools.toolsets import has_toolset
+    from lachesis_tools.distributions import DISTRIBUTIONS
+    from lachesis_tools.toolsets import has_toolset
 
     table = Table("distribution", "toolsets, in percent", box=None, pad_edge=False)
     for name, chances in DISTRIBUTIONS.items():

@@ -20,11 +20,10 @@ from rich.console import Console
 from rich.table import Table
 
 from backends.errors import SettingsError
-from lachesis.lazy import quiet_imports
-from lachesis.records.jsonl import JsonlError
+from backends.lazy import quiet_imports
+from backends.text import counted
 from lachesis.runs.progress import Progress, Standing
 from lachesis.runs.run_folder import refuse_files_of_runs
-from lachesis.text import counted
 from lachesis_data.compression.compressor import Compressor, Summarizer
 from lachesis_data.compression.files import (
     CompressionJob,
@@ -45,9 +44,10 @@ from lachesis_data.compression.summary import (
     extractive_summary,
     summary_request,
 )
+from lachesis_messages.records.jsonl import JsonlError
 
 if TYPE_CHECKING:
-    from lachesis.inference import OpenAIServer
+    from lachesis_client import OpenAIServer
     from lachesis_tokens.templates.conversation_tokens import ConversationTokens
 
 DEFAULT_CONFIG: Final = Path("configs/trajectory_compression.yaml")
@@ -173,8 +173,8 @@ async def _summarize(
     longest: int | None,
     passages: Sequence[Passage],
 ) -> SummaryAnswer:
-    from lachesis.inference.errors import InferenceError, ServerUnavailable, Unauthorized
-    from lachesis.messages.messages import FinishReason
+    from lachesis_client.errors import InferenceError, ServerUnavailable, Unauthorized
+    from lachesis_messages.messages import FinishReason
 
     tokens = settings.compression.summary_target_tokens
     request = await asyncio.to_thread(summary_request, passages, tokens, max_tokens=longest, count=counter.text)
@@ -196,8 +196,8 @@ async def _summarize(
 @asynccontextmanager
 async def _server(settings: CompressionFileSettings) -> AsyncIterator[tuple[OpenAIServer, int | None]]:
     """A client of the summariser, and the longest request that it takes. Starts a model that runs here."""
-    from lachesis.inference import OpenAIServer, ServerSettings
     from lachesis.settings.server_settings import EMBEDDED, key_for
+    from lachesis_client import OpenAIServer, ServerSettings
     from lachesis_tokens.engines.embedded import EmbeddedServer
 
     own, processing = settings.summarization, settings.processing
@@ -237,8 +237,8 @@ def _counter(name: str, trust_remote_code: bool) -> ConversationTokens:
     with quiet_imports():
         from transformers import AutoTokenizer
 
-    from lachesis.inference.errors import PromptError
     from lachesis.settings.server_settings import EMBEDDED
+    from lachesis_client.errors import PromptError
     from lachesis_tokens.engines.embedded import HERMES_TEMPLATE, EmbeddedServer
     from lachesis_tokens.prompts.gguf_tokenizer import tokenizer_from_gguf
     from lachesis_tokens.prompts.model_folders import tokenizer_of

@@ -16,12 +16,8 @@ import yaml
 
 from backends.errors import LachesisError
 from backends.plugins import Registry, UnknownPlugin
-from lachesis.records.export_lines import ExportTotals
-from lachesis.records.groups import ExportError, GroupRecord, read_groups, read_items
-from lachesis.records.jsonl import has_torn_tail
+from backends.text import counted
 from lachesis.runs.run_folder import refuse_files_of_runs, settings_of
-from lachesis.text import counted
-from lachesis.tools import BUILTIN_TOOLS
 from lachesis.tracebacks import explained, place
 from lachesis_data.exports.exports import (
     EXPORTS,
@@ -30,6 +26,10 @@ from lachesis_data.exports.exports import (
     load_export,
     write_export,
 )
+from lachesis_messages.records.export_lines import ExportTotals
+from lachesis_messages.records.groups import ExportError, GroupRecord, read_groups, read_items
+from lachesis_messages.records.jsonl import has_torn_tail
+from lachesis_tools import BUILTIN_TOOLS
 
 JOB = "harbor"
 FOLDERS: Registry[Callable[..., ExportTotals]] = Registry(

@@ -16,16 +16,16 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from rich.table import Table
 
 from backends.errors import ExitCode, LachesisError
-from lachesis.messages.errors import MessageError
-from lachesis.records.export_lines import Unsuitable
-from lachesis.records.jsonl import JsonlError, has_torn_tail
+from backends.text import counted
 from lachesis.runs.run_folder import refuse_files_of_runs
-from lachesis.text import counted
 from lachesis_data.files.entry_files import EntryLine, OnBad, Rewritten, convert_entries, deduplicate, read_entries
 from lachesis_data.files.file_statistics import SPREADS, FileStatistics
 from lachesis_data.files.formats import CONVERTIBLE, converter, format_of, read_chat
 from lachesis_data.files.validation import VALIDATORS, validate_entry
 from lachesis_data.verbs.export import options_of, print_counts, printable
+from lachesis_messages.errors import MessageError
+from lachesis_messages.records.export_lines import Unsuitable
+from lachesis_messages.records.jsonl import JsonlError, has_torn_tail
 
 
 class TrajectoryFilesError(LachesisError):

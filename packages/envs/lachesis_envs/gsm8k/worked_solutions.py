@@ -17,7 +17,7 @@ from itertools import zip_longest
 from typing import Any
 
 from backends.first_use import parse
-from lachesis.messages.messages import Message, ToolCall
+from lachesis_messages.messages import Message, ToolCall
 
 UNKNOWN_PROBLEM = "I do not know this problem."
 

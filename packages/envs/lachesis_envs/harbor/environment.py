@@ -23,8 +23,6 @@ from lachesis.base_env import HermesAgentBaseEnv
 from lachesis.loop.outcome import Outcome
 from lachesis.loop.result import AgentResult, ProgramRun
 from lachesis.loop.rollout import Rollout
-from lachesis.messages.history import MessageHistory
-from lachesis.messages.messages import Message
 from lachesis.rewards.agent_fault import AgentFault
 from lachesis.runs.run_folder import data_folder
 from lachesis.settings.settings import HermesAgentEnvConfig, is_chosen
@@ -35,6 +33,8 @@ from lachesis_envs.harbor.places import Places, places_of
 from lachesis_envs.harbor.trial import Trial, solve
 from lachesis_envs.harbor.variables import problems_of
 from lachesis_envs.task_folders import Task, TaskError, TaskProblem, find_tasks, read_task
+from lachesis_messages.history import MessageHistory
+from lachesis_messages.messages import Message
 
 if TYPE_CHECKING:
     from backends import SandboxSpec

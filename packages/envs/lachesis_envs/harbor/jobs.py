@@ -19,10 +19,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from lachesis.records.export_lines import ExportLine, ExportTotals, LeftOutRollout
-from lachesis.records.groups import ExportError, GroupRecord, RolloutRecord
-from lachesis.text import counted, without_lone_surrogates
+from backends.text import counted, without_lone_surrogates
 from lachesis_envs.harbor.causes import CAUSES
+from lachesis_messages.records.export_lines import ExportLine, ExportTotals, LeftOutRollout
+from lachesis_messages.records.groups import ExportError, GroupRecord, RolloutRecord
 
 _BACKENDS = ("docker", "singularity", "modal")
 """Those that Harbor has under the same name."""

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from backends import Backend, BackendUnavailable, SandboxSpec
 from lachesis.tool_context.tool_context import ToolContext
-from lachesis.tools import BUILTIN_TOOLS, ToolSessions
 from lachesis_envs.harbor.causes import Invalid
 from lachesis_envs.harbor.grading import Grading, way_of
 from lachesis_envs.harbor.variables import resolved_variables
 from lachesis_envs.task_folders import EnvironmentConfig, Task
+from lachesis_tools import BUILTIN_TOOLS, ToolSessions
 
 _FILES_IN_MEMORY = ("local", "ssh", "singularity")
 """Backends whose files are in memory: a task that asks for memory means it for its programs."""

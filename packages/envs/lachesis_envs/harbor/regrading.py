@@ -18,10 +18,7 @@ from typing import Any
 
 from backends import Backend
 from backends.errors import LachesisError
-from lachesis.records.digests import copies_of
-from lachesis.records.groups import GroupRecord, RolloutRecord, stored_messages
 from lachesis.rewards.reward import Reward
-from lachesis.tools import ToolSessions
 from lachesis_envs.harbor.artifacts import artifacts_of, put
 from lachesis_envs.harbor.causes import CAUSES, Invalid
 from lachesis_envs.harbor.environment import HarborEnvConfig
@@ -30,6 +27,9 @@ from lachesis_envs.harbor.places import Places, opened, places_of
 from lachesis_envs.harbor.trial import Trial
 from lachesis_envs.harbor.verdicts import Verdict, below_minimum
 from lachesis_envs.task_folders import Step, Task, read_task
+from lachesis_messages.records.digests import copies_of
+from lachesis_messages.records.groups import GroupRecord, RolloutRecord, stored_messages
+from lachesis_tools import ToolSessions
 
 
 class RegradeError(LachesisError):

@@ -16,7 +16,6 @@ from backends import Backend, BackendError
 from backends.tasks import run_all
 from lachesis.rewards.agent_fault import AgentFault
 from lachesis.tool_context.tool_context import ToolContext
-from lachesis.tools import ToolSessions
 from lachesis_envs.harbor.causes import Invalid
 from lachesis_envs.harbor.grading import Grading, way_of
 from lachesis_envs.harbor.places import Places, opened, places_of
@@ -24,6 +23,7 @@ from lachesis_envs.harbor.task_attacks import ATTACKS, TaskAttack
 from lachesis_envs.harbor.trial import Trial, solve
 from lachesis_envs.task_folders import Task
 from lachesis_envs.task_folders.task import files_below
+from lachesis_tools import ToolSessions
 
 _ATTACK_TIME = 60.0
 """Seconds for the script of an attack."""

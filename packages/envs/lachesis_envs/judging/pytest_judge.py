@@ -36,8 +36,8 @@ from lachesis.tool_context.own_folder import own_folder
 from lachesis.tool_context.pace import MARGIN, USABLE, OwnTime, Pace, pace
 from lachesis.tool_context.placing import placed
 from lachesis.tool_context.sealing import Artifacts, resolved
-from lachesis.tools import ToolSession
 from lachesis_envs.judging.changed_tests import ENDED, Change, Found, TestFile, found_test
+from lachesis_tools import ToolSession
 
 _OUTPUT = 10_000_000
 """Bytes of a report, and of what pytest prints, that are read."""

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from lachesis import HermesAgentBaseEnv, HermesAgentEnvConfig, Message, ServerConfig
+from lachesis import HermesAgentBaseEnv, HermesAgentEnvConfig, ServerConfig
 from lachesis.runs.dataset_rows import NoSuchDataset
 from lachesis_envs.reasoning_gym.generators import PREFIX, Generators
+from lachesis_messages.messages import Message
 
 if TYPE_CHECKING:
     from lachesis import AgentResult, Policy

@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lachesis.messages.messages import Message, ToolCall
 from lachesis_envs.harbor.environment import HarborEnv
 from lachesis_envs.swe.archives import cache_folder
 from lachesis_envs.swe.building import hunks, read_fixes, write_swe_task
 from lachesis_envs.task_folders import TaskError, TaskProblem
 from lachesis_envs.task_folders.task import Task, files_below
+from lachesis_messages.messages import Message, ToolCall
 
 if TYPE_CHECKING:
     from lachesis import Policy

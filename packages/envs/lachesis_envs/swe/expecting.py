@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from backends import Backend, SandboxSpec
-from lachesis.tools import ToolSessions
 from lachesis_envs.harbor.places import opened, places_of
 from lachesis_envs.swe import building
 from lachesis_envs.swe.building import SweTask, write_swe_task
 from lachesis_envs.swe.recipes import BuildError
 from lachesis_envs.swe.trying import judging
 from lachesis_envs.task_folders import read_task
+from lachesis_tools import ToolSessions
 
 _COLLECTING = 300.0
 

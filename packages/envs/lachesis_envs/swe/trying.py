@@ -9,12 +9,12 @@ from pathlib import Path
 
 from backends import Backend, SandboxSpec
 from lachesis.loop.judgement import Judgement
-from lachesis.tools import ToolSessions
 from lachesis_envs.harbor.places import opened, places_of
 from lachesis_envs.swe.building import Files, SweTask
 from lachesis_envs.swe.judging import judge_settings, judged
 from lachesis_envs.swe.mutations import Judge
 from lachesis_envs.task_folders import read_task
+from lachesis_tools import ToolSessions
 
 
 @asynccontextmanager

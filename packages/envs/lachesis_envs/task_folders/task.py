@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lachesis.lazy import once_property
-from lachesis.text import without_lone_surrogates
+from backends.lazy import once_property
+from backends.text import without_lone_surrogates
 
 from .config import AgentConfig, Artifacts, EnvironmentConfig, HealthcheckConfig, TaskConfig, VerifierConfig
 from .errors import wrong

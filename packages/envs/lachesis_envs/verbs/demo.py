@@ -20,7 +20,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from lachesis.text import counted
+from backends.text import counted
 
 MAX_TOKENS = 200
 PLAYERS = {"embedded": "SmolLM2-135M (embedded)", "reference": "reference policy (no model)"}
@@ -52,11 +52,11 @@ def _count(text: str) -> int:
 
 
 async def _play(console: Console, arguments: argparse.Namespace) -> int:
-    from lachesis.records.groups import stored_messages
-    from lachesis.records.jsonl import read_lines
     from lachesis.runs.results import RunFiles, RunResult, path_link
     from lachesis.settings.server_settings import ServerConfig
     from lachesis_envs.gsm8k import GSM8kAgentEnv, GSM8kEnvConfig
+    from lachesis_messages.records.groups import stored_messages
+    from lachesis_messages.records.jsonl import read_lines
 
     results: dict[str, RunResult] = {}
     for player, title in PLAYERS.items():

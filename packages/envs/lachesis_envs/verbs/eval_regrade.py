@@ -21,13 +21,13 @@ from pydantic import ValidationError
 
 from backends import create_backend
 from backends.errors import SettingsError
+from backends.text import counted
 from lachesis.cli.subcommands import check
 from lachesis.figures import mean_over_items, paired
-from lachesis.records.groups import GroupRecord, read_groups
-from lachesis.records.jsonl import JsonlWriter
 from lachesis.runs.run_folder import settings_of
 from lachesis.settings.flags import accepts
-from lachesis.text import counted
+from lachesis_messages.records.groups import GroupRecord, read_groups
+from lachesis_messages.records.jsonl import JsonlWriter
 
 _OF_THE_RUN = (
     *("terminal_backend", "sandbox", "sandbox_profile", "terminal_image", "terminal_workdir", "terminal_network"),

@@ -12,8 +12,8 @@ from typing import Any
 import yaml
 
 from backends.errors import SettingsError
+from backends.text import counted
 from lachesis.cli.subcommands import run_subcommand
-from lachesis.text import counted
 from lachesis_envs.task_folders import Task, TaskError, create_row_task, find_tasks, read_task, row_name, write_task
 
 SUBCOMMANDS = {

@@ -29,10 +29,10 @@ from backends import BackendError, SandboxSpec
 from backends.errors import ExitCode
 from backends.tasks import run_all
 from lachesis.cli.subcommands import add_backend, backend_of, check
-from lachesis.records.jsonl import JsonlWriter, read_lines
 from lachesis.runs.own_process import run_alone
 from lachesis.runs.progress import Progress, Standing
 from lachesis_envs.task_folders import Task, find_tasks, read_task
+from lachesis_messages.records.jsonl import JsonlWriter, read_lines
 
 if TYPE_CHECKING:
     from lachesis_envs.harbor.verifying import Verification
@@ -73,9 +73,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 async def _verify(tasks: list[Task], arguments: argparse.Namespace, file: Path) -> int:
-    from lachesis.tools import ToolSessions
     from lachesis_envs.harbor.task_attacks import ATTACKS
     from lachesis_envs.harbor.verifying import verify_task
+    from lachesis_tools import ToolSessions
 
     attacks = [one for one in ATTACKS if not arguments.only or any(part in one.name for part in arguments.only)]
     backend = backend_of(arguments)

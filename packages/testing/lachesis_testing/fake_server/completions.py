@@ -9,7 +9,7 @@ from hashlib import blake2b
 from random import Random
 from typing import Any, Protocol
 
-from lachesis.inference.sampling import LogprobsKind, Sampling
+from lachesis_client.sampling import LogprobsKind, Sampling
 from lachesis_testing.fake_server.images import seen_ids
 from lachesis_testing.fake_server.model import FakeModel, hash_of
 from lachesis_testing.fake_server.tokenizer import Codec

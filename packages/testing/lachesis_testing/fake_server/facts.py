@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 from aiohttp import web
 
-from lachesis.inference.wire.service import json_response
+from lachesis_client.wire.service import json_response
 from lachesis_tokens.model_routes.host import JSON, model_info, model_list, openai_error, tokenized
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import chain, repeat
 from typing import Any, TypeVar, cast
 
-from lachesis.inference.sampling import LogprobsKind
+from lachesis_client.sampling import LogprobsKind
 from lachesis_testing.fake_server.completions import Completion
 from lachesis_testing.fake_server.images import ShownImage, with_images
 from lachesis_testing.fake_server.model import IMPOSSIBLE, FakeModel

@@ -25,7 +25,7 @@ from itertools import accumulate
 from random import Random
 from typing import Final, NamedTuple
 
-from lachesis.inference.sampling import LogprobsKind, Sampling
+from lachesis_client.sampling import LogprobsKind, Sampling
 
 _WORD: Final = next(code for code in "IL" if array(code).itemsize == 4)
 _CACHED_FLOATS: Final = 2**23
@@ -186,7 +186,7 @@ def _truncate(weights: list[float], top_k: int, top_p: float, min_p: float) -> s
 
 
 def hash_of(ids: Iterable[int] | blake2b) -> blake2b:
-    """The hash of `lachesis.messages.tokens.TokenPrefix.digest`, over little-endian 32-bit words. A hash is copied.
+    """The hash of `lachesis_messages.tokens.TokenPrefix.digest`, over little-endian 32-bit words. A hash is copied.
 
     Raises `ValueError` for invalid ids.
     """

@@ -16,9 +16,9 @@ from typing import IO, Any, ClassVar, Final
 import orjson
 from aiohttp import web
 
-from lachesis.inference.client_settings import ServerSettings
-from lachesis.inference.sampling import LogprobsKind
-from lachesis.inference.wire.service import WebService, has_bearer, json_response
+from lachesis_client.client_settings import ServerSettings
+from lachesis_client.sampling import LogprobsKind
+from lachesis_client.wire.service import WebService, has_bearer, json_response
 from lachesis_testing.fake_server.answers import JSON_TYPE, cache_key, send_half, written
 from lachesis_testing.fake_server.completions import Call, Policy
 from lachesis_testing.fake_server.facts import UNAUTHORIZED, fact_routes

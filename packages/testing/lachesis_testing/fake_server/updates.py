@@ -15,7 +15,7 @@ from zlib import crc32
 import orjson
 from aiohttp import web
 
-from lachesis.inference.wire.service import json_response
+from lachesis_client.wire.service import json_response
 from lachesis_tokens.model_routes.host import JSON
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, get_args
 
 from backends.errors import ExitCode
+from backends.lazy import quiet_imports
+from backends.text import counted
 from lachesis.cli import port_number
-from lachesis.lazy import quiet_imports
-from lachesis.text import counted
 from lachesis_testing.fake_server import FakeServer, Fault, Lengths, Policy, Scripted
 from lachesis_testing.fake_server.faults import fault_plan
 from lachesis_testing.fake_server.policies import POLICIES, create_policy

@@ -20,17 +20,17 @@ from pydantic import Field
 
 from backends import BackendError, BackendUnavailable, Sandbox, SandboxExhausted, SupportsForward
 from backends.errors import LachesisError, SettingsError
+from backends.text import without_lone_surrogates
 from lachesis.loop.outcome import Outcome
 from lachesis.loop.result import AgentResult, ProgramRun
 from lachesis.settings.settings import HermesAgentEnvConfig
-from lachesis.text import without_lone_surrogates
 from lachesis_tokens.endpoint.recorded import RecordedEnv, open_recording
 
 if TYPE_CHECKING:
     from lachesis.loop.loop import HermesAgentLoop
     from lachesis.loop.rollout_player import Agent
-    from lachesis.tools import ToolSession
     from lachesis_tokens.endpoint import Recording, RecordingEndpoint
+    from lachesis_tools import ToolSession
 
 MAX_OUTPUT = 64 << 10
 """Bytes of stdout, and of stderr, of the program that are kept: the first half and the last."""

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from lachesis.inference.wire.request import (
+from lachesis_client.wire.request import (
     JSON,
     ChatRequest,
     Refused,
@@ -18,9 +18,9 @@ from lachesis.inference.wire.request import (
     wanted_sampling,
     whole,
 )
-from lachesis.inference.wire.writing import event, usage_of
-from lachesis.messages.messages import FinishReason, Message
-from lachesis.messages.responses import ChatResponse
+from lachesis_client.wire.writing import event, usage_of
+from lachesis_messages.messages import FinishReason, Message
+from lachesis_messages.responses import ChatResponse
 from lachesis_tokens.endpoint.protocol import Protocol
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from backends.tasks import seen
-from lachesis.inference.errors import (
+from lachesis_client.errors import (
     ContextExhausted,
     ConversationRefused,
     InferenceError,
@@ -23,11 +23,11 @@ from lachesis.inference.errors import (
     RequestRejected,
     TurnRejected,
 )
-from lachesis.inference.lifecycle import AsyncService
-from lachesis.inference.tracking import ModelServer
-from lachesis.inference.wire.request import JSON, Refused
-from lachesis.inference.wire.writing import dump, load
-from lachesis.messages.errors import MessageError
+from lachesis_client.lifecycle import AsyncService
+from lachesis_client.tracking import ModelServer
+from lachesis_client.wire.request import JSON, Refused
+from lachesis_client.wire.writing import dump, load
+from lachesis_messages.errors import MessageError
 from lachesis_tokens.endpoint.anthropic import CountTokens, Messages
 from lachesis_tokens.endpoint.protocol import Protocol, RecordedChatRoute, RecordedGenerateRoute, RecordedTextRoute
 from lachesis_tokens.endpoint.recording import Recording, RecordingOptions

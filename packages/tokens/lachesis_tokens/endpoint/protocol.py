@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from backends.tasks import run_all
-from lachesis.inference.wire import openai_chat
-from lachesis.inference.wire.request import JSON, Refused
-from lachesis.inference.wire.writing import data
+from lachesis_client.wire import openai_chat
+from lachesis_client.wire.request import JSON, Refused
+from lachesis_client.wire.writing import data
 from lachesis_tokens.wire import openai_text, sglang
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from lachesis.settings.settings import is_chosen
 if TYPE_CHECKING:
     from lachesis.loop.loop import HermesAgentLoop
     from lachesis.loop.rollout_player import Agent, RolloutPlayer
-    from lachesis.tools import ToolSession
     from lachesis_tokens.endpoint import Recording, RecordingEndpoint
+    from lachesis_tools import ToolSession
 
 log = logging.getLogger(__name__)
 

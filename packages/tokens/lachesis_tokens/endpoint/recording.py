@@ -11,29 +11,29 @@ from dataclasses import replace
 from typing import Any, TypedDict, TypeVar, Unpack
 
 from backends.tasks import run_all
-from lachesis.inference.affinity import Affinity
-from lachesis.inference.balancer import Split
-from lachesis.inference.chat_format import ChatOptions, read_finish_reason, read_usage
-from lachesis.inference.errors import (
+from lachesis.loop.outcome import Outcome
+from lachesis.loop.result import AgentResult, TokenCount
+from lachesis_client.affinity import Affinity
+from lachesis_client.balancer import Split
+from lachesis_client.chat_format import ChatOptions, read_finish_reason, read_usage
+from lachesis_client.errors import (
     ContextExhausted,
     ConversationRefused,
     InferenceError,
     PromptError,
     RequestRejected,
 )
-from lachesis.inference.router import Router
-from lachesis.inference.sampling import Sampling, read_sampling
-from lachesis.inference.tracking import ModelServer
-from lachesis.inference.wire.request import JSON, ChatRequest, Refused, TextRequest
-from lachesis.inference.wire.writing import token_names
-from lachesis.loop.outcome import Outcome
-from lachesis.loop.result import AgentResult, TokenCount
-from lachesis.messages.encoded import EncodedPath, NodeMessages
-from lachesis.messages.history import MessageHistory
-from lachesis.messages.messages import FinishReason, Message
-from lachesis.messages.nodes import Node
-from lachesis.messages.responses import ChatResponse, Usage
-from lachesis.messages.tokens import TokenPrefix
+from lachesis_client.router import Router
+from lachesis_client.sampling import Sampling, read_sampling
+from lachesis_client.tracking import ModelServer
+from lachesis_client.wire.request import JSON, ChatRequest, Refused, TextRequest
+from lachesis_client.wire.writing import token_names
+from lachesis_messages.encoded import EncodedPath, NodeMessages
+from lachesis_messages.history import MessageHistory
+from lachesis_messages.messages import FinishReason, Message
+from lachesis_messages.nodes import Node
+from lachesis_messages.responses import ChatResponse, Usage
+from lachesis_messages.tokens import TokenPrefix
 from lachesis_tokens.endpoint.request_times import RequestTimes
 from lachesis_tokens.server.conversation_index import ConversationIndex, Found
 from lachesis_tokens.server.token_server import TokenServer

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
-from lachesis.inference.wire import openai_chat
-from lachesis.inference.wire.request import (
+from lachesis_client.wire import openai_chat
+from lachesis_client.wire.request import (
     JSON,
     ChatRequest,
     Refused,
@@ -19,9 +19,9 @@ from lachesis.inference.wire.request import (
     wanted_sampling,
     whole,
 )
-from lachesis.inference.wire.writing import event, usage_of
-from lachesis.messages.messages import FinishReason, Message
-from lachesis.messages.responses import ChatResponse
+from lachesis_client.wire.writing import event, usage_of
+from lachesis_messages.messages import FinishReason, Message
+from lachesis_messages.responses import ChatResponse
 from lachesis_tokens.endpoint.protocol import Protocol
 
 if TYPE_CHECKING:

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
 from backends.errors import LachesisError
-from lachesis.lazy import lazy_names
+from backends.lazy import lazy_names
 from lachesis.other_packages import ENGINES, load_engine
 
 if TYPE_CHECKING:
-    from lachesis.inference.client_settings import ServerSettings
+    from lachesis_client.client_settings import ServerSettings
     from lachesis_tokens.engines.base import Generation, TokenEngine
 else:  # the command line asks for the names of the engines only
     __getattr__ = lazy_names(__name__, {f"{__name__}.base": ["Generation", "TokenEngine"]})

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from lachesis.inference.errors import BadResponse
-from lachesis.inference.sampling import LogprobsKind, Sampling
+from lachesis_client.errors import BadResponse
+from lachesis_client.sampling import LogprobsKind, Sampling
 from lachesis_tokens.engines.base import Generation
 from lachesis_tokens.engines.http_engine import SingleRequestEngine, ids_or_none
 from lachesis_tokens.engines.prompt_ids import PromptIds

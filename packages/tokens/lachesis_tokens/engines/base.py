@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
-from lachesis.inference.client_settings import ServerSettings
-from lachesis.inference.sampling import LogprobsKind, Sampling
-from lachesis.messages.messages import FinishReason
-from lachesis.messages.replay import RoutedExperts, SamplingMask
-from lachesis.messages.tokens import PromptChecked, Versions
+from lachesis_client.client_settings import ServerSettings
+from lachesis_client.sampling import LogprobsKind, Sampling
+from lachesis_messages.messages import FinishReason
+from lachesis_messages.replay import RoutedExperts, SamplingMask
+from lachesis_messages.tokens import PromptChecked, Versions
 
 
 @dataclass(slots=True)
@@ -90,7 +90,7 @@ class ServerTokenizer(Protocol):
 class TokenEngine(Protocol):
     """A server that samples from token ids and reports the ids and logprobs that it sampled.
 
-    It raises the errors of `lachesis.inference.errors`: `ServerUnavailable` after bounded retries, `ContextExhausted`
+    It raises the errors of `lachesis_client.errors`: `ServerUnavailable` after bounded retries, `ContextExhausted`
     if prompt and answer do not fit, `RequestRejected` at once for other rejections, and `BadResponse` for an answer
     whose tokens cannot be trusted (ids and logprobs of different lengths, no ids, an echoed prompt that differs).
     """

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from backends.errors import ExitCode, LachesisError
-from lachesis.inference.client_settings import ServerSettings
-from lachesis.inference.lifecycle import AsyncService
+from lachesis_client.client_settings import ServerSettings
+from lachesis_client.lifecycle import AsyncService
 from lachesis_tokens.prompts.gguf_metadata import GGUFError, read_metadata
 
 _HERE = Path(__file__).parent

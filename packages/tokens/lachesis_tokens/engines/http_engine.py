@@ -9,13 +9,13 @@ from dataclasses import replace
 from typing import Any, ClassVar, Final
 
 from backends.tasks import run_all
-from lachesis.inference.chat_format import read_finish_reason
-from lachesis.inference.client_settings import ServerSettings
-from lachesis.inference.errors import BadResponse, RequestRejected, ServerUnavailable
-from lachesis.inference.http_attempts import ARRAY
-from lachesis.inference.http_client import HttpClient
-from lachesis.inference.sampling import SAMPLING_FIELDS, LogprobsKind, Sampling, recorded_fields
-from lachesis.messages.tokens import Versions
+from lachesis_client.chat_format import read_finish_reason
+from lachesis_client.client_settings import ServerSettings
+from lachesis_client.errors import BadResponse, RequestRejected, ServerUnavailable
+from lachesis_client.http_attempts import ARRAY
+from lachesis_client.http_client import HttpClient
+from lachesis_client.sampling import SAMPLING_FIELDS, LogprobsKind, Sampling, recorded_fields
+from lachesis_messages.tokens import Versions
 from lachesis_tokens.engines.base import Generation
 from lachesis_tokens.engines.prompt_ids import PromptIds
 from lachesis_tokens.engines.replay_fields import REPLAY

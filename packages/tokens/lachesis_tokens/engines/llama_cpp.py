@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Final
 
-from lachesis.inference.affinity import Route
-from lachesis.inference.errors import BadResponse
-from lachesis.inference.http_client import HttpAnswer
-from lachesis.inference.sampling import LogprobsKind, Sampling
-from lachesis.messages.messages import FinishReason
+from lachesis_client.affinity import Route
+from lachesis_client.errors import BadResponse
+from lachesis_client.http_client import HttpAnswer
+from lachesis_client.sampling import LogprobsKind, Sampling
+from lachesis_messages.messages import FinishReason
 from lachesis_tokens.engines.base import Generation
 from lachesis_tokens.engines.http_engine import (
     HttpEngine,

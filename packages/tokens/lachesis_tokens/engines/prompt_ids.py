@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from lachesis.inference.affinity import Route
-from lachesis.messages.images import PlacedImage
-from lachesis.messages.replay import RoutedExperts
-from lachesis.messages.tokens import PromptChecked, TokenPrefix
+from lachesis_client.affinity import Route
+from lachesis_messages.images import PlacedImage
+from lachesis_messages.replay import RoutedExperts
+from lachesis_messages.tokens import PromptChecked, TokenPrefix
 from lachesis_tokens.prompts.prompt_images import collapsed, expanded
 
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from lachesis.inference.client_settings import ServerSettings
-from lachesis.inference.errors import BadResponse
-from lachesis.messages.replay import RoutedExperts, SamplingMask, join_experts, join_masks
+from lachesis_client.client_settings import ServerSettings
+from lachesis_client.errors import BadResponse
+from lachesis_messages.replay import RoutedExperts, SamplingMask, join_experts, join_masks
 from lachesis_tokens.engines.base import Generation
 from lachesis_tokens.engines.prompt_ids import PromptIds
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final
 
-from lachesis.inference.errors import BadResponse
-from lachesis.inference.http_client import ARRAY
-from lachesis.inference.sampling import LogprobsKind, Sampling
+from lachesis_client.errors import BadResponse
+from lachesis_client.http_client import ARRAY
+from lachesis_client.sampling import LogprobsKind, Sampling
 from lachesis_tokens.engines.base import Generation
 from lachesis_tokens.engines.http_engine import (
     SingleRequestEngine,

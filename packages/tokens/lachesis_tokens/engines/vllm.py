@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final
 
-from lachesis.inference.chat_format import cached_tokens
-from lachesis.inference.errors import BadResponse, RequestRejected
-from lachesis.inference.sampling import LogprobsKind, Sampling
+from lachesis_client.chat_format import cached_tokens
+from lachesis_client.errors import BadResponse, RequestRejected
+from lachesis_client.sampling import LogprobsKind, Sampling
 from lachesis_tokens.engines.base import Generation, PromptLogprobs
 from lachesis_tokens.engines.http_engine import (
     HttpEngine,

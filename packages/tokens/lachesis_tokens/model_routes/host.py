@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import repeat
 from typing import Any, ClassVar, Protocol, TypeAlias
 
-from lachesis.inference.sampling import LogprobsKind
+from lachesis_client.sampling import LogprobsKind
 from lachesis_tokens.model_routes.requests import ImagePlace, SamplingRequest
 
 JSON: TypeAlias = dict[str, Any]

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from lachesis.inference.sampling import Sampling
+from lachesis_client.sampling import Sampling
 
 
 class ImagePlace(Protocol):

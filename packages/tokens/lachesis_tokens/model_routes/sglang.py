@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from lachesis.inference.sampling import LogprobsKind
+from lachesis_client.sampling import LogprobsKind
 from lachesis_tokens.model_routes.experts import sglang_experts
 from lachesis_tokens.model_routes.host import (
     ABORTED,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from lachesis.lazy import quiet_imports
+from backends.lazy import quiet_imports
 from lachesis_tokens.prompts.gguf_metadata import GGUFError, read_metadata
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from lachesis.inference.errors import PromptError, TemplateError, TurnRejected
-from lachesis.messages.images import MessageImage, PlacedImage, image_urls
-from lachesis.messages.nodes import Node
-from lachesis.messages.tokens import TokenPrefix
+from lachesis_client.errors import PromptError, TemplateError, TurnRejected
+from lachesis_messages.images import MessageImage, PlacedImage, image_urls
+from lachesis_messages.nodes import Node
+from lachesis_messages.tokens import TokenPrefix
 from lachesis_tokens.prompts.text_encoder import TextEncoder
 from lachesis_tokens.templates.chat_template import ChatTemplate
 from lachesis_tokens.templates.special_tokens import SpecialTokensInText

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from lachesis.inference.errors import PromptError, TemplateError, TurnRejected
-from lachesis.lazy import once_property
-from lachesis.messages.images import PlacedImage
-from lachesis.messages.nodes import Node
-from lachesis.messages.responses import ChatResponse
-from lachesis.messages.tokens import SampledTokens, TokenPrefix
+from backends.lazy import once_property
+from lachesis_client.errors import PromptError, TemplateError, TurnRejected
+from lachesis_messages.images import PlacedImage
+from lachesis_messages.nodes import Node
+from lachesis_messages.responses import ChatResponse
+from lachesis_messages.tokens import SampledTokens, TokenPrefix
 from lachesis_tokens.prompts.prompt_images import ImagePlaces
 from lachesis_tokens.prompts.text_encoder import TextEncoder
 from lachesis_tokens.templates.chat_template import ChatTemplate, TemplateMessage, Tools

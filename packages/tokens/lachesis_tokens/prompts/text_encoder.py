@@ -8,7 +8,7 @@ from hashlib import blake2b
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
-from lachesis.text import without_lone_surrogates
+from backends.text import without_lone_surrogates
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 from backends.errors import ExitCode
-from lachesis.inference.errors import BadResponse, ContextExhausted, InferenceError, RequestRejected, ServerUnavailable
+from lachesis_client.errors import BadResponse, ContextExhausted, InferenceError, RequestRejected, ServerUnavailable
 from lachesis_tokens.engines.base import ServerTokenizer, TokenEngine
 from lachesis_tokens.prompts.text_encoder import TextEncoder
 

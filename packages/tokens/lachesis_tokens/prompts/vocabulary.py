@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from lachesis.inference.errors import BadResponse
+from lachesis_client.errors import BadResponse
 
 ANY_ROW: Final = 1 << 32
 """The rows of a model that is sampled in this process, where ids are the numbers of its rows."""

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from enum import StrEnum
 
-from lachesis.records.split_rollouts import LARGEST_REWARD
+from lachesis_messages.records.split_rollouts import LARGEST_REWARD
 from lachesis_tokens.samples.samples import TokenSample
 
 

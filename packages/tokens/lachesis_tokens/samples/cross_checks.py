@@ -12,8 +12,8 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
-from lachesis.messages.nodes import message_digest
-from lachesis.records.digests import LINE_DIGEST, digest_problem
+from lachesis_messages.nodes import message_digest
+from lachesis_messages.records.digests import LINE_DIGEST, digest_problem
 from lachesis_tokens.samples.samples import SampledSpan, TokenSample
 
 Record = Mapping[str, Any]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from lachesis.records.split_rollouts import SplitRollouts
 from lachesis.runs.decisions import Decision, Kept, LeftOut
 from lachesis.runs.group_player import PlayedGroup
 from lachesis.runs.registration import TrainerInfo
 from lachesis.settings.settings import HermesAgentEnvConfig
+from lachesis_messages.records.split_rollouts import SplitRollouts
 from lachesis_tokens.samples.group_shapes import (
     OF_TOKENS,
     GroupSettings,

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from lachesis.records.digests import LINE_DIGEST
+from lachesis_messages.records.digests import LINE_DIGEST
 from lachesis_tokens.samples.cross_checks import says_sampled
 
 

@@ -16,10 +16,10 @@ from typing import Any, Final, Literal
 
 import orjson
 
-from lachesis.messages.images import image_data, joined_data
-from lachesis.records.digests import COVERED, json_digest
-from lachesis.records.split_rollouts import LARGEST_REWARD, DiscardedAttempts, SplitRollouts, check_split
-from lachesis.text import without_lone_surrogates
+from backends.text import without_lone_surrogates
+from lachesis_messages.images import image_data, joined_data
+from lachesis_messages.records.digests import COVERED, json_digest
+from lachesis_messages.records.split_rollouts import LARGEST_REWARD, DiscardedAttempts, SplitRollouts, check_split
 from lachesis_tokens.samples.advantages import rollout_advantages, sample_advantage, token_advantages
 from lachesis_tokens.samples.samples import MalformedSample, TokenSample, logprobs_digest
 from lachesis_tokens.samples.verification import verify_records

@@ -15,12 +15,13 @@ from hashlib import blake2b
 from typing import Any, Final, Protocol, get_args
 
 from backends.errors import LachesisError
-from lachesis.messages.frozen import thaw
-from lachesis.messages.images import PlacedImage, image_data, images_digest
-from lachesis.messages.messages import Purpose
-from lachesis.messages.replay import RoutedExperts, SamplingMask, join_experts, join_masks
-from lachesis.messages.responses import ChatResponse
-from lachesis.messages.tokens import (
+from lachesis_messages.frozen import thaw
+from lachesis_messages.images import PlacedImage, image_data, images_digest
+from lachesis_messages.messages import Purpose
+from lachesis_messages.records.digests import json_digest
+from lachesis_messages.replay import RoutedExperts, SamplingMask, join_experts, join_masks
+from lachesis_messages.responses import ChatResponse
+from lachesis_messages.tokens import (
     MASKED,
     MASKED_LOGPROB,
     Floats,
@@ -29,7 +30,6 @@ from lachesis.messages.tokens import (
     TokenPrefix,
     Versions,
 )
-from lachesis.records.digests import json_digest
 
 SAMPLE_SCHEMA: Final = "lachesis.sample/1"
 """The value of `schema` in the record of a sample."""

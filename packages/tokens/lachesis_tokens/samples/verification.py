@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from lachesis.messages.images import image_problems, joined_data
-from lachesis.messages.tokens import MASKED, MASKED_LOGPROB, TokenPrefix
-from lachesis.records.digests import LINE_DIGEST, sample_line_problem
-from lachesis.records.sampling_record import sampling_problem
+from lachesis_messages.images import image_problems, joined_data
+from lachesis_messages.records.digests import LINE_DIGEST, sample_line_problem
+from lachesis_messages.records.sampling_record import sampling_problem
+from lachesis_messages.tokens import MASKED, MASKED_LOGPROB, TokenPrefix
 from lachesis_tokens.samples.cross_checks import line_problems
 from lachesis_tokens.samples.group_accounts import GroupAccount, Runs, account_of
 from lachesis_tokens.samples.samples import MalformedSample, SampledSpan, TokenSample, logprobs_digest

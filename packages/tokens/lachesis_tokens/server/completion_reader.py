@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from lachesis.inference.chat_format import Tools, malformed_calls, parse_text, parsed_calls
-from lachesis.messages.messages import Message
+from lachesis_client.chat_format import Tools, malformed_calls, parse_text, parsed_calls
+from lachesis_messages.messages import Message
 from lachesis_tokens.server.stop_texts import completed_stop
 from tool_call_parsers import ParsedCompletion, ToolCallParser
 from tool_call_parsers.tokens import Aligned, TokenMap, mark

@@ -12,10 +12,10 @@ from dataclasses import replace
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple
 
-from lachesis.messages.frozen import thaw
-from lachesis.messages.messages import Message
-from lachesis.messages.nodes import Node
-from lachesis.messages.responses import ChatResponse, as_message
+from lachesis_messages.frozen import thaw
+from lachesis_messages.messages import Message
+from lachesis_messages.nodes import Node
+from lachesis_messages.responses import ChatResponse, as_message
 from lachesis_tokens.server.message_copies import Uncopied, copy_of
 
 _RECENT: Final = 4

@@ -15,12 +15,12 @@ from hashlib import blake2b
 from time import monotonic
 from typing import Any, Final
 
-from lachesis.inference.errors import ServerUnavailable
-from lachesis.inference.http_attempts import retry_delay
-from lachesis.inference.sampling import Sampling
-from lachesis.messages.messages import FinishReason
-from lachesis.messages.tokens import PromptChecked, Versions
-from lachesis.records.sampling_record import sampling_problem
+from lachesis_client.errors import ServerUnavailable
+from lachesis_client.http_attempts import retry_delay
+from lachesis_client.sampling import Sampling
+from lachesis_messages.messages import FinishReason
+from lachesis_messages.records.sampling_record import sampling_problem
+from lachesis_messages.tokens import PromptChecked, Versions
 from lachesis_tokens.engines.base import Generation
 from lachesis_tokens.engines.replay_fields import joined_replay
 from lachesis_tokens.server.stop_texts import StopTexts

@@ -12,18 +12,18 @@ from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, Unpack
 
-from lachesis.inference.affinity import Affinity
-from lachesis.inference.balancer import Split
-from lachesis.inference.chat_format import ChatOptions, Tools, check_arguments
-from lachesis.inference.parse_thread import LONG_IDS, parse
-from lachesis.inference.sampling import SAMPLING_FIELDS, Sampling, read_sampling
-from lachesis.messages.history import MessageHistory
-from lachesis.messages.messages import FinishReason, Message
-from lachesis.messages.nodes import Node
-from lachesis.messages.replay import RoutedExperts
-from lachesis.messages.responses import ChatResponse, Usage
-from lachesis.messages.tokens import SampledTokens, TokenPrefix
-from lachesis.text import without_lone_surrogates
+from backends.text import without_lone_surrogates
+from lachesis_client.affinity import Affinity
+from lachesis_client.balancer import Split
+from lachesis_client.chat_format import ChatOptions, Tools, check_arguments
+from lachesis_client.parse_thread import LONG_IDS, parse
+from lachesis_client.sampling import SAMPLING_FIELDS, Sampling, read_sampling
+from lachesis_messages.history import MessageHistory
+from lachesis_messages.messages import FinishReason, Message
+from lachesis_messages.nodes import Node
+from lachesis_messages.replay import RoutedExperts
+from lachesis_messages.responses import ChatResponse, Usage
+from lachesis_messages.tokens import SampledTokens, TokenPrefix
 from lachesis_tokens.engines.base import Generation
 from lachesis_tokens.prompts.prompt_images import expanded
 from lachesis_tokens.samples.samples import samples

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from lachesis.messages.messages import Message
-from lachesis.messages.responses import ChatResponse, ToolResponse
+from lachesis_messages.messages import Message
+from lachesis_messages.responses import ChatResponse, ToolResponse
 
 
 class Uncopied(Exception):

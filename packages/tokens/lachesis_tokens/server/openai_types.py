@@ -15,8 +15,8 @@ from openai.types.chat.chat_completion_message_function_tool_call import (
     Function,
 )
 
-from lachesis.messages.messages import FinishReason
-from lachesis.messages.responses import ChatResponse
+from lachesis_messages.messages import FinishReason
+from lachesis_messages.responses import ChatResponse
 
 
 class _Subscriptable:

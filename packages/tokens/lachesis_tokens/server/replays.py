@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from lachesis.inference.errors import BadResponse
-from lachesis.inference.sampling import Sampling
+from lachesis_client.errors import BadResponse
+from lachesis_client.sampling import Sampling
 from lachesis_tokens.engines.base import Generation, TokenEngine
 from lachesis_tokens.engines.prompt_ids import PromptIds
 

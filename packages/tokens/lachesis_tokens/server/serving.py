@@ -11,13 +11,13 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-from lachesis.inference import ServerSettings
-from lachesis.inference.errors import TemplateError
-from lachesis.lazy import quiet_imports
+from backends.lazy import quiet_imports
 from lachesis.runs.environment import Environment
 from lachesis.settings.class_settings import source_of
 from lachesis.settings.server_settings import EMBEDDED, ServerConfig, ServerConfigError
 from lachesis.settings.settings import HermesAgentEnvConfig, is_chosen
+from lachesis_client import ServerSettings
+from lachesis_client.errors import TemplateError
 from lachesis_tokens.engines import TokenEngine, create_engine
 from lachesis_tokens.engines.embedded import HERMES_TEMPLATE, EmbeddedServer
 from lachesis_tokens.prompts.prompts import PromptBuilder

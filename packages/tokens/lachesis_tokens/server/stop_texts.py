@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lachesis.inference.sampling import Sampling
-from lachesis.messages.messages import FinishReason
+from lachesis_client.sampling import Sampling
+from lachesis_messages.messages import FinishReason
 from lachesis_tokens.engines.base import Generation
 
 Decode = Callable[[Sequence[int]], str]

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from backends.errors import LachesisError
 from backends.tasks import run_all
-from lachesis.inference.affinity import Affinity, Demand, Route
-from lachesis.inference.balancer import Split
-from lachesis.inference.chat_format import ChatOptions, check_arguments
-from lachesis.inference.errors import BadResponse, ContextExhausted
-from lachesis.inference.parse_thread import LONG_IDS, parse
-from lachesis.inference.sampling import LogprobsKind, Sampling, recorded_fields, sampling_fields
-from lachesis.inference.token_tracker import TokenTracker
-from lachesis.messages.messages import FinishReason
-from lachesis.messages.replay import RoutedExperts
-from lachesis.messages.responses import ChatResponse
-from lachesis.messages.tokens import TokenPrefix
-from lachesis.records.sampling_record import OTHER_FIELDS
+from lachesis_client.affinity import Affinity, Demand, Route
+from lachesis_client.balancer import Split
+from lachesis_client.chat_format import ChatOptions, check_arguments
+from lachesis_client.errors import BadResponse, ContextExhausted
+from lachesis_client.parse_thread import LONG_IDS, parse
+from lachesis_client.sampling import LogprobsKind, Sampling, recorded_fields, sampling_fields
+from lachesis_client.token_tracker import TokenTracker
+from lachesis_messages.messages import FinishReason
+from lachesis_messages.records.sampling_record import OTHER_FIELDS
+from lachesis_messages.replay import RoutedExperts
+from lachesis_messages.responses import ChatResponse
+from lachesis_messages.tokens import TokenPrefix
 from lachesis_tokens.engines.base import Generation, PromptLogprobs, PromptScorer, TokenEngine
 from lachesis_tokens.engines.prompt_ids import PromptIds
 from lachesis_tokens.engines.replay_fields import REPLAY, cut_replay

@@ -21,7 +21,7 @@ from jinja2.parser import Parser
 from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from lachesis.inference.errors import PromptError, TemplateError
+from lachesis_client.errors import PromptError, TemplateError
 
 TemplateMessage: TypeAlias = dict[str, Any]
 Tools: TypeAlias = Sequence[Mapping[str, Any]]

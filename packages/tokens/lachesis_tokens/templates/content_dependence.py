@@ -21,10 +21,10 @@ from typing import Any, Final, TypeAlias
 from jinja2 import nodes as jinja
 from jinja2.optimizer import optimize
 
-from lachesis.inference.errors import TemplateError
-from lachesis.lazy import once_property
-from lachesis.messages.nodes import Node
-from lachesis.messages.responses import ChatResponse
+from backends.lazy import once_property
+from lachesis_client.errors import TemplateError
+from lachesis_messages.nodes import Node
+from lachesis_messages.responses import ChatResponse
 from lachesis_tokens.templates.chat_template import ChatTemplate, TemplateMessage
 from lachesis_tokens.templates.special_tokens import RenderedText
 from lachesis_tokens.templates.suffix_template import calls_of, placeholder_turn

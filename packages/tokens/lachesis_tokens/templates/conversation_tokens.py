@@ -8,9 +8,9 @@ from hashlib import blake2b
 from itertools import pairwise
 from typing import Any, Final
 
-from lachesis.messages.markup import think_block
-from lachesis.messages.messages import REASONING_FIELDS
-from lachesis.records.sharegpt import system_prompt
+from lachesis_messages.markup import think_block
+from lachesis_messages.messages import REASONING_FIELDS
+from lachesis_messages.records.sharegpt import system_prompt
 from lachesis_tokens.prompts.prompts import PromptBuilder
 
 _PART: Final = 1 << 16

@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import orjson
 
-from lachesis.inference.errors import PromptError, TemplateError
+from lachesis_client.errors import PromptError, TemplateError
 
 SpecialTokensInText: TypeAlias = Literal["encode_as_text", "as_is", "error"]
 """How text of messages and tools that spells a special token is treated: it is encoded as text, it becomes the token,

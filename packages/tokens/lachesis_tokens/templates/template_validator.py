@@ -12,7 +12,7 @@ import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from lachesis.inference.errors import TemplateError
+from lachesis_client.errors import TemplateError
 from lachesis_tokens.templates.chat_template import ChatTemplate, Tools
 from lachesis_tokens.templates.suffix_template import (
     Placeholder,

@@ -18,7 +18,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from lachesis.text import counted
+from backends.text import counted
 from lachesis_tokens.samples.verification import RecordVerifier, Totals
 
 _STYLES = {"ok": "green", "old": "yellow", "WRONG": "red"}

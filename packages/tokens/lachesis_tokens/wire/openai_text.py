@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Final
 
-from lachesis.inference.wire import openai_chat
-from lachesis.inference.wire.request import (
+from lachesis_client.wire import openai_chat
+from lachesis_client.wire.request import (
     JSON,
     SAMPLING,
     Refused,
@@ -22,8 +22,8 @@ from lachesis.inference.wire.request import (
     wanted_sampling,
     whole,
 )
-from lachesis.inference.wire.writing import NamesOf, data, usage_of
-from lachesis.messages.responses import ChatResponse
+from lachesis_client.wire.writing import NamesOf, data, usage_of
+from lachesis_messages.responses import ChatResponse
 
 _KNOWN: Final = frozenset(
     {"model", "prompt", "n", "max_tokens", "stop", "logprobs", "stream", "stream_options", "user", "timeout", *SAMPLING}

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lachesis.messages.tokens import MASKED
-from lachesis.records.digests import certified, copies_of
-from lachesis.records.jsonl import JsonlWriter
-from lachesis.records.step_files import SCHEMA, step_files
+from lachesis_messages.records.digests import certified, copies_of
+from lachesis_messages.records.jsonl import JsonlWriter
+from lachesis_messages.records.step_files import SCHEMA, step_files
+from lachesis_messages.tokens import MASKED
 from lachesis_tokens.samples.group_shapes import CERTIFICATE, samples_from_atropos
 from lachesis_tokens.samples.samples import TokenSample
 from lachesis_train.curves.records import GroupRecord, SampleRecord, StepRecord

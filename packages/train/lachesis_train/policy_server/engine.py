@@ -10,11 +10,11 @@ from collections.abc import Callable, Collection, Sequence
 from typing import ClassVar, Final
 
 from backends.errors import LachesisError
-from lachesis.inference.client_settings import ServerSettings
-from lachesis.inference.errors import ContextExhausted, RequestRejected, rejection
-from lachesis.inference.parse_thread import LONG_IDS, parse
-from lachesis.inference.sampling import LogprobsKind, Sampling
-from lachesis.messages.messages import FinishReason
+from lachesis_client.client_settings import ServerSettings
+from lachesis_client.errors import ContextExhausted, RequestRejected, rejection
+from lachesis_client.parse_thread import LONG_IDS, parse
+from lachesis_client.sampling import LogprobsKind, Sampling
+from lachesis_messages.messages import FinishReason
 from lachesis_tokens.engines.base import Generation
 from lachesis_tokens.server.stop_texts import StopTexts
 from lachesis_train.policy import CurrentPolicy, PolicyVersion, Sampled

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
-from lachesis.inference.wire.openai_chat import WISHES
-from lachesis.inference.wire.request import JSON, Refused, answers, take
-from lachesis.records.sampling_record import has_effect
+from lachesis_client.wire.openai_chat import WISHES
+from lachesis_client.wire.request import JSON, Refused, answers, take
+from lachesis_messages.records.sampling_record import has_effect
 from lachesis_tokens.model_routes.atropos import AtroposRoute
 from lachesis_tokens.model_routes.chat import ChatRoute
 from lachesis_tokens.model_routes.host import ModelRoute

@@ -12,14 +12,14 @@ from functools import lru_cache
 from typing import Any
 
 from backends.tasks import run_all
-from lachesis.inference.parse_thread import LONG_IDS, parse
-from lachesis.inference.sampling import LogprobsKind, Sampling
-from lachesis.inference.wire.openai_chat import finish_reason, read_message, write_message
-from lachesis.inference.wire.request import JSON, Refused, function_tools, take
-from lachesis.inference.wire.writing import dump
-from lachesis.messages.messages import FinishReason
-from lachesis.messages.responses import ChatResponse
-from lachesis.messages.tokens import SampledTokens
+from lachesis_client.parse_thread import LONG_IDS, parse
+from lachesis_client.sampling import LogprobsKind, Sampling
+from lachesis_client.wire.openai_chat import finish_reason, read_message, write_message
+from lachesis_client.wire.request import JSON, Refused, function_tools, take
+from lachesis_client.wire.writing import dump
+from lachesis_messages.messages import FinishReason
+from lachesis_messages.responses import ChatResponse
+from lachesis_messages.tokens import SampledTokens
 from lachesis_tokens.model_routes.atropos import AtroposRoute
 from lachesis_tokens.model_routes.chat import ChatRoute
 from lachesis_tokens.model_routes.host import ModelHost, ModelRoute, SampledCompletion, ShownCompletion, tokenized

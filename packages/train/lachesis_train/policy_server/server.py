@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from aiohttp import web
 
 from backends.errors import SettingsError
-from lachesis.inference.client_settings import ServerSettings
-from lachesis.inference.errors import ContextExhausted, PromptError, RequestRejected
-from lachesis.inference.wire.openai_chat import error
-from lachesis.inference.wire.request import JSON, Refused
-from lachesis.inference.wire.service import WebService, has_bearer
-from lachesis.inference.wire.visitors import is_loopback
-from lachesis.inference.wire.writing import dump, load
-from lachesis.messages.errors import MessageError
+from lachesis_client.client_settings import ServerSettings
+from lachesis_client.errors import ContextExhausted, PromptError, RequestRejected
+from lachesis_client.wire.openai_chat import error
+from lachesis_client.wire.request import JSON, Refused
+from lachesis_client.wire.service import WebService, has_bearer
+from lachesis_client.wire.visitors import is_loopback
+from lachesis_client.wire.writing import dump, load
+from lachesis_messages.errors import MessageError
 from lachesis_tokens.model_routes.host import model_info, model_list
 from lachesis_tokens.prompts.prompts import PromptBuilder
 from lachesis_tokens.prompts.vocabulary import ANY_ROW

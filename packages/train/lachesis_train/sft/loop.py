@@ -15,7 +15,7 @@ from itertools import accumulate
 from typing import Any, Final, TypeVar
 
 from backends.errors import LachesisError
-from lachesis.records.jsonl import JsonlWriter
+from lachesis_messages.records.jsonl import JsonlWriter
 from lachesis_train.curves.recorder import StepRecord, TrainingRecorder
 from lachesis_train.policy import CurrentPolicy, PolicyVersion
 from lachesis_train.sft.plan import batches, digest, split

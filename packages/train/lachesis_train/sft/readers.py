@@ -17,16 +17,16 @@ from pathlib import Path
 from typing import Any, Final
 
 from backends.errors import LachesisError
-from lachesis.messages.history import MessageHistory
-from lachesis.messages.images import joined_data
-from lachesis.messages.messages import FinishReason
-from lachesis.messages.responses import ChatResponse, as_message
-from lachesis.messages.tokens import SampledTokens
-from lachesis.records.digests import sample_line_problem
-from lachesis.records.json_arrays import array_items
-from lachesis.records.jsonl import is_array
-from lachesis.records.loading import from_sharegpt, tools_from_sharegpt
-from lachesis.text import counted
+from backends.text import counted
+from lachesis_messages.history import MessageHistory
+from lachesis_messages.images import joined_data
+from lachesis_messages.messages import FinishReason
+from lachesis_messages.records.digests import sample_line_problem
+from lachesis_messages.records.json_arrays import array_items
+from lachesis_messages.records.jsonl import is_array
+from lachesis_messages.records.loading import from_sharegpt, tools_from_sharegpt
+from lachesis_messages.responses import ChatResponse, as_message
+from lachesis_messages.tokens import SampledTokens
 from lachesis_tokens.prompts.prompts import PromptBuilder
 from lachesis_tokens.samples.cross_checks import line_problems
 from lachesis_tokens.samples.samples import MalformedSample, TokenSample, samples

@@ -17,8 +17,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from lachesis.messages.tokens import MASKED
-from lachesis.records.split_rollouts import LARGEST_REWARD
+from lachesis_messages.records.split_rollouts import LARGEST_REWARD
+from lachesis_messages.tokens import MASKED
 from lachesis_tokens.samples.group_shapes import CERTIFICATE, group_problems, samples_from_atropos
 from lachesis_tokens.samples.samples import TokenSample
 from lachesis_tokens.samples.verification import verify

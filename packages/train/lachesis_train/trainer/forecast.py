@@ -16,7 +16,7 @@ from typing import Any, Final
 import orjson
 
 from backends.errors import SettingsError
-from lachesis.text import counted, duration
+from backends.text import counted, duration
 from lachesis_tokens.prompts.model_folders import MADE, made_folder, model_folder
 from lachesis_train.engine.limits import BATCH_TOKENS, LOGITS_AT_ONCE, MICRO_BATCH_TOKENS
 from lachesis_train.tinker_sdk import Datum, Training

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 
 from backends.errors import LachesisError
 from backends.tasks import run_all
-from lachesis.text import counted
+from backends.text import counted
 from lachesis_train.curves.recorder import TrainingRecorder
 from lachesis_train.curves.records import StepRecord
 from lachesis_train.policy import CurrentPolicy, PolicyVersion

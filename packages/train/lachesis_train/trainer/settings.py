@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, Literal
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from lachesis.inference.urls import HTTP_URL
+from lachesis_client.urls import HTTP_URL
 from lachesis_tokens.samples.advantages import LossAverage
 from lachesis_train.rollout_api import TrainerRegistration
 from lachesis_train.tinker_sdk import Adam, LoraShape

@@ -17,10 +17,10 @@ from typing import Any, ClassVar, Final
 import torch
 from transformers import DynamicCache
 
-from lachesis.inference.client_settings import ServerSettings
-from lachesis.inference.errors import ContextExhausted, RequestRejected
-from lachesis.inference.sampling import LogprobsKind, Sampling
-from lachesis.messages.messages import FinishReason
+from lachesis_client.client_settings import ServerSettings
+from lachesis_client.errors import ContextExhausted, RequestRejected
+from lachesis_client.sampling import LogprobsKind, Sampling
+from lachesis_messages.messages import FinishReason
 from lachesis_tokens.engines.base import Generation
 from lachesis_tokens.engines.prompt_ids import PromptIds
 

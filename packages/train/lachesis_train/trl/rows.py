@@ -10,8 +10,8 @@ from typing import Any, Final, Literal, TypeAlias
 
 from backends.errors import LachesisError
 from lachesis.figures.repaired_calls import RepairedCalls
-from lachesis.messages.tokens import MASKED
-from lachesis.records.split_rollouts import SplitRollouts
+from lachesis_messages.records.split_rollouts import SplitRollouts
+from lachesis_messages.tokens import MASKED
 from lachesis_tokens.samples.group_shapes import (
     GroupSettings,
     RejectedGroup,

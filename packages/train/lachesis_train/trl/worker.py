@@ -19,8 +19,8 @@ import numpy as np
 
 from backends.errors import LachesisError
 from lachesis.figures.repaired_calls import RepairedCalls
-from lachesis.messages.tokens import MASKED
-from lachesis.records.split_rollouts import SplitRollouts
+from lachesis_messages.records.split_rollouts import SplitRollouts
+from lachesis_messages.tokens import MASKED
 from lachesis_tokens.samples.advantages import LossAverage, rollout_advantages, sample_advantage
 from lachesis_tokens.samples.group_shapes import (
     GroupSettings,

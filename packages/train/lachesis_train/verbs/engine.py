@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from backends.errors import LachesisError, SettingsError
+from backends.lazy import quiet_imports
 from backends.tasks import stop_event
 from lachesis.cli import port_number
-from lachesis.lazy import quiet_imports
 from lachesis_tokens.prompts.model_folders import MADE, model_folder
 
 

@@ -18,7 +18,6 @@ from urllib.parse import urlsplit
 from rich.console import Console
 
 from backends.errors import ExitCode, SettingsError
-from lachesis.inference.urls import http_url
 from lachesis.runs.command_line import (
     OF_TRAINER,
     TOP_LEVEL,
@@ -31,6 +30,7 @@ from lachesis.runs.command_line import (
 from lachesis.runs.own_process import run_alone
 from lachesis.settings.flags import Parser, add_flags, close_names
 from lachesis.settings.settings import HermesAgentEnvConfig
+from lachesis_client.urls import http_url
 from lachesis_tokens.prompts.model_folders import tokenizer_of
 from lachesis_train.policy import CurrentPolicy
 from lachesis_train.rollout_api import TOKEN_VARIABLE

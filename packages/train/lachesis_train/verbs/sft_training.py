@@ -52,7 +52,7 @@ async def train_on_files(
 
 
 def _read(settings: Settings, sft: SftSettings, files: Sequence[str], tokenizer: LazyTokenizer) -> Dataset:
-    from lachesis.inference.errors import TemplateError
+    from lachesis_client.errors import TemplateError
     from lachesis_tokens.prompts.prompts import PromptBuilder
     from lachesis_tokens.templates.chat_template import read_template
     from lachesis_train.sft.readers import ReadRules, read_dataset

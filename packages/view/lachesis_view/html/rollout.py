@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from lachesis.records.groups import stored_messages
+from lachesis_messages.records.groups import stored_messages
 from lachesis_view.html import figure, pretty
 from lachesis_view.html.message_graph import Branch, branches_of, drawing, rows_of
 

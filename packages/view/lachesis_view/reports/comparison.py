@@ -11,15 +11,15 @@ from typing import Any
 import orjson
 
 from backends.errors import LachesisError
+from backends.text import counted
 from lachesis.figures import Difference, Mean, paired
 from lachesis.figures.evaluations import invalid, tokens
 from lachesis.figures.figures import Figures
 from lachesis.figures.summary import Summary
-from lachesis.records.jsonl import read_lines
 from lachesis.runs.file_sink import unscored_groups
 from lachesis.runs.results import RunFiles
 from lachesis.runs.run_folder import changes
-from lachesis.text import counted
+from lachesis_messages.records.jsonl import read_lines
 from lachesis_view.html import write_page
 from lachesis_view.html.parts import Parts
 from lachesis_view.reports.run import MAX_CHARACTERS, ReportedRun, mean_bars, render_page

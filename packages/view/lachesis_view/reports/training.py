@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from backends.errors import LachesisError
+from backends.text import duration
 from lachesis.figures.repaired_calls import NAME, RepairedCalls
-from lachesis.records.jsonl import read_lines
-from lachesis.records.step_files import SCHEMA, step_files
-from lachesis.text import duration
+from lachesis_messages.records.jsonl import read_lines
+from lachesis_messages.records.step_files import SCHEMA, step_files
 from lachesis_view.html import templates, write_page
 from lachesis_view.html.rollout import message_view
 from lachesis_view.reports.charts import Chart, Line, bar_chart, line_chart, number

@@ -21,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--output", type=Path, help="where to write it (default: next to the file, as .html)")
     arguments = parser.parse_args(argv)
-    from lachesis.records.jsonl import has_torn_tail, read_lines
+    from lachesis_messages.records.jsonl import has_torn_tail, read_lines
     from lachesis_view.reports.run import write_report
 
     if (arguments.groups / "groups.jsonl").is_file():

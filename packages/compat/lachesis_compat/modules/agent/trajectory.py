@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from lachesis.messages.markup import convert_scratchpad_to_think
-from lachesis.records.entries import load_trajectories as _entries
-from lachesis.records.entries import save_trajectory
-from lachesis.records.sharegpt import to_conversations
+from lachesis_messages.markup import convert_scratchpad_to_think
+from lachesis_messages.records.entries import load_trajectories as _entries
+from lachesis_messages.records.entries import save_trajectory
+from lachesis_messages.records.sharegpt import to_conversations
 
 __all__ = [
     "_convert_to_trajectory_format",

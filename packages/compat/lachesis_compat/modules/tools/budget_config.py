@@ -1,11 +1,11 @@
 """The budget of tool results."""
 
-from lachesis.tools.budget import (
+from lachesis_tools.budget import (
     DEFAULT_PREVIEW_SIZE_CHARS,
     DEFAULT_RESULT_SIZE_CHARS,
     DEFAULT_TURN_BUDGET_CHARS,
 )
-from lachesis.tools.budget import ResultBudget as BudgetConfig
+from lachesis_tools.budget import ResultBudget as BudgetConfig
 
 DEFAULT_BUDGET = BudgetConfig()
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from lachesis.loop.open_runs import open_run
-from lachesis.tools import ToolSession
 from lachesis_compat.in_run import begun, missing
 from lachesis_compat.modules.model_tools import handle_function_call
+from lachesis_tools import ToolSession
 
 log = logging.getLogger(__name__)
 
