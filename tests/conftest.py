@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.run import ALL, ORDER, SAMPLE, room, sample, some, unit
+from tests.run import ALL, SAMPLE, order, sample, some, unit
 from tests.support import root_images
 
 # Replaces the profile that hypothesis chose (it has another for CI): the time of an example depends on the machine.
@@ -47,14 +47,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what is marked `long` and draw from what is marked `sample`, unless a test is named or all are asked
-    for; long modules come first."""
+    for; packages with long tests come first."""
     named = any("::" in argument for argument in config.args)
     if not ALL and not named and not config.option.markexpr:
         out = {item for item in items if item.get_closest_marker("long")}
         out |= not_drawn([item for item in items if item not in out]) if SAMPLE else set()
         config.hook.pytest_deselected(items=[item for item in items if item in out])
         items[:] = [item for item in items if item not in out]
-    items.sort(key=lambda item: ORDER.get(room(item.path), len(ORDER)))  # stable
+    items.sort(key=lambda item: order(item.path))  # stable
 
 
 def not_drawn(items: list[pytest.Item]) -> set[pytest.Item]:

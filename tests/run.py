@@ -1,6 +1,6 @@
 """Run the tests of all packages, or of one: `python -m tests.run [PACKAGE] [OPTION OF PYTEST ...]`.
 
-`make test`, `make test-all` and `make test P=PACKAGE` do this. Which tests belong to which package stands here only.
+`make test`, `make test-all` and `make test P=PACKAGE` do this. The tests of a package are in `tests/PACKAGE/`.
 
 A few workers of pytest-xdist take one module after the other. Tests that start sandboxes look for what these leave on
 the machine, so each worker has namespaces of its own (`scripts/apart.sh`). Without the right to make them (that is,
@@ -26,31 +26,19 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = ROOT / "tests"
-PACKAGES: dict[str, list[str]] = {
-    "core": ["runs", "agent", "cli", "tools", "evaluation", "test_services.py"],
-    "sandbox": ["backends", "test_plugins.py"],
-    "umbrella": [
-        *("test_docs.py", "test_wheel.py", "test_cookbook.py", "test_first_use.py", "test_mission.py", "golden"),
-        *("test_architecture.py", "test_public_interface.py", "test_faces.py", "test_run.py"),
-    ],
-    "envs": ["environments", "task_folders", "harbor", "test_tasks.py"],
-    "compat": ["compat", "guests"],
-    "train": ["training", "torch"],
-    "tokens": ["endpoint", "inference", "trajectories", "vllm"],
-    "testing": ["testing", "programs"],
-    "data": ["batch", "compression"],
-    "view": ["view"],
-    "parsers": ["tool_call_parsers"],
-}
-"""The folders and modules of `tests/` by package: the longest tests first, those that never wait last."""
-ON_REQUEST = {"torch", "vllm", "programs"}
+LONGEST = ["core", "sandbox", "umbrella", "envs", "compat"]
+"""The packages whose tests take longest begin."""
+PACKAGES = [
+    *LONGEST,
+    *sorted({path.relative_to(TESTS).parts[0] for path in TESTS.glob("*/**/test_*.py")}.difference(LONGEST)),
+]
+ON_REQUEST = ("train/torch/", "tokens/vllm/", "testing/programs/")
 """Folders whose tests need what is installed by targets of their own."""
-SHARING = {"endpoint", "evaluation", "inference", "testing", "tool_call_parsers", "trajectories"}
+SHARING = ("client/", "core/evaluation/", "messages/", "parsers/", "testing/", "tokens/")
 """Folders whose tests touch nothing that is shared on a machine: they start no sandboxes."""
-ORDER = {name: number for number, name in enumerate(name for names in PACKAGES.values() for name in names)}
 UNITS = {
-    "tests/test_docs.py": re.compile(r"::.*"),
-    "tests/backends/test_backend_conformance.py": re.compile(r"\[[a-z]+(-bubblewrap|-none)?"),
+    "umbrella/test_docs.py": re.compile(r"::.*"),
+    "sandbox/test_backend_conformance.py": re.compile(r"\[[a-z]+(-bubblewrap|-none)?"),
 }
 """The part of a test's name that says what one worker runs, for modules that are too long for one."""
 REPEATED = 5
@@ -63,9 +51,10 @@ SAMPLE = os.environ.get("LACHESIS_SAMPLE")
 """The seed of the sample that is run of the cases of tests marked `sample`. Where there is none, all run."""
 
 
-def room(path: Path) -> str:
-    """The entry of `PACKAGES` that a module of tests belongs to, if it is in `tests/`."""
-    return path.relative_to(TESTS).parts[0] if path.is_relative_to(TESTS) else path.name
+def order(path: Path) -> int:
+    """The place of a module of tests among those of all packages; modules elsewhere come last."""
+    package = path.relative_to(TESTS).parts[0] if path.is_relative_to(TESTS) else ""
+    return PACKAGES.index(package) if package in PACKAGES else len(PACKAGES)
 
 
 def some(examples: int) -> int:
@@ -90,8 +79,8 @@ def unit(name: str) -> str:
 
     Without namespaces of their own, workers that started sandboxes would see each other's: one runs all of these.
     """
-    module = name.partition("::")[0]
-    if os.environ.get("LACHESIS_APART") != "1" and room(ROOT / module) not in SHARING:
+    module = name.partition("::")[0].removeprefix("tests/")
+    if os.environ.get("LACHESIS_APART") != "1" and not module.startswith(SHARING):
         return "sandboxes"
     part = UNITS[module].search(name) if module in UNITS else None
     return f"{module} {part[0]}" if part else module
@@ -143,7 +132,7 @@ def run(start: list[str], workers: int, tests: list[str]) -> int:
 
 def main(arguments: list[str]) -> None:
     options = list(arguments)
-    packages = [options.pop(0)] if options and not options[0].startswith("-") else list(PACKAGES)
+    packages = [options.pop(0)] if options and not options[0].startswith("-") else PACKAGES
     if unknown := [name for name in packages if name not in PACKAGES]:
         print(f"no package {unknown[0]!r}; there are {', '.join(PACKAGES)}", file=sys.stderr)
         raise SystemExit(2)
@@ -156,10 +145,9 @@ def main(arguments: list[str]) -> None:
         print(
             f"a sample of the cases of large tables; LACHESIS_SEED={os.environ['LACHESIS_SAMPLE']} draws the same again"
         )
-    chosen = sorted((name for package in packages for name in PACKAGES[package]), key=lambda name: ORDER[name])
     os.chdir(ROOT)
-    start = [sys.executable, "-m", "pytest", "--durations=10", *options]
-    raise SystemExit(run(start, workers, [f"tests/{name}" for name in chosen if name not in ON_REQUEST]))
+    start = [sys.executable, "-m", "pytest", "--durations=10", *(f"--ignore=tests/{name}" for name in ON_REQUEST)]
+    raise SystemExit(run([*start, *options], workers, [f"tests/{name}" for name in packages]))
 
 
 if __name__ == "__main__":
