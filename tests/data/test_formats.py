@@ -472,6 +472,7 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
 untagged = hostile_text.filter(lambda text: not re.search("</?(think|REASONING_SCRATCHPAD)>", text))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("name", "options"), OPTIONS)
 @UNTIMED
 @given(messages=conversations(text=untagged))

@@ -91,6 +91,7 @@ def disk() -> Iterator[Path]:
     folder.rmdir()
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("isolation", ["bubblewrap", "none"])
 @pytest.mark.parametrize(
     ("condition", "more", "cause"),

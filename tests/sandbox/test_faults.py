@@ -213,6 +213,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.sample(3)
 async def test_the_output_ladder(place: Place) -> None:
     sizes = [1000, 65_536, 1_000_000, 16_000_000]
     sizes += [100_000_000] if place.name in ("local-bubblewrap", "docker") else []

@@ -59,10 +59,20 @@ def checkout(tmp_path: Path) -> Path:
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=lambda page: page.name)
+def test_every_command_of_the_readme_runs(checkout: Path) -> None:
+    run_all(commands(PAGES[0]), checkout)
+
+
+@pytest.mark.model
+@pytest.mark.sample(10)
+@pytest.mark.parametrize("page", [page for page in PAGES[1:] if commands(page)], ids=lambda page: page.name)
 def test_every_command_shown_runs(page: Path, checkout: Path) -> None:
+    run_all(commands(page), checkout)
+
+
+def run_all(lines: list[str], checkout: Path) -> None:
     search = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    for command in commands(page):
+    for command in lines:
         if not ALL and any(part in command for part in OF_THE_MODEL):
             continue
         if command.startswith("make "):
@@ -89,6 +99,7 @@ def test_the_commands_of_the_model_are_there_and_the_readme_has_another_one() ->
 
 
 @pytest.mark.model
+@pytest.mark.sample(30)
 @pytest.mark.parametrize(
     ("page", "code"), list(blocks("python")), ids=lambda value: value.name if isinstance(value, Path) else ""
 )

@@ -60,6 +60,7 @@ def test_importing_lachesis_loads_three_modules() -> None:
     assert not {name.partition(".")[0] for name in modules_after("import lachesis") - before} & {"pydantic", "rich"}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("program", "arguments"),
     [

@@ -140,6 +140,7 @@ def simulated(random: numpy.random.Generator, chances: numpy.ndarray, samples: i
     return found
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("samples", [1, 4, 16])
 @pytest.mark.parametrize("chances", [(0.5, 0.5), (9, 1), (0.3, 0.7), (19, 1)], ids=str)
 def test_with_20_percent_infrastructure_failures_the_mean_is_unbiased_and_95_percent_of_intervals_hold_it(

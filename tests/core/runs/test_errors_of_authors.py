@@ -190,6 +190,7 @@ def test_what_fails_in_our_code_keeps_its_frames() -> None:
     assert "in age_quantile" in explained(error), "nobody's but ours"
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("text", "code", "said"),
     [

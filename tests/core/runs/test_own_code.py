@@ -237,6 +237,7 @@ def test_a_run_of_an_older_version_is_continued() -> None:
     assert scores("data/words-2") == [0.25] * 3
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("answer", "places"), [("c\n", {"data/words": 3}), ("\n", {"data/words": 2, "data/words-2": 3})]
 )

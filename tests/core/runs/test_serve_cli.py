@@ -187,6 +187,7 @@ async def test_kill_9_during_200_rollouts_loses_and_doubles_no_group(tmp_path: P
     check_arrived(trainer, finished(tmp_path))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("settings", "told"),
     [

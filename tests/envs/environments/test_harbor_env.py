@@ -390,11 +390,8 @@ async def test_code_that_the_tests_run_neither_forges_nor_prevents_the_verdict(
     assert (verdict.reward.value, verdict.record["cause"]) == (0.0, cause)
 
 
-@pytest.mark.parametrize(
-    "toml",
-    [pytest.param("", marks=pytest.mark.long), 'artifacts = ["/app/answer.py"]'],
-    ids=["in_place", "seal"],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("toml", ["", 'artifacts = ["/app/answer.py"]'], ids=["in_place", "seal"])
 async def test_slow_tests_on_an_overloaded_machine_are_no_score_of_0(tmp_path: Path, played: Played, toml: str) -> None:
     spin = "python3 -c 'import time\nwhile time.process_time() < 0.7: pass'"
     slow = f"[ ! -f /app/answer.py ] || {spin}\n[ ! -f /app/answer.py ]; echo $? > /logs/verifier/reward.txt\n"

@@ -68,6 +68,7 @@ async def test_it_encodes_as_llama_cpp_does():
         assert await disagreements(server, tokenizer, texts(400, seed=1)) == []
 
 
+@pytest.mark.sample(1)
 @pytest.mark.model
 @pytest.mark.parametrize("pre", ["gpt-2", "qwen2", "llama-bpe"])
 async def test_the_other_pre_tokenizers_split_as_llama_cpp_does(pre, tmp_path):
