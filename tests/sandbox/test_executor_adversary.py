@@ -109,11 +109,11 @@ class Far:
     async def settled(self) -> int:
         """Its descriptors once two shells wait for commands; from then on they stay the same."""
         assert await until(lambda: self.waiting() == 2)
-        counts = [-1]
-        while counts[-1] != (now := self.descriptors()):  # it may still be closing what it made them with
-            counts.append(now)
-            await asyncio.sleep(0.1)
-        return now
+        counts = [self.descriptors()]
+        while len(counts) < 10 or len(set(counts[-10:])) > 1:  # it may still be closing what it made them with
+            counts.append(self.descriptors())
+            await asyncio.sleep(0.02)
+        return counts[-1]
 
     def descriptors(self) -> int:
         try:
