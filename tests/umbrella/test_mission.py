@@ -81,7 +81,7 @@ from tests.support.stock_run_api import LIVENESS, Trainer
 from tests.support.token_trees import END, completion
 from tests.support.training_runs import with_tokens
 
-DATA = ROOT / "tests" / "trajectories" / "data"
+DATA = ROOT / "tests" / "support" / "entries"
 SCHEMA = {"type": "object", "properties": {"command": {"type": "string"}}}
 TERMINAL = {
     "type": "function",

@@ -126,14 +126,14 @@ def test_workers_take_whole_modules(tmp_path: Path) -> None:
             f"{text}pathlib.Path(__file__ + f'.{{os.getpid()}}').touch()\n", encoding="utf-8"
         )
     command = ["-m", "pytest", "-c", "pyproject.toml", "-p", "tests.conftest", "-p", "no:cacheprovider", str(tmp_path)]
-    done = run(*command, "-n", "3", "--dist", "loadscope", LACHESIS_APART="1")
+    done = run(*command, "-n", "3", "--dist", "loadscope", LACHESIS_APART="1", PYTEST_DEBUG_TEMPROOT=str(tmp_path))
     assert "18 passed" in done.stdout, done.stdout + done.stderr
     assert len(list(tmp_path.glob("test_*.py.*"))) == 3
 
 
 FAILS_ONCE = """
     import os, pathlib, random, pytest
-    def test_first(tmp_path_factory):
+    def test_first():
         seen = pathlib.Path(__file__).with_name("seen")
         drawn = str(random.random())
         if not seen.exists():
@@ -196,7 +196,8 @@ def test_a_few_that_failed_run_once_more_alone_and_the_unsteady_ones_are_named(
     done = subprocess.run(
         [sys.executable, "-c", program],
         cwd=tmp_path,
-        env={"PYTHONPATH": str(ROOT)},
+        # Not beside the folders of this run's tests, of which the next runs would remove all but three.
+        env={"PYTHONPATH": str(ROOT), "PYTEST_DEBUG_TEMPROOT": str(tmp_path)},
         capture_output=True,
         text=True,
         check=False,
