@@ -178,10 +178,11 @@ def _means_all(name: str, toolsets: Mapping[str, ToolsetLike]) -> bool:
 def _with_registry(registry: ToolRegistry, toolsets: Mapping[str, ToolsetLike]) -> Mapping[str, Toolset]:
     """`toolsets`, with each tool of the registry in the toolset that it declares."""
     merged = {name: Toolset.of(toolset) for name, toolset in toolsets.items()}
-    for tool in registry.values():
-        base = merged.get(tool.toolset, Toolset(f"The tools of {tool.toolset!r}."))
-        if tool.name not in base.tools:
-            merged[tool.toolset] = Toolset(base.description, (*base.tools, tool.name), base.includes)
+    for name in registry:
+        toolset = registry.toolset_of(name)
+        base = merged.get(toolset, Toolset(f"The tools of {toolset!r}."))
+        if name not in base.tools:
+            merged[toolset] = Toolset(base.description, (*base.tools, name), base.includes)
     return merged
 
 
