@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from lachesis.cli.checking import check_environment
     from lachesis.loop.loop import HermesAgentLoop
     from lachesis.loop.outcome import Outcome
-    from lachesis.loop.reference_server import Policy
     from lachesis.loop.result import AgentResult
     from lachesis.rewards.reward import Reward, reward
     from lachesis.runs.dataset_rows import load_rows
+    from lachesis.runs.reference_policy import Policy
     from lachesis.settings.server_settings import ServerConfig
     from lachesis.settings.settings import HermesAgentEnvConfig
     from lachesis.tool_context.tool_context import ToolContext
@@ -47,7 +47,7 @@ else:
             "lachesis.runs.dataset_rows": ["load_rows"],
             "lachesis.settings.server_settings": ["ServerConfig"],
             "lachesis.settings.settings": ["HermesAgentEnvConfig"],
-            "lachesis.loop.reference_server": ["Policy"],
+            "lachesis.runs.reference_policy": ["Policy"],
             "lachesis_tools.builtin": ["BUILTIN_TOOLS"],
             "lachesis_tools.dispatch": ["ToolResult"],
             "lachesis_tools.tool_registry": ["ToolRegistry", "tool"],

@@ -32,7 +32,7 @@ from lachesis.runs.atropos_base import AtroposBase
 from lachesis.settings.class_settings import apply_class_settings
 from lachesis.settings.server_settings import EMBEDDED, ServerConfig, as_server_configs, needs_start, token_engine
 from lachesis.settings.settings import HermesAgentEnvConfig, as_env_config
-from lachesis_client.tracking import tracks_tokens
+from lachesis_client.model_server import tracks_tokens
 from lachesis_tools import BUILTIN_TOOLS, ToolRegistry, get_tool_definitions
 from lachesis_tools.distributions import REMOVED_TOOLSETS, distribution, draw_toolsets
 from lachesis_tools.terminal import without_carried_folder
@@ -42,7 +42,6 @@ from lachesis_tools.toolsets import ToolsetError, has_toolset, left_out_tools
 if TYPE_CHECKING:
     from backends import SandboxSpec
     from lachesis.figures.item_keys import ItemKeys
-    from lachesis.loop.reference_server import Policy
     from lachesis.loop.result import AgentResult
     from lachesis.loop.rollout import Rollout
     from lachesis.loop.rollout_player import RolloutPlayer
@@ -50,6 +49,7 @@ if TYPE_CHECKING:
     from lachesis.rewards.scorer import Scorer
     from lachesis.runs.group_player import PlayedGroup
     from lachesis.runs.judge import Judge
+    from lachesis.runs.reference_policy import Policy
     from lachesis.runs.registration import Registration
     from lachesis.runs.results import RunResult
     from lachesis.runs.serve_result import ServeResult
@@ -94,7 +94,6 @@ class HermesAgentBaseEnv(AtroposBase):
         testing: bool = False,
     ) -> None:
         """Create an environment without starting anything. Atropos' own settings classes are accepted too."""
-        from lachesis.runs.model_servers import server_of
         from lachesis.runs.wandb_tracking import Tracker
 
         super().__init__()
@@ -123,6 +122,8 @@ class HermesAgentBaseEnv(AtroposBase):
         self._collector: Any = None
         self.tracker = Tracker()
         if not any(needs_start(server) or token_engine(server) for server in self.server_configs):
+            from lachesis.runs.model_servers import server_of
+
             self._server = inference.Router(
                 [server_of(server, tool_call_parser=self.config.tool_call_parser) for server in self.server_configs]
             )

@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from backends import BackendError, SandboxExhausted
 from lachesis.loop.clock import RolloutClock, WaitedTooLong
@@ -24,9 +24,8 @@ from lachesis.loop.result import AgentResult, TokenCount, ToolCount, ToolError
 from lachesis.loop.tool_calls import ExecuteTools, in_open_run
 from lachesis.loop.turn_check import RESAMPLED, TurnCheck, check_turn
 from lachesis_client import ContextExhausted, InferenceError
-from lachesis_client.balancer import Split
-from lachesis_client.chat_completion_server import ChatCompletionServer, CompletionSource
 from lachesis_client.errors import ConversationRefused, FirstPromptTooLong, TurnRejected
+from lachesis_client.model_server import Split
 from lachesis_messages.history import MessageHistory
 from lachesis_messages.markup import split_scratchpad
 from lachesis_messages.message_rules import validate_messages
@@ -34,6 +33,9 @@ from lachesis_messages.messages import FinishReason, Message, ToolCall, joined_r
 from lachesis_messages.responses import ChatResponse, ToolResponse
 from lachesis_tools import ToolCrashed, ToolResult
 from lachesis_tools.budget import ResultBudget
+
+if TYPE_CHECKING:
+    from lachesis_client.chat_completion_server import ChatCompletionServer, CompletionSource
 
 _OF_A_FULL_CONTEXT = (Outcome.CONTEXT_EXHAUSTED, Outcome.MODEL_ERROR)
 """How a rollout ends whose next completion has too little room."""
@@ -178,7 +180,12 @@ class _Rollout:
         self.execute = execute
         # Of its class: a wrapper that passes unknown attributes on has a `chat` that goes around the wrapper.
         given: Any = loop.server
-        self.server = given if hasattr(type(given), "chat") else ChatCompletionServer(given)
+        self.source: ChatCompletionServer | None = None
+        if not hasattr(type(given), "chat"):
+            from lachesis_client.chat_completion_server import ChatCompletionServer
+
+            given = self.source = ChatCompletionServer(given)
+        self.server = given
         self.history = MessageHistory(messages)
         validate_messages(node.message for node in self.history.nodes())
         self.request = self.history
@@ -282,7 +289,7 @@ class _Rollout:
             seconds_waiting=self.clock.waiting,
             context_edits=compression.edits if compression is not None else (),
             error=error,
-            server_state=self.server.get_state() if isinstance(self.server, ChatCompletionServer) else None,
+            server_state=self.source.get_state() if self.source is not None else None,
         )
 
     async def turn(self) -> None:

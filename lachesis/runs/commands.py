@@ -29,7 +29,6 @@ from lachesis.runs.failures import FailureBrake
 from lachesis.runs.file_sink import FileSink
 from lachesis.runs.group_player import PlayedGroup, play_item, settled_group
 from lachesis.runs.group_records import group_record
-from lachesis.runs.model_servers import model_files
 from lachesis.runs.own_code import code_of
 from lachesis.runs.own_figures import own_figures
 from lachesis.runs.own_place import own_place
@@ -39,14 +38,10 @@ from lachesis.runs.run_folder import data_folder, unused
 from lachesis.runs.serve_result import ServeResult
 from lachesis.runs.wandb_tracking import Tracker
 from lachesis.settings.hooks import of_hook
-from lachesis.settings.server_settings import (
-    REFERENCE,
-    ServerConfig,
-    describe,
-)
+from lachesis.settings.server_settings import REFERENCE, ServerConfig, describe, is_local_model
 from lachesis.settings.settings import HermesAgentEnvConfig, is_chosen
 from lachesis_client.failed_requests import failed_requests
-from lachesis_client.tracking import tracks_tokens
+from lachesis_client.model_server import tracks_tokens
 
 MODES: Registry[Callable[..., Awaitable[Any]]] = Registry("command", "lachesis.modes", {}, package="lachesis-train")
 """`serve`, which the package lachesis-train has."""
@@ -210,8 +205,10 @@ async def _into_files(
     started = time.monotonic()
     evaluates = evaluation is not None
     settings = {**about_content(env, evaluation=evaluates), "evaluation": evaluates, "group_size": group_size}
-    if evaluates and (files_of_model := model_files(env.server_configs)):
-        settings["model_file"] = await asyncio.to_thread(_content_of, files_of_model)
+    if evaluates and any(map(is_local_model, env.server_configs)):
+        from lachesis.runs.model_servers import model_files
+
+        settings["model_file"] = await asyncio.to_thread(_content_of, model_files(env.server_configs))
     code = await asyncio.to_thread(code_of, env)
     files, takes_old_code = await own_place(
         files, settings, evaluation.digests if evaluation else (), code, named, config.when_code_changed, env.console

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -15,8 +14,8 @@ from lachesis.rewards.doubtful import raises_untouched, settled
 from lachesis.rewards.evidence import Doubt
 from lachesis.rewards.scorer import SetUpFailed
 from lachesis.runs.environment import Environment
-from lachesis.runs.model_servers import start_servers
-from lachesis.settings.server_settings import REFERENCE, ServerConfig
+from lachesis.runs.reference_policy import ReferencePolicy
+from lachesis.settings.server_settings import REFERENCE
 
 log = logging.getLogger(__name__)
 
@@ -91,23 +90,17 @@ async def _play_reference(
     if policy is None:
         return None
 
-    async def unchecked(_: Sequence[Any]) -> None:
-        pass
-
-    async with AsyncExitStack() as stack:
-        reference = ServerConfig(model_name=REFERENCE, server_type="openai")
-        server = await start_servers([reference], settings=env.config, policy=policy, stack=stack, check=unchecked)
-        player = replace(env.player_for(item), server=server)
-        return await player.play(
-            item,
-            env.initial_messages(item),
-            item_key=item_key,
-            index=0,
-            tools=tools,
-            temperature=0.0,
-            split="eval",
-            spec=env.sandbox_for(item, player.sessions.spec),
-        )
+    player = replace(env.player_for(item), server=ReferencePolicy(policy))
+    return await player.play(
+        item,
+        env.initial_messages(item),
+        item_key=item_key,
+        index=0,
+        tools=tools,
+        temperature=0.0,
+        split="eval",
+        spec=env.sandbox_for(item, player.sessions.spec),
+    )
 
 
 def show_first(env: Environment, rollouts: Iterable[Rollout]) -> None:

@@ -20,21 +20,22 @@ from lachesis.loop.rollout_player import RolloutPlayer
 from lachesis.other_packages import DATA, TOKENS
 from lachesis.runs import own_process
 from lachesis.runs.environment import Environment
-from lachesis.runs.model_servers import SilenceWatch, start_servers
+from lachesis.runs.reference_policy import ReferencePolicy
+from lachesis.runs.silence import SilenceWatch
 from lachesis.settings.class_settings import source_of, without_effect
 from lachesis.settings.flags import close_names
 from lachesis.settings.hooks import of_hook
-from lachesis.settings.server_settings import ServerConfigError, needs_start, token_engine
+from lachesis.settings.server_settings import ServerConfigError, needs_start, plays_reference, token_engine
 from lachesis.settings.setting_facts import LIMITS, with_settings
 from lachesis.settings.settings import HermesAgentEnvConfig
 from lachesis_client import ServerUnavailable
-from lachesis_client.tracking import tracks_tokens
+from lachesis_client.model_server import tracks_tokens
 from lachesis_tools import ToolSessions
 from lachesis_tools.toolsets import ToolsetError, resolve_tools
 
 if TYPE_CHECKING:
     from lachesis.runs.judge import Judge
-    from lachesis_client.tracking import ModelServer
+    from lachesis_client.model_server import ModelServer
 
 log = logging.getLogger(__name__)
 
@@ -102,18 +103,17 @@ async def run_resources(
             if not env.testing:
                 _check_model_names(env, clients, await _models(env, clients, wait=training))
 
-        if server is None:
+        if server is None and plays_reference(env.server_configs, training=training):
+            server = ReferencePolicy(env.reference_policy(), env.server_configs[0])
+        elif server is None:
+            from lachesis.runs.model_servers import start_servers
+
             server = await start_servers(
-                env.server_configs,
-                settings=config,
-                policy=env.reference_policy(),
-                stack=stack,
-                check=check,
-                training=training,
+                env.server_configs, settings=config, stack=stack, check=check, training=training
             )
         else:
             stack.push_async_callback(server.close)
-            await check(server.servers)
+            await check(getattr(server, "servers", ()))
         if tracks_tokens(server):
             await TOKENS.load("check")(env, server, tools)
         compression: Compression | None = None

@@ -1,11 +1,14 @@
-"""The reference policy: whole rollouts over HTTP without a model, and the sources of its steps."""
+"""The reference policy: whole rollouts without a model, and the sources of its steps."""
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
-from lachesis.loop.reference_server import MODEL_NAME, ReferenceServer
-from lachesis_client import OpenAIServer, RequestRejected, Router
+from lachesis.runs.reference_policy import MODEL_NAME, ReferencePolicy
+from lachesis.settings.server_settings import REFERENCE, ServerConfig, ServerConfigError
+from lachesis_client import RequestRejected, ServerUnavailable
 from lachesis_envs.gsm8k.worked_solutions import (
     UNKNOWN_PROBLEM,
     WorkedSolution,
@@ -14,7 +17,8 @@ from lachesis_envs.gsm8k.worked_solutions import (
     evaluate,
     gsm8k_steps,
 )
-from lachesis_messages.messages import FinishReason, Message
+from lachesis_messages.history import MessageHistory
+from lachesis_messages.messages import FinishReason, Message, ToolCall
 
 TOOLS = [{"type": "function", "function": {"name": "python", "parameters": {"type": "object"}}}]
 QUESTION = "Natalia sold clips to 48 of her friends in April, and half as many in May. How many altogether?"
@@ -26,19 +30,18 @@ GSM8K = (
 async def test_a_whole_rollout_is_played_step_by_step():
     policy = WorkedSolutionPolicy({QUESTION: gsm8k_steps(GSM8K), "Natalia sold clips": WorkedSolution(["1"], "0")})
     messages = [{"role": "system", "content": "s"}, {"role": "user", "content": f"Solve:\n\n{QUESTION}\nUse tools."}]
-    async with ReferenceServer(policy) as reference, Router([OpenAIServer(reference.settings())]) as router:
-        assert await router.check() == [[MODEL_NAME]]
-        played = []
-        for _ in range(5):
-            response = await router.chat(messages, tools=TOOLS)
-            assert (response.model, response.usage.prompt_tokens) == (MODEL_NAME, None)
-            messages.append(response.message.to_openai())
-            if not response.message.tool_calls:
-                break
-            assert response.finish_reason is FinishReason.TOOL_CALLS
-            (call,) = response.message.tool_calls
-            played.append(call.arguments)
-            messages.append({"role": "tool", "tool_call_id": call.id, "content": "24"})
+    reference = ReferencePolicy(policy)
+    played = []
+    for _ in range(5):
+        response = await reference.chat(messages, tools=TOOLS)
+        assert (response.model, response.usage.prompt_tokens) == (MODEL_NAME, None)
+        messages.append(response.message.to_openai())
+        if not response.message.tool_calls:
+            break
+        assert response.finish_reason is FinishReason.TOOL_CALLS
+        (call,) = response.message.tool_calls
+        played.append(call.arguments)
+        messages.append({"role": "tool", "tool_call_id": call.id, "content": "24"})
     assert played == ['{"code": "print(48/2)"}', '{"code": "print(48+24)"}']
     assert response.message.text.endswith("\\boxed{72}")
     assert response.finish_reason is FinishReason.STOP
@@ -64,19 +67,56 @@ async def test_a_policy_may_be_async_and_its_failure_is_no_retry():
             raise KeyError("oops")
         return Message("assistant", messages[0]["content"].upper(), reasoning="why")
 
-    async with ReferenceServer(policy) as reference, OpenAIServer(reference.settings()) as server:
-        response = await server.chat([{"role": "user", "content": "abc"}])
-        assert (response.message.text, response.message.reasoning) == ("ABC", "why")
-        with pytest.raises(RequestRejected, match="with 400: the policy failed: KeyError"):
-            await server.chat([{"role": "user", "content": "fail"}])
-        with pytest.raises(RequestRejected, match="stream"):
-            await server.chat([{"role": "user", "content": "x"}], extra_body={"stream": True})
-        assert reference.requests == 3
+    reference = ReferencePolicy(policy)
+    response = await reference.chat([{"role": "user", "content": "abc"}])
+    assert (response.message.text, response.message.reasoning) == ("ABC", "why")
+    with pytest.raises(RequestRejected, match="with 400: the policy failed: KeyError") as raised:
+        await reference.chat([{"role": "user", "content": "fail"}])
+    assert "test_reference_policy.py, line" in str(raised.value) and "correct reference_policy" in str(raised.value)
+    assert reference.requests == 2
 
 
-def test_a_server_that_is_not_running_says_so():
-    with pytest.raises(RuntimeError, match="not running"):
-        _ = ReferenceServer(lambda *_: Message("assistant", "x")).base_url
+async def test_what_a_policy_gets_and_gives_is_its_own():
+    tools = [{"type": "function", "function": {"name": "python", "parameters": {"type": "object"}}}]
+    asked = MessageHistory([{"role": "user", "content": "abc"}])
+    parts = ({"type": "text", "text": "a"}, {"type": "text", "text": "b"})
+    given = Message("assistant", parts, (ToolCall("c1", "python", "{}"),), extra={"field": {"of": "the author"}})
+
+    def policy(messages, tools):
+        seen.append((messages, tools))
+        messages[0]["content"] = "changed"
+        tools[0]["function"]["name"] = "changed"
+        return given
+
+    seen = []
+    reference = ReferencePolicy(policy)
+    response = await reference.chat(asked, tools=tools, temperature=0.5)
+    assert seen == [([{"role": "user", "content": "changed"}], seen[0][1])] and seen[0][1] != tools
+    assert asked[0]["content"] == "abc" and tools[0]["function"]["name"] == "python"
+    assert response.message == Message("assistant", "ab", (ToolCall("c1", "python", "{}"),))
+    assert (response.raw_finish_reason, response.sampling) == ("tool_calls", {"temperature": 0.5})
+    assert await reference.chat([*asked, response.message.to_openai()], tools=TOOLS)
+
+
+@pytest.mark.parametrize("answer", ["text", None, Message("assistant", tool_calls=(ToolCall("", "python", "{}"),))])
+async def test_an_answer_that_is_no_message_is_the_policys_failure(answer):
+    with pytest.raises(RequestRejected, match="the policy failed"):
+        await ReferencePolicy(lambda messages, tools: answer).chat([{"role": "user", "content": "x"}])
+
+
+async def test_a_policy_that_never_answers_is_given_up():
+    async def policy(messages, tools):
+        await asyncio.Event().wait()
+
+    config = ServerConfig(model_name=REFERENCE, timeout=0)
+    with pytest.raises(ServerUnavailable, match="no answer within 0 s"):
+        await ReferencePolicy(policy, config).chat([{"role": "user", "content": "x"}])
+
+
+@pytest.mark.parametrize("policy", [None, "solve"])
+def test_what_is_no_policy_is_an_error_of_the_settings(policy):
+    with pytest.raises(ServerConfigError, match=r"reference.policy"):
+        ReferencePolicy(policy)
 
 
 @pytest.mark.parametrize(

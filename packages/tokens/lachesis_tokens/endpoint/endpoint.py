@@ -24,7 +24,7 @@ from lachesis_client.errors import (
     TurnRejected,
 )
 from lachesis_client.lifecycle import AsyncService
-from lachesis_client.tracking import ModelServer
+from lachesis_client.model_server import ModelServer
 from lachesis_client.wire.request import JSON, Refused
 from lachesis_client.wire.writing import dump, load
 from lachesis_messages.errors import MessageError
