@@ -12,11 +12,11 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from lachesis_client.wire.visitors import user_by_netlink, user_by_table
 from lachesis_testing.fake_server import FakeServer
 from lachesis_testing.scripted_server import ScriptedServer
 from lachesis_tokens.endpoint import RecordingEndpoint
 from lachesis_tokens.engines.embedded import EmbeddedServer
+from lachesis_tokens.wire.visitors import user_by_netlink, user_by_table
 from lachesis_train.api import ApiSettings, RolloutApiServer
 from lachesis_view import app as viewer
 from lachesis_view.index import Index

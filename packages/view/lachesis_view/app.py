@@ -17,8 +17,8 @@ import orjson
 from aiohttp import web
 
 from backends.errors import SettingsError
-from lachesis_client.wire.visitors import Visitors, is_loopback
 from lachesis_messages.records.groups import rollout_samples
+from lachesis_tokens.wire.visitors import Visitors, is_loopback
 from lachesis_view import html
 from lachesis_view.curves import curves
 from lachesis_view.filters import Filter

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 from aiohttp import web
 
-from lachesis_client.wire.service import json_response
 from lachesis_tokens.model_routes.host import JSON, model_info, model_list, openai_error, tokenized
+from lachesis_tokens.wire.service import json_response
 
 if TYPE_CHECKING:
     from lachesis_testing.fake_server.server import FakeServer

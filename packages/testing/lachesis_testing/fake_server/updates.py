@@ -15,8 +15,8 @@ from zlib import crc32
 import orjson
 from aiohttp import web
 
-from lachesis_client.wire.service import json_response
 from lachesis_tokens.model_routes.host import JSON
+from lachesis_tokens.wire.service import json_response
 
 if TYPE_CHECKING:
     from lachesis_testing.fake_server.server import FakeServer

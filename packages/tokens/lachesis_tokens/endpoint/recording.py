@@ -24,8 +24,6 @@ from lachesis_client.errors import (
 )
 from lachesis_client.model_server import ChatOptions, MessageServer, ModelServer, Split
 from lachesis_client.sampling import Sampling, read_sampling
-from lachesis_client.wire.request import JSON, ChatRequest, Refused, TextRequest
-from lachesis_client.wire.writing import token_names
 from lachesis_messages.encoded import EncodedPath, NodeMessages
 from lachesis_messages.history import MessageHistory
 from lachesis_messages.messages import FinishReason, Message
@@ -35,6 +33,8 @@ from lachesis_messages.tokens import TokenPrefix
 from lachesis_tokens.endpoint.request_times import RequestTimes
 from lachesis_tokens.server.conversation_index import ConversationIndex, Found
 from lachesis_tokens.server.token_server import TokenServer
+from lachesis_tokens.wire.request import JSON, ChatRequest, Refused, TextRequest
+from lachesis_tokens.wire.writing import token_names
 
 T = TypeVar("T")
 
