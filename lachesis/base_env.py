@@ -94,8 +94,6 @@ class HermesAgentBaseEnv(AtroposBase):
         testing: bool = False,
     ) -> None:
         """Create an environment without starting anything. Atropos' own settings classes are accepted too."""
-        from lachesis.runs.wandb_tracking import Tracker
-
         super().__init__()
         if self._class_error is not None:
             raise self._class_error
@@ -120,7 +118,8 @@ class HermesAgentBaseEnv(AtroposBase):
         self._judge: Judge | None = None
         self._recorded: Any = None
         self._collector: Any = None
-        self.tracker = Tracker()
+        self.tracker: Any = None
+        """The `Tracker` of lachesis-view, in runs that log to W&B."""
         if not any(needs_start(server) or token_engine(server) for server in self.server_configs):
             from lachesis.runs.model_servers import server_of
 
@@ -566,7 +565,7 @@ class HermesAgentBaseEnv(AtroposBase):
         from lachesis.figures.summary import training_metrics
 
         metrics = self.perf_stats(dict(wandb_metrics or {}))
-        if self.tracker.on:
+        if self.tracker is not None and self.tracker.on:
             metrics |= training_metrics(self.tracker.take()) | await self.tracker.exclusion_metrics()
             self.tracker.log({**metrics, **self.server.wandb_metrics()}, self.curr_step, prefix=self.wandb_prepend)
 

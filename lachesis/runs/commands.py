@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from lachesis.figures.running_figures import RunningFigures
 from lachesis.figures.summary import evaluation_metrics
 from lachesis.loop.interrupted import interrupted_rollouts
 from lachesis.loop.open_runs import open_run
+from lachesis.other_packages import VIEW
 from lachesis.rewards.calls import in_call_scope
 from lachesis.runs.decisions import Decision, Kept
 from lachesis.runs.environment import Environment
@@ -36,7 +37,6 @@ from lachesis.runs.pipeline import NextItem, Pipeline, PlayItem
 from lachesis.runs.results import RunFiles, RunResult
 from lachesis.runs.run_folder import data_folder, unused
 from lachesis.runs.serve_result import ServeResult
-from lachesis.runs.wandb_tracking import Tracker
 from lachesis.settings.hooks import of_hook
 from lachesis.settings.server_settings import REFERENCE, ServerConfig, describe, is_local_model
 from lachesis.settings.settings import HermesAgentEnvConfig, is_chosen
@@ -58,11 +58,13 @@ async def process(env: Environment) -> RunResult:
     async def on_group(group: PlayedGroup, decision: Decision) -> None:
         if isinstance(decision, Kept):
             await env.after_group(group)
-            if env.tracker.on:
+            if env.tracker is not None and env.tracker.on:
                 env.tracker.add(decision.content)
             env.curr_step += 1
             await of_hook(env.wandb_log())
-        elif env.tracker.on and decision.record:  # for the rates of not being scored; the next log has them
+        elif (
+            env.tracker is not None and env.tracker.on and decision.record
+        ):  # for the rates of not being scored; the next log has them
             env.tracker.add(decision.record)
 
     async with tracking(env, "process"), env.running():
@@ -76,7 +78,7 @@ async def process(env: Environment) -> RunResult:
             workers=env.max_num_workers,
             group_size=env.group_size_to_process,
             on_group=on_group,
-            tracker=env.tracker if env.tracker.on else None,
+            tracker=env.tracker,
         )
 
 
@@ -159,7 +161,8 @@ async def evaluate(env: Environment) -> RunResult:
         generation_parameters={"temperature": config.eval_temperature},
         verbose=False,
     )
-    env.tracker.log(metrics, env.curr_step)
+    if env.tracker is not None:
+        env.tracker.log(metrics, env.curr_step)
     return result
 
 
@@ -194,7 +197,7 @@ async def _into_files(
     wanted_items: int,
     evaluation: EvaluatedItems | None = None,
     on_group: Callable[[PlayedGroup, Decision], Awaitable[None]] | None = None,
-    tracker: Tracker | None = None,
+    tracker: Any = None,
 ) -> RunResult:
     """Play, and write everything next to the groups file.
 
@@ -283,9 +286,21 @@ def _keeping_interrupted(play: PlayItem[PlayedGroup], sink: FileSink) -> PlayIte
     return played
 
 
-def tracking(env: Environment, job: str) -> AbstractAsyncContextManager[None]:
+@asynccontextmanager
+async def tracking(env: Environment, job: str) -> AsyncIterator[None]:
+    """A W&B run around the block if the settings ask for one, to which `env.tracker` sends.
+
+    Raises:
+        UnknownPlugin: the package that logs to W&B is not installed.
+        TrackingError: no login; says how to log in, or to do without.
+    """
+    if not env.config.use_wandb:
+        yield
+        return
+    env.tracker = VIEW.load("tracker")()
     project, group = env.wandb_project or env.run_name, env.wandb_group
-    return env.tracker.tracking(env.config, project=project, group=group, job=job)
+    async with env.tracker.tracking(env.config, project=project, group=group, job=job):
+        yield
 
 
 async def serve(env: Environment, *, hold_out: bool) -> ServeResult:

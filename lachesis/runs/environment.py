@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from lachesis.runs.registration import Registration
     from lachesis.runs.results import RunResult
     from lachesis.runs.serve_result import ServeResult
-    from lachesis.runs.wandb_tracking import Tracker
     from lachesis.settings.settings import HermesAgentEnvConfig
     from lachesis.tool_context.tool_context import ToolContext
     from lachesis_client.model_server import ModelServer
@@ -48,7 +47,7 @@ class Environment(Collecting, Protocol):
     testing: bool
     console: Console
     tools: ClassVar[ToolRegistry]
-    tracker: Tracker
+    tracker: Any
     max_num_workers: int
     n_groups_to_process: int
     group_size_to_process: int

@@ -8,6 +8,9 @@ from functools import partial
 from pathlib import Path
 
 from backends.text import counted
+from lachesis.figures.exclusion import WINDOW, Exclusions
+from lachesis.figures.repaired_calls import RepairedCalls
+from lachesis.figures.rollout_records import counted_record
 from lachesis.figures.running_figures import RunningFigures
 from lachesis.runs.commands import about_content, longest_group, note, own_evaluation, record_of, tracking
 from lachesis.runs.decisions import Decision, Kept
@@ -52,14 +55,19 @@ async def serve(env: Environment, *, hold_out: bool) -> ServeResult:
             if isinstance(decision, Kept):
                 await env.after_group(group)
             note_calls(group)
-            if env.tracker.on:  # conversations of thousands of turns are copied: not on the loop
+            if (
+                env.tracker is not None and env.tracker.on
+            ):  # conversations of thousands of turns are copied: not on the loop
                 env.tracker.add(await asyncio.to_thread(record_of, env, group, with_samples=False))
 
         def note_calls(group: PlayedGroup) -> None:
             results = (rollout.result for rollout in group.rollouts)
-            if alarm := env.tracker.repaired.add(result.repaired_calls for result in results if result is not None):
+            if alarm := repaired.add(result.repaired_calls for result in results if result is not None):
                 sink.tell(f"alarm: {alarm}")
 
+        exclusions, repaired = Exclusions(WINDOW), RepairedCalls()
+        if env.tracker is not None:
+            exclusions, repaired = env.tracker.exclusions, env.tracker.repaired
         figures = RunningFigures(window=1_000)  # the policy changes
         sink = _rollout_api_sink(env, figures)
         if (
@@ -85,15 +93,15 @@ async def serve(env: Environment, *, hold_out: bool) -> ServeResult:
             sink=sink,
             console=env.console,
             brake=FailureBrake(env.console, config.max_failed_groups, figures.causes),
-            on_played=lambda group: env.tracker.count(group.item_key, group.rollouts),
+            on_played=lambda group: exclusions.add_group(counted_record(group.item_key, group.rollouts)),
             on_group=on_group,
             ask_again=partial(settled_group, env, figures.add),
             timeout=longest_group(config),
             grace_period=config.grace_period,
         )
         await pipeline.run(signals=True)
-        exclusion = await asyncio.to_thread(env.tracker.exclusions.result)
-        return replace(sink.result(pipeline), exclusion=exclusion, repaired=env.tracker.repaired)
+        exclusion = await asyncio.to_thread(exclusions.result)
+        return replace(sink.result(pipeline), exclusion=exclusion, repaired=repaired)
 
 
 def _rollout_api_sink(env: Environment, figures: RunningFigures) -> RolloutApiSink[PlayedGroup]:
@@ -110,7 +118,7 @@ def _rollout_api_sink(env: Environment, figures: RunningFigures) -> RolloutApiSi
             with hook_errors():
                 env.at_step(step, registration)
         env.curr_step = step
-        await of_hook(env.wandb_log(sink.age_metrics() if env.tracker.on else None))
+        await of_hook(env.wandb_log(sink.age_metrics() if env.tracker is not None and env.tracker.on else None))
 
     sink: RolloutApiSink[PlayedGroup] = RolloutApiSink(
         config,
