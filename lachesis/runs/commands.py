@@ -58,14 +58,12 @@ async def process(env: Environment) -> RunResult:
     async def on_group(group: PlayedGroup, decision: Decision) -> None:
         if isinstance(decision, Kept):
             await env.after_group(group)
-            if env.tracker is not None and env.tracker.on:
-                env.tracker.add(decision.content)
+            if (tracker := env.tracker) is not None and tracker.on:
+                tracker.add(decision.content)
             env.curr_step += 1
             await of_hook(env.wandb_log())
-        elif (
-            env.tracker is not None and env.tracker.on and decision.record
-        ):  # for the rates of not being scored; the next log has them
-            env.tracker.add(decision.record)
+        elif (tracker := env.tracker) is not None and tracker.on and decision.record:
+            tracker.add(decision.record)  # for the rates of not being scored, which the next log has
 
     async with tracking(env, "process"), env.running():
         return await _into_files(

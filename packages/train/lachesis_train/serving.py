@@ -55,10 +55,9 @@ async def serve(env: Environment, *, hold_out: bool) -> ServeResult:
             if isinstance(decision, Kept):
                 await env.after_group(group)
             note_calls(group)
-            if (
-                env.tracker is not None and env.tracker.on
-            ):  # conversations of thousands of turns are copied: not on the loop
-                env.tracker.add(await asyncio.to_thread(record_of, env, group, with_samples=False))
+            if (tracker := env.tracker) is not None and tracker.on:
+                # Conversations of thousands of turns are copied: not on the loop.
+                tracker.add(await asyncio.to_thread(record_of, env, group, with_samples=False))
 
         def note_calls(group: PlayedGroup) -> None:
             results = (rollout.result for rollout in group.rollouts)
