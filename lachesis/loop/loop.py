@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from backends import BackendError, SandboxExhausted
 from lachesis.loop.clock import RolloutClock, WaitedTooLong
-from lachesis.loop.context_edits import Compression, RolloutCompression
 from lachesis.loop.interrupted import note_agent
 from lachesis.loop.open_runs import note_failure
 from lachesis.loop.outcome import Outcome
@@ -35,6 +34,7 @@ from lachesis_tools import ToolCrashed, ToolResult
 from lachesis_tools.budget import ResultBudget
 
 if TYPE_CHECKING:
+    from lachesis.loop.context_edits import Compression, RolloutCompression
     from lachesis_client.chat_completion_server import ChatCompletionServer, CompletionSource
 
 _OF_A_FULL_CONTEXT = (Outcome.CONTEXT_EXHAUSTED, Outcome.MODEL_ERROR)

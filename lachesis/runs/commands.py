@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -25,23 +25,24 @@ from lachesis.loop.open_runs import open_run
 from lachesis.other_packages import VIEW
 from lachesis.rewards.calls import in_call_scope
 from lachesis.runs.decisions import Decision, Kept
-from lachesis.runs.environment import Environment
 from lachesis.runs.failures import FailureBrake
 from lachesis.runs.file_sink import FileSink
 from lachesis.runs.group_player import PlayedGroup, play_item, settled_group
 from lachesis.runs.group_records import group_record
 from lachesis.runs.own_code import code_of
-from lachesis.runs.own_figures import own_figures
 from lachesis.runs.own_place import own_place
 from lachesis.runs.pipeline import NextItem, Pipeline, PlayItem
 from lachesis.runs.results import RunFiles, RunResult
 from lachesis.runs.run_folder import data_folder, unused
-from lachesis.runs.serve_result import ServeResult
 from lachesis.settings.hooks import of_hook
 from lachesis.settings.server_settings import REFERENCE, ServerConfig, describe, is_local_model
 from lachesis.settings.settings import HermesAgentEnvConfig, is_chosen
 from lachesis_client.failed_requests import failed_requests
 from lachesis_client.model_server import tracks_tokens
+
+if TYPE_CHECKING:
+    from lachesis.runs.environment import Environment
+    from lachesis.runs.serve_result import ServeResult
 
 MODES: Registry[Callable[..., Awaitable[Any]]] = Registry("command", "lachesis.modes", {}, package="lachesis-train")
 """`serve`, which the package lachesis-train has."""
@@ -100,6 +101,8 @@ async def own_evaluation(env: Environment) -> Any:
     """
     if not env.evaluates_itself:
         return await of_hook(env.evaluate())
+    from lachesis.runs.own_figures import own_figures
+
     of_tasks = open_run().failures
     of_tasks.clear()
     with failed_requests() as failed, own_figures(env.reporting) as figures:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from backends import BackendError
 from backends.errors import LachesisError
@@ -13,14 +13,12 @@ from lachesis.loop.rollout import Rollout
 from lachesis.rewards.doubtful import raises_untouched, settled
 from lachesis.rewards.evidence import Doubt
 from lachesis.rewards.scorer import SetUpFailed
-from lachesis.runs.environment import Environment
 from lachesis.runs.reference_policy import ReferencePolicy
-from lachesis.settings.server_settings import REFERENCE
+
+if TYPE_CHECKING:
+    from lachesis.runs.environment import Environment
 
 log = logging.getLogger(__name__)
-
-MOST_HELD = 4
-"""Groups that wait for evidence before the run stops; `max_failed_groups` where that is more."""
 
 NEXT_STEP = (
     "nothing shows whether the agents or the reward are at fault, so nothing is scored: correct the reward, let it "
@@ -60,14 +58,6 @@ async def settle(
             found = settled(player, found)
     show_first(env, found)
     return found
-
-
-def look_for_reference(env: Environment) -> None:
-    """Note whether there is a reference policy that could be asked."""
-    evidence = env.player.scorer.evidence
-    if evidence.has_reference is None:
-        plays = any(config.model_name == REFERENCE for config in env.server_configs)
-        evidence.has_reference = not plays and env.reference_policy() is not None
 
 
 async def _ask_reference(

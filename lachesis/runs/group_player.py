@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from backends.errors import SettingsError
 from backends.tasks import run_all
@@ -15,12 +15,14 @@ from lachesis.loop.result import AgentResult
 from lachesis.loop.rollout import Rollout, holding_sandboxes
 from lachesis.rewards.doubtful import settled
 from lachesis.rewards.reward import RewardError
-from lachesis.runs.doubts import look_for_reference, settle, show_first
-from lachesis.runs.environment import Environment
 from lachesis.runs.failures import RunStopped, UnusableSettings
+from lachesis.settings.server_settings import REFERENCE
 from lachesis.tool_context.sealing import HostDiskFull
 from lachesis_client import RequestRejected, Unauthorized
 from lachesis_client.errors import NothingThere
+
+if TYPE_CHECKING:
+    from lachesis.runs.environment import Environment
 
 Finished: TypeAlias = Callable[[Any, Rollout], None]
 """Learns of an item's rollout."""
@@ -124,7 +126,7 @@ async def play_group(
     whole, first = whole_and_part(item_key)
     toolsets, tools = env.group_tools(whole)
     rollouts: list[Rollout] = []
-    look_for_reference(env)
+    _look_for_reference(env)
 
     async def play(index: int) -> Rollout:
         rollout = await env.play_rollout(item, whole, first + index, tools, evaluation=evaluation)
@@ -142,7 +144,10 @@ async def play_group(
         late = [env.compute_group_reward is not None or rollout.doubt is not None for rollout in rollouts]
         rollouts = await env.player.score_group(item, rollouts)
         stop_if_hopeless(rollouts)
-    rollouts = await settle(env, item, rollouts, tools)
+    if any(rollout.doubt is not None or rollout.fault_traceback for rollout in rollouts):
+        from lachesis.runs.doubts import settle
+
+        rollouts = await settle(env, item, rollouts, tools)
     for rollout, is_late in zip(rollouts, late, strict=True):
         if is_late and rollout.doubt is None:
             finished(item, rollout)
@@ -153,6 +158,8 @@ async def play_group(
 def settled_group(env: Environment, finished: Finished, group: PlayedGroup, *, last: bool = False) -> PlayedGroup:
     """A group in doubt with the current evidence. `last`: this is the last check, and remaining doubts are errors of
     the environment."""
+    from lachesis.runs.doubts import show_first
+
     rollouts = []
     for before, rollout in zip(group.rollouts, settled(env.player, group.rollouts), strict=True):
         if rollout.doubt is not None and last:
@@ -163,6 +170,14 @@ def settled_group(env: Environment, finished: Finished, group: PlayedGroup, *, l
         rollouts.append(rollout)
     show_first(env, rollouts)
     return replace(group, rollouts=rollouts)
+
+
+def _look_for_reference(env: Environment) -> None:
+    """Note whether there is a reference policy that could be asked."""
+    evidence = env.player.scorer.evidence
+    if evidence.has_reference is None:
+        plays = any(config.model_name == REFERENCE for config in env.server_configs)
+        evidence.has_reference = not plays and env.reference_policy() is not None
 
 
 def _metrics(env: Environment, item: Any, result: AgentResult, reward: float | None) -> Mapping[str, float]:

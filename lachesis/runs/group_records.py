@@ -16,7 +16,6 @@ from lachesis.figures.item_keys import plain
 from lachesis.figures.rollout_records import agent_record, recorded_messages, rollout_record
 from lachesis.loop.rollout import Rollout
 from lachesis.runs.group_player import PlayedGroup
-from lachesis_messages.images import image_data
 from lachesis_messages.records.export_lines import NO_ANSWER, ExportLine, trajectory
 from lachesis_messages.records.sharegpt import SystemTurn
 
@@ -70,6 +69,10 @@ def group_record(
 def _samples(scored: list[Rollout]) -> list[dict[str, Any]]:
     """The records of the samples. The data of an image is in the first sample that has it."""
     found = [sample for rollout in scored for sample in rollout.samples]
+    if not found:
+        return []
+    from lachesis_messages.images import image_data
+
     records = [sample.to_record() for sample in found]
     for record, data in zip(records, image_data(sample.images for sample in found) or (), strict=False):
         record.pop("image_data", None)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from backends.text import counted
-from lachesis.runs.doubts import MOST_HELD, why_held
 from lachesis.runs.failures import ItemJob, RunStopped
 
 G = TypeVar("G")
+
+MOST_HELD: Final = 4
+"""Groups that wait for evidence before the run stops; `max_failed_groups` where that is more."""
 
 Finish = Callable[[ItemJob, G, Any], Awaitable[None]]
 """Decides about a group and hands it to the sink."""
@@ -60,6 +62,8 @@ class HeldGroups(Generic[G]):
         doubts = [doubt for _, group, _ in self._waiting for doubt in _doubts(group)]
         await self.release()
         if stops:
+            from lachesis.runs.doubts import why_held
+
             raise RunStopped(f"the reward raised in {counted(count, 'group')}; {why_held(doubts)}")
 
     async def release(self) -> None:

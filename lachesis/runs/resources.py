@@ -13,13 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from backends import Backend, BackendError, BackendUnavailable, ImageUnavailable, SandboxSpec, create_backend
 from backends.errors import ExitCode
-from lachesis.loop.context_edits import Compression
 from lachesis.loop.loop import HermesAgentLoop, LoopLimits
 from lachesis.loop.open_runs import OpenRun, opened
 from lachesis.loop.rollout_player import RolloutPlayer
 from lachesis.other_packages import DATA, TOKENS
 from lachesis.runs import own_process
-from lachesis.runs.environment import Environment
 from lachesis.runs.reference_policy import ReferencePolicy
 from lachesis.runs.silence import SilenceWatch
 from lachesis.settings.class_settings import source_of, without_effect
@@ -34,6 +32,8 @@ from lachesis_tools import ToolSessions
 from lachesis_tools.toolsets import ToolsetError, resolve_tools
 
 if TYPE_CHECKING:
+    from lachesis.loop.context_edits import Compression
+    from lachesis.runs.environment import Environment
     from lachesis.runs.judge import Judge
     from lachesis_client.model_server import ModelServer
 

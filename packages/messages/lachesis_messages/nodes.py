@@ -6,12 +6,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from lachesis_messages.frozen import FrozenDict, freeze, freeze_dict
 from lachesis_messages.messages import Message
 from lachesis_messages.responses import ChatResponse, ToolResponse
-from lachesis_messages.tokens import TokenPrefix
+
+if TYPE_CHECKING:
+    from lachesis_messages.tokens import TokenPrefix
 
 Origin: TypeAlias = ChatResponse | ToolResponse | None
 

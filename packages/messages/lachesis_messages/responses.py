@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from lachesis_messages.messages import FinishReason, Message, Purpose
-from lachesis_messages.tokens import SampledTokens
 
 if TYPE_CHECKING:
     from lachesis_messages.history import MessageHistory
+    from lachesis_messages.tokens import SampledTokens
 
 
 @dataclass(frozen=True, slots=True)
