@@ -25,6 +25,7 @@ LIMITS = {
     "lachesis": 17_900,
     "lachesis_client": 3_400,
     "lachesis_compat": 4_400,
+    "lachesis_console": 850,
     "lachesis_data": 6_500,
     "lachesis_envs": 8_300,
     "lachesis_messages": 4_600,

@@ -31,6 +31,7 @@ PACKAGES: dict[str, list[str]] = {
     "data": ["batch", "compression"],
     "view": ["view"],
     "compat": ["compat", "guests"],
+    "console": ["console"],
     "testing": ["testing", "programs"],
 }
 """The folders and modules of `tests/` by package, those with the longest tests first."""
