@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import importlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -206,6 +207,7 @@ async def _into_files(
         named: somebody chose the folder. Otherwise a run with other settings than the one there gets the next free one.
     """
     config = env.config
+    await asyncio.to_thread(importlib.import_module, "numpy")  # of the first figures: not while rollouts wait
     started = time.monotonic()
     evaluates = evaluation is not None
     settings = {**about_content(env, evaluation=evaluates), "evaluation": evaluates, "group_size": group_size}

@@ -26,7 +26,7 @@ from pydantic.fields import FieldInfo
 from backends import SandboxSpec, backend_names
 from backends.errors import SettingsError
 from lachesis.settings.removed_settings import RemovedSettings
-from lachesis.settings.setting_facts import HOW, IGNORED, SERVE, Facts, facts_of
+from lachesis.settings.setting_facts import HOW, IGNORED, SERVE, Facts, all_facts
 from lachesis_client.errors import LOGIN
 from lachesis_client.urls import HTTP_URL
 from lachesis_messages.records.split_rollouts import SplitRollouts, check_split
@@ -493,7 +493,7 @@ class HermesAgentEnvConfig(RemovedSettings):
     def about_content(self, *, evaluation: bool) -> dict[str, Any]:
         """The settings that decide what a run writes, as JSON: they must be the same in a second start."""
         deciding = {"always", "evaluation" if evaluation else "training"}
-        others = {name for name in type(self).model_fields if facts_of(type(self), name).content not in deciding}
+        others = {name for name, facts in all_facts(type(self)).items() if facts.content not in deciding}
         found = _without_values(self.model_dump(mode="json", exclude=others))
         if self.judge_server is not None:  # its address says nothing about its answers
             found["judge_server"].pop("base_url", None)
@@ -501,7 +501,7 @@ class HermesAgentEnvConfig(RemovedSettings):
 
     def public(self) -> dict[str, Any]:
         """The settings that others may read, as JSON."""
-        removed = {name for name in type(self).model_fields if facts_of(type(self), name).removed}
+        removed = {name for name, facts in all_facts(type(self)).items() if facts.removed}
         secret = {"terminal_options", "rollout_server_token"}
         return _without_values(self.model_dump(mode="json", exclude={*secret, *removed}))
 

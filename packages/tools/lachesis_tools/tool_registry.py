@@ -239,12 +239,12 @@ class ToolRegistry(Mapping[str, Tool]):
     def without(self, *names: str) -> ToolRegistry:
         """A new registry without the tools `names`. Raises `KeyError` for an unknown one."""
         for name in names:
-            self.toolset_of(name)
+            self._tools[name]
         return ToolRegistry(each for each in self._tools.values() if each.name not in names)
 
     def replaced(self, tool: Tool) -> ToolRegistry:
         """A new registry with `tool` in the place of the one of its name. Raises `KeyError` where there is none."""
-        self.toolset_of(tool.name)
+        self._tools[tool.name]
         return ToolRegistry(tool if each.name == tool.name else each for each in self._tools.values())
 
     def unavailable(self) -> dict[str, str]:
@@ -252,9 +252,9 @@ class ToolRegistry(Mapping[str, Tool]):
         reasons = {name: each.missing() for name, each in self._tools.items() if isinstance(each, Tool)}
         return {name: reason for name, reason in reasons.items() if reason is not None}
 
-    def toolset_of(self, name: str) -> str:
-        """The toolset that a tool declares; does not import the tool. Raises `KeyError` for an unknown one."""
-        return self._tools[name].toolset
+    def toolsets(self) -> dict[str, str]:
+        """By tool, the toolset that it declares; imports none of them."""
+        return {name: each.toolset for name, each in self._tools.items()}
 
     def __getitem__(self, name: str) -> Tool:
         found = self._tools[name]

@@ -178,8 +178,7 @@ def _means_all(name: str, toolsets: Mapping[str, ToolsetLike]) -> bool:
 def _with_registry(registry: ToolRegistry, toolsets: Mapping[str, ToolsetLike]) -> Mapping[str, Toolset]:
     """`toolsets`, with each tool of the registry in the toolset that it declares."""
     merged = {name: Toolset.of(toolset) for name, toolset in toolsets.items()}
-    for name in registry:
-        toolset = registry.toolset_of(name)
+    for name, toolset in registry.toolsets().items():
         base = merged.get(toolset, Toolset(f"The tools of {toolset!r}."))
         if name not in base.tools:
             merged[toolset] = Toolset(base.description, (*base.tools, name), base.includes)

@@ -17,7 +17,7 @@ from lachesis_tools.json_results import as_json
 
 log = logging.getLogger(__name__)
 
-TOOL_TO_TOOLSET_MAP = {name: tool.toolset for name, tool in BUILTIN_TOOLS.items()}
+TOOL_TO_TOOLSET_MAP = BUILTIN_TOOLS.toolsets()
 """Of the built-in tools."""
 
 
