@@ -92,7 +92,7 @@ bench: $(READY)
 bench-train: train-venv
 	$(VENV)-train/bin/python -m benchmarks.training_step
 
-COMPILE := $(BIN)/uv pip compile --quiet --python-version 3.11 --no-emit-index-url --no-header --no-annotate pyproject.toml $(foreach of,compat core data envs parsers sandbox testing tokens train view,--no-emit-package lachesis-$(of))
+COMPILE := $(BIN)/uv pip compile --quiet --python-version 3.11 --no-emit-index-url --no-header --no-annotate pyproject.toml $(foreach of,core parsers sandbox $(patsubst packages/%/,%,$(wildcard packages/*/)),--no-emit-package lachesis-$(of))
 lock: $(READY)
 	$(COMPILE) --universal $(addprefix --extra ,atropos wandb docker dev embedded gsm-symbolic modal ssh) --upgrade \
 	  requirements/data.in --output-file requirements/lock.txt
