@@ -34,9 +34,8 @@ from lachesis.settings.server_settings import EMBEDDED, ServerConfig, as_server_
 from lachesis.settings.settings import HermesAgentEnvConfig, as_env_config
 from lachesis_client.model_server import tracks_tokens
 from lachesis_tools import BUILTIN_TOOLS, ToolRegistry, get_tool_definitions
-from lachesis_tools.distributions import REMOVED_TOOLSETS, distribution, draw_toolsets
 from lachesis_tools.terminal import without_carried_folder
-from lachesis_tools.toolsets import ToolsetError, has_toolset, left_out_tools
+from lachesis_tools.toolsets import REMOVED_TOOLSETS, ToolsetError, has_toolset, left_out_tools
 
 # Imported where they are used: this module has to be cheap to import, for `--help`.
 if TYPE_CHECKING:
@@ -324,8 +323,7 @@ class HermesAgentBaseEnv(AtroposBase):
 
     def tool_definitions(self) -> list[dict[str, Any]]:
         """OpenAI definitions of the agent's tools; with a `distribution`, of all tools that it may get."""
-        name = self.config.distribution
-        return self._definitions(self.config.enabled_toolsets if name is None else [*distribution(name)])
+        return self._definitions(self._toolsets())
 
     def group_tools(self, item_key: str) -> tuple[list[str] | None, list[dict[str, Any]]]:
         """The tools for the group of one item, drawn if there is a `distribution`: equal keys draw the same tools.
@@ -337,14 +335,19 @@ class HermesAgentBaseEnv(AtroposBase):
             return None, self._resolve_tools_for_group()[0]
         if self.config.distribution is None:
             return None, self.tool_definitions()
+        from lachesis_tools.distributions import draw_toolsets
+
         drawn = draw_toolsets(self.config.distribution, item_key, exists=self._has_toolset)
         return drawn, self._definitions(drawn)
 
     def missing_toolsets(self) -> list[str]:
         """Toolsets of the removed stack that are named in the settings but have no tools here: they are left out."""
         config = self.config
-        named = config.enabled_toolsets or () if config.distribution is None else distribution(config.distribution)
-        return [name for name in dict.fromkeys((*named, *(config.disabled_toolsets or ()))) if self._is_missing(name)]
+        return [
+            name
+            for name in dict.fromkeys((*(self._toolsets() or ()), *(config.disabled_toolsets or ())))
+            if self._is_missing(name)
+        ]
 
     def _definitions(self, toolsets: Sequence[str] | None) -> list[dict[str, Any]]:
         disabled = [name for name in self.config.disabled_toolsets or () if not self._is_missing(name)]
@@ -358,11 +361,18 @@ class HermesAgentBaseEnv(AtroposBase):
 
     def left_out_tools(self) -> Mapping[str, str]:
         """The tools in the settings that cannot work on this machine, with the missing requirement."""
-        name = self.config.distribution
-        toolsets = self.config.enabled_toolsets if name is None else [*distribution(name)]
+        toolsets = self._toolsets()
         known = None if toolsets is None else [each for each in toolsets if not self._is_missing(each)]
         disabled = [each for each in self.config.disabled_toolsets or () if not self._is_missing(each)]
         return left_out_tools(known, disabled, registry=self.tools)
+
+    def _toolsets(self) -> Sequence[str] | None:
+        """The toolsets that agents get, or may get by the `distribution`; None is all."""
+        if self.config.distribution is None:
+            return self.config.enabled_toolsets
+        from lachesis_tools.distributions import distribution
+
+        return [*distribution(self.config.distribution)]
 
     def _has_toolset(self, name: str) -> bool:
         return has_toolset(name, registry=self.tools)
@@ -374,12 +384,12 @@ class HermesAgentBaseEnv(AtroposBase):
 
     def _resolve_tools_for_group(self) -> tuple[list[dict[str, Any]], set[str]]:
         """The definitions of the tools of a group, drawn again if there is a `distribution`, and their names."""
-        name = self.config.distribution
-        tools = (
-            self.tool_definitions()
-            if name is None
-            else self._definitions(draw_toolsets(name, exists=self._has_toolset))
-        )
+        if (name := self.config.distribution) is None:
+            tools = self.tool_definitions()
+        else:
+            from lachesis_tools.distributions import draw_toolsets
+
+            tools = self._definitions(draw_toolsets(name, exists=self._has_toolset))
         return tools, {tool["function"]["name"] for tool in tools}
 
     def _use_managed_server(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from lachesis.other_packages import TOKENS
+from lachesis.settings.flags import close_names
 from lachesis.settings.server_settings import (
     EMBEDDED,
     REFERENCE,
@@ -21,9 +23,10 @@ from lachesis.settings.server_settings import (
     token_engine,
 )
 from lachesis.settings.settings import HermesAgentEnvConfig
-from lachesis_client import OpenAIServer, Router, ServerSettings
+from lachesis_client import OpenAIServer, Router, ServerSettings, ServerUnavailable
 
 if TYPE_CHECKING:
+    from lachesis.runs.environment import Environment
     from lachesis.runs.silence import SilenceWatch
     from lachesis_client.model_server import ModelServer
     from lachesis_client.token_tracker import TokenTracker
@@ -168,3 +171,44 @@ def _embedded(config: ServerConfig) -> Any:
 def model_files(configs: Sequence[ServerConfig]) -> list[Path]:
     """The files of the models that the run starts itself."""
     return [_embedded(config).model_file for config in configs if is_local_model(config)]
+
+
+async def check_models(env: Environment, clients: Sequence[Any], *, wait: bool) -> None:
+    """Ask each server for its models, and compare their names with those of the settings; see `_check_model_names`.
+
+    `wait`: for servers that do not answer yet, as a trainer that loads its model.
+    """
+    said = False
+    while True:
+        try:
+            listed = await asyncio.gather(*(client.check() for client in clients))
+            break
+        except ServerUnavailable as error:
+            if not wait:
+                raise
+            if not said:
+                said = True
+                env.console.print(
+                    f"waiting for the model server: {error}", markup=False, highlight=False, soft_wrap=True
+                )
+        await asyncio.sleep(1.0)
+    _check_model_names(env, clients, listed)
+
+
+def _check_model_names(env: Environment, clients: Sequence[Any], listed: Sequence[Sequence[str]]) -> None:
+    """Compare the models' names with those that the servers list.
+
+    vLLM answers 404 for any name that it does not list, so there a missing name is an error. Elsewhere it is a warning:
+    llama.cpp and SGLang accept any name, and hosted services accept aliases and adapters that they do not list.
+    """
+    for config, client, names in zip(env.server_configs, clients, listed, strict=False):
+        if needs_start(config) or not names or config.model_name in names:
+            continue
+        near = close_names(config.model_name, names)
+        known = f"did you mean {' or '.join(near)}?" if near else f"it lists {', '.join(names[:8])}"
+        more = f" and {len(names) - 8} others" if not near and len(names) > 8 else ""
+        problem = f"openai.model_name {config.model_name!r} is not in the list of {client.base_url}; {known}{more}"
+        if token_engine(config) == "vllm":
+            raise ServerConfigError(problem)
+        text = f"warning: {problem} (a server may know more names than it lists)"
+        env.console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)

@@ -36,7 +36,6 @@ from lachesis_tools.budget import (
     DEFAULT_TURN_BUDGET_CHARS,
     ResultBudget,
 )
-from lachesis_tools.distributions import distribution
 
 
 class EvalHandlingEnum(StrEnum):
@@ -422,6 +421,8 @@ class HermesAgentEnvConfig(RemovedSettings):
     @classmethod
     def _check_distribution(cls, value: str | None) -> str | None:
         if value is not None:
+            from lachesis_tools.distributions import distribution
+
             distribution(value)
         return value
 

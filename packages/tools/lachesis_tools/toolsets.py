@@ -55,6 +55,16 @@ TOOLSETS: Mapping[str, Toolset] = MappingProxyType(
 )
 
 
+REMOVED_TOOLSETS = frozenset(
+    {
+        *("browser", "clarify", "code_execution", "computer_use", "cronjob", "delegation", "homeassistant"),
+        *("image_gen", "kanban", "memory", "messaging", "moa", "rl", "search", "session_search", "skills", "tts"),
+        *("video", "video_gen", "vision", "web"),
+    }
+)
+"""Toolsets of the removed Hermes stack without tools here, unless an environment's registry has some of that name."""
+
+
 def resolve_toolset(name: str, toolsets: Mapping[str, ToolsetLike] = TOOLSETS) -> list[str]:
     """The tools of a toolset, each once, in the order of first occurrence. `all` and `*` mean every toolset.
 
