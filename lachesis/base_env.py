@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from lachesis.runs.reference_policy import Policy
     from lachesis.runs.registration import Registration
     from lachesis.runs.results import RunResult
-    from lachesis.runs.serve_result import ServeResult
     from lachesis.tool_context.tool_context import ToolContext
 
 
@@ -535,7 +534,7 @@ class HermesAgentBaseEnv(AtroposBase):
 
         sys.exit(command_line.main(cls))
 
-    async def env_manager(self) -> ServeResult:
+    async def env_manager(self) -> Any:
         """`serve`: play groups for a trainer at Atropos' rollout API; see `lachesis.runs.commands.serve`."""
         from lachesis.runs import commands
 

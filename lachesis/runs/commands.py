@@ -43,7 +43,6 @@ from lachesis_client.model_server import tracks_tokens
 
 if TYPE_CHECKING:
     from lachesis.runs.environment import Environment
-    from lachesis.runs.serve_result import ServeResult
 
 MODES: Registry[Callable[..., Awaitable[Any]]] = Registry("command", "lachesis.modes", {}, package="lachesis-train")
 """`serve`, which the package lachesis-train has."""
@@ -306,7 +305,7 @@ async def tracking(env: Environment, job: str) -> AsyncIterator[None]:
         yield
 
 
-async def serve(env: Environment, *, hold_out: bool) -> ServeResult:
+async def serve(env: Environment, *, hold_out: bool) -> Any:
     """Play groups for a trainer; see `lachesis_train.serving.serve`.
 
     Raises:
@@ -318,8 +317,7 @@ async def serve(env: Environment, *, hold_out: bool) -> ServeResult:
         raise SettingsError(
             "`serve` is in the package lachesis-train. Next step: pip install lachesis-train"
         ) from error
-    result: ServeResult = await run(env, hold_out=hold_out)
-    return result
+    return await run(env, hold_out=hold_out)
 
 
 def record_of(env: Environment, group: PlayedGroup, *, with_samples: bool = True) -> dict[str, Any]:

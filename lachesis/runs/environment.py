@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from lachesis.runs.reference_policy import Policy
     from lachesis.runs.registration import Registration
     from lachesis.runs.results import RunResult
-    from lachesis.runs.serve_result import ServeResult
     from lachesis.settings.settings import HermesAgentEnvConfig
     from lachesis.tool_context.tool_context import ToolContext
     from lachesis_client.model_server import ModelServer
@@ -67,7 +66,7 @@ class Environment(Collecting, Protocol):
 
     # Commands.
 
-    async def env_manager(self) -> ServeResult: ...
+    async def env_manager(self) -> Any: ...
     async def process_manager(self) -> RunResult: ...
     async def _run_evaluate(self) -> Any: ...
 

@@ -32,8 +32,8 @@ from lachesis.loop.rollout import Rollout
 from lachesis.runs.group_player import PlayedGroup
 from lachesis.runs.group_records import group_record
 from lachesis.runs.results import print_result
-from lachesis.runs.serve_result import ServeResult
 from lachesis_client import RequestRejected, ServerUnavailable
+from lachesis_train.serve_result import ServeResult
 from lachesis_view.reports.run import render_report
 from lachesis_view.wandb_tracking import Tracker
 from tests.support import report_pages

@@ -28,7 +28,6 @@ from lachesis.runs.failures import ItemJob, RunStopped
 from lachesis.runs.pipeline import Flight, Pipeline, Sink
 from lachesis.runs.progress import Standing
 from lachesis.runs.registration import TrainerInfo
-from lachesis.runs.serve_result import ServeResult
 from lachesis.settings.settings import HermesAgentEnvConfig, is_chosen
 from lachesis_messages.records.jsonl import JsonlError, JsonlWriter
 from lachesis_tokens.samples.decision import SAME_SCORES
@@ -38,6 +37,7 @@ from lachesis_train.outbox import Outbox, OutboxError
 from lachesis_train.outbox_state import Entry
 from lachesis_train.relay import OutboxRelay, RelayError, RelayPace
 from lachesis_train.rollout_api import EnvDescription, EnvStatus, RolloutApi
+from lachesis_train.serve_result import ServeResult
 from lachesis_train.staleness import StalenessCap, WhenStale
 
 G = TypeVar("G")

@@ -19,7 +19,6 @@ from lachesis.runs.failures import FailureBrake, UnusableSettings
 from lachesis.runs.group_player import PlayedGroup, play_item, settled_group
 from lachesis.runs.pipeline import Pipeline
 from lachesis.runs.run_folder import data_folder, unused
-from lachesis.runs.serve_result import ServeResult
 from lachesis.settings.hooks import hook_errors, of_hook
 from lachesis.settings.server_settings import Phase1CannotTrain, ServerConfigError, token_engine
 from lachesis_client.sampling import read_sampling
@@ -29,6 +28,7 @@ from lachesis_tokens.server.token_server import TokenServer
 from lachesis_train.outbox import Outbox
 from lachesis_train.rollout_api import TOKEN_VARIABLE, EnvDescription, RolloutApi
 from lachesis_train.rollout_api_sink import RolloutApiSink
+from lachesis_train.serve_result import ServeResult
 
 
 async def serve(env: Environment, *, hold_out: bool) -> ServeResult:
