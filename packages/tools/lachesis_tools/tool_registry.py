@@ -247,6 +247,10 @@ class ToolRegistry(Mapping[str, Tool]):
         self._tools[tool.name]
         return ToolRegistry(tool if each.name == tool.name else each for each in self._tools.values())
 
+    def definitions(self, names: Iterable[str]) -> list[dict[str, Any]]:
+        """New OpenAI definitions of these tools. Raises `KeyError` for an unknown one."""
+        return [self[name].definition() for name in names]
+
     def unavailable(self) -> dict[str, str]:
         """The unavailable tools and their missing requirements. Every call runs the checks again."""
         reasons = {name: each.missing() for name, each in self._tools.items() if isinstance(each, Tool)}

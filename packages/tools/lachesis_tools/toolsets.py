@@ -178,7 +178,7 @@ def get_tool_definitions(
 ) -> list[dict[str, Any]]:
     """OpenAI definitions, for `tools=`, of the tools that `resolve_tools` returns. Raises the same errors."""
     names = resolve_tools(enabled, disabled, registry=registry, toolsets=toolsets)
-    return [registry[name].definition() for name in names]
+    return registry.definitions(names)
 
 
 def _means_all(name: str, toolsets: Mapping[str, ToolsetLike]) -> bool:
