@@ -15,8 +15,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-LIMITS = {"Phase 1": (27_450, 1_050), "Phase 2": (49_100, 10_200)}
-"""Lines, and moves, that a change may not exceed."""
+LIMITS = {"Phase 1": (27_430, 1_020), "Phase 2": (49_100, 10_200)}
+"""Lines, and moves, that a change may not exceed. A few moves more are made where killed runs left sandboxes."""
 CHILD = """
 import json, sys, threading
 OURS = ("backends", "environments", "lachesis", "tool_call_parsers")

@@ -11,6 +11,7 @@ import json
 import logging
 import time
 import traceback
+import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -176,8 +177,9 @@ def _read(said: Any) -> Message:
     if not isinstance(said, Message):
         raise TypeError(f"it returned {said!r:.80}, not a Message")
     plain = json.loads(json.dumps(said.to_openai("reasoning_content")))
-    read = {name: plain[name] for name in _ANSWERED if plain.get(name)}
-    message = Message.from_openai({"role": "assistant", "content": None, **read})
+    for call in plain.get("tool_calls") or ():
+        call["id"] = call["id"] or f"call_{uuid.uuid4().hex}"  # results refer to calls by id
+    message = Message.from_openai({"role": "assistant", **{name: plain.get(name) for name in _ANSWERED}})
     parts = message.content if isinstance(message.content, tuple) else ()
     if parts and all(part["type"] == "text" for part in parts):
         return replace(message, content=message.text)

@@ -98,7 +98,13 @@ async def test_what_a_policy_gets_and_gives_is_its_own():
     assert await reference.chat([*asked, response.message.to_openai()], tools=TOOLS)
 
 
-@pytest.mark.parametrize("answer", ["text", None, Message("assistant", tool_calls=(ToolCall("", "python", "{}"),))])
+async def test_a_call_without_an_id_gets_one_and_an_empty_text_stays_one():
+    said = Message("assistant", "", (ToolCall("", "python", "{}"),))
+    message = (await ReferencePolicy(lambda messages, tools: said).chat([{"role": "user", "content": "x"}])).message
+    assert message.tool_calls[0].id and message.content == ""
+
+
+@pytest.mark.parametrize("answer", ["text", None, Message("assistant", tool_calls=(ToolCall("c1", "", "{}"),))])
 async def test_an_answer_that_is_no_message_is_the_policys_failure(answer):
     with pytest.raises(RequestRejected, match="the policy failed"):
         await ReferencePolicy(lambda messages, tools: answer).chat([{"role": "user", "content": "x"}])
