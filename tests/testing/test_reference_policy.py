@@ -110,6 +110,30 @@ async def test_an_answer_that_is_no_message_is_the_policys_failure(answer):
         await ReferencePolicy(lambda messages, tools: answer).chat([{"role": "user", "content": "x"}])
 
 
+async def test_an_async_policy_has_the_requests_at_once_that_the_settings_allow_and_its_times_are_metrics():
+    playing, most = set(), 0
+
+    async def policy(messages, tools):
+        nonlocal most
+        playing.add(id(messages))
+        most = max(most, len(playing))
+        await asyncio.sleep(0)
+        playing.discard(id(messages))
+        return Message("assistant", "x")
+
+    config = ServerConfig(model_name=REFERENCE, num_max_requests_at_once=3, num_requests_for_eval=2)
+    reference = ReferencePolicy(policy, config)
+    ask = [{"role": "user", "content": "x"}]
+    await asyncio.gather(*(reference.chat(ask) for _ in range(9)))
+    assert most == 3
+    most = 0
+    await asyncio.gather(*(reference.chat(ask, split="eval") for _ in range(9)))
+    assert most == 2
+    names = ["request_time_avg", "request_time_std", "request_time_99p", "average_num_attempts"]
+    names += ["eval_request_time_avg", "eval_request_time_std", "eval_request_time_99p", "eval_retry_rate"]
+    assert set(reference.wandb_metrics({"mine": 1.0})) == {"mine", *(f"server/server_0_{name}" for name in names)}
+
+
 async def test_a_policy_that_never_answers_is_given_up():
     async def policy(messages, tools):
         await asyncio.Event().wait()
