@@ -37,12 +37,12 @@ from benchmarks.run_api import register, run_api
 from lachesis.runs.decisions import Kept
 from lachesis.runs.failures import FailureBrake
 from lachesis.runs.pipeline import Pipeline
-from lachesis.runs.serve_result import ServeResult, age_quantile
 from lachesis.settings.settings import HermesAgentEnvConfig
 from lachesis_train.outbox import Outbox
 from lachesis_train.relay import RelayPace
 from lachesis_train.rollout_api import EnvDescription, RolloutApi
 from lachesis_train.rollout_api_sink import RolloutApiSink
+from lachesis_train.serve_result import ServeResult, age_quantile
 
 ITEMS, GROUP_SIZE, GROUPS_A_BATCH, WORKERS = 400, 2, 4, 48
 MEDIAN, SIGMA = 0.05, 1.5

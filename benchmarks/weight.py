@@ -15,8 +15,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-LIMITS = {"Phase 1": (32_800, 1_700), "Phase 2": (43_600, 4_100)}
-"""Lines, and moves, that a change may not exceed."""
+LIMITS = {"Phase 1": (27_430, 1_020), "Phase 2": (43_600, 4_100)}
+"""Lines, and moves, that a change may not exceed. A few moves more are made where killed runs left sandboxes."""
 CHILD = """
 import json, sys, threading
 OURS = ("backends", "environments", "lachesis", "tool_call_parsers")

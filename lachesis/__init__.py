@@ -13,16 +13,16 @@ if TYPE_CHECKING:
     from backends import SandboxSpec
     from backends.errors import LachesisError
     from lachesis.base_env import HermesAgentBaseEnv
-    from lachesis.cli.checking import check_environment
     from lachesis.loop.loop import HermesAgentLoop
     from lachesis.loop.outcome import Outcome
-    from lachesis.loop.reference_server import Policy
     from lachesis.loop.result import AgentResult
     from lachesis.rewards.reward import Reward, reward
     from lachesis.runs.dataset_rows import load_rows
+    from lachesis.runs.reference_policy import Policy
     from lachesis.settings.server_settings import ServerConfig
     from lachesis.settings.settings import HermesAgentEnvConfig
     from lachesis.tool_context.tool_context import ToolContext
+    from lachesis_console.checking import check_environment
     from lachesis_messages.history import MessageHistory
     from lachesis_messages.messages import Message, ToolCall
     from lachesis_tokens.endpoint.agent_program import AgentProgramEnv
@@ -41,13 +41,13 @@ else:
             "lachesis.rewards.reward": ["Reward", "reward"],
             "lachesis.tool_context.tool_context": ["ToolContext"],
             "lachesis.base_env": ["HermesAgentBaseEnv"],
-            "lachesis.cli.checking": ["check_environment"],
+            "lachesis_console.checking": ["check_environment"],
             "lachesis_tokens.endpoint.agent_program": ["AgentProgramEnv"],
             "backends.errors": ["LachesisError"],
             "lachesis.runs.dataset_rows": ["load_rows"],
             "lachesis.settings.server_settings": ["ServerConfig"],
             "lachesis.settings.settings": ["HermesAgentEnvConfig"],
-            "lachesis.loop.reference_server": ["Policy"],
+            "lachesis.runs.reference_policy": ["Policy"],
             "lachesis_tools.builtin": ["BUILTIN_TOOLS"],
             "lachesis_tools.dispatch": ["ToolResult"],
             "lachesis_tools.tool_registry": ["ToolRegistry", "tool"],

@@ -38,15 +38,14 @@ from lachesis_tools.terminal import without_carried_folder
 if TYPE_CHECKING:
     from backends import SandboxSpec
     from lachesis.figures.item_keys import ItemKeys
-    from lachesis.loop.reference_server import Policy
     from lachesis.loop.result import AgentResult
     from lachesis.loop.rollout import PlayedGroup, Rollout
     from lachesis.loop.rollout_player import RolloutPlayer
     from lachesis.rewards.reward import Reward
     from lachesis.rewards.scorer import Scorer
     from lachesis.runs.judge import Judge
+    from lachesis.runs.reference_policy import Policy
     from lachesis.runs.results import RunResult
-    from lachesis.runs.serve_result import ServeResult
     from lachesis.tool_context.tool_context import ToolContext
 
 
@@ -84,9 +83,6 @@ class HermesAgentBaseEnv(AtroposBase):
         testing: bool = False,
     ) -> None:
         """Create an environment without starting anything. Atropos' own settings classes are accepted too."""
-        from lachesis.runs.model_servers import server_of
-        from lachesis.runs.wandb_tracking import Tracker
-
         super().__init__()
         if self._class_error is not None:
             raise self._class_error
@@ -106,8 +102,10 @@ class HermesAgentBaseEnv(AtroposBase):
         self._server: inference.ModelServer | None = None
         self._player: RolloutPlayer | None = None
         self._judge: Judge | None = None
-        self.tracker = Tracker()
+        self.tracker = None
         if not any(needs_start(server) or token_engine(server) for server in self.server_configs):
+            from lachesis.runs.model_servers import server_of
+
             self._server = inference.Router(
                 [server_of(server, tool_call_parser=self.config.tool_call_parser) for server in self.server_configs]
             )
@@ -363,7 +361,7 @@ class HermesAgentBaseEnv(AtroposBase):
 
         sys.exit(command_line.main(cls))
 
-    async def env_manager(self) -> ServeResult:
+    async def env_manager(self) -> Any:
         """`serve`: play groups for a trainer at Atropos' rollout API; see `lachesis.runs.commands.serve`."""
         from lachesis.runs import commands
 

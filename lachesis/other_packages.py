@@ -18,8 +18,8 @@ COMPAT: Final[Registry[Any]] = Registry("part for other frameworks", "lachesis.c
 DATA: Final[Registry[Any]] = Registry("part of training data", "lachesis.data", {}, package="lachesis-data")
 """`context_compression`."""
 
-PAGES: Final[Registry[Any]] = Registry("page", "lachesis.pages", {}, package="lachesis-view")
-"""`report` takes a path, `title` and `groups`, and returns the `Summary`."""
+VIEW: Final[Registry[Any]] = Registry("part of the view of runs", "lachesis.view", {}, package="lachesis-view")
+"""`report` takes a path, `title` and `groups`, and returns the `Summary`; `tracker` makes what logs a run to W&B."""
 
 ENGINES: Final[Registry[Any]] = Registry(
     "token engine", "lachesis.token_engines", {}, reserved=["auto"], package="lachesis-tokens"

@@ -11,6 +11,7 @@ PACKAGES = (
     "lachesis",
     "lachesis_client",
     "lachesis_compat",
+    "lachesis_console",
     "lachesis_data",
     "lachesis_envs",
     "lachesis_messages",

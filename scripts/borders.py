@@ -22,17 +22,18 @@ from lachesis.ours import PACKAGES  # noqa: E402
 
 LIMITS = {
     "backends": 17_500,
-    "lachesis": 17_950,
-    "lachesis_client": 3_400,
+    "lachesis": 16_720,
+    "lachesis_client": 2_750,
     "lachesis_compat": 4_400,
+    "lachesis_console": 810,
     "lachesis_data": 6_500,
     "lachesis_envs": 8_300,
-    "lachesis_messages": 4_600,
+    "lachesis_messages": 4_590,
     "lachesis_testing": 8_900,
-    "lachesis_tokens": 12_300,
+    "lachesis_tokens": 12_920,
     "lachesis_tools": 3_150,
-    "lachesis_train": 13_800,
-    "lachesis_view": 4_200,
+    "lachesis_train": 13_850,
+    "lachesis_view": 4_370,
     "tool_call_parsers": 11_900,
 }
 """Lines of Python of each package. A change that needs more says why, and raises the limit."""

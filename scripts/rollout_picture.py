@@ -85,7 +85,7 @@ async def play(model: ManagedServer, seed: int) -> MessageHistory:
 async def main(seed: int) -> None:
     async with AsyncExitStack() as stack:
         embedded = [ServerConfig(model_name="embedded", context=2048)]
-        server = await start_servers(embedded, settings=HermesAgentEnvConfig(), policy=None, stack=stack, training=True)
+        server = await start_servers(embedded, settings=HermesAgentEnvConfig(), stack=stack, training=True)
         assert isinstance(server, TokenServer)
         history = await play(server.for_rollout(), seed)
     for sample in samples(history):

@@ -55,6 +55,7 @@ GROUPS = {
 }
 VERBS = {verb: text for verbs in GROUPS.values() for verb, text in verbs.items()}
 PACKAGES = {
+    **dict.fromkeys(("check", "doctor", "images", "new", "sandboxes"), "lachesis-console"),
     **dict.fromkeys(("batch", "compress", "export", "trajectories"), "lachesis-data"),
     **dict.fromkeys(("demo", "envs", "eval regrade", "tasks"), "lachesis-envs"),
     **dict.fromkeys(("fake-server", "sandboxes attack"), "lachesis-testing"),

@@ -11,11 +11,10 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from backends import BackendError, SandboxExhausted
 from lachesis.loop.clock import RolloutClock, WaitedTooLong
-from lachesis.loop.context_edits import Compression, RolloutCompression
 from lachesis.loop.conversation import AgentConversation
 from lachesis.loop.interrupted import note_agent
 from lachesis.loop.open_runs import note_failure
@@ -24,14 +23,17 @@ from lachesis.loop.result import AgentResult, TokenCount, ToolCount, ToolError
 from lachesis.loop.tool_calls import ExecuteTools, in_open_run, unrun
 from lachesis.loop.turn_check import RESAMPLED, TurnCheck, check_turn
 from lachesis_client import ContextExhausted, InferenceError
-from lachesis_client.balancer import Split
-from lachesis_client.chat_completion_server import ChatCompletionServer, ChatServer, CompletionSource
 from lachesis_client.errors import ConversationRefused, FirstPromptTooLong, TurnRejected
+from lachesis_client.model_server import Split
 from lachesis_messages.history import MessageHistory
 from lachesis_messages.messages import FinishReason, Message, ToolCall
 from lachesis_messages.responses import ChatResponse, ToolResponse
 from lachesis_tools import ToolCrashed, ToolResult
 from lachesis_tools.budget import ResultBudget
+
+if TYPE_CHECKING:
+    from lachesis.loop.context_edits import Compression, RolloutCompression
+    from lachesis_client.chat_completion_server import ChatCompletionServer, ChatServer, CompletionSource
 
 _OF_A_FULL_CONTEXT = (Outcome.CONTEXT_EXHAUSTED, Outcome.MODEL_ERROR)
 """How a rollout ends whose next completion has too little room."""
@@ -157,7 +159,12 @@ class _Rollout:
         self.execute = execute
         # Of its class: a wrapper that passes unknown attributes on has a `chat` that goes around the wrapper.
         given: Any = loop.server
-        self.server = given if hasattr(type(given), "chat") else ChatCompletionServer(given)
+        self.source: ChatCompletionServer | None = None
+        if not hasattr(type(given), "chat"):
+            from lachesis_client.chat_completion_server import ChatCompletionServer
+
+            given = self.source = ChatCompletionServer(given)
+        self.server: ChatServer = given
         self.conversation = AgentConversation(messages, loop.ephemeral_system_prompt, loop.prefill_messages)
         self.call_ids = {call.id for node in self.conversation.request.nodes() for call in node.message.tool_calls}
         self.turns = 0
@@ -248,7 +255,7 @@ class _Rollout:
             seconds_waiting=self.clock.waiting,
             context_edits=compression.edits if compression is not None else (),
             error=error,
-            server_state=self.server.get_state() if isinstance(self.server, ChatCompletionServer) else None,
+            server_state=self.source.get_state() if self.source is not None else None,
         )
 
     async def turn(self) -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from lachesis.loop.context_edits import ContextEdit
 from lachesis.loop.outcome import Outcome
 from lachesis.rewards.reward import Reward
 from lachesis_messages.history import MessageHistory
 from lachesis_messages.messages import ToolCall
 from lachesis_messages.responses import Usage
+
+if TYPE_CHECKING:
+    from lachesis.loop.context_edits import ContextEdit
 
 
 @dataclass(frozen=True, slots=True)

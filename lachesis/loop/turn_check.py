@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from lachesis_client.server_words import Ending, ending
+from lachesis_client.finish_words import Ending, ending
 from lachesis_messages.markup import NotJson, load_json, split_opened_think
 from lachesis_messages.messages import FinishReason, ToolCall
 from lachesis_messages.responses import ChatResponse

@@ -25,13 +25,12 @@ from lachesis.runs.failures import NotRunning
 from lachesis.runs.run_folder import RunFolderError, data_folder, unused
 from lachesis.settings.server_settings import ServerConfig, describe, token_engine
 from lachesis.settings.settings import HermesAgentEnvConfig
-from lachesis_client.tracking import tracks_tokens
+from lachesis_client.model_server import tracks_tokens
 
 if TYPE_CHECKING:
     from lachesis.loop.rollout import PlayedGroup
     from lachesis.runs.registration import Registration
-    from lachesis.runs.wandb_tracking import Tracker
-    from lachesis_client.tracking import ModelServer
+    from lachesis_client.model_server import ModelServer
 
 MODULE = "atroposlib.envs.base"
 
@@ -69,7 +68,8 @@ class AtroposBase(ABC):
     config: HermesAgentEnvConfig
     server_configs: list[ServerConfig]
     console: Console
-    tracker: Tracker
+    tracker: Any
+    """The `Tracker` of lachesis-view, in runs that log to W&B; else None."""
     _server: ModelServer | None
 
     def __init__(self) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import importlib
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -23,32 +24,27 @@ from lachesis.figures.summary import evaluation_metrics
 from lachesis.loop.interrupted import interrupted_rollouts
 from lachesis.loop.open_runs import open_run
 from lachesis.loop.rollout import PlayedGroup
+from lachesis.other_packages import VIEW
 from lachesis.rewards.calls import in_call_scope
 from lachesis.runs.decisions import Decision, Kept
-from lachesis.runs.environment import Environment
 from lachesis.runs.failures import FailureBrake
 from lachesis.runs.file_sink import FileSink
 from lachesis.runs.group_player import play_item, settled_group
 from lachesis.runs.group_records import group_record
-from lachesis.runs.model_servers import model_files
 from lachesis.runs.own_code import code_of
-from lachesis.runs.own_figures import own_figures
 from lachesis.runs.own_place import own_place
 from lachesis.runs.pipeline import NextItem, Pipeline, PlayItem
 from lachesis.runs.results import RunFiles, RunResult
 from lachesis.runs.run_folder import data_folder, unused
-from lachesis.runs.serve_result import ServeResult
-from lachesis.runs.wandb_tracking import Tracker
 from lachesis.settings.chosen import is_chosen
 from lachesis.settings.hooks import of_hook
-from lachesis.settings.server_settings import (
-    REFERENCE,
-    ServerConfig,
-    describe,
-)
+from lachesis.settings.server_settings import REFERENCE, ServerConfig, describe, is_local_model
 from lachesis.settings.settings import HermesAgentEnvConfig
 from lachesis_client.failed_requests import failed_requests
-from lachesis_client.tracking import tracks_tokens
+from lachesis_client.model_server import tracks_tokens
+
+if TYPE_CHECKING:
+    from lachesis.runs.environment import Environment
 
 MODES: Registry[Callable[..., Awaitable[Any]]] = Registry("command", "lachesis.modes", {}, package="lachesis-train")
 """`serve`, which the package lachesis-train has."""
@@ -65,12 +61,12 @@ async def process(env: Environment) -> RunResult:
     async def on_group(group: PlayedGroup, decision: Decision) -> None:
         if isinstance(decision, Kept):
             await env.after_group(group)
-            if env.tracker.on:
-                env.tracker.add(decision.content)
+            if (tracker := env.tracker) is not None and tracker.on:
+                tracker.add(decision.content)
             env.curr_step += 1
             await of_hook(env.wandb_log())
-        elif env.tracker.on and decision.record:  # for the rates of not being scored; the next log has them
-            env.tracker.add(decision.record)
+        elif (tracker := env.tracker) is not None and tracker.on and decision.record:
+            tracker.add(decision.record)  # for the rates of not being scored, which the next log has
 
     async with tracking(env, "process"), env.running():
         return await _into_files(
@@ -83,7 +79,7 @@ async def process(env: Environment) -> RunResult:
             workers=env.max_num_workers,
             group_size=env.group_size_to_process,
             on_group=on_group,
-            tracker=env.tracker if env.tracker.on else None,
+            tracker=env.tracker,
         )
 
 
@@ -107,6 +103,8 @@ async def own_evaluation(env: Environment) -> Any:
     """
     if not env.evaluates_itself:
         return await of_hook(env.evaluate())
+    from lachesis.runs.own_figures import own_figures
+
     of_tasks = open_run().failures
     of_tasks.clear()
     with failed_requests() as failed, own_figures(env.reporting) as figures:
@@ -166,7 +164,8 @@ async def evaluate(env: Environment) -> RunResult:
         generation_parameters={"temperature": config.eval_temperature},
         verbose=False,
     )
-    env.tracker.log(metrics, env.curr_step)
+    if env.tracker is not None:
+        env.tracker.log(metrics, env.curr_step)
     return result
 
 
@@ -201,7 +200,7 @@ async def _into_files(
     wanted_items: int,
     evaluation: EvaluatedItems | None = None,
     on_group: Callable[[PlayedGroup, Decision], Awaitable[None]] | None = None,
-    tracker: Tracker | None = None,
+    tracker: Any = None,
 ) -> RunResult:
     """Play, and write everything next to the groups file.
 
@@ -209,11 +208,14 @@ async def _into_files(
         named: somebody chose the folder. Otherwise a run with other settings than the one there gets the next free one.
     """
     config = env.config
+    await asyncio.to_thread(importlib.import_module, "numpy")  # of the first figures: not while rollouts wait
     started = time.monotonic()
     evaluates = evaluation is not None
     settings = {**about_content(env, evaluation=evaluates), "evaluation": evaluates, "group_size": group_size}
-    if evaluates and (files_of_model := model_files(env.server_configs)):
-        settings["model_file"] = await asyncio.to_thread(_content_of, files_of_model)
+    if evaluates and any(map(is_local_model, env.server_configs)):
+        from lachesis.runs.model_servers import model_files
+
+        settings["model_file"] = await asyncio.to_thread(_content_of, model_files(env.server_configs))
     code = await asyncio.to_thread(code_of, env)
     files, takes_old_code = await own_place(
         files, settings, evaluation.digests if evaluation else (), code, named, config.when_code_changed, env.console
@@ -288,12 +290,24 @@ def _keeping_interrupted(play: PlayItem[PlayedGroup], sink: FileSink) -> PlayIte
     return played
 
 
-def tracking(env: Environment, job: str) -> AbstractAsyncContextManager[None]:
+@asynccontextmanager
+async def tracking(env: Environment, job: str) -> AsyncIterator[None]:
+    """A W&B run around the block if the settings ask for one, to which `env.tracker` sends.
+
+    Raises:
+        UnknownPlugin: the package that logs to W&B is not installed.
+        TrackingError: no login; says how to log in, or to do without.
+    """
+    if not env.config.use_wandb:
+        yield
+        return
+    env.tracker = VIEW.load("tracker")()
     project, group = env.wandb_project or env.run_name, env.wandb_group
-    return env.tracker.tracking(env.config, project=project, group=group, job=job)
+    async with env.tracker.tracking(env.config, project=project, group=group, job=job):
+        yield
 
 
-async def serve(env: Environment, *, hold_out: bool) -> ServeResult:
+async def serve(env: Environment, *, hold_out: bool) -> Any:
     """Play groups for a trainer; see `lachesis_train.serving.serve`.
 
     Raises:
@@ -305,8 +319,7 @@ async def serve(env: Environment, *, hold_out: bool) -> ServeResult:
         raise SettingsError(
             "`serve` is in the package lachesis-train. Next step: pip install lachesis-train"
         ) from error
-    result: ServeResult = await run(env, hold_out=hold_out)
-    return result
+    return await run(env, hold_out=hold_out)
 
 
 def record_of(env: Environment, group: PlayedGroup, *, with_samples: bool = True) -> dict[str, Any]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from backends import BackendError, SandboxSpec
 from backends.errors import LachesisError
@@ -15,9 +14,10 @@ from lachesis.loop.rollout import Rollout
 from lachesis.loop.rollout_player import RolloutPlayer
 from lachesis.rewards.doubt import Doubt
 from lachesis.rewards.scorer import SetUpFailed
-from lachesis.runs.environment import Environment
-from lachesis.runs.model_servers import start_servers
-from lachesis.settings.server_settings import REFERENCE, ServerConfig
+from lachesis.runs.reference_policy import ReferencePolicy
+
+if TYPE_CHECKING:
+    from lachesis.runs.environment import Environment
 
 log = logging.getLogger(__name__)
 
@@ -95,20 +95,14 @@ async def _play_reference(
     if policy is None:
         return None
 
-    async def unchecked(_: Sequence[Any]) -> None:
-        pass
-
-    async with AsyncExitStack() as stack:
-        reference = ServerConfig(model_name=REFERENCE, server_type="openai")
-        server = await start_servers([reference], settings=env.config, policy=policy, stack=stack, check=unchecked)
-        player = replace(env.player_for(item), server=server)
-        return await player.play(
-            item,
-            env.initial_messages(item),
-            item_key=item_key,
-            index=0,
-            tools=tools,
-            temperature=0.0,
-            split="eval",
-            spec=env.sandbox_for(item, player.sessions.spec),
-        )
+    player = replace(env.player_for(item), server=ReferencePolicy(policy))
+    return await player.play(
+        item,
+        env.initial_messages(item),
+        item_key=item_key,
+        index=0,
+        tools=tools,
+        temperature=0.0,
+        split="eval",
+        spec=env.sandbox_for(item, player.sessions.spec),
+    )

@@ -11,19 +11,17 @@ if TYPE_CHECKING:
 
     from backends import SandboxSpec
     from backends.errors import SettingsError
-    from lachesis.loop.reference_server import Policy
     from lachesis.loop.result import AgentResult
     from lachesis.loop.rollout import PlayedGroup, Rollout
     from lachesis.loop.rollout_player import RolloutPlayer
     from lachesis.rewards.scorer import Scorer
+    from lachesis.runs.reference_policy import Policy
     from lachesis.runs.registration import Registration
     from lachesis.runs.results import RunResult
-    from lachesis.runs.serve_result import ServeResult
-    from lachesis.runs.wandb_tracking import Tracker
     from lachesis.settings.agent_tools import AgentTools
     from lachesis.settings.settings import HermesAgentEnvConfig
     from lachesis.tool_context.tool_context import ToolContext
-    from lachesis_client.tracking import ModelServer
+    from lachesis_client.model_server import ModelServer
     from lachesis_tools import ToolRegistry
 
 
@@ -48,7 +46,7 @@ class Environment(Collecting, Protocol):
     testing: bool
     console: Console
     tools: ClassVar[ToolRegistry]
-    tracker: Tracker
+    tracker: Any
     max_num_workers: int
     n_groups_to_process: int
     group_size_to_process: int
@@ -68,7 +66,7 @@ class Environment(Collecting, Protocol):
 
     # Commands.
 
-    async def env_manager(self) -> ServeResult: ...
+    async def env_manager(self) -> Any: ...
     async def process_manager(self) -> RunResult: ...
     async def _run_evaluate(self) -> Any: ...
 

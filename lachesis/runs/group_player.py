@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from backends.errors import SettingsError
 from backends.tasks import cancel_requests, run_all
@@ -15,12 +15,14 @@ from lachesis.figures.summary import BUILTIN_FIGURES, BUILTIN_PREFIXES
 from lachesis.loop.result import AgentResult
 from lachesis.loop.rollout import PlayedGroup, Rollout, holding_sandboxes
 from lachesis.rewards.reward import RewardError
-from lachesis.runs.environment import Environment
 from lachesis.runs.failures import RunStopped, UnusableSettings
 from lachesis.settings.server_settings import REFERENCE
 from lachesis.tool_context.sealing import HostDiskFull
 from lachesis_client import RequestRejected, Unauthorized
 from lachesis_client.errors import NothingThere
+
+if TYPE_CHECKING:
+    from lachesis.runs.environment import Environment
 
 Finished: TypeAlias = Callable[[Any, Rollout], None]
 """Learns of an item's rollout."""
@@ -137,6 +139,7 @@ async def play_rollout(
 def settled_group(env: Environment, finished: Finished, group: PlayedGroup, *, last: bool = False) -> PlayedGroup:
     """A group in doubt with the current evidence. `last`: this is the last check, and remaining doubts are errors of
     the environment."""
+
     rollouts = []
     for before, rollout in zip(group.rollouts, map(env.player.settled, group.rollouts), strict=True):
         if rollout.doubt is not None and last:

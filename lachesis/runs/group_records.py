@@ -15,7 +15,6 @@ from typing import Any
 from lachesis.figures.item_keys import plain
 from lachesis.figures.rollout_records import agent_record, recorded_messages, rollout_record
 from lachesis.loop.rollout import PlayedGroup, Rollout
-from lachesis_messages.images import image_data
 from lachesis_messages.records.export_lines import NO_ANSWER, ExportLine, trajectory
 from lachesis_messages.records.sharegpt import SystemTurn
 
@@ -69,6 +68,10 @@ def group_record(
 def _samples(scored: list[Rollout]) -> list[dict[str, Any]]:
     """The records of the samples. The data of an image is in the first sample that has it."""
     found = [sample for rollout in scored for sample in rollout.samples]
+    if not found:
+        return []
+    from lachesis_messages.images import image_data
+
     records = [sample.to_record() for sample in found]
     for record, data in zip(records, image_data(sample.images for sample in found) or (), strict=False):
         record.pop("image_data", None)

@@ -31,8 +31,9 @@ from lachesis.rewards.calls import called, result_of
 from lachesis.rewards.reward import JudgeRefused
 from lachesis.runs.environment import Environment
 from lachesis.runs.failures import NotRunning
-from lachesis.runs.model_servers import SilenceWatch, start_another
+from lachesis.runs.model_servers import start_another
 from lachesis.runs.run_folder import data_folder
+from lachesis.runs.silence import SilenceWatch
 from lachesis.settings.server_settings import ServerConfig
 from lachesis_client import InferenceError, Router
 from lachesis_client.errors import ContextExhausted, ConversationRefused

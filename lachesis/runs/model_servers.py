@@ -1,4 +1,4 @@
-"""From server settings to a router that answers: plain URLs, the embedded model, or the reference policy."""
+"""From server settings to a router that answers: plain URLs, or the embedded model."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
-from rich.console import Console
 
-from lachesis.loop.reference_server import Policy, ReferenceServer
 from lachesis.other_packages import TOKENS
+from lachesis.settings.flags import close_names
 from lachesis.settings.server_settings import (
     EMBEDDED,
     REFERENCE,
@@ -24,53 +23,13 @@ from lachesis.settings.server_settings import (
     token_engine,
 )
 from lachesis.settings.settings import HermesAgentEnvConfig
-from lachesis_client import OpenAIServer, Router, ServerSettings
-from lachesis_client.http_client import HttpClient
+from lachesis_client import OpenAIServer, Router, ServerSettings, ServerUnavailable
 
 if TYPE_CHECKING:
+    from lachesis.runs.environment import Environment
+    from lachesis.runs.silence import SilenceWatch
+    from lachesis_client.model_server import ModelServer
     from lachesis_client.token_tracker import TokenTracker
-    from lachesis_client.tracking import ModelServer
-
-SILENT_AFTER = 7.0
-"""Seconds without the first answer after which a server is named: less than 10 after the command, with the pause of the
-watch and a start that takes two on a busy machine."""
-
-
-class SilenceWatch:
-    """Reports model servers that accept requests but answer none. Slow models exist, so this is not a failure."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._told: dict[HttpClient, float] = {}
-        """Seconds of silence after which each server is named again."""
-
-    def add(self, configs: Sequence[ServerConfig], clients: Sequence[Any]) -> None:
-        """Watch these servers, without those that the run started."""
-        for config, client in zip(configs, clients, strict=False):
-            if isinstance(client, HttpClient) and not needs_start(config):
-                self._told[client] = 0.0
-
-    async def run(self) -> None:
-        """Look at them for ever."""
-        while True:
-            for client, again in self._told.items():
-                silence = client.silence
-                # Later completions may be longer than the first.
-                if silence >= (again or (max(60.0, 3 * client.slowest) if client.slowest else SILENT_AFTER)):
-                    self._told[client] = 2 * silence
-                    self._tell(
-                        f"warning: the model server {client.base_url} has answered nothing for {silence:.0f} s; "
-                        f"{client.in_flight} requests wait, each for up to {client.settings.timeout:g} s "
-                        "(openai.timeout). Its model may be slow. If not: is openai.base_url the server's, is there a "
-                        "proxy between, what does its log say?"
-                    )
-                elif again and silence < SILENT_AFTER:
-                    self._told[client] = 0.0
-                    self._tell(f"the model server {client.base_url} answers")
-            await asyncio.sleep(min(0.5, SILENT_AFTER / 4))
-
-    def _tell(self, line: str) -> None:
-        self._console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
 def settings_of(config: ServerConfig, *, base_url: str | None, tool_call_parser: str | None) -> ServerSettings:
@@ -119,7 +78,6 @@ async def start_servers(
     configs: Sequence[ServerConfig],
     *,
     settings: HermesAgentEnvConfig,
-    policy: Policy | None,
     stack: AsyncExitStack,
     check: Callable[[Sequence[Any]], Awaitable[None]],
     training: bool = False,
@@ -131,6 +89,11 @@ async def start_servers(
     Raises:
         ServerConfigError: no server, servers of both phases, or a tokenizer, template or parser that cannot be used.
     """
+    if any(config.model_name == REFERENCE for config in configs):
+        raise ServerConfigError(
+            f"model {REFERENCE}: the reference policy is this environment's only model and reports no tokens: give no "
+            "other server, server_type or engine with it; or name a model instead"
+        )
     kinds = [token_engine(config, training=training) for config in configs]
     if None in kinds and any(kinds):
         found = ", ".join(f"{config.model_name}: {kind or 'chat'}" for config, kind in zip(configs, kinds, strict=True))
@@ -145,24 +108,12 @@ async def start_servers(
             url = (await stack.enter_async_context(embedded)).base_url
             file = embedded.model_file
             configs[number] = config.model_copy(update={"api_key": embedded.api_key})
-        elif config.model_name == REFERENCE:
-            if policy is None:
-                raise ServerConfigError("this environment has no reference policy; name a model instead")
-            if not callable(policy):
-                raise ServerConfigError(
-                    f"reference_policy() returned {policy!r:.80}, which is not a function; return one that "
-                    "takes messages "
-                    "and tools, and returns a Message"
-                )
-            url = (await stack.enter_async_context(ReferenceServer(policy))).base_url
         urls.append(url)
         files.append(file)
     if not any(kinds):
         parser = settings.tool_call_parser
         servers = [
-            # The reference policy says its calls, and its texts are texts.
-            server_of(config, base_url=url, tool_call_parser=None if config.model_name == REFERENCE else parser)
-            for config, url in zip(configs, urls, strict=True)
+            server_of(config, base_url=url, tool_call_parser=parser) for config, url in zip(configs, urls, strict=True)
         ]
         router = await stack.enter_async_context(Router(servers))
         await check(router.servers)
@@ -205,7 +156,7 @@ async def start_another(
     async def watched(clients: Sequence[Any]) -> None:
         watch.add([config], clients)
 
-    server = await start_servers([config], settings=settings, policy=None, stack=stack, check=watched)
+    server = await start_servers([config], settings=settings, stack=stack, check=watched)
     assert isinstance(server, Router)
     return server, config
 
@@ -220,3 +171,44 @@ def _embedded(config: ServerConfig) -> Any:
 def model_files(configs: Sequence[ServerConfig]) -> list[Path]:
     """The files of the models that the run starts itself."""
     return [_embedded(config).model_file for config in configs if is_local_model(config)]
+
+
+async def check_models(env: Environment, clients: Sequence[Any], *, wait: bool) -> None:
+    """Ask each server for its models, and compare their names with those of the settings; see `_check_model_names`.
+
+    `wait`: for servers that do not answer yet, as a trainer that loads its model.
+    """
+    said = False
+    while True:
+        try:
+            listed = await asyncio.gather(*(client.check() for client in clients))
+            break
+        except ServerUnavailable as error:
+            if not wait:
+                raise
+            if not said:
+                said = True
+                env.console.print(
+                    f"waiting for the model server: {error}", markup=False, highlight=False, soft_wrap=True
+                )
+        await asyncio.sleep(1.0)
+    _check_model_names(env, clients, listed)
+
+
+def _check_model_names(env: Environment, clients: Sequence[Any], listed: Sequence[Sequence[str]]) -> None:
+    """Compare the models' names with those that the servers list.
+
+    vLLM answers 404 for any name that it does not list, so there a missing name is an error. Elsewhere it is a warning:
+    llama.cpp and SGLang accept any name, and hosted services accept aliases and adapters that they do not list.
+    """
+    for config, client, names in zip(env.server_configs, clients, listed, strict=False):
+        if needs_start(config) or not names or config.model_name in names:
+            continue
+        near = close_names(config.model_name, names)
+        known = f"did you mean {' or '.join(near)}?" if near else f"it lists {', '.join(names[:8])}"
+        more = f" and {len(names) - 8} others" if not near and len(names) > 8 else ""
+        problem = f"openai.model_name {config.model_name!r} is not in the list of {client.base_url}; {known}{more}"
+        if token_engine(config) == "vllm":
+            raise ServerConfigError(problem)
+        text = f"warning: {problem} (a server may know more names than it lists)"
+        env.console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)

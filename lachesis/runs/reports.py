@@ -8,7 +8,7 @@ from typing import Any
 
 from lachesis.figures.figures import Figures
 from lachesis.figures.summary import Summary
-from lachesis.other_packages import PAGES
+from lachesis.other_packages import VIEW
 
 NO_REPORT = "there is no report: the package lachesis-view writes it. Next step: pip install lachesis-view"
 
@@ -19,8 +19,8 @@ def write_report(path: Path, *, title: str, groups: Iterable[Mapping[str, Any]])
     Raises:
         OSError: `path` cannot be written.
     """
-    if "report" in PAGES.names():
-        found: Summary = PAGES.load("report")(path, title=title, groups=groups)
+    if "report" in VIEW.names():
+        found: Summary = VIEW.load("report")(path, title=title, groups=groups)
         return found
     figures = Figures()
     for group in groups:

@@ -13,28 +13,27 @@ from typing import TYPE_CHECKING, Any
 
 from backends import Backend, BackendError, BackendUnavailable, ImageUnavailable, SandboxSpec, create_backend
 from backends.errors import ExitCode
-from lachesis.loop.context_edits import Compression
 from lachesis.loop.loop import HermesAgentLoop, LoopLimits
 from lachesis.loop.open_runs import OpenRun, opened
 from lachesis.loop.rollout_player import RolloutPlayer
 from lachesis.other_packages import DATA, TOKENS
 from lachesis.runs import own_process
-from lachesis.runs.environment import Environment
-from lachesis.runs.model_servers import SilenceWatch, start_servers
+from lachesis.runs.reference_policy import ReferencePolicy
+from lachesis.runs.silence import SilenceWatch
 from lachesis.settings.class_settings import source_of, without_effect
-from lachesis.settings.flags import close_names
 from lachesis.settings.hooks import of_hook
-from lachesis.settings.server_settings import ServerConfigError, needs_start, token_engine
+from lachesis.settings.server_settings import plays_reference
 from lachesis.settings.setting_facts import LIMITS, with_settings
 from lachesis.settings.settings import HermesAgentEnvConfig
-from lachesis_client import ServerUnavailable
-from lachesis_client.tracking import tracks_tokens
+from lachesis_client.model_server import tracks_tokens
 from lachesis_tools import ToolSessions
 from lachesis_tools.toolsets import ToolsetError, resolve_tools
 
 if TYPE_CHECKING:
+    from lachesis.loop.context_edits import Compression
+    from lachesis.runs.environment import Environment
     from lachesis.runs.judge import Judge
-    from lachesis_client.tracking import ModelServer
+    from lachesis_client.model_server import ModelServer
 
 log = logging.getLogger(__name__)
 
@@ -98,22 +97,24 @@ async def run_resources(
         stack.callback(watching.cancel)
 
         async def check(clients: Sequence[Any]) -> None:
+            from lachesis.runs.model_servers import check_models
+
             watch.add(env.server_configs, clients)
             if not env.testing:
-                _check_model_names(env, clients, await _models(env, clients, wait=training))
+                await check_models(env, clients, wait=training)
 
-        if server is None:
+        if server is None and plays_reference(env.server_configs, training=training):
+            server = ReferencePolicy(env.reference_policy(), env.server_configs[0])
+        elif server is None:
+            from lachesis.runs.model_servers import start_servers
+
             server = await start_servers(
-                env.server_configs,
-                settings=config,
-                policy=env.reference_policy(),
-                stack=stack,
-                check=check,
-                training=training,
+                env.server_configs, settings=config, stack=stack, check=check, training=training
             )
         else:
             stack.push_async_callback(server.close)
-            await check(server.servers)
+            if clients := getattr(server, "servers", ()):
+                await check(clients)
         if tracks_tokens(server):
             await TOKENS.load("check")(env, server, tools)
         compression: Compression | None = None
@@ -198,25 +199,6 @@ def _note_without_effect(env: Environment, *, training: bool) -> None:
         env.console.print(f"note: {note}", style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
-def _check_model_names(env: Environment, clients: Sequence[Any], listed: Sequence[Sequence[str]]) -> None:
-    """Compare the models' names with those that the servers list.
-
-    vLLM answers 404 for any name that it does not list, so there a missing name is an error. Elsewhere it is a warning:
-    llama.cpp and SGLang accept any name, and hosted services accept aliases and adapters that they do not list.
-    """
-    for config, client, names in zip(env.server_configs, clients, listed, strict=False):
-        if needs_start(config) or not names or config.model_name in names:
-            continue
-        near = close_names(config.model_name, names)
-        known = f"did you mean {' or '.join(near)}?" if near else f"it lists {', '.join(names[:8])}"
-        more = f" and {len(names) - 8} others" if not near and len(names) > 8 else ""
-        problem = f"openai.model_name {config.model_name!r} is not in the list of {client.base_url}; {known}{more}"
-        if token_engine(config) == "vllm":
-            raise ServerConfigError(problem)
-        text = f"warning: {problem} (a server may know more names than it lists)"
-        env.console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
-
-
 def _loop_of_run(
     config: HermesAgentEnvConfig, limits: LoopLimits, compression: Compression | None
 ) -> partial[HermesAgentLoop]:
@@ -271,23 +253,6 @@ def sandbox_lifetime(config: HermesAgentEnvConfig, limits: LoopLimits) -> float:
     # Twice the reward's time: that of the group comes after it.
     others = 2 * config.reward_timeout + config.setup_timeout
     return max(own, limits.max_seconds + 2 * (limits.max_waiting or 0.0) + others + 60.0)
-
-
-async def _models(env: Environment, clients: Sequence[Any], *, wait: bool) -> list[list[str]]:
-    """The models of each server. `wait`: for servers that do not answer yet, as a trainer that loads its model."""
-    said = False
-    while True:
-        try:
-            return list(await asyncio.gather(*(client.check() for client in clients)))
-        except ServerUnavailable as error:
-            if not wait:
-                raise
-            if not said:
-                said = True
-                env.console.print(
-                    f"waiting for the model server: {error}", markup=False, highlight=False, soft_wrap=True
-                )
-        await asyncio.sleep(1.0)
 
 
 async def _check_backend(backend: Backend, spec: SandboxSpec) -> None:

@@ -8,8 +8,7 @@ from typing import Any
 
 from lachesis.settings.settings import HermesAgentEnvConfig
 from lachesis_tools import ToolRegistry, get_tool_definitions
-from lachesis_tools.distributions import REMOVED_TOOLSETS, distribution, draw_toolsets
-from lachesis_tools.toolsets import ToolsetError, has_toolset, left_out_tools
+from lachesis_tools.toolsets import REMOVED_TOOLSETS, ToolsetError, has_toolset, left_out_tools
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +21,11 @@ class AgentTools:
     @property
     def toolsets(self) -> list[str] | None:
         """What the agent gets, or may get where there is a `distribution`; None: all."""
-        name = self.config.distribution
-        return self.config.enabled_toolsets if name is None else [*distribution(name)]
+        if self.config.distribution is None:
+            return self.config.enabled_toolsets
+        from lachesis_tools.distributions import distribution
+
+        return [*distribution(self.config.distribution)]
 
     def definitions(self) -> list[dict[str, Any]]:
         """OpenAI definitions of all tools that the agent may get."""
@@ -46,14 +48,16 @@ class AgentTools:
     def draw(self, seed: str | None = None) -> list[str] | None:
         """Toolsets that are drawn from the `distribution`: the same for equal seeds, others each time without one. None
         if there is no distribution."""
-        name = self.config.distribution
-        return None if name is None else draw_toolsets(name, seed, exists=self._exists)
+        if self.config.distribution is None:
+            return None
+        from lachesis_tools.distributions import draw_toolsets
+
+        return draw_toolsets(self.config.distribution, seed, exists=self._exists)
 
     def missing(self) -> list[str]:
         """Toolsets of the removed stack that the settings name and that have no tools here."""
-        config = self.config
-        named = config.enabled_toolsets or () if config.distribution is None else distribution(config.distribution)
-        return [name for name in dict.fromkeys((*named, *(config.disabled_toolsets or ()))) if self._is_missing(name)]
+        named = dict.fromkeys((*(self.toolsets or ()), *(self.config.disabled_toolsets or ())))
+        return [name for name in named if self._is_missing(name)]
 
     def left_out(self) -> Mapping[str, str]:
         """The tools in the settings that cannot work on this machine, with the missing requirement."""

@@ -32,7 +32,7 @@ from pydantic import (
 )
 
 from backends.errors import SettingsError
-from lachesis.settings.setting_facts import OTHER_NAMES, SHORT, facts_of
+from lachesis.settings.setting_facts import OTHER_NAMES, SHORT, all_facts
 from lachesis.settings.settings import HermesAgentEnvConfig
 
 SCALARS = (bool, int, float, str)
@@ -92,7 +92,7 @@ def apply_class_settings(env_cls: Any) -> None:
 
 def _settings(model: type[HermesAgentEnvConfig]) -> list[str]:
     """Names that an attribute of a class can set. `driver` and the like are the environment's own attributes."""
-    own = [name for name in model.model_fields if not facts_of(model, name).removed]
+    own = [name for name, facts in all_facts(model).items() if not facts.removed]
     return list(dict.fromkeys((*SHORT, *own)))
 
 

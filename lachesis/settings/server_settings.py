@@ -185,6 +185,13 @@ def token_engine(config: ServerConfig, *, training: bool = False) -> str | None:
     return "llama.cpp" if training and is_local_model(config) else None
 
 
+def plays_reference(configs: Sequence[ServerConfig], *, training: bool = False) -> bool:
+    """Whether the environment's reference policy answers, alone and without tokens."""
+    return [config.model_name for config in configs] == [REFERENCE] and token_engine(
+        configs[0], training=training
+    ) is None
+
+
 def describe(configs: Sequence[ServerConfig]) -> str:
     """Name of the model for records, without addresses or keys."""
     names = {EMBEDDED: "SmolLM2-135M-Instruct (embedded)", REFERENCE: "reference policy"}

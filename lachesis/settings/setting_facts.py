@@ -80,6 +80,11 @@ def facts_of(model: type[BaseModel], name: str) -> Facts:
     return NO_FACTS
 
 
+def all_facts(model: type[BaseModel]) -> dict[str, Facts]:
+    """By field, see `facts_of`."""
+    return {name: facts_of(model, name) for name in model.model_fields}
+
+
 def description_of(model: type[BaseModel], name: str) -> str:
     """The description of a field, inherited in the same way."""
     for cls in model.__mro__:

@@ -20,14 +20,13 @@ from pydantic import (
 from backends import SandboxSpec, backend_names
 from lachesis.settings.removed_settings import RemovedSettings
 from lachesis.settings.serve_settings import ServeSettings
-from lachesis.settings.setting_facts import HOW, Facts, facts_of, without_secrets
+from lachesis.settings.setting_facts import HOW, Facts, all_facts, without_secrets
 from lachesis_tools.budget import (
     DEFAULT_PREVIEW_SIZE_CHARS,
     DEFAULT_RESULT_SIZE_CHARS,
     DEFAULT_TURN_BUDGET_CHARS,
     ResultBudget,
 )
-from lachesis_tools.distributions import distribution
 
 
 class UnknownSetting(UserWarning):
@@ -312,6 +311,8 @@ class HermesAgentEnvConfig(ServeSettings, RemovedSettings):
     @classmethod
     def _check_distribution(cls, value: str | None) -> str | None:
         if value is not None:
+            from lachesis_tools.distributions import distribution
+
             distribution(value)
         return value
 
@@ -373,7 +374,7 @@ class HermesAgentEnvConfig(ServeSettings, RemovedSettings):
     def about_content(self, *, evaluation: bool) -> dict[str, Any]:
         """The settings that decide what a run writes, as JSON: they must be the same in a second start."""
         deciding = {"always", "evaluation" if evaluation else "training"}
-        others = {name for name in type(self).model_fields if facts_of(type(self), name).content not in deciding}
+        others = {name for name, facts in all_facts(type(self)).items() if facts.content not in deciding}
         found = without_secrets(self.model_dump(mode="json", exclude=others))
         if self.judge_server is not None:  # its address says nothing about its answers
             found["judge_server"].pop("base_url", None)
@@ -381,7 +382,7 @@ class HermesAgentEnvConfig(ServeSettings, RemovedSettings):
 
     def public(self) -> dict[str, Any]:
         """The settings that others may read, as JSON."""
-        removed = {name for name in type(self).model_fields if facts_of(type(self), name).removed}
+        removed = {name for name, facts in all_facts(type(self)).items() if facts.removed}
         secret = {"terminal_options", "rollout_server_token"}
         return without_secrets(self.model_dump(mode="json", exclude={*secret, *removed}))
 

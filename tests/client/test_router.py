@@ -216,7 +216,7 @@ async def test_metrics_have_the_names_of_the_dashboards_and_bounded_memory(serve
         metrics = router.wandb_metrics({"mine": 1.0})
     names = ["request_time_avg", "request_time_std", "request_time_99p", "average_num_attempts"]
     assert set(metrics) == {"mine"} | {f"server/server_{i}_{name}" for i in range(2) for name in names}
-    assert all(times.maxlen for member in router._members for times in member.latencies.values())
+    assert all(times.maxlen for member in router._members for times in member.times.latencies.values())
 
 
 @pytest.mark.parametrize("server_takes_n", [True, False])

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lachesis_client.errors import ContextExhausted, ConversationRefused, NothingThere, RequestRejected, rejection
-from lachesis_client.server_words import Ending, ending
+from lachesis_client.errors import ContextExhausted, ConversationRefused, NothingThere, RequestRejected
+from lachesis_client.finish_words import Ending, ending
+from lachesis_client.rejections import rejection
 from lachesis_messages.messages import FinishReason
 
 FULL = {

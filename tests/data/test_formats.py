@@ -27,7 +27,8 @@ from lachesis_data.files.formats import CONVERTIBLE, UnknownFormat, converter, d
 from lachesis_data.files.validation import VALIDATORS, validate_entry
 from lachesis_messages.errors import MessageError
 from lachesis_messages.markup import NotJson, load_json, think_block, write_json
-from lachesis_messages.records.entries import to_batch_entry, to_dataset_entry, to_trajectory_entry
+from lachesis_messages.records.dataset_entries import to_batch_entry, to_dataset_entry
+from lachesis_messages.records.entries import to_trajectory_entry
 from lachesis_messages.records.export_lines import Chat, ExportTotals, Unsuitable
 from lachesis_messages.records.jsonl import JsonlWriter, read_lines
 from lachesis_testing.export_suite import example_groups

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lachesis_messages.records import jsonl
-from lachesis_messages.records.entries import load_trajectories, save_trajectory, to_batch_entry
+from lachesis_messages.records.dataset_entries import load_trajectories, save_trajectory, to_batch_entry
 from lachesis_messages.records.jsonl import JsonlError, JsonlWriter, append_line, read_lines
 from lachesis_messages.records.sharegpt import to_conversations
 from tests.run import some

@@ -17,7 +17,8 @@ from lachesis_messages.errors import (
 )
 from lachesis_messages.history import MessageHistory
 from lachesis_messages.markup import convert_scratchpad_to_think, escape_text, split_opened_think, unescape_text
-from lachesis_messages.records.entries import to_batch_entry, to_dataset_entry, to_trajectory_entry
+from lachesis_messages.records.dataset_entries import to_batch_entry, to_dataset_entry
+from lachesis_messages.records.entries import to_trajectory_entry
 from lachesis_messages.records.loading import from_sharegpt, tools_from_sharegpt
 from lachesis_messages.records.sharegpt import WarningKind, system_prompt, to_conversations
 from tests.run import some

@@ -18,12 +18,12 @@ from rich.console import Console
 from lachesis.runs.decisions import Kept
 from lachesis.runs.failures import FailureBrake
 from lachesis.runs.pipeline import Pipeline
-from lachesis.runs.serve_result import ServeResult
 from lachesis.settings.settings import HermesAgentEnvConfig
 from lachesis_train.outbox import Outbox
 from lachesis_train.relay import RelayPace
 from lachesis_train.rollout_api import EnvDescription, RolloutApi
 from lachesis_train.rollout_api_sink import RolloutApiSink
+from lachesis_train.serve_result import ServeResult
 
 GROUP_SIZE = 2
 LENGTH = 40

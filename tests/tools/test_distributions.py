@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lachesis_tools import TOOLSETS, ToolsetError
-from lachesis_tools.distributions import DISTRIBUTIONS, REMOVED_TOOLSETS, draw_toolsets
+from lachesis_tools.distributions import DISTRIBUTIONS, draw_toolsets
+from lachesis_tools.toolsets import REMOVED_TOOLSETS
 
 
 def everything(_: str) -> bool:

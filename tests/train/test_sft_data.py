@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from lachesis_data.exports.builtin_exports import token_samples
+from lachesis_messages.records.dataset_entries import save_trajectory
 from lachesis_messages.records.digests import LINE_DIGEST, certified
-from lachesis_messages.records.entries import save_trajectory
 from lachesis_messages.records.export_lines import ExportLine
 from lachesis_messages.records.jsonl import append_line
 from lachesis_messages.records.sharegpt import to_conversations

@@ -36,13 +36,13 @@ from lachesis_messages.history import MessageHistory
 from lachesis_messages.markup import convert_scratchpad_to_think
 from lachesis_messages.message_rules import validate_messages
 from lachesis_messages.messages import FinishReason, Message
-from lachesis_messages.records.entries import (
+from lachesis_messages.records.dataset_entries import (
     load_trajectories,
     save_trajectory,
     to_batch_entry,
     to_dataset_entry,
-    to_trajectory_entry,
 )
+from lachesis_messages.records.entries import to_trajectory_entry
 from lachesis_messages.records.sharegpt import to_conversations
 from lachesis_messages.responses import ChatResponse, ToolResponse, as_message
 from lachesis_messages.tokens import TokenPrefix

@@ -82,9 +82,12 @@ def test_a_run_of_messages_loads_nothing_of_tokens_training_atroposlib_or_wandb(
     output = f"--env.data_path_to_save_groups={tmp_path / 'groups.jsonl'}"
     modules = modules_after(program, *arguments, output)
     loaded = {name.partition(".")[0] for name in modules}
-    assert "aiohttp" in loaded
+    assert {"lachesis_client", "pydantic"} <= loaded
+    # The reference policy answers in the process: no client, no server, no reading of calls.
+    assert loaded & {"aiohttp", "tool_call_parsers"} == set()
+    assert modules & {"lachesis_client.balancer", "lachesis_client.http_client", "lachesis_client.chat_format"} == set()
     assert loaded & {"atroposlib", "datasets", "openai", "torch", "transformers", "wandb"} == set()
-    # Phase 1: no format of calls, no token engine, nothing of training; the report is a page of lachesis_view.
+    # Phase 1: no token engine, nothing of training; the report is a page of lachesis_view.
     assert loaded & {"lachesis_compat", "lachesis_data", "lachesis_tokens", "lachesis_train"} == set()
     assert modules & {"tool_call_parsers.formats", "tool_call_parsers.parser"} == set()
 

@@ -12,12 +12,11 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from lachesis.loop.reference_server import ReferenceServer
-from lachesis_client.wire.visitors import user_by_netlink, user_by_table
 from lachesis_testing.fake_server import FakeServer
-from lachesis_testing.scripted_server import ScriptedServer, say
+from lachesis_testing.scripted_server import ScriptedServer
 from lachesis_tokens.endpoint import RecordingEndpoint
 from lachesis_tokens.engines.embedded import EmbeddedServer
+from lachesis_tokens.wire.visitors import user_by_netlink, user_by_table
 from lachesis_train.api import ApiSettings, RolloutApiServer
 from lachesis_view import app as viewer
 from lachesis_view.index import Index
@@ -74,12 +73,6 @@ async def fake_server(folder: Path) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def reference_policy(folder: Path) -> AsyncIterator[str]:
-    async with ReferenceServer(lambda messages, tools: say("no")) as server:  # type: ignore[arg-type, return-value]
-        yield f"{server.root_url}/v1/models"
-
-
-@asynccontextmanager
 async def scripted_server(folder: Path) -> AsyncIterator[str]:
     async with ScriptedServer([]) as server:
         yield f"{server.root_url}/v1/models"
@@ -96,7 +89,7 @@ async def pages(folder: Path) -> AsyncIterator[str]:
         index.close()
 
 
-OPEN = (rollout_api, policy_server, fake_server, reference_policy, scripted_server, pages)
+OPEN = (rollout_api, policy_server, fake_server, scripted_server, pages)
 """Without a key: the owner needs none."""
 KEYS = (rollout_api_with_token, policy_server_with_token, embedded_model, recording_endpoint)
 

@@ -173,6 +173,7 @@ def test_a_package_does_what_its_page_shows_without_those_above_it(
     ("command", "package"),
     [
         ("view", "lachesis-view"),
+        ("doctor", "lachesis-console"),
         ("tasks show x", "lachesis-envs"),
         ("process terminal", "lachesis-envs"),
         ("serve greet.py", "lachesis-train"),

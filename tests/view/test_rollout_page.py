@@ -197,7 +197,7 @@ def test_a_group_shows_the_components_of_every_sibling_in_the_same_order(group: 
     assert len(context["metrics"]) == 12 and context["metrics"][0][0] == f"metric/{HOSTILE}"
     index = Index(tmp_path, tmp_path / "index.sqlite")
     more = {"left": 0, "unread": 0, "failure": "", "frame": {"run": "r", "number": 0, "filter": Filter()}}
-    html = Viewer(index).environment.get_template("group.html.jinja").render(**context, **more)
+    html = Viewer(index).templates.page("group.html.jinja", **context, **more)
     index.close()
     shown = re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", html)
     assert [value for _, value in shown[:2]] == ["nan", "5000002"] and shown[12][1] == "1.000e+400"
@@ -278,15 +278,15 @@ def test_records_of_older_versions_are_shown_as_far_as_they_go(group: dict[str, 
 
 def test_every_kind_of_group_has_its_pages(tmp_path: Path) -> None:
     index = Index(tmp_path, tmp_path / "index.sqlite")
-    pages = Viewer(index).environment
+    pages = Viewer(index).templates
     frame = {"run": "a run/of <mine>", "number": 0, "n": 0, "before": None, "after": ("r", 0, 1), "filter": Filter()}
     more = {"frame": frame, "settings": {}, "left": 0, "unread": 0, "failure": ""}
     shown = 0
     for group in (*example_groups(), hostile_group()):
-        html = pages.get_template("group.html.jinja").render(**group_context(group), **more)
+        html = pages.page("group.html.jinja", **group_context(group), **more)
         assert f"<p>{len(group['rollouts'])} rollout" in html and "/rollout/a%20run/of%20%3Cmine%3E/0/" in html
         for n, rollout in enumerate(group["rollouts"]):
-            html = pages.get_template("rollout.html.jinja").render(**rollout_context(group, n), **more)
+            html = pages.page("rollout.html.jinja", **rollout_context(group, n), **more)
             assert rollout["outcome"] in html and ('id="tokens"' in html) == any(
                 sample["rollout_id"] == rollout["rollout_id"] for sample in group["samples"]
             )

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
         ServerUnavailable,
         Unauthorized,
     )
+    from lachesis_client.model_server import MessageServer, ModelServer, TokenTrackingUnavailable
     from lachesis_client.openai_server import OpenAIServer
-    from lachesis_client.router import Router, TokenTrackingUnavailable
+    from lachesis_client.router import Router
     from lachesis_client.token_tracker import TokenTracker
-    from lachesis_client.tracking import ModelServer
 else:  # aiohttp takes 0.3 s of CPU to import
     __getattr__ = lazy_names(
         __name__,
@@ -32,11 +32,11 @@ else:  # aiohttp takes 0.3 s of CPU to import
                 *("BadResponse", "ContextExhausted", "InferenceError"),
                 *("RequestRejected", "ServerUnavailable", "Unauthorized"),
             ),
-            "lachesis_client.http_client": ("ServerSettings",),
+            "lachesis_client.client_settings": ("ServerSettings",),
             "lachesis_client.openai_server": ("OpenAIServer",),
-            "lachesis_client.router": ("Router", "TokenTrackingUnavailable"),
+            "lachesis_client.router": ("Router",),
             "lachesis_client.token_tracker": ("TokenTracker",),
-            "lachesis_client.tracking": ("ModelServer",),
+            "lachesis_client.model_server": ("MessageServer", "ModelServer", "TokenTrackingUnavailable"),
         },
     )
 
@@ -44,6 +44,7 @@ __all__ = [
     "BadResponse",
     "ContextExhausted",
     "InferenceError",
+    "MessageServer",
     "ModelServer",
     "OpenAIServer",
     "RequestRejected",

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
-import statistics
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, Generic, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
 from lachesis_client.affinity import Affinity, Demand, ExpectedTokens, GroupCache, Place, Route
@@ -21,15 +19,10 @@ from lachesis_client.client_settings import ServerSettings
 from lachesis_client.errors import BadResponse, ServerUnavailable, Unauthorized
 from lachesis_client.failed_requests import note_answered, note_failed
 from lachesis_client.lifecycle import AsyncCloseable
+from lachesis_client.model_server import AnswerTimes, Split
 
-Split: TypeAlias = Literal["train", "eval"]
 _SPLITS: Final[tuple[Split, ...]] = ("eval", "train")
 """In the order in which waiting requests are served: the limit of evaluations keeps them few."""
-_METRICS: Final[Mapping[Split, tuple[str, str]]] = {
-    "train": ("request_time", "average_num_attempts"),
-    "eval": ("eval_request_time", "eval_retry_rate"),
-}
-"""The names of latencies and attempts."""
 _CACHED: Final = 4
 """Tokens in flight that outweigh a token of the prompt in the cache: four siblings with one prompt stay together while
 another server has nothing to do."""
@@ -65,11 +58,6 @@ S = TypeVar("S", bound=Server)
 A = TypeVar("A", bound=TimedAnswer)
 
 
-def _windows() -> dict[Split, deque[float]]:
-    """The last thousand values of each kind."""
-    return {split: deque(maxlen=1000) for split in _SPLITS}
-
-
 @dataclass(slots=True)
 class _Member(Generic[S]):
     """A server and its load. Times are those of the event loop, in seconds."""
@@ -78,9 +66,8 @@ class _Member(Generic[S]):
     in_flight: int = 0
     in_flight_eval: int = 0
     suspended_until: float = 0.0
-    latencies: dict[Split, deque[float]] = field(default_factory=_windows)
-    """Seconds of the last attempt of each answered request."""
-    attempts: dict[Split, deque[float]] = field(default_factory=_windows)
+    times: AnswerTimes = field(default_factory=AnswerTimes)
+    """The latency is that of the last attempt of a request."""
     share: float = 1.0
     """Of the concurrency that may be used."""
     failure: ServerUnavailable | None = None
@@ -164,13 +151,7 @@ class Balancer(AsyncCloseable, Generic[S]):
         """
         report = dict(metrics or {})
         for index, member in enumerate(self._members):
-            for split, (request_time, attempts) in _METRICS.items():
-                if times := member.latencies[split]:
-                    name = f"server/server_{index}_{request_time}"
-                    report[f"{name}_avg"] = statistics.fmean(times)
-                    report[f"{name}_std"] = statistics.pstdev(times)
-                    report[f"{name}_99p"] = sorted(times)[math.ceil(0.99 * len(times)) - 1]
-                    report[f"server/server_{index}_{attempts}"] = statistics.fmean(member.attempts[split])
+            report |= member.times.metrics(index)
         return report
 
     async def update_weight(self, weight: float) -> None:
@@ -240,8 +221,7 @@ class Balancer(AsyncCloseable, Generic[S]):
                 self._suspend(member, failure)
                 give_up_at = give_up_at or loop.time() + self.unavailable_wait
             else:
-                member.latencies[split].append(answers[0].latency)
-                member.attempts[split].append(answers[0].attempts)
+                member.times.add(split, answers[0].latency, answers[0].attempts)
                 member.suspended_until = 0.0
                 if not failed_attempts:
                     return answers, slot

@@ -8,9 +8,7 @@ from functools import partial
 from typing import Any, Protocol, Unpack
 
 from backends.errors import LachesisError
-from lachesis_client.balancer import Split
 from lachesis_client.chat_format import (
-    ChatOptions,
     encode_messages,
     read_choices,
     read_finish_reason,
@@ -18,6 +16,7 @@ from lachesis_client.chat_format import (
     read_usage,
 )
 from lachesis_client.errors import BadResponse, ServerUnavailable
+from lachesis_client.model_server import ChatOptions, Split
 from lachesis_client.parse_thread import is_long, parse
 from lachesis_messages.messages import Message
 from lachesis_messages.responses import ChatResponse

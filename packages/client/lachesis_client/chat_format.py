@@ -6,12 +6,14 @@ Reading is lenient about form and strict about meaning: it drops nothing and inv
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from inspect import signature
-from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from lachesis_client.errors import BadResponse, ConversationRefused
-from lachesis_client.server_words import Ending, blocked_prompt, ending
+from lachesis_client.finish_words import Ending, ending
+from lachesis_client.model_server import Tools
+from lachesis_client.server_words import blocked_prompt
 from lachesis_messages.encoded import EncodedMessages, NodeMessages
 from lachesis_messages.frozen import freeze_dict
 from lachesis_messages.history import MessageHistory
@@ -36,35 +38,12 @@ if TYPE_CHECKING:
     from tool_call_parsers import ToolCallParser
 
 Payload: TypeAlias = dict[str, Any]
-Tools: TypeAlias = Sequence[Mapping[str, Any]]
 REASONING_FIELDS = ("reasoning_content", "reasoning")
 _REASONING = frozenset((*REASONING_FIELDS, "reasoning_details"))
 _OF_A_CALL = frozenset({"id", "call_id", "type", "function", "index"})
 """Fields of a call that are read. `index` belongs to streams and has no meaning in a whole answer."""
 _OF_A_FLAT_CALL = _OF_A_CALL | {"name", *ARGUMENTS}
 _NOT_MALFORMED = CALLABLE | {CallStatus.IN_REASONING}
-
-
-class ChatOptions(TypedDict, total=False):
-    """Keyword arguments of every `chat`. None and missing arguments are off."""
-
-    tools: Tools | None
-    tool_choice: str | Mapping[str, Any] | None
-    temperature: float | None
-    max_tokens: int | None
-    top_p: float | None
-    stop: str | Sequence[str] | None
-    seed: int | None
-    extra_body: Mapping[str, Any] | None
-
-
-def check_arguments(given: Mapping[str, Any], known: Set[str], call: str) -> None:
-    """Raise `TypeError` for arguments that would have no effect. None and False never have one."""
-    if given.keys() <= known:
-        return
-    unknown = sorted(name for name, value in given.items() if name not in known and value not in (None, False))
-    if unknown:
-        raise TypeError(f"{call}() does not take {', '.join(unknown)}; fields of the server go into extra_body")
 
 
 def encode_messages(messages: Sequence[Message | Mapping[str, Any]], reasoning_field: str | None) -> list[Payload]:

@@ -8,20 +8,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
 from urllib.parse import urlsplit
 
 from backends.errors import ExitCode, LachesisError
-from lachesis_client.server_words import is_content_refusal, is_full_context
 
 LOGIN = re.compile(r"^(?P<scheme>[a-zA-Z][\w+.-]*://)(?P<login>[^/?#\s]*)@")
 """`https://user:password@` of a URL. No message or record may have a login."""
-
-
-POLICY_FAILED: Final = "policy_failed"
-"""Code of the reference server's error where its policy raised."""
 
 
 class InferenceError(LachesisError):
@@ -53,10 +47,10 @@ class RequestRejected(InferenceError):
         self.body = body
         self.refuses_content = status in (400, 413, 422)
         """Whether it is about the content of the request, and not about a key, a name, a quota or a route."""
-        super().__init__(server, f"rejected the request with {status}: {_said(body)[:500]}", next_step)
+        super().__init__(server, f"rejected the request with {status}: {words_of(body)[:500]}", next_step)
 
 
-def _said(body: str) -> str:
+def words_of(body: str) -> str:
     """The message of an error of OpenAI's API; any other body as it is."""
     try:
         answer = json.loads(body)
@@ -150,44 +144,6 @@ class BadResponse(InferenceError):
     def __init__(self, server: str, reason: str, next_step: str = "") -> None:
         step = next_step or "check that base_url points to an OpenAI-compatible API (often ends in /v1)"
         super().__init__(server, reason, step)
-
-
-_NO_MODEL = re.compile(
-    r"model.{0,200}(not found|does not exist|unknown|invalid|not a valid|not available)|"
-    r"(unknown|invalid|no such|not a valid).{0,40}model",
-    re.IGNORECASE | re.DOTALL,
-)
-
-
-def of_conversation(
-    server: str, status: int, body: str, error: Mapping[str, Any]
-) -> ContextExhausted | ConversationRefused | None:
-    """The error if its wording is about the conversation: it is too long, or the server refuses its content."""
-    text = _said(body)
-    upstream = error.get("metadata")  # OpenRouter keeps the words of the provider there
-    if isinstance(upstream, Mapping):
-        text = f"{text} {upstream.get('raw') or ''}"
-    if is_full_context(status, error, text):
-        return ContextExhausted(server, status, body)
-    return ConversationRefused(server, status, body) if is_content_refusal(status, error, text) else None
-
-
-def rejection(
-    server: str, status: int, body: str, error: dict[str, Any], *, has_key: bool, asked: Asked | None = None
-) -> RequestRejected:
-    """The error for a 4xx. `error` is the `error` object of the body, or {}."""
-    if (about := of_conversation(server, status, body, error)) is not None:
-        return about
-    if status in (401, 403):
-        return Unauthorized(server, status, body, has_key=has_key)
-    if error.get("code") == POLICY_FAILED:
-        step = "correct reference_policy, whose policy(messages, tools) returns a Message"
-        return RequestRejected(server, status, body, step)
-    # Some gateways answer 400 or 422 for a name that they do not know.
-    of_name = asked is not None and not asked.is_listed and asked.model in body and _NO_MODEL.search(body)
-    if status == 404 or of_name:
-        return NothingThere(server, status, body, asked)
-    return RequestRejected(server, status, body)
 
 
 class PromptError(InferenceError):

@@ -31,14 +31,14 @@ from lachesis_client.errors import (
     InferenceError,
     RequestRejected,
     ServerUnavailable,
-    of_conversation,
-    rejection,
 )
+from lachesis_client.finish_words import Ending, ending
 from lachesis_client.http_attempts import ARRAY as ARRAY
 from lachesis_client.http_attempts import Failed, check_answer, decode, retry_after, retry_delay
 from lachesis_client.http_session import HttpSessionOwner
+from lachesis_client.rejections import of_conversation, rejection
 from lachesis_client.request_body import json_body
-from lachesis_client.server_words import REFUSING, Ending, ending, error_of, is_transient, may_be_of_the_content
+from lachesis_client.server_words import REFUSING, error_of, is_transient, may_be_of_the_content
 from lachesis_messages.messages import FinishReason
 
 _CONNECT_TIMEOUT = 15.0

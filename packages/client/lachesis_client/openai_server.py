@@ -8,9 +8,7 @@ from typing import Any, Final, Unpack
 
 from lachesis_client.affinity import Route
 from lachesis_client.chat_format import (
-    ChatOptions,
     Payload,
-    check_arguments,
     is_refusal,
     raw_finish_reason,
     read_choices,
@@ -21,6 +19,7 @@ from lachesis_client.chat_format import (
 )
 from lachesis_client.client_settings import ServerSettings
 from lachesis_client.http_client import HttpClient
+from lachesis_client.model_server import ChatOptions, check_arguments
 from lachesis_client.parse_thread import is_long, parse
 from lachesis_client.sampling import recorded_fields
 from lachesis_messages.messages import Message

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Unpack
+from typing import TYPE_CHECKING, Any, Final, Unpack
 
-from backends.errors import LachesisError
 from backends.tasks import run_all
-from lachesis_client.affinity import Affinity, Demand, Route
-from lachesis_client.balancer import Balancer, Split
-from lachesis_client.chat_format import ChatOptions, read_choices, request_messages, restate_choices
+from lachesis_client.affinity import Demand, Route
+from lachesis_client.balancer import Balancer
+from lachesis_client.chat_format import read_choices, request_messages, restate_choices
 from lachesis_client.http_client import HttpAnswer
+from lachesis_client.model_server import ChatOptions, MessageServer, Split
 from lachesis_client.openai_server import HARMLESS, OpenAIServer
 from lachesis_client.parse_thread import is_long, parse
 from lachesis_messages.messages import Message
@@ -24,19 +24,13 @@ if TYPE_CHECKING:
     from openai.types.chat import ChatCompletion
 
 
-class TokenTrackingUnavailable(LachesisError, NotImplementedError):
-    """The caller needs exact tokens and logprobs, and these servers do not report them."""
-
-
 _TEXT_PER_TOKEN: Final = 4
 """Characters, about: for prompts that no server has counted yet."""
 
 
-class Router(Balancer[OpenAIServer]):
+class Router(Balancer[OpenAIServer], MessageServer):
     """`chat` over several servers; see `Balancer`."""
 
-    affinity: Affinity | None = None
-    """The servers that have computed the prompts of the rollout; None: it is of no rollout."""
     _counted = 0
     """Tokens of the rollout's last prompt and completion, as the server counted them."""
 
@@ -94,20 +88,6 @@ class Router(Balancer[OpenAIServer]):
         from openai.types import Completion
 
         return Completion.construct(**await self._complete("/completions", kwargs, n, split))
-
-    def managed_server(self, *_: Any, **__: Any) -> NoReturn:
-        """Raises `TokenTrackingUnavailable`."""
-        raise TokenTrackingUnavailable(
-            "managed_server() tracks exact tokens, which OpenAI-style servers do not report: that is Phase 2, with a "
-            "server_type of vllm or sglang. For evaluation and trajectories without tokens (Phase 1) use chat()"
-        )
-
-    async def get_logprobs(self, **_: Any) -> NoReturn:
-        """Raises `TokenTrackingUnavailable`."""
-        raise TokenTrackingUnavailable(
-            "get_logprobs() scores token ids, which OpenAI-style servers do not take: that is Phase 2, with a "
-            "server_type of vllm or sglang"
-        )
 
     async def _complete(self, path: str, kwargs: Mapping[str, Any], n: int, split: Split) -> dict[str, Any]:
         extra_body = kwargs.get("extra_body") or {}

@@ -9,18 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, MutableSequence, Sequence
 from operator import index as as_index
-from typing import Any, NamedTuple, NoReturn, SupportsIndex, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, SupportsIndex, overload
 from weakref import WeakValueDictionary
 
 from lachesis_messages import graph_walks
-from lachesis_messages.editing import MessageView, StaleMessage
 from lachesis_messages.encoded import EncodedMessages, EncodedPath, encode_path
 from lachesis_messages.frozen import thaw
 from lachesis_messages.messages import Message, OpenAIMessage
 from lachesis_messages.responses import (
     ChatResponse,
     Discarded,
-    Item,
     MessageLike,
     Node,
     Origin,
@@ -28,7 +26,10 @@ from lachesis_messages.responses import (
     as_message,
     nearest_sampled,
 )
-from lachesis_messages.tokens import TokenPrefix
+
+if TYPE_CHECKING:
+    from lachesis_messages.editing import MessageView
+    from lachesis_messages.tokens import TokenPrefix
 
 
 class _Written(NamedTuple):
@@ -365,8 +366,8 @@ class MessageHistory(MutableSequence[OpenAIMessage]):
         origin: Origin = None
         if isinstance(given, (ChatResponse, ToolResponse)):
             origin = given
-        elif isinstance(given, (Item, MessageView)) and id(given.origin) in self._homes:
-            origin = given.origin
+        elif isinstance(given, dict) and id(known := getattr(given, "origin", None)) in self._homes:
+            origin = known  # an Item or a MessageView
         return _Written(as_message(given, index), origin, self._home(origin) or replaces)
 
     def _home(self, origin: Origin) -> Node | None:
@@ -459,6 +460,8 @@ class MessageHistory(MutableSequence[OpenAIMessage]):
         node = self._path[place]
         view = self._views.get(node)
         if view is None:
+            from lachesis_messages.editing import MessageView  # most rollouts never edit a message
+
             view = self._views[node] = MessageView(node, place, self._rewrite)
         return view
 
@@ -470,6 +473,8 @@ class MessageHistory(MutableSequence[OpenAIMessage]):
 
     def _rewrite(self, node: Node, place: int, plain: OpenAIMessage) -> Node:
         if place >= len(self._path) or self._path[place] is not node:
+            from lachesis_messages.editing import StaleMessage
+
             raise StaleMessage(
                 f"this message is no longer part of the conversation (it was message {place}); "
                 "read the one to change from the history again"

@@ -11,12 +11,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import Any, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from lachesis_messages.frozen import FrozenDict, freeze, freeze_dict
 from lachesis_messages.markup import split_scratchpad
 from lachesis_messages.messages import FinishReason, Message, OpenAIMessage, Purpose, joined_reasoning
-from lachesis_messages.tokens import SampledTokens, TokenPrefix
+
+if TYPE_CHECKING:
+    from lachesis_messages.tokens import SampledTokens, TokenPrefix
 
 
 @dataclass(frozen=True, slots=True)

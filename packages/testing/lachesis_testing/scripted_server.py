@@ -14,7 +14,7 @@ from typing import Any, ClassVar, TypeAlias
 from aiohttp import web
 
 from lachesis_client.client_settings import ServerSettings
-from lachesis_client.wire.service import WebService
+from lachesis_tokens.wire.service import WebService
 
 Answer: TypeAlias = dict[str, Any] | int | Callable[[dict[str, Any]], Any]
 """A message, with optional `finish_reason` and `usage`; a status code; or a function of the request, also async, that

@@ -1,15 +1,23 @@
-"""The built-in tools, in the order in which models see them."""
+"""The built-in tools, in the order in which models see them. Each is imported when it is first looked up."""
 
 from __future__ import annotations
 
-from lachesis_tools.background import process
-from lachesis_tools.files import read_file, write_file
-from lachesis_tools.patch import patch
-from lachesis_tools.python import python
-from lachesis_tools.search import search_files
-from lachesis_tools.terminal import terminal
-from lachesis_tools.todo import todo
-from lachesis_tools.tool_registry import ToolRegistry
+from typing import Final
 
-BUILTIN_TOOLS = ToolRegistry([terminal, process, read_file, write_file, patch, search_files, python, todo])
+from lachesis_tools.tool_registry import ToolReference, ToolRegistry
+
+_TOOLS: Final = (
+    ("terminal", "terminal", "terminal"),
+    ("process", "terminal", "background"),
+    ("read_file", "file", "files"),
+    ("write_file", "file", "files"),
+    ("patch", "file", "patch"),
+    ("search_files", "file", "search"),
+    ("python", "python", "python"),
+    ("todo", "todo", "todo"),
+)
+"""Name, toolset and module."""
+BUILTIN_TOOLS = ToolRegistry(
+    ToolReference(name, toolset, f"{__package__}.{module}") for name, toolset, module in _TOOLS
+)
 """Immutable: `BUILTIN_TOOLS.extended(my_tool)` returns a new registry."""

@@ -13,15 +13,6 @@ from types import MappingProxyType
 
 from lachesis_tools.toolsets import ToolsetError
 
-REMOVED_TOOLSETS = frozenset(
-    {
-        *("browser", "clarify", "code_execution", "computer_use", "cronjob", "delegation", "homeassistant"),
-        *("image_gen", "kanban", "memory", "messaging", "moa", "rl", "search", "session_search", "skills", "tts"),
-        *("video", "video_gen", "vision", "web"),
-    }
-)
-"""Toolsets of the removed Hermes stack without tools here, unless an environment's registry has some of that name."""
-
 _SEVEN = ("web", "vision", "image_gen", "terminal", "file", "moa", "browser")
 
 DISTRIBUTIONS: Mapping[str, Mapping[str, int]] = MappingProxyType(

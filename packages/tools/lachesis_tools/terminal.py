@@ -77,7 +77,7 @@ def without_carried_folder(tools: ToolRegistry) -> ToolRegistry:
         return await _run(session, command, background, timeout, folder)
 
     changed = replace(terminal, function=started_in_workdir, description=terminal.description.replace(_CARRIES, _STAYS))
-    return ToolRegistry(changed if each is terminal else each for each in tools.values())
+    return tools.replaced(changed)
 
 
 async def _folder(session: ToolSession, workdir: str | None) -> str | None:

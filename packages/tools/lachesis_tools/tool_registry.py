@@ -7,11 +7,12 @@ diverge. A `ToolRegistry` is an immutable mapping; there is no global one.
 from __future__ import annotations
 
 import copy
+import importlib
 import inspect
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, get_type_hints
+from typing import Any, cast, get_type_hints
 
 from pydantic import BaseModel
 
@@ -198,13 +199,26 @@ def tool(
     return decorate
 
 
+@dataclass(frozen=True, slots=True)
+class ToolReference:
+    """A tool without a `check`, whose module is imported when the tool is looked up."""
+
+    name: str
+    toolset: str
+    module: str
+
+    def load(self) -> Tool:
+        """The tool."""
+        return cast("Tool", getattr(importlib.import_module(self.module), self.name))
+
+
 class ToolRegistry(Mapping[str, Tool]):
     """An immutable mapping of tools by name, in the given order."""
 
-    def __init__(self, tools: Iterable[Tool] = ()) -> None:
-        self._tools: dict[str, Tool] = {}
+    def __init__(self, tools: Iterable[Tool | ToolReference] = ()) -> None:
+        self._tools: dict[str, Tool | ToolReference] = {}
         for each in tools:
-            if not isinstance(each, Tool):
+            if not isinstance(each, Tool | ToolReference):
                 raise TypeError(f"{each!r} is not a tool: decorate it with @tool(toolset=...)")
             if each.name in self._tools:
                 raise ValueError(f"two tools are called {each.name!r}; remove the first with `without({each.name!r})`")
@@ -225,16 +239,33 @@ class ToolRegistry(Mapping[str, Tool]):
     def without(self, *names: str) -> ToolRegistry:
         """A new registry without the tools `names`. Raises `KeyError` for an unknown one."""
         for name in names:
-            self[name]
+            self._tools[name]
         return ToolRegistry(each for each in self._tools.values() if each.name not in names)
+
+    def replaced(self, tool: Tool) -> ToolRegistry:
+        """A new registry with `tool` in the place of the one of its name. Raises `KeyError` where there is none."""
+        self._tools[tool.name]
+        return ToolRegistry(tool if each.name == tool.name else each for each in self._tools.values())
+
+    def definitions(self, names: Iterable[str]) -> list[dict[str, Any]]:
+        """New OpenAI definitions of these tools. Raises `KeyError` for an unknown one."""
+        return [self[name].definition() for name in names]
 
     def unavailable(self) -> dict[str, str]:
         """The unavailable tools and their missing requirements. Every call runs the checks again."""
-        reasons = {name: each.missing() for name, each in self._tools.items()}
+        reasons = {name: each.missing() for name, each in self._tools.items() if isinstance(each, Tool)}
         return {name: reason for name, reason in reasons.items() if reason is not None}
 
+    def toolsets(self) -> dict[str, str]:
+        """By tool, the toolset that it declares; imports none of them."""
+        return {name: each.toolset for name, each in self._tools.items()}
+
     def __getitem__(self, name: str) -> Tool:
-        return self._tools[name]
+        found = self._tools[name]
+        return found if isinstance(found, Tool) else found.load()
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tools
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tools)

@@ -55,6 +55,16 @@ TOOLSETS: Mapping[str, Toolset] = MappingProxyType(
 )
 
 
+REMOVED_TOOLSETS = frozenset(
+    {
+        *("browser", "clarify", "code_execution", "computer_use", "cronjob", "delegation", "homeassistant"),
+        *("image_gen", "kanban", "memory", "messaging", "moa", "rl", "search", "session_search", "skills", "tts"),
+        *("video", "video_gen", "vision", "web"),
+    }
+)
+"""Toolsets of the removed Hermes stack without tools here, unless an environment's registry has some of that name."""
+
+
 def resolve_toolset(name: str, toolsets: Mapping[str, ToolsetLike] = TOOLSETS) -> list[str]:
     """The tools of a toolset, each once, in the order of first occurrence. `all` and `*` mean every toolset.
 
@@ -168,7 +178,7 @@ def get_tool_definitions(
 ) -> list[dict[str, Any]]:
     """OpenAI definitions, for `tools=`, of the tools that `resolve_tools` returns. Raises the same errors."""
     names = resolve_tools(enabled, disabled, registry=registry, toolsets=toolsets)
-    return [registry[name].definition() for name in names]
+    return registry.definitions(names)
 
 
 def _means_all(name: str, toolsets: Mapping[str, ToolsetLike]) -> bool:
@@ -178,10 +188,10 @@ def _means_all(name: str, toolsets: Mapping[str, ToolsetLike]) -> bool:
 def _with_registry(registry: ToolRegistry, toolsets: Mapping[str, ToolsetLike]) -> Mapping[str, Toolset]:
     """`toolsets`, with each tool of the registry in the toolset that it declares."""
     merged = {name: Toolset.of(toolset) for name, toolset in toolsets.items()}
-    for tool in registry.values():
-        base = merged.get(tool.toolset, Toolset(f"The tools of {tool.toolset!r}."))
-        if tool.name not in base.tools:
-            merged[tool.toolset] = Toolset(base.description, (*base.tools, tool.name), base.includes)
+    for name, toolset in registry.toolsets().items():
+        base = merged.get(toolset, Toolset(f"The tools of {toolset!r}."))
+        if name not in base.tools:
+            merged[toolset] = Toolset(base.description, (*base.tools, name), base.includes)
     return merged
 
 

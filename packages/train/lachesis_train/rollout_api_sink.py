@@ -27,7 +27,6 @@ from lachesis.runs.decisions import Decision, Kept, LeftOut
 from lachesis.runs.failures import ItemJob, RunStopped
 from lachesis.runs.progress import Standing
 from lachesis.runs.registration import TrainerInfo
-from lachesis.runs.serve_result import ServeResult
 from lachesis.runs.sink import Flight, RunCounts, Sink
 from lachesis.settings.chosen import is_chosen
 from lachesis.settings.settings import HermesAgentEnvConfig
@@ -39,6 +38,7 @@ from lachesis_train.outbox import Outbox, OutboxError
 from lachesis_train.outbox_state import Entry
 from lachesis_train.relay import OutboxRelay, RelayError, RelayPace
 from lachesis_train.rollout_api import EnvDescription, EnvStatus, RolloutApi
+from lachesis_train.serve_result import ServeResult
 from lachesis_train.staleness import StalenessCap, WhenStale
 
 G = TypeVar("G")

@@ -8,6 +8,9 @@ from functools import partial
 from pathlib import Path
 
 from backends.text import counted
+from lachesis.figures.exclusion import WINDOW, Exclusions
+from lachesis.figures.repaired_calls import RepairedCalls
+from lachesis.figures.rollout_records import counted_record
 from lachesis.figures.running_figures import RunningFigures
 from lachesis.loop.rollout import PlayedGroup
 from lachesis.runs.commands import about_content, longest_group, note, own_evaluation, record_of, tracking
@@ -17,7 +20,6 @@ from lachesis.runs.failures import FailureBrake, UnusableSettings
 from lachesis.runs.group_player import play_item, settled_group
 from lachesis.runs.pipeline import Pipeline
 from lachesis.runs.run_folder import data_folder, unused
-from lachesis.runs.serve_result import ServeResult
 from lachesis.settings.hooks import hook_errors, of_hook
 from lachesis.settings.server_settings import Phase1CannotTrain, ServerConfigError, token_engine
 from lachesis_client.sampling import read_sampling
@@ -27,6 +29,7 @@ from lachesis_tokens.server.token_server import TokenServer
 from lachesis_train.outbox import Outbox
 from lachesis_train.rollout_api import TOKEN_VARIABLE, EnvDescription, RolloutApi
 from lachesis_train.rollout_api_sink import RolloutApiSink
+from lachesis_train.serve_result import ServeResult
 
 
 async def serve(env: Environment, *, hold_out: bool) -> ServeResult:
@@ -53,14 +56,18 @@ async def serve(env: Environment, *, hold_out: bool) -> ServeResult:
             if isinstance(decision, Kept):
                 await env.after_group(group)
             note_calls(group)
-            if env.tracker.on:  # conversations of thousands of turns are copied: not on the loop
-                env.tracker.add(await asyncio.to_thread(record_of, env, group, with_samples=False))
+            if (tracker := env.tracker) is not None and tracker.on:
+                # Conversations of thousands of turns are copied: not on the loop.
+                tracker.add(await asyncio.to_thread(record_of, env, group, with_samples=False))
 
         def note_calls(group: PlayedGroup) -> None:
             results = (rollout.result for rollout in group.rollouts)
-            if alarm := env.tracker.repaired.add(result.repaired_calls for result in results if result is not None):
+            if alarm := repaired.add(result.repaired_calls for result in results if result is not None):
                 sink.tell(f"alarm: {alarm}")
 
+        exclusions, repaired = Exclusions(WINDOW), RepairedCalls()
+        if env.tracker is not None:
+            exclusions, repaired = env.tracker.exclusions, env.tracker.repaired
         figures = RunningFigures(window=1_000)  # the policy changes
         sink = _rollout_api_sink(env, figures)
         if (
@@ -86,15 +93,15 @@ async def serve(env: Environment, *, hold_out: bool) -> ServeResult:
             sink=sink,
             console=env.console,
             brake=FailureBrake(env.console, config.max_failed_groups, figures.causes),
-            on_played=lambda group: env.tracker.count(group.item_key, group.rollouts),
+            on_played=lambda group: exclusions.add_group(counted_record(group.item_key, group.rollouts)),
             on_group=on_group,
             ask_again=partial(settled_group, env, figures.add),
             timeout=longest_group(config),
             grace_period=config.grace_period,
         )
         await pipeline.run(signals=True)
-        exclusion = await asyncio.to_thread(env.tracker.exclusions.result)
-        return replace(sink.result(pipeline), exclusion=exclusion, repaired=env.tracker.repaired)
+        exclusion = await asyncio.to_thread(exclusions.result)
+        return replace(sink.result(pipeline), exclusion=exclusion, repaired=repaired)
 
 
 def _rollout_api_sink(env: Environment, figures: RunningFigures) -> RolloutApiSink[PlayedGroup]:
@@ -111,7 +118,7 @@ def _rollout_api_sink(env: Environment, figures: RunningFigures) -> RolloutApiSi
             with hook_errors():
                 env.at_step(step, registration)
         env.curr_step = step
-        await of_hook(env.wandb_log(sink.age_metrics() if env.tracker.on else None))
+        await of_hook(env.wandb_log(sink.age_metrics() if env.tracker is not None and env.tracker.on else None))
 
     sink: RolloutApiSink[PlayedGroup] = RolloutApiSink(
         config,

@@ -17,13 +17,13 @@ import orjson
 from aiohttp import web
 
 from backends.errors import SettingsError
-from lachesis_client.wire.visitors import Visitors, is_loopback
 from lachesis_messages.records.groups import rollout_samples
+from lachesis_tokens.wire.visitors import Visitors, is_loopback
 from lachesis_view import html
 from lachesis_view.curves import curves
 from lachesis_view.filters import Filter
 from lachesis_view.group_page import group_context
-from lachesis_view.html import templates
+from lachesis_view.html import Templates
 from lachesis_view.index import Index, NoSuchGroup
 from lachesis_view.rollout_page import rollout_context, sample_tokens
 from lachesis_view.token_text import TokenTexts, vocabulary_of
@@ -69,8 +69,8 @@ class Viewer:
         self.changes = 0
         self.failure = ""
         """Why the files are not followed any more."""
-        self.environment = templates(HERE / "templates")
-        self.environment.filters |= {"path": _path, "pair": lambda value: (value, value), "group_name": group_name}
+        filters = {"path": _path, "pair": lambda value: (value, value), "group_name": group_name}
+        self.templates = Templates(HERE / "templates", filters)
 
     def app(self) -> web.Application:
         app = web.Application(middlewares=[self._guard])
@@ -135,8 +135,8 @@ class Viewer:
         return self._page("error.html.jinja", {"status": status, "reason": reason, "record": record}, status=status)
 
     def _page(self, template: str, context: Mapping[str, Any], status: int = 200) -> web.Response:
-        html = self.environment.get_template(template).render(
-            left=self.index.left, unread=self.index.unread, failure=self.failure, **context
+        html = self.templates.page(
+            template, left=self.index.left, unread=self.index.unread, failure=self.failure, **context
         )
         # Models write halves of surrogate pairs, which have no UTF-8.
         body = html.encode("utf-8", "backslashreplace")

@@ -16,7 +16,8 @@ from lachesis.cli import main
 from lachesis_data.exports.parquet import read_rows
 from lachesis_data.files.file_statistics import NAMES, OTHERS, FileStatistics, Spread
 from lachesis_data.files.validation import validate_entry
-from lachesis_messages.records.entries import load_trajectories, to_trajectory_entry
+from lachesis_messages.records.dataset_entries import load_trajectories
+from lachesis_messages.records.entries import to_trajectory_entry
 from lachesis_messages.records.jsonl import JsonlWriter, read_lines
 from lachesis_testing.export_suite import example_groups
 from tests.data.test_formats import LOOKED_UP, PLAIN, SEARCH, SHELL, TERMINAL, call

@@ -20,7 +20,7 @@ from lachesis.figures.running_figures import RunningFigures
 from lachesis.loop.outcome import Outcome
 from lachesis.loop.rollout import Rollout
 from lachesis.runs import command_line as cli
-from lachesis.runs import model_servers
+from lachesis.runs import silence
 from lachesis.runs.failures import REPEATS, RunStopped
 from lachesis.runs.progress import Progress, Standing
 from lachesis.runs.results import ShownResult, print_result
@@ -173,7 +173,7 @@ def test_a_run_in_which_nothing_but_a_setting_was_wrong_ends_with_2(
 async def test_a_server_that_hangs_is_named_and_again_as_it_goes_on_and_is_no_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model_servers, "SILENT_AFTER", 0.2)
+    monkeypatch.setattr(silence, "SILENT_AFTER", 0.2)
     log = tmp_path / "console.txt"
 
     async def warned(times: int) -> None:

@@ -18,10 +18,10 @@ import pytest
 from backends.errors import ExitCode
 from lachesis.runs import command_line as cli
 from lachesis.runs.own_process import run_alone
-from lachesis.runs.serve_result import age_quantile
 from lachesis.tracebacks import explained, guess
 from lachesis_client.errors import InferenceError
 from lachesis_messages.records.jsonl import JsonlError, JsonlWriter
+from lachesis_train.serve_result import age_quantile
 from tests.support.small_envs import SortWords, does_nothing, lines, served
 
 OURS = ("/lachesis/runs/", "/lachesis/rewards/", "/lachesis/loop/", "asyncio/")

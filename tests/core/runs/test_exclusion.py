@@ -30,10 +30,10 @@ from lachesis.loop.outcome import Outcome
 from lachesis.loop.rollout import PlayedGroup, Rollout
 from lachesis.runs.group_records import group_record
 from lachesis.runs.results import print_result
-from lachesis.runs.serve_result import ServeResult
-from lachesis.runs.wandb_tracking import Tracker
 from lachesis_client import RequestRejected, ServerUnavailable
+from lachesis_train.serve_result import ServeResult
 from lachesis_view.reports.run import render_report
+from lachesis_view.wandb_tracking import Tracker
 from tests.support import report_pages
 from tests.support.small_envs import Fussy, fussed, lines, process
 

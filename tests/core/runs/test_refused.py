@@ -13,7 +13,7 @@ from aiohttp import web
 from lachesis.base_env import HermesAgentBaseEnv
 from lachesis.cli import main
 from lachesis.runs.results import RunFiles
-from lachesis_messages.records.entries import load_trajectories
+from lachesis_messages.records.dataset_entries import load_trajectories
 from lachesis_testing.fake_server import FakeServer, ToolUser
 from tests.support.scripted_server import Answer, ScriptedServer, call, say
 from tests.support.small_envs import lines, make

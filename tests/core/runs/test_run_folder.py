@@ -16,7 +16,7 @@ from lachesis.cli import main as lachesis
 from lachesis.runs.ledger import Ledger
 from lachesis.runs.results import print_result
 from lachesis.runs.run_folder import RunFolderError, changes
-from lachesis_messages.records.entries import save_trajectory
+from lachesis_messages.records.dataset_entries import save_trajectory
 from tests.support.scripted_server import ScriptedServer
 from tests.support.small_envs import ManyWords, SortWords, asked_words, does_nothing, lines, make, process, sorts
 

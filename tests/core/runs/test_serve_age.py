@@ -16,11 +16,11 @@ from typing import Any
 import orjson
 from rich.console import Console
 
-from lachesis.runs.serve_result import ServeResult
 from lachesis.settings.server_settings import ServerConfig
 from lachesis_testing.fake_server import FakeServer, RandomWords, fake_tokenizer
 from lachesis_tokens.samples.group_shapes import samples_from_atropos
 from lachesis_tokens.samples.verification import verify
+from lachesis_train.serve_result import ServeResult
 from tests.support.fake_serving import make_run, number_of, play
 from tests.support.serving_envs import Counted
 from tests.support.small_envs import ROOT

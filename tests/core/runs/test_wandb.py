@@ -17,8 +17,8 @@ from lachesis.figures.summary import training_metrics
 from lachesis.loop.outcome import Outcome
 from lachesis.loop.rollout import PlayedGroup, Rollout
 from lachesis.runs.group_records import group_record
-from lachesis.runs.wandb_tracking import Tracker
 from lachesis_testing.fake_server import FakeServer, ToolUser
+from lachesis_view.wandb_tracking import Tracker
 from tests.support.scripted_server import ScriptedServer
 from tests.support.small_envs import Fussy, SortWords, fussed, lines, make, process, served, sorts, start
 from tests.support.stock_run_api import StockRunApi, run_api

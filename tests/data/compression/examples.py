@@ -9,7 +9,8 @@ from typing import Any
 from lachesis_data.compression.compressor import Summarizer, TokenCounter
 from lachesis_data.compression.settings import CompressionFileSettings
 from lachesis_data.compression.summary import Passage, SummaryAnswer, extractive_summary
-from lachesis_messages.records.entries import to_dataset_entry, to_trajectory_entry
+from lachesis_messages.records.dataset_entries import to_dataset_entry
+from lachesis_messages.records.entries import to_trajectory_entry
 
 TOOLS = [
     {

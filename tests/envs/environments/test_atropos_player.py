@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from backends.errors import SettingsError
-from lachesis.cli.environment_classes import load_env
+from lachesis.cli.environment_files import load_env
 from lachesis.runs.command_line import read_settings
 from lachesis.settings.server_settings import ServerConfigError
 from lachesis_compat.atropos.player import AtroposPlayer, EvaluationFailed, player_for, prepare_imports

@@ -20,7 +20,6 @@ import lachesis_client.http_client as http_client
 import lachesis_tokens.prompts.tokenizer_proof as tokenizer_proof_module
 from lachesis_client import BadResponse, ServerUnavailable
 from lachesis_client.sampling import Sampling
-from lachesis_client.wire.service import WebService, json_response
 from lachesis_messages.tokens import TokenPrefix
 from lachesis_testing.fake_server import FakeServer, fake_tokenizer, letter_swapped
 from lachesis_tokens.engines import Generation, create_engine
@@ -39,6 +38,7 @@ from lachesis_tokens.samples.samples import samples
 from lachesis_tokens.samples.verification import verify_records
 from lachesis_tokens.server.replays import ReplayGuard
 from lachesis_tokens.server.token_server import TokenServer
+from lachesis_tokens.wire.service import WebService, json_response
 from tests.support.ports import free_port
 
 PROMPT = [5, 6, 7, 8]

@@ -12,11 +12,11 @@ from serving import serving
 from backends.errors import SettingsError
 from lachesis_client.errors import ContextExhausted
 from lachesis_client.sampling import Sampling
-from lachesis_client.wire.writing import dump
 from lachesis_testing.engine_bench import until
 from lachesis_testing.fake_server import Reply, Scripted, fake_tokenizer, letter_swapped
 from lachesis_tokens.engines import create_engine
 from lachesis_tokens.prompts.tokenizer_proof import TokenizerProof, TokenizersDiffer
+from lachesis_tokens.wire.writing import dump
 from lachesis_train.policy import Sampled
 from lachesis_train.policy_server import routes
 from tests.support.sampler import FakeSampler

@@ -296,13 +296,14 @@ class AtroposPlayer(HermesAgentBaseEnv):
         from lachesis.figures.summary import training_metrics
 
         metrics = dict(wandb_metrics or {})
-        if self.tracker.on:
+        if self.tracker is not None and self.tracker.on:
             metrics |= training_metrics(self.tracker.take()) | await self.tracker.exclusion_metrics()
 
         async def wandb_log(metrics: dict[str, Any]) -> None:
-            await self.tracker.hook(self.stock.wandb_log(metrics))
+            call = self.stock.wandb_log(metrics)
+            await (call if self.tracker is None else self.tracker.hook(call))
 
-        if not self.tracker.lost:
+        if self.tracker is None or not self.tracker.lost:
             await own_groups.call_hook(self, wandb_log, metrics)
 
     def at_step(self, step: int, registration: Registration) -> None:

@@ -18,7 +18,7 @@ from lachesis.runs.group_player import play_group
 from lachesis.runs.registration import Registration
 from lachesis.settings.hooks import hook_errors
 from lachesis.tracebacks import explained
-from lachesis_client.tracking import ModelServer, tracks_tokens
+from lachesis_client.model_server import ModelServer, tracks_tokens
 from lachesis_compat.collecting.collector import Collector
 from lachesis_compat.collecting.recorded_server import RecordedServer, describe_servers
 from lachesis_compat.collecting.recording import current_recording

@@ -9,11 +9,10 @@ from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
-from lachesis_client import InferenceError, Router
+from lachesis_client import InferenceError
 from lachesis_client.chat_format import read_finish_reason
 from lachesis_client.errors import ContextExhausted, ConversationRefused
-from lachesis_client.router import TokenTrackingUnavailable
-from lachesis_client.tracking import ModelServer
+from lachesis_client.model_server import MessageServer, ModelServer, TokenTrackingUnavailable
 from lachesis_compat.collecting.recording import (
     RecordedCompletion,
     RecordingError,
@@ -106,7 +105,7 @@ class RecordedServer:
             ValueError: `tokenizer` is another one than the model's.
         """
         server = self.bound
-        if isinstance(server, Router):
+        if isinstance(server, MessageServer):
             server.managed_server()
         assert isinstance(server, TokenServer)
         async with server.managed_server(tokenizer=tokenizer) as session:
@@ -129,12 +128,12 @@ class RecordedServer:
             return await asked
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(asked, loop))
 
-    def _shared_session(self) -> ManagedServer | Router:
+    def _shared_session(self) -> ManagedServer | MessageServer:
         server, recording = self.bound, recording_of_request()
-        session: ManagedServer | Router = recording.sessions.setdefault(id(server), server.for_rollout())
+        session: ManagedServer | MessageServer = recording.sessions.setdefault(id(server), server.for_rollout())
         return session
 
-    async def _ask(self, session: ManagedServer | Router, kind: str, kwargs: Mapping[str, Any]) -> Any:
+    async def _ask(self, session: ManagedServer | MessageServer, kind: str, kwargs: Mapping[str, Any]) -> Any:
         recording = recording_of_request()
         arguments = self._arguments(kwargs)
         answer = await _asked(getattr(session, kind)(**arguments))
@@ -162,7 +161,7 @@ class RecordedServer:
         fix = f"; --env.override_sampling '{{{values}}}' samples as a trainer needs it" if values else ""
         self.tell(f"the environment's samples cannot be trained: {problem}{fix}")
 
-    async def _ask_for_tokens(self, session: ManagedServer | Router, kwargs: Mapping[str, Any]) -> Any:
+    async def _ask_for_tokens(self, session: ManagedServer | MessageServer, kwargs: Mapping[str, Any]) -> Any:
         if not isinstance(session, ManagedServer):
             raise TokenTrackingUnavailable(
                 "tokens_and_logprobs_completion() needs a server that reports tokens (Phase 2): set "
@@ -184,7 +183,9 @@ class RecordedServer:
             kept["stop"] = [text for text in stop if text not in server.prompts.end_of_turn] or None
         return kept
 
-    def _prompt(self, session: ManagedServer | Router, response: ChatResponse, arguments: Mapping[str, Any]) -> str:
+    def _prompt(
+        self, session: ManagedServer | MessageServer, response: ChatResponse, arguments: Mapping[str, Any]
+    ) -> str:
         if response.tokens is not None and isinstance(session, ManagedServer):
             return session.server.reader.decode(response.tokens.prompt.ids)
         prompt = arguments.get("prompt")
@@ -249,7 +250,7 @@ async def _asked(answer: Coroutine[Any, Any, T]) -> T:
         raise
 
 
-def _responses(session: ManagedServer | Router, answer: Any) -> Sequence[ChatResponse]:
+def _responses(session: ManagedServer | MessageServer, answer: Any) -> Sequence[ChatResponse]:
     if isinstance(session, ManagedServer):  # it has just added them: nothing else has run since
         return session.completions()[-len(answer.choices) :]
     usage = getattr(answer, "usage", None)

@@ -12,12 +12,12 @@ from lachesis_compat.in_run import registry_in_use, waited
 from lachesis_compat.toolset_dicts import get_all_toolsets
 from lachesis_tools import BUILTIN_TOOLS, call_tool
 from lachesis_tools import get_tool_definitions as definitions
-from lachesis_tools.distributions import REMOVED_TOOLSETS
 from lachesis_tools.json_results import as_json
+from lachesis_tools.toolsets import REMOVED_TOOLSETS
 
 log = logging.getLogger(__name__)
 
-TOOL_TO_TOOLSET_MAP = {name: tool.toolset for name, tool in BUILTIN_TOOLS.items()}
+TOOL_TO_TOOLSET_MAP = BUILTIN_TOOLS.toolsets()
 """Of the built-in tools."""
 
 

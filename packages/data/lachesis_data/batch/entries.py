@@ -9,7 +9,7 @@ from typing import Any
 from lachesis_data.batch.rows import IMAGE_FIELDS
 from lachesis_messages.errors import MessageError
 from lachesis_messages.markup import EMPTY_THINK
-from lachesis_messages.records.entries import to_batch_entry
+from lachesis_messages.records.dataset_entries import to_batch_entry
 from lachesis_messages.records.groups import is_complete, stored_messages
 from lachesis_messages.records.sharegpt import SystemTurn
 

@@ -51,7 +51,7 @@ class _OverRows(HermesAgentBaseEnv):
         if name is None:
             drawn, tools = super().group_tools(item_key)
             names = {tool["function"]["name"] for tool in tools}
-            own = dict.fromkeys(tool.toolset for name, tool in self.tools.items() if name in names)
+            own = dict.fromkeys(toolset for name, toolset in self.tools.toolsets().items() if name in names)
             return drawn or self.config.enabled_toolsets or list(own), tools
         # The prompt's digest alone: other samples of it, and other settings, draw the same.
         chosen = self.agent_tools.draw(f"{self._batch_seed}:{item_key[:DIGITS]}")

@@ -7,7 +7,8 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
 
-from lachesis.runs.model_servers import SilenceWatch, start_another
+from lachesis.runs.model_servers import start_another
+from lachesis.runs.silence import SilenceWatch
 from lachesis.settings.server_settings import describe
 from lachesis.settings.settings import HermesAgentEnvConfig
 from lachesis_client import Router

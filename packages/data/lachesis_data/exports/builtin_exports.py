@@ -7,8 +7,8 @@ from itertools import count
 from typing import Any
 
 from lachesis_messages.markup import EMPTY_THINK
+from lachesis_messages.records.dataset_entries import to_batch_entry, to_dataset_entry
 from lachesis_messages.records.digests import copies_of
-from lachesis_messages.records.entries import to_batch_entry, to_dataset_entry
 from lachesis_messages.records.export_lines import (
     Chat,
     ExportLine,

@@ -17,7 +17,6 @@ from pydantic import Field
 
 from lachesis import HermesAgentBaseEnv, HermesAgentEnvConfig, ServerConfig, load_rows
 from lachesis.runs.dataset_rows import is_local
-from lachesis.settings.server_variables import server_of_variables
 from lachesis_envs.gsm8k.math_answer import MathVerifier, as_number, boxed, last_number
 from lachesis_envs.gsm8k.symbolic import gsm_symbolic
 from lachesis_envs.gsm8k.worked_solutions import (
@@ -26,6 +25,7 @@ from lachesis_envs.gsm8k.worked_solutions import (
     arithmetic_steps,
     gsm8k_steps,
 )
+from lachesis_envs.server_variables import server_of_variables
 from lachesis_messages.messages import Message
 
 if TYPE_CHECKING:

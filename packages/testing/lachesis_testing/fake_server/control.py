@@ -10,10 +10,10 @@ from zlib import crc32
 import orjson
 from aiohttp import web
 
-from lachesis_client.wire.service import json_response
 from lachesis_testing.fake_server.engine import FakeEngine
 from lachesis_testing.fake_server.updates import PauseMode
 from lachesis_tokens.model_routes.host import JSON
+from lachesis_tokens.wire.service import json_response
 
 _OF_SGLANG: Final[Mapping[str, PauseMode]] = {"abort": "abort", "retract": "keep", "in_place": "keep"}
 

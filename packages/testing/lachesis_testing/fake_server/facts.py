@@ -9,9 +9,9 @@ from typing import Any, Final
 import orjson
 from aiohttp import web
 
-from lachesis_client.wire.service import json_response
 from lachesis_testing.fake_server.engine import FakeEngine
 from lachesis_tokens.model_routes.host import JSON, model_info, model_list, openai_error, tokenized
+from lachesis_tokens.wire.service import json_response
 
 VERSION: Final = "0.33.0"
 """The vLLM release whose routes it imitates."""

@@ -17,7 +17,6 @@ from aiohttp import web
 
 from lachesis_client.client_settings import ServerSettings
 from lachesis_client.sampling import LogprobsKind
-from lachesis_client.wire.service import WebService, has_bearer, json_response
 from lachesis_testing.fake_server.answers import JSON_TYPE, cache_key, send_half, written
 from lachesis_testing.fake_server.completions import Call, Policy
 from lachesis_testing.fake_server.control import control_routes, keep_updating
@@ -48,6 +47,7 @@ from lachesis_tokens.model_routes.host import (
 from lachesis_tokens.model_routes.requests import Rejected
 from lachesis_tokens.model_routes.sglang import SGLangRoute
 from lachesis_tokens.model_routes.vllm import CompletionsRoute, GenerateRoute
+from lachesis_tokens.wire.service import WebService, has_bearer, json_response
 
 
 class FakeServer(FakeEngine, WebService):

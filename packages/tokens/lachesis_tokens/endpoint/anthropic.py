@@ -7,7 +7,10 @@ import uuid
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from lachesis_client.wire.request import (
+from lachesis_messages.messages import FinishReason, Message
+from lachesis_messages.responses import ChatResponse
+from lachesis_tokens.endpoint.protocol import Protocol
+from lachesis_tokens.wire.request import (
     JSON,
     ChatRequest,
     Refused,
@@ -18,10 +21,7 @@ from lachesis_client.wire.request import (
     wanted_sampling,
     whole,
 )
-from lachesis_client.wire.writing import event, usage_of
-from lachesis_messages.messages import FinishReason, Message
-from lachesis_messages.responses import ChatResponse
-from lachesis_tokens.endpoint.protocol import Protocol
+from lachesis_tokens.wire.writing import event, usage_of
 
 if TYPE_CHECKING:
     from lachesis_tokens.endpoint.recording import Recording

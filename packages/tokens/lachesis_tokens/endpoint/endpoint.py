@@ -24,15 +24,15 @@ from lachesis_client.errors import (
     TurnRejected,
 )
 from lachesis_client.lifecycle import AsyncService
-from lachesis_client.tracking import ModelServer
-from lachesis_client.wire.request import JSON, Refused
-from lachesis_client.wire.writing import dump, load
+from lachesis_client.model_server import ModelServer
 from lachesis_messages.errors import MessageError
 from lachesis_tokens.endpoint.anthropic import CountTokens, Messages
 from lachesis_tokens.endpoint.protocol import Protocol, RecordedChatRoute, RecordedGenerateRoute, RecordedTextRoute
 from lachesis_tokens.endpoint.recording import Recording, RecordingOptions
 from lachesis_tokens.endpoint.responses import Responses
 from lachesis_tokens.templates.forced_calls import ToolChoiceError
+from lachesis_tokens.wire.request import JSON, Refused
+from lachesis_tokens.wire.writing import dump, load
 
 _LARGEST_REQUEST: Final = 256 * 2**20
 _LARGE_REQUEST: Final = 2**20

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from backends.tasks import run_all
-from lachesis_client.wire import openai_chat
-from lachesis_client.wire.request import JSON, Refused
-from lachesis_client.wire.writing import data
-from lachesis_tokens.wire import openai_text, sglang
+from lachesis_tokens.wire import openai_chat, openai_text, sglang
+from lachesis_tokens.wire.request import JSON, Refused
+from lachesis_tokens.wire.writing import data
 
 if TYPE_CHECKING:
     from lachesis_tokens.endpoint.recording import Recording

@@ -14,8 +14,7 @@ from backends.tasks import run_all
 from lachesis.loop.outcome import Outcome
 from lachesis.loop.result import AgentResult, TokenCount
 from lachesis_client.affinity import Affinity
-from lachesis_client.balancer import Split
-from lachesis_client.chat_format import ChatOptions, read_finish_reason, read_usage
+from lachesis_client.chat_format import read_finish_reason, read_usage
 from lachesis_client.errors import (
     ContextExhausted,
     ConversationRefused,
@@ -23,11 +22,8 @@ from lachesis_client.errors import (
     PromptError,
     RequestRejected,
 )
-from lachesis_client.router import Router
+from lachesis_client.model_server import ChatOptions, MessageServer, ModelServer, Split
 from lachesis_client.sampling import Sampling, read_sampling
-from lachesis_client.tracking import ModelServer
-from lachesis_client.wire.request import JSON, ChatRequest, Refused, TextRequest
-from lachesis_client.wire.writing import token_names
 from lachesis_messages.encoded import EncodedPath, NodeMessages
 from lachesis_messages.history import MessageHistory
 from lachesis_messages.messages import FinishReason, Message
@@ -36,6 +32,8 @@ from lachesis_messages.tokens import TokenPrefix
 from lachesis_tokens.endpoint.request_times import RequestTimes
 from lachesis_tokens.server.conversation_index import ConversationIndex, Found
 from lachesis_tokens.server.token_server import TokenServer
+from lachesis_tokens.wire.request import JSON, ChatRequest, Refused, TextRequest
+from lachesis_tokens.wire.writing import token_names
 
 T = TypeVar("T")
 
@@ -137,7 +135,7 @@ class Recording:
             found = self._conversations.find(request.messages)
         except RecursionError:
             raise Refused(400, "messages: they are nested too deeply", param="messages") from None
-        if isinstance(self._model, Router):
+        if isinstance(self._model, MessageServer):
             if request.logprobs:
                 raise Refused(400, "logprobs: this model server reports none", param="logprobs")
             tokens = self._begin(request)
@@ -162,7 +160,7 @@ class Recording:
         return responses
 
     async def _text(self, request: TextRequest) -> list[ChatResponse]:
-        if isinstance(self._model, Router):
+        if isinstance(self._model, MessageServer):
             if request.logprobs:
                 raise Refused(400, "logprobs: this model server reports none", param="logprobs")
             return await self._pass_on_text(request, self._begin(request))
@@ -183,7 +181,7 @@ class Recording:
         return int(self._server.prompts.prompt(nodes, request.tools).prefix.length)
 
     async def _pass_on_text(self, request: TextRequest, tokens: int | None) -> list[ChatResponse]:
-        assert isinstance(self._model, Router)
+        assert isinstance(self._model, MessageServer)
         self._note_overruled(request)
         sampling = {
             "temperature": self._settings["temperature"],
@@ -227,7 +225,7 @@ class Recording:
 
     async def _pass_on(self, found: Found, request: ChatRequest, tokens: int | None) -> ChatResponse:
         """One answer of an OpenAI-compatible server."""
-        assert isinstance(self._model, Router)
+        assert isinstance(self._model, MessageServer)
         wanted = dict(request.sampling) if self._client_sampling else {}
         self._note_overruled(request)
         extra = {**(self._settings["extra_body"] or {}), **request.wishes}
@@ -353,7 +351,9 @@ class Recording:
         if any(response.finish_reason is FinishReason.CONTENT_FILTER for response in responses):
             self.refusal = self.refusal or "the model server withheld an answer by its content filter"
         # Templates may write ids: results must name those that the model wrote.
-        self._sampled += self._conversations.add(found, renamed if isinstance(self._model, Router) else responses)
+        self._sampled += self._conversations.add(
+            found, renamed if isinstance(self._model, MessageServer) else responses
+        )
         return renamed
 
     # The limits and the parameters of a request

@@ -8,8 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
-from lachesis_client.wire import openai_chat
-from lachesis_client.wire.request import (
+from lachesis_messages.messages import FinishReason, Message
+from lachesis_messages.responses import ChatResponse
+from lachesis_tokens.endpoint.protocol import Protocol
+from lachesis_tokens.wire import openai_chat
+from lachesis_tokens.wire.request import (
     JSON,
     ChatRequest,
     Refused,
@@ -19,10 +22,7 @@ from lachesis_client.wire.request import (
     wanted_sampling,
     whole,
 )
-from lachesis_client.wire.writing import event, usage_of
-from lachesis_messages.messages import FinishReason, Message
-from lachesis_messages.responses import ChatResponse
-from lachesis_tokens.endpoint.protocol import Protocol
+from lachesis_tokens.wire.writing import event, usage_of
 
 if TYPE_CHECKING:
     from lachesis_tokens.endpoint.recording import Recording

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Final
 
-from lachesis_client.wire import openai_chat
-from lachesis_client.wire.request import (
+from lachesis_messages.responses import ChatResponse
+from lachesis_tokens.wire import openai_chat
+from lachesis_tokens.wire.request import (
     JSON,
     SAMPLING,
     Refused,
@@ -22,8 +23,7 @@ from lachesis_client.wire.request import (
     wanted_sampling,
     whole,
 )
-from lachesis_client.wire.writing import NamesOf, data, usage_of
-from lachesis_messages.responses import ChatResponse
+from lachesis_tokens.wire.writing import NamesOf, data, usage_of
 
 _KNOWN: Final = frozenset(
     {"model", "prompt", "n", "max_tokens", "stop", "logprobs", "stream", "stream_options", "user", "timeout", *SAMPLING}

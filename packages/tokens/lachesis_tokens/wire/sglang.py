@@ -7,7 +7,9 @@ from collections.abc import Iterator, Sequence
 from itertools import repeat
 from typing import Final
 
-from lachesis_client.wire.request import (
+from lachesis_messages.messages import FinishReason
+from lachesis_messages.responses import ChatResponse
+from lachesis_tokens.wire.request import (
     JSON,
     SAMPLING,
     Refused,
@@ -20,9 +22,7 @@ from lachesis_client.wire.request import (
     wanted_sampling,
     whole,
 )
-from lachesis_client.wire.writing import NamesOf, data, listed_versions
-from lachesis_messages.messages import FinishReason
-from lachesis_messages.responses import ChatResponse
+from lachesis_tokens.wire.writing import NamesOf, data, listed_versions
 
 _KNOWN: Final = frozenset(
     {"text", "input_ids", "sampling_params", "return_logprob", "return_text_in_logprobs", "stream", "rid", "model"}

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from lachesis_client.wire.visitors import Visitors
+from lachesis_tokens.wire.visitors import Visitors
 from lachesis_train.api.settings import MB, ApiSettings
 from lachesis_train.group_encoding import GroupError
 

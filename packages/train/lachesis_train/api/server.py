@@ -14,7 +14,7 @@ from typing import Any, Final, Self
 
 from aiohttp import web
 
-from lachesis_client.wire.visitors import Visitors
+from lachesis_tokens.wire.visitors import Visitors
 from lachesis_train.api.dispatcher import Dispatcher
 from lachesis_train.api.group_body import FIELDS, GroupBody, read_group, read_groups
 from lachesis_train.api.page import ApiFigures, metrics, page

@@ -12,13 +12,13 @@ from typing import Any, Self
 from rich.console import Console
 
 from lachesis.figures.repaired_calls import RepairedCalls
-from lachesis.runs.wandb_run import WandbSettings, finish, is_gone, start_run
 from lachesis_messages.records.jsonl import JsonlWriter, read_lines
 from lachesis_messages.records.step_files import ROLLOUTS
 from lachesis_train.curves.metrics import step_metrics
 from lachesis_train.curves.progress import TrainingProgress
 from lachesis_train.curves.records import GroupRecord, SampleRecord, StepRecord
 from lachesis_train.curves.rollouts import RolloutFiles
+from lachesis_view.wandb_run import WandbSettings, finish, is_gone, start_run
 
 __all__ = ["GroupRecord", "SampleRecord", "StepRecord", "TrainingRecorder", "WandbSettings"]
 

@@ -16,7 +16,7 @@ from typing import Final
 
 from aiohttp import web
 
-from lachesis_client.wire.visitors import Visitors
+from lachesis_tokens.wire.visitors import Visitors
 from lachesis_train.engine.answers import Body, errors, failed_result, failure, read_json
 from lachesis_train.engine.checkpoints import SAMPLER_WEIGHTS, WEIGHTS, Checkpoints
 from lachesis_train.engine.errors import RequestError

@@ -11,8 +11,9 @@ from typing import ClassVar, Final
 
 from backends.errors import LachesisError
 from lachesis_client.client_settings import ServerSettings
-from lachesis_client.errors import ContextExhausted, RequestRejected, rejection
+from lachesis_client.errors import ContextExhausted, RequestRejected
 from lachesis_client.parse_thread import LONG_IDS, parse
+from lachesis_client.rejections import rejection
 from lachesis_client.sampling import LogprobsKind, Sampling
 from lachesis_messages.messages import FinishReason
 from lachesis_tokens.engines.base import Generation

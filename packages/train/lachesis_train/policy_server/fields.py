@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
-from lachesis_client.wire.openai_chat import WISHES
-from lachesis_client.wire.request import JSON, Refused, answers, take
 from lachesis_messages.records.sampling_record import has_effect
 from lachesis_tokens.model_routes.atropos import AtroposRoute
 from lachesis_tokens.model_routes.chat import ChatRoute
 from lachesis_tokens.model_routes.host import ModelRoute
 from lachesis_tokens.model_routes.sglang import SGLangRoute
+from lachesis_tokens.wire.openai_chat import WISHES
+from lachesis_tokens.wire.request import JSON, Refused, answers, take
 
 _SAMPLING: Final = frozenset(
     {"n", "max_tokens", "stop", "seed", "temperature", "top_p", "top_k", "stop_token_ids", "ignore_eos"}

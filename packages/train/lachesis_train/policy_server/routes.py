@@ -14,9 +14,6 @@ from typing import Any
 from backends.tasks import run_all
 from lachesis_client.parse_thread import LONG_IDS, parse
 from lachesis_client.sampling import LogprobsKind, Sampling
-from lachesis_client.wire.openai_chat import finish_reason, read_message, write_message
-from lachesis_client.wire.request import JSON, Refused, function_tools, take
-from lachesis_client.wire.writing import dump
 from lachesis_messages.messages import FinishReason
 from lachesis_messages.responses import ChatResponse
 from lachesis_messages.tokens import SampledTokens
@@ -31,6 +28,9 @@ from lachesis_tokens.server.conversation_index import ConversationIndex
 from lachesis_tokens.server.stop_texts import first_stop
 from lachesis_tokens.server.token_server import TokenServer
 from lachesis_tokens.server.token_source import DEFAULT_MAX_TOKENS
+from lachesis_tokens.wire.openai_chat import finish_reason, read_message, write_message
+from lachesis_tokens.wire.request import JSON, Refused, function_tools, take
+from lachesis_tokens.wire.writing import dump
 from lachesis_train.policy_server.fields import allowed
 
 

@@ -11,11 +11,6 @@ from aiohttp import web
 from backends.errors import SettingsError
 from lachesis_client.client_settings import ServerSettings
 from lachesis_client.errors import ContextExhausted, PromptError, RequestRejected
-from lachesis_client.wire.openai_chat import error
-from lachesis_client.wire.request import JSON, Refused
-from lachesis_client.wire.service import WebService, has_bearer
-from lachesis_client.wire.visitors import is_loopback
-from lachesis_client.wire.writing import dump, load
 from lachesis_messages.errors import MessageError
 from lachesis_tokens.model_routes.host import model_info, model_list
 from lachesis_tokens.prompts.prompts import PromptBuilder
@@ -24,6 +19,11 @@ from lachesis_tokens.server.completion_reader import CompletionReader
 from lachesis_tokens.server.token_server import TokenServer
 from lachesis_tokens.templates.forced_calls import ToolChoiceError
 from lachesis_tokens.templates.parser_match import parser_for
+from lachesis_tokens.wire.openai_chat import error
+from lachesis_tokens.wire.request import JSON, Refused
+from lachesis_tokens.wire.service import WebService, has_bearer
+from lachesis_tokens.wire.visitors import is_loopback
+from lachesis_tokens.wire.writing import dump, load
 from lachesis_train.policy import CurrentPolicy
 from lachesis_train.policy_server.engine import EngineFailed, PolicyEngine
 from lachesis_train.policy_server.routes import PolicyHost, Routes

@@ -13,7 +13,7 @@ from backends.errors import ExitCode
 from backends.tasks import stop_event
 from lachesis.cli import port_number
 from lachesis.runs.own_process import run_alone
-from lachesis_client.wire.visitors import is_loopback
+from lachesis_tokens.wire.visitors import is_loopback
 from lachesis_train.api import ApiSettings, RolloutApiServer
 from lachesis_train.rollout_api import TOKEN_VARIABLE
 

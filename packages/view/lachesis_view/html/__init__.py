@@ -16,20 +16,29 @@ import orjson
 _HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
-def templates(folder: Path) -> jinja2.Environment:
+class Templates:
     """The templates of a folder, which can include those next to this module. All values are escaped, and `visible`.
 
-    What a form sends back must be as it was: `value="{{ name | e }}"` is escaped only.
+    What a form sends back must be as it was: `value="{{ name | e }}"` is escaped only. `filters` are further ones.
     """
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader([folder, Path(__file__).parent]),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=visible,
-    )
-    environment.filters |= {"pretty": pretty, "figure": figure}
-    return environment
+
+    def __init__(self, folder: Path, filters: Mapping[str, Any] | None = None) -> None:
+        self._environment = jinja2.Environment(
+            loader=jinja2.FileSystemLoader([folder, Path(__file__).parent]),
+            autoescape=True,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            finalize=visible,
+        )
+        self._environment.filters |= {"pretty": pretty, "figure": figure, **(filters or {})}
+
+    def page(self, name: str, /, **values: Any) -> str:
+        """What a template makes of the values."""
+        return self._environment.get_template(name).render(values)
+
+    def part(self, name: str, macro: str, *values: Any) -> str:
+        """What a macro of a template makes of the values."""
+        return str(getattr(self._environment.get_template(name).module, macro)(*values))
 
 
 def write_page(path: Path, html: str) -> None:

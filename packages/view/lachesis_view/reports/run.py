@@ -13,12 +13,11 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from jinja2 import Environment
 from markupsafe import Markup
 
 from backends.text import counted
@@ -29,7 +28,7 @@ from lachesis.figures.item_keys import whole_and_part
 from lachesis.figures.passes import bounds, ks, pass_at_k, pass_hat_k
 from lachesis.figures.summary import Summary
 from lachesis_messages.records.groups import stored_messages
-from lachesis_view.html import pretty, templates, visible, write_page
+from lachesis_view.html import Templates, pretty, visible, write_page
 from lachesis_view.html.parts import Parts, pack, to_json
 from lachesis_view.html.rollout import last_words, rollout_view, title_of, tool_views
 from lachesis_view.pairs import Difference
@@ -131,17 +130,17 @@ class ReportedRun:
         tools = tool_views(group)
         name = to_json(tools)
         if name not in self._toolsets:
-            self._toolsets[name] = parts.add(_macros("rollout_macros.html.jinja").tool_list(tools))
+            self._toolsets[name] = parts.add(_templates().part("rollout_macros.html.jinja", "tool_list", tools))
         # As `encodeURIComponent` writes it: the page finds the item of an address by its beginning.
         item = quote(key, safe="!'()*", errors="replace")
         place = f"item-{item}/{self.name}{number}"
         views = [rollout_view(group, rollout, f"{place}.{n}/") for n, rollout in enumerate(group["rollouts"])]
-        macros = _macros("trajectories.html.jinja")
+        part = partial(_templates().part, "trajectories.html.jinja")
         return parts.add(
             [
-                macros.item(key, pretty(group["item"])),
+                part("item", key, pretty(group["item"])),
                 self._toolsets[name],
-                macros.trajectories(views, group.get("traceback")),
+                part("trajectories", views, group.get("traceback")),
             ]
         )
 
@@ -203,34 +202,26 @@ def render_page(parts: Parts, *, runs: Sequence[ReportedRun], **figures: Any) ->
     rollouts = [rollout for run in runs for item in run.items for rollout in item.rollouts]
     script = (_TEMPLATES / "report.js").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return (
-        _environment()
-        .get_template("report.html.jinja")
-        .render(
-            **figures,
-            comparison=len(runs) > 1,
-            tokens=any(run.tokens for run in runs),
-            categories=categories,
-            choices={name: sorted({str(row[2][name]) for row in rows if name in row[2]}) for name, _ in categories},
-            endings=sorted({str(ending) for rollout in rollouts for ending in rollout[1:3] if ending}),
-            shown=sum(place is not None for run in runs for item in run.items for place in item.places),
-            groups=sum(len(item.samples) for run in runs for item in run.items),
-            index=pack(to_json({"names": [run.name for run in runs], "items": rows})),
-            parts=parts.packed,
-            script=Markup(script),  # ours; the policy of the page allows no other
-            script_digest=digest,
-        )
+    return _templates().page(
+        "report.html.jinja",
+        **figures,
+        comparison=len(runs) > 1,
+        tokens=any(run.tokens for run in runs),
+        categories=categories,
+        choices={name: sorted({str(row[2][name]) for row in rows if name in row[2]}) for name, _ in categories},
+        endings=sorted({str(ending) for rollout in rollouts for ending in rollout[1:3] if ending}),
+        shown=sum(place is not None for run in runs for item in run.items for place in item.places),
+        groups=sum(len(item.samples) for run in runs for item in run.items),
+        index=pack(to_json({"names": [run.name for run in runs], "items": rows})),
+        parts=parts.packed,
+        script=Markup(script),  # ours; the policy of the page allows no other
+        script_digest=digest,
     )
 
 
 @cache
-def _environment() -> Environment:
-    return templates(_TEMPLATES)
-
-
-def _macros(name: str) -> Any:
-    """The macros of a template, as functions."""
-    return _environment().get_template(name).module
+def _templates() -> Templates:
+    return Templates(_TEMPLATES)
 
 
 def reward_histogram(rewards: Sequence[float]) -> list[Bar]:

@@ -17,7 +17,7 @@ from backends.text import duration
 from lachesis.figures.repaired_calls import NAME, RepairedCalls
 from lachesis_messages.records.jsonl import read_lines
 from lachesis_messages.records.step_files import SCHEMA, step_files
-from lachesis_view.html import templates, write_page
+from lachesis_view.html import Templates, write_page
 from lachesis_view.html.rollout import message_view
 from lachesis_view.reports.charts import Chart, Line, bar_chart, line_chart, number
 
@@ -53,11 +53,11 @@ def write_report(run_dir: Path, *, title: str | None = None, output: Path | None
 
 def render_report(title: str, lines: Sequence[Mapping[str, Any]], files: Mapping[int, Path]) -> str:
     """The page of the lines of `metrics.jsonl`, and the files of rollouts by step."""
-    template = templates(Path(__file__).parent / "templates").get_template("training_report.html.jinja")
     shown = _spread(sorted(files), MAX_STEPS)
     budget = MAX_CHARACTERS // max(1, len(shown))
     by_step = {line["step"]: line for line in lines}
-    return template.render(
+    return Templates(Path(__file__).parent / "templates").page(
+        "training_report.html.jinja",
         title=title,
         written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
         figures=_figures(lines),

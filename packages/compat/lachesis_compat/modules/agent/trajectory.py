@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from lachesis_messages.markup import convert_scratchpad_to_think
-from lachesis_messages.records.entries import load_trajectories as _entries
-from lachesis_messages.records.entries import save_trajectory
+from lachesis_messages.records.dataset_entries import load_trajectories as _entries
+from lachesis_messages.records.dataset_entries import save_trajectory
 from lachesis_messages.records.sharegpt import to_conversations
 
 __all__ = [

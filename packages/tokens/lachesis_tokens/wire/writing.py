@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 
 import orjson
 
-from lachesis_client.wire.request import JSON, Refused
 from lachesis_messages.responses import ChatResponse
+from lachesis_tokens.wire.request import JSON, Refused
 
 NamesOf: TypeAlias = Callable[[ChatResponse], list[str]]
 """A text for each sampled token of a completion."""

@@ -12,9 +12,9 @@ import orjson
 from aiohttp import web
 
 from lachesis_client.lifecycle import AsyncService
-from lachesis_client.wire.openai_chat import error
-from lachesis_client.wire.request import Refused
-from lachesis_client.wire.visitors import Visitors
+from lachesis_tokens.wire.openai_chat import error
+from lachesis_tokens.wire.request import Refused
+from lachesis_tokens.wire.visitors import Visitors
 
 _LARGEST_REQUEST: Final = 256 * 2**20
 

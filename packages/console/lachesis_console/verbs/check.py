@@ -29,9 +29,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     Console(stderr=True).print(
         f"{given.environment}: playing {counted(given.n, 'item')} by three policies", style="dim"
     )
-    from lachesis.cli.checking import check_environment
     from lachesis.cli.environment_classes import environment_class
     from lachesis.runs.command_line import note_misspelt_hooks, report_error
+    from lachesis_console.checking import check_environment
 
     env_cls = environment_class(given.environment)
     try:

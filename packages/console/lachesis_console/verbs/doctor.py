@@ -35,7 +35,7 @@ CLIENTS = {"docker": "aiodocker", "modal": "modal", "ssh": "asyncssh"}
 _INSTALL = re.compile(r"(?:apt-get|pip) install(?: --\S+)* [^\s,;]+")
 _CHILD = """
 import asyncio, dataclasses, json, sys
-from lachesis.cli.doctor import sandboxes
+from lachesis_console.verbs.doctor import sandboxes
 print(json.dumps(dataclasses.asdict(asyncio.run(sandboxes(sys.argv[1], {}, needed=False)))))
 """
 KEYS = {

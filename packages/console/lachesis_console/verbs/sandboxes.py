@@ -13,9 +13,8 @@ from rich.console import Console
 
 from backends import Backend, BackendError, SandboxInfo, backend_names, create_backend
 from backends.errors import ExitCode, SettingsError
-
-from . import command
-from .subcommands import options_of
+from lachesis.cli import command
+from lachesis.cli.subcommands import options_of
 
 
 def parser() -> argparse.ArgumentParser:

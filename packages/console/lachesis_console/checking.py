@@ -20,9 +20,9 @@ from rich.console import Console
 from backends.errors import SettingsError
 from backends.text import counted
 from lachesis.base_env import HermesAgentBaseEnv
-from lachesis.loop.reference_server import Policy
 from lachesis.runs.command_line import read_settings
 from lachesis.runs.failures import RunStopped, UnusableSettings
+from lachesis.runs.reference_policy import Policy
 from lachesis.runs.results import RunFiles
 from lachesis.settings.hooks import misspelt_hooks
 from lachesis.settings.server_settings import ServerConfigError

@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "MODULE": module,
         "FILE": file.name,
     }
-    templates = resources.files("lachesis.cli") / "templates"
+    templates = resources.files("lachesis_console") / "templates"
     for path, template in ((file, given.kind), (test, "test_judge" if given.kind == "judge" else "test")):
         text = (templates / f"{template}.txt").read_text(encoding="utf-8")
         path.write_text(Template(text).substitute(values), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Weights & Biases. Nothing of it is imported unless `use_wandb` is set."""
+"""The figures and rollouts of a run in Weights & Biases. The core loads this if `use_wandb` is set."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from lachesis.figures.repaired_calls import NAME, RepairedCalls
 from lachesis.figures.rollout_records import counted_record
 from lachesis.figures.summary import Summary
 from lachesis.loop.rollout import Rollout
-from lachesis.runs.wandb_run import TrackingError
 from lachesis.settings.settings import HermesAgentEnvConfig
 from lachesis_messages.records.groups import stored_messages
+from lachesis_view.wandb_run import TrackingError
 
 CONTENT_LIMIT, CALL_LIMIT, RESULT_LIMIT = 300, 200, 500
 """Characters of reasoning and text, of a call's arguments, and of a tool's result in the rollout table."""
@@ -45,21 +45,18 @@ class Tracker:
 
     @property
     def on(self) -> bool:
-        """Whether there is a W&B run. Without one, callers need not build records."""
+        """Whether there is a W&B run: the only one may have failed, or ended."""
         return self._run is not None
 
     @asynccontextmanager
     async def tracking(
         self, config: HermesAgentEnvConfig, *, project: str, group: str | None, job: str
     ) -> AsyncIterator[None]:
-        """A W&B run around the block if the settings say so; it is finished however the block ends.
+        """A W&B run around the block; it is finished however the block ends.
 
         Raises:
             TrackingError: no login; says how to log in, or to do without.
         """
-        if not config.use_wandb:
-            yield
-            return
         run = await asyncio.to_thread(_open_run, config, project, group, job)
         self._run, self._keep = run, config.num_rollouts_to_keep
         exit_code = 1
@@ -68,7 +65,7 @@ class Tracker:
             exit_code = 0
         finally:
             if self._run is not None:
-                from lachesis.runs.wandb_run import finish
+                from lachesis_view.wandb_run import finish
 
                 await asyncio.to_thread(self._send, lambda run: finish(run, exit_code))
             self._run = None
@@ -134,7 +131,7 @@ class Tracker:
         self._send(lambda run: run.log(shown, step=step))
 
     def _send(self, send: Callable[[Any], object]) -> None:
-        from lachesis.runs.wandb_run import is_gone
+        from lachesis_view.wandb_run import is_gone
 
         run = self._run
         if is_gone(lambda: send(run)):
@@ -147,7 +144,7 @@ class Tracker:
         except Exception as error:
             if not self.on or not (type(error).__module__.startswith("wandb") or isinstance(error, ConnectionError)):
                 raise
-            from lachesis.runs.wandb_run import say_gone
+            from lachesis_view.wandb_run import say_gone
 
             say_gone(error)
             self._run, self.lost = None, True
@@ -158,7 +155,7 @@ def _open_run(config: HermesAgentEnvConfig, project: str, group: str | None, job
         import wandb
     except ImportError as error:
         raise TrackingError("use_wandb is set, but wandb is not installed: pip install wandb") from error
-    from lachesis.runs.wandb_run import waiting_is_said
+    from lachesis_view.wandb_run import waiting_is_said
 
     try:
         # Checked here: wandb.init would ask a person at the terminal, and wait.

@@ -7,7 +7,9 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from lachesis_client.wire.request import (
+from lachesis_messages.messages import FinishReason, Message
+from lachesis_messages.responses import ChatResponse
+from lachesis_tokens.wire.request import (
     JSON,
     SAMPLING,
     ChatRequest,
@@ -20,9 +22,7 @@ from lachesis_client.wire.request import (
     wanted_sampling,
     whole,
 )
-from lachesis_client.wire.writing import NamesOf, data, listed_tokens, usage_of
-from lachesis_messages.messages import FinishReason, Message
-from lachesis_messages.responses import ChatResponse
+from lachesis_tokens.wire.writing import NamesOf, data, listed_tokens, usage_of
 
 _NO_EFFECT: Final = frozenset(
     {"model", "stream", "stream_options", "store", "metadata", "user", "service_tier", "safety_identifier"}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from backends.errors import ExitCode
-from lachesis.cli import doctor
+from lachesis_console.verbs import doctor
 from lachesis_testing.fake_server import FakeServer, Scripted
 from tests.support.small_envs import does_nothing, served
 

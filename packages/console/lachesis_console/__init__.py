@@ -1,0 +1,1 @@
+"""Commands of people at a terminal, and the checks of environments that they show."""
