@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import signal
 import threading
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Iterator
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -67,6 +68,34 @@ def stop_event() -> asyncio.Event:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopped.set)
     return stopped
+
+
+@contextlib.contextmanager
+def stopped_by_signals(stop: Callable[[str], None] | None) -> Iterator[None]:
+    """SIGTERM and Ctrl-C call `stop` inside, in the main thread only; after it, what they did before.
+
+    A handler that the loop had before is replaced by the cancellation of this task: asyncio does not tell what it was,
+    and the commands install that one.
+    """
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    restore: list[Callable[[], Any]] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        if stop is None:
+            break
+        earlier = signal.getsignal(number)
+        with contextlib.suppress(NotImplementedError, ValueError, RuntimeError):
+            loop.add_signal_handler(number, stop, number.name)
+            if earlier == signal.getsignal(number):  # the function that asyncio registers for each of its signals
+                restore.append(functools.partial(loop.add_signal_handler, number, task.cancel))
+            else:
+                restore.append(functools.partial(loop.remove_signal_handler, number))
+                restore.append(functools.partial(signal.signal, number, earlier))
+    try:
+        yield
+    finally:
+        for call in restore:
+            call()
 
 
 def cancel_requests() -> int:

@@ -19,14 +19,13 @@ from typing import Any, Generic, TypeVar
 
 from rich.console import Console
 
-from backends.tasks import cancel_all, cancel_requests, finish
+from backends.tasks import cancel_all, cancel_requests, finish, stopped_by_signals
 from backends.text import counted
 from lachesis.figures.item_keys import ItemKeys, or_none, part_key
 from lachesis.runs.decisions import Decision, Kept, LeftOut
 from lachesis.runs.failures import FailureBrake, ItemJob, Retries, RunStopped, broken, is_infrastructure
 from lachesis.runs.held_groups import HeldGroups
 from lachesis.runs.progress import Progress
-from lachesis.runs.signals import stopped_by_signals
 from lachesis.runs.sink import Flight, Sink
 
 G = TypeVar("G")

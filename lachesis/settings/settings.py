@@ -20,8 +20,7 @@ from pydantic import (
 from backends import SandboxSpec, backend_names
 from lachesis.settings.removed_settings import RemovedSettings
 from lachesis.settings.serve_settings import ServeSettings
-from lachesis.settings.setting_facts import HOW, Facts, facts_of
-from lachesis.settings.without_secrets import without_secrets
+from lachesis.settings.setting_facts import HOW, Facts, facts_of, without_secrets
 from lachesis_tools.budget import (
     DEFAULT_PREVIEW_SIZE_CHARS,
     DEFAULT_RESULT_SIZE_CHARS,
