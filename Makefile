@@ -10,7 +10,7 @@ CODE := $(PACKAGES) tests benchmarks scripts
 BENCHMARKS := startup trajectories agent_loop imports parsers message_graph token_turns long_rollouts live_compression endpoint token_exactness trainer_gets routing rollout_memory loop_lag process_lag serve_lag rollout_api staleness sandboxes sandbox_cost evaluation_coverage interval_coverage batch view weight
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all train-venv test-train train-demo lint format docs bench bench-train lock release clean force
+.PHONY: help demo test test-all train-venv test-train train-demo lint format docs bench bench-train lock release clean atropos-environments force
 
 help:
 	@echo "make demo    play a few problems with the embedded model, in a sandbox (first run installs everything)"
@@ -40,19 +40,21 @@ demo: $(READY)
 # Of one package (P=view) nothing but its tests; tests/run.py says which these are.
 P :=
 test: $(if $(P),$(READY),lint)
-	@scripts/atropos-environments.sh $(BIN)/python >/dev/null || \
-	  echo "the environments of atroposlib cannot be downloaded from PyPI: their tests are skipped"
 	$(BIN)/python -m tests.run $(P)
 
 test-all: export LACHESIS_TESTS := all
-test-all: test test-train
+test-all: atropos-environments test test-train
+
+atropos-environments: $(READY)
+	@scripts/atropos-environments.sh $(BIN)/python >/dev/null || \
+	  echo "the environments of atroposlib cannot be downloaded from PyPI: their tests are skipped"
 
 # torch and what else training needs. It does not go into $(VENV), for its lock file is that of the core.
 train-venv: $(READY)
 	@scripts/venv_beside.sh $(VENV) $(VENV)-train requirements/train.txt
 
 test-train: train-venv
-	LACHESIS_NEED_TORCH=1 $(VENV)-train/bin/python -m pytest --durations=10 tests/inference/test_forward_pass.py tests/torch
+	LACHESIS_NEED_TORCH=1 $(VENV)-train/bin/python -m pytest --durations=10 tests/tokens/inference/test_forward_pass.py tests/train/torch
 
 test-skyrl test-tinker-sdks: train-venv
 test-%: $(READY) force

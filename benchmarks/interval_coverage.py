@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy
 
-from lachesis.figures import mean_over_items
+from lachesis.figures.intervals import mean_over_items
 
 Draw = Callable[[Any, int], Any]
 """Scores of so many items, as an array [item, sample]."""

@@ -34,7 +34,7 @@ from benchmarks.fake_process import (
 from benchmarks.serve_lag import Lag
 from lachesis.loop.loop import HermesAgentLoop
 from lachesis.loop.result import AgentResult
-from lachesis.rewards.reward_threads import RewardThreads
+from lachesis.rewards.timed_call import RewardThreads
 from lachesis_client import ServerSettings
 from lachesis_testing.fake_server import Codec, fake_tokenizer
 from lachesis_tokens.server.token_server import TokenServer

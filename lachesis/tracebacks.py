@@ -24,29 +24,20 @@ _BETWEEN = (
     "<frozen ",
 )
 """Beginnings of the names of files whose frames lead from the command to the author's code."""
-CALLED = {
-    "setup": "(self)",
-    "teardown": "(self)",
-    "get_next_item": "(self)",
-    "format_prompt": "(self, item)",
-    "compute_reward": "(self, item, result, ctx)",
-    "compute_group_reward": "(self, item, results, ctxs)",
-    "sandbox_files": "(self, item)",
-    "setup_sandbox": "(self, item, ctx)",
-    "sandbox_for": "(self, item, spec)",
-    "follow_up": "(self, item, messages)",
-    "reference_policy": "(self)",
-    "get_eval_items": "(self)",
-    "rollout_metrics": "(self, item, result, reward)",
-    "evaluate": "(self)",
-    "config_init": "(cls)",
-    "initial_messages": "(self, item)",
-    "tool_definitions": "(self)",
-    "collect_trajectory": "(self, item)",
-    "collect_trajectories": "(self, item)",
-    "postprocess_histories": "(self, trajectories)",
-    "wandb_log": "(self, wandb_metrics)",
+_HOOKS = {
+    "(self)": "setup teardown get_next_item reference_policy get_eval_items evaluate tool_definitions",
+    "(self, item)": "format_prompt sandbox_files initial_messages collect_trajectory collect_trajectories",
+    "(self, item, result, ctx)": "compute_reward",
+    "(self, item, results, ctxs)": "compute_group_reward",
+    "(self, item, ctx)": "setup_sandbox",
+    "(self, item, spec)": "sandbox_for",
+    "(self, item, messages)": "follow_up",
+    "(self, item, result, reward)": "rollout_metrics",
+    "(cls)": "config_init",
+    "(self, trajectories)": "postprocess_histories",
+    "(self, wandb_metrics)": "wandb_log",
 }
+CALLED = {name: arguments for arguments, names in _HOOKS.items() for name in names.split()}
 """Methods of an environment that a run calls, and with what."""
 
 

@@ -22,7 +22,7 @@ from lachesis.ours import PACKAGES  # noqa: E402
 
 LIMITS = {
     "backends": 17_500,
-    "lachesis": 17_900,
+    "lachesis": 17_950,
     "lachesis_client": 3_400,
     "lachesis_compat": 4_400,
     "lachesis_data": 6_500,
@@ -36,7 +36,7 @@ LIMITS = {
     "tool_call_parsers": 11_900,
 }
 """Lines of Python of each package. A change that needs more says why, and raises the limit."""
-LONGEST, LONG_IN_CORE = 400, 2
+LONGEST, LONG_IN_CORE = 400, 0
 """Lines of a module of the core, and how many of its modules have more."""
 START, END = "## Interface\n\nOther packages import from here:\n\n", "\n<!-- written by `make docs` -->\n"
 

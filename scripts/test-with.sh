@@ -39,7 +39,7 @@ case $name in
     for guest in verifiers inspect; do
       echo "== $guest"
       scripts/venv_beside.sh "$VENV" "$guests/$guest" "requirements/guests/$guest.txt"
-      LACHESIS_NEED_GUEST=$guest "$guests/$guest/bin/python" -m pytest "tests/guests/test_$guest.py"
+      LACHESIS_NEED_GUEST=$guest "$guests/$guest/bin/python" -m pytest "tests/compat/guests/test_$guest.py"
     done
     ;;
   harbor)
@@ -51,24 +51,24 @@ case $name in
       echo certifi >"$harbor/overrides.txt"
       "$bin/uv" pip install --quiet --python "$harbor/bin/python" --override "$harbor/overrides.txt" harbor==0.25.0
     }
-    LACHESIS_NEED_HARBOR=1 "$bin/pytest" tests/harbor
+    LACHESIS_NEED_HARBOR=1 "$bin/pytest" tests/envs/harbor
     ;;
   programs)
     programs=${PROGRAMS:-$cache/programs}
     scripts/programs.sh "$programs"
-    LACHESIS_PROGRAMS=$programs "$bin/pytest" -s tests/programs
+    LACHESIS_PROGRAMS=$programs "$bin/pytest" -s tests/testing/programs
     ;;
   ray)
     ray=${RAY:-$cache/ray}
     mkdir -p "$(dirname "$ray")"
     scripts/venv_beside.sh "$VENV" "$ray" requirements/guests/ray.txt
-    LACHESIS_NEED_RAY=1 "$ray/bin/python" -m pytest tests/batch/test_ray.py
+    LACHESIS_NEED_RAY=1 "$ray/bin/python" -m pytest tests/data/batch/test_ray.py
     ;;
   skyrl)
     older_tinker
     skyrl=${SKYRL:-$cache/skyrl}
     scripts/skyrl_venv.sh "${PYTHON312:-python3.12}" "$skyrl"
-    LACHESIS_SKYRL=$skyrl/bin/python "$VENV-train/bin/python" -P -m pytest -s tests/torch/test_skyrl.py
+    LACHESIS_SKYRL=$skyrl/bin/python "$VENV-train/bin/python" -P -m pytest -s tests/train/torch/test_skyrl.py
     ;;
   slurm)
     for program in munged slurmctld slurmd sbatch; do
@@ -78,7 +78,7 @@ case $name in
       }
     done
     [ "$(id -u)" = 0 ] || { echo "slurmd starts jobs as root only" >&2; exit 1; }
-    LACHESIS_NEED_SLURM=1 "$bin/pytest" tests/batch/test_slurm.py
+    LACHESIS_NEED_SLURM=1 "$bin/pytest" tests/data/batch/test_slurm.py
     ;;
   templates)
     # The packages are only downloaded, for the chat templates in them.
@@ -91,10 +91,10 @@ case $name in
     ;;
   tinker-sdks)
     older_tinker
-    "$VENV-train/bin/python" -P -m pytest tests/torch/engine/test_wire.py
+    "$VENV-train/bin/python" -P -m pytest tests/train/torch/engine/test_wire.py
     ;;
   vllm)
-    "$bin/pytest" -s tests/vllm
+    "$bin/pytest" -s tests/tokens/vllm
     ;;
   *)
     echo "no tests named '$name'; there are:" >&2

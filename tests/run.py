@@ -1,56 +1,60 @@
 """Run the tests of all packages, or of one: `python -m tests.run [PACKAGE] [OPTION OF PYTEST ...]`.
 
-`make test`, `make test-all` and `make test P=PACKAGE` do this. Which tests belong to which package stands here only.
+`make test`, `make test-all` and `make test P=PACKAGE` do this. The tests of a package are in `tests/PACKAGE/`.
 
 A few workers of pytest-xdist take one module after the other. Tests that start sandboxes look for what these leave on
 the machine, so each worker has namespaces of its own (`scripts/apart.sh`). Without the right to make them (that is,
 unless root runs this) one worker runs all tests of that kind.
+
+Where a few tests fail, these run once more, alone and with the same seeds. One that passes then is unsteady: it is
+named at the end, and does not fail the run.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import random
 import re
+import secrets
+import signal
 import subprocess
 import sys
+import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = ROOT / "tests"
-PACKAGES: dict[str, list[str]] = {
-    "umbrella": [
-        *("test_docs.py", "test_wheel.py", "test_cookbook.py", "test_first_use.py", "test_mission.py", "golden"),
-        *("test_architecture.py", "test_public_interface.py", "test_faces.py", "test_run.py"),
-    ],
-    "core": ["runs", "agent", "cli", "tools", "evaluation", "test_services.py"],
-    "parsers": ["tool_call_parsers"],
-    "sandbox": ["backends", "test_plugins.py"],
-    "tokens": ["endpoint", "inference", "trajectories", "vllm"],
-    "train": ["training", "torch"],
-    "envs": ["environments", "task_folders", "harbor", "test_tasks.py"],
-    "data": ["batch", "compression"],
-    "view": ["view"],
-    "compat": ["compat", "guests"],
-    "testing": ["testing", "programs"],
-}
-"""The folders and modules of `tests/` by package, those with the longest tests first."""
-ON_REQUEST = {"torch", "vllm", "programs"}
+LONGEST = ["core", "sandbox", "umbrella", "envs", "compat"]
+"""The packages whose tests take longest begin."""
+PACKAGES = [
+    *LONGEST,
+    *sorted({path.relative_to(TESTS).parts[0] for path in TESTS.glob("*/**/test_*.py")}.difference(LONGEST)),
+]
+ON_REQUEST = ("train/torch/", "tokens/vllm/", "testing/programs/")
 """Folders whose tests need what is installed by targets of their own."""
-SHARING = {"endpoint", "evaluation", "inference", "testing", "tool_call_parsers", "trajectories"}
+SHARING = ("client/", "core/evaluation/", "messages/", "parsers/", "testing/", "tokens/")
 """Folders whose tests touch nothing that is shared on a machine: they start no sandboxes."""
-ORDER = {name: number for number, name in enumerate(name for names in PACKAGES.values() for name in names)}
 UNITS = {
-    "tests/test_docs.py": re.compile(r"::.*"),
-    "tests/backends/test_backend_conformance.py": re.compile(r"\[[a-z]+(-bubblewrap|-none)?"),
+    "umbrella/test_docs.py": re.compile(r"::.*"),
+    "sandbox/test_backend_conformance.py": re.compile(r"\[[a-z]+(-bubblewrap|-none)?"),
 }
 """The part of a test's name that says what one worker runs, for modules that are too long for one."""
+REPEATED = 5
+"""So many failed tests run once more. Where more fail, something is wrong that does not pass."""
+FAILED = 1
+"""The exit status of pytest that ran all tests, of which some failed."""
 ALL = os.environ.get("LACHESIS_TESTS") == "all"
 """Whether the tests that are marked `long` run as well, and hypothesis tries all of its examples."""
+SAMPLE = os.environ.get("LACHESIS_SAMPLE")
+"""The seed of the sample that is run of the cases of tests marked `sample`. Where there is none, all run."""
 
 
-def room(path: Path) -> str:
-    """The entry of `PACKAGES` that a module of tests belongs to, if it is in `tests/`."""
-    return path.relative_to(TESTS).parts[0] if path.is_relative_to(TESTS) else path.name
+def order(path: Path) -> int:
+    """The place of a module of tests among those of all packages; modules elsewhere come last."""
+    package = path.relative_to(TESTS).parts[0] if path.is_relative_to(TESTS) else ""
+    return PACKAGES.index(package) if package in PACKAGES else len(PACKAGES)
 
 
 def some(examples: int) -> int:
@@ -59,13 +63,24 @@ def some(examples: int) -> int:
     return examples if ALL else min(examples, max(8, 3 * examples // 10))
 
 
+def sample(cases: Sequence[Mapping[str, object]], count: int, draw: random.Random) -> list[int]:
+    """The numbers of so many cases. Each value of each parameter is among them, if there is room for all values."""
+    seen: set[tuple[str, object]] = set()
+    first, rest = [], []
+    for number in draw.sample(range(len(cases)), len(cases)):
+        values = set(cases[number].items())
+        (rest if values <= seen else first).append(number)
+        seen |= values
+    return sorted([*first, *rest][:count])
+
+
 def unit(name: str) -> str:
     """What one worker runs as a whole: the module of a test, unless `UNITS` divides it.
 
     Without namespaces of their own, workers that started sandboxes would see each other's: one runs all of these.
     """
-    module = name.partition("::")[0]
-    if os.environ.get("LACHESIS_APART") != "1" and room(ROOT / module) not in SHARING:
+    module = name.partition("::")[0].removeprefix("tests/")
+    if os.environ.get("LACHESIS_APART") != "1" and not module.startswith(SHARING):
         return "sandboxes"
     part = UNITS[module].search(name) if module in UNITS else None
     return f"{module} {part[0]}" if part else module
@@ -75,24 +90,64 @@ def can_be_apart() -> bool:
     return subprocess.run([ROOT / "scripts/apart.sh", "true"], stderr=subprocess.DEVNULL, check=False).returncode == 0
 
 
+def places(workers: int) -> list[str]:
+    """The options of pytest-xdist for so many workers, in namespaces of their own where that is possible."""
+    python = f"//python={ROOT / 'scripts/apart.sh'} {sys.executable}" if os.environ.get("LACHESIS_APART") == "1" else ""
+    return ["--dist", "loadscope", "--no-loadscope-reorder", "--tx", f"{workers}*popen{python}"]
+
+
+def outcomes(command: list[str], **environment: str) -> tuple[int, dict[str, list[str]], dict[str, int]]:
+    """Run pytest: its exit status, the names of tests by outcome, and the seeds of those that failed."""
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        names = {**os.environ, **environment, "LACHESIS_OUTCOMES": file.name}
+        process = subprocess.Popen(command, env=names)
+        before = {
+            # Ctrl-C reaches pytest as well, which ends its workers and says what it has seen until then.
+            signal.SIGINT: signal.signal(signal.SIGINT, lambda *_: None),
+            signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: process.terminate()),
+        }
+        status = process.wait()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        said = json.loads(file.read() or "{}")
+    return status, said.get("names", {}), said.get("seeds", {})
+
+
+def run(start: list[str], workers: int, tests: list[str]) -> int:
+    """Run the tests on so many workers, and a few that failed once more on one: the exit status.
+
+    `start` is how pytest starts, with its options.
+    """
+    status, names, seeds = outcomes([*start, *places(workers), *tests])
+    failed = names.get("failed", [])
+    if status != FAILED or not 0 < len(failed) <= REPEATED:
+        return status
+    print(f"\n{len(failed)} failed, run once more, alone: {' '.join(failed)}", flush=True)
+    status, names, _ = outcomes([*start, *places(1), *failed], LACHESIS_SEEDS=json.dumps(seeds))
+    passed = set(names.get("passed", [])) - set(names.get("failed", []))
+    for name in failed:
+        print(f"unsteady: {name}, failed once and passed alone" if name in passed else f"failed twice: {name}")
+    return status or int(not passed.issuperset(failed))
+
+
 def main(arguments: list[str]) -> None:
     options = list(arguments)
-    packages = [options.pop(0)] if options and not options[0].startswith("-") else list(PACKAGES)
+    packages = [options.pop(0)] if options and not options[0].startswith("-") else PACKAGES
     if unknown := [name for name in packages if name not in PACKAGES]:
         print(f"no package {unknown[0]!r}; there are {', '.join(PACKAGES)}", file=sys.stderr)
         raise SystemExit(2)
-    # One more than processors: some tests wait most of the time.
-    count = int(os.environ.get("LACHESIS_TEST_WORKERS") or len(os.sched_getaffinity(0)) + 1)
+    # More than processors: most tests wait half of the time.
+    workers = int(os.environ.get("LACHESIS_TEST_WORKERS") or 2 * len(os.sched_getaffinity(0)) + 1)
     if can_be_apart():
         os.environ["LACHESIS_APART"] = "1"
-        workers = ["--tx", f"{count}*popen//python={ROOT / 'scripts/apart.sh'} {sys.executable}"]
-    else:
-        workers = ["--tx", f"{count}*popen"]
-    chosen = sorted((name for package in packages for name in PACKAGES[package]), key=lambda name: ORDER[name])
-    command = [sys.executable, "-m", "pytest", "--dist", "loadscope", "--no-loadscope-reorder", *workers]
-    command += ["--durations=10", *options, *(f"tests/{name}" for name in chosen if name not in ON_REQUEST)]
+    if len(packages) > 1 and not ALL:
+        os.environ["LACHESIS_SAMPLE"] = os.environ.get("LACHESIS_SEED") or str(secrets.randbits(32))
+        print(
+            f"a sample of the cases of large tables; LACHESIS_SEED={os.environ['LACHESIS_SAMPLE']} draws the same again"
+        )
     os.chdir(ROOT)
-    os.execv(sys.executable, command)
+    start = [sys.executable, "-m", "pytest", "--durations=10", *(f"--ignore=tests/{name}" for name in ON_REQUEST)]
+    raise SystemExit(run([*start, *options], workers, [f"tests/{name}" for name in packages]))
 
 
 if __name__ == "__main__":

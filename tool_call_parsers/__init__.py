@@ -4,38 +4,45 @@
 >>> completion.content, completion.tool_calls, completion.attempts
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from tool_call_parsers.registry import UnknownParser, get_parser, list_parsers, register_parser
-from tool_call_parsers.types import (
-    CALLABLE,
-    ArgumentsDelta,
-    CallEnd,
-    CallSpan,
-    CallStart,
-    CallStatus,
-    ContentDelta,
-    Event,
-    Finish,
-    ParsedCompletion,
-    ParsedToolCall,
-    ReasoningDelta,
-    ToolSchemas,
-    new_call_id,
-)
+from tool_call_parsers.lazy import lazy_names
 
 if TYPE_CHECKING:
     from tool_call_parsers.detect import Detection, detect_parser
+    from tool_call_parsers.lookup import get_parser
     from tool_call_parsers.parser import Format, StreamingParser, ToolCallParser
     from tool_call_parsers.reasoning import ReasoningFormat, UnknownReasoning, get_reasoning, list_reasoning
-
-# Loaded on first use, so that importing the package costs no more than importing its result types.
-_LATER = {
-    **dict.fromkeys(("Detection", "detect_parser"), "detect"),
-    **dict.fromkeys(("Format", "StreamingParser", "ToolCallParser"), "parser"),
-    **dict.fromkeys(("ReasoningFormat", "UnknownReasoning", "get_reasoning", "list_reasoning"), "reasoning"),
-}
+    from tool_call_parsers.registry import UnknownParser, list_parsers, register_parser
+    from tool_call_parsers.types import (
+        CALLABLE,
+        ArgumentsDelta,
+        CallEnd,
+        CallSpan,
+        CallStart,
+        CallStatus,
+        ContentDelta,
+        Event,
+        Finish,
+        ParsedCompletion,
+        ParsedToolCall,
+        ReasoningDelta,
+        ToolSchemas,
+        new_call_id,
+    )
+else:  # who needs the types of results only loads nothing else
+    __getattr__ = lazy_names(
+        __name__,
+        {
+            "detect": "Detection detect_parser",
+            "lookup": "get_parser",
+            "parser": "Format StreamingParser ToolCallParser",
+            "reasoning": "ReasoningFormat UnknownReasoning get_reasoning list_reasoning",
+            "registry": "UnknownParser list_parsers register_parser",
+            "types": "CALLABLE ArgumentsDelta CallEnd CallSpan CallStart CallStatus ContentDelta Event Finish "
+            "ParsedCompletion ParsedToolCall ReasoningDelta ToolSchemas new_call_id",
+        },
+    )
 
 __all__ = [
     "CALLABLE",
@@ -66,12 +73,6 @@ __all__ = [
     "new_call_id",
     "register_parser",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if (module := _LATER.get(name)) is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{module}"), name)
 
 
 def __dir__() -> list[str]:

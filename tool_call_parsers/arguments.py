@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 from tool_call_parsers.engine import Run
 from tool_call_parsers.json_scan import JsonScan
-from tool_call_parsers.literals import Literal, read_whole_json, repair_json
+from tool_call_parsers.literals.literal import Literal
+from tool_call_parsers.literals.strict import read_whole_json
 from tool_call_parsers.schema import ToolIndex
 from tool_call_parsers.types import CallStatus
 
@@ -40,6 +41,8 @@ def read_arguments(value: object, raw: str) -> FoundArguments:
             return no_arguments("a string")
         literal = read_whole_json(inner)
         if literal is None or not isinstance(literal.value, dict):
+            from tool_call_parsers.literals.tolerant import repair_json  # see `json_scan.read_damaged`
+
             literal = repair_json(inner)
         if literal is not None and isinstance(literal.value, dict):
             notes = ("the arguments are a JSON string", *literal.notes)

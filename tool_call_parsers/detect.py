@@ -252,22 +252,20 @@ def _proposals(template: str, tokens: Collection[str]) -> Iterator[tuple[Detecti
 
 def _by_round_trip(calls: TemplateCalls, template: str, proposed: Iterator[tuple[DetectionRule, str]]) -> Detection:
     """The first format, those proposed before all others, that reads most of the calls that the template writes."""
-    from tool_call_parsers.registry import list_formats
+    from tool_call_parsers.registry import list_formats, parser_named
 
     reasons: dict[str, str] = {}
     rules: dict[str, DetectionRule] = {}
 
     def parsers() -> Iterator[tuple[str, ToolCallParser]]:
-        from tool_call_parsers.registry import get_parser
-
         for rule, why in proposed:
             if rule.tool_parser not in rules:
                 rules[rule.tool_parser], reasons[rule.tool_parser] = rule, why
-                yield rule.tool_parser, get_parser(rule.tool_parser, reasoning="auto")
+                yield rule.tool_parser, parser_named(rule.tool_parser, "auto")
         for row in list_formats():
             if row.name not in rules:
                 rules[row.name] = DetectionRule(row.name, row.reasoning)
-                yield row.name, get_parser(row.name, reasoning="auto")
+                yield row.name, parser_named(row.name, "auto")
 
     best = calls.best(parsers())
     if best is None:

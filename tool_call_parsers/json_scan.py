@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tool_call_parsers.engine import Needles, Run, Step
-from tool_call_parsers.literals import MAX_DEPTH, Literal, LiteralError, read_json, read_tolerant
+from tool_call_parsers.literals.literal import MAX_DEPTH, Literal, LiteralError
+from tool_call_parsers.literals.strict import read_json
 from tool_call_parsers.types import CallStatus
 
 # What may occur outside strings and brackets. A backslash, a quote or an angle bracket means that it is not JSON.
@@ -196,7 +197,7 @@ def read_value(
     stop, after = marker if marker is not None else (len(run.text), len(run.text))
     cut = JsonValue(CallStatus.INCOMPLETE, start, len(run.text), error="the text ends inside the JSON", scan=scan)
     try:
-        literal = read_tolerant(run.text, start, stop)
+        literal = read_damaged(run.text, start, stop)
         if marker is not None or not literal.unclosed:
             return JsonValue(CallStatus.REPAIRED, start, literal.end, literal.value, ", ".join(literal.notes), scan)
     except LiteralError as error:
@@ -212,6 +213,13 @@ def read_value(
     return JsonValue(CallStatus.INVALID_JSON, start, stop, error=reason, scan=scan)
 
 
+def read_damaged(text: str, start: int, end: int) -> Literal:
+    """`read_tolerant`. It is loaded, in some milliseconds, by the first text that is not JSON: many runs meet none."""
+    from tool_call_parsers.literals.tolerant import read_tolerant
+
+    return read_tolerant(text, start, end)
+
+
 def _whole(literal: Literal, start: int, end: int, scan: JsonScan | None = None) -> JsonValue:
     """JSON without a defect, except that keys may be repeated."""
     status = CallStatus.REPAIRED if literal.notes else CallStatus.OK
@@ -224,7 +232,7 @@ def _without_ends(run: Run, scan: JsonScan, reason: str) -> JsonValue:
     if not (scan.closed or scan.broken):
         return JsonValue(CallStatus.INCOMPLETE, start, len(run.text), error="the text ends inside the JSON", scan=scan)
     try:
-        literal = read_tolerant(run.text, start, end)
+        literal = read_damaged(run.text, start, end)
         if scan.closed and literal.end == end:
             return JsonValue(CallStatus.REPAIRED, start, end, literal.value, ", ".join(literal.notes), scan)
     except LiteralError as error:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from tool_call_parsers.registry import fold
+from tool_call_parsers.formats import fold
 
 MODELS: Final[dict[str, str]] = {
     "hermes": """hermes_2_pro hermes_2_pro_llama_3 hermes_2_pro_mistral hermes_3 hermes_3_llama_3.1 hermes_3_llama_3.2

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from tool_call_parsers.engine import Grammar, Marker, Markers, RenderCall, RenderTurn, Run
 from tool_call_parsers.reasoning import ReasoningFormat, get_reasoning
 from tool_call_parsers.row_checks import check_types
 from tool_call_parsers.schema import ToolIndex
-from tool_call_parsers.token_run import TokenRun
 from tool_call_parsers.tokens import Aligned, TokenMap, TokenStream, unmask_json, unmask_repr
 from tool_call_parsers.types import (
     ArgumentsDelta,
@@ -25,6 +24,9 @@ from tool_call_parsers.types import (
     ToolSchemas,
     new_call_id,
 )
+
+if TYPE_CHECKING:
+    from tool_call_parsers.token_run import TokenRun
 
 ENDS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "</s>", "<|eot|>")
 """End-of-turn tokens that many models share. At the end of a completion they are dropped."""
@@ -147,6 +149,8 @@ class ToolCallParser:
             run = self._run(Run, tools, prompt_opened_reasoning, strict, shape)
             self._read(run, text or "" if aligned is None else aligned.masked)
             return run.result() if aligned is None else _with_tokens(run.result(), aligned)
+        from tool_call_parsers.token_run import TokenRun  # of streams, and of the rare completions with stray tokens
+
         stray = self._run(TokenRun, tools, prompt_opened_reasoning, strict, shape)
         stray.tokens = aligned
         self._read(stray, aligned.masked)
@@ -157,6 +161,8 @@ class ToolCallParser:
         self, tools: ToolSchemas | None = None, *, prompt_opened_reasoning: bool = False, strict: bool = False
     ) -> StreamingParser:
         """Start a parser for one completion that arrives in pieces. Takes the arguments of `parse`."""
+        from tool_call_parsers.token_run import TokenRun
+
         run = self._run(TokenRun, tools, prompt_opened_reasoning, strict)
         run.events = []
         return StreamingParser(run, self.format.grammar, self._tokens)

@@ -15,8 +15,9 @@ from typing import Any
 
 from tool_call_parsers.arguments import plain_name
 from tool_call_parsers.engine import BlockGrammar, Needles, RenderCall, RenderTurn, Run, Step, cut_off
-from tool_call_parsers.json_blocks import MANY_OPENERS, JsonBlocks, named_attempt, skip_repeated
-from tool_call_parsers.literals import CALL_NAME
+from tool_call_parsers.json_blocks.attempts import MANY_OPENERS, named_attempt, skip_repeated
+from tool_call_parsers.json_blocks.blocks import JsonBlocks
+from tool_call_parsers.literals.reader import CALL_NAME
 from tool_call_parsers.python_elements import CallHead, Element, Gap, Kind, read_element
 from tool_call_parsers.python_scan import follow_call
 from tool_call_parsers.types import CallStatus

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 from tool_call_parsers.arguments import plain_name
 from tool_call_parsers.engine import Run
-from tool_call_parsers.literals import LiteralError, read_python_call
+from tool_call_parsers.literals.literal import LiteralError
+from tool_call_parsers.literals.python_call import read_python_call
 from tool_call_parsers.types import CallStatus
 
 

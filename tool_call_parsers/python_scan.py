@@ -9,7 +9,7 @@ import re
 from typing import NamedTuple
 
 from tool_call_parsers.engine import Needles, Run, Step
-from tool_call_parsers.literals import MAX_DEPTH
+from tool_call_parsers.literals.literal import MAX_DEPTH
 
 _BODY = {quote: re.compile(rf"(?:[^{quote}\\]++|\\.)*", re.DOTALL) for quote in "\"'"}
 _CLOSING = {"(": ")", "[": "]", "{": "}"}

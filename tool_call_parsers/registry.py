@@ -1,29 +1,20 @@
-"""Parsers by name."""
+"""The parsers that there are, by name."""
 
 from __future__ import annotations
 
-import re
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator
 from functools import cache
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from tool_call_parsers.types import ParsedCompletion, ToolSchemas
+from tool_call_parsers.formats import FOLDED, NAMES, fold, load_format
+from tool_call_parsers.types import MinimalParser
 
 if TYPE_CHECKING:
-    from tool_call_parsers.detect import Detection
     from tool_call_parsers.parser import Format, ToolCallParser
 
 AUTO = "auto"
 F = TypeVar("F", bound="Callable[[], MinimalParser]")
-
-
-class MinimalParser(Protocol):
-    """The interface that a registered parser must have."""
-
-    def parse(self, text: str, tools: ToolSchemas | None = None) -> ParsedCompletion:
-        """Parse a whole completion. Never raises on any text."""
-        ...
 
 
 class UnknownParser(ValueError, KeyError):
@@ -32,20 +23,14 @@ class UnknownParser(ValueError, KeyError):
     __str__ = Exception.__str__  # a KeyError shows its message in quotes
 
 
-def fold(name: str) -> str:
-    """The name without case, `-`, `_`, `.` and blanks, so that spellings of one name are equal."""
-    return re.sub(r"[-_.\s]", "", name).casefold()
-
-
 class _Registry:
     """Formats, and parsers that users registered, by folded name."""
 
-    def __init__(self, formats: Iterable[Format]) -> None:
-        self._names: dict[str, str] = {}
+    def __init__(self) -> None:
+        self._names = dict(FOLDED)
         self._made: dict[tuple[str, str | None], ToolCallParser] = {}
-        self.entries: dict[str, Format | Callable[[], MinimalParser]] = {}
-        for row in formats:
-            self.add((row.name, *row.aliases), row)
+        self.entries: dict[str, Format | Callable[[], MinimalParser] | None] = dict.fromkeys(NAMES)
+        """By canonical name. None for a format that is not loaded."""
 
     def add(self, names: tuple[str, ...], entry: Format | Callable[[], MinimalParser]) -> None:
         for name in names:
@@ -56,6 +41,13 @@ class _Registry:
                 raise ValueError(f"tool-call parser {name!r} is already registered, as {taken or 'the detection'}")
         self.entries[names[0]] = entry
         self._names |= {fold(name): names[0] for name in names}
+
+    def entry(self, canonical: str) -> Format | Callable[[], MinimalParser]:
+        """What is registered under a canonical name."""
+        entry = self.entries[canonical]
+        if entry is None:
+            entry = self.entries[canonical] = load_format(canonical)
+        return entry
 
     def find(self, name: str) -> str:
         """The canonical name."""
@@ -88,7 +80,7 @@ class _Registry:
             return made
         from tool_call_parsers.parser import Format, ToolCallParser
 
-        entry = self.entries[self.find(name)]
+        entry = self.entry(self.find(name))
         if not isinstance(entry, Format):
             if reasoning not in (None, AUTO):
                 raise ValueError(f"tool-call parser {name!r} is registered as a class, which reads no reasoning format")
@@ -104,11 +96,11 @@ _NO_FORMAT = dict.fromkeys(("hf", "responsetemplate"), _BY_CHECKPOINT)
 """Names in vLLM and SGLang that are not wire formats."""
 
 
-_making = threading.RLock()
+_making = threading.Lock()
 
 
 def _registry() -> _Registry:
-    """The registry, made on first use: the lexers are most of the cost of importing the package.
+    """The registry, made on first use.
 
     By one thread: what another one had registered in a second registry would be lost.
     """
@@ -116,59 +108,12 @@ def _registry() -> _Registry:
         return _made_registry()
 
 
-@cache
-def _made_registry() -> _Registry:
-    from tool_call_parsers.formats import FORMATS
-
-    return _Registry(FORMATS)
+_made_registry = cache(_Registry)
 
 
-def get_parser(name: str, *, reasoning: str | None = None, tokenizer: Any = None) -> ToolCallParser:
-    """A parser by name.
-
-    name: vLLM's spelling, or an alias (SGLang's, hermes-agent's and the models' names); case and `-_.` are ignored.
-        "auto" detects the format from `tokenizer.chat_template`: the one that reads the template's own calls back.
-    reasoning: vLLM's name of a reasoning format, "auto" for the format's own, None to leave reasoning in the content
-        (formats with channels always read theirs).
-    tokenizer: `parse(..., token_ids=...)` then takes special tokens for markers only if they are tokens.
-
-    Raises `UnknownParser` or `UnknownReasoning`, which list similar names.
-    """
-    if isinstance(name, str) and name.casefold() == AUTO:
-        detection = _detect(tokenizer)
-        if detection.tool_parser is None:
-            raise UnknownParser(f"tool-call parser 'auto': {detection.why}; name one: {', '.join(list_parsers())}")
-        name = detection.tool_parser
-        reasoning = detection.reasoning if reasoning == AUTO else reasoning
+def parser_named(name: str, reasoning: str | None = None, tokenizer: Any = None) -> ToolCallParser:
+    """A parser by name. For the arguments see `get_parser`, which also detects one."""
     return _registry().parser(name, reasoning, tokenizer)
-
-
-def _detect(tokenizer: Any) -> Detection:
-    from tool_call_parsers.detect import detect_parser
-
-    template = getattr(tokenizer, "chat_template", None)
-    if isinstance(template, Mapping):  # named templates: {"default": ..., "tool_use": ...}
-        template = template.get("tool_use") or template.get("default")
-    if not isinstance(template, str):
-        raise ValueError("tokenizer: 'auto' needs a tokenizer with a chat template; name a parser instead")
-    vocabulary = tokenizer.get_vocab() if hasattr(tokenizer, "get_vocab") else None
-    apply = getattr(tokenizer, "apply_chat_template", None)
-    if apply is None:
-        return detect_parser(template, vocabulary)
-
-    def render(messages: list[dict[str, Any]], tools: ToolSchemas | None, add_generation_prompt: bool) -> str:
-        offered = None if tools is None else list(tools)
-        return str(
-            apply(
-                messages,
-                tools=offered,
-                chat_template=template,
-                add_generation_prompt=add_generation_prompt,
-                tokenize=False,
-            )
-        )
-
-    return detect_parser(template, vocabulary, render=render)
 
 
 def register_parser(first: Format | str, *aliases: str) -> Any:
@@ -194,11 +139,15 @@ def register_parser(first: Format | str, *aliases: str) -> Any:
     return register
 
 
-def list_formats() -> list[Format]:
-    """The formats, without parsers that are registered as classes, in the order of their registration."""
+def list_formats() -> Iterator[Format]:
+    """The formats, without parsers that are registered as classes, in the order of their registration. Each is loaded
+    when the iterator comes to it."""
     from tool_call_parsers.parser import Format
 
-    return [entry for entry in _registry().entries.values() if isinstance(entry, Format)]
+    registry = _registry()
+    for name in list(registry.entries):
+        if isinstance(entry := registry.entry(name), Format):
+            yield entry
 
 
 def list_parsers() -> list[str]:

@@ -17,8 +17,7 @@ from typing import Any, Final, Protocol, TypeAlias
 
 from tool_call_parsers.engine import FOREIGN
 from tool_call_parsers.parser import ToolCallParser
-from tool_call_parsers.registry import MinimalParser
-from tool_call_parsers.types import CallStatus, ToolSchemas
+from tool_call_parsers.types import CallStatus, MinimalParser, ToolSchemas
 
 Message: TypeAlias = dict[str, Any]
 Call: TypeAlias = tuple[str, dict[str, Any]]

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 ToolSchemas: TypeAlias = Sequence[Mapping[str, Any]]
 """Tool schemas as a chat request carries them: `[{"type": "function", "function": {"name": ...}}, ...]`."""
@@ -161,6 +161,14 @@ class CallEnd:
 
 
 Event: TypeAlias = ContentDelta | ReasoningDelta | CallStart | ArgumentsDelta | CallEnd
+
+
+class MinimalParser(Protocol):
+    """The interface that a registered parser must have."""
+
+    def parse(self, text: str, tools: ToolSchemas | None = None) -> ParsedCompletion:
+        """Parse a whole completion. Never raises on any text."""
+        ...
 
 
 def new_call_id() -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from backends.text import counted
-from lachesis.figures import mean_over_items, samples_needed
+from lachesis.figures.intervals import mean_over_items
 from lachesis.figures.item_keys import plain
 from lachesis.figures.summary import Summary
 
@@ -60,6 +60,8 @@ def figure_rows(summary: Summary) -> Iterator[Row]:
         cases = f"; {worst:.3f} to {best:.3f} if the invalid ones had scores" if without else ""
         yield "mean reward" if name == "avg_reward" else name, f"{mean}{cases}"
     yield "invalid", invalid(summary)
+    from lachesis.figures.passes import samples_needed
+
     if (more := samples_needed(list(summary.scores.values()))) is not None:
         yield (
             "for ±1 point",

@@ -1,24 +1,11 @@
-"""Whether the rollouts without a score are a biased selection: their rates, and tests of independence.
+"""Whether the rollouts without a score are a biased selection: their rates, and what they depend on.
 
-Leaving a rollout out is harmless only if it is unrelated to its item and to the model's behaviour. Two null
-hypotheses, given how many rollouts each item has and how many of all were left out:
-
-* item: every choice of those that were left out is equally likely. The statistic is Pearson's chi-square over the
-  items. With a few rollouts an item it does not have the chi-square distribution: p is that of random choices (a
-  permutation test, which stops early as in Besag and Clifford, Biometrika 1991), seeded by the data.
-* a quantity (turns, tool calls, completion tokens, seconds): among the rollouts of one item, being left out is
-  independent of it. The statistic is van Elteren's, the Wilcoxon rank sums of the items, with the variance of ties
-  (Lehmann, Nonparametrics, 3.3). Items of a single rollout are compared with one another.
-
-The p of all tests are adjusted for their number (Holm). Rollouts that a failing model server ended are in no test: an
-outage takes the groups of a moment with it and cuts rollouts short, whatever the model did.
+The tests are in `independence`, which is loaded where there are enough rollouts to tell.
 """
 
 from __future__ import annotations
 
-import math
 import threading
-import zlib
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,30 +15,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from lachesis.loop.rollout import MODEL_SERVER
 
 if TYPE_CHECKING:
-    import numpy
-    from numpy.typing import NDArray
+    from lachesis.figures.independence import Independence
 
-    Numbers = NDArray[numpy.float64]
-    Places = NDArray[numpy.int64]
-
-ALARM_P = 0.01
-"""An alarm needs an adjusted p below this: at most so many of the runs without a dependence have one."""
-LEAST_COUNT = 8
-"""Rollouts that were left out, and rollouts that were scored, below which nothing is tested."""
 LEAST_SHARE = 0.01
 """Share of rollouts that were left out below which there is no alarm: so few do not move a mean."""
-LEAST_CORRELATION = 0.05
-"""Between two rollouts of an item, for an alarm."""
-LEAST_SHIFT = 0.1
-"""For an alarm, of the share of pairs in which the rollout that was left out has more of a quantity, from one half."""
-MAX_DRAWS = 1999
-_ENOUGH_DRAWS = 20
-"""Random choices as uneven as the real one after which p is known well enough."""
 QUANTITIES = ("turns", "tool calls", "completion tokens", "seconds")
 """Of the seconds the agent's own: in commands and answered completions."""
 WINDOW = 20_000
 """Latest rollouts that the tests of a run in progress are about."""
 _FIRST_LOOK = 64
+_WIDTH = 3 + len(QUANTITIES)
+"""Numbers of a rollout that are kept."""
 
 
 class SeenRollout(NamedTuple):
@@ -80,32 +54,6 @@ def of_record(rollout: Mapping[str, Any]) -> SeenRollout:
 
 
 _UNSCORED = ("infra_error", "timeout", "agent_fault")
-
-
-@dataclass(frozen=True, slots=True)
-class Test:
-    """One test of independence."""
-
-    of: str
-    """`item`, or one of `QUANTITIES`."""
-    p: float
-    adjusted: float
-    """For the number of tests."""
-    effect: float
-    """Of the item: the correlation between two of its rollouts. Of a quantity: the share of pairs of a rollout that was
-    left out and a scored one of the same item in which the first has more (equal ones count half)."""
-
-    @property
-    def alarms(self) -> bool:
-        strength = self.effect - LEAST_CORRELATION if self.of == "item" else abs(self.effect - 0.5) - LEAST_SHIFT
-        return self.adjusted < ALARM_P and strength >= 0
-
-    def __str__(self) -> str:
-        p = f"p = {self.adjusted:.2g}"
-        if self.of == "item":
-            return f"the item ({p}, correlation {self.effect:.2f})"
-        more = max(self.effect, 1 - self.effect)
-        return f"{self.of} ({p}, {'higher' if self.effect > 0.5 else 'lower'} in {100 * more:.0f} % of pairs)"
 
 
 @dataclass(slots=True)
@@ -138,7 +86,7 @@ class Exclusion:
     """Rollouts whose score a rule gave, by the rule: scores like all others, and in `unscored` not at all."""
     items: Sequence[ItemRates] = ()
     """Items with a rollout that is counted in one of these, the highest share without a score first."""
-    tests: Sequence[Test] = ()
+    tests: Sequence[Independence] = ()
     """Empty where too few rollouts were left out, or scored, to tell."""
     tested: tuple[int, int] = (0, 0)
     """Rollouts that were left out, of how many, in the tests."""
@@ -185,7 +133,7 @@ def _rates(counts: Mapping[str, int], rollouts: int) -> str:
 
 
 class Exclusions:
-    """Takes rollouts one at a time, and keeps some forty bytes of each, and four hundred of each item. Safe for several
+    """Takes rollouts one at a time, and keeps some sixty bytes of each, and four hundred of each item. Safe for several
     threads.
 
     Args:
@@ -200,11 +148,8 @@ class Exclusions:
         self._kinds: Counter[str] = Counter()
         self._rules: Counter[str] = Counter()
         self._total = 0
-        self._of_item = array("q")
-        self._left_out = array("b")
-        self._asked = array("b")
-        """Whether the model was asked: the quantities of the others say nothing."""
-        self._quantities = tuple(array("d") for _ in QUANTITIES)
+        self._rows = array("d")
+        """As of `independence.tests_of`."""
         self._latest = Exclusion()
         self._next_look = _FIRST_LOOK
 
@@ -222,15 +167,11 @@ class Exclusions:
             for seen in rollouts:
                 self._count(self._rates[at], seen)
                 if seen.kind != MODEL_SERVER:
-                    self._of_item.append(at)
-                    self._left_out.append(bool(seen.kind))
-                    self._asked.append(seen.quantities is not None)
-                    for column, value in zip(self._quantities, seen.quantities or (0,) * len(QUANTITIES), strict=True):
-                        column.append(value)
-            columns: tuple[array[Any], ...] = (self._of_item, self._left_out, self._asked, *self._quantities)
-            if self._window is not None and len(self._of_item) > 1.5 * self._window:  # not at every group: it copies
-                for column in columns:
-                    del column[: -self._window]
+                    quantities = seen.quantities or (0,) * len(QUANTITIES)
+                    self._rows.extend((at, bool(seen.kind), seen.quantities is not None, *quantities))
+            most = None if self._window is None else _WIDTH * self._window
+            if most is not None and len(self._rows) > 1.5 * most:  # not at every group: it copies
+                del self._rows[:-most]
 
     def _count(self, rates: ItemRates, seen: SeenRollout) -> None:
         self._total += 1
@@ -260,22 +201,14 @@ class Exclusions:
     def result(self) -> Exclusion:
         """The rates, and the tests. Takes up to a second for 20,000 rollouts and half a minute for a million: not for
         the event loop."""
-        import numpy
-
         with self._lock:
-            arrays = [numpy.array(each) for each in (self._of_item, self._left_out, self._asked, *self._quantities)]
-            result = self._without_tests()
-        of_item, left_out, asked, *quantities = arrays
-        found = {}
-        count = int(left_out.sum())
-        if min(count, len(left_out) - count) >= LEAST_COUNT:
-            found["item"] = _item_test(of_item, left_out)
-            strata = _with_single_ones_together(of_item)[asked > 0]
-            marked = left_out[asked > 0]
-            for name, values in zip(QUANTITIES, quantities, strict=True):
-                found[name] = _quantity_test(strata, marked, values[asked > 0])
-        tests = _adjusted({name: test for name, test in found.items() if test is not None})
-        return replace(result, tests=tests, tested=(count, len(left_out)))
+            result, rows = self._without_tests(), self._rows[:]
+        tested = int(sum(rows[1::_WIDTH])), len(rows) // _WIDTH
+        if tested[0] in (0, tested[1]):
+            return replace(result, tested=tested)
+        from lachesis.figures.independence import tests_of  # late: in most runs, every rollout has a score
+
+        return replace(result, tests=tests_of(rows, QUANTITIES), tested=tested)
 
     def latest(self) -> Exclusion:
         """`result` of the last look. The first is at 64 rollouts, the next ones when half as many have come again: each
@@ -284,90 +217,3 @@ class Exclusions:
             self._next_look = self._total + min(self._total, self._window or self._total) // 2
             self._latest = self.result()
         return self._latest
-
-
-def _item_test(of_item: Places, left_out: Places) -> tuple[float, float] | None:
-    """p and the correlation within items; None where no item has two rollouts."""
-    import numpy
-
-    sizes = numpy.bincount(of_item)
-    marked = numpy.bincount(of_item, weights=left_out).astype(numpy.int64)[sizes > 0]
-    sizes = sizes[sizes > 0]
-    total, count = int(sizes.sum()), int(marked.sum())
-    pairs = int((sizes * (sizes - 1)).sum())
-    if not pairs or len(sizes) < 2:
-        return None
-    share = count / total
-    both = float((marked * (marked - 1)).sum()) / pairs
-    correlation = (both - count * (count - 1) / (total * (total - 1))) / (share * (1 - share))
-    if 2 * count > total:  # the statistic is that of the others as well, of which there are fewer to draw
-        marked, count = sizes - marked, total - count
-    order = numpy.lexsort((marked, sizes))  # the seed is not to depend on the order of the groups
-    sizes, marked = sizes[order], marked[order]
-    random = numpy.random.default_rng(zlib.crc32(sizes.tobytes() + marked.tobytes()))
-    owner = numpy.repeat(numpy.arange(len(sizes)), sizes)
-    observed = float((marked * marked / sizes).sum())  # grows with chi-square
-    as_uneven = 0
-    for draws in range(1, MAX_DRAWS + 1):
-        chosen = owner[random.choice(total, count, replace=False, shuffle=False)]
-        drawn = numpy.bincount(chosen, minlength=len(sizes))
-        as_uneven += float((drawn * drawn / sizes).sum()) >= observed - 1e-9
-        if as_uneven == _ENOUGH_DRAWS:
-            return as_uneven / draws, correlation
-    return (as_uneven + 1) / (MAX_DRAWS + 1), correlation
-
-
-def _with_single_ones_together(of_item: Places) -> Places:
-    import numpy
-
-    alone = numpy.bincount(of_item)[of_item] == 1
-    return numpy.where(alone, 0, of_item + 1)
-
-
-def _quantity_test(strata: Places, left_out: Places, values: Numbers) -> tuple[float, float] | None:
-    """Two-sided p and the share of pairs; None where there is too little to compare."""
-    import numpy
-
-    order = numpy.lexsort((values, strata))
-    strata, left_out, values = strata[order], left_out[order].astype(bool), values[order]
-    if not len(strata):
-        return None
-    new_stratum = numpy.append(True, strata[1:] != strata[:-1])
-    stratum = numpy.cumsum(new_stratum) - 1
-    tie = numpy.cumsum(new_stratum | numpy.append(True, values[1:] != values[:-1])) - 1
-    ties = numpy.bincount(tie)
-    before = numpy.append(0, numpy.cumsum(ties)[:-1]) - numpy.flatnonzero(new_stratum)[stratum[_firsts(tie)]]
-    ranks = (before + (ties + 1) / 2)[tie]
-    size = numpy.bincount(stratum).astype(float)
-    out = numpy.bincount(stratum, weights=left_out)
-    scored = size - out
-    mixed = (out > 0) & (scored > 0)
-    if min(out[mixed].sum(), scored[mixed].sum()) < LEAST_COUNT:
-        return None
-    tied = numpy.bincount(stratum[_firsts(tie)], weights=ties.astype(float) ** 3 - ties)[mixed]
-    rank_sum = numpy.bincount(stratum, weights=ranks * left_out)[mixed]
-    size, out, scored = size[mixed], out[mixed], scored[mixed]
-    weight = 1 / (size + 1)
-    distance = float((weight * (rank_sum - out * (size + 1) / 2)).sum())
-    variance = float((weight**2 * out * scored / 12 * (size + 1 - tied / (size * (size - 1)))).sum())
-    if variance < 1e-12:
-        return None  # the same value everywhere
-    more = float((rank_sum - out * (out + 1) / 2).sum() / (out * scored).sum())
-    return math.erfc(abs(distance) / math.sqrt(2 * variance)), more
-
-
-def _firsts(numbers: Places) -> Places:
-    """The places where a rising sequence of numbers has a new one."""
-    import numpy
-
-    return numpy.flatnonzero(numpy.append(True, numbers[1:] != numbers[:-1]))
-
-
-def _adjusted(found: Mapping[str, tuple[float, float]]) -> list[Test]:
-    """The tests with Holm's p."""
-    highest = 0.0
-    adjusted = {}
-    for rank, name in enumerate(sorted(found, key=lambda name: found[name][0])):
-        highest = max(highest, min(1.0, (len(found) - rank) * found[name][0]))
-        adjusted[name] = highest
-    return [Test(name, p, adjusted[name], effect) for name, (p, effect) in found.items()]

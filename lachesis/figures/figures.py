@@ -11,13 +11,18 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from lachesis.figures import mean_over_items
 from lachesis.figures.exclusion import Exclusions, of_record
-from lachesis.figures.intervals import mean_of
+from lachesis.figures.intervals import mean_of, mean_over_items
 from lachesis.figures.item_keys import whole_and_part
 from lachesis.figures.repaired_calls import RepairedCalls
 from lachesis.figures.summary import Summary
 from lachesis.figures.tool_failures import ToolFailures
+
+_SUMS = (
+    *("scored", "completion_tokens", "uncounted_requests", "discarded", "agent_faults", "in_place"),
+    *("beside", "interrupts", "compressions", "failed_compressions"),
+)
+"""Counts that are in `Summary` as they are."""
 
 
 class Figures:
@@ -141,24 +146,15 @@ class Figures:
             items=len(self.scores),
             groups=self.groups,
             rollouts=self.rollouts,
-            scored=counts["scored"],
+            **{name: counts[name] for name in _SUMS},
             reward=mean_over_items(list(self.scores.values())),
             outcomes=dict(sorted(self.outcomes.items(), key=lambda each: (-each[1], each[0]))),
             turns=counts["turns"] / count,
             tool_calls=counts["tool_calls"] / count,
             failed_calls=counts["tool_errors"],
             tool_use_rate=counts["tool_users"] / count,
-            completion_tokens=counts["completion_tokens"],
-            uncounted_requests=counts["uncounted_requests"],
-            discarded=counts["discarded"],
-            agent_faults=counts["agent_faults"],
             seconds_own=self._seconds[0] / count,
             seconds_waiting=self._seconds[1] / count,
-            in_place=counts["in_place"],
-            beside=counts["beside"],
-            interrupts=counts["interrupts"],
-            compressions=counts["compressions"],
-            failed_compressions=counts["failed_compressions"],
             uncompressed_because=self._uncompressed_because,
             versions=counts["versions"] / (counts["versioned"] or 1),
             most_versions=self._most_versions,

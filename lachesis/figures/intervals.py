@@ -65,11 +65,6 @@ def mean_of(values: Sequence[float]) -> float:
         return largest * (math.fsum(value / largest for value in values) / len(values))
 
 
-def deviations(values: Sequence[float], mean: float) -> float:
-    """The root of the sum of squared deviations, without squares that overflow or vanish."""
-    return math.hypot(*(value - mean for value in values))
-
-
 def mean_over_items(scores: Scores) -> Mean:
     """Mean of the items' own means; an item without a valid sample is in none of it.
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from backends.text import counted
-from lachesis.figures import mean_over_items
 from lachesis.figures.figures import Figures
+from lachesis.figures.intervals import mean_over_items
 from lachesis.figures.rollout_records import counted_record
 from lachesis.figures.tool_failures import VARYING
 from lachesis.loop.rollout import Rollout

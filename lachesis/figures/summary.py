@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from lachesis.figures import Mean, Scores, bounds, ks, mean_over_items, pass_at_k, pass_hat_k
 from lachesis.figures.exclusion import Exclusion
+from lachesis.figures.intervals import Mean, Scores, mean_over_items
 from lachesis.figures.repaired_calls import RepairedCalls
 from lachesis.figures.tool_failures import ToolFailures
 
@@ -113,6 +113,8 @@ class Summary:
     def figures(self) -> dict[str, tuple[Mean, float, float]]:
         """The figures of an evaluation by name. Each with its worst and its best case: what it would be if the samples
         without a score had failed, and if they had passed."""
+        from lachesis.figures.passes import bounds, ks, pass_at_k, pass_hat_k  # late: of evaluations only
+
         scores = list(self.scores.values())
         of: dict[str, Callable[[Scores], Mean]] = {"avg_reward": mean_over_items}
         for k in ks(max(map(len, scores), default=0)):
@@ -130,25 +132,14 @@ def evaluation_metrics(summary: Summary) -> dict[str, float | int]:
         figures |= {f"{name}_worst_case": worst, f"{name}_best_case": best}
     figures |= {f"category/{name}": mean_over_items(scores).mean for name, scores in summary.categories.items()}
     metrics: dict[str, float | int] = {
-        **{f"eval/{name}": value for name, value in figures.items() if math.isfinite(value)},
-        "eval/items": summary.items,
-        "eval/scored_rollouts": summary.scored,
-        "eval/left_out_rollouts": summary.rollouts - summary.scored,
-        "eval/avg_turns": summary.turns,
-        "eval/avg_tool_calls": summary.tool_calls,
-        "eval/tool_use_rate": summary.tool_use_rate,
-        "eval/avg_tool_errors": summary.tool_errors,
-        "eval/agent_faults": summary.agent_faults,
-        "eval/avg_seconds_own": summary.seconds_own,
-        "eval/avg_seconds_waiting": summary.seconds_waiting,
+        **{name: value for name, value in figures.items() if math.isfinite(value)},
+        "items": summary.items,
+        "scored_rollouts": summary.scored,
+        "left_out_rollouts": summary.rollouts - summary.scored,
+        "avg_tool_errors": summary.tool_errors,
+        **summary.exclusion.test_metrics(),
     }
-    metrics.update({f"eval/outcome/{name}": count for name, count in summary.outcomes.items()})
-    metrics.update({f"eval/{name}": value for name, value in summary.call_metrics().items()})
-    metrics.update({f"eval/{name}": count for name, count in summary.compression_metrics().items()})
-    exclusion = summary.exclusion
-    metrics.update({f"eval/{name}": value for name, value in (exclusion.shares() | exclusion.test_metrics()).items()})
-    metrics.update({f"eval/{name}": value for name, value in summary.metrics.items()})
-    return metrics
+    return {f"eval/{name}": value for name, value in (metrics | _of_every_run(summary)).items()}
 
 
 def training_metrics(summary: Summary) -> dict[str, Any]:
@@ -156,22 +147,26 @@ def training_metrics(summary: Summary) -> dict[str, Any]:
     if not summary.groups:
         return {}
     metrics: dict[str, Any] = {
-        "train/total_rollouts": summary.rollouts,
-        "train/items_rejected": summary.rollouts - summary.scored,
-        "train/avg_turns": summary.turns,
-        "train/avg_tool_calls": summary.tool_calls,
-        "train/tool_use_rate": summary.tool_use_rate,
-        "train/tool_errors_count": summary.failed_calls,
-        "train/discarded_completions": summary.discarded,
-        "train/agent_faults": summary.agent_faults,
-        "train/avg_seconds_own": summary.seconds_own,
-        "train/avg_seconds_waiting": summary.seconds_waiting,
+        "total_rollouts": summary.rollouts,
+        "items_rejected": summary.rollouts - summary.scored,
+        "tool_errors_count": summary.failed_calls,
+        "discarded_completions": summary.discarded,
+        **({"avg_reward": summary.reward.mean} if summary.scored else {}),
     }
-    if summary.scored:
-        metrics["train/avg_reward"] = summary.reward.mean
-    metrics.update({f"train/outcome/{name}": count for name, count in summary.outcomes.items()})
-    metrics.update({f"train/{name}": value for name, value in summary.call_metrics().items()})
-    metrics.update({f"train/{name}": count for name, count in summary.compression_metrics().items()})
-    metrics.update({f"train/{name}": share for name, share in summary.exclusion.shares().items()})
-    metrics.update({f"train/{name}": value for name, value in summary.metrics.items()})
-    return metrics
+    return {f"train/{name}": value for name, value in (metrics | _of_every_run(summary)).items()}
+
+
+def _of_every_run(summary: Summary) -> dict[str, float | int]:
+    return {
+        "avg_turns": summary.turns,
+        "avg_tool_calls": summary.tool_calls,
+        "tool_use_rate": summary.tool_use_rate,
+        "agent_faults": summary.agent_faults,
+        "avg_seconds_own": summary.seconds_own,
+        "avg_seconds_waiting": summary.seconds_waiting,
+        **{f"outcome/{name}": count for name, count in summary.outcomes.items()},
+        **summary.call_metrics(),
+        **summary.compression_metrics(),
+        **summary.exclusion.shares(),
+        **summary.metrics,
+    }

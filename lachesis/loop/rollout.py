@@ -9,18 +9,21 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from backends import BackendError
 from backends.errors import ExitCode, LachesisError
 from lachesis.loop.outcome import Outcome
 from lachesis.loop.result import AgentResult
-from lachesis.rewards.evidence import Doubt
 from lachesis.rewards.reward import Reward, finite_number
-from lachesis.tool_context.tool_context import RewardCall, ToolContext
+from lachesis.tool_context.context_calls import RewardCall
+from lachesis.tool_context.tool_context import ToolContext
 from lachesis.tracebacks import explained
 from lachesis_client import BadResponse, InferenceError, RequestRejected
 from lachesis_client.errors import PromptError
+
+if TYPE_CHECKING:
+    from lachesis.rewards.doubt import Doubt
 
 log = logging.getLogger(__name__)
 

@@ -24,10 +24,9 @@ from lachesis.loop.outcome import Outcome
 from lachesis.loop.result import AgentResult
 from lachesis.loop.rollout import FixedScore, HeldSandbox, Rollout, held_sandboxes, repeats
 from lachesis.loop.tool_calls import SessionCalls
-from lachesis.rewards.doubtful import settled, those_alone
-from lachesis.rewards.evidence import Doubt
 from lachesis.rewards.reward import Reward
-from lachesis.rewards.scorer import Scored, Scorer, SetUpFailed
+from lachesis.rewards.scorer import Scorer, SetUpFailed
+from lachesis.rewards.timed_call import Scored
 from lachesis.tool_context.tool_context import ToolContext
 from lachesis_client import InferenceError
 from lachesis_client.balancer import Split
@@ -36,6 +35,7 @@ from lachesis_tools import ToolCrashed, ToolRegistry, ToolSessions
 from lachesis_tools.budget import ResultBudget
 
 if TYPE_CHECKING:
+    from lachesis.rewards.doubt import Doubt
     from lachesis_client.tracking import ModelServer
 
 log = logging.getLogger(__name__)
@@ -208,7 +208,7 @@ class RolloutPlayer:
             doubt=scored.doubt,
         ).rewarded(scored.value)
         if scored.doubt is not None:
-            return settled(self, [rollout])[0]
+            return self.settled(rollout)
         if scored.faults:
             return self.at_fault(rollout, scored.faults[0])
         if self._is_fixed(outcome):
@@ -223,6 +223,18 @@ class RolloutPlayer:
         """The rollout with the score of the agent's fault."""
         found = replace(rollout, agent_fault=fault)
         return _with_fixed(found, self.score_of_agent_fault, f"{what}{fault}", "score_of_agent_fault")
+
+    def settled(self, rollout: Rollout) -> Rollout:
+        """The same, with a score where its doubt is settled by now as the agent's fault."""
+        doubt, evidence = rollout.doubt, self.scorer.evidence
+        if doubt is None:
+            return rollout
+        if evidence.reference_met.get(doubt.kind):
+            trace = f"{doubt.trace}The reward raises the same for the reference policy: the environment is at fault.\n"
+            return replace(rollout, doubt=None, traceback=trace)
+        if not evidence.is_agents(doubt):
+            return rollout
+        return self.at_fault(replace(rollout, doubt=None, traceback=None, fault_traceback=doubt.trace), doubt.fault, "")
 
     async def score_group(self, item: Any, rollouts: Sequence[Rollout]) -> list[Rollout]:
         """The rollouts with the rewards of `compute_group_reward`, which replace those that they have.
@@ -251,7 +263,7 @@ class RolloutPlayer:
             if not faults:
                 break
             places = [at for at in places if at not in faults]  # the others are compared without these
-        return settled(self, [replace(rollout, held=None) for rollout in finished])
+        return [self.settled(replace(rollout, held=None)) for rollout in finished]
 
     async def _score_together(self, item: Any, finished: list[Rollout], places: Sequence[int]) -> dict[int, str]:
         """Put the rewards of the group into the rollouts at `places`, or return the faults of agents by place."""
@@ -266,7 +278,8 @@ class RolloutPlayer:
                 results = [result for _, result in group]
                 scored = await self.scorer.score_group(item, results, contexts, about=about)
                 if scored.doubt is not None:
-                    doubts = await those_alone(self.scorer, scored.doubt, item, group, contexts)
+                    of = [(rollout.item_key, rollout.rollout_id) for rollout, _ in group]
+                    doubts = await self.scorer.those_alone(scored.doubt, item, results, contexts, of)
             for failure in failed.values():
                 raise failure
         except (BackendError, InferenceError) as broken:

@@ -59,3 +59,14 @@ def agent_faults(error: BaseException | None) -> list[AgentFault]:
         found = [agent_faults(each) for each in error.exceptions]
         return [fault for faults in found for fault in faults] if all(found) else []
     return agent_faults(error.__cause__)
+
+
+def acceptable(text: str, what: str) -> str:
+    """A command or a path (`what`). Raises `AgentFault` for what a model can write, and no system call takes."""
+    if "\0" in text and what == "path":
+        raise AgentFault(errno.EINVAL, "a path cannot contain a NUL character", text)
+    try:
+        text.encode(errors="surrogateescape")
+    except UnicodeEncodeError:
+        raise AgentFault(errno.EILSEQ, f"half of a surrogate pair in a {what} is not a character") from None
+    return text

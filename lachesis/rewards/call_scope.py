@@ -20,7 +20,6 @@ from weakref import WeakKeyDictionary
 
 from backends import BackendError
 from lachesis.rewards.agent_fault import AgentFault, agent_faults
-from lachesis.rewards.blocked_loop import BlockedLoop
 from lachesis.rewards.overtime import OwnWork
 from lachesis.rewards.reward import RewardError
 from lachesis.rewards.watching import Watch
@@ -187,7 +186,8 @@ class CallScope:
     """Those that have not ended."""
     failure: BackendError | None = None
     """The first failure of the infrastructure that a call met."""
-    stuck: BlockedLoop | None = None
+    stuck: RewardError | None = None
+    """Its event loop waits for a thread that waits for it."""
     over: bool = False
     waiting: set[futures.Future[Any]] = field(default_factory=set)
     """Calls for which threads wait."""

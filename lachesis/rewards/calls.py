@@ -11,7 +11,6 @@ from collections.abc import Callable, Coroutine
 from concurrent import futures
 from typing import Any, TypeVar
 
-from lachesis.rewards.blocked_loop import BlockedLoop, LoopWatch
 from lachesis.rewards.call_scope import CallScope, RewardIsOver, Runs, ScopedCall, as_it_is, loop_threads
 
 T = TypeVar("T")
@@ -103,24 +102,35 @@ def _wait_in_thread(
     waiting.add(future)
     if scope is not None and scope.over:  # in between
         future.cancel()
-    blocked = LoopWatch(loop_threads.get(loop))
     try:
-        while not futures.wait([future], _LOOK).done:
-            if loop.is_closed():
-                raise RewardIsOver(over)
-            if (place := blocked.look()) is not None:
-                problem = BlockedLoop(
-                    f"{what} waits in a thread for the event loop, and the event loop waits for that "
-                    f"thread at {place}; await the thread there: `await asyncio.to_thread(...)`, or "
-                    "`await loop.run_in_executor(...)`"
-                )
-                if scope is not None:
-                    scope.stuck = problem
-                future.cancel()
-                raise problem
+        if not futures.wait([future], _LOOK).done:
+            _watch_loop(what, future, loop, scope, over)
         result: T = future.result()
         return result
     except futures.CancelledError:
         raise RewardIsOver(over) from None
     finally:
         waiting.discard(future)
+
+
+def _watch_loop(
+    what: str, future: futures.Future[Any], loop: asyncio.AbstractEventLoop, scope: CallScope | None, over: str
+) -> None:
+    """Wait for the end of a call, unless its event loop waits for this thread."""
+    from lachesis.rewards.blocked_loop import BlockedLoop, LoopWatch  # late: most calls end at once
+
+    blocked = LoopWatch(loop_threads.get(loop))
+    while not future.done():
+        if loop.is_closed():
+            raise RewardIsOver(over)
+        if (place := blocked.look()) is not None:
+            problem = BlockedLoop(
+                f"{what} waits in a thread for the event loop, and the event loop waits for that "
+                f"thread at {place}; await the thread there: `await asyncio.to_thread(...)`, or "
+                "`await loop.run_in_executor(...)`"
+            )
+            if scope is not None:
+                scope.stuck = problem
+            future.cancel()
+            raise problem
+        futures.wait([future], _LOOK)

@@ -15,14 +15,14 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lachesis.loop.broken_items import item_of
-from lachesis.rewards.reward import JudgeRefused, RewardError
-from lachesis.rewards.statements import Span, Statement, add_home, is_own
-from lachesis.rewards.watching import Watch
-from lachesis.tracebacks import explained, in_one_line
+from lachesis.rewards.statements import Span, Statement, add_home
+from lachesis.rewards.watching import Watch, passed_by
+
+if TYPE_CHECKING:
+    from lachesis.rewards.doubt import Doubt
 
 MOST_TIME = 0.1
 """Of the time of the run, what watched calls may take of a processor before only some are watched."""
@@ -34,52 +34,6 @@ _ITEMS = 4096
 """Latest items of which is known what their rollouts passed."""
 _OPEN = 64
 """Doubts that ask for evidence at once."""
-_OF_VALUE = (0, -1)
-
-
-@dataclass(frozen=True, slots=True)
-class Doubt:
-    """An exception of a reward that the agent may have caused."""
-
-    statement: Statement
-    """That raised."""
-    head: Statement | None
-    """Where the statement only raises: that of the `if`, the loop or the `try` around it."""
-    item: str
-    rollout: str
-    row: Any = field(repr=False, compare=False)
-    """The item itself."""
-    mixed: bool
-    """Whether something other than the agent's work is involved: the item may be the cause."""
-    direct: bool
-    """Whether that is in the expression itself."""
-    what: str
-    """The error and the line, for a person."""
-    trace: str
-    of_item: bool | None = None
-    """Whether the item, or what else is in the expression, is the cause; None where that was not found out."""
-
-    @property
-    def of_value(self) -> bool:
-        return self.statement.end == _OF_VALUE
-
-    @property
-    def places(self) -> list[tuple[Statement, bool]]:
-        """The statement that another rollout would have to pass, and whether to the end."""
-        return [(self.statement, False), *([(self.head, True)] if self.head is not None else [])]
-
-    def raises_as(self, other: Doubt) -> bool:
-        """Whether the same statement raised the same kind of exception."""
-        return self.kind == other.kind
-
-    @property
-    def kind(self) -> tuple[Statement, str]:
-        return self.statement, self.what if self.of_value else self.what.partition(":")[0]
-
-    @property
-    def fault(self) -> str:
-        """The agent's fault in one line."""
-        return f"the reward failed on this agent's work, at a line that other rollouts passed: {self.what}"
 
 
 @dataclass(slots=True)
@@ -114,10 +68,8 @@ class Evidence:
         self.has_reference: bool | None = None
         """Whether a reference policy can show that a right solution meets the same; None while nobody has looked."""
         self.asking = asyncio.Lock()
-        self.tried: set[tuple[Statement, str]] = set()
-        """Kinds of doubts that the reference policy was asked about."""
-        self.refuted: set[tuple[Statement, str]] = set()
-        """Those that it met itself: the environment is at fault."""
+        self.reference_met: dict[tuple[Statement, str], bool] = {}
+        """By kinds of doubts: whether the reference policy met the same itself. Then the environment is at fault."""
         self.asked: set[Statement] = set()
         """Those that were looked at more closely already."""
         self.shown: set[str] = set()
@@ -175,13 +127,15 @@ class Evidence:
 
     def waits_for_reference(self, doubt: Doubt) -> bool:
         """Whether nothing is decided before the reference policy has played."""
-        return bool(self.has_reference) and doubt.kind not in self.tried
+        return bool(self.has_reference) and doubt.kind not in self.reference_met
 
     def is_agents(self, doubt: Doubt) -> bool:
         """Whether the agent is at fault; False while nothing shows it."""
+        if self.waits_for_reference(doubt):
+            return False
         if self._passed_for_item(doubt):
             return True
-        if not any(map(partial(self._passed_by_others, doubt), doubt.places)):
+        if not any(self._passed_by_others(doubt, place) for place in doubt.places):
             return False
         of_item = doubt.of_item
         if of_item is None:
@@ -196,13 +150,11 @@ class Evidence:
         passed = self._passed.get(place)
         return passed is not None and bool(passed.rollouts - {doubt.rollout})
 
-    def item_to_try(self, doubt: Doubt | None) -> tuple[Any] | None:
-        """An item with which the reward passed what it raises for this one, where that would tell whose fault it is."""
-        if doubt is None or not doubt.mixed or self._passed_for_item(doubt):
-            return None
-        found = (place for place in doubt.places if self._passed_by_others(doubt, place))
-        place = next(found, None)
-        return None if place is None else (self._passed[place].row,)
+    def items_to_try(self, doubt: Doubt) -> list[Any]:
+        """Items with which the reward passed what it raises for this one, where one would tell whose fault it is."""
+        if not doubt.mixed or self._passed_for_item(doubt):
+            return []
+        return [self._passed[place].row for place in doubt.places if self._passed_by_others(doubt, place)]
 
     def doubts_to_try(self, passed: Collection[tuple[Statement, bool]], item_key: str) -> list[Doubt]:
         """Those that wait, of other items, of which what was passed now may tell."""
@@ -215,51 +167,17 @@ class Evidence:
             and any(place in passed for place in doubt.places)
         ]
 
-    def found_out(self, doubt: Doubt, *, of_item: bool) -> None:
-        self._causes[doubt.statement, item_of(doubt.item)] = of_item
-
-    def doubt(
+    def of_exception(
         self, error: BaseException, item: Any, item_key: str, rollout: str, source: str, watch: Watch | None
     ) -> Doubt | None:
-        """None where the exception is none of the agent's doing, whatever others pass.
-
-        Args:
-            source: the environment and the reward, for one that returned something that is not a score.
-        """
-        # Only for an exception: it reads source code.
-        from lachesis.rewards.failed_expression import causes_of, frames_of, is_of_others, place_of, place_of_value
-
-        causes = list(causes_of(error))
-        if not causes or any(map(is_of_others, causes)):
+        """As `doubt_of`."""
+        try:
+            from lachesis.rewards.doubt import doubt_of  # late: it reads source code, only for an exception
+        except OSError:  # this machine cannot open another file, which is what the reward met
             return None
-        error = causes[0]
-        frames = [frame.f_code for frame, _ in frames_of(error)]
-        ours = isinstance(error, RewardError) and not isinstance(error, JudgeRefused)
-        ours = ours and not is_own(frames[-1].co_filename)
-        of_value = ours and not any(is_own(code.co_filename) for code in frames)
-        if ours and not of_value and frames[-1].co_name != "terminal":
-            return None  # the others tell of the environment's own mistakes
-        if of_value:
-            place = value_places(source, watch)[-1]
-            found = place_of_value(self._rewards.get(source.rpartition(": ")[2]), place)
-        else:
-            found = place_of(error, self._names, self._services)
-        if found is None:
-            return None
-        trace = explained(error)
-        about = item_key, rollout, item, found.mixed or ours, found.direct or ours
-        return Doubt(found.statement, found.head, *about, in_one_line(trace), trace)
+        reward = self._rewards.get(source.rpartition(": ")[2])
+        services = (self._names, self._services)
+        return doubt_of(error, (item_key, rollout, item), source, watch, reward, *services)
 
-
-def passed_by(watch: Watch | None, source: str) -> set[tuple[Statement, bool]]:
-    """The places that a call passed: a statement, and whether it went on to its end."""
-    found = {(each, False) for each in watch.passed} if watch is not None else set()
-    found |= {(each, True) for each in watch.returned} if watch is not None else set()
-    return found | ({(each, False) for each in value_places(source, watch)} if source else set())
-
-
-def value_places(source: str, watch: Watch | None) -> list[Statement]:
-    """They stand for the value that a reward returns: of all its values, and of those from the same statement."""
-    at = watch.given_by if watch is not None else None
-    given = [at._replace(end=_OF_VALUE)] if at is not None else []
-    return [Statement(source, 0, 0, _OF_VALUE), *given]
+    def found_out(self, doubt: Doubt, *, of_item: bool) -> None:
+        self._causes[doubt.statement, item_of(doubt.item)] = of_item

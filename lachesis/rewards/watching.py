@@ -21,43 +21,22 @@ from lachesis.rewards.overtime import OwnWork, Stepped
 from lachesis.rewards.statements import Span, Statement, Table, is_own, spanned, table_of
 
 T = TypeVar("T")
+OF_VALUE = (0, -1)
+"""The end of what stands for the value that a reward returns: no part of a statement ends there."""
 
 MOST_EVENTS = 20_000
 """Lines of one call of a function that are watched, and calls in one call of a reward: longer calls repeat
 themselves."""
 _SUBMIT, _START = ThreadPoolExecutor.submit.__code__, threading.Thread.start.__code__
-_SERVICES = (
-    *(
-        "aiohttp",
-        "anthropic",
-        "asyncpg",
-        "botocore",
-        "cohere",
-        "docker",
-        "elastic_transport",
-        "elasticsearch",
-        "google",
-    ),
-    *(
-        "grpc",
-        "httpcore",
-        "httpx",
-        "huggingface_hub",
-        "litellm",
-        "mistralai",
-        "ollama",
-        "openai",
-        "psycopg",
-        "psycopg2",
-    ),
-    *("pymongo", "pymysql", "redis", "requests", "smtplib", "sqlalchemy", "urllib3", "websockets"),
+_SERVICES = tuple(
+    """aiohttp anthropic asyncpg botocore cohere docker elastic_transport elasticsearch google grpc httpcore httpx
+    huggingface_hub litellm mistralai ollama openai psycopg psycopg2 pymongo pymysql redis requests smtplib sqlalchemy
+    urllib3 websockets""".split()  # noqa: SIM905
 )
 """Packages that ask a service."""
 SERVICES = frozenset((*_SERVICES, "asyncssh", "http", "socket", "ssl", "urllib"))
-_SERVICE_FILES = (
-    *(f"/{name}/" for name in _SERVICES),
-    *("/urllib/request.py", "/http/client.py", "/socket.py", "/asyncio/streams.py"),
-)
+_OF_LIBRARY = ("/urllib/request.py", "/http/client.py", "/socket.py", "/asyncio/streams.py")
+_SERVICE_FILES = (*(f"/{name}/" for name in _SERVICES), *_OF_LIBRARY)
 
 
 @dataclass(slots=True)
@@ -213,3 +192,17 @@ class _Call:
             found = each, *self._table.tries.get(each, ())
             self._passed.update(found)
             self._watch.passed.update(found)
+
+
+def passed_by(watch: Watch | None, source: str) -> set[tuple[Statement, bool]]:
+    """The places that a call passed: a statement, and whether it went on to its end."""
+    found = {(each, False) for each in watch.passed} if watch is not None else set()
+    found |= {(each, True) for each in watch.returned} if watch is not None else set()
+    return found | ({(each, False) for each in value_places(source, watch)} if source else set())
+
+
+def value_places(source: str, watch: Watch | None) -> list[Statement]:
+    """They stand for the value that a reward returns: of all its values, and of those from the same statement."""
+    at = watch.given_by if watch is not None else None
+    given = [at._replace(end=OF_VALUE)] if at is not None else []
+    return [Statement(source, 0, 0, OF_VALUE), *given]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -14,11 +14,10 @@ from lachesis.figures.item_keys import whole_and_part
 from lachesis.figures.summary import BUILTIN_FIGURES, BUILTIN_PREFIXES
 from lachesis.loop.result import AgentResult
 from lachesis.loop.rollout import PlayedGroup, Rollout, holding_sandboxes
-from lachesis.rewards.doubtful import settled
 from lachesis.rewards.reward import RewardError
-from lachesis.runs.doubts import look_for_reference, settle, show_first
 from lachesis.runs.environment import Environment
 from lachesis.runs.failures import RunStopped, UnusableSettings
+from lachesis.settings.server_settings import REFERENCE
 from lachesis.tool_context.sealing import HostDiskFull
 from lachesis_client import RequestRejected, Unauthorized
 from lachesis_client.errors import NothingThere
@@ -74,7 +73,7 @@ async def play_group(
     whole, first = whole_and_part(item_key)
     toolsets, tools = env.group_tools(whole)
     rollouts: list[Rollout] = []
-    look_for_reference(env)
+    _look_for_reference(env)
 
     async def play(index: int) -> Rollout:
         rollout = await env.play_rollout(item, whole, first + index, tools, evaluation=evaluation)
@@ -92,7 +91,11 @@ async def play_group(
         late = [env.compute_group_reward is not None or rollout.doubt is not None for rollout in rollouts]
         rollouts = await env.player.score_group(item, rollouts)
         stop_if_hopeless(rollouts)
-    rollouts = await settle(env, item, rollouts, tools)
+    if any(rollout.doubt is not None for rollout in rollouts):
+        from lachesis.runs.doubts import settle  # late: few rewards raise anything
+
+        rollouts = await settle(env, item, rollouts, tools)
+    _show_first(env, rollouts)
     for rollout, is_late in zip(rollouts, late, strict=True):
         if is_late and rollout.doubt is None:
             finished(item, rollout)
@@ -135,14 +138,14 @@ def settled_group(env: Environment, finished: Finished, group: PlayedGroup, *, l
     """A group in doubt with the current evidence. `last`: this is the last check, and remaining doubts are errors of
     the environment."""
     rollouts = []
-    for before, rollout in zip(group.rollouts, settled(env.player, group.rollouts), strict=True):
+    for before, rollout in zip(group.rollouts, map(env.player.settled, group.rollouts), strict=True):
         if rollout.doubt is not None and last:
             rollout = replace(rollout, doubt=None)
         if before.doubt is not None and rollout.doubt is None:
             finished(group.item, rollout)
             rollout = rollout.measured(partial(_metrics, env, group.item))
         rollouts.append(rollout)
-    show_first(env, rollouts)
+    _show_first(env, rollouts)
     return replace(group, rollouts=rollouts)
 
 
@@ -170,3 +173,23 @@ def _every_request_would_fail(error: Exception | None) -> bool:
     """Whether the key, the name of the model or the kind of server is wrong."""
     of_route = isinstance(error, RequestRejected) and error.status == 404 and not error.refuses_content
     return of_route or isinstance(error, Unauthorized | NothingThere)
+
+
+def _look_for_reference(env: Environment) -> None:
+    """Note whether there is a reference policy that could be asked."""
+    evidence = env.player.scorer.evidence
+    if evidence.has_reference is None:
+        plays = any(config.model_name == REFERENCE for config in env.server_configs)
+        evidence.has_reference = not plays and env.reference_policy() is not None
+
+
+def _show_first(env: Environment, rollouts: Iterable[Rollout]) -> None:
+    """Print the first exception at each statement that was the agent's doing."""
+    shown = env.player.scorer.evidence.shown
+    for rollout in rollouts:
+        line = rollout.agent_fault.rpartition("(")[2]
+        if rollout.fault_traceback and line not in shown:
+            shown.add(line)
+            line = f"agent_fault, on {rollout.item_key}: {rollout.agent_fault}"
+            env.console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
+            env.console.print(rollout.fault_traceback, markup=False, highlight=False, soft_wrap=True)

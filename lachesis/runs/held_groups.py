@@ -7,11 +7,17 @@ from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 from backends.text import counted
-from lachesis.runs.doubts import MOST_HELD, why_held
 from lachesis.runs.failures import ItemJob, RunStopped
 from lachesis.runs.sink import Flight
 
 G = TypeVar("G")
+MOST_HELD = 4
+"""Groups that wait for evidence before the run stops; `max_failed_groups` where that is more."""
+
+NEXT_STEP = (
+    "nothing shows whether the agents or the reward are at fault, so nothing is scored: correct the reward, let it "
+    "accept whatever an agent may leave (`ctx.read_json`), or write a reference_policy that passes this line"
+)
 
 Finish = Callable[[ItemJob, G, Flight], Awaitable[None]]
 """Decides about a group and hands it to the sink."""
@@ -61,7 +67,10 @@ class HeldGroups(Generic[G]):
         doubts = [doubt for _, group, _ in self._waiting for doubt in _doubts(group)]
         await self.release()
         if stops:
-            raise RunStopped(f"the reward raised in {counted(count, 'group')}; {why_held(doubts)}")
+            raise RunStopped(
+                f"the reward raised in {counted(count, 'group')}; "
+                f"the last one: {doubts[-1].what}\n{doubts[-1].trace}{NEXT_STEP}"
+            )
 
     async def release(self) -> None:
         """Finish all of them, at the end of a run."""

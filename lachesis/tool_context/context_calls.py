@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-import errno
+import asyncio
 import functools
-import os
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from backends import BackendError, SandboxExhausted
 from backends.lease import LeaseOver
-from lachesis.rewards.agent_fault import AgentFault
-from lachesis.rewards.blame import DOWNLOADS, UPLOADS, blamed, local_path
-from lachesis.rewards.call_scope import CallScope, outside_scopes, scopes_of_a_thread
+from lachesis.rewards.call_scope import CallScope, current_scope, outside_scopes, scopes_of_a_thread
 from lachesis.rewards.calls import called, running_loop
 from lachesis_tools import ToolSession
-
-if TYPE_CHECKING:
-    from lachesis.tool_context.tool_context import ToolContext
 
 _LONGEST = 500
 """Characters of an argument in a `RewardCall`."""
 _LONGEST_OUTPUT = 4000
 """Characters of an output: its first half and its last."""
-_READ = ("read_file", "read_text", "read_json", "read_bytes")
-_OF_AGENTS = ("/tmp/", "/home/", "/root/", "/workspace/", "/var/tmp/", "/dev/shm/")
-"""Folders in which agents leave files."""
-_RUN = ("terminal", "call_tool", "search")
+_WRITES = ("write_file", "upload_file", "upload_dir")
+_RUNS = ("terminal", "call_tool", "search")
 """Methods that run commands."""
 
 P = ParamSpec("P")
@@ -55,75 +47,6 @@ class RewardCall:
         found = {"output": self.output, "error": self.error}
         exit_code = {} if self.exit_code is None else {"exit_code": self.exit_code}
         return {**record, **exit_code, **{name: text for name, text in found.items() if text}}
-
-
-def context_method(
-    function: Callable[Concatenate[ToolContext, P], Coroutine[Any, Any, T]],
-) -> Callable[Concatenate[ToolContext, P], T]:
-    """A method that is awaited on the event loop, and blocks other threads."""
-
-    @functools.wraps(function)
-    def call(self: ToolContext, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        scope = self._scope()
-        scopes = (scope,) if scope is not None else () if running_loop() is not None else scopes_of_a_thread()
-        make = functools.partial(_noted, function, self, scopes, args, kwargs)
-        return self._given(function.__name__, called(f"ctx.{function.__name__}"), make, scope)  # type: ignore[no-any-return]
-
-    return call
-
-
-async def _noted(
-    function: Callable[..., Coroutine[Any, Any, T]],
-    self: ToolContext,
-    scopes: tuple[CallScope, ...],
-    args: Any,
-    kwargs: Any,
-) -> T:
-    """Log the call, and keep a failure of the infrastructure even if the reward catches it: it is not a score."""
-    begin, problem, method = time.monotonic(), "", function.__name__
-    result: Any = None
-    self._shared.begin()
-    own = self._is_verifier and not self._has_run and method in ("write_file", *UPLOADS)
-    self._has_run = self._has_run or method in _RUN
-    try:
-        try:
-            with outside_scopes():
-                result = await function(self, *args, **kwargs)
-                return result  # type: ignore[no-any-return]
-        except (OSError, SandboxExhausted) as error:
-            whose = blamed(method, error, local_path(method, args, kwargs), own=own)
-            if isinstance(whose, AgentFault):
-                if self._shared.before_agent:
-                    raise
-                whose.method, whose.place = method, self._shared
-                whose.of_image = await _is_of_image(self._session, method, whose, args, kwargs)
-            if whose is error:
-                raise
-            raise whose from error
-    except BaseException as error:
-        cleaned_up = isinstance(error, LeaseOver) and self._session.closed  # under this call, by the reward itself
-        if not cleaned_up:
-            if isinstance(error, BackendError):
-                self._shared.failure = self._shared.failure or error
-            for scope in scopes:
-                scope.met(error)
-        problem = f"{type(error).__name__}: {error}"
-        raise
-    finally:
-        self._shared.end()
-        arguments = [_brief(arg) for arg in args] + [f"{name}={_brief(value, name)}" for name, value in kwargs.items()]
-        seconds = round(time.monotonic() - begin, 4)
-        output, exit_code = _output(result)
-        self._shared.calls.append(RewardCall(method, tuple(arguments), seconds, problem[:500], output, exit_code))
-
-
-async def _is_of_image(session: ToolSession, method: str, fault: AgentFault, args: Any, kwargs: Any) -> bool:
-    """Whether a file is missing that the image has, if it is not the agent that removed it."""
-    path = os.fspath(args[0] if args else kwargs.get("path", kwargs.get("remote_path", "")))
-    if fault.errno != errno.ENOENT or method not in (*_READ, *DOWNLOADS) or not isinstance(path, str):
-        return False
-    workspace = (await session.sandbox()).workdir.rstrip("/") + "/"
-    return path.startswith("/") and not path.startswith((workspace, *_OF_AGENTS))
 
 
 @dataclass(slots=True)
@@ -158,6 +81,101 @@ class SharedState:
         """Seconds in which a call worked in a sandbox that was there."""
         busy = self._busy + (time.monotonic() - self._since if self._active else 0.0)
         return busy - sum(session.waited for session in self.sessions)
+
+
+class ContextCalls:
+    """Makes the calls of one context.
+
+    Args:
+        loop: where they run; None until the context is used in one.
+        blamed: says whose failure a call met, see `blame`.
+        in_verifier: nothing of the agent's has run in the sandbox.
+    """
+
+    def __init__(
+        self,
+        session: ToolSession,
+        shared: SharedState,
+        loop: asyncio.AbstractEventLoop | None,
+        blamed: Callable[..., Awaitable[Exception]],
+        *,
+        in_verifier: bool,
+    ) -> None:
+        self.session, self.shared, self.loop = session, shared, loop
+        self._blamed, self._untouched = blamed, in_verifier
+
+    def scope(self) -> CallScope | None:
+        """What a call belongs to. A thread that a reward left behind still belongs to it."""
+        scope = current_scope() or self.shared.scope
+        left = scope is not None and scope.over and scope is not current_scope()
+        return None if left and running_loop() is not None else scope
+
+    async def noted(
+        self,
+        method: str,
+        call: Callable[..., Coroutine[Any, Any, T]],
+        scopes: Iterable[CallScope],
+        args: Any,
+        kwargs: Any,
+    ) -> T:
+        """Log the call, and keep a failure of the infrastructure even if the reward catches it: it is not a score."""
+        begin, problem = time.monotonic(), ""
+        result: Any = None
+        self.shared.begin()
+        own = self._untouched and method in _WRITES
+        self._untouched = self._untouched and method not in _RUNS
+        try:
+            try:
+                with outside_scopes():
+                    result = await call(*args, **kwargs)
+                    return result  # type: ignore[no-any-return]
+            except (OSError, SandboxExhausted) as error:
+                whose = await self._blamed(self.session, self.shared, method, error, args, kwargs, own=own)
+                if whose is error:
+                    raise
+                raise whose from error
+        except BaseException as error:
+            cleaned_up = isinstance(error, LeaseOver) and self.session.closed  # under this call, by the reward itself
+            if not cleaned_up:
+                if isinstance(error, BackendError):
+                    self.shared.failure = self.shared.failure or error
+                for scope in scopes:
+                    scope.met(error)
+            problem = f"{type(error).__name__}: {error}"
+            raise
+        finally:
+            self.shared.end()
+            given = [_brief(arg) for arg in args] + [f"{name}={_brief(value, name)}" for name, value in kwargs.items()]
+            seconds = round(time.monotonic() - begin, 4)
+            output, exit_code = _output(result)
+            self.shared.calls.append(RewardCall(method, tuple(given), seconds, problem[:500], output, exit_code))
+
+
+class _Calling(Protocol):
+    """What has such methods."""
+
+    _calls: ContextCalls
+
+    def _given(self, method: str, what: str, make: Callable[[], Any], scope: CallScope | None) -> Any: ...
+
+
+C = TypeVar("C", bound=_Calling)
+
+
+def context_method(
+    function: Callable[Concatenate[C, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[C, P], T]:
+    """A method that is awaited on the event loop, and blocks other threads."""
+    name = function.__name__
+
+    @functools.wraps(function)
+    def call(self: C, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        scope = self._calls.scope()
+        scopes = (scope,) if scope is not None else () if running_loop() is not None else scopes_of_a_thread()
+        make = functools.partial(self._calls.noted, name, functools.partial(function, self), scopes, args, kwargs)
+        return self._given(name, called(f"ctx.{name}"), make, scope)  # type: ignore[no-any-return]
+
+    return call
 
 
 def _brief(value: Any, name: str = "") -> str:

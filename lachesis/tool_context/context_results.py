@@ -1,15 +1,20 @@
 """Return values of the methods of `ToolContext`.
 
 Each result is what new code expects, text or a dictionary, and answers what code for the removed Hermes stack asks of
-it. It can be awaited and gives itself then: a call that ran at once may be used wherever a coroutine is expected.
+it. It can be awaited and gives itself then: a call that ran at once may be used wherever a coroutine is expected, and
+one type describes a call in an `async def` and in a plain `def`.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Coroutine, Generator
 from typing import Any, NoReturn, Self
 
+from backends import ExecResult
+from lachesis.rewards.reward import RewardError
 from lachesis.tool_context.pace import OwnTime
+from lachesis_tools import ToolResult
 
 
 class _Done(Coroutine[Any, Any, Any]):
@@ -46,6 +51,28 @@ class DictReply(_Done, dict[str, Any]):
     @classmethod
     def written(cls, size: int) -> DictReply:
         return cls(success=True, bytes=size, bytes_written=size, exit_code=0, output="")
+
+    @classmethod
+    def of_command(cls, done: ExecResult, timeout: float) -> DictReply:
+        problems = [f"the command took longer than {timeout:g} s"] if done.timed_out else []
+        for stream, elided in (("stdout", done.stdout_elided), ("stderr", done.stderr_elided)):
+            problems += [f"{elided} bytes are missing in the middle of {stream}"] if elided else []
+        output = (done.stdout + done.stderr).decode(errors="replace")
+        reply = cls(output=output, exit_code=done.exit_code, error="; ".join(problems) or None)
+        reply.late = OwnTime(done.duration, done.waited) if done.timed_out else None
+        return reply
+
+    @classmethod
+    def of_tool(cls, result: ToolResult) -> DictReply:
+        """What a tool answers, which is JSON where it succeeded."""
+        try:
+            value = json.loads(result.content)
+        except ValueError:
+            value = result.content
+        reply = cls(value) if isinstance(value, dict) else cls(output=value)
+        if result.error is not None:
+            reply.setdefault("error", result.error)
+        return reply
 
     @classmethod
     def failed(cls, error: OSError) -> DictReply:
@@ -119,3 +146,13 @@ class FileText(_Done, str):
         text = type(self)(self)
         text.error = self.error
         return text
+
+
+def failed_command(command: str, reply: DictReply) -> RewardError:
+    """The error of a command of the environment's own. The last line mostly says why, and is the headline; the others
+    follow, without the one that is cut."""
+    output = reply["output"]
+    lines = output[-500:].strip().splitlines()[int(len(output) > 500) :] or [output[-500:]]
+    said = "; ".join(filter(None, [reply["error"], *lines[-1:]]))
+    ended = f"{command!r} ended with exit code {reply['exit_code']}: {said}"
+    return RewardError("\n".join([ended, *(lines if len(lines) > 1 else [])]))

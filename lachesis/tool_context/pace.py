@@ -8,10 +8,13 @@ well, by a process that the agent cannot reach, and can only show that the agent
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from backends import BackendError, Sandbox
+from lachesis_tools import ToolSession
 
 _PROGRAM = """LC_ALL=C TIMEFORMAT='pace %R %U %S'
 time for ((i = 0; i < 200000; i++)); do :; done
@@ -91,3 +94,25 @@ async def pace(sandbox: Sandbox, cpus: float | None = None) -> Pace:
     load = re.search(r"^load ([\d.]+) (\d+)$", printed, re.MULTILINE)
     waiting = float(load[1]) / max(1, int(load[2])) if load else 0.0
     return Pace(max(1.0, wall * min(1.0, cpus or 1.0) / max(user + system, 0.001)), waiting)
+
+
+async def pace_without_agent(sessions: Iterable[ToolSession]) -> Pace | None:
+    """The same in a fresh sandbox, after everything in those of a rollout is killed; None if all of them are closed."""
+    left = [session for session in sessions if not session.closed]
+    if not left:
+        return None
+    for session in left:
+        if session.started:
+            with contextlib.suppress(BackendError):  # then nothing runs there either
+                await (await session.sandbox()).stop_processes()
+    fresh = left[-1].another()
+    try:
+        return await pace(await fresh.sandbox(), fresh.cpus)
+    finally:
+        await fresh.close()
+
+
+async def waited_for_cpu(sessions: Iterable[ToolSession]) -> float | None:
+    """Seconds so far in which others had the CPUs that commands there could have used; None if unknown."""
+    found = [await session.waited_for_cpu() for session in sessions]
+    return None if None in found else sum(each or 0.0 for each in found)

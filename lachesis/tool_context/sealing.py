@@ -1,38 +1,25 @@
-"""Artifacts on their way from the agent's sandbox to the verifier's.
-
-Where an artifact goes is decided by the path that the reward named and by the fresh sandbox, before anything of the
-agent's is in it. No program of the agent's sandbox has a part in it.
-"""
+"""The sandboxes after the agent's own: fresh ones, with what the reward takes along."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import errno
-import os
-import shutil
-import tempfile
-from collections.abc import AsyncIterator, Iterable
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from typing import Any, Protocol, TypeVar
 
-from backends import BackendError, Sandbox
-from backends.executor.trees import remove_tree
-from backends.tasks import in_own_thread
-from lachesis.tool_context.file_copies import chunks, size, write_local
-from lachesis.tool_context.own_folder import own_folder
+from backends import BackendError, SandboxSpec
+from backends.plugins import Registry, UnknownPlugin
+from lachesis.loop.judgement import Judgement
+from lachesis.rewards.reward import RewardError
+from lachesis.tool_context.context_calls import SharedState
 from lachesis_tools import ToolSession
 
-MAX_ARTIFACT = 1 << 30
-"""Bytes that `seal` takes along, in all."""
-_AT_ONCE = 1 << 18
-"""Bytes that go into a sandbox in one request."""
-_REMOVAL = 60.0
-"""Seconds for the removal of artifacts, which are bounded by `MAX_ARTIFACT` and the bounds of a download."""
+JUDGES: Registry[Callable[..., Any]] = Registry("judge", "lachesis.judges", {}, package="lachesis-envs")
+"""`pytest` is what `judge_pytest` uses: lachesis-envs has it."""
 NO_FILES = (errno.EMFILE, errno.ENFILE)
 """Errors of this machine in every method."""
-OURS = (errno.ENOSPC, errno.EDQUOT, *NO_FILES)
-"""Errors of this machine where files are copied out. Reading the agent's files in a sandbox never raises them."""
+MAX_ARTIFACT = 1 << 30
+"""Bytes that `seal` takes along, in all."""
 
 
 class Sealed(RuntimeError):
@@ -43,172 +30,94 @@ class HostDiskFull(BackendError):
     """This machine has no room for what rewards may copy out. It concerns every rollout: the run stops and says so."""
 
 
-@dataclass(slots=True)
-class Artifacts:
-    """Copies of the agent's files at the paths that a reward named."""
-
-    folder: Path
-    taken: dict[str, Path] = field(default_factory=dict)
-    """The copies, by path."""
-    missing: list[str] = field(default_factory=list)
-    refused: dict[str, str] = field(default_factory=dict)
-    """The reasons, by path."""
-
-    async def place(self, fresh: ToolSession, allow: Iterable[str] = (), *, exactly: bool = False) -> None:
-        """Put the copies at the same paths of a fresh sandbox.
-
-        Args:
-            allow: absolute paths of files and folders that may be replaced besides workspace and home.
-            exactly: whether a folder contains nothing else afterwards, and missing paths are removed.
-        """
-        sandbox = await fresh.sandbox()
-        # All of them before anything is placed: an artifact may be a folder with links.
-        targets = await resolved([*self.taken, *(self.missing if exactly else ())], fresh, allow)
-        for path, (inside, problem) in targets.items():
-            kept = self.taken.get(path)
-            if problem:
-                self.refused[path] = problem
-                continue
-            try:
-                if exactly and inside != sandbox.workdir:
-                    await _remove(sandbox, inside, kept)
-                if kept is not None:
-                    await _place(sandbox, inside, kept)
-            except OSError as error:  # the agent's copy of a small disk may be large, or in a folder's way
-                self.refused[path] = f"it cannot be copied into a fresh sandbox: {error.strerror or error}"
+class _Verifier(Protocol):
+    missing: tuple[str, ...]
+    refused: Mapping[str, str]
 
 
-async def resolved(paths: Iterable[str], fresh: ToolSession, allow: Iterable[str]) -> dict[str, tuple[str, str]]:
-    """By path: where it is in a fresh sandbox, without links, and why nothing may be put there, or an empty text."""
-    sandbox = await fresh.sandbox()
-    named = [name for name in (sandbox.workdir, sandbox.home) if name.strip("/")]
-    named += [await fresh.path(name) for name in ([allow] if isinstance(allow, str) else allow)]
-    roots = {(await sandbox.stat(name)).path for name in named}
-    found = {}
-    for path in paths:
-        real = (await sandbox.stat(await fresh.path(path))).path
-        within = any(real == root or real.startswith(root.rstrip("/") + "/") for root in roots)
-        found[path] = real, "" if within else f"{real} is not in the workspace or the home folder; name it in `allow`"
-    return found
+V = TypeVar("V", bound=_Verifier)
 
 
-@contextlib.asynccontextmanager
-async def taken(
-    session: ToolSession, paths: Iterable[str], room: int, *, partly: bool = False
-) -> AsyncIterator[Artifacts]:
-    """End everything that runs in the agent's sandbox, and copy out what is at `paths`, up to `room` bytes.
+class Sealing:
+    """Ends the sandbox of one context, and remembers what followed.
 
     Args:
-        partly: whether a folder with links that lead out of it is taken without them.
+        open_verifier: gives fresh sandboxes; None in one of these.
     """
-    wanted = [paths] if isinstance(paths, str) else list(dict.fromkeys(paths))
-    sandbox = await session.sandbox()
-    await sandbox.stop_processes()
-    folder = await in_own_thread(own_folder)
-    artifacts = Artifacts(Path(tempfile.mkdtemp(prefix="seal-", dir=folder)))
-    try:
-        async with _room_for(room, artifacts.folder.parent):
-            for number, path in enumerate(wanted):
-                kept = artifacts.folder / str(number)
-                room -= await _take(sandbox, path, await session.path(path), kept, artifacts, room, partly)
-        yield artifacts
-    finally:
-        # In a thread, which also ends it if this is cancelled: it may hold as many files as the agent liked.
-        await in_own_thread(remove_tree, str(artifacts.folder), _REMOVAL)
 
+    def __init__(
+        self, session: ToolSession, shared: SharedState, open_verifier: Callable[..., ToolSession] | None
+    ) -> None:
+        self._session, self._shared, self._open_verifier = session, shared, open_verifier
+        self._over = False
+        self._into: tuple[list[str], Any] | None = None
+        self._judged: Judgement | None = None
 
-_promised = 0
-"""Bytes that seals of this process may still write."""
+    def require_open(self) -> None:
+        if self._over:
+            task = self._session.task_id
+            raise Sealed(f"the agent's sandbox of {task} is sealed; use the context that seal() returned")
 
+    def opened(self, spec: SandboxSpec | None = None) -> ToolSession:
+        """A fresh sandbox."""
+        self._require_agents()
+        assert self._open_verifier is not None
+        self._shared.sessions.append(self._open_verifier() if spec is None else self._open_verifier(spec=spec))
+        return self._shared.sessions[-1]
 
-@contextlib.asynccontextmanager
-async def _room_for(size: int, folder: Path) -> AsyncIterator[None]:
-    """Wait until there is room for `size` more bytes in addition to what other seals may write.
+    def _require_agents(self) -> None:
+        if self._open_verifier is None:
+            raise Sealed("this context already belongs to a verifier sandbox; it cannot be sealed again")
 
-    The agent's files do not matter: otherwise the agent could decide when a run stops.
+    @contextlib.asynccontextmanager
+    async def _taken(self, paths: Iterable[str], room: int, *, ends: bool, partly: bool) -> AsyncIterator[Any]:
+        from lachesis.tool_context.artifacts import taken  # late: few rewards copy files out
 
-    Raises: HostDiskFull: there is no room, and nothing to wait for.
-    """
-    global _promised
-    while (free := shutil.disk_usage(folder).free) < _promised + size:
-        if not _promised:
-            raise HostDiskFull(
-                f"a seal may copy {size} bytes to {folder} of this machine, which has {free} bytes free. Next step: "
-                "make room there, set TMPDIR to a folder on another disk, or give `seal` a smaller max_bytes"
-            )
-        await asyncio.sleep(0.1)
-    _promised += size
-    try:
-        yield
-    finally:
-        _promised -= size
+        async with taken(self._session, paths, room, partly=partly) as artifacts:
+            if ends:
+                self._over = True
+                await self._session.close()
+            yield artifacts
 
+    async def seal(
+        self,
+        context: Callable[[ToolSession], V],
+        paths: Iterable[str],
+        max_bytes: int,
+        spec: SandboxSpec | None,
+        *,
+        allow: Iterable[str],
+        exactly: bool,
+        ends: bool,
+    ) -> V:
+        """As `ToolContext.seal`; `context` makes the context of a fresh sandbox."""
+        wanted = [paths] if isinstance(paths, str) else list(dict.fromkeys(paths))
+        if self._shared.repeated and self._into is not None and self._into[0] == wanted:
+            return self._into[1]  # type: ignore[no-any-return]
+        self.require_open()
+        self._require_agents()
+        async with self._taken(wanted, max_bytes, ends=ends, partly=exactly) as artifacts:
+            verifier = context(fresh := self.opened(spec))
+            await artifacts.place(fresh, allow, exactly=exactly)
+        verifier.missing, verifier.refused = tuple(artifacts.missing), artifacts.refused
+        self._into = (wanted, verifier) if ends else None
+        return verifier
 
-async def _take(
-    sandbox: Sandbox, path: str, inside: str, kept: Path, artifacts: Artifacts, room: int, partly: bool
-) -> int:
-    """Copy out one artifact; its bytes."""
-    if not inside.strip("/"):
-        artifacts.refused[path] = "the root folder is not an artifact"
-        return 0
-    try:
+    async def judged(self, sources: Iterable[str], max_bytes: int, *judge: Any, **how: Any) -> Judgement:
+        """As `ToolContext.judge_pytest`.
+
+        Args:
+            judge: the arguments of the judge.
+            how: those of its method `judge`.
+        """
+        if self._shared.repeated and self._judged is not None:
+            return self._judged
+        self.require_open()
+        self._require_agents()
         try:
-            await write_local(kept, sandbox.read_chunks(inside), room)
-            mode = (await sandbox.stat(inside)).mode or 0
-            await in_own_thread(kept.chmod, 0o700 if mode & 0o111 else 0o600)
-        except IsADirectoryError:
-            await sandbox.download_dir(inside, kept, max_bytes=room)
-    except (FileNotFoundError, NotADirectoryError):
-        artifacts.missing.append(path)
-        return 0
-    except OSError as error:
-        if error.errno in OURS:
-            kind = BackendError if error.errno in NO_FILES else HostDiskFull
-            raise kind(f"the artifacts cannot be kept on this machine: {error}") from error
-        artifacts.refused[path] = error.strerror or str(error)
-        if not (partly and error.errno == errno.EPERM and kept.is_dir()):  # else: all but what it names
-            await in_own_thread(remove_tree, str(kept), _REMOVAL)  # as far as it came
-            return 0
-    artifacts.taken[path] = kept
-    return await in_own_thread(size, kept)
-
-
-async def _place(sandbox: Sandbox, inside: str, kept: Path) -> None:
-    """Put an artifact where it was. Raises `OSError`, and leaves no part of it."""
-    if not kept.is_dir():
-        facts = kept.stat()
-        mode = 0o755 if facts.st_mode & 0o100 else 0o644
-        if facts.st_size <= _AT_ONCE:  # the reward may run it now: another open descriptor would be "Text file busy"
-            await sandbox.write_bytes(inside, await in_own_thread(kept.read_bytes), mode=mode)
-        else:
-            await sandbox.write_chunks(inside, chunks(kept), mode=mode)
-        return
-    try:
-        await sandbox.upload_dir(kept, inside)
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):  # the room is the reward's
-            await _remove(sandbox, inside)
-        raise
-
-
-_CLEAR = """declare -A kept
-while IFS= read -r -d '' folder; do kept["$folder"]=1; done
-if [ ! -d "$P" ] || [ -L "$P" ] || [ ${#kept[@]} = 0 ] || ! command -v find > /dev/null; then rm -rf -- "$P"; exit; fi
-find "$P" ! -type d -exec rm -f -- {} +
-find "$P" -mindepth 1 -depth -type d -print0 | while IFS= read -r -d '' folder; do
-  [ -n "${kept["${folder#"$P"/}"]}" ] || rm -rf -- "$folder"
-done"""
-"""Removes what is at P. Folders that the copy has too stay, empty: where an overlay is mounted without privileges, as
-by singularity, a folder of the image that was removed cannot be made again (EIO)."""
-
-
-async def _remove(sandbox: Sandbox, inside: str, kept: Path | None = None) -> None:
-    """Remove what is at `inside`, and leave the folders that its copy `kept` has."""
-    folders = await in_own_thread(_folders, kept) if kept is not None else []
-    listed = b"".join(os.fsencode(folder) + b"\0" for folder in folders)
-    await sandbox.exec(_CLEAR, timeout=60, env={"P": inside}, stdin=listed, fresh=True)
-
-
-def _folders(kept: Path) -> list[str]:
-    """The folders below a copy, and `.` for itself; none where it is a file."""
-    return [os.path.relpath(root, kept) for root, _, _ in os.walk(kept)]
+            made = JUDGES.load("pytest")(*judge, self.opened)
+        except UnknownPlugin as error:
+            raise RewardError(f"judge_pytest: {error}") from error
+        async with self._taken(sources, max_bytes, ends=True, partly=False) as artifacts:
+            self._judged = await made.judge(artifacts, **how)
+        return self._judged

@@ -50,6 +50,7 @@ def mean_reward(folder: Path) -> float:
     return float(written["results"]["all"]["eval/mean_reward"])
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("policy", "score"), [(writes_the_note, 1.0), (does_nothing, 0.0)])
 def test_process_gives_the_score_of_the_agents_work(
     tmp_path: Path, policy: Callable[[dict[str, Any]], Any], score: float
@@ -67,6 +68,7 @@ def test_process_gives_the_score_of_the_agents_work(
     assert "skipped toolsets of the removed stack that have no tools here: web" in said
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("policy", "score"), [(writes_the_note, 1.0), (does_nothing, 0.0)])
 def test_evaluate_with_loops_and_contexts_made_by_hand(
     tmp_path: Path, policy: Callable[[dict[str, Any]], Any], score: float

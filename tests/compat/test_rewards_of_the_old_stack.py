@@ -218,6 +218,7 @@ class FromTheText(Old):
 KINDS = [FileWithText, FileWithMore, InlineTest, UntestedFile, Weighted, ManyTests, LastTestMissing, InAnExecutor]
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("kind", [*KINDS, Judged, FromTheText])
 async def test_a_policy_gets_the_score_that_it_had_in_the_old_stack(tmp_path: Path, kind: type[Old]) -> None:
     for name, policy, score in (

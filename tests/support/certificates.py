@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from lachesis_messages.records.digests import LINE_DIGEST, certified
-from lachesis_tokens.samples.samples import MalformedSample, TokenSample
+from lachesis_tokens.samples.sample_records import MalformedSample, read_sample
 
 Record = dict[str, Any]
 
@@ -18,7 +18,7 @@ def resealed(record: Record) -> Record:
     for sample in found.get("samples", [found]):
         if "digest" in sample:
             with suppress(MalformedSample):  # it is noticed with any digest
-                sample["digest"] = TokenSample.from_record(sample).header_digest()
+                sample["digest"] = read_sample(sample).header_digest()
     return certified(found) if LINE_DIGEST in found else found
 
 

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 _CGROUPS = Path("/sys/fs/cgroup")
+_KERNEL_THREAD = 0x200000  # PF_KTHREAD
 
 
 class Leftovers:
@@ -35,14 +36,16 @@ class Leftovers:
         self._processes: dict[int, bytes] = {}
 
     def watch(self, *words: str) -> None:
-        """Remember the sandbox whose processes contain one of `words`, with its surroundings as they are now.
+        """Remember the sandbox whose processes contain one of `words`, with its surroundings as they are now. Blocks.
 
         Raises:
-            AssertionError: there is no such process, so that its leftovers would go unseen.
+            AssertionError: there is no such process for a minute, so that its leftovers would go unseen.
         """
         self._words |= {word.encode() for word in words}
         own_groups = set(_groups(os.getpid()))
-        found = [pid for pid, _ in _living() if self._bears_a_word(pid)]
+        end = time.monotonic() + 60
+        while not (found := self._bearers()) and time.monotonic() < end:
+            time.sleep(0.01)
         assert found, f"no process bears {words}"
         for bearer in found:
             pid = bearer
@@ -64,6 +67,15 @@ class Leftovers:
                     break  # a helper or an engine of this process, for all sandboxes
                 self._processes[pid] = fields[19]
                 pid = parent
+
+    def _bearers(self) -> list[int]:
+        """Processes with one of the words, once no process is at an exec. Its arguments and variables are empty then,
+        on a busy machine for a while."""
+        living = [pid for pid, _ in _living()]
+        end = time.monotonic() + 1  # a process may have emptied them itself
+        while any(_at_an_exec(pid) for pid in living) and time.monotonic() < end:
+            time.sleep(0.001)
+        return [pid for pid in living if self._bears_a_word(pid)]
 
     def _hold(self, pid: int) -> None:
         """Keep the number of its PID namespace from being reused by a namespace that need not be a sandbox."""
@@ -131,6 +143,12 @@ def _read(pid: int, name: str) -> bytes:
         return Path(f"/proc/{pid}/{name}").read_bytes()
     except OSError:
         return b""
+
+
+def _at_an_exec(pid: int) -> bool:
+    fields = _stat(pid)
+    alive = bool(fields) and fields[0] not in (b"Z", b"X")
+    return alive and not int(fields[6]) & _KERNEL_THREAD and not _read(pid, "cmdline") + _read(pid, "environ")
 
 
 def _stat(pid: int) -> list[bytes]:

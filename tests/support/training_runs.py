@@ -73,7 +73,7 @@ async def trained(env: CoinToss, api: StockRunApi, *, groups: int, steps: int) -
 
 
 async def take(trainer: Trainer, groups: int) -> None:
-    async with asyncio.timeout(300):  # a small model on a busy machine
+    async with asyncio.timeout(900):  # a small model on a busy machine
         while len(trainer.groups) < groups:
             if not await trainer.poll():
                 await asyncio.sleep(0.1)

@@ -929,7 +929,7 @@ class TestCommand:
                     # process.send_signal() would poll, and so take the exit status from the event loop
                     os.kill(process.pid, signal.SIGTERM)
                 await asyncio.sleep(0.002)
-        _, said = await asyncio.wait_for(process.communicate(), 20)
+        _, said = await asyncio.wait_for(process.communicate(), 60)
         saved = AutoTokenizer.from_pretrained(str(folder))
         assert saved.encode("Hello <|im_end|> <tool_call>") == CODEC.encode("Hello <|im_end|> <tool_call>")
         assert (saved.chat_template, saved.eos_token_id) == (TOKENIZER.chat_template, END)

@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from backends.errors import LachesisError
-from lachesis.figures import mean_over_items
+from lachesis.figures.intervals import mean_over_items
 from lachesis_view.curves import curves
 from lachesis_view.filters import Filter
 from lachesis_view.index import BATCH, Index, NoSuchGroup

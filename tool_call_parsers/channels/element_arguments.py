@@ -7,7 +7,7 @@ from typing import Any
 
 from tool_call_parsers.arguments import ArgumentsText
 from tool_call_parsers.engine import Run
-from tool_call_parsers.literals import REPEATED_KEY
+from tool_call_parsers.literals.strict import REPEATED_KEY
 from tool_call_parsers.types import CALLABLE, CallStatus
 
 

@@ -22,10 +22,10 @@ from tool_call_parsers.channels.element_tags import (
 )
 from tool_call_parsers.channels.messages import HEADER_WIDTH, Channel, ChannelGrammar, MessageHeader
 from tool_call_parsers.engine import Needles, RenderTurn, Run, Step, cut_off
-from tool_call_parsers.json_blocks import skip_repeated
+from tool_call_parsers.json_blocks.attempts import skip_repeated
 from tool_call_parsers.json_scan import read_value
-from tool_call_parsers.literals import read_whole_json
-from tool_call_parsers.schema import coerce
+from tool_call_parsers.literals.strict import read_whole_json
+from tool_call_parsers.schema.values import coerce
 from tool_call_parsers.types import CALLABLE, CallStatus
 
 _CHANNELS = {

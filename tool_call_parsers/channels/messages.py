@@ -183,7 +183,7 @@ class ChannelGrammar:
                 closing = yield from run.find(self._closing[channel], header.end)
                 if closing is not None:
                     if channel is Channel.REASONING and header.channel is Channel.CALL:
-                        run.drafts(self, header.start, closing.start())
+                        run.drafts(self.read, header.start, closing.start())
                     elif header.channel is Channel.CALL and (yield from self._lacks_end(run, header, closing.end())):
                         run.begin_block(header.start)
                         error = "the message before the call has no end"

@@ -9,9 +9,10 @@ from functools import cached_property
 from tool_call_parsers.arguments import ArgumentsWatch, FoundArguments, no_arguments, read_arguments, read_literal
 from tool_call_parsers.channels.messages import HEADER_WIDTH, Channel, ChannelGrammar, MessageHeader
 from tool_call_parsers.engine import SPACE, Needles, RenderTurn, Run, Step
-from tool_call_parsers.json_blocks import skip_repeated
+from tool_call_parsers.json_blocks.attempts import skip_repeated
 from tool_call_parsers.json_scan import read_value
-from tool_call_parsers.literals import LiteralError, read_json
+from tool_call_parsers.literals.literal import LiteralError
+from tool_call_parsers.literals.strict import read_json
 from tool_call_parsers.tag_blocks import Head as TagHead
 from tool_call_parsers.tag_blocks import TagBlocks
 from tool_call_parsers.types import CALLABLE, CallStatus

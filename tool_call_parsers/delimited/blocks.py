@@ -11,7 +11,7 @@ from typing import Any
 from tool_call_parsers.arguments import ArgumentsText, plain_name
 from tool_call_parsers.delimited.reader import CLOSING, MAX_HEAD, NO_CLOSING, PLAIN_KEY, DelimitedReader, Failure, Marks
 from tool_call_parsers.engine import BlockGrammar, RenderTurn, Run, Step, cut_off
-from tool_call_parsers.json_blocks import MANY_OPENERS, skip_repeated
+from tool_call_parsers.json_blocks.attempts import MANY_OPENERS, skip_repeated
 from tool_call_parsers.types import CallStatus
 
 _NAME = r"[^\W\d][\w-]*+(?>(?:[.:/][\w-]++)*)"

@@ -10,10 +10,12 @@ from typing import Any, NamedTuple
 
 from tool_call_parsers.arguments import ArgumentsText
 from tool_call_parsers.engine import Needles, Run, Step
-from tool_call_parsers.json_blocks import too_much
-from tool_call_parsers.literals import MAX_DEPTH, REPEATED_KEY, LiteralError, read_tolerant
+from tool_call_parsers.json_blocks.attempts import too_much
+from tool_call_parsers.literals.literal import MAX_DEPTH, LiteralError
+from tool_call_parsers.literals.strict import REPEATED_KEY
+from tool_call_parsers.literals.tolerant import read_tolerant
 from tool_call_parsers.python_scan import follow_string
-from tool_call_parsers.schema import coerce
+from tool_call_parsers.schema.values import coerce
 
 MAX_HEAD = 256
 _KEY = re.compile(r"""([^:=,{}\[\]()<>"'\r\n]{1,128}?)\s{0,8}([:=])""")

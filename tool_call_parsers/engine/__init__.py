@@ -8,9 +8,9 @@ generators run through without a yield.
 
 from tool_call_parsers.engine.blocks import BlockGrammar, cut_off
 from tool_call_parsers.engine.foreign import FOREIGN
-from tool_call_parsers.engine.grammar import Grammar, Marker, Markers, RenderCall, RenderTurn
+from tool_call_parsers.engine.grammar import Grammar, RenderCall, RenderTurn
 from tool_call_parsers.engine.run import Run
-from tool_call_parsers.engine.text import SPACE, Needles, Step
+from tool_call_parsers.engine.text import SPACE, Marker, Markers, Needles, Step
 
 __all__ = [
     "FOREIGN",

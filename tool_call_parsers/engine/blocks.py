@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import re
 
-from tool_call_parsers.engine.grammar import Marker, Markers, RenderTurn
+from tool_call_parsers.engine.grammar import RenderTurn
 from tool_call_parsers.engine.run import Run
-from tool_call_parsers.engine.text import Needles, Step
+from tool_call_parsers.engine.text import Marker, Markers, Needles, Step
 from tool_call_parsers.reasoning import ReasoningFormat
 from tool_call_parsers.row_checks import check_types
 from tool_call_parsers.types import CallStatus
@@ -29,6 +29,8 @@ class BlockGrammar:
     written once."""
     trail: str = ""
     """Whitespace after the calls."""
+    marks: tuple[str, ...] = ()
+    """Markers inside a block."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -159,7 +161,7 @@ class BlockGrammar:
             run.finish()
             return len(run.text)
         if first is not match and first is not None:
-            run.drafts(self, first.start(), match.start())
+            run.drafts(self.read, first.start(), match.start())
         end = match.end()
         if run.reads_reasoning:
             text = run.text[run.taken : match.start()]

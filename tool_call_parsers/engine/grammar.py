@@ -4,40 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any, Protocol, runtime_checkable
 
 from tool_call_parsers.engine.run import Run
-from tool_call_parsers.engine.text import Needles, Step
+from tool_call_parsers.engine.text import Markers, Step
 from tool_call_parsers.reasoning import ReasoningFormat
 from tool_call_parsers.schema import ToolIndex
-
-
-class Marker(Enum):
-    """The role of a marker in free text."""
-
-    OPEN = 1
-    """Begins a block."""
-    CLOSE = 2
-    """Ends a block. Alone it is a mistake."""
-    THINK = 3
-    """Opens reasoning."""
-    DROP = 4
-    """A tag around free text."""
-    END = 5
-    """Ends the turn."""
-
-
-@dataclass(frozen=True, slots=True)
-class Markers:
-    """The markers of a grammar, prepared for the search."""
-
-    kinds: Mapping[str, Marker]
-    all: Needles
-    think_open: Needles
-    think_close: Needles
-    think: Needles
-    """Markers that may end free reasoning: closing markers, openers of blocks, ends of turns."""
 
 
 @dataclass(frozen=True, slots=True)

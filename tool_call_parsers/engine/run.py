@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tool_call_parsers.engine.foreign import FOREIGN, find_foreign
-from tool_call_parsers.engine.text import SPACE, GrowingText
+from tool_call_parsers.engine.text import SPACE, GrowingText, Markers, Step
 from tool_call_parsers.reasoning import ReasoningFormat
 from tool_call_parsers.schema import ToolIndex
 from tool_call_parsers.types import (
@@ -25,9 +26,6 @@ from tool_call_parsers.types import (
     ReasoningDelta,
     new_call_id,
 )
-
-if TYPE_CHECKING:
-    from tool_call_parsers.engine.grammar import Grammar, Markers
 
 _LOOK_BACK = 48
 """Room for a closing marker of reasoning and the blank lines after it."""
@@ -291,12 +289,12 @@ class Run(GrowingText):
             (self.skip if usable else self.fail)(end)
         return usable
 
-    def drafts(self, grammar: Grammar, start: int, end: int) -> None:
-        """Record attempts in `start:end`, inside a closed reasoning block, as drafts."""
+    def drafts(self, read: Callable[[Run], Step[None]], start: int, end: int) -> None:
+        """Record attempts in `start:end`, inside a closed reasoning block, as drafts. `read` is that of the grammar."""
         draft = Run(tools=self.tools, markers=self.markers, offset=self.offset + start)
         draft.append(self.text[start:end])
         draft.final = True
-        for _ in grammar.read(draft):
+        for _ in read(draft):
             raise AssertionError("a lexer waits for text after the end of the text")
         for attempt in draft.attempts:
             # A native id stays free for the real call.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import TypeAlias, TypeVar
 
 T = TypeVar("T")
@@ -45,6 +46,33 @@ class Needles:
                 if any(literal.startswith(tail) for literal in self.literals):
                     return position
         return end
+
+
+class Marker(Enum):
+    """The role of a marker in free text."""
+
+    OPEN = 1
+    """Begins a block."""
+    CLOSE = 2
+    """Ends a block. Alone it is a mistake."""
+    THINK = 3
+    """Opens reasoning."""
+    DROP = 4
+    """A tag around free text."""
+    END = 5
+    """Ends the turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Markers:
+    """The markers of a grammar, prepared for the search."""
+
+    kinds: Mapping[str, Marker]
+    all: Needles
+    think_open: Needles
+    think_close: Needles
+    think: Needles
+    """Markers that may end free reasoning: closing markers, openers of blocks, ends of turns."""
 
 
 @dataclass(slots=True, eq=False)

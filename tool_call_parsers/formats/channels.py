@@ -122,11 +122,7 @@ FORMATS: tuple[Format, ...] = (
         ListedCalls(
             role="<|begin|>assistant",
             end="<|end|>",
-            kinds={
-                "<|content|>": Channel.PREAMBLE,
-                "<|think|>": Channel.REASONING,
-                "<|tool_calls|>": Channel.CALL,
-            },
+            kinds={"<|content|>": Channel.PREAMBLE, "<|think|>": Channel.REASONING, "<|tool_calls|>": Channel.CALL},
             calls=NamedJson(
                 opens=("<|tool_call:begin|>",),
                 closes=("<|tool_call:end|>",),
@@ -170,12 +166,5 @@ FORMATS: tuple[Format, ...] = (
         channels=True,
         ends=("<|content_model_end_sampling|>",),
     ),
-    Format(
-        "kimi_k3",
-        Elements(),
-        models="Kimi K3",
-        reasoning="kimi_k3",
-        channels=True,
-        ends=("<|end_of_msg|>",),
-    ),
+    Format("kimi_k3", Elements(), models="Kimi K3", reasoning="kimi_k3", channels=True, ends=("<|end_of_msg|>",)),
 )

@@ -49,18 +49,6 @@ FORMATS = (
         reasoning="olmo3",
         lossy=_NAMES,
     ),
-    Format(
-        "lfm2",
-        _LFM2,
-        "LFM2, LFM2.5-VL",
-        reasoning="lfm2",
-        lossy=_NAMES,
-    ),
-    Format(
-        "lfm2_5",
-        replace(_LFM2, json_containers=(dict,)),
-        "LFM2.5",
-        reasoning="lfm2",
-        lossy=_NAMES,
-    ),
+    Format("lfm2", _LFM2, "LFM2, LFM2.5-VL", reasoning="lfm2", lossy=_NAMES),
+    Format("lfm2_5", replace(_LFM2, json_containers=(dict,)), "LFM2.5", reasoning="lfm2", lossy=_NAMES),
 )

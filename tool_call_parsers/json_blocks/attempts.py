@@ -8,6 +8,8 @@ from tool_call_parsers.arguments import plain_name
 from tool_call_parsers.engine import SPACE, Needles, Run, Step
 from tool_call_parsers.types import CallStatus
 
+FENCES = Needles("```json", "```tool_call", "```tool_code", "```")
+"""Code fences around calls."""
 MANY_OPENERS = 4
 """After so many openers in a row, the rest is read as text."""
 _STRAYED, _STRAYED_RATIO = 4096, 4

@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from tool_call_parsers.engine import Needles, RenderCall, RenderTurn, Run, Step, cut_off
-from tool_call_parsers.json_blocks.attempts import MANY_OPENERS, named_attempt, skip_repeated, too_much
-from tool_call_parsers.json_blocks.named import FENCES, NamedJson
+from tool_call_parsers.engine import BlockGrammar, Needles, RenderCall, RenderTurn, Run, Step, cut_off
+from tool_call_parsers.json_blocks.attempts import FENCES, MANY_OPENERS, named_attempt, skip_repeated, too_much
 from tool_call_parsers.json_blocks.objects import CallObjects
 from tool_call_parsers.row_checks import Syntax, check_template
 from tool_call_parsers.types import CallStatus
@@ -83,8 +82,8 @@ class JsonBlocks(CallObjects):
     """The text around content."""
     compact: bool = False
     """JSON is written without blanks."""
-    named: NamedJson | None = None
-    """Calls with the name in a header, after the same marker or after other markers."""
+    named: BlockGrammar | None = None
+    """Calls with the name in a header (`NamedJson`), after the same marker or after other markers."""
     writes_named: bool = False
     """Calls are written as `named` writes them."""
     instead: str = ""

@@ -10,14 +10,14 @@ from typing import Any, NamedTuple, TypeAlias
 
 from tool_call_parsers.arguments import ArgumentsWatch, FoundArguments, no_arguments, plain_name, read_literal
 from tool_call_parsers.engine import SPACE, BlockGrammar, Marker, Needles, RenderCall, RenderTurn, Run, Step, cut_off
-from tool_call_parsers.json_blocks.attempts import MANY_OPENERS, named_attempt, skip_repeated
+from tool_call_parsers.json_blocks.attempts import FENCES, MANY_OPENERS, named_attempt, skip_repeated
 from tool_call_parsers.json_scan import read_value
-from tool_call_parsers.literals import Literal, LiteralError, read_json
+from tool_call_parsers.literals.literal import Literal, LiteralError
+from tool_call_parsers.literals.strict import read_json
 from tool_call_parsers.row_checks import Syntax, check_template
 from tool_call_parsers.schema import ToolIndex
 from tool_call_parsers.types import CallStatus
 
-FENCES = Needles("```json", "```tool_call", "```tool_code", "```")
 _WORD = re.compile(r"[^\s<>{}\[\]|\"'`]{1,256}")
 _FENCE = "```(?:json)?"
 _AHEAD = 1024

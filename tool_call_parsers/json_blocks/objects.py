@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 
 from tool_call_parsers.arguments import FoundArguments, no_arguments, plain_name, read_arguments
 from tool_call_parsers.engine import SPACE, BlockGrammar, Needles, Run, Step
-from tool_call_parsers.json_scan import MANY_REJECTIONS, JsonMember, JsonScan, JsonValue, read_value
-from tool_call_parsers.literals import MAX_DEPTH, LiteralError, read_json, read_tolerant
+from tool_call_parsers.json_scan import MANY_REJECTIONS, JsonMember, JsonScan, JsonValue, read_damaged, read_value
+from tool_call_parsers.literals.literal import MAX_DEPTH, LiteralError
+from tool_call_parsers.literals.strict import read_json
 from tool_call_parsers.types import CallStatus
 
 _CLOSING_BRACE = re.compile(r"[ \t\r\n]*\}")
@@ -275,7 +276,7 @@ class CallObjects(BlockGrammar):
             member = scan.members[key]
             if key in scan.doubles and member.end is not None and (key in keys or self.single_key):
                 try:
-                    first[key] = read_tolerant(run.text, member.start, member.end).value
+                    first[key] = read_damaged(run.text, member.start, member.end).value
                 except LiteralError:
                     continue
                 doubled.append(key)

@@ -12,23 +12,3 @@ A repair is made only if one meaning remains. Only an unescaped quote inside a s
 quote ends its string only before text that may follow a string there. It fails if the text may be an expression
 ('a' + 'b') or may lack a comma, and it must reach the end of the given text.
 """
-
-from tool_call_parsers.literals.literal import MAX_DEPTH, Literal, LiteralError
-from tool_call_parsers.literals.python_call import PythonCall, read_python_call
-from tool_call_parsers.literals.reader import CALL_NAME
-from tool_call_parsers.literals.strict import REPEATED_KEY, read_json, read_whole_json
-from tool_call_parsers.literals.tolerant import read_tolerant, repair_json
-
-__all__ = [
-    "CALL_NAME",
-    "MAX_DEPTH",
-    "REPEATED_KEY",
-    "Literal",
-    "LiteralError",
-    "PythonCall",
-    "read_json",
-    "read_python_call",
-    "read_tolerant",
-    "read_whole_json",
-    "repair_json",
-]

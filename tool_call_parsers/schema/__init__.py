@@ -4,9 +4,6 @@ XML-like formats write every argument as bare text: only the tool's schema disti
 number 5. A schema is reduced to the kinds of values that it allows, and these decide the value of a text.
 """
 
-from tool_call_parsers.literals.literal import MAX_DIGITS
-from tool_call_parsers.schema.kinds import MAX_DEPTH, member
 from tool_call_parsers.schema.tools import ToolIndex
-from tool_call_parsers.schema.values import coerce
 
-__all__ = ["MAX_DEPTH", "MAX_DIGITS", "ToolIndex", "coerce", "member"]
+__all__ = ["ToolIndex"]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from tool_call_parsers.schema.kinds import ValueRule, is_mapping, items_of, related, value_rule
-from tool_call_parsers.schema.values import value_of
 from tool_call_parsers.types import ToolSchemas
+
+if TYPE_CHECKING:
+    from tool_call_parsers.schema.signature import Signature
 
 
 class ToolIndex:
@@ -22,17 +23,17 @@ class ToolIndex:
 
     def __init__(self, tools: ToolSchemas | None) -> None:
         self._tools: dict[str, Mapping[Any, Any]] = {}
-        self._signatures: dict[str, _Signature] = {}
+        self._signatures: dict[str, Signature] = {}
         if tools is None:
             return
         given: object = tools
         if isinstance(given, (str, bytes, bytearray)) or not isinstance(given, Sequence):
             raise TypeError(f"tools must be a sequence of mappings, not {type(given).__name__}")
         for tool in given:
-            if type(tool) is not dict and not is_mapping(tool):
+            if type(tool) is not dict and not isinstance(tool, Mapping):
                 raise TypeError(f"tools must be a sequence of mappings, and one of its items is {type(tool).__name__}")
             function = tool.get("function")
-            if type(function) is not dict and not is_mapping(function):
+            if type(function) is not dict and not isinstance(function, Mapping):
                 function = tool
             name = function.get("name")
             if isinstance(name, str):
@@ -67,7 +68,7 @@ class ToolIndex:
         """The value of `text` as this argument; the text itself if nothing is known of it."""
         signature = self._signatures.get(name) or self._signature(name)
         rule = signature.rule(parameter)
-        return text if rule is None else value_of(text, *rule)
+        return text if rule is None else signature.value_of(text, *rule)
 
     def schema(self, name: str, parameter: str) -> tuple[object, object]:
         """A parameter's schema, None if unknown, and the root of its `$ref`s."""
@@ -86,55 +87,17 @@ class ToolIndex:
                 found = name
         return found
 
-    def _signature(self, name: str) -> _Signature:
+    def _signature(self, name: str) -> Signature:
         signature = self._signatures.get(name)
         if signature is None:
+            # Imported here because most formats of JSON need no more than names.
+            from tool_call_parsers.schema.signature import UNKNOWN, Signature
+
             tool = self._tools.get(name)
             if tool is None:
-                return _UNKNOWN  # not cached: models can make up any number of names
+                return UNKNOWN  # not cached: models can make up any number of names
             root = tool.get("parameters")
             if root is None:
                 root = tool.get("input_schema", tool.get("inputSchema"))
-            signature = self._signatures[name] = _Signature(root)
+            signature = self._signatures[name] = Signature(root)
         return signature
-
-
-class _Signature:
-    """The parameters of one tool, with those of its schema's `$ref` and `allOf`."""
-
-    __slots__ = ("_rules", "known", "properties", "required", "root")
-
-    def __init__(self, root: object) -> None:
-        self.root = root
-        self._rules: dict[str, ValueRule | None] = {}
-        self.known = False
-        self.properties: dict[str, object] = {}
-        self.required: frozenset[str] = frozenset()
-        schemas: Iterable[Mapping[Any, Any]]
-        if type(root) is dict and "$ref" not in root and "allOf" not in root:
-            schemas = (root,)
-        else:
-            schemas = related(root, root, ("allOf",))
-        for schema in schemas:
-            properties = schema.get("properties")
-            if is_mapping(properties):
-                self.known = True
-                for name, value in properties.items():
-                    if isinstance(name, str) and name not in self.properties:
-                        self.properties[name] = value
-            required = items_of(schema.get("required"))
-            if required:
-                self.required |= {name for name in required if isinstance(name, str)}
-
-    def rule(self, parameter: str) -> ValueRule | None:
-        """The rule for a parameter's texts; None if every text is its own value."""
-        try:
-            return self._rules[parameter]
-        except KeyError:
-            if parameter not in self.properties:
-                return None  # not cached, as above
-        rule = self._rules[parameter] = value_rule(self.properties[parameter], self.root)
-        return rule
-
-
-_UNKNOWN = _Signature(None)

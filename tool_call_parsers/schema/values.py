@@ -23,9 +23,9 @@ import json
 import re
 from typing import Any
 
-from tool_call_parsers.literals import repair_json
 from tool_call_parsers.literals.literal import MAX_DIGITS, SURROGATE
 from tool_call_parsers.literals.strict import json_constant, json_float
+from tool_call_parsers.literals.tolerant import repair_json
 from tool_call_parsers.schema.kinds import (
     ARRAY,
     BOOLEAN,

@@ -9,10 +9,11 @@ from typing import Any, ClassVar, NamedTuple
 
 from tool_call_parsers.arguments import ArgumentsText, plain_name, read_arguments
 from tool_call_parsers.engine import Marker, Needles, RenderCall, RenderTurn, Run, Step, cut_off
-from tool_call_parsers.json_blocks import MANY_OPENERS, JsonBlocks, skip_repeated
+from tool_call_parsers.json_blocks.attempts import MANY_OPENERS, skip_repeated
+from tool_call_parsers.json_blocks.blocks import JsonBlocks
 from tool_call_parsers.json_scan import read_value
-from tool_call_parsers.literals import read_whole_json
-from tool_call_parsers.schema import coerce
+from tool_call_parsers.literals.strict import read_whole_json
+from tool_call_parsers.schema.values import coerce
 from tool_call_parsers.tag_blocks.syntax import CDATA, CDATA_END
 from tool_call_parsers.tag_blocks.tags import AFTER_CALL, CUT_HEAD, HEAD_LIMIT, TYPES, Head, Mark, TagRole
 from tool_call_parsers.tag_blocks.values import OpenCall, StringStream, TagValues

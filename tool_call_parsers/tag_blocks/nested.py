@@ -17,7 +17,8 @@ from functools import cached_property
 from typing import Any
 
 from tool_call_parsers.engine import Needles, RenderCall, Run, Step
-from tool_call_parsers.schema import MAX_DEPTH, coerce, member
+from tool_call_parsers.schema.kinds import MAX_DEPTH, member
+from tool_call_parsers.schema.values import coerce
 from tool_call_parsers.tag_blocks.blocks import TagBlocks
 from tool_call_parsers.tag_blocks.tags import ATTRIBUTES, CUT_HEAD, HEAD_LIMIT, Head, Mark, TagRole
 from tool_call_parsers.tag_blocks.values import OpenCall, StringStream

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tool_call_parsers.tokens.aligned import Aligned, Strays, token_span
+from tool_call_parsers.tokens.token_table import TokenTable
 from tool_call_parsers.tokens.tokenizer import (
     ESCAPE_BASE,
     ESCAPE_COUNT,
@@ -17,9 +18,6 @@ from tool_call_parsers.tokens.tokenizer import (
     mark,
     unmask_text,
 )
-
-if TYPE_CHECKING:
-    from tool_call_parsers.tokens.token_map import TokenMap
 
 _CLOSE_STEPS: Final = 8
 _WAIT: Final = -1
@@ -37,7 +35,7 @@ class TokenStream:
     `feed` are a prefix of `finish().masked`; the rest was uncertain. One stream serves one completion.
     """
 
-    _map: TokenMap
+    _map: TokenTable
     own_text: bool = False
     """The text has a mark for each id without text."""
     _parts: list[str] = field(default_factory=list)

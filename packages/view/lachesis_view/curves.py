@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from lachesis.figures import mean_over_items
+from lachesis.figures.intervals import mean_over_items
 from lachesis_messages.records.split_rollouts import LARGEST_REWARD
 from lachesis_view.html import visible
 from lachesis_view.index import Index

@@ -34,9 +34,9 @@ class SynchronousToolContext(lachesis.ToolContext):
     runs: ClassVar[Runs] = Driven
 
     def _given(self, method: str, what: str, make: Callable[[], Any], scope: CallScope | None) -> Any:
-        raises = (scope is not None and scope.plain) or self._shared.before_agent
+        raises = (scope is not None and scope.plain) or self.shared.before_agent
         try:
-            result = blocking(result_of(what, make, self._loop, scope))
+            result = blocking(result_of(what, make, self._calls.loop, scope))
         except OSError as error:
             if raises or method not in _ANSWERS or isinstance(error, TimeoutError):
                 raise

@@ -15,7 +15,7 @@ from lachesis_messages.markup import split_think
 from lachesis_messages.message_rules import validate_messages
 from lachesis_messages.records.export_lines import Unsuitable
 from lachesis_messages.records.loading import from_sharegpt
-from lachesis_tokens.samples.samples import MalformedSample, TokenSample
+from lachesis_tokens.samples.sample_records import MalformedSample, read_sample
 from lachesis_tokens.samples.verification import verify
 
 __all__ = ["VALIDATORS", "validate_entry", "validate_messages"]
@@ -186,7 +186,7 @@ def _tools(tools: Any) -> Iterable[str]:
 
 def _samples(entry: Mapping[str, Any]) -> Iterable[str]:
     try:
-        yield from verify(TokenSample.from_record(entry))
+        yield from verify(read_sample(entry))
     except MalformedSample as error:
         yield f"the sample {error}"
 

@@ -240,9 +240,9 @@ def _counter(name: str, trust_remote_code: bool) -> ConversationTokens:
     from lachesis.settings.server_settings import EMBEDDED
     from lachesis_client.errors import PromptError
     from lachesis_tokens.engines.embedded import HERMES_TEMPLATE, EmbeddedServer
+    from lachesis_tokens.prompts.dataset_prompts import DatasetPrompts
     from lachesis_tokens.prompts.gguf_tokenizer import tokenizer_from_gguf
     from lachesis_tokens.prompts.model_folders import tokenizer_of
-    from lachesis_tokens.prompts.prompts import PromptBuilder
     from lachesis_tokens.templates.conversation_tokens import ConversationTokens
 
     try:
@@ -253,7 +253,7 @@ def _counter(name: str, trust_remote_code: bool) -> ConversationTokens:
                 tokenizer.chat_template = HERMES_TEMPLATE.read_text(encoding="utf-8")
         else:
             tokenizer = AutoTokenizer.from_pretrained(tokenizer_of(name), trust_remote_code=trust_remote_code)
-        return ConversationTokens(PromptBuilder(tokenizer))
+        return ConversationTokens(DatasetPrompts(tokenizer))
     except (OSError, ValueError, PromptError) as error:
         reason = str(error).strip().splitlines()[0]
         raise SettingsError(f"tokenizer {name!r} cannot be used ({reason}); name another with --tokenizer") from error

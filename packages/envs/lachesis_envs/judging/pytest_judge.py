@@ -31,11 +31,10 @@ from backends.host.folders import cache_folder
 from backends.tasks import in_own_thread, run_all
 from lachesis.loop.judgement import Judgement, TestVerdict
 from lachesis.rewards.reward import RewardError
+from lachesis.tool_context.artifacts import Artifacts, placed, resolved
 from lachesis.tool_context.file_copies import members
 from lachesis.tool_context.own_folder import own_folder
 from lachesis.tool_context.pace import MARGIN, USABLE, OwnTime, Pace, pace
-from lachesis.tool_context.placing import placed
-from lachesis.tool_context.sealing import Artifacts, resolved
 from lachesis_envs.judging.changed_tests import ENDED, Change, Found, TestFile, found_test
 from lachesis_tools import ToolSession
 

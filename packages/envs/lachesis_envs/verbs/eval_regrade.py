@@ -23,11 +23,12 @@ from backends import create_backend
 from backends.errors import SettingsError
 from backends.text import counted
 from lachesis.cli.subcommands import check
-from lachesis.figures import mean_over_items, paired
+from lachesis.figures.intervals import mean_over_items
 from lachesis.runs.run_folder import settings_of
 from lachesis.settings.flags import accepts
 from lachesis_messages.records.groups import GroupRecord, read_groups
 from lachesis_messages.records.jsonl import JsonlWriter
+from lachesis_view.pairs import paired
 
 _OF_THE_RUN = (
     *("terminal_backend", "sandbox", "sandbox_profile", "terminal_image", "terminal_workdir", "terminal_network"),

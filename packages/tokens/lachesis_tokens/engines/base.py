@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Final, Protocol, runtime_checkable
 
 from lachesis_client.client_settings import ServerSettings
 from lachesis_client.sampling import LogprobsKind, Sampling
 from lachesis_messages.messages import FinishReason
 from lachesis_messages.replay import RoutedExperts, SamplingMask
 from lachesis_messages.tokens import PromptChecked, Versions
+
+REPLAY: Final = ("routed_experts", "sampling_mask")
+"""The settings for what a trainer needs to repeat a completion, and the names under which an engine says that its API
+reports them (`HttpEngine.replays`)."""
 
 
 @dataclass(slots=True)

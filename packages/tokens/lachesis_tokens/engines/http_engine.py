@@ -16,11 +16,9 @@ from lachesis_client.http_attempts import ARRAY
 from lachesis_client.http_client import HttpClient
 from lachesis_client.sampling import SAMPLING_FIELDS, LogprobsKind, Sampling, recorded_fields
 from lachesis_messages.tokens import Versions
-from lachesis_tokens.engines.base import Generation
+from lachesis_tokens.engines.base import REPLAY, Generation
 from lachesis_tokens.engines.prompt_ids import PromptIds
-from lachesis_tokens.engines.replay_fields import REPLAY
 from lachesis_tokens.engines.shortening import ECHOED, without_echo
-from lachesis_tokens.prompts.prompt_images import expansion
 
 _ROUNDING: Final = 1e-5
 """How far above zero a logprob may be: float32 rounds probabilities of almost one to slightly more than one."""
@@ -125,6 +123,8 @@ class HttpEngine(HttpClient):
                 "it did not repeat the ids of a prompt with images, so it is unknown how it encoded them",
                 "serve with vLLM 0.32 or later (openai.engine vllm-generate), or SGLang 0.5.13 or later",
             )
+        from lachesis_tokens.prompts.prompt_images import expansion  # loaded with the prompt that has the images
+
         try:
             prompt.image_tokens = expansion(prompt.prefix, echoed)
         except ValueError as error:

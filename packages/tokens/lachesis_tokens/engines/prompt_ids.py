@@ -9,7 +9,6 @@ from lachesis_client.affinity import Route
 from lachesis_messages.images import PlacedImage
 from lachesis_messages.replay import RoutedExperts
 from lachesis_messages.tokens import PromptChecked, TokenPrefix
-from lachesis_tokens.prompts.prompt_images import collapsed, expanded
 
 
 class PromptIds(Sequence[int]):
@@ -57,11 +56,19 @@ class PromptIds(Sequence[int]):
     @property
     def sent(self) -> PromptIds:
         """The ids for the server, which takes one placeholder an image."""
-        return PromptIds(collapsed(self._prefix)) if self.images else self
+        if not self.images:
+            return self
+        from lachesis_tokens.prompts.prompt_images import collapsed  # loaded with the prompt that has the images
+
+        return PromptIds(collapsed(self._prefix))
 
     @property
     def there(self) -> TokenPrefix:
         """The prompt as the server that answered has it."""
+        if not self.image_tokens:
+            return self._prefix
+        from lachesis_tokens.prompts.prompt_images import expanded
+
         return expanded(self._prefix, self.image_tokens)
 
     def json_pieces(self) -> list[bytes | memoryview]:

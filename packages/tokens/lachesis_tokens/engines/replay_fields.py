@@ -13,9 +13,6 @@ from lachesis_messages.replay import RoutedExperts, SamplingMask, join_experts, 
 from lachesis_tokens.engines.base import Generation
 from lachesis_tokens.engines.prompt_ids import PromptIds
 
-REPLAY: Final = ("routed_experts", "sampling_mask")
-"""The settings, and the names under which an engine says that its API reports them (`HttpEngine.replays`)."""
-
 
 def with_replay(
     generation: Generation, prompt: PromptIds, settings: ServerSettings, *, experts: object, mask: object, hint: str

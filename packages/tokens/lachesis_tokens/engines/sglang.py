@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Final
 from lachesis_client.errors import BadResponse
 from lachesis_client.http_client import ARRAY
 from lachesis_client.sampling import LogprobsKind, Sampling
-from lachesis_tokens.engines.base import Generation
+from lachesis_tokens.engines.base import REPLAY, Generation
 from lachesis_tokens.engines.http_engine import (
     SingleRequestEngine,
     ids_or_none,
@@ -17,7 +17,7 @@ from lachesis_tokens.engines.http_engine import (
     tokenized,
 )
 from lachesis_tokens.engines.prompt_ids import PromptIds
-from lachesis_tokens.engines.replay_fields import REPLAY, sampled_logprobs, with_replay
+from lachesis_tokens.engines.replay_fields import sampled_logprobs, with_replay
 
 _OF_THE_REQUEST: Final = frozenset(
     (

@@ -10,34 +10,29 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
-from lachesis_client.errors import PromptError, TemplateError, TurnRejected
+from lachesis_client.errors import PromptError, TurnRejected
 from lachesis_messages.images import MessageImage, PlacedImage, image_urls
 from lachesis_messages.responses import Node
 from lachesis_messages.tokens import TokenPrefix
-from lachesis_tokens.prompts.text_encoder import TextEncoder
-from lachesis_tokens.templates.chat_template import ChatTemplate
 from lachesis_tokens.templates.special_tokens import SpecialTokensInText
-
-_WORDS: Final = "placeholder-7f"
 
 
 class ImagePlaces:
     """Finds the images of messages among the ids that a template writes for them.
 
-    `placeholder` is the id that stands for an image, None if the template does not write images in Qwen-VL's shape.
+    `placeholder` is the id that stands for an image, `text` its text.
     """
 
-    def __init__(self, template: ChatTemplate, encoder: TextEncoder, policy: SpecialTokensInText) -> None:
-        self.placeholder = _placeholder(template, encoder)
-        self.text = "" if self.placeholder is None else encoder.token(self.placeholder)
+    def __init__(self, placeholder: int, text: str, policy: SpecialTokensInText) -> None:
+        self.placeholder, self.text = placeholder, text
         self._policy = policy
 
     def placed(self, ids: Sequence[int], nodes: Iterable[Node], start: int = 0) -> tuple[PlacedImage, ...]:
         """The images of these messages, whose rendering has these ids, the first of them at `start`."""
         urls = [url for node in nodes for url in image_urls(node.item.get("content"))]
-        if not urls or self.placeholder is None:  # the template refuses them by name
+        if not urls:
             return ()
         try:
             images = [MessageImage.from_url(url) for url in urls]
@@ -64,23 +59,6 @@ class ImagePlaces:
             reason, step = f"a text spells {self.text}", 'set special_tokens_in_text to "encode_as_text"'
             raise PromptError("the prompt", reason, step)
         raise TurnRejected("the prompt", f"the model sampled {self.text}, which stands for an image", "sample again")
-
-
-def _placeholder(template: ChatTemplate, encoder: TextEncoder) -> int | None:
-    text = {"type": "text", "text": _WORDS}
-    try:
-        shown, plain = (
-            template.render([{"role": "user", "content": parts}]).partition(_WORDS)
-            for parts in ([{"type": "image"}, text], [text])
-        )
-    except TemplateError:
-        return None
-    if not shown[1] or shown[1:] != plain[1:] or not shown[0].startswith(plain[0]):
-        return None
-    ids = encoder.encode_after(shown[0][len(plain[0]) :])
-    if len(ids) != 3 or ids[1] in (ids[0], ids[2]) or not all(map(encoder.token, ids)):
-        return None
-    return ids[1]
 
 
 def require_images(engines: Iterable[object]) -> None:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache, partial
@@ -24,20 +23,20 @@ from lachesis_client.errors import PromptError, TemplateError, TurnRejected
 from lachesis_messages.images import PlacedImage
 from lachesis_messages.responses import ChatResponse, Node
 from lachesis_messages.tokens import SampledTokens, TokenPrefix
-from lachesis_tokens.prompts.prompt_images import ImagePlaces
 from lachesis_tokens.prompts.text_encoder import TextEncoder
 from lachesis_tokens.templates.chat_template import ChatTemplate, TemplateMessage, Tools
 from lachesis_tokens.templates.content_dependence import ContentDependence
-from lachesis_tokens.templates.parser_match import detect_for
 from lachesis_tokens.templates.special_tokens import RenderedText, SpecialTokens, SpecialTokensInText
 from lachesis_tokens.templates.suffix_template import calls_of, generation_prompt_of, render_suffix
 from lachesis_tokens.templates.template_cases import USUAL, Pattern
 from lachesis_tokens.templates.template_report import Extension, Finding, TemplateReport, WhenUnextendable
 from lachesis_tokens.templates.template_validator import TemplateValidator
-from tool_call_parsers import Detection
+from tool_call_parsers import Detection, detect_parser
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from lachesis_tokens.prompts.prompt_images import ImagePlaces
 
 _FIRST_KEPT: Final = 16
 """First prompts in the cache: about as many as the items in progress."""
@@ -104,8 +103,8 @@ class PromptBuilder:
         source = chat_template or _template_of(tokenizer)
         self._template = ChatTemplate.load(source, {**tokenizer.special_tokens_map, **(template_kwargs or {})})
         self._encoder = TextEncoder(tokenizer)
-        self._images = ImagePlaces(self._template, self._encoder, special_tokens_in_text)
-        self._template = replace(self._template, takes_images=self._images.placeholder is not None)
+        self._images = self._image_places()
+        self._template = replace(self._template, takes_images=self._images is not None)
         eos = tokenizer.eos_token_id
         known = [*(eos if isinstance(eos, list) else [] if eos is None else [eos]), *end_of_turn]
         self._known_ends = tuple(dict.fromkeys(known))
@@ -127,7 +126,7 @@ class PromptBuilder:
     @once_property
     def detection(self) -> Detection:
         """The parsers for the template, by the calls that it writes; detected on first use, in milliseconds."""
-        return detect_for(self._template, self.tokenizer)
+        return detect_parser(self._template.source, self.tokenizer.get_vocab(), render=self._template.write)
 
     @once_property
     def end_of_turn(self) -> tuple[int, ...]:
@@ -157,7 +156,9 @@ class PromptBuilder:
 
     @once_property
     def _special_tokens(self) -> SpecialTokens:
-        never_text = {*self._encoder.special, *self._validator.headers(), self._images.text}
+        never_text = {*self._encoder.special, *self._validator.headers()}
+        if self._images is not None:
+            never_text.add(self._images.text)
         return SpecialTokens(never_text, self.special_tokens_in_text, self._contents.removes)
 
     @once_property
@@ -185,7 +186,7 @@ class PromptBuilder:
         if not cuts:
             rendered, generation_prompt = self._whole(nodes, offered)
             first = self._first_ids(rendered)
-            prefix = self._extended(None, first, self._images.placed(first, nodes))
+            prefix = self._extended(None, first, self._placed(first, nodes))
             return Prompt(prefix, generation_prompt, PromptStart.ROOT, context)
         ids: list[int] = []
         images: tuple[PlacedImage, ...] = ()
@@ -194,7 +195,7 @@ class PromptBuilder:
         if begun is None:
             rendered, generation_prompt = self._whole(nodes[: cuts[0][0]], offered)
             ids = list(self._first_ids(rendered))
-            images = self._images.placed(ids, nodes[: cuts[0][0]])
+            images = self._placed(ids, nodes[: cuts[0][0]])
         for number, (index, tokens) in enumerate(cuts):
             if index != anchor:
                 ids += [*self._forced(tokens, generation_prompt), *tokens.ids]
@@ -206,62 +207,10 @@ class PromptBuilder:
                 return self._branch(nodes, offered, context, finding)
             suffix_ids, generation_prompt = found
             at = len(ids) + (0 if begun is None else begun.length)
-            images += self._images.placed(suffix_ids, nodes[index + 1 : end], at)
+            images += self._placed(suffix_ids, nodes[index + 1 : end], at)
             ids += suffix_ids
         start = PromptStart.ROOT if begun is None else PromptStart.EXTENDED
         return Prompt(self._extended(begun, ids, images), generation_prompt, start, context)
-
-    def turn(self, nodes: Sequence[Node], tools: Tools | None = None) -> list[int]:
-        """The ids with which a model would write the last message of `nodes`, an assistant message, after their prompt.
-
-        They are what the template writes of it after the generation prompt, up to the end-of-turn token.
-
-        Raises:
-            TemplateError: the template writes it elsewhere, in another way, or leaves out a part of it.
-        """
-        offered = [dict(tool) for tool in tools] if tools else None
-        prompt, _ = self._whole(nodes[:-1], offered)
-        before = [self._prepare(node.item) for node in nodes[:-1]]
-        turn = self._prepare(nodes[-1].item)
-        render = partial(self._template.render, add_generation_prompt=False)
-        rendered = self._special_tokens.render(render, messages=[*before, turn], tools=offered)
-        assert rendered is not None
-        if not rendered.text.startswith(prompt.text):
-            raise _unplaceable("its text before the turn is not the prompt of the turn")
-        for name, less in _without_a_part(turn):
-            if self._says([*before, less], offered) == rendered.text:
-                raise _unplaceable(f"it leaves out the {name} of the turn")
-        written = rendered.last(len(rendered.text) - len(prompt.text))
-        ids = self._encoder.encode_after(written.text, None, written.cuts)
-        ends = [place for place, token in enumerate(ids) if token in self.end_of_turn]
-        if len(ends) != 1:
-            raise _unplaceable(f"it writes {len(ends) or 'no'} end-of-turn tokens in the turn")
-        if self.tokenizer.decode(ids[ends[0] + 1 :]).strip():
-            raise _unplaceable("it writes text after the end of the turn")
-        return ids[: ends[0] + 1]
-
-    def _says(self, messages: Sequence[TemplateMessage], tools: Tools | None) -> str | None:
-        with suppress(TemplateError):
-            return self._template.render(messages, tools, add_generation_prompt=False)
-        return None
-
-    def conversation(self, messages: Sequence[Mapping[str, Any]], tools: Tools | None = None) -> list[int]:
-        """The ids of a whole conversation as the template writes it, without a prompt for a further turn.
-
-        Raises:
-            TemplateError: the template raises for the conversation.
-        """
-        return self._encoder.encode(*self.conversation_text(messages, tools))
-
-    def conversation_text(self, messages: Sequence[Mapping[str, Any]], tools: Tools | None = None) -> RenderedText:
-        """The text of `conversation`, with the offsets that no token may contain. Raises TemplateError."""
-        render = partial(self._template.render, add_generation_prompt=False)
-        prepared = [self._prepare(message) for message in messages]
-        rendered = self._special_tokens.render(
-            render, messages=prepared, tools=[dict(tool) for tool in tools] if tools else None
-        )
-        assert rendered is not None
-        return rendered
 
     @property
     def encoder(self) -> TextEncoder:
@@ -299,7 +248,7 @@ class PromptBuilder:
         def suffix_after(
             before: Sequence[TemplateMessage] | None, with_tools: bool, *, add_generation_prompt: bool = True
         ) -> RenderedText | None:
-            shown = replace(placeholder, tools=True) if with_tools else placeholder
+            shown = placeholder._replace(tools=True) if with_tools else placeholder
             render = partial(render_suffix, self._template, shown, add_generation_prompt=add_generation_prompt)
             return suffix_of_turn(render, before=before, tools=tools if shown.tools else None)
 
@@ -365,15 +314,29 @@ class PromptBuilder:
             begun = begun.extend(ids[begun.length : tokens.after.length])
             if begun.length == tokens.after.length and begun.digest == tokens.after.digest:
                 best = tokens.after
-        images = self._images.placed(ids, nodes)
+        images = self._placed(ids, nodes)
         if best is not None:
             ids, images = ids[best.length :], tuple(image for image in images if image.start >= best.length)
         return Prompt(self._extended(best, ids, images), generation_prompt, PromptStart.BRANCH, context)
 
     def _extended(self, begun: TokenPrefix | None, ids: Sequence[int], images: tuple[PlacedImage, ...]) -> TokenPrefix:
         prefix = TokenPrefix(ids, begun, images)
-        self._images.check(prefix)
+        if prefix.images and self._images is not None:
+            self._images.check(prefix)
         return prefix
+
+    def _image_places(self) -> ImagePlaces | None:
+        """Where the template writes images; None if it writes none, or not in Qwen-VL's shape."""
+        ids = self._encoder.encode_after(self._template.image_text())
+        if len(ids) != 3 or ids[1] in (ids[0], ids[2]) or not all(map(self._encoder.token, ids)):
+            return None
+        from lachesis_tokens.prompts.prompt_images import ImagePlaces
+
+        return ImagePlaces(ids[1], self._encoder.token(ids[1]), self.special_tokens_in_text)
+
+    def _placed(self, ids: Sequence[int], nodes: Sequence[Node], start: int = 0) -> tuple[PlacedImage, ...]:
+        """The images of these messages. A template that writes none refuses them by name."""
+        return () if self._images is None else self._images.placed(ids, nodes, start)
 
     def _takes_one_call(self, pattern: Pattern) -> bool:
         """Whether the template rejects several calls and supports one."""
@@ -419,25 +382,6 @@ def _cuts(nodes: Sequence[Node], context: str) -> tuple[list[tuple[int, SampledT
             if nodes[index].sampled:
                 return cuts[::-1], index
     return cuts[::-1], None
-
-
-def _without_a_part(turn: TemplateMessage) -> Iterator[tuple[str, TemplateMessage]]:
-    """The parts of an assistant message that say something, and the message without each of them."""
-    reasoning = ("reasoning", "reasoning_content", "thinking")
-    if str(turn.get("reasoning_content", "")).strip():
-        yield "reasoning", {name: value for name, value in turn.items() if name not in reasoning}
-    content = turn.get("content")
-    if isinstance(content, str) and content.strip():
-        yield "content", {**turn, "content": ""}
-    calls = turn.get("tool_calls") or []
-    bare = {name: value for name, value in turn.items() if name != "tool_calls"}
-    for at in range(len(calls)):
-        others = [*calls[:at], *calls[at + 1 :]]
-        yield f"tool call {at + 1}", {**bare, "tool_calls": others} if others else bare
-
-
-def _unplaceable(reason: str) -> TemplateError:
-    return TemplateError("the chat template", reason, "set another chat_template")
 
 
 def _template_of(tokenizer: PreTrainedTokenizerBase) -> str:

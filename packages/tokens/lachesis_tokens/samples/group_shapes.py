@@ -21,7 +21,8 @@ from lachesis_messages.images import image_data, joined_data
 from lachesis_messages.records.digests import COVERED, json_digest
 from lachesis_messages.records.split_rollouts import LARGEST_REWARD, DiscardedAttempts, SplitRollouts, check_split
 from lachesis_tokens.samples.advantages import rollout_advantages, sample_advantage, token_advantages
-from lachesis_tokens.samples.samples import MalformedSample, TokenSample, logprobs_digest
+from lachesis_tokens.samples.sample_records import MalformedSample, read_sample
+from lachesis_tokens.samples.samples import TokenSample, logprobs_digest
 from lachesis_tokens.samples.verification import verify_records
 
 CERTIFICATE: Final = "lachesis"
@@ -229,7 +230,7 @@ def samples_from_atropos(group: Mapping[str, Any]) -> list[TokenSample]:
     try:
         data = joined_data(group.get("images") or ())
         return [
-            TokenSample.from_record(
+            read_sample(
                 {**overrides, **overrides[CERTIFICATE], "tokens": tokens, "masks": masks, "logprobs": logprobs}
                 | {"image_data": data}
             )

@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from hashlib import blake2b
-from typing import Any, Final, Protocol, get_args
+from typing import Any, Final, Protocol
 
 from backends.errors import LachesisError
 from lachesis_messages.frozen import thaw
@@ -37,10 +37,6 @@ SAMPLE_SCHEMA: Final = "lachesis.sample/1"
 
 class NoTokens(LachesisError, ValueError):
     """A completion has no token ids, so the sampled tokens are unknown."""
-
-
-class MalformedSample(LachesisError, ValueError):
-    """A record that is not a sample. The message names the field and its value."""
 
 
 class SampledHistory(Protocol):
@@ -105,27 +101,15 @@ class SampledSpan:
 
     def to_record(self) -> dict[str, Any]:
         """Plain JSON."""
-        record: dict[str, Any] = {name: getattr(self, name) for name in _SPAN_FIELDS}
+        record: dict[str, Any] = {name: getattr(self, name) for name in _SPAN_NAMES}
         record["sampling"] = thaw(self.sampling)
         record["versions"] = [list(each) for each in self.versions]
         return record
 
     def _header(self) -> dict[str, Any]:
         """What its sample's digest covers: `to_record()` without the fields that older records do not have."""
-        header = {name: value for name in _SPAN_FIELDS if (value := getattr(self, name)) not in _UNSET[name]}
+        header = {name: value for name in _SPAN_NAMES if (value := getattr(self, name)) not in _UNSET[name]}
         return {**header, "sampling": dict(self.sampling)}
-
-    @classmethod
-    def from_record(cls, record: Any, at: str = "span") -> SampledSpan:
-        """Reads `to_record()`; `at` is its name in errors. Raises MalformedSample."""
-        if not isinstance(record, Mapping):
-            raise MalformedSample(f"{at} is {_kind(record)}, not an object")
-        read = {name: _read(record, name, types, at) for name, types in _SPAN_FIELDS.items()}
-        if read["prompt_checked"] not in get_args(PromptChecked):
-            raise MalformedSample(f"{at}.prompt_checked is {_short(read['prompt_checked'])}, not ids, length or none")
-        if read["purpose"] not in get_args(Purpose):
-            raise MalformedSample(f"{at}.purpose is {_short(read['purpose'])}, not turn or summary")
-        return cls(**{**read, "versions": _read_versions(read["versions"], at)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,28 +217,6 @@ class TokenSample:
         """The records of `experts` and `sampling_mask`, if there are any."""
         found = {"experts": self.experts, "sampling_mask": self.sampling_mask}
         return {name: value.to_record() for name, value in found.items() if value is not None}
-
-    @classmethod
-    def from_record(cls, record: Any) -> TokenSample:
-        """Reads `to_record()`; only `verify` checks the items of the three lists. Raises MalformedSample."""
-        if not isinstance(record, Mapping):
-            raise MalformedSample(f"is {_kind(record)}, not an object")
-        if record.get("schema") != SAMPLE_SCHEMA:
-            raise MalformedSample(f"schema is {_short(record.get('schema'))}, not {SAMPLE_SCHEMA!r}")
-        read: dict[str, Any] = {name: _read(record, name, types, "") for name, types in _SAMPLE_FIELDS.items()}
-        spans, end_of_turn = read.pop("spans"), read.pop("end_of_turn")
-        if any(type(token) is not int for token in end_of_turn):
-            raise MalformedSample(f"end_of_turn is {_short(end_of_turn)}, not a list of token ids")
-        found = tuple(SampledSpan.from_record(span, f"spans[{at}]") for at, span in enumerate(spans))
-        try:
-            for name, kind in (("experts", RoutedExperts), ("sampling_mask", SamplingMask)):
-                if record.get(name) is not None:
-                    read[name] = kind.from_record(record[name])
-            name, data = "images", record.get("image_data")
-            read[name] = tuple(PlacedImage.from_record(each, data) for each in record.get(name) or ())
-        except (TypeError, ValueError) as error:
-            raise MalformedSample(f"{name}: {error}") from error
-        return cls(**read, spans=found, end_of_turn=tuple(end_of_turn))
 
 
 def samples(history: SampledHistory, *, rollout_id: str = "", outcome: str = "") -> list[TokenSample]:
@@ -409,33 +371,10 @@ def _digest(data: bytes) -> str:
 
 
 def _without_defaults(record: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in record.items() if name not in _ADDED or value != _ADDED[name]}
+    return {name: value for name, value in record.items() if name not in ADDED or value != ADDED[name]}
 
 
-_JSON_TYPES: Final[Mapping[str, tuple[type, ...]]] = {
-    "int": (int,),
-    "float": (float, int),
-    "str": (str,),
-    "str | None": (str, type(None)),
-    "Mapping[str, Any]": (dict,),
-    "bool": (bool,),
-    "PromptChecked": (str,),
-    "Purpose": (str,),
-}
-"""By the type of a field; the others are lists."""
-
-
-def _json_types(kind: type) -> dict[str, tuple[type, ...]]:
-    return {field.name: _JSON_TYPES.get(str(field.type), (list,)) for field in fields(kind)}
-
-
-_SPAN_FIELDS: Final = _json_types(SampledSpan)
-_SAMPLE_FIELDS: Final = {
-    name: types
-    for name, types in _json_types(TokenSample).items()
-    if name not in ("experts", "sampling_mask", "images")
-}
-_ADDED: Final[Mapping[str, Any]] = {
+ADDED: Final[Mapping[str, Any]] = {
     "discarded": False,
     "experts_digest": "",
     "prompt_checked": "none",
@@ -447,35 +386,7 @@ _ADDED: Final[Mapping[str, Any]] = {
     "completion_id": "",
     "digest": "",
 }
-"""Fields that older records do not have, and what they are there."""
-_UNSET: Final = {name: (_ADDED[name], ()) if name in _ADDED else () for name in _SPAN_FIELDS}
+"""Fields that older records of samples and spans do not have, and what they are there."""
+_SPAN_NAMES: Final = tuple(each.name for each in fields(SampledSpan))
+_UNSET: Final = {name: (ADDED[name], ()) if name in ADDED else () for name in _SPAN_NAMES}
 """Values of a span that are the same as no value; a list of none is a tuple in a span."""
-
-
-def _read_versions(listed: list[Any], at: str) -> Versions:
-    for place, entry in enumerate(listed):
-        if not isinstance(entry, (list, tuple)) or [type(part) for part in entry] != [str, int, int]:
-            raise MalformedSample(f"{at}.versions[{place}] is {_short(entry)}, not [version, start, end]")
-    return tuple((name, start, end) for name, start, end in listed)
-
-
-def _read(record: Mapping[str, Any], name: str, types: tuple[type, ...], at: str) -> Any:
-    where = f"{at}.{name}" if at else name
-    if name not in record:
-        if name in _ADDED:
-            return _ADDED[name]
-        raise MalformedSample(f"{where} is missing")
-    value = record[name]
-    if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
-        wanted = " or ".join("null" if kind is type(None) else kind.__name__ for kind in types)
-        raise MalformedSample(f"{where} is {_kind(value)}, not {wanted}")
-    return value
-
-
-def _kind(value: Any) -> str:
-    return "null" if value is None else type(value).__name__
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:60]}..."

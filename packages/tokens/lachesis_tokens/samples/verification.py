@@ -17,13 +17,14 @@ from lachesis_messages.records.sampling_record import sampling_problem
 from lachesis_messages.tokens import MASKED, MASKED_LOGPROB, TokenPrefix
 from lachesis_tokens.samples.cross_checks import line_problems
 from lachesis_tokens.samples.group_accounts import GroupAccount, Runs, account_of
-from lachesis_tokens.samples.samples import MalformedSample, SampledSpan, TokenSample, logprobs_digest
+from lachesis_tokens.samples.sample_records import MalformedSample, read_sample
+from lachesis_tokens.samples.samples import SampledSpan, TokenSample, logprobs_digest
 
 
 def verify(sample: TokenSample | Mapping[str, Any]) -> list[str]:
     """The reasons to reject a sample, or its record. Empty for a valid one."""
     try:
-        reasons, _ = _examine(sample if isinstance(sample, TokenSample) else TokenSample.from_record(sample))
+        reasons, _ = _examine(sample if isinstance(sample, TokenSample) else read_sample(sample))
     except MalformedSample as error:
         return [str(error)]
     return reasons
@@ -207,7 +208,7 @@ class RecordVerifier:
         """The sample, unless it is invalid."""
         self._samples += 1
         try:
-            sample = TokenSample.from_record(record)
+            sample = read_sample(record)
         except MalformedSample as error:
             self._rejected += 1
             self.reject(f"{at}{error}", line)

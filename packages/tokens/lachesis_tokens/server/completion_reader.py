@@ -9,7 +9,6 @@ from typing import Any
 
 from lachesis_client.chat_format import Tools, malformed_calls, parse_text, parsed_calls
 from lachesis_messages.messages import Message
-from lachesis_tokens.server.stop_texts import completed_stop
 from tool_call_parsers import ParsedCompletion, ToolCallParser
 from tool_call_parsers.tokens import Aligned, TokenMap, mark
 
@@ -86,6 +85,8 @@ class CompletionReader:
     def _align(self, ids: Sequence[int], stop: Sequence[str], forced: int = 0) -> Aligned:
         aligned = self._tokens.align(None, ids)
         if stop and ids:
+            from lachesis_tokens.server.stop_texts import completed_stop
+
             at = completed_stop(aligned.text, stop, aligned.starts[-2], aligned.starts[forced])
             aligned = aligned.first(at)
         if aligned.strays:

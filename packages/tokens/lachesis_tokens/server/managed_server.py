@@ -24,16 +24,14 @@ from lachesis_messages.replay import RoutedExperts
 from lachesis_messages.responses import ChatResponse, Node, Usage
 from lachesis_messages.tokens import SampledTokens, TokenPrefix
 from lachesis_tokens.engines.base import Generation
-from lachesis_tokens.prompts.prompt_images import expanded
 from lachesis_tokens.samples.samples import samples
-from lachesis_tokens.server.conversation_index import ConversationIndex
-from lachesis_tokens.templates.forced_calls import forced_opening
+from lachesis_tokens.server.token_source import TokenSource
 
 if TYPE_CHECKING:
     from openai.types import Completion
     from openai.types.chat import ChatCompletion
 
-    from lachesis_tokens.server.token_server import TokenServer
+    from lachesis_tokens.server.conversation_index import ConversationIndex
 
 _TEXT = "text"
 """The context of text completions. No chat prompt continues them."""
@@ -60,7 +58,7 @@ class ManagedServer:
     written for Atropos pass, is compared with the earlier conversations; see `ConversationIndex`.
     """
 
-    def __init__(self, server: TokenServer, *, affinity: Affinity | None = None) -> None:
+    def __init__(self, server: TokenSource, *, affinity: Affinity | None = None) -> None:
         self.server = server
         self.affinity = affinity or Affinity()
         """The servers that have computed this rollout's prompts."""
@@ -69,7 +67,8 @@ class ManagedServer:
         self._responses: list[ChatResponse] = []
         self._texts: list[str] = []
         """Prompt and completion of the first responses, as far as a text prompt was compared with them."""
-        self._conversations = ConversationIndex()
+        self._conversations: ConversationIndex | None = None
+        """Of the calls with lists of dicts."""
 
     # Chat
 
@@ -105,9 +104,13 @@ class ManagedServer:
         options: dict[str, Any] = {"sampling": sampling, "tools": tools, "tool_choice": tool_choice, "split": split}
         if isinstance(messages, MessageHistory):
             return await self.continue_nodes(messages.nodes(), n, before=messages.record_prompt, **options)
-        found = self._conversations.find(messages)
+        if (conversations := self._conversations) is None:
+            from lachesis_tokens.server.conversation_index import ConversationIndex  # the agent loop has a history
+
+            conversations = self._conversations = ConversationIndex()
+        found = conversations.find(messages)
         responses = await self.continue_nodes(found.nodes, n, **options)
-        self._conversations.add(found, responses)
+        conversations.add(found, responses)
         return responses
 
     async def continue_nodes(
@@ -126,7 +129,12 @@ class ManagedServer:
         prompt = prompts.prompt(nodes, tools)
         prefix, opened = prompt.prefix, reader.opens_reasoning(prompt.generation_prompt)
         forced: list[int] = []
-        if opening := forced_opening(self.server.parser, tools, tool_choice, reasoning_is_open=opened):
+        if tool_choice not in (None, "auto", "none"):
+            from lachesis_tokens.templates.forced_calls import (
+                forced_opening,  # the agent loop leaves the model the choice
+            )
+
+            opening = forced_opening(self.server.parser, tools, tool_choice, reasoning_is_open=opened)
             forced, opened = prompts.encode(opening), False
             prefix = prefix.extend(forced)
         if before is not None:
@@ -134,9 +142,11 @@ class ManagedServer:
         generations = await self._generate(prefix, sampling, n, split)
         offered = tools if tools and tool_choice != "none" else None
         responses = []
-        as_seen: dict[tuple[int, ...], TokenPrefix] = {}
+        as_seen: dict[tuple[int, ...], TokenPrefix] = {(): prefix}
         for generation in generations:
             if (seen := as_seen.get(generation.image_tokens)) is None:
+                from lachesis_tokens.prompts.prompt_images import expanded  # loaded with the prompt that has the images
+
                 seen = as_seen[generation.image_tokens] = expanded(prefix, generation.image_tokens)
             said, stop = self._said(generation, sampling)
             ids = [*forced, *said]
@@ -229,7 +239,7 @@ class ManagedServer:
         self._responses.clear()
         self._texts.clear()
         self._routed.clear()
-        self._conversations = ConversationIndex()
+        self._conversations = None
 
     # The parts of a request
 

@@ -20,9 +20,9 @@ from lachesis.settings.settings import HermesAgentEnvConfig
 from lachesis_client import ServerSettings
 from lachesis_client.errors import TemplateError
 from lachesis_tokens.engines import TokenEngine, create_engine
-from lachesis_tokens.engines.embedded import HERMES_TEMPLATE, EmbeddedServer
 from lachesis_tokens.prompts.prompts import PromptBuilder
-from lachesis_tokens.server.token_server import SettingsDiffer, TokenServer
+from lachesis_tokens.server.token_server import TokenServer
+from lachesis_tokens.server.token_source import SettingsDiffer
 from lachesis_tokens.templates.chat_template import read_template
 from lachesis_tokens.templates.parser_match import match_parser
 
@@ -127,6 +127,8 @@ def named_tokenizer(name: str, setting: str) -> Any:
         ServerConfigError: it cannot be loaded; `setting` names another one.
     """
     if name == EMBEDDED or name.endswith(".gguf"):
+        from lachesis_tokens.engines.embedded import EmbeddedServer
+
         return _tokenizer_of_file(EmbeddedServer("smollm2" if name == EMBEDDED else name).model_file)
     with quiet_imports():
         from transformers import AutoTokenizer
@@ -148,7 +150,7 @@ def _tokenizer_of_file(path: Path) -> Any:
 
     tokenizer = tokenizer_from_gguf(path)
     if "tools" not in (tokenizer.chat_template or ""):
-        tokenizer.chat_template = HERMES_TEMPLATE.read_text(encoding="utf-8")
+        tokenizer.chat_template = read_template("hermes")
     return tokenizer
 
 

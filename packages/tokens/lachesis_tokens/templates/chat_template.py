@@ -7,7 +7,7 @@ parts, an empty content or none. `load` finds the form of a template once, and `
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import product
@@ -91,6 +91,34 @@ class ChatTemplate:
                 "change the conversation, or set chat_template to a template that supports it",
             ) from error
 
+    def write(
+        self, messages: Sequence[Mapping[str, Any]], tools: Tools | None = None, add_generation_prompt: bool = True
+    ) -> str:
+        """The text for OpenAI messages: `render` after `prepare`. Raises what they raise."""
+        return self.render([*map(self.prepare, messages)], tools, add_generation_prompt=add_generation_prompt)
+
+    def write_all(self, asked: Iterable[tuple[Sequence[Mapping[str, Any]], Tools | None, bool]]) -> list[str]:
+        """`write` with each of these arguments. Raises what it raises."""
+        return [self.write(*each) for each in asked]
+
+    def write_each(self, conversations: Iterable[Sequence[Sequence[Mapping[str, Any]]]]) -> list[str | None]:
+        """The texts for several conversations of OpenAI messages, each in the first of its forms that the template does
+        not reject; None if it rejects them all."""
+        found = []
+        for forms in conversations:
+            texts = (self._try([*map(self.prepare, messages)], True) for messages in forms)
+            found.append(next((text for text in texts if text is not None), None))
+        return found
+
+    def image_text(self) -> str:
+        """The text that the template writes for an image before the words of a message, "" if it writes none."""
+        words: TemplateMessage = {"type": "text", "text": _MARK}
+        given: tuple[list[TemplateMessage], ...] = ([{"type": "image"}, words], [words])
+        shown, plain = (self._try([{"role": "user", "content": parts}], True) or "" for parts in given)
+        before, *rest = shown.partition(_MARK)
+        start, *same = plain.partition(_MARK)
+        return before[len(start) :] if rest[0] and rest == same and before.startswith(start) else ""
+
     def prepare(self, item: Mapping[str, Any]) -> TemplateMessage:
         """An OpenAI message in the template's form. Reasoning is stored under every name that templates read.
 
@@ -151,9 +179,9 @@ class ChatTemplate:
         context = self.compiled.new_context({**self.compiled.environment.globals, **given}, shared=True)
         return "".join(self.compiled.root_render_func(context))
 
-    def _try(self, messages: Sequence[Mapping[str, Any]]) -> str | None:
+    def _try(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = False) -> str | None:
         try:
-            return self._render(messages, None, False)
+            return self._render(messages, None, add_generation_prompt)
         except Exception:  # see `render`
             return None
 

@@ -33,7 +33,16 @@ _MOST_HEADS: Final = 1024
 """First messages in memory: more than the items in progress."""
 _LONGEST: Final = 64
 """Characters of a text that a template looks for. Longer constants are its own prose."""
+_MARKS: Final = tuple(map(mark, range(4)))
+_CALL: Final = call_of(0, {})
+_SAYING, _CALLING = turn_of(0), turn_of(1)
 _RESULT: Final = {"role": "tool", "tool_call_id": "call00000", "name": "probe_search", "content": "low"}
+_ASKING: Final = {"role": "user", "content": "Is it?"}
+_CALLED: Final = (
+    {"role": "assistant", "content": _MARKS[0], "tool_calls": [call_of(0, {"query": _MARKS[0]})]},
+    _RESULT,
+)
+"""A turn that ends with a call, and what follows it."""
 
 Surroundings: TypeAlias = tuple[list[TemplateMessage] | None, bool]
 """The messages before a suffix, None for those of the placeholder, and whether the tools are needed."""
@@ -177,21 +186,18 @@ class ContentDependence:
     def removes(self) -> tuple[str, ...]:
         """Texts that the template leaves out of the middle of messages: what is on their two sides is joined."""
         single, _ = _looked_for(self._template)
-        prepare, render = self._template.prepare, self._template.render
-        found = []
+        conversations = []
         for words in single:
-            said = [f"{mark(number)}{words}-rest" for number in range(4)]
+            said = [f"{each}{words}-rest" for each in _MARKS]
             user, turn = {"role": "user", "content": said[1]}, {"role": "assistant", "content": said[2]}
-            messages = [user, turn, PLAIN[0], turn_of(1), {**_RESULT, "content": said[3]}]
-            for head in ([{"role": "system", "content": said[0]}], []):
-                try:
-                    text = render([prepare(each) for each in (*head, *messages)])
-                except TemplateError:
-                    continue
-                if any(f"{mark(number)}-rest" in text for number in range(4)):
-                    found.append(words)
-                break
-        return tuple(found)
+            messages = [user, turn, PLAIN[0], _CALLING, {**_RESULT, "content": said[3]}]
+            conversations.append([[{"role": "system", "content": said[0]}, *messages], messages])
+        texts = self._template.write_each(conversations)
+        return tuple(
+            words
+            for words, text in zip(single, texts, strict=True)
+            if text is not None and any(f"{each}-rest" in text for each in _MARKS)
+        )
 
     @once_property
     def _later_texts(self) -> tuple[str, ...]:
@@ -210,23 +216,15 @@ class ContentDependence:
 
         None where the template does not write the turn.
         """
-        prepare, render = self._template.prepare, self._template.render
-        user = {"role": "user", "content": first}
-        found: list[str | None] = []
-        for middle, calls in product(middles, (0, 1)):
-            turn: dict[str, Any] = {"role": "assistant", "content": mark(0) if calls else own + mark(0)}
-            after: dict[str, Any] = {"role": "user", "content": "Is it?"}
-            if calls:
-                turn["tool_calls"], after = [call_of(0, {"query": mark(0)})], _RESULT
-            text = ""
-            for head in ([{"role": "system", "content": first}, user], [user]):  # some templates take no system message
-                try:
-                    text = render([prepare(each) for each in (*head, *middle, turn, after)])
-                    break
-                except TemplateError:
-                    continue
-            found.append(text.rpartition(mark(0))[2] if mark(0) in text else None)
-        return found
+        system, user = {"role": "system", "content": first}, {"role": "user", "content": first}
+        turn = {"role": "assistant", "content": own + _MARKS[0]}
+        conversations = []
+        for middle in middles:
+            for end in ((turn, _ASKING), _CALLED):
+                rest = (user, *middle, *end)
+                conversations.append([(system, *rest), rest])  # some templates take no system message
+        texts = self._template.write_each(conversations)
+        return [text.rpartition(_MARKS[0])[2] if text and _MARKS[0] in text else None for text in texts]
 
 
 def _tried(render: Suffix, messages: Sequence[TemplateMessage] | None, tools: bool) -> RenderedText | None:
@@ -238,7 +236,7 @@ def _tried(render: Suffix, messages: Sequence[TemplateMessage] | None, tools: bo
 
 def _longer(template: ChatTemplate) -> Iterator[list[TemplateMessage]]:
     """Turns that make a conversation longer."""
-    for turn, after in ((turn_of(0), PLAIN[0]), (turn_of(1), _RESULT)):
+    for turn, after in ((_SAYING, PLAIN[0]), (_CALLING, _RESULT)):
         yield [template.prepare(turn), template.prepare(after)]
 
 
@@ -251,16 +249,19 @@ def _middles(words: str) -> Iterator[tuple[Mapping[str, Any], ...]]:
     said = {"role": "assistant", "content": "At noon."}
     yield (said, {"role": "user", "content": words}) * 3
     yield said, {"role": "system", "content": words}, {"role": "user", "content": "x"}
-    yield turn_of(1), {**_RESULT, "content": words}
-    call = call_of(0, {})
-    called = {**turn_of(1), "tool_calls": [{**call, "function": {**call["function"], "name": words}}]}
+    yield _CALLING, {**_RESULT, "content": words}
+    called = {**_CALLING, "tool_calls": [{**_CALL, "function": {"name": words, "arguments": {}}}]}
     yield called, {**_RESULT, "name": words}
 
 
 def _said_by_model(words: str) -> Iterator[tuple[Mapping[str, Any], ...]]:
     user = {"role": "user", "content": "x"}
     yield {"role": "assistant", "content": words, "reasoning": words}, user
-    yield {"role": "assistant", "content": "", "tool_calls": [call_of(0, {"query": words})]}, _RESULT, user
+    yield {"role": "assistant", "content": "", "tool_calls": [_call({"query": words})]}, _RESULT, user
+
+
+def _call(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    return {**_CALL, "function": {**_CALL["function"], "arguments": arguments}}
 
 
 _SHAPES: Final = (*_middles("x"), *_middles("word " * 1000), next(_middles("y")) * 8)

@@ -11,7 +11,7 @@ from typing import Any, Final
 from lachesis_messages.markup import think_block
 from lachesis_messages.messages import REASONING_FIELDS
 from lachesis_messages.records.sharegpt import system_prompt
-from lachesis_tokens.prompts.prompts import PromptBuilder
+from lachesis_tokens.prompts.dataset_prompts import DatasetPrompts
 
 _PART: Final = 1 << 16
 """Characters that are encoded at once, in about 15 ms. In one piece, some megabytes take longer, and 100 times as much
@@ -34,7 +34,7 @@ class ConversationTokens:
     between words for it, or anywhere in a text without spaces, where the count may be a token off for each cut.
     """
 
-    def __init__(self, prompts: PromptBuilder) -> None:
+    def __init__(self, prompts: DatasetPrompts) -> None:
         self._prompts = prompts
         self._shows_tools = prompts.template_report.shows_tools
         user, said = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}

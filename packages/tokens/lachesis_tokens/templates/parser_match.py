@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
-from lachesis_tokens.templates.chat_template import ChatTemplate
-from tool_call_parsers import Detection, ToolCallParser, ToolSchemas, UnknownParser, detect_parser, get_parser
+from lachesis_tokens.prompts.prompts import PromptBuilder
+from tool_call_parsers import Detection, ToolCallParser, UnknownParser, get_parser
 from tool_call_parsers.registry import AUTO
 from tool_call_parsers.round_trip import PLAIN, Unread
-
-if TYPE_CHECKING:
-    from lachesis_tokens.prompts.prompts import PromptBuilder
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +55,16 @@ def match_parser(prompts: PromptBuilder, parser: ToolCallParser, setting: str) -
     detection, name = prompts.detection, getattr(parser, "name", setting)
     if detection.calls is None:
         return ParserMatch(name, detection)
-    unread = tuple(detection.calls.unread(parser))
+    unread = detection.unread if _reads_as(parser, detection) else tuple(detection.calls.unread(parser))
     return ParserMatch(name, detection, unread, any(each.sample.probe.name == PLAIN for each in unread))
+
+
+def _reads_as(parser: ToolCallParser, detection: Detection) -> bool:
+    """Whether the parser is the one that read the calls of the template when it was detected."""
+    if detection.tool_parser is None or not isinstance(parser, ToolCallParser):
+        return False
+    detected = get_parser(detection.tool_parser, reasoning=AUTO)
+    return parser.format is detected.format and parser.reasoning is detected.reasoning and parser.reads_reasoning
 
 
 def parser_for(prompts: PromptBuilder, name: str) -> ToolCallParser:
@@ -74,14 +78,3 @@ def parser_for(prompts: PromptBuilder, name: str) -> ToolCallParser:
     if detection.tool_parser is None:
         raise UnknownParser(f"{detection.why}; name the parser")
     return get_parser(detection.tool_parser, reasoning=detection.reasoning, tokenizer=prompts.tokenizer)
-
-
-def detect_for(template: ChatTemplate, tokenizer: Any) -> Detection:
-    """The parsers for a chat template, by the calls that it writes for prompts."""
-
-    def render(messages: list[dict[str, Any]], tools: ToolSchemas | None, add_generation_prompt: bool) -> str:
-        prepared = [template.prepare(message) for message in messages]
-        offered = [dict(tool) for tool in tools] if tools else None
-        return template.render(prepared, offered, add_generation_prompt=add_generation_prompt)
-
-    return detect_parser(template.source, tokenizer.get_vocab(), render=render)

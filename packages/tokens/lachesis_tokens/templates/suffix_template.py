@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from secrets import token_hex
-from typing import Any
+from typing import Any, NamedTuple
 
 from lachesis_tokens.templates.chat_template import ChatTemplate, TemplateMessage, Tools
 
@@ -30,8 +30,7 @@ class Shape(StrEnum):
     """Tool calls with the ids and names of the sampled ones."""
 
 
-@dataclass(frozen=True, slots=True)
-class Placeholder:
+class Placeholder(NamedTuple):
     """How a placeholder conversation is composed."""
 
     shape: Shape

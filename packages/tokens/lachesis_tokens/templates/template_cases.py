@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from lachesis_tokens.templates.chat_template import Tools
 
 Messages: TypeAlias = tuple[Mapping[str, Any], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Pattern:
+class Pattern(NamedTuple):
     """A kind of continuation: the turn and the roles of the messages after it."""
 
     calls: int
@@ -44,8 +42,7 @@ USUAL: Final = (
 """The continuations of nearly every rollout. Others are validated when they occur."""
 
 
-@dataclass(frozen=True, slots=True)
-class TemplateCase:
+class TemplateCase(NamedTuple):
     """A conversation of OpenAI messages: some context, a turn of the model, and the messages after it."""
 
     context: tuple[Mapping[str, Any], ...]
@@ -126,6 +123,14 @@ def following_of(pattern: Pattern, spelled: str) -> tuple[dict[str, Any], ...]:
             else:
                 messages.append({"role": kind, "content": said})
     return tuple(messages)
+
+
+def omitted(pattern: Pattern, spelled: str, wholes: Sequence[str]) -> str:
+    """The messages of `following_of` that one of the texts leaves out, as a name for people; "" if it is none."""
+    for number, role in enumerate(map(role_of, following_of(pattern, spelled))):
+        if role not in ("assistant", "calls") and any(mark(number) not in whole for whole in wholes):
+            return {"tool": "tool results", "user": "user messages", "system": "system messages"}[role]
+    return ""
 
 
 def _stripped(message: Mapping[str, Any], key: str) -> Mapping[str, Any]:

@@ -36,8 +36,8 @@ from lachesis_tokens.templates.template_cases import (
     following_of,
     mark,
     odd_turns,
+    omitted,
     plain_turns,
-    role_of,
     turn_of,
 )
 from lachesis_tokens.templates.template_report import Extension, Finding, TemplateDifference
@@ -54,6 +54,7 @@ class TemplateValidator:
         self._spelled = ends[0] if ends else "<|end|>"
         self._findings: dict[Pattern, Finding] = {}
         self._rendered: dict[str, str | None] = {}
+        self._cases: dict[Pattern, TemplateCase] = {}
         patterns = [Pattern(calls, (role,)) for calls, role in ((0, "user"), (1, "tool"), (2, "tool"), (1, "user"))]
         shown = [
             text
@@ -101,8 +102,8 @@ class TemplateValidator:
                 rejection = rejection or error.reason
         if not kept:
             return Finding(pattern, Extension.REJECTED, rejection)
-        if omitted := self._omitted(pattern, [whole for _, whole in kept]):
-            return Finding(pattern, Extension.OMITS, f"it leaves out {omitted}")
+        if left_out := omitted(pattern, self._spelled, [whole for _, whole in kept]):
+            return Finding(pattern, Extension.OMITS, f"it leaves out {left_out}")
         reason = "the template writes no placeholder for the turn exactly once"
         for placeholder in _placeholders(pattern):
             suffix_template = self._suffix_template(placeholder, pattern)
@@ -135,14 +136,6 @@ class TemplateValidator:
         text, without = (self._suffix(case, placeholder, add_generation_prompt=which) or "" for which in (True, False))
         return generation_prompt_of(text, without, self._tokens)
 
-    def _omitted(self, pattern: Pattern, wholes: Sequence[str]) -> str:
-        """The new messages that the template does not write."""
-        roles = [role_of(message) for message in following_of(pattern, self._spelled)]
-        for number, role in enumerate(roles):
-            if role not in ("assistant", "calls") and any(mark(number) not in whole for whole in wholes):
-                return {"tool": "tool results", "user": "user messages", "system": "system messages"}[role]
-        return ""
-
     def _suffix_template(self, placeholder: Placeholder, pattern: Pattern) -> SuffixTemplate | None:
         last_text, header_text = self._last(0), self._header(Placeholder(Shape.TEXT), Pattern(0, ("user",)))
         last = self._last(pattern.calls) if placeholder.shape is Shape.CALLS else last_text
@@ -171,8 +164,7 @@ class TemplateValidator:
                 ("reasoning", TemplateDifference.REASONING),
                 ("content", TemplateDifference.BESIDE_CALLS),
             ):
-                plain = case.without(key)
-                if difference is not None and plain != case:
+                if difference is not None and (plain := case.without(key)) != case:
                     other = self._difference(plain, placeholder, suffix_template)
                     if other is not difference:
                         found[cause] = None
@@ -186,10 +178,12 @@ class TemplateValidator:
     ) -> TemplateDifference | None:
         """How prompt + sampled text + suffix differs from the rendering of the whole conversation."""
         try:
-            whole = self._whole(case)
-            prompt = self._render(case.context, case.tools)
-            bare = self._render(case.context, case.tools, add_generation_prompt=False)
-            last = self._render((*case.context, case.turn), case.tools, add_generation_prompt=False)
+            whole, prompt, bare, last = self._render_all(
+                ((*case.context, case.turn, *case.following), case.tools, True),
+                (case.context, case.tools, True),
+                (case.context, case.tools, False),
+                ((*case.context, case.turn), case.tools, False),
+            )
         except TemplateError:
             return None
         text = self._suffix(case, placeholder)
@@ -218,20 +212,23 @@ class TemplateValidator:
     def _render(
         self, messages: Sequence[Mapping[str, Any]], tools: Tools | None, *, add_generation_prompt: bool = True
     ) -> str:
-        key = json.dumps([messages, bool(tools), add_generation_prompt])
-        text = self._rendered.get(key)
-        if text is None:  # one validation uses the same text several times
-            prepared = [self.template.prepare(message) for message in messages]
-            text = self.template.render(prepared, tools, add_generation_prompt=add_generation_prompt)
-            self._rendered[key] = text
-        return text
+        return self._render_all((messages, tools, add_generation_prompt))[0]
+
+    def _render_all(self, *asked: tuple[Sequence[Mapping[str, Any]], Tools | None, bool]) -> list[str]:
+        """The texts for messages with or without tools and a generation prompt. Raises TemplateError."""
+        keys = [json.dumps([messages, bool(tools), adds]) for messages, tools, adds in asked]
+        # One validation uses the same text several times.
+        new = {key: each for key, each in zip(keys, asked, strict=True) if key not in self._rendered}
+        if new:
+            self._rendered |= zip(new, self.template.write_all(new.values()), strict=True)
+        return [self._rendered[key] or "" for key in keys]
 
     def _suffix(
         self, case: TemplateCase, placeholder: Placeholder, *, add_generation_prompt: bool = True
     ) -> str | None:
         """The text after the placeholder's words; None if the template rejects it or does not write it once."""
         # Only the parts that the placeholder takes from the case make a difference.
-        calls, system = calls_of(case.turn), case.system if placeholder.system else None
+        calls, system = case.turn.get("tool_calls"), case.system if placeholder.system else None
         tools = case.tools if placeholder.tools else None
         key = json.dumps([placeholder.shape, calls, case.following, system, bool(tools), add_generation_prompt])
         if key not in self._rendered:
@@ -240,7 +237,7 @@ class TemplateValidator:
                     self.template,
                     placeholder,
                     [self.template.prepare(message) for message in case.following],
-                    calls=calls,
+                    calls=calls_of(case.turn),
                     system=self.template.prepare(system) if system is not None else None,
                     tools=tools,
                     add_generation_prompt=add_generation_prompt,
@@ -251,7 +248,11 @@ class TemplateValidator:
 
     def _case(self, pattern: Pattern) -> TemplateCase:
         """A plain turn, with everything that a placeholder may take."""
-        return TemplateCase((SYSTEM, *PLAIN), turn_of(pattern.calls), following_of(pattern, self._spelled), TOOLS)
+        case = self._cases.get(pattern)
+        if case is None:
+            turn, following = turn_of(pattern.calls), following_of(pattern, self._spelled)
+            case = self._cases[pattern] = TemplateCase((SYSTEM, *PLAIN), turn, following, TOOLS)
+        return case
 
     def _last(self, calls: int) -> str | None:
         """The text after the words of a turn that is the last message."""

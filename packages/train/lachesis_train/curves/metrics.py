@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from lachesis.figures.intervals import deviations, mean_of, mean_over_items
+from lachesis.figures.intervals import mean_of, mean_over_items
 from lachesis_train.curves.estimators import token_estimates
 from lachesis_train.curves.records import GroupRecord, SampleRecord, StepRecord
 from lachesis_train.curves.rollouts import certificate_of, repaired_calls, samples_of
@@ -169,7 +169,9 @@ def _reasons(group: GroupRecord) -> Iterator[str]:
 
 
 def _deviation(values: Sequence[float]) -> float:
-    return deviations(values, mean_of(values)) / math.sqrt(len(values))
+    mean = mean_of(values)
+    # Squares of large or small deviations would overflow or vanish.
+    return math.hypot(*(value - mean for value in values)) / math.sqrt(len(values))
 
 
 def _finite(value: Any) -> bool:

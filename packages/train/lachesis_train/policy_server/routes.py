@@ -29,7 +29,8 @@ from lachesis_tokens.model_routes.vllm import CompletionsRoute
 from lachesis_tokens.prompts.vocabulary import Vocabulary
 from lachesis_tokens.server.conversation_index import ConversationIndex
 from lachesis_tokens.server.stop_texts import first_stop
-from lachesis_tokens.server.token_server import DEFAULT_MAX_TOKENS, TokenServer
+from lachesis_tokens.server.token_server import TokenServer
+from lachesis_tokens.server.token_source import DEFAULT_MAX_TOKENS
 from lachesis_train.policy_server.fields import allowed
 
 

@@ -27,9 +27,10 @@ from lachesis_messages.records.jsonl import is_array
 from lachesis_messages.records.loading import from_sharegpt, tools_from_sharegpt
 from lachesis_messages.responses import ChatResponse, as_message
 from lachesis_messages.tokens import SampledTokens
-from lachesis_tokens.prompts.prompts import PromptBuilder
+from lachesis_tokens.prompts.dataset_prompts import DatasetPrompts
 from lachesis_tokens.samples.cross_checks import line_problems
-from lachesis_tokens.samples.samples import MalformedSample, TokenSample, samples
+from lachesis_tokens.samples.sample_records import MalformedSample, read_sample
+from lachesis_tokens.samples.samples import TokenSample, samples
 from lachesis_tokens.samples.verification import verify
 from lachesis_train.tinker_sdk import Datum
 
@@ -107,7 +108,7 @@ class _Refused(Exception):
         self.reason = reason
 
 
-def read_dataset(paths: Iterable[str | Path], prompts: PromptBuilder, rules: ReadRules) -> Dataset:
+def read_dataset(paths: Iterable[str | Path], prompts: DatasetPrompts, rules: ReadRules) -> Dataset:
     """Read files of ShareGPT lines, samples and groups, which may be mixed. CPU-bound.
 
     Raises:
@@ -152,7 +153,7 @@ def _parsed(line: Any) -> Mapping[str, Any]:
 
 
 def _examples(
-    record: Mapping[str, Any], source: str, prompts: PromptBuilder, rules: ReadRules
+    record: Mapping[str, Any], source: str, prompts: DatasetPrompts, rules: ReadRules
 ) -> Iterator[Example | _Refused]:
     if record.get("evaluation"):
         raise _Refused("evaluation", "it measured the model: no training data")
@@ -179,7 +180,7 @@ def _check_rollout(record: Mapping[str, Any], completed: bool, rules: ReadRules)
         raise _Refused("low_reward", f"its reward is {reward!r}, and sft.min_reward is {rules.min_reward:g}")
 
 
-def _placed(record: Mapping[str, Any], prompts: PromptBuilder, rules: ReadRules) -> list[TokenSample]:
+def _placed(record: Mapping[str, Any], prompts: DatasetPrompts, rules: ReadRules) -> list[TokenSample]:
     """The samples that the conversation would have given, had the model sampled its turns."""
     try:
         messages = from_sharegpt(record)
@@ -218,7 +219,7 @@ def _of_group(record: Mapping[str, Any], source: str, rules: ReadRules) -> Itera
     read = []
     for each in record["samples"]:
         with suppress(MalformedSample):  # refused below
-            read.append(TokenSample.from_record(each))
+            read.append(read_sample(each))
     for rollout_id, reason in line_problems(record, read):
         raise _Refused("unproven", f"rollout {rollout_id}: {reason}" if rollout_id else reason)
     for each in record["samples"]:
@@ -232,7 +233,7 @@ def _of_group(record: Mapping[str, Any], source: str, rules: ReadRules) -> Itera
 
 def _of_record(record: Any, of_rollout: Mapping[str, Any], source: str, item: str, rules: ReadRules) -> Example:
     try:
-        sample = TokenSample.from_record(record)
+        sample = read_sample(record)
     except MalformedSample as error:
         raise _Refused("unproven", f"the sample {error}") from None
     _check_rollout({"outcome": sample.outcome, **of_rollout}, sample.outcome == "completed", rules)

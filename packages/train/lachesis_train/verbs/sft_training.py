@@ -53,13 +53,13 @@ async def train_on_files(
 
 def _read(settings: Settings, sft: SftSettings, files: Sequence[str], tokenizer: LazyTokenizer) -> Dataset:
     from lachesis_client.errors import TemplateError
-    from lachesis_tokens.prompts.prompts import PromptBuilder
+    from lachesis_tokens.prompts.dataset_prompts import DatasetPrompts
     from lachesis_tokens.templates.chat_template import read_template
     from lachesis_train.sft.readers import ReadRules, read_dataset
 
     try:
         template = None if sft.chat_template is None else read_template(sft.chat_template)
-        prompts = PromptBuilder(tokenizer.get(), chat_template=template)
+        prompts = DatasetPrompts(tokenizer.get(), chat_template=template)
     except (OSError, ValueError, TemplateError) as error:
         raise SettingsError(f"{error}; set --sft.chat_template FILE.jinja") from error
     rules = ReadRules(

@@ -12,9 +12,9 @@ import orjson
 
 from backends.errors import LachesisError
 from backends.text import counted
-from lachesis.figures import Difference, Mean, paired
 from lachesis.figures.evaluations import invalid, tokens
 from lachesis.figures.figures import Figures
+from lachesis.figures.intervals import Mean
 from lachesis.figures.summary import Summary
 from lachesis.runs.file_sink import unscored_groups
 from lachesis.runs.results import RunFiles
@@ -22,6 +22,7 @@ from lachesis.runs.run_folder import changes
 from lachesis_messages.records.jsonl import read_lines
 from lachesis_view.html import write_page
 from lachesis_view.html.parts import Parts
+from lachesis_view.pairs import Difference, paired
 from lachesis_view.reports.run import MAX_CHARACTERS, ReportedRun, mean_bars, render_page
 
 

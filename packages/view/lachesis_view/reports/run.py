@@ -22,15 +22,17 @@ from jinja2 import Environment
 from markupsafe import Markup
 
 from backends.text import counted
-from lachesis.figures import Difference, Mean, bounds, ks, mean_over_items, pass_at_k, pass_hat_k
 from lachesis.figures.exclusion import item_of, of_record
 from lachesis.figures.figures import Figures
+from lachesis.figures.intervals import Mean, mean_over_items
 from lachesis.figures.item_keys import whole_and_part
+from lachesis.figures.passes import bounds, ks, pass_at_k, pass_hat_k
 from lachesis.figures.summary import Summary
 from lachesis_messages.records.groups import stored_messages
 from lachesis_view.html import pretty, templates, visible, write_page
 from lachesis_view.html.parts import Parts, pack, to_json
 from lachesis_view.html.rollout import last_words, rollout_view, title_of, tool_views
+from lachesis_view.pairs import Difference
 
 _TEMPLATES = Path(__file__).parent / "templates"
 HISTOGRAM_BINS = 10

@@ -17,7 +17,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from backends.errors import LachesisError
-from lachesis.figures import Difference, Mean
+from lachesis.figures.intervals import Mean
+from lachesis_view.pairs import Difference
 from lachesis_view.reports.comparison import Comparison, compare, write_comparison
 
 COLUMNS = 48
