@@ -17,7 +17,7 @@ from lachesis.loop.rollout import PlayedGroup, Rollout, holding_sandboxes
 from lachesis.rewards.reward import RewardError
 from lachesis.runs.failures import RunStopped, UnusableSettings
 from lachesis.settings.server_settings import REFERENCE
-from lachesis.tool_context.sealing import HostDiskFull
+from lachesis.tool_context.file_copies import HostDiskFull
 from lachesis_client import RequestRejected, Unauthorized
 from lachesis_client.errors import NothingThere
 

@@ -20,9 +20,8 @@ from backends import BackendError, Sandbox
 from backends.errors import INSIDE
 from backends.executor.trees import remove_tree
 from backends.tasks import in_own_thread
-from lachesis.tool_context.file_copies import chunks, size, write_local
+from lachesis.tool_context.file_copies import NO_FILES, HostDiskFull, chunks, size, write_local
 from lachesis.tool_context.own_folder import own_folder
-from lachesis.tool_context.sealing import NO_FILES, HostDiskFull
 from lachesis_tools import ToolSession
 
 _AT_ONCE = 1 << 18

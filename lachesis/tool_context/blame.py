@@ -12,7 +12,7 @@ from backends import BackendError, SandboxExhausted
 from backends.errors import INSIDE
 from lachesis.rewards.agent_fault import AgentFault
 from lachesis.tool_context.context_calls import SharedState
-from lachesis.tool_context.sealing import NO_FILES
+from lachesis.tool_context.file_copies import NO_FILES
 from lachesis_tools import ToolSession
 
 _UPLOADS, _DOWNLOADS = ("upload_file", "upload_dir"), ("download_file", "download_dir")

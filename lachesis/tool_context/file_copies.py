@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import threading
@@ -9,12 +10,19 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from backends import MAX_DOWNLOAD
+from backends import MAX_DOWNLOAD, BackendError
 from backends.executor.trees import walk
 from backends.tasks import in_own_thread
 from lachesis.tool_context.context_results import DictReply, Replies
 
 _CHUNK = 1 << 20
+
+NO_FILES = (errno.EMFILE, errno.ENFILE)
+"""Errors of this machine in every method."""
+
+
+class HostDiskFull(BackendError):
+    """This machine has no room for what rewards may copy out. It concerns every rollout: the run stops and says so."""
 
 
 def files_below(folder: Path) -> Replies:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import Any, Protocol, TypeVar
 
-from backends import BackendError, SandboxSpec
+from backends import SandboxSpec
 from backends.plugins import Registry, UnknownPlugin
 from lachesis.loop.judgement import Judgement
 from lachesis.rewards.reward import RewardError
@@ -16,18 +15,12 @@ from lachesis_tools import ToolSession
 
 JUDGES: Registry[Callable[..., Any]] = Registry("judge", "lachesis.judges", {}, package="lachesis-envs")
 """`pytest` is what `judge_pytest` uses: lachesis-envs has it."""
-NO_FILES = (errno.EMFILE, errno.ENFILE)
-"""Errors of this machine in every method."""
 MAX_ARTIFACT = 1 << 30
 """Bytes that `seal` takes along, in all."""
 
 
 class Sealed(RuntimeError):
     """The agent's sandbox is gone since `seal`: the reward must continue with the context that `seal` returned."""
-
-
-class HostDiskFull(BackendError):
-    """This machine has no room for what rewards may copy out. It concerns every rollout: the run stops and says so."""
 
 
 class _Verifier(Protocol):

@@ -14,7 +14,7 @@ import pytest
 from backends import SandboxSpec, create_backend
 from lachesis.runs.failures import RunStopped
 from lachesis.tool_context import artifacts
-from lachesis.tool_context.sealing import HostDiskFull
+from lachesis.tool_context.file_copies import HostDiskFull
 from lachesis.tool_context.tool_context import ToolContext
 from lachesis_tools import BUILTIN_TOOLS, ToolSessions, call_tool
 from tests.support.scripted_server import say
