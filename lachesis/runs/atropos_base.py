@@ -206,7 +206,7 @@ class AtroposBase(ABC):
         from lachesis.figures.summary import training_metrics
 
         metrics = self.perf_stats(dict(wandb_metrics or {}))
-        if self.tracker.on:
+        if self.tracker is not None and self.tracker.on:
             metrics |= training_metrics(self.tracker.take()) | await self.tracker.exclusion_metrics()
             self.tracker.log({**metrics, **self.server.wandb_metrics()}, self.curr_step, prefix=self.wandb_prepend)
 
