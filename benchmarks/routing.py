@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from lachesis_client.affinity import Demand
 from lachesis_client.balancer import _Slot
-from lachesis_client.model_server import Split
+from lachesis_client.chat_options import Split
 from lachesis_client.sampling import Sampling
 from lachesis_messages.tokens import TokenPrefix
 from lachesis_testing.fake_server import FakeServer, Lengths, RandomWords, fake_tokenizer

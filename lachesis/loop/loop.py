@@ -23,8 +23,8 @@ from lachesis.loop.result import AgentResult, TokenCount, ToolCount, ToolError
 from lachesis.loop.tool_calls import ExecuteTools, in_open_run, unrun
 from lachesis.loop.turn_check import RESAMPLED, TurnCheck, check_turn
 from lachesis_client import ContextExhausted, InferenceError
+from lachesis_client.chat_options import Split
 from lachesis_client.errors import ConversationRefused, FirstPromptTooLong, TurnRejected
-from lachesis_client.model_server import Split
 from lachesis_messages.history import MessageHistory
 from lachesis_messages.messages import FinishReason, Message, ToolCall
 from lachesis_messages.responses import ChatResponse, ToolResponse

@@ -29,8 +29,8 @@ from lachesis.rewards.scorer import Scorer, SetUpFailed
 from lachesis.rewards.timed_call import Scored
 from lachesis.tool_context.tool_context import ToolContext
 from lachesis_client import InferenceError
+from lachesis_client.chat_options import Split
 from lachesis_client.failed_requests import failed_requests
-from lachesis_client.model_server import Split
 from lachesis_tools import ToolCrashed, ToolRegistry, ToolSessions
 from lachesis_tools.budget import ResultBudget
 

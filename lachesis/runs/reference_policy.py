@@ -22,8 +22,9 @@ import orjson
 
 from lachesis.settings.server_settings import REFERENCE, ServerConfig, ServerConfigError
 from lachesis.tracebacks import explained
+from lachesis_client.chat_options import AnswerTimes, ChatOptions, Split, check_arguments
 from lachesis_client.errors import RequestRejected, ServerUnavailable
-from lachesis_client.model_server import AnswerTimes, ChatOptions, MessageServer, Split, check_arguments
+from lachesis_client.model_server import MessageServer
 from lachesis_messages.messages import FinishReason, Message
 from lachesis_messages.responses import ChatResponse, as_message
 

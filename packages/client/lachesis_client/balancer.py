@@ -15,11 +15,11 @@ from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
 from lachesis_client.affinity import Affinity, Demand, ExpectedTokens, GroupCache, Place, Route
+from lachesis_client.chat_options import AnswerTimes, Split
 from lachesis_client.client_settings import ServerSettings
 from lachesis_client.errors import BadResponse, ServerUnavailable, Unauthorized
 from lachesis_client.failed_requests import note_answered, note_failed
 from lachesis_client.lifecycle import AsyncCloseable
-from lachesis_client.model_server import AnswerTimes, Split
 
 _SPLITS: Final[tuple[Split, ...]] = ("eval", "train")
 """In the order in which waiting requests are served: the limit of evaluations keeps them few."""

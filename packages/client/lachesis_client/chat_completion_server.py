@@ -15,8 +15,8 @@ from lachesis_client.chat_format import (
     read_message,
     read_usage,
 )
+from lachesis_client.chat_options import ChatOptions, Split
 from lachesis_client.errors import BadResponse, ServerUnavailable
-from lachesis_client.model_server import ChatOptions, Split
 from lachesis_client.parse_thread import is_long, parse
 from lachesis_messages.messages import Message
 from lachesis_messages.responses import ChatResponse

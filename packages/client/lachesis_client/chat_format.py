@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from inspect import signature
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from lachesis_client.chat_options import Tools
 from lachesis_client.errors import BadResponse, ConversationRefused
 from lachesis_client.finish_words import Ending, ending
-from lachesis_client.model_server import Tools
 from lachesis_client.server_words import blocked_prompt
 from lachesis_messages.encoded import EncodedMessages, NodeMessages
 from lachesis_messages.frozen import freeze_dict

@@ -17,9 +17,9 @@ from lachesis_client.chat_format import (
     read_usage,
     request_messages,
 )
+from lachesis_client.chat_options import ChatOptions, check_arguments
 from lachesis_client.client_settings import ServerSettings
 from lachesis_client.http_client import HttpClient
-from lachesis_client.model_server import ChatOptions, check_arguments
 from lachesis_client.parse_thread import is_long, parse
 from lachesis_client.sampling import recorded_fields
 from lachesis_messages.messages import Message

@@ -12,8 +12,9 @@ from backends.tasks import run_all
 from lachesis_client.affinity import Demand, Route
 from lachesis_client.balancer import Balancer
 from lachesis_client.chat_format import read_choices, request_messages, restate_choices
+from lachesis_client.chat_options import ChatOptions, Split
 from lachesis_client.http_client import HttpAnswer
-from lachesis_client.model_server import ChatOptions, MessageServer, Split
+from lachesis_client.model_server import MessageServer
 from lachesis_client.openai_server import HARMLESS, OpenAIServer
 from lachesis_client.parse_thread import is_long, parse
 from lachesis_messages.messages import Message

@@ -15,6 +15,7 @@ from lachesis.loop.outcome import Outcome
 from lachesis.loop.result import AgentResult, TokenCount
 from lachesis_client.affinity import Affinity
 from lachesis_client.chat_format import read_finish_reason, read_usage
+from lachesis_client.chat_options import ChatOptions, Split
 from lachesis_client.errors import (
     ContextExhausted,
     ConversationRefused,
@@ -22,7 +23,7 @@ from lachesis_client.errors import (
     PromptError,
     RequestRejected,
 )
-from lachesis_client.model_server import ChatOptions, MessageServer, ModelServer, Split
+from lachesis_client.model_server import MessageServer, ModelServer
 from lachesis_client.sampling import Sampling, read_sampling
 from lachesis_messages.encoded import EncodedPath, NodeMessages
 from lachesis_messages.history import MessageHistory

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from lachesis_client.chat_format import malformed_calls, parse_text, parsed_calls
-from lachesis_client.model_server import Tools
+from lachesis_client.chat_options import Tools
 from lachesis_messages.messages import Message
 from tool_call_parsers import ParsedCompletion, ToolCallParser
 from tool_call_parsers.tokens import Aligned, TokenMap, mark

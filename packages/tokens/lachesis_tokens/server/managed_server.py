@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from backends.text import without_lone_surrogates
 from lachesis_client.affinity import Affinity
-from lachesis_client.model_server import ChatOptions, Split, Tools, check_arguments
+from lachesis_client.chat_options import ChatOptions, Split, Tools, check_arguments
 from lachesis_client.parse_thread import LONG_IDS, parse
 from lachesis_client.sampling import SAMPLING_FIELDS, Sampling, read_sampling
 from lachesis_messages.history import MessageHistory

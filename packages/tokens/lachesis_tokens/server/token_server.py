@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from backends.errors import LachesisError
 from lachesis_client.affinity import Demand, Route
-from lachesis_client.model_server import ChatOptions, Split, check_arguments
+from lachesis_client.chat_options import ChatOptions, Split, check_arguments
 from lachesis_messages.responses import ChatResponse
 from lachesis_tokens.engines.base import PromptLogprobs, PromptScorer, TokenEngine
 from lachesis_tokens.server.managed_server import ManagedServer

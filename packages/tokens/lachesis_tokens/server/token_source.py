@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Self
 from backends.errors import LachesisError
 from backends.tasks import run_all
 from lachesis_client.affinity import Affinity, Demand, Route
+from lachesis_client.chat_options import Split
 from lachesis_client.errors import BadResponse, ContextExhausted
-from lachesis_client.model_server import Split
 from lachesis_client.parse_thread import LONG_IDS, parse
 from lachesis_client.sampling import LogprobsKind, Sampling, recorded_fields, sampling_fields
 from lachesis_client.token_tracker import TokenTracker
