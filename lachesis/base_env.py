@@ -16,9 +16,10 @@ import sys
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, cast
 
 from pydantic import BaseModel
 from rich.console import Console
@@ -33,7 +34,7 @@ from lachesis.settings.class_settings import apply_class_settings
 from lachesis.settings.server_settings import EMBEDDED, ServerConfig, as_server_configs, needs_start, token_engine
 from lachesis.settings.settings import HermesAgentEnvConfig, as_env_config
 from lachesis_client.tracking import tracks_tokens
-from lachesis_tools import BUILTIN_TOOLS, ToolRegistry, get_tool_definitions
+from lachesis_tools import BUILTIN_TOOLS, Tool, ToolRegistry, get_tool_definitions
 from lachesis_tools.distributions import REMOVED_TOOLSETS, distribution, draw_toolsets
 from lachesis_tools.terminal import without_carried_folder
 from lachesis_tools.toolsets import ToolsetError, has_toolset, left_out_tools
@@ -136,6 +137,8 @@ class HermesAgentBaseEnv(AtroposBase):
         cls._reward_weights = reward_weights(cls)
         if not cls._reward_weights.keys().isdisjoint(("compute_reward", "compute_group_reward")):
             raise TypeError(f"{cls.__name__}: compute_reward and compute_group_reward take no @reward")
+        if cls.step_rewards and getattr(cls.compute_reward, "__isabstractmethod__", False):
+            cls.compute_reward = _scored_by_steps  # type: ignore[method-assign]
         others = cls.compute_group_reward is not None or bool(cls._reward_weights)
         if others and getattr(cls.compute_reward, "__isabstractmethod__", False):
             cls.compute_reward = _scored_otherwise  # type: ignore[method-assign]
@@ -170,6 +173,20 @@ class HermesAgentBaseEnv(AtroposBase):
     `messages` are OpenAI's dicts, the answer last. Without it, the first answer ends the rollout. May be a plain `def`.
     """
 
+    session: Callable[..., Any] | None = None
+    """`session(item)`: an asynchronous context manager that is open while a rollout is played and scored.
+
+    Each attempt of a rollout has its own: a game, a connection, a process. What it yields is `ctx.session` in rewards,
+    `rollout_session()` in `follow_up` and tools, and the second argument of the calls of `Tool.from_schema`. It opens
+    after the sandbox was set up, and closes before the sandbox is removed, however the rollout ends. With a second
+    parameter it gets the `ToolSession`, to start something in the sandbox. An exception while it opens is an error of
+    the environment, a `BackendError` one of the infrastructure.
+    """
+
+    step_rewards: ClassVar[Literal["sum", "last"] | None] = None
+    """How rewards of tools (`ToolResult.reward`) become the score, if no other reward is defined: their sum, or the last
+    one; 0 if there were none. The rewards of a turn are its `turn_rewards`, those of a tool are a component."""
+
     compute_group_reward: Callable[..., Any] | None = None
     """`compute_group_reward(item, results, ctxs)`: the scores of the rollouts of one item, compared with each other.
 
@@ -193,6 +210,10 @@ class HermesAgentBaseEnv(AtroposBase):
                 items.append(item)
             self._eval_items = items
         return self._eval_items
+
+    def tools_for(self, item: Any) -> Sequence[Tool]:
+        """Tools of the rollouts of one item, in addition to those of the toolsets: see `Tool.from_schema`."""
+        return ()
 
     def sandbox_for(self, item: Any, spec: SandboxSpec) -> SandboxSpec:
         """The sandbox for the rollouts of one item: the run's `spec`, or a copy with another image."""
@@ -279,9 +300,15 @@ class HermesAgentBaseEnv(AtroposBase):
             sandbox_files=self.sandbox_files if self.prepares_sandboxes else None,
             setup_sandbox=self.setup_sandbox if self.prepares_sandboxes else None,
             setup_timeout=self.config.setup_timeout,
+            session=self._session_method(),
             follow_up=self.follow_up,
             context_class=self.tool_context_class(),
         )
+
+    def _session_method(self) -> Callable[..., Any] | None:
+        """Of the class: an instance may have a `session` of its own, of HTTP for example."""
+        own = getattr(type(self), "session", None)
+        return partial(own, self) if callable(own) else None
 
     @property
     def run_name(self) -> str:
@@ -320,7 +347,8 @@ class HermesAgentBaseEnv(AtroposBase):
 
     def player_for(self, item: Any) -> RolloutPlayer:
         """The player of the rollouts of one item."""
-        return self.player
+        own = self.tools_for(item)
+        return replace(self.player, registry=self.player.registry.extended(*own)) if own else self.player
 
     def tool_definitions(self) -> list[dict[str, Any]]:
         """OpenAI definitions of the agent's tools; with a `distribution`, of all tools that it may get."""
@@ -446,9 +474,9 @@ class HermesAgentBaseEnv(AtroposBase):
         """One finished rollout of `item`. An exception in the environment's code ends this rollout only."""
         from lachesis.loop.rollout import Rollout
 
-        player = self.player_for(item)
         before = cancel_requests()
         try:
+            player = self.player_for(item)
             return await player.play(
                 item,
                 self.initial_messages(item),
@@ -568,6 +596,19 @@ class HermesAgentBaseEnv(AtroposBase):
         if self.tracker.on:
             metrics |= training_metrics(self.tracker.take()) | await self.tracker.exclusion_metrics()
             self.tracker.log({**metrics, **self.server.wandb_metrics()}, self.curr_step, prefix=self.wandb_prepend)
+
+
+async def _scored_by_steps(self: HermesAgentBaseEnv, item: Any, result: AgentResult, ctx: Any) -> Reward:
+    """`compute_reward` of an environment with `step_rewards`."""
+    from lachesis.rewards.reward import Reward
+
+    values = [step.value for step in result.step_rewards]
+    turns, tools = [0.0] * result.turns_used, dict[str, float]()
+    for step in result.step_rewards:
+        turns[step.turn - 1] += step.value
+        tools[step.tool_name] = tools.get(step.tool_name, 0.0) + step.value
+    value = sum(values) if self.step_rewards == "sum" else values[-1] if values else 0.0
+    return Reward(value, tools, turn_rewards=turns)
 
 
 async def _scored_otherwise(self: HermesAgentBaseEnv, item: Any, result: AgentResult, ctx: Any) -> float:

@@ -20,7 +20,7 @@ from lachesis.loop.context_edits import Compression, RolloutCompression
 from lachesis.loop.interrupted import note_agent
 from lachesis.loop.open_runs import note_failure
 from lachesis.loop.outcome import Outcome
-from lachesis.loop.result import AgentResult, TokenCount, ToolCount, ToolError
+from lachesis.loop.result import AgentResult, StepReward, TokenCount, ToolCount, ToolError
 from lachesis.loop.tool_calls import ExecuteTools, in_open_run
 from lachesis.loop.turn_check import RESAMPLED, TurnCheck, check_turn
 from lachesis_client import ContextExhausted, InferenceError
@@ -199,6 +199,9 @@ class _Rollout:
         self.tool_calls = 0
         self.reasoning: list[str | None] = []
         self.tool_errors: list[ToolError] = []
+        self.step_rewards: list[StepReward] = []
+        self.ended_by = ""
+        """The tool whose answer said that the task is over."""
         self.tool_counts: dict[str, ToolCount] = {}
         self.tokens = TokenCount()
         self.api_calls = 0
@@ -280,6 +283,7 @@ class _Rollout:
             seconds_in_tools=self.seconds_in_tools,
             seconds_own=self.clock.own,
             seconds_waiting=self.clock.waiting,
+            step_rewards=tuple(self.step_rewards),
             context_edits=compression.edits if compression is not None else (),
             error=error,
             server_state=self.server.get_state() if isinstance(self.server, ChatCompletionServer) else None,
@@ -306,6 +310,9 @@ class _Rollout:
                 return
             raise _Ended(Outcome.COMPLETED, "the model answered")
         await self.run_tools(message, check)
+        if self.ended_by:
+            self.answered_length = len(self.history)
+            raise _Ended(Outcome.COMPLETED, f"the tool {self.ended_by} ended the task")
         self.settle(check)
 
     def time_is_over(self) -> str:
@@ -410,6 +417,10 @@ class _Rollout:
             error=result.error,
         )
         self.append(response)
+        if result.reward is not None:
+            self.step_rewards.append(StepReward(self.turns, call.name, result.reward))
+        if result.done:
+            self.ended_by = call.name
         count = self.tool_counts.setdefault(call.name, ToolCount())
         if result.error is None:
             count.success += 1

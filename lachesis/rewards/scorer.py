@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ from backends import BackendError, SandboxExhausted
 from backends.errors import SettingsError
 from backends.tasks import cancel_requests
 from lachesis.loop.result import AgentResult
+from lachesis.loop.rollout_session import RolloutSession, begin_session
 from lachesis.rewards.agent_fault import AgentFault, agent_faults
 from lachesis.rewards.call_scope import CallScope
 from lachesis.rewards.evidence import Doubt, Evidence, passed_by
@@ -114,6 +116,8 @@ class Scorer:
     setup_sandbox: Callable[..., Any] | None = None
     """`(item, ctx)`"""
     setup_timeout: float = 300.0
+    session: Callable[..., Any] | None = None
+    """`(item)` or `(item, tool_session)`; None where rollouts have no session of the environment's own."""
     follow_up: Callable[..., Any] | None = None
     """`(item, messages)`; None where the agent's first answer ends the rollout."""
     context_class: type[ToolContext] = ToolContext
@@ -127,18 +131,43 @@ class Scorer:
         self.evidence = Evidence({**named, **own})
 
     async def set_up(self, item: Any, session: ToolSession, registry: ToolRegistry) -> None:
-        """Make the sandbox ready for the agent.
+        """Make the sandbox ready for the agent, and open the rollout's session.
 
         Raises:
             SetUpFailed: an error of the environment.
-            BackendError: the sandbox failed.
+            BackendError: the sandbox failed, or what the session stands for.
         """
-        if self.sandbox_files is None or self.setup_sandbox is None:
-            return
+        if self.sandbox_files is not None and self.setup_sandbox is not None:
+            await self._set_up_sandbox(self.sandbox_files, self.setup_sandbox, item, session, registry)
+        if self.session is not None:
+            await self._open_session(self.session, item, session)
+
+    async def _set_up_sandbox(
+        self,
+        sandbox_files: Callable[..., Any],
+        setup_sandbox: Callable[..., Any],
+        item: Any,
+        session: ToolSession,
+        registry: ToolRegistry,
+    ) -> None:
         context = self.context_class(session, registry, shared=SharedState(before_agent=True))
         limit = _Limit("the set-up of the sandbox", "setup_timeout", self.setup_timeout, [context], agents=False)
-        await self._prepare(limit, self.sandbox_files, item, then=partial(_put, session, context))
-        await self._prepare(limit, self.setup_sandbox, item, context)
+        await self._prepare(limit, sandbox_files, item, then=partial(_put, session, context))
+        await self._prepare(limit, setup_sandbox, item, context)
+
+    async def _open_session(self, function: Callable[..., Any], item: Any, tools: ToolSession) -> None:
+        async def session() -> None:
+            takes_both = len(inspect.signature(function).parameters) > 1
+            manager = function(item, tools) if takes_both else function(item)
+            if not isinstance(manager, AbstractAsyncContextManager):
+                raise TypeError(f"session() returned {manager!r}; decorate it with @asynccontextmanager")
+            own = RolloutSession(manager, f"the session of {tools.task_id}")
+            tools.before_close.append(own.close)
+            tools.rollout_session = await own.open()
+
+        limit = _Limit("the start of the session", "setup_timeout", self.setup_timeout, [], agents=False)
+        await self._prepare(limit, session)
+        begin_session(tools.rollout_session)
 
     async def _prepare(
         self, limit: _Limit, function: RewardFunction, *arguments: Any, then: Callable[..., Any] | None = None

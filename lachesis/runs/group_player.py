@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -123,6 +124,8 @@ async def play_group(
     """
     whole, first = whole_and_part(item_key)
     toolsets, tools = env.group_tools(whole)
+    with suppress(Exception):  # every rollout says so
+        tools = [*tools, *(tool.definition() for tool in env.tools_for(item))]
     rollouts: list[Rollout] = []
     look_for_reference(env)
 

@@ -107,6 +107,11 @@ class ToolContext:
         return self._session.task_id
 
     @property
+    def session(self) -> Any:
+        """What the environment's `session(item)` yielded for this rollout; None if it has no such method."""
+        return self._shared.sessions[0].rollout_session
+
+    @property
     def failure(self) -> BackendError | None:
         """The first failure of the infrastructure that a method met."""
         return self._shared.failure
