@@ -113,7 +113,7 @@ class HermesAgentBaseEnv(AtroposBase):
         self.process_mode = False
         self.n_groups_to_process = self.config.total_steps
         self.group_size_to_process = self.config.group_size
-        self.console = Console(stderr=True)
+        self.console = Console(emoji=False, stderr=True)
         self._tokenizer: Any = None
         self._eval_items: list[Any] | None = None
         self._current_group_tools: tuple[list[dict[str, Any]], set[str]] | None = None
@@ -159,7 +159,10 @@ class HermesAgentBaseEnv(AtroposBase):
 
     @abstractmethod
     def format_prompt(self, item: Any) -> str | list[dict[str, Any]]:
-        """The user message that a rollout starts with: text, or OpenAI's content parts, for images."""
+        """The user message that a rollout starts with: text, or OpenAI's content parts, for images.
+
+        With a `session`, it is called when that is open, so `rollout_session()` may have the text.
+        """
 
     @abstractmethod
     async def compute_reward(self, item: Any, result: AgentResult, ctx: Any) -> float | Reward | None:
@@ -423,6 +426,10 @@ class HermesAgentBaseEnv(AtroposBase):
             messages.insert(0, {"role": "system", "content": self.config.system_prompt})
         return messages
 
+    def _first_messages(self, item: Any) -> list[dict[str, Any]] | Callable[[], list[dict[str, Any]]]:
+        """`initial_messages`, or the function where a session has to be open for them."""
+        return self.initial_messages(item) if self._session_method() is None else partial(self.initial_messages, item)
+
     @asynccontextmanager
     async def running(self, *, training: bool = False) -> AsyncIterator[None]:
         """Set up the dataset, the sandboxes and the model servers, and shut them down at the end.
@@ -479,7 +486,7 @@ class HermesAgentBaseEnv(AtroposBase):
             player = self.player_for(item)
             return await player.play(
                 item,
-                self.initial_messages(item),
+                self._first_messages(item),
                 item_key=item_key,
                 index=index,
                 tools=tools,

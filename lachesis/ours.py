@@ -12,6 +12,7 @@ PACKAGES = (
     "lachesis_client",
     "lachesis_compat",
     "lachesis_data",
+    "lachesis_doors",
     "lachesis_envs",
     "lachesis_messages",
     "lachesis_testing",

@@ -26,6 +26,7 @@ LIMITS = {
     "lachesis_client": 3_400,
     "lachesis_compat": 4_400,
     "lachesis_data": 6_500,
+    "lachesis_doors": 2_300,
     "lachesis_envs": 8_300,
     "lachesis_messages": 4_600,
     "lachesis_testing": 8_900,

@@ -27,6 +27,7 @@ PACKAGES: dict[str, list[str]] = {
     "sandbox": ["backends", "test_plugins.py"],
     "tokens": ["endpoint", "inference", "trajectories", "vllm"],
     "train": ["training", "torch"],
+    "doors": ["doors"],
     "envs": ["environments", "task_folders", "harbor", "test_tasks.py"],
     "data": ["batch", "compression"],
     "view": ["view"],

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from backends import BackendError
@@ -100,7 +101,7 @@ async def _play_reference(
         player = replace(env.player_for(item), server=server)
         return await player.play(
             item,
-            env.initial_messages(item),
+            partial(env.initial_messages, item),
             item_key=item_key,
             index=0,
             tools=tools,

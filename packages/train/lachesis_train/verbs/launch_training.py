@@ -52,7 +52,7 @@ AT_ONCE: Final = 10.0
 
 def main(argv: Sequence[str] | None = None, *, prog: str = "launch_training.py") -> int:
     """Run the trainer; the exit code."""
-    console = Console(stderr=True)
+    console = Console(emoji=False, stderr=True)
     parser = make_parser(prog)
     given = vars(parser.parse_args(argv))
     try:
