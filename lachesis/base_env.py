@@ -187,8 +187,8 @@ class HermesAgentBaseEnv(AtroposBase):
     """
 
     step_rewards: ClassVar[Literal["sum", "last"] | None] = None
-    """How rewards of tools (`ToolResult.reward`) become the score, if no other reward is defined: their sum, or the last
-    one; 0 if there were none. The rewards of a turn are its `turn_rewards`, those of a tool are a component."""
+    """How rewards of tools (`ToolResult.reward`) become the score, if no other reward is defined: their sum, or the
+    last one; 0 if there were none. Those of a turn are its `turn_rewards`, those of a tool are a component."""
 
     compute_group_reward: Callable[..., Any] | None = None
     """`compute_group_reward(item, results, ctxs)`: the scores of the rollouts of one item, compared with each other.

@@ -29,7 +29,7 @@ SCHEMES: Registry[Callable[[str], Any]] = Registry("scheme", "lachesis.schemes",
 
 _PACKAGES = {
     **dict.fromkeys(("inspect", "verifiers"), "lachesis-compat"),
-    **dict.fromkeys(("gymnasium", "skyrl", "textarena"), "lachesis-doors"),
+    **dict.fromkeys(("bfcl", "gymnasium", "mcp", "skyrl", "textarena"), "lachesis-doors"),
 }
 """Of the schemes of other packages of ours."""
 
@@ -56,7 +56,9 @@ def environment_class(target: str) -> Any:
         return SCHEMES.load(scheme)(target)
     if scheme in _PACKAGES:
         package = _PACKAGES[scheme]
-        raise SettingsError(f"environments {scheme}:NAME are in the package {package}. Next step: pip install {package}")
+        raise SettingsError(
+            f"environments {scheme}:NAME are in the package {package}. Next step: pip install {package}"
+        )
     # Atropos takes two seconds to import, five where torch is installed: only for a file that imports it.
     finder = after_import("atroposlib", _prepare_for_atropos)
     try:

@@ -139,9 +139,7 @@ async def test_calls_after_the_one_that_ends_the_task_are_not_run(tmp_path: Path
     assert all("the task is over" in message["content"] for message in messages[-2:])
 
 
-async def test_rewards_and_the_user_have_the_session_and_group_rewards_have_all(
-    tmp_path: Path, log: list[str]
-) -> None:
+async def test_rewards_and_the_user_have_the_session_and_group_rewards_have_all(tmp_path: Path, log: list[str]) -> None:
     class Both(Guess):
         step_rewards = None
 

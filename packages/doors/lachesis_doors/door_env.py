@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
@@ -12,15 +13,33 @@ from urllib.parse import parse_qsl
 import yaml
 
 from backends.errors import SettingsError
-from lachesis import AgentResult, HermesAgentBaseEnv, Reward, Tool, ToolContext, ToolResult, rollout_session
-from lachesis_tools import ToolFailure
+from lachesis import (
+    AgentResult,
+    HermesAgentBaseEnv,
+    Message,
+    Policy,
+    Reward,
+    Tool,
+    ToolCall,
+    ToolContext,
+    ToolResult,
+    rollout_session,
+)
+from lachesis_tools import ToolFailure, ToolSession
 
 
 class DoorSession(Protocol):
     """One rollout in the other standard."""
 
-    prompt: str | list[dict[str, Any]]
-    """What the agent reads first: the text of the user's message, or all messages."""
+    @property
+    def prompt(self) -> str | list[dict[str, Any]]:
+        """What the agent reads first: the text of the user's message, or all messages."""
+        ...
+
+    @property
+    def solution(self) -> Sequence[Mapping[str, Any]] | None:
+        """The turns that solve it, if they are known: `{"calls": [{"name", "arguments"}]}` or `{"text"}`."""
+        ...
 
     async def act(self, text: str) -> Mapping[str, Any] | None:
         """The answer to a message of the agent that calls no tool; None if that ends the rollout.
@@ -73,8 +92,8 @@ class DoorEnv(HermesAgentBaseEnv):
         """The item of this number, and its tools, each `{name, description, parameters}`; None after the last one."""
 
     @abstractmethod
-    def opened(self, item: Any) -> AbstractAsyncContextManager[DoorSession]:
-        """A new session that plays `item`."""
+    def opened(self, item: Any, tools: ToolSession) -> AbstractAsyncContextManager[DoorSession]:
+        """A new session that plays `item`. `tools` has the sandbox of the rollout."""
 
     async def setup(self) -> None:
         self._number = 0
@@ -100,9 +119,24 @@ class DoorEnv(HermesAgentBaseEnv):
 
         return [made(tool) for tool in item["tools"]]
 
+    def reference_policy(self) -> Policy | None:
+        def policy(messages: Sequence[Mapping[str, Any]], tools: Any) -> Message:
+            session: _Played | None = rollout_session()
+            if session is None or session.inner.solution is None:
+                raise SettingsError(f"{self.name}: it has no solutions, so there is no reference policy")
+            number = sum(message["role"] == "assistant" for message in messages)
+            turn = session.inner.solution[number] if number < len(session.inner.solution) else {"text": "Done."}
+            calls = (
+                ToolCall(f"call_{number}_{at}", call["name"], json.dumps(call["arguments"]))
+                for at, call in enumerate(turn.get("calls") or ())
+            )
+            return Message("assistant", turn.get("text"), tool_calls=tuple(calls))
+
+        return policy
+
     @asynccontextmanager
-    async def session(self, item: Any) -> AsyncIterator[_Played]:
-        async with self._free, self.opened(item["item"]) as inner:
+    async def session(self, item: Any, tools: ToolSession) -> AsyncIterator[_Played]:
+        async with self._free, self.opened(item["item"], tools) as inner:
             yield _Played(inner)
 
     def initial_messages(self, item: Any) -> list[dict[str, Any]]:
@@ -147,4 +181,5 @@ class _Played:
             self.rewards.append(float(reward))
         if answer.get("error"):
             raise ToolFailure(answer.get("text") or answer["error"])
-        return ToolResult(answer.get("text") or "", reward=reward, done=bool(answer.get("done")))
+        images = tuple(answer.get("images") or ())
+        return ToolResult(answer.get("text") or "", images=images, reward=reward, done=bool(answer.get("done")))

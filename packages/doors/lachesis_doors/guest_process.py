@@ -136,7 +136,9 @@ class GuestProcess:
 
     def _ended(self) -> str:
         code = self._process.returncode if self._process is not None else None
-        how = "is not started" if code is None else f"was killed by signal {-code}" if code < 0 else f"ended with {code}"
+        how = (
+            "is not started" if code is None else f"was killed by signal {-code}" if code < 0 else f"ended with {code}"
+        )
         said = b"".join(self._last_words).decode(errors="replace").strip()
         return f"{self.name}: its process {how}{': ' + said[-1000:] if said else ''}"
 

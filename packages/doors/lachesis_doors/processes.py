@@ -15,6 +15,7 @@ from typing import Any, Final
 from backends.errors import SettingsError
 from lachesis_doors.door_env import DoorEnv, DoorSession
 from lachesis_doors.guest_process import GuestProcess
+from lachesis_tools import ToolSession
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,8 @@ class Package:
 
 
 PACKAGES: Final = {
-    "gymnasium": Package("gymnasium", "gymnasium[toy-text]"),
+    "bfcl": Package("bfcl_eval", "--no-deps bfcl-eval==2026.3.23 mpmath"),
+    "gymnasium": Package("gymnasium", "'gymnasium[toy-text]'"),
     "skyrl": Package("skyrl_gym", "skyrl-gym==0.4.0"),
     "textarena": Package("textarena", "textarena==0.7.4"),
 }
@@ -51,7 +53,7 @@ def interpreter(scheme: str) -> str:
         return str(python)
     raise SettingsError(
         f"{scheme}: needs the package {package.module!r}, which this interpreter does not have. Next step: "
-        f"python -m venv {folder} && {folder}/bin/pip install '{package.install}'"
+        f"python -m venv {folder} && {folder}/bin/pip install {package.install}"
     )
 
 
@@ -74,12 +76,12 @@ class ProcessEnv(DoorEnv):
         return found["item"], found.get("tools") or ()
 
     @asynccontextmanager
-    async def opened(self, item: Any) -> AsyncIterator[DoorSession]:
+    async def opened(self, item: Any, tools: ToolSession) -> AsyncIterator[DoorSession]:
         await self._guest.start()  # again, if it was killed
         session = uuid.uuid4().hex
         opened = await self._guest.call("open", session, item=item)
         try:
-            yield _Session(self._guest, session, opened["prompt"])
+            yield _Session(self._guest, session, opened["prompt"], opened["solution"])
         finally:
             await self._guest.call("close", session)
 
@@ -89,6 +91,7 @@ class _Session:
     guest: GuestProcess
     id: str
     prompt: Any
+    solution: Any
 
     async def act(self, text: str) -> Mapping[str, Any] | None:
         answer: Mapping[str, Any] | None = await self.guest.call("act", self.id, text=text)

@@ -3,8 +3,8 @@
 python host.py SCRIPT TARGET ARGUMENTS
 
 Standard library only, for Python 3.8 and later. SCRIPT is a module of this folder with a class `Guest`. A request is
-`{"id", "call", "session", ...}`; the answer is `{"id", "value"}` or `{"id", "error", "kind", "traceback"}`. Whatever the
-guest prints goes to standard error. The process ends with its standard input.
+`{"id", "call", "session", "with"}`; the answer is `{"id", "value"}` or `{"id", "error", "kind", "traceback"}`.
+Whatever the guest prints goes to standard error. The process ends with its standard input.
 """
 
 import asyncio
@@ -34,7 +34,9 @@ class Host:
         try:
             line = json.dumps({"id": request["id"], **answer}, default=plain)
         except (TypeError, ValueError) as error:
-            line = json.dumps({"id": request["id"], "error": "not JSON: %s" % error, "kind": "TypeError", "traceback": ""})
+            line = json.dumps(
+                {"id": request["id"], "error": "not JSON: %s" % error, "kind": "TypeError", "traceback": ""}
+            )
         self.answers.write(line.encode() + b"\n")
         self.answers.flush()
 
@@ -44,7 +46,7 @@ class Host:
         if call == "open":
             opened = await settled(self.guest.open(**given))
             self.sessions[session] = opened
-            return {"prompt": await settled(opened.prompt)}
+            return {"prompt": opened.prompt, "solution": getattr(opened, "solution", None)}
         if session is None:
             return await settled(getattr(self.guest, call)(**given))
         if call == "close":
