@@ -45,15 +45,15 @@ class GuestError(LachesisError):
 class GuestProcess:
     """Calls into a guest. Any number may be under way at once; the guest decides what runs at once there."""
 
-    def __init__(self, python: str, script: str, target: str, arguments: Mapping[str, Any]) -> None:
+    def __init__(self, python: str, script: Path, target: str, arguments: Mapping[str, Any]) -> None:
         """
         Args:
             python: the interpreter.
-            script: the name of a module in `INSIDE`.
+            script: a file with a class `Guest`; see docs/doors.md.
             target: the environment's name, with `arguments`: for the guest's own code.
         """
-        self.name = f"{script}:{target}"
-        self._command = [python, str(INSIDE / "host.py"), str(INSIDE / f"{script}.py"), target, json.dumps(arguments)]
+        self.name = f"{script.stem}:{target}"
+        self._command = [python, str(INSIDE / "host.py"), str(script), target, json.dumps(arguments)]
         self._numbers = itertools.count()
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._last_words: deque[bytes] = deque(maxlen=40)

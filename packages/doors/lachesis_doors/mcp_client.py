@@ -63,9 +63,7 @@ class McpClient(ABC):
             await self.ask("initialize", {"protocolVersion": VERSION, "capabilities": {}, "clientInfo": about})
             await self.tell("notifications/initialized")
         except TimeoutError:
-            raise GuestLost(
-                f"the MCP server {self.name} did not answer in {self.timeout:g} s{self.last_words()}"
-            ) from None
+            raise GuestLost(f"the MCP server {self.name} did not answer in {self.timeout:g} s") from None
 
     async def tools(self) -> list[Mapping[str, Any]]:
         """All tools, each `{name, description, parameters}`."""

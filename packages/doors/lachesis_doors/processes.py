@@ -6,24 +6,24 @@ import os
 import sys
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from backends.errors import SettingsError
 from lachesis_doors.door_env import DoorEnv, DoorSession
-from lachesis_doors.guest_process import GuestProcess
+from lachesis_doors.guest_process import INSIDE, GuestLost, GuestProcess
 from lachesis_tools import ToolSession
 
 
 @dataclass(frozen=True)
 class Package:
-    """What the door of a scheme needs."""
+    """What plays the environments of a scheme."""
 
     module: str
-    """Found in the interpreter that plays it."""
+    """Found in the interpreter that plays them."""
     install: str
     """For pip."""
 
@@ -37,15 +37,14 @@ PACKAGES: Final = {
 """By scheme. The script is `inside/SCHEME.py`."""
 
 
-def interpreter(scheme: str) -> str:
-    """The interpreter of a scheme: this one if it has the package, else that of the folder of the doors.
+def interpreter(scheme: str, package: Package) -> str:
+    """The interpreter that plays a scheme: this one if it has the package, else that of the folder of the doors.
 
     The folder is `~/.cache/lachesis/doors`, or what `LACHESIS_DOORS` says.
 
     Raises:
         SettingsError: neither has it.
     """
-    package = PACKAGES[scheme]
     if find_spec(package.module) is not None:
         return sys.executable
     folder = Path(os.environ.get("LACHESIS_DOORS") or Path.home() / ".cache/lachesis/doors") / scheme
@@ -58,11 +57,19 @@ def interpreter(scheme: str) -> str:
 
 
 class ProcessEnv(DoorEnv):
-    """An environment of a package of Python, played in a process of its own."""
+    """An environment of a package of Python, played in a process of its own.
+
+    A door of another package has a subclass with `package` and `script`, and names `SUBCLASS.at` as an entry point in
+    the group `lachesis.schemes`.
+    """
+
+    package: ClassVar[Package]
+    script: ClassVar[Path]
 
     async def setup(self) -> None:
         await super().setup()
-        self._guest = GuestProcess(interpreter(self.scheme), self.scheme, self.target, self.arguments)
+        python = interpreter(self.scheme, self.package)
+        self._guest = GuestProcess(python, self.script, self.target, self.arguments)
         await self._guest.start()
         self.rewards = self._guest.about["rewards"]
 
@@ -83,7 +90,8 @@ class ProcessEnv(DoorEnv):
         try:
             yield _Session(self._guest, session, opened["prompt"], opened["solution"])
         finally:
-            await self._guest.call("close", session)
+            with suppress(GuestLost):
+                await self._guest.call("close", session)
 
 
 @dataclass(frozen=True)
@@ -106,4 +114,8 @@ class _Session:
         return scored
 
 
-door = ProcessEnv.at
+def door(target: str) -> type[ProcessEnv]:
+    """The class for a target of one of `PACKAGES`."""
+    found = ProcessEnv.at(target)
+    found.package, found.script = PACKAGES[found.scheme], INSIDE / f"{found.scheme}.py"
+    return found
