@@ -97,7 +97,6 @@ class DoorEnv(HermesAgentBaseEnv):
 
     async def setup(self) -> None:
         self._number = 0
-        self._tools: dict[str, Sequence[Mapping[str, Any]]] = {}
         self._free = nullcontext() if self.max_sessions is None else asyncio.Semaphore(self.max_sessions)
 
     async def get_next_item(self) -> Any:

@@ -255,7 +255,7 @@ class HttpClient(McpClient):
                 if response.status >= 400:
                     raise GuestLost(f"the MCP server {self.name} at {self.url}: HTTP {response.status}")
                 if response.content_type == "text/event-stream":
-                    async for data in events(response.content):
+                    async for _, data in named_events(response.content):
                         yield json.loads(data)
                 elif response.content_type == "application/json" and (body := await response.read()):
                     yield json.loads(body)
@@ -271,15 +271,15 @@ class HttpClient(McpClient):
             await self._http.close()
 
 
-async def events(stream: aiohttp.StreamReader) -> AsyncIterator[str]:
-    """The data of server-sent events."""
-    data: list[str] = []
+async def named_events(stream: aiohttp.StreamReader) -> AsyncIterator[tuple[str, str]]:
+    """The names and the data of server-sent events."""
+    kind, data = "message", list[str]()
     async for line in stream:
         text = line.decode().rstrip("\r\n")
-        if text.startswith("data:"):
+        if text.startswith("event:"):
+            kind = text[6:].strip()
+        elif text.startswith("data:"):
             data.append(text[5:].removeprefix(" "))
-        elif not text and data:
-            yield "\n".join(data)
-            data = []
-    if data:
-        yield "\n".join(data)
+        elif not text and (data or kind != "message"):
+            yield kind, "\n".join(data)
+            kind, data = "message", []
