@@ -31,6 +31,7 @@ class Package:
 PACKAGES: Final = {
     "bfcl": Package("bfcl_eval", "--no-deps bfcl-eval==2026.3.23 mpmath"),
     "gymnasium": Package("gymnasium", "'gymnasium[toy-text]'"),
+    "nemogym": Package("nemo_gym", "--ignore-requires-python nemo-gym==0.7.0"),
     "skyrl": Package("skyrl_gym", "skyrl-gym==0.4.0"),
     "textarena": Package("textarena", "textarena==0.7.4"),
 }
