@@ -33,7 +33,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.fake_process import TOOLS, fake_process, token_server
 from benchmarks.token_ledger import Ledger, Sequenced, Tally
-from lachesis.loop.loop import HermesAgentLoop, LoopLimits
+from lachesis.loop.limits import LoopLimits
+from lachesis.loop.loop import HermesAgentLoop
 from lachesis_client import InferenceError, ServerSettings
 from lachesis_client.sampling import Sampling
 from lachesis_messages.history import MessageHistory

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from lachesis.loop.loop import HermesAgentLoop
     from lachesis.loop.outcome import Outcome
     from lachesis.loop.result import AgentResult
+    from lachesis.loop.rollout_session import rollout_session
     from lachesis.rewards.reward import Reward, reward
     from lachesis.runs.dataset_rows import load_rows
     from lachesis.runs.reference_policy import Policy
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from lachesis_tokens.endpoint.agent_program import AgentProgramEnv
     from lachesis_tools.builtin import BUILTIN_TOOLS
     from lachesis_tools.dispatch import ToolResult
-    from lachesis_tools.tool_registry import ToolRegistry, tool
+    from lachesis_tools.tool_registry import Tool, ToolRegistry, tool
     from lachesis_tools.tool_session import ToolSession
 else:
     __getattr__ = lazy_names(
@@ -38,6 +39,7 @@ else:
             "lachesis.loop.loop": ["HermesAgentLoop"],
             "lachesis.loop.outcome": ["Outcome"],
             "lachesis.loop.result": ["AgentResult"],
+            "lachesis.loop.rollout_session": ["rollout_session"],
             "lachesis.rewards.reward": ["Reward", "reward"],
             "lachesis.tool_context.tool_context": ["ToolContext"],
             "lachesis.base_env": ["HermesAgentBaseEnv"],
@@ -50,7 +52,7 @@ else:
             "lachesis.runs.reference_policy": ["Policy"],
             "lachesis_tools.builtin": ["BUILTIN_TOOLS"],
             "lachesis_tools.dispatch": ["ToolResult"],
-            "lachesis_tools.tool_registry": ["ToolRegistry", "tool"],
+            "lachesis_tools.tool_registry": ["Tool", "ToolRegistry", "tool"],
             "lachesis_tools.tool_session": ["ToolSession"],
             "lachesis_messages.history": ["MessageHistory"],
             "lachesis_messages.messages": ["Message", "ToolCall"],
@@ -72,6 +74,7 @@ __all__ = [
     "Reward",
     "SandboxSpec",
     "ServerConfig",
+    "Tool",
     "ToolCall",
     "ToolContext",
     "ToolRegistry",
@@ -80,5 +83,6 @@ __all__ = [
     "check_environment",
     "load_rows",
     "reward",
+    "rollout_session",
     "tool",
 ]

@@ -15,15 +15,16 @@ import sys
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn
 
 from pydantic import BaseModel
 from rich.console import Console
 
 import lachesis_client as inference
 from backends.errors import SettingsError
-from lachesis.rewards.reward import reward_weights, scored_otherwise
+from lachesis.rewards.reward import reward_weights, scored_by_steps, scored_otherwise
 from lachesis.runs.atropos_base import AtroposBase, overrides
 from lachesis.runs.failures import NotRunning
 from lachesis.settings.agent_tools import AgentTools
@@ -31,7 +32,7 @@ from lachesis.settings.chosen import as_env_config
 from lachesis.settings.class_settings import apply_class_settings
 from lachesis.settings.server_settings import EMBEDDED, ServerConfig, as_server_configs, needs_start, token_engine
 from lachesis.settings.settings import HermesAgentEnvConfig
-from lachesis_tools import BUILTIN_TOOLS, ToolRegistry
+from lachesis_tools import BUILTIN_TOOLS, Tool, ToolRegistry
 from lachesis_tools.terminal import without_carried_folder
 
 # Imported where they are used: this module has to be cheap to import, for `--help`.
@@ -65,13 +66,10 @@ class HermesAgentBaseEnv(AtroposBase):
 
     needs_sandboxes: ClassVar[bool | None] = None
     """Whether rollouts use sandboxes: a run then checks first that it can create them. None: if the agent has tools."""
-
     takes_follow_ups: ClassVar[bool] = True
     """Whether a user can answer the agent (`follow_up`)."""
-
     _reward_weights: ClassVar[Mapping[str, float]] = {}
     """Weights of the methods with `@reward`, by name."""
-
     _class_error: ClassVar[SettingsError | None] = None
     """An error in the class attributes, which commands and the constructor raise."""
 
@@ -97,7 +95,7 @@ class HermesAgentBaseEnv(AtroposBase):
         self.process_mode = False
         self.n_groups_to_process = self.config.total_steps
         self.group_size_to_process = self.config.group_size
-        self.console = Console(stderr=True)
+        self.console = Console(emoji=False, stderr=True)
         self._eval_items: list[Any] | None = None
         self._server: inference.ModelServer | None = None
         self._player: RolloutPlayer | None = None
@@ -117,6 +115,8 @@ class HermesAgentBaseEnv(AtroposBase):
         except SettingsError as error:  # raised here, it would end a script that imports the class with 1
             cls._class_error = error
         cls._reward_weights = reward_weights(cls)
+        if cls.step_rewards and getattr(cls.compute_reward, "__isabstractmethod__", False):
+            cls.compute_reward = scored_by_steps  # type: ignore[method-assign]
         others = cls.compute_group_reward is not None or bool(cls._reward_weights)
         if others and getattr(cls.compute_reward, "__isabstractmethod__", False):
             cls.compute_reward = scored_otherwise  # type: ignore[method-assign]
@@ -137,7 +137,9 @@ class HermesAgentBaseEnv(AtroposBase):
 
     @abstractmethod
     def format_prompt(self, item: Any) -> str | list[dict[str, Any]]:
-        """The user message that a rollout starts with: text, or OpenAI's content parts, for images."""
+        """The user message that a rollout starts with: text, or OpenAI's content parts, for images.
+
+        With a `session`, it is called when that is open."""
 
     @abstractmethod
     async def compute_reward(self, item: Any, result: AgentResult, ctx: Any) -> float | Reward | None:
@@ -150,6 +152,17 @@ class HermesAgentBaseEnv(AtroposBase):
 
     `messages` are OpenAI's dicts, the answer last. Without it, the first answer ends the rollout. May be a plain `def`.
     """
+
+    session: Callable[..., Any] | None = None
+    """`session(item)`: an asynchronous context manager that is open while a rollout is played and scored.
+
+    What it yields is `ctx.session` in rewards, `rollout_session()` in `follow_up` and tools, and the second argument of
+    calls of `Tool.from_schema`. With a second parameter it gets the `ToolSession`. See docs/environments.md.
+    """
+
+    step_rewards: ClassVar[Literal["sum", "last"] | None] = None
+    """How rewards of tools (`ToolResult.reward`) become the score, if no other reward is defined: their sum, or the
+    last one; 0 if there were none. Those of a turn are its `turn_rewards`, those of a tool are a component."""
 
     compute_group_reward: Callable[..., Any] | None = None
     """`compute_group_reward(item, results, ctxs)`: the scores of the rollouts of one item, compared with each other.
@@ -171,6 +184,10 @@ class HermesAgentBaseEnv(AtroposBase):
         if self._eval_items is None:
             self._eval_items = await first_items(self.get_next_item, self.config.eval_items)
         return self._eval_items
+
+    def tools_for(self, item: Any) -> Sequence[Tool]:
+        """Tools of the rollouts of one item, in addition to those of the toolsets: see `Tool.from_schema`."""
+        return ()
 
     def sandbox_for(self, item: Any, spec: SandboxSpec) -> SandboxSpec:
         """The sandbox for the rollouts of one item: the run's `spec`, or a copy with another image."""
@@ -230,6 +247,7 @@ class HermesAgentBaseEnv(AtroposBase):
 
     def scorer(self) -> Scorer:
         """Calls the methods of this environment that score rollouts and set up sandboxes."""
+        from lachesis.loop.rollout_session import session_method
         from lachesis.rewards.scorer import Scorer
 
         if self.follow_up is not None and not self.takes_follow_ups:
@@ -246,6 +264,7 @@ class HermesAgentBaseEnv(AtroposBase):
             sandbox_files=self.sandbox_files if self.prepares_sandboxes else None,
             setup_sandbox=self.setup_sandbox if self.prepares_sandboxes else None,
             setup_timeout=self.config.setup_timeout,
+            session=session_method(self),
             follow_up=self.follow_up,
             context_class=self.tool_context_class(),
         )
@@ -262,7 +281,8 @@ class HermesAgentBaseEnv(AtroposBase):
 
     def player_for(self, item: Any) -> RolloutPlayer:
         """The player of the rollouts of one item."""
-        return self.player
+        own = self.tools_for(item)
+        return replace(self.player, registry=self.player.registry.extended(*own)) if own else self.player
 
     @property
     def agent_tools(self) -> AgentTools:
@@ -368,27 +388,10 @@ class HermesAgentBaseEnv(AtroposBase):
         own_items = overrides(self, HermesAgentBaseEnv, "get_eval_items")
         return await commands.serve(self, hold_out=not own_items and not self.evaluates_itself)
 
-    async def process_manager(self) -> RunResult:
-        """`process`: play and record `total_steps` groups; continues an earlier start."""
-        from lachesis.runs import commands
-
-        self.process_mode = True
-        return await commands.process(self)
-
     @property
     def evaluates_itself(self) -> bool:
         """Whether a subclass has an `evaluate` of its own."""
         return type(self).evaluate is not HermesAgentBaseEnv.evaluate
-
-    @property
-    def reporting(self) -> Any:
-        """The environment whose hooks `evaluate` calls; an environment of Atropos is wrapped by one of ours."""
-        return self
-
-    async def _run_evaluate(self) -> Any:
-        from lachesis.runs import commands
-
-        return await commands.evaluate_alone(self)
 
     async def evaluate(self, *args: Any, **kwargs: Any) -> RunResult:
         """Play the evaluation items once each and write `metrics.json` next to `samples.jsonl`."""

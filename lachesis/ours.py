@@ -13,6 +13,7 @@ PACKAGES = (
     "lachesis_compat",
     "lachesis_console",
     "lachesis_data",
+    "lachesis_doors",
     "lachesis_envs",
     "lachesis_messages",
     "lachesis_testing",

@@ -2,6 +2,7 @@
 # Tests against programs of others, installed on first use: scripts/test-with.sh NAME, that is `make test-NAME`.
 #
 #   atropos     all environments of atroposlib's source distribution that play without the network
+#   doors       environments of TextArena, Gymnasium, BFCL, OpenEnv, ORS and MCP servers (600 MB)
 #   guests      verifiers and Inspect (350 MB)
 #   harbor      task folders and jobs against Harbor's own models and viewer
 #   programs    agent programs in sandboxes (1.5 GB from PyPI and npm)
@@ -32,6 +33,16 @@ case $name in
     scripts/atropos-environments.sh "$bin/python"
     scripts/atropos_venv.sh "$VENV" "$VENV-atropos"
     "$VENV-atropos/bin/python" -m benchmarks.atropos_environments
+    ;;
+  doors)
+    doors=${LACHESIS_DOORS:-$cache/doors}
+    while read -r door packages; do
+      [ -x "$doors/$door/bin/python" ] && continue
+      "$bin/uv" venv --quiet "$doors/$door"
+      # shellcheck disable=SC2086 # a list
+      "$bin/uv" pip install --quiet --python "$doors/$door/bin/python" $packages
+    done <requirements/doors.txt
+    LACHESIS_DOORS=$doors LACHESIS_NEED_DOORS=1 "$bin/pytest" tests/doors/test_real.py
     ;;
   guests)
     guests=${GUESTS:-$cache/guests}

@@ -1,11 +1,12 @@
 """From the name or the place of an environment to its class, for every command that plays one.
 
-A target is a name of `ENVIRONMENTS`, `path.py`, `path.py:Class`, `package.module:Class`, or that of a guest, such as
-`verifiers:MODULE`. The class may be one of Atropos.
+A target is a name of `ENVIRONMENTS`, `path.py`, `path.py:Class`, `package.module:Class`, or one of another framework or
+standard, such as `textarena:Sudoku-v0`. The class may be one of Atropos.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,14 @@ ENVIRONMENTS: Registry[type] = Registry("environment", "lachesis.environments", 
 """Those that packages name in this group of entry points; Lachesis' own are in the package lachesis-envs."""
 
 
-GUESTS = ("inspect", "verifiers")
-"""Frameworks of others whose environments are played unmodified: `verifiers:MODULE`."""
+SCHEMES: Registry[Callable[[str], Any]] = Registry("scheme", "lachesis.schemes", {})
+"""Environments of other frameworks and standards, `SCHEME:NAME`: functions from such a target to the class."""
+
+_PACKAGES = {
+    **dict.fromkeys(("inspect", "verifiers"), "lachesis-compat"),
+    **dict.fromkeys(("bfcl", "gymnasium", "mcp", "nemogym", "openenv", "ors", "skyrl", "textarena"), "lachesis-doors"),
+}
+"""Of the schemes of other packages of ours."""
 
 
 def environment_class(target: str) -> Any:
@@ -40,8 +47,11 @@ def environment_class(target: str) -> Any:
         raise SettingsError(f"there is no file {place}")
     from lachesis.base_env import HermesAgentBaseEnv
 
-    if (framework := target.partition(":")[0]) in GUESTS:
-        return COMPAT.load(framework)(target)
+    if (scheme := target.partition(":")[0]) in SCHEMES.names():
+        return SCHEMES.load(scheme)(target)
+    if scheme in _PACKAGES:
+        package = _PACKAGES[scheme]
+        raise SettingsError(f"{scheme}:NAME is played by the package {package}. Next step: pip install {package}")
     from lachesis.cli.environment_files import load_env, prepared_for_atropos
 
     with prepared_for_atropos():

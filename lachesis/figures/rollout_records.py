@@ -5,14 +5,14 @@ Everything that is counted of rollouts is counted from it (`lachesis.figures.fig
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
 from lachesis.figures.item_keys import plain
 from lachesis.loop.outcome import Outcome
-from lachesis.loop.result import AgentResult
+from lachesis.loop.result import AgentResult, StepReward
 from lachesis.loop.rollout import Rollout
 from lachesis_messages.history import MessageHistory
 from lachesis_messages.responses import ChatResponse, Discarded, MessageGraph, Node, ToolResponse
@@ -87,6 +87,7 @@ def agent_record(result: AgentResult | None, *, whole: bool = True) -> dict[str,
         **(_weights(result) if whole else {}),
         "tool_calls": result.tool_calls,
         "tool_stats": {name: count.to_dict() for name, count in result.tool_counts.items()},
+        **(_step_rewards(result.step_rewards) if result.step_rewards else {}),
         "tool_errors": [
             {"turn": error.turn, "tool": error.tool_name, "arguments": error.arguments, "error": error.error}
             for error in result.tool_errors
@@ -95,6 +96,10 @@ def agent_record(result: AgentResult | None, *, whole: bool = True) -> dict[str,
         "calls": _calls(result.history, sampled, {id(result.history)}) if whole else {},
         "discarded": _discarded(result.history, sampled) if whole else [],
     }
+
+
+def _step_rewards(rewards: Sequence[StepReward]) -> dict[str, Any]:
+    return {"step_rewards": [{"turn": each.turn, "tool": each.tool_name, "reward": each.value} for each in rewards]}
 
 
 def _turns(history: MessageHistory, sampled: Mapping[int, int]) -> dict[str, Any]:

@@ -10,16 +10,16 @@ import asyncio
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from backends import BackendError, SandboxExhausted
 from lachesis.loop.clock import RolloutClock, WaitedTooLong
 from lachesis.loop.conversation import AgentConversation
 from lachesis.loop.interrupted import note_agent
+from lachesis.loop.limits import LoopLimits
 from lachesis.loop.open_runs import note_failure
 from lachesis.loop.outcome import Outcome
-from lachesis.loop.result import AgentResult, TokenCount, ToolCount, ToolError
+from lachesis.loop.result import AgentResult, StepReward, TokenCount, ToolCount, ToolError
 from lachesis.loop.tool_calls import ExecuteTools, in_open_run, unrun
 from lachesis.loop.turn_check import RESAMPLED, TurnCheck, check_turn
 from lachesis_client import ContextExhausted, InferenceError
@@ -37,23 +37,6 @@ if TYPE_CHECKING:
 
 _OF_A_FULL_CONTEXT = (Outcome.CONTEXT_EXHAUSTED, Outcome.MODEL_ERROR)
 """How a rollout ends whose next completion has too little room."""
-
-
-@dataclass(frozen=True, slots=True)
-class LoopLimits:
-    """Budgets of one rollout; None means no limit."""
-
-    max_tool_calls: int | None = None
-    max_total_tokens: int | None = None
-    """Completion tokens over all turns, as the server counts them."""
-    max_seconds: float | None = None
-    """The agent's own time: commands as they run, and answered completions."""
-    max_waiting: float | None = None
-    """Seconds that servers and sandboxes may take in addition, and as many for one request in flight."""
-    max_resamples: int = 3
-    """How often one turn is sampled again when nothing usable came."""
-    max_faulty_turns: int = 3
-    """Turns in a row with a call that could not be run."""
 
 
 class _Ended(Exception):
@@ -172,6 +155,8 @@ class _Rollout:
         self.tool_calls = 0
         self.reasoning: list[str | None] = []
         self.tool_errors: list[ToolError] = []
+        self.step_rewards: list[StepReward] = []
+        self.ended_by = ""  # the tool whose answer said that the task is over
         self.tool_counts: dict[str, ToolCount] = {}
         self.tokens = TokenCount()
         self.api_calls = 0
@@ -253,6 +238,7 @@ class _Rollout:
             seconds_in_tools=self.seconds_in_tools,
             seconds_own=self.clock.own,
             seconds_waiting=self.clock.waiting,
+            step_rewards=tuple(self.step_rewards),
             context_edits=compression.edits if compression is not None else (),
             error=error,
             server_state=self.source.get_state() if self.source is not None else None,
@@ -287,7 +273,7 @@ class _Rollout:
 
     @property
     def tokens_are_spent(self) -> bool:
-        limit = self.loop.limits.max_total_tokens
+        limit = self.loop.limits.rollout_token_budget
         return limit is not None and self.tokens.completion_tokens >= limit
 
     def check_budgets(self) -> None:
@@ -298,7 +284,7 @@ class _Rollout:
             raise _Ended(Outcome.MAX_TURNS, f"{self.turns} turns without a final answer")
         if limits.max_tool_calls is not None and self.tool_calls >= limits.max_tool_calls:
             raise _Ended(Outcome.MAX_TURNS, f"the budget of {limits.max_tool_calls} tool calls is used up")
-        if limits.max_total_tokens is not None:
+        if limits.rollout_token_budget is not None:
             if self.tokens.uncounted_requests:
                 raise InferenceError(
                     "model server",
@@ -306,7 +292,8 @@ class _Rollout:
                     "unset --env.rollout_token_budget or use a server that reports usage",
                 )
             if self.tokens_are_spent:
-                raise _Ended(Outcome.CONTEXT_EXHAUSTED, f"the budget of {limits.max_total_tokens} tokens is used up")
+                used_up = f"the budget of {limits.rollout_token_budget} tokens is used up"
+                raise _Ended(Outcome.CONTEXT_EXHAUSTED, used_up)
 
     async def sample(self) -> tuple[ChatResponse, TurnCheck]:
         """A completion that can stay, appended to the history; unusable ones are recorded and sampled again."""
@@ -386,6 +373,10 @@ class _Rollout:
             error=result.error,
         )
         self.conversation.append(response)
+        if result.reward is not None:
+            self.step_rewards.append(StepReward(self.turns, call.name, result.reward))
+        if result.done:
+            self.ended_by = call.name
         count = self.tool_counts.setdefault(call.name, ToolCount())
         if result.error is None:
             count.success += 1
@@ -396,6 +387,8 @@ class _Rollout:
     def settle(self, check: TurnCheck) -> None:
         """The turn is answered. After too many faulty ones in a row, give up and roll back to before the first."""
         self.conversation.end_turn(good=check.flaw is None)
+        if self.ended_by:
+            raise _Ended(Outcome.COMPLETED, f"the tool {self.ended_by} ended the task")
         if check.flaw is None:
             self.faulty_turns = 0
             return

@@ -29,6 +29,16 @@ class ToolError:
     tool_result: str
 
 
+@dataclass(frozen=True, slots=True)
+class StepReward:
+    """The reward that came with the answer of a tool."""
+
+    turn: int
+    """Counted from 1."""
+    tool_name: str
+    value: float
+
+
 @dataclass(slots=True)
 class ToolCount:
     """Calls of one tool; `count == success + failure`."""
@@ -107,6 +117,8 @@ class AgentResult:
     """The agent's own time: commands as they ran, and completions that were answered."""
     seconds_waiting: float = 0.0
     """Time spent by servers and sandboxes: starts, queues, failed requests and their pauses, restored connections."""
+    step_rewards: Sequence[StepReward] = ()
+    """Rewards that came with the answers of tools, in the order of the calls."""
     context_edits: Sequence[ContextEdit] = ()
     """Compressions of the context, and attempts that failed."""
     error: Exception | None = None

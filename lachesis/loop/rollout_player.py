@@ -68,7 +68,7 @@ class RolloutPlayer:
     async def play(
         self,
         item: Any,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Sequence[Mapping[str, Any]] | Callable[[], Sequence[Mapping[str, Any]]],
         *,
         item_key: str,
         index: int,
@@ -83,6 +83,7 @@ class RolloutPlayer:
         `score_group`.
 
         Args:
+            messages: the first ones; a function of an environment whose sessions write them.
             spec: the sandbox of this rollout, where it differs from the run's. It lives as long as the run's at least.
         """
         if spec is not None:
@@ -120,9 +121,10 @@ class RolloutPlayer:
                     await self.scorer.set_up(item, session, self.registry)
                 for request in failed.values():
                     raise request
+                first = messages() if callable(messages) else messages
                 with failed_requests(), interrupted_agents() as cut:  # the outcome tells of the requests
                     try:
-                        result = await loop.run(messages)
+                        result = await loop.run(first)
                     except asyncio.CancelledError:
                         result = cut[-1] if cut else None
                         raise

@@ -83,6 +83,17 @@ async def scored_otherwise(self: object, item: Any, result: Any, ctx: Any) -> fl
     return 0.0
 
 
+async def scored_by_steps(self: Any, item: Any, result: Any, ctx: Any) -> Reward:
+    """`compute_reward` of an environment with `step_rewards`."""
+    values = [step.value for step in result.step_rewards]
+    turns, tools = [0.0] * result.turns_used, dict[str, float]()
+    for step in result.step_rewards:
+        turns[step.turn - 1] += step.value
+        tools[step.tool_name] = tools.get(step.tool_name, 0.0) + step.value
+    value = sum(values) if self.step_rewards == "sum" else values[-1] if values else 0.0
+    return Reward(value, tools, turn_rewards=turns)
+
+
 class RewardError(Exception):
     """A reward function returned something that is not a score, or took too long. An error of the environment."""
 

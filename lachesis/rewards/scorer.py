@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from backends import SandboxExhausted
 from lachesis.loop.result import AgentResult
+from lachesis.loop.rollout_session import begin_session, opened_session
 from lachesis.rewards.call_scope import CallScope
 from lachesis.rewards.evidence import Evidence
 from lachesis.rewards.reward import JudgeRefused, Reward, RewardError, checked_group, checked_reward, finite_number
@@ -74,6 +75,8 @@ class Scorer:
     setup_sandbox: Callable[..., Any] | None = None
     """`(item, ctx)`"""
     setup_timeout: float = 300.0
+    session: Callable[..., Any] | None = None
+    """`(item)` or `(item, tool_session)`; None where rollouts have no session of the environment's own."""
     follow_up: Callable[..., Any] | None = None
     """`(item, messages)`; None where the agent's first answer ends the rollout."""
     context_class: type[ToolContext] = ToolContext
@@ -87,18 +90,37 @@ class Scorer:
         self.evidence = Evidence({**named, **own})
 
     async def set_up(self, item: Any, session: ToolSession, registry: ToolRegistry) -> None:
-        """Make the sandbox ready for the agent.
+        """Make the sandbox ready for the agent, and open the rollout's session.
 
         Raises:
             SetUpFailed: an error of the environment.
-            BackendError: the sandbox failed.
+            BackendError: the sandbox failed, or what the session stands for.
         """
-        if self.sandbox_files is None or self.setup_sandbox is None:
-            return
+        if self.sandbox_files is not None and self.setup_sandbox is not None:
+            await self._set_up_sandbox(self.sandbox_files, self.setup_sandbox, item, session, registry)
+        if self.session is not None:
+            await self._open_session(self.session, item, session)
+
+    async def _set_up_sandbox(
+        self,
+        sandbox_files: Callable[..., Any],
+        setup_sandbox: Callable[..., Any],
+        item: Any,
+        session: ToolSession,
+        registry: ToolRegistry,
+    ) -> None:
         context = self.context_class(session, registry, shared=SharedState(before_agent=True))
         limit = TimeLimit("the set-up of the sandbox", "setup_timeout", self.setup_timeout, [context], agents=False)
-        await self._prepare(limit, self.sandbox_files, item, then=partial(_put, session, context))
-        await self._prepare(limit, self.setup_sandbox, item, context)
+        await self._prepare(limit, sandbox_files, item, then=partial(_put, session, context))
+        await self._prepare(limit, setup_sandbox, item, context)
+
+    async def _open_session(self, function: Callable[..., Any], item: Any, tools: ToolSession) -> None:
+        async def session() -> None:
+            tools.rollout_session = await opened_session(function, item, tools)
+
+        limit = TimeLimit("the start of the session", "setup_timeout", self.setup_timeout, [], agents=False)
+        await self._prepare(limit, session)
+        begin_session(tools.rollout_session)
 
     async def _prepare(
         self, limit: TimeLimit, function: RewardFunction, *arguments: Any, then: Callable[..., Any] | None = None

@@ -30,6 +30,7 @@ from lachesis_client.model_server import tracks_tokens
 if TYPE_CHECKING:
     from lachesis.loop.rollout import PlayedGroup
     from lachesis.runs.registration import Registration
+    from lachesis.runs.results import RunResult
     from lachesis_client.model_server import ModelServer
 
 MODULE = "atroposlib.envs.base"
@@ -200,6 +201,23 @@ class AtroposBase(ABC):
         """The trainer has reached another step: load or save the environment's own state, if it has any."""
         if overrides(self, AtroposBase, "save_checkpoint", "load_checkpoint"):
             COMPAT.load("at_step")(self, step, registration)
+
+    async def process_manager(self: Any) -> RunResult:
+        """`process`: play and record `total_steps` groups; continues an earlier start."""
+        from lachesis.runs import commands
+
+        self.process_mode = True
+        return await commands.process(self)
+
+    @property
+    def reporting(self) -> Any:
+        """The environment whose hooks `evaluate` calls; an environment of Atropos is wrapped by one of ours."""
+        return self
+
+    async def _run_evaluate(self: Any) -> Any:
+        from lachesis.runs import commands
+
+        return await commands.evaluate_alone(self)
 
     async def wandb_log(self, wandb_metrics: dict[str, Any] | None = None) -> None:
         """Log what happened since the last call. Subclasses add to `wandb_metrics` and call this."""

@@ -44,7 +44,7 @@ def main(env_cls: type[Environment], argv: Sequence[str] | None = None, *, prog:
     """Run one command of an environment; the exit code. `prog`: see `make_parser`."""
     from lachesis.runs.policy_servers import policy_server_at
 
-    console = Console(stderr=True)
+    console = Console(emoji=False, stderr=True)
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         command, settings = read_settings(env_cls, arguments, prog=prog, ask=policy_server_at)
@@ -82,7 +82,7 @@ def report_error(error: Exception, console: Console | None = None, *, kept: bool
     Args:
         kept: whether what the command had finished is still there.
     """
-    console = console or Console(stderr=True)
+    console = console or Console(emoji=False, stderr=True)
     said, rest = str(error), ""
     if not isinstance(error, LachesisError):
         said, _, rest = explained(error).partition("\n")
@@ -109,7 +109,7 @@ async def _run(command: str, env: Environment) -> int:
     result: Any = await run()
     if not hasattr(result, "exit_code"):
         return 0  # of an environment with an evaluate() that returns something else
-    print_result(Console(), result)
+    print_result(Console(emoji=False), result)
     return int(result.exit_code)
 
 
@@ -218,7 +218,7 @@ def _servers(
                 chosen = {**chosen, **told}
                 shown = ", ".join(f"{name} {value}" for name, value in told.items())
                 text = f"{given['base_url']} is the policy server of a training run: {shown}"
-                Console(stderr=True).print(text, markup=False, highlight=False, soft_wrap=True)
+                Console(emoji=False, stderr=True).print(text, markup=False, highlight=False, soft_wrap=True)
         values = {**base, **chosen, **from_flags}
         reject_unknown("openai.", values, ServerConfig.model_fields)
         server = validate_settings(ServerConfig, values, "openai")
@@ -266,7 +266,7 @@ def _note_without_effect(
     ):
         if names:
             text = f"note: {', '.join(names)}: {note}"
-            Console(stderr=True).print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
+            Console(emoji=False, stderr=True).print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
 def nest_flags(flags: Mapping[str, Any]) -> dict[str, Any]:

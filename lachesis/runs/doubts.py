@@ -98,7 +98,7 @@ async def _play_reference(
     player = replace(env.player_for(item), server=ReferencePolicy(policy))
     return await player.play(
         item,
-        env.initial_messages(item),
+        partial(env.initial_messages, item),
         item_key=item_key,
         index=0,
         tools=tools,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -74,6 +75,8 @@ async def play_group(
     """
     whole, first = whole_and_part(item_key)
     toolsets, tools = env.group_tools(whole)
+    with suppress(Exception):  # every rollout says so
+        tools = [*tools, *(tool.definition() for tool in env.tools_for(item))]
     rollouts: list[Rollout] = []
     _look_for_reference(env)
 
@@ -115,12 +118,13 @@ async def play_rollout(
     evaluation: bool = False,
 ) -> Rollout:
     """One finished rollout of `item`. An exception in the environment's code ends this rollout only."""
-    player = env.player_for(item)
     before = cancel_requests()
     try:
+        player = env.player_for(item)
+        first = partial(env.initial_messages, item)  # a session may write them
         return await player.play(
             item,
-            env.initial_messages(item),
+            first() if player.scorer.session is None else first,
             item_key=item_key,
             index=index,
             tools=tools,

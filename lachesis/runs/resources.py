@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from backends import Backend, BackendError, BackendUnavailable, ImageUnavailable, SandboxSpec, create_backend
 from backends.errors import ExitCode
-from lachesis.loop.loop import HermesAgentLoop, LoopLimits
+from lachesis.loop.limits import LoopLimits
+from lachesis.loop.loop import HermesAgentLoop
 from lachesis.loop.open_runs import OpenRun, opened
 from lachesis.loop.rollout_player import RolloutPlayer
 from lachesis.other_packages import DATA, TOKENS
@@ -227,7 +228,7 @@ def loop_limits(config: HermesAgentEnvConfig, *, training: bool) -> LoopLimits:
         seconds = min(float(config.worker_timeout), seconds)
     return LoopLimits(
         max_tool_calls=config.max_tool_calls,
-        max_total_tokens=config.rollout_token_budget,
+        rollout_token_budget=config.rollout_token_budget,
         max_seconds=seconds,
         max_waiting=seconds,  # as long again: a server that hangs holds no rollout for ever
         max_resamples=config.max_resamples,

@@ -50,16 +50,14 @@ class ToolContext:
         open_verifier: Callable[..., ToolSession] | None = None,
         shared: SharedState | None = None,
     ) -> None:
-        """
+        """Raises `NoOpenRun`: there is no run that the task can belong to.
+
         Args:
             task_id: the session of a rollout, or the id of a task in an open run. A task without a session gets one,
                 which `cleanup` or the end of the run removes.
             registry: the tools of `call_tool`; the run's tools if `task_id` is an id.
             open_verifier: gives `seal` a second session, like the agent's own at its start; with `spec=`, one with
                 that specification.
-
-        Raises:
-            NoOpenRun: there is no run that the task can belong to.
         """
         self.missing: tuple[str, ...] = ()
         """Of the paths given to `seal`: those that the agent left nothing at."""
@@ -83,6 +81,8 @@ class ToolContext:
         """What the contexts of the rollout have in common."""
         if session not in self.shared.sessions:
             self.shared.sessions.append(session)
+        self.session: Any = self.shared.sessions[0].rollout_session
+        """What the environment's `session(item)` yielded; None if it has no such method."""
         self._is_verifier = shared is not None and not shared.before_agent
         self._calls = ContextCalls(session, self.shared, loop, blamed, in_verifier=self._is_verifier)
         self._sealing = Sealing(session, self.shared, open_verifier)

@@ -26,7 +26,8 @@ import yaml
 
 import lachesis
 from lachesis.cli import main
-from lachesis.loop.loop import HermesAgentLoop, LoopLimits
+from lachesis.loop.limits import LoopLimits
+from lachesis.loop.loop import HermesAgentLoop
 from lachesis.loop.outcome import Outcome
 from lachesis.settings.server_settings import ServerConfig
 from lachesis_client import OpenAIServer, ServerSettings

@@ -177,7 +177,7 @@ async def _play(
     }
     _, settings = read_settings(env_cls, ["process", *flags, *(f"--{name}={value}" for name, value in chosen.items())])
     env = env_cls(**settings)
-    env.console = Console(file=io.StringIO())
+    env.console = Console(emoji=False, file=io.StringIO())
     stopped: RunStopped | None = None
     try:
         await env.process_manager()

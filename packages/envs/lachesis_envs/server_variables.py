@@ -42,5 +42,5 @@ def _of_file(path: Path) -> dict[str, str]:
     if (used := sorted(kept.keys() - os.environ.keys())) and path not in _named:
         _named.add(path)
         text = f"note: {', '.join(used)} of {path}"
-        Console(stderr=True).print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
+        Console(emoji=False, stderr=True).print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
     return kept

@@ -21,6 +21,10 @@ _PREFIX = "argument_"
 """Prefix of field names, not of aliases: a parameter may be called `copy` or `json`, as methods of BaseModel are."""
 
 _CONFIG = ConfigDict(extra="forbid", coerce_numbers_to_str=True, arbitrary_types_allowed=False)
+_TYPES = {"string": str, "integer": int, "number": float, "boolean": bool, "array": list[Any], "object": dict[str, Any]}
+
+NOT_SENT: Any = type("NotSent", (), {"__repr__": lambda self: "NOT_SENT"})()
+"""The value of an argument of a schema that the model did not send."""
 
 
 class BadArguments(ValueError):
@@ -79,15 +83,39 @@ def read_parameters(
     return found
 
 
-def arguments_model(label: str, parameters: Parameters) -> tuple[type[BaseModel], dict[str, Any]]:
+def read_schema(label: str, schema: Mapping[str, Any]) -> Parameters:
+    """The parameters of a JSON schema, with their types as far as they are one plain type each.
+
+    Raises:
+        TypeError: it is not the schema of an object.
+    """
+    properties, required = schema.get("properties") or {}, schema.get("required") or ()
+    if schema.get("type", "object") != "object" or not isinstance(properties, Mapping):
+        raise TypeError(f"tool {label!r}: the schema of its arguments must be that of an object, not {schema!r}")
+    found: dict[str, tuple[Any, FieldInfo]] = {}
+    for name in dict.fromkeys((*properties, *required)):
+        kind = properties.get(name)
+        named = kind.get("type") if isinstance(kind, Mapping) else None
+        plain = _TYPES.get(named, Any) if isinstance(named, str) else Any
+        found[name] = plain, Field(... if name in required else NOT_SENT, alias=name)
+    return found
+
+
+def arguments_model(label: str, parameters: Parameters, *, more: bool = False) -> type[BaseModel]:
+    """The pydantic model of a tool's arguments. `more`: a call may have others too."""
+    fields: dict[str, Any] = {_PREFIX + name: field for name, field in parameters.items()}
+    config = ConfigDict(**{**_CONFIG, "extra": "allow"}) if more else _CONFIG
+    return create_model(f"{label}_arguments", __config__=config, **fields)
+
+
+def arguments_schema(label: str, parameters: Parameters) -> tuple[type[BaseModel], dict[str, Any]]:
     """The pydantic model and the JSON schema of a tool's arguments.
 
     Raises:
         TypeError: a type has no JSON schema.
     """
-    fields: dict[str, Any] = {_PREFIX + name: field for name, field in parameters.items()}
     try:
-        model = create_model(f"{label}_arguments", __config__=_CONFIG, **fields)
+        model = arguments_model(label, parameters)
         schema = model.model_json_schema(by_alias=True)
         schema = _clean(schema, schema.get("$defs", {}))
     except Exception as error:
@@ -139,7 +167,7 @@ def validate(name: str, model: type[BaseModel], arguments: Any) -> dict[str, Any
     given = _as_object(name, arguments)
     announced = {field.alias or key: field for key, field in model.model_fields.items()}
     for key in given:
-        if key not in announced:
+        if key not in announced and model.model_config.get("extra") == "forbid":
             hint = did_you_mean(str(key), announced)
             known = ", ".join(announced) or "none"
             raise BadArguments(f"{name} has no argument {shortened(key)!r}{hint or '.'} Its arguments are: {known}")
@@ -148,6 +176,7 @@ def validate(name: str, model: type[BaseModel], arguments: Any) -> dict[str, Any
     except ValidationError as error:
         raise BadArguments(f"bad arguments for {name}: " + "; ".join(_explain(error))) from None
     keywords = {field.alias or key: getattr(checked, key) for key, field in type(checked).model_fields.items()}
+    keywords |= checked.model_extra or {}
     for key, value in keywords.items():
         if isinstance(value, str) and valid_utf8(value) != value:
             raise BadArguments(

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from backends.errors import BackendError
@@ -42,6 +43,10 @@ class ToolResult:
     truncated: bool = False
     images: tuple[str, ...] = ()
     """Data URLs of images that the model sees after the text. A tool that shows any returns a `ToolResult`."""
+    reward: float | None = None
+    """The reward of this step, if the tool is an environment that has such."""
+    done: bool = False
+    """Whether the task is over: later calls of the turn are not run, and the agent has no further turn."""
 
     @property
     def parts(self) -> str | tuple[Mapping[str, Any], ...]:
@@ -87,8 +92,10 @@ async def call_tool(
         if tool.session_parameter is not None:
             keywords[tool.session_parameter] = session
         value = await _run(tool, keywords, session)
-        images = value.images if isinstance(value, ToolResult) else ()
-        text = value.content if isinstance(value, ToolResult) else value if isinstance(value, str) else to_json(value)
+        if not isinstance(value, ToolResult):
+            value = ToolResult(value if isinstance(value, str) else to_json(value))
+        if value.reward is not None and not math.isfinite(value.reward):
+            raise ValueError(f"its reward is {value.reward}")
     except BackendError:
         raise
     except Exception as error:
@@ -98,8 +105,8 @@ async def call_tool(
         if message is None:
             raise ToolCrashed(tool.name if tool is not None else str(name), error) from error
         return _failed(message, began)
-    content, elided = cap_text(valid_utf8(text), tool.max_result_chars)
-    return ToolResult(content, None, time.perf_counter() - began, truncated=elided > 0, images=images)
+    content, elided = cap_text(valid_utf8(value.content), tool.max_result_chars)
+    return replace(value, content=content, duration=time.perf_counter() - began, truncated=elided > 0)
 
 
 async def call_tools(
@@ -119,6 +126,10 @@ async def call_tools(
     """
     results: list[ToolResult] = []
     for batch in _batches(calls, registry):
+        if any(result.done for result in results):
+            over = "Not run: the task is over."
+            results += [ToolResult(to_json({"error": over}), over) for _ in batch]
+            continue
         running = [call_tool(name, arguments, session, registry=registry, allowed=allowed) for name, arguments in batch]
         results += [await running[0]] if len(running) == 1 else await run_all(running)
     return results

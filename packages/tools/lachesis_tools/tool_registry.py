@@ -12,13 +12,22 @@ import inspect
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast, get_type_hints
 
 from pydantic import BaseModel
 
 from backends.errors import BackendError, ExitCode, LachesisError
 from backends.lazy import once_property
-from lachesis_tools.argument_schema import Parameters, arguments_model, parse_docstring, read_parameters
+from lachesis_tools.argument_schema import (
+    NOT_SENT,
+    Parameters,
+    arguments_model,
+    arguments_schema,
+    parse_docstring,
+    read_parameters,
+    read_schema,
+)
 from lachesis_tools.text import described
 from lachesis_tools.tool_session import ToolSession
 
@@ -29,6 +38,8 @@ MIN_RESULT_CHARS = 100
 """The smallest limit with room for the marker of the omitted part."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
+_SESSION = "session of the rollout"
+"""The keyword of the `ToolSession` of a tool with a schema: no parameter is called that."""
 
 
 class ToolFailure(Exception):
@@ -88,10 +99,59 @@ class Tool:
     check: Callable[[], str | None] | None = field(default=None, repr=False)
     errors: tuple[type[Exception], ...] = ()
     """Exceptions whose text the model reads, in addition to `ToolFailure`."""
+    schema: Mapping[str, Any] | None = field(default=None, repr=False)
+    """The JSON schema of the arguments, if it was given and not derived from a signature."""
+
+    @classmethod
+    def from_schema(
+        cls,
+        name: str,
+        description: str,
+        parameters: Mapping[str, Any],
+        call: Callable[[dict[str, Any], Any], Awaitable[Any]],
+        *,
+        toolset: str = "item",
+        concurrency_safe: bool = False,
+        time_limit: float | None = 60.0,
+        max_result_chars: int = MAX_RESULT_CHARS,
+        errors: Iterable[type[Exception]] = (),
+    ) -> Tool:
+        """A tool whose arguments have a JSON schema, such as a tool of another framework or of an MCP server.
+
+        Args:
+            parameters: The schema, which the model reads unchanged. Names, required ones and the types at the top are
+                checked before a call; `call` checks the rest.
+            call: `await call(arguments, session)`, with the arguments as the model sent them and what the
+                environment's `session(item)` yielded for this rollout. It returns and raises what the function of any
+                tool does.
+
+        The other arguments are those of `tool`.
+
+        Raises:
+            TypeError: the schema is not that of an object, or `errors` has no exceptions that a tool may declare.
+            ValueError: a limit or the name is invalid.
+        """
+        _check_limits(name, time_limit, max_result_chars)
+        return cls(
+            name=name,
+            toolset=toolset,
+            description=description,
+            function=partial(_call_with_arguments, call),
+            declared=read_schema(name, parameters),
+            session_parameter=_SESSION,
+            concurrency_safe=concurrency_safe,
+            time_limit=time_limit,
+            max_result_chars=max_result_chars,
+            errors=_declared_errors(name, errors),
+            schema=parameters,
+        )
 
     @once_property
     def _derived(self) -> tuple[type[BaseModel], dict[str, Any]]:
-        return arguments_model(self.name, self.declared)  # at first use, which keeps the import of tools fast
+        if self.schema is None:
+            return arguments_schema(self.name, self.declared)  # at first use, which keeps the import of tools fast
+        more = self.schema.get("additionalProperties") is not False  # as JSON Schema has it
+        return arguments_model(self.name, self.declared, more=more), dict(self.schema)
 
     @property
     def model(self) -> type[BaseModel]:
@@ -161,24 +221,12 @@ def tool(
                 f"tool {label!r} must be an `async def`: a synchronous tool would block every other rollout while "
                 f"it runs; put blocking work into `await asyncio.to_thread(...)`"
             )
-        if not _NAME.fullmatch(label):
-            raise ValueError(f"tool name {label!r}: use letters, digits, '_' and '-', at most 64, not a digit first")
-        if time_limit is not None and time_limit <= 0:
-            raise ValueError(f"tool {label!r}: time_limit must be positive or None, not {time_limit}")
-        if max_result_chars < MIN_RESULT_CHARS:
-            raise ValueError(f"tool {label!r}: max_result_chars must be at least {MIN_RESULT_CHARS}")
+        _check_limits(label, time_limit, max_result_chars)
         try:
             hints = get_type_hints(function, include_extras=True)
         except NameError as error:
             raise TypeError(f"tool {label!r}: its annotations must be importable names ({error})") from error
-        declared_errors = tuple(errors)
-        for kind in declared_errors:
-            usable = isinstance(kind, type) and issubclass(kind, Exception)
-            if not usable or issubclass(BackendError, kind) or issubclass(kind, BackendError):
-                raise TypeError(
-                    f"tool {label!r}: errors= takes exceptions such as ValueError, not {kind!r}: a failure of the "
-                    "infrastructure is never an answer for the model"
-                )
+        declared_errors = _declared_errors(label, errors)
         session_parameter = next((key for key, hint in hints.items() if hint is ToolSession and key != "return"), None)
         description, documented = parse_docstring(label, inspect.getdoc(function))
         declared = read_parameters(label, function, hints, documented, skip=session_parameter)
@@ -210,6 +258,33 @@ class ToolReference:
     def load(self) -> Tool:
         """The tool."""
         return cast("Tool", getattr(importlib.import_module(self.module), self.name))
+
+
+def _check_limits(label: str, time_limit: float | None, max_result_chars: int) -> None:
+    if not _NAME.fullmatch(label):
+        raise ValueError(f"tool name {label!r}: use letters, digits, '_' and '-', at most 64, not a digit first")
+    if time_limit is not None and time_limit <= 0:
+        raise ValueError(f"tool {label!r}: time_limit must be positive or None, not {time_limit}")
+    if max_result_chars < MIN_RESULT_CHARS:
+        raise ValueError(f"tool {label!r}: max_result_chars must be at least {MIN_RESULT_CHARS}")
+
+
+def _declared_errors(label: str, errors: Iterable[type[Exception]]) -> tuple[type[Exception], ...]:
+    declared = tuple(errors)
+    for kind in declared:
+        usable = isinstance(kind, type) and issubclass(kind, Exception)
+        if not usable or issubclass(BackendError, kind) or issubclass(kind, BackendError):
+            raise TypeError(
+                f"tool {label!r}: errors= takes exceptions such as ValueError, not {kind!r}: a failure of the "
+                "infrastructure is never an answer for the model"
+            )
+    return declared
+
+
+async def _call_with_arguments(call: Callable[[dict[str, Any], Any], Awaitable[Any]], **keywords: Any) -> Any:
+    session: ToolSession = keywords.pop(_SESSION)
+    sent = {name: value for name, value in keywords.items() if value is not NOT_SENT}
+    return await call(sent, session.rollout_session)
 
 
 class ToolRegistry(Mapping[str, Tool]):

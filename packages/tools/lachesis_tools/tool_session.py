@@ -58,6 +58,10 @@ class ToolSession:
         """Ids of background processes of the tools, which the model does not see."""
         self.start_ended = float("-inf")
         """When the last start of the sandbox ended, on the clock of the event loop. Time limits begin then."""
+        self.rollout_session: Any = None
+        """What the environment's `session(item)` yielded for this rollout."""
+        self.before_close: list[Callable[[], Awaitable[None]]] = []
+        """Called in reverse order when the session is closed, before its sandbox is removed. They raise nothing."""
         self._create = create
         self._start_began: float | None = None
         self._starting_took = 0.0
@@ -186,6 +190,8 @@ class ToolSession:
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
+        while self.before_close:
+            await self.before_close.pop()()
         self._state.clear()
         ended = await asyncio.gather(*(other.close() for other in self._others), return_exceptions=True)
         if self._starting is not None:

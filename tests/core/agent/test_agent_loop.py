@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from backends import SandboxLost
-from lachesis.loop.loop import HermesAgentLoop, LoopLimits
+from lachesis.loop.limits import LoopLimits
+from lachesis.loop.loop import HermesAgentLoop
 from lachesis.loop.open_runs import NoOpenRun
 from lachesis.loop.outcome import Outcome
 from lachesis.loop.result import AgentResult
@@ -433,14 +434,14 @@ async def test_the_tool_budget_is_kept_exactly() -> None:
 
 
 async def test_the_token_budget_ends_the_rollout() -> None:
-    result, server = await play([call(("echo", {"text": "a"}))], limits=LoopLimits(max_total_tokens=12))
+    result, server = await play([call(("echo", {"text": "a"}))], limits=LoopLimits(rollout_token_budget=12))
     assert result.outcome is Outcome.CONTEXT_EXHAUSTED
     assert len(server.requests) == 3, "5 tokens a turn: the third one crosses the budget of 12"
 
 
 async def test_a_token_budget_without_counts_is_refused_not_ignored() -> None:
     script = [call(("echo", {"text": "a"}), usage=None)]
-    result, _ = await play(script, limits=LoopLimits(max_total_tokens=12))
+    result, _ = await play(script, limits=LoopLimits(rollout_token_budget=12))
     assert result.outcome is Outcome.INFRA_ERROR
     assert "reports no token usage" in result.reason
 

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 pytest.importorskip("transformers")
 
-from lachesis.loop.loop import HermesAgentLoop, LoopLimits
+from lachesis.loop.limits import LoopLimits
+from lachesis.loop.loop import HermesAgentLoop
 from lachesis.loop.outcome import Outcome
 from lachesis_client import OpenAIServer, Router
 from lachesis_data.compression.context_size import ContextSize
@@ -209,7 +210,7 @@ async def test_a_budget_that_is_used_up_has_nothing_to_do_with_a_summary_that_fa
         raise NotCompressed("out of order")
 
     async with stack(policy=Summarises().reply) as world:
-        compression, limits = ContextCompression(600, summarise=broken), LoopLimits(max_total_tokens=700)
+        compression, limits = ContextCompression(600, summarise=broken), LoopLimits(rollout_token_budget=700)
         result = await loop_of(world, compression, max_turns=99, limits=limits).run(TASK)
     assert result.context_edits[0].error and result.outcome is Outcome.CONTEXT_EXHAUSTED and result.error is None
 

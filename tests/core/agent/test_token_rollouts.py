@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 pytest.importorskip("transformers")
 
-from lachesis.loop.loop import HermesAgentLoop, LoopLimits
+from lachesis.loop.limits import LoopLimits
+from lachesis.loop.loop import HermesAgentLoop
 from lachesis.loop.outcome import Outcome
 from lachesis_messages.messages import ToolCall
 from lachesis_messages.tokens import MASKED

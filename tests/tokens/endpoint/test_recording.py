@@ -243,7 +243,7 @@ async def test_a_client_that_leaves_cancels_its_request(stream: bool) -> None:
 
 
 async def test_the_sampled_tokens_of_a_rollout_have_a_limit() -> None:
-    async with stack(policy=Scripted("word " * 50)) as world, opened(world, max_total_tokens=30) as client:
+    async with stack(policy=Scripted("word " * 50)) as world, opened(world, rollout_token_budget=30) as client:
         assert (await client.post([user("?")], max_tokens=20))[0] == 200
         assert (await client.post([user("?")]))[0] == 200
         status, answer = await client.post([user("?")])

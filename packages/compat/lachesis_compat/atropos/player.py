@@ -369,7 +369,7 @@ class AtroposPlayer(HermesAgentBaseEnv):
             own_groups.tell(self, f"{counted(left, 'item')} of the backlog not played")
 
     def _say(self, line: str) -> None:
-        Console().print(line, markup=False, highlight=False, soft_wrap=True)
+        Console(emoji=False).print(line, markup=False, highlight=False, soft_wrap=True)
 
     # Methods of our own environments, none of which is called.
 

@@ -25,8 +25,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("environment", metavar="ENV", help="env.py, env.py:Class, or a name of `lachesis envs`")
     parser.add_argument("-n", type=int, default=5, metavar="N", help="items to play (default: 5)")
     given, flags = parser.parse_known_args(argv)
-    console = Console()
-    Console(stderr=True).print(
+    console = Console(emoji=False)
+    Console(emoji=False, stderr=True).print(
         f"{given.environment}: playing {counted(given.n, 'item')} by three policies", style="dim"
     )
     from lachesis.cli.environment_classes import environment_class
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         report = asyncio.run(check_environment(env_cls, flags, items=given.n))
     except Exception as error:
-        note_misspelt_hooks(env_cls, Console(stderr=True))
+        note_misspelt_hooks(env_cls, Console(emoji=False, stderr=True))
         return report_error(error, kept=False)
     table = Table("policy", "rollouts", "mean reward", "lowest", "highest", "no score", box=None, pad_edge=False)
     for played in report.played:

@@ -222,7 +222,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         findings = asyncio.run(examine_server(arguments.url, arguments.model, arguments.api_key))
     else:
         findings = asyncio.run(examine(purpose, options))
-    console = Console()
+    console = Console(emoji=False)
     width = max(len(finding.name) for finding in findings)
     for finding in findings:
         mark, style = ("ok", "green") if finding.ok else ("missing", "red") if finding.needed else ("no", "yellow")

@@ -42,7 +42,7 @@ def parser() -> argparse.ArgumentParser:
 
 async def look(names: Sequence[str] | None, options: dict[str, Any], arguments: argparse.Namespace) -> int:
     """List or reap, backend by backend. 1 when a backend that was named, or that works here, fails."""
-    console, code = Console(), 0
+    console, code = Console(emoji=False), 0
     found: list[SandboxInfo] = []
     for name in names or sorted(backend_names()):
         is_expected = bool(names)

@@ -127,7 +127,7 @@ def _whole(folder: Path, settings: dict[str, Any], known: Sequence[dict[str, Any
         settings=settings,
         total=-1 if min(totals) < 0 else sum(totals),
         workers=1,
-        console=Console(quiet=True),
+        console=Console(emoji=False, quiet=True),
     )
 
     async def complete() -> None:

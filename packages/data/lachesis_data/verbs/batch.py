@@ -181,8 +181,8 @@ def _run(given: argparse.Namespace, rest: Sequence[str]) -> int:
     env_cls = over_rows(base, seed=given.seed)
     _, arguments = read_settings(env_cls, ["process", *rest, *_as_flags(given, base is None, names)])
     config, servers = arguments["config"], arguments["server_configs"]
-    announce(given.run_name, "batch", servers, Console(stderr=True))
-    note_misspelt_hooks(env_cls, Console(stderr=True))
+    announce(given.run_name, "batch", servers, Console(emoji=False, stderr=True))
+    note_misspelt_hooks(env_cls, Console(emoji=False, stderr=True))
     if given.prefill_messages_file is not None:
         config.prefill_messages = _prefill(given.prefill_messages_file)
     if extra := _extra_body(given, servers[0].base_url or ""):
@@ -205,7 +205,7 @@ def _run(given: argparse.Namespace, rest: Sequence[str]) -> int:
         **{name: getattr(given, name) for name in SAME_NAMES},
     )
     result = run_alone(run_batch(env_cls(**arguments), settings))
-    print_result(Console(), result)
+    print_result(Console(emoji=False), result)
     return int(result.failed)
 
 
@@ -278,9 +278,9 @@ def _list_distributions() -> int:
     table = Table("distribution", "toolsets, in percent", box=None, pad_edge=False)
     for name, chances in DISTRIBUTIONS.items():
         table.add_row(name, ", ".join(f"{each} {percent}" for each, percent in chances.items()))
-    Console().print(table)
+    Console(emoji=False).print(table)
     toolsets = sorted({each for chances in DISTRIBUTIONS.values() for each in chances if not has_toolset(each)})
-    Console().print(f"without tools here: {', '.join(toolsets)}", highlight=False)
+    Console(emoji=False).print(f"without tools here: {', '.join(toolsets)}", highlight=False)
     return 0
 
 

@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 async def _run(given: argparse.Namespace, settings: CompressionFileSettings, jobs: Sequence[CompressionJob]) -> int:
-    console, totals, kept = Console(), CompressionTotals(), 0
+    console, totals, kept = Console(emoji=False), CompressionTotals(), 0
     counter = await asyncio.to_thread(_counter, settings.tokenizer.name, settings.tokenizer.trust_remote_code)
     sample = EntrySample(given.sample_percent, given.seed)
     with Progress(console, "compress") as progress, ThreadPoolExecutor(settings.processing.num_workers) as threads:

@@ -106,7 +106,7 @@ def _print_figures(figures: Mapping[str, Any]) -> None:
             text = "" if value is None else str(value)
         if text:
             table.add_row(name.replace("_", " "), text)
-    Console(soft_wrap=True, markup=False, highlight=False).print(table)
+    Console(emoji=False, soft_wrap=True, markup=False, highlight=False).print(table)
 
 
 def _validate(arguments: argparse.Namespace) -> int:
@@ -147,7 +147,7 @@ def _show(arguments: argparse.Namespace) -> int:
         else:
             what = f"line {arguments.line}" if arguments.id is None else f"id {arguments.id!r}"
             raise TrajectoryFilesError(f"{arguments.files}: no entry has {what}")
-    console = Console(soft_wrap=True, markup=False, highlight=False)
+    console = Console(emoji=False, soft_wrap=True, markup=False, highlight=False)
     try:
         chat = read_chat(line.entry)
     except (Unsuitable, MessageError) as error:
@@ -209,7 +209,7 @@ def _lines(paths: Sequence[Path], *, bad: OnBad | None, torn_tail: bool = True) 
     for path in paths if torn_tail else ():
         if path.suffix != ".parquet" and has_torn_tail(path):
             print(f"note: {path}: its last line is incomplete and was skipped", file=sys.stderr)
-    console = Console(stderr=True)
+    console = Console(emoji=False, stderr=True)
     if not console.is_terminal:
         yield read_entries(paths, bad=bad, torn_tail=torn_tail)
         return

@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--sandbox", choices=("bubblewrap", "none"), default="bubblewrap", help="none: run code as you")
     arguments = parser.parse_args(argv)
-    console = Console()
+    console = Console(emoji=False)
     return asyncio.run(_play(console, arguments))
 
 

@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     table = Table("environment", "plays", "needs", box=None, pad_edge=False)
     for name in [*ABOUT, *(name for name in ENVIRONMENTS.names() if name not in ABOUT)]:
         table.add_row(name, *ABOUT.get(name, ("that of another package", "")))
-    console = Console()
+    console = Console(emoji=False)
     console.print(table)
     console.print("\nplay one: lachesis eval NAME -n 20 -m MODEL -b URL", highlight=False)
     console.print("write one: lachesis new NAME", highlight=False)

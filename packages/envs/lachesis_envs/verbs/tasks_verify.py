@@ -82,7 +82,7 @@ async def _verify(tasks: list[Task], arguments: argparse.Namespace, file: Path) 
     await check(backend)
     spec = SandboxSpec(image=arguments.image, workdir=arguments.workdir, network=arguments.network)
     at_once = asyncio.Semaphore(max(1, arguments.at_once))
-    console, sound = Console(), True
+    console, sound = Console(emoji=False), True
     console.width = max(console.width, 120)  # a table without its last columns says nothing
     total, done, now = len(tasks) * arguments.times * (2 + len(attacks)), 0, 0
     writer = JsonlWriter(file, fsync=True)
@@ -90,7 +90,7 @@ async def _verify(tasks: list[Task], arguments: argparse.Namespace, file: Path) 
     playing = asyncio.current_task()
     assert playing is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, playing.cancel)
-    progress = Progress(Console(stderr=True), "verify")
+    progress = Progress(Console(emoji=False, stderr=True), "verify")
 
     def played(*, before: bool) -> None:
         nonlocal done, now

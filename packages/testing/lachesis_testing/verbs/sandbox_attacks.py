@@ -73,7 +73,7 @@ async def _attack(name: str, options: dict[str, Any], arguments: argparse.Namesp
         return 0
     backend = create_backend(name, **options)
     await check(backend)
-    console, counts = Console(), Counter[str]()
+    console, counts = Console(emoji=False), Counter[str]()
     target = AttackTarget(backend, await backend.create(SandboxSpec(labels={"run_id": "attack"})))
     try:
         for one in chosen:

@@ -126,7 +126,7 @@ class ProgramLoop:
             self.endpoint,
             settings,
             max_requests=settings.max_turns,
-            max_total_tokens=settings.limits.max_total_tokens,
+            rollout_token_budget=settings.limits.rollout_token_budget,
         )
         program: ProgramRun | None = None
         broken: BackendError | None = None

@@ -78,7 +78,7 @@ def open_recording(
     settings: HermesAgentLoop,
     *,
     max_requests: int | None = None,
-    max_total_tokens: int | None = None,
+    rollout_token_budget: int | None = None,
 ) -> Recording:
     """A recording with the sampling parameters of the run."""
     return endpoint.open(
@@ -87,7 +87,7 @@ def open_recording(
         extra_body=settings.extra_body,
         split=settings.split,
         max_requests=max_requests,
-        max_total_tokens=max_total_tokens,
+        rollout_token_budget=rollout_token_budget,
         affinity=getattr(settings.server, "affinity", None),
         finish_abandoned=True,
     )

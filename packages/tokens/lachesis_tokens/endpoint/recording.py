@@ -55,7 +55,7 @@ class RecordingOptions(TypedDict, total=False):
     temperatures."""
     max_requests: int | None
     """Requests of the rollout that are answered."""
-    max_total_tokens: int | None
+    rollout_token_budget: int | None
     """Tokens that the rollout samples."""
     affinity: Affinity | None
     """The group and the session of the rollout, for the choice of servers; default: those of a rollout on its own."""
@@ -106,7 +106,7 @@ class Recording:
         self._split: Split = options.get("split", "train")
         self._client_sampling = options.get("client_sampling", False)
         self._max_requests = options.get("max_requests")
-        self._max_total_tokens = options.get("max_total_tokens")
+        self._rollout_token_budget = options.get("rollout_token_budget")
         self.answered: dict[str, list[JSON | Message]] = {}
         """Conversations of the responses route, each with its answer, by the id of the answer."""
         self._requests = 0
@@ -364,18 +364,18 @@ class Recording:
         if self._max_requests is not None and self._requests >= self._max_requests:
             raise self._over(f"the limit of {self._max_requests} requests is reached")
         limits: list[int | None] = [request.max_tokens, self._settings["max_tokens"]]
-        if self._max_total_tokens is not None:
+        if self._rollout_token_budget is not None:
             counts = [response.usage.completion_tokens for response in self.completions()]
             if None in counts:
                 raise InferenceError(
                     "model server",
-                    "it reports no token usage, so max_total_tokens cannot be kept",
-                    "leave max_total_tokens out or use a server that reports usage",
+                    "it reports no token usage, so rollout_token_budget cannot be kept",
+                    "leave rollout_token_budget out or use a server that reports usage",
                 )
             used = sum(count or 0 for count in counts)
-            if used >= self._max_total_tokens:
-                raise self._over(f"the limit of {self._max_total_tokens} sampled tokens is reached")
-            limits.append(max(1, (self._max_total_tokens - used) // request.n))
+            if used >= self._rollout_token_budget:
+                raise self._over(f"the limit of {self._rollout_token_budget} sampled tokens is reached")
+            limits.append(max(1, (self._rollout_token_budget - used) // request.n))
         self._requests += 1
         return min((limit for limit in limits if limit is not None), default=None)
 

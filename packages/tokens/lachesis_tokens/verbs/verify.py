@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     found = {str(path): verify_file(path, max_problems=max(0, arguments.problems)) for path in arguments.files}
     ok = all(totals.ok for totals in found.values())
-    console = Console()
+    console = Console(emoji=False)
     if arguments.json:
         files = [{"path": path, "ok": totals.ok, **dataclasses.asdict(totals)} for path, totals in found.items()]
         console.out(json.dumps({"ok": ok, "files": files}), highlight=False)

@@ -41,7 +41,7 @@ EXAMPLE: Final = Path(__file__).parents[4] / "configs" / "train_tool_call.yaml"
 
 def main(argv: Sequence[str] | None = None, *, prog: str = "launch_training.py") -> int:
     """Run the trainer; the exit code."""
-    console = Console(stderr=True)
+    console = Console(emoji=False, stderr=True)
     parser = make_parser(prog)
     given = vars(parser.parse_args(argv))
     try:

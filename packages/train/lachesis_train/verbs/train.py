@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     given, flags = _parser().parse_known_args(argv)
     groups = _by_setting(flags)
     plan = TrainingPlan.of(given, groups)
-    console = Console(highlight=False)
+    console = Console(emoji=False, highlight=False)
     code = asyncio.run(_run(plan, given.max_restarts, console))
     folder = plan.settings.run_dir
     ends: dict[int, str] = {ExitCode.DONE: "trained", ExitCode.STOPPED: "stopped; the same command continues"}

@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--html", type=Path, metavar="FILE.html", help="write both runs side by side to this file")
     arguments = parser.parse_args(argv)
     found = compare(arguments.a, arguments.b)
-    console = Console()
+    console = Console(emoji=False)
     if arguments.json:
         console.out(_as_json(found), highlight=False)
     else:

@@ -1,0 +1,184 @@
+"""The base of all doors: an environment whose items, sessions, tools and rewards are those of another standard."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from typing import Any, ClassVar, Protocol, Self
+from urllib.parse import parse_qsl
+
+import yaml
+
+from backends.errors import SettingsError
+from lachesis import (
+    AgentResult,
+    HermesAgentBaseEnv,
+    Message,
+    Policy,
+    Reward,
+    Tool,
+    ToolCall,
+    ToolContext,
+    ToolResult,
+    rollout_session,
+)
+from lachesis_tools import ToolFailure, ToolSession
+
+
+class DoorSession(Protocol):
+    """One rollout in the other standard."""
+
+    @property
+    def prompt(self) -> str | list[dict[str, Any]]:
+        """What the agent reads first: the text of the user's message, or all messages."""
+        ...
+
+    @property
+    def solution(self) -> Sequence[Mapping[str, Any]] | None:
+        """The turns that solve it, if they are known: `{"calls": [{"name", "arguments"}]}` or `{"text"}`."""
+        ...
+
+    async def act(self, text: str) -> Mapping[str, Any] | None:
+        """The answer to a message of the agent that calls no tool; None if that ends the rollout.
+
+        `text`, what the agent reads; `reward` and `done`, if there are such.
+        """
+        ...
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The answer to a call of a tool, as for `act`; with `error`, if the call failed."""
+        ...
+
+    async def score(self, messages: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        """`reward`, None for no score; `components` by name; `invalid`, why there is no score.
+
+        Without `reward`, the rewards of the steps are the score.
+        """
+        ...
+
+
+class DoorEnv(HermesAgentBaseEnv):
+    """Plays the environment `target` of another standard. A subclass says how one finds items and opens a session."""
+
+    scheme: ClassVar[str]
+    target: ClassVar[str]
+    arguments: ClassVar[Mapping[str, Any]]
+    toolsets = ()
+    max_sessions: ClassVar[int | None] = None
+    """How many rollouts the other side can play at once; None: any number."""
+    rewards: str = "sum"
+    """How rewards of steps become the score: "sum" or "last"."""
+
+    @classmethod
+    def at(cls, target: str) -> type[Self]:
+        """The class for `SCHEME:NAME?argument=value&...`; values are read as YAML.
+
+        Raises:
+            SettingsError: the target names no environment.
+        """
+        scheme, _, rest = target.partition(":")
+        name, _, query = rest.partition("?")
+        if not name:
+            raise SettingsError(f"{target!r} names no environment; write {scheme}:NAME")
+        arguments = {key: yaml.safe_load(value) for key, value in parse_qsl(query, keep_blank_values=True)}
+        given = {"scheme": scheme, "target": name, "arguments": arguments, "name": f"{scheme}-{name}".replace("/", "-")}
+        return type(cls.__name__, (cls,), {"__module__": cls.__module__, "__doc__": cls.__doc__, **given})
+
+    @abstractmethod
+    async def item_at(self, number: int) -> tuple[Any, Sequence[Mapping[str, Any]]] | None:
+        """The item of this number, and its tools, each `{name, description, parameters}`; None after the last one."""
+
+    @abstractmethod
+    def opened(self, item: Any, tools: ToolSession) -> AbstractAsyncContextManager[DoorSession]:
+        """A new session that plays `item`. `tools` has the sandbox of the rollout."""
+
+    async def setup(self) -> None:
+        self._number = 0
+        self._free = nullcontext() if self.max_sessions is None else asyncio.Semaphore(self.max_sessions)
+
+    async def get_next_item(self) -> Any:
+        found = await self.item_at(self._number)
+        if found is None:
+            return None
+        self._number += 1
+        item, tools = found
+        # With the item, for those who play it in another process.
+        return {"item": item, "tools": list(tools)}
+
+    def tools_for(self, item: Any) -> list[Tool]:
+        def made(tool: Mapping[str, Any]) -> Tool:
+            async def call(arguments: dict[str, Any], session: _Played) -> ToolResult:
+                return session.result(await session.inner.call(tool["name"], arguments))
+
+            name, schema = tool["name"], tool.get("parameters") or {"type": "object", "properties": {}}
+            return Tool.from_schema(name, tool.get("description") or "", schema, call, time_limit=None)
+
+        return [made(tool) for tool in item["tools"]]
+
+    def reference_policy(self) -> Policy | None:
+        def policy(messages: Sequence[Mapping[str, Any]], tools: Any) -> Message:
+            session: _Played | None = rollout_session()
+            if session is None or session.inner.solution is None:
+                raise SettingsError(f"{self.name}: it has no solutions, so there is no reference policy")
+            number = sum(message["role"] == "assistant" for message in messages)
+            turn = session.inner.solution[number] if number < len(session.inner.solution) else {"text": "Done."}
+            calls = (
+                ToolCall(f"call_{number}_{at}", call["name"], json.dumps(call["arguments"]))
+                for at, call in enumerate(turn.get("calls") or ())
+            )
+            return Message("assistant", turn.get("text"), tool_calls=tuple(calls))
+
+        return policy
+
+    @asynccontextmanager
+    async def session(self, item: Any, tools: ToolSession) -> AsyncIterator[_Played]:
+        async with self._free, self.opened(item["item"], tools) as inner:
+            yield _Played(inner)
+
+    def initial_messages(self, item: Any) -> list[dict[str, Any]]:
+        session: _Played | None = rollout_session()
+        if session is not None and not isinstance(session.inner.prompt, str):
+            return session.inner.prompt
+        return super().initial_messages(item)
+
+    def format_prompt(self, item: Any) -> str:
+        session: _Played | None = rollout_session()
+        return str(session.inner.prompt) if session is not None else "(the environment says it when a rollout begins)"
+
+    async def follow_up(self, item: Any, messages: list[dict[str, Any]]) -> str | None:
+        session: _Played = rollout_session()
+        answer = await session.inner.act(messages[-1].get("content") or "")
+        if answer is None:
+            return None
+        result = session.result(answer)
+        return None if result.done else result.content
+
+    async def compute_reward(self, item: Any, result: AgentResult, ctx: ToolContext) -> Reward | None:
+        session: _Played = ctx.session
+        scored = await session.inner.score(result.messages)
+        components = {name: float(value) for name, value in (scored.get("components") or {}).items()}
+        if scored.get("invalid"):
+            return None
+        if "reward" in scored:
+            return None if scored["reward"] is None else Reward(float(scored["reward"]), components)
+        steps = session.rewards
+        return Reward(sum(steps) if self.rewards == "sum" else steps[-1] if steps else 0.0, components)
+
+
+class _Played:
+    """A session with the rewards of its steps."""
+
+    def __init__(self, inner: DoorSession) -> None:
+        self.inner = inner
+        self.rewards: list[float] = []
+
+    def result(self, answer: Mapping[str, Any]) -> ToolResult:
+        if (reward := answer.get("reward")) is not None:
+            self.rewards.append(float(reward))
+        if answer.get("error"):
+            raise ToolFailure(answer.get("text") or answer["error"])
+        images = tuple(answer.get("images") or ())
+        return ToolResult(answer.get("text") or "", images=images, reward=reward, done=bool(answer.get("done")))

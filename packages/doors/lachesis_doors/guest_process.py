@@ -1,0 +1,155 @@
+"""A guest in a process of its own: the code of another framework, run by an interpreter that has its packages.
+
+It is started once in a run and has all sessions inside. It ends with the run, and with this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import signal
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from backends.errors import BackendError, LachesisError
+
+INSIDE = Path(__file__).with_name("inside")
+"""The scripts that run in guests."""
+_LONGEST = 1 << 26
+"""Bytes of one answer."""
+_ENDING = 5.0
+"""Seconds that a guest has to end when its input is closed."""
+
+
+class GuestLost(BackendError):
+    """The process of the guest is gone, or what the guest itself depends on: a failure of the infrastructure."""
+
+
+class GuestError(LachesisError):
+    """The guest's code raised an exception, or a door cannot do something: an error of the environment."""
+
+    def __init__(self, said: str, trace: str = "") -> None:
+        super().__init__(said)
+        self.trace = trace
+        """The guest's traceback."""
+
+    def __str__(self) -> str:
+        return f"{self.args[0]}\n{self.trace}".rstrip()
+
+
+class GuestProcess:
+    """Calls into a guest. Any number may be under way at once; the guest decides what runs at once there."""
+
+    def __init__(self, python: str, script: Path, target: str, arguments: Mapping[str, Any]) -> None:
+        """
+        Args:
+            python: the interpreter.
+            script: a file with a class `Guest`; see docs/doors.md.
+            target: the environment's name, with `arguments`: for the guest's own code.
+        """
+        self.name = f"{script.stem}:{target}"
+        self._command = [python, str(INSIDE / "host.py"), str(script), target, json.dumps(arguments)]
+        self._numbers = itertools.count()
+        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._last_words: deque[bytes] = deque(maxlen=40)
+        self._process: asyncio.subprocess.Process | None = None
+        self._reading: list[asyncio.Task[None]] = []
+        self._starting = asyncio.Lock()
+        self.about: Mapping[str, Any] = {}
+        """What the guest says of itself: `size` (None: no end) and `rewards` ("sum" or "last")."""
+
+    async def start(self) -> None:
+        """Start the process, if it does not run, and load the environment.
+
+        Raises:
+            GuestError: the environment cannot be loaded.
+            GuestLost: the process cannot be started, or ended.
+        """
+        async with self._starting:
+            if self._process is not None and self._process.returncode is None:
+                return
+            pipe = asyncio.subprocess.PIPE
+            try:
+                self._process = await asyncio.create_subprocess_exec(
+                    *self._command, stdin=pipe, stdout=pipe, stderr=pipe, limit=_LONGEST, start_new_session=True
+                )
+            except OSError as error:
+                raise GuestLost(f"{self.name}: cannot start {self._command[0]}: {error.strerror or error}") from error
+            self._reading = [asyncio.create_task(self._read()), asyncio.create_task(self._listen())]
+            self.about = await self._ask({"call": "load"})
+
+    async def call(self, call: str, session: str | None = None, **arguments: Any) -> Any:
+        """What the guest's method returns.
+
+        Raises:
+            GuestError: it raised something.
+            GuestLost: the process has ended.
+        """
+        if self._process is None or self._process.returncode is not None:
+            raise GuestLost(self._ended())
+        return await self._ask({"call": call, "session": session, "with": arguments})
+
+    async def _ask(self, request: Mapping[str, Any]) -> Any:
+        assert self._process is not None and self._process.stdin is not None
+        number = next(self._numbers)
+        answer = self._waiting[number] = asyncio.get_running_loop().create_future()
+        try:
+            with contextlib.suppress(ConnectionError):  # the end of its output says more
+                self._process.stdin.write(json.dumps({"id": number, **request}).encode() + b"\n")
+                await self._process.stdin.drain()
+            found = await answer
+        finally:
+            self._waiting.pop(number, None)
+        if "error" not in found:
+            return found["value"]
+        said = f"{self.name}: {found['kind']}: {found['error']}"
+        if found["kind"] == "lost":
+            raise GuestLost(f"{self.name}: {found['error']}")
+        raise GuestError(said, found["traceback"])
+
+    async def _read(self) -> None:
+        process = self._process
+        assert process is not None and process.stdout is not None
+        with contextlib.suppress(ValueError, ConnectionError):  # a line over the limit ends it
+            async for line in process.stdout:
+                found = json.loads(line)
+                if (waiting := self._waiting.get(found["id"])) is not None and not waiting.done():
+                    waiting.set_result(found)
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+        await asyncio.wait(self._reading[1:], timeout=1)
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_exception(GuestLost(self._ended()))
+
+    async def _listen(self) -> None:
+        assert self._process is not None and self._process.stderr is not None
+        with contextlib.suppress(ValueError, ConnectionError):
+            async for line in self._process.stderr:
+                self._last_words.append(line[:500])
+
+    def _ended(self) -> str:
+        code = self._process.returncode if self._process is not None else None
+        how = (
+            "is not started" if code is None else f"was killed by signal {-code}" if code < 0 else f"ended with {code}"
+        )
+        said = b"".join(self._last_words).decode(errors="replace").strip()
+        return f"{self.name}: its process {how}{': ' + said[-1000:] if said else ''}"
+
+    async def close(self) -> None:
+        """End the process, with everything that it started."""
+        if (process := self._process) is None:
+            return
+        if process.stdin is not None:
+            process.stdin.close()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), _ENDING)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await asyncio.gather(*self._reading, return_exceptions=True)

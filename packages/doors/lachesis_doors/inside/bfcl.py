@@ -1,0 +1,235 @@
+"""The Berkeley Function-Calling Leaderboard, v4: its rows, its classes, and its own checkers.
+
+A target is a category: `multi_turn_base`, `simple_python`, `live_parallel`, ... One turn is scored by BFCL's comparison
+of calls, several turns by its comparison of states and answers, which plays the calls again.
+"""
+
+import ast
+import copy
+import importlib
+import inspect
+import itertools
+import json
+import re
+import sys
+import types
+from pathlib import Path
+
+import bfcl_eval
+
+# The checkers ask of a model only whether its names have underscores for dots, and import every model for that.
+_config = types.ModuleType("bfcl_eval.constants.model_config")
+_config.MODEL_CONFIG_MAPPING = type("Models", (dict,), {"__missing__": lambda self, name: _Underscores})()
+_Underscores = types.SimpleNamespace(underscore_to_dot=True)
+sys.modules[_config.__name__] = _config
+
+from bfcl_eval.constants.enums import Language  # noqa: E402
+from bfcl_eval.constants.executable_backend_config import (  # noqa: E402
+    CLASS_FILE_PATH_MAPPING,
+    MULTI_TURN_FUNC_DOC_FILE_MAPPING,
+    STATELESS_CLASSES,
+)
+from bfcl_eval.eval_checker.ast_eval.ast_checker import ast_checker  # noqa: E402
+from bfcl_eval.eval_checker.multi_turn_eval import multi_turn_checker as checker  # noqa: E402
+from bfcl_eval.eval_checker.multi_turn_eval import multi_turn_utils  # noqa: E402
+
+DATA = Path(bfcl_eval.__file__).parent / "data"
+TYPES = {"dict": "object", "float": "number", "tuple": "array", "integer": "integer", "any": None}
+MORE = "There are more functions now; see your list. What about it now?"
+_numbers = itertools.count()
+
+
+class Guest:
+    def __init__(self, target, first=0):
+        rows = lines(DATA / ("BFCL_v4_%s.json" % target))
+        if not rows:
+            raise ValueError("BFCL has no category %r" % target)
+        self.category, self.first = target, first
+        answers = {
+            row["id"]: row["ground_truth"] for row in lines(DATA / "possible_answer" / ("BFCL_v4_%s.json" % target))
+        }
+        self.rows = [dict(row, ground_truth=answers.get(row["id"])) for row in rows]
+        self.size = len(rows) - first
+        self.turns = "multi_turn" in target
+        if not self.turns and any(kind in target for kind in ("memory", "web_search", "format_sensitivity")):
+            raise ValueError("BFCL's %s needs the network or models of its own" % target)
+
+    def item(self, number):
+        row = self.rows[self.first + number]
+        functions = documents(row) if self.turns else row["function"]
+        language = "Java" if "java" in self.category and "javascript" not in self.category else ""
+        language = "JavaScript" if "javascript" in self.category else language
+        return {
+            "item": {"id": row["id"], "number": self.first + number},
+            "tools": [tool(each, language) for each in functions],
+        }
+
+    def open(self, item):
+        row = self.rows[item["number"]]
+        return (Turns if self.turns else Once)(self, row)
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def documents(row):
+    found = []
+    for name in row["involved_classes"]:
+        found += lines(DATA / "multi_turn_func_doc" / MULTI_TURN_FUNC_DOC_FILE_MAPPING[name])
+    return [each for each in found if each["name"] not in row.get("excluded_function", ())]
+
+
+def tool(function, language):
+    parameters = schema(function["parameters"])
+    if language:
+        for name, value in parameters["properties"].items():
+            kind = function["parameters"]["properties"][name].get("type")
+            said = "%s A value of %s's type %s, as it is written in source code." % (
+                value.get("description", ""),
+                language,
+                kind,
+            )
+            parameters["properties"][name] = {"type": "string", "description": said.strip()}
+    return {"name": name_of(function["name"]), "description": function["description"], "parameters": parameters}
+
+
+def name_of(name):
+    return re.sub(r"[^A-Za-z0-9_-]", "_", name)
+
+
+def schema(given):
+    """BFCL's schema in the words of JSON Schema."""
+    if isinstance(given, list):
+        return [schema(each) for each in given]
+    if not isinstance(given, dict):
+        return given
+    made = {key: schema(value) for key, value in given.items() if key not in ("type", "properties")}
+    if "properties" in given:
+        made["properties"] = {name: schema(value) for name, value in given["properties"].items()}
+    if isinstance(given.get("type"), str):
+        kind = TYPES.get(given["type"], given["type"])
+        if kind in ("object", "array", "string", "integer", "number", "boolean"):
+            made["type"] = kind
+    return made
+
+
+class Once:
+    """One turn: what is called is compared, nothing runs."""
+
+    def __init__(self, guest, row):
+        self.guest, self.row = guest, row
+        self.calls = []
+        self.names = {name_of(each["name"]): each["name"] for each in row["function"]}
+        self.prompt = row["question"][0]
+        self.solution = [{"calls": [self.example(answer) for answer in row["ground_truth"] or ()]}]
+
+    def example(self, answer):
+        ((name, arguments),) = answer.items()
+        chosen = {key: first(values) for key, values in arguments.items() if "" not in values}
+        return {"name": name_of(name), "arguments": chosen}
+
+    def act(self, text):
+        return None
+
+    def call(self, name, arguments):
+        self.calls.append({name: arguments})
+        return {"text": "noted", "done": False}
+
+    def score(self, messages):
+        category = self.guest.category
+        if "irrelevance" in category:
+            return {"reward": float(not self.calls)}
+        if "relevance" in category:
+            return {"reward": float(bool(self.calls))}
+        language = (
+            Language.JAVASCRIPT
+            if "javascript" in category
+            else Language.JAVA
+            if "java" in category
+            else Language.PYTHON
+        )
+        # One message holds all calls: those after it saw answers that BFCL never gives.
+        whole = next((len(message["tool_calls"]) for message in messages if message.get("tool_calls")), 0)
+        found = ast_checker(
+            self.row["function"], self.calls[:whole], self.row["ground_truth"], language, category, "model"
+        )
+        return {"reward": float(found["valid"])}
+
+
+def first(values):
+    value = values[0]
+    if isinstance(value, dict):
+        return {key: first(options) for key, options in value.items() if "" not in options}
+    if isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
+        return [{key: first(options) for key, options in each.items() if "" not in options} for each in value]
+    return value
+
+
+class Turns:
+    """Several turns: calls run on BFCL's classes."""
+
+    def __init__(self, guest, row):
+        self.guest, self.row = guest, row
+        self.turn = 0
+        self.calls = [[]]
+        self.long = "long_context" in guest.category
+        self.held = {int(turn): names for turn, names in (row.get("missed_function") or {}).items()}
+        self.methods = {}
+        for name in row["involved_classes"]:
+            made = getattr(importlib.import_module(CLASS_FILE_PATH_MAPPING[name]), name)()
+            if name not in STATELESS_CLASSES:
+                made._load_scenario(copy.deepcopy(row["initial_config"].get(name, {})), long_context=self.long)
+            self.methods.update(
+                (key, each) for key, each in inspect.getmembers(made, inspect.ismethod) if key[0] != "_"
+            )
+        self.prompt = row["question"][0] or [{"role": "user", "content": MORE}]
+        self.orders = {each["name"]: list(each["parameters"]["properties"]) for each in documents(row)}
+        self.solution = [step for turn in row["ground_truth"] for step in self.steps(turn)]
+
+    def steps(self, turn):
+        calls = [self.read(text) for text in turn]
+        return ([{"calls": calls}] if calls else []) + [{"text": "Done."}]
+
+    def read(self, text):
+        call = ast.parse(text, mode="eval").body
+        given = dict(zip(self.orders.get(call.func.id, ()), (ast.literal_eval(each) for each in call.args)))
+        given.update((each.arg, ast.literal_eval(each.value)) for each in call.keywords)
+        return {"name": call.func.id, "arguments": given}
+
+    def act(self, text):
+        self.turn += 1
+        if self.turn >= len(self.row["question"]):
+            return None
+        self.calls.append([])
+        said = self.row["question"][self.turn]
+        return {"text": said[0]["content"] if said else MORE}
+
+    def call(self, name, arguments):
+        if any(name in names and self.turn < turn for turn, names in self.held.items()):
+            return {"error": "not there yet", "text": "There is no function %s yet." % name}
+        self.calls[-1].append("%s(%s)" % (name, ", ".join("%s=%r" % pair for pair in arguments.items())))
+        try:
+            result = self.methods[name](**arguments)
+        except Exception as error:
+            return {"text": "Error during execution: %s" % error, "error": str(error)}
+        if isinstance(result, dict):
+            result = json.dumps(result, default=str)
+        return {"text": str(result)}
+
+    def score(self, messages):
+        model = "lachesis%d" % next(_numbers)
+        turns = self.calls + [[]] * (len(self.row["ground_truth"]) - len(self.calls))
+        entry = {
+            "id": self.row["id"],
+            "initial_config": self.row["initial_config"],
+            "involved_classes": self.row["involved_classes"],
+        }
+        try:
+            found = checker.multi_turn_checker(
+                [[turn] if turn else [] for turn in turns], self.row["ground_truth"], entry, self.guest.category, model
+            )
+        finally:  # the checker keeps the instances of every model and item in its module
+            for name in [name for name in vars(multi_turn_utils) if name.startswith(model)]:
+                del vars(multi_turn_utils)[name]
+        return {"reward": float(found["valid"])}

@@ -1,0 +1,105 @@
+"""Runs in the interpreter of a guest: serves its environments over lines of JSON.
+
+python host.py SCRIPT TARGET ARGUMENTS
+
+Standard library only, for Python 3.8 and later. SCRIPT is a module of this folder with a class `Guest`. A request is
+`{"id", "call", "session", "with"}`; the answer is `{"id", "value"}` or `{"id", "error", "kind", "traceback"}`.
+Whatever the guest prints goes to standard error. The process ends with its standard input.
+"""
+
+import asyncio
+import importlib.util
+import inspect
+import json
+import os
+import sys
+import threading
+import traceback
+
+
+class Host:
+    """One guest, and its sessions."""
+
+    def __init__(self, guest, answers):
+        self.guest = guest
+        self.answers = answers
+        self.sessions = {}
+
+    async def serve(self, request):
+        try:
+            answer = {"value": await self.value_of(request)}
+        except Exception as error:
+            kind = "lost" if getattr(error, "lost", False) else type(error).__name__
+            answer = {"error": str(error) or repr(error), "kind": kind, "traceback": traceback.format_exc()}
+        try:
+            line = json.dumps({"id": request["id"], **answer}, default=plain)
+        except (TypeError, ValueError) as error:
+            line = json.dumps(
+                {"id": request["id"], "error": "not JSON: %s" % error, "kind": "TypeError", "traceback": ""}
+            )
+        self.answers.write(line.encode() + b"\n")
+        self.answers.flush()
+
+    async def value_of(self, request):
+        call, session = request["call"], request.get("session")
+        given = request.get("with") or {}
+        if call == "open":
+            opened = await settled(self.guest.open(**given))
+            self.sessions[session] = opened
+            return {"prompt": opened.prompt, "solution": getattr(opened, "solution", None)}
+        if session is None:
+            return await settled(getattr(self.guest, call)(**given))
+        if call == "close":
+            opened = self.sessions.pop(session, None)
+            return await settled(opened.close()) if hasattr(opened, "close") else None
+        return await settled(getattr(self.sessions[session], call)(**given))
+
+
+async def settled(value):
+    return await value if inspect.isawaitable(value) else value
+
+
+def plain(value):
+    """numpy's scalars and arrays, and other things with a form in JSON."""
+    for name in ("tolist", "model_dump", "_asdict"):
+        if hasattr(value, name):
+            return getattr(value, name)()
+    if isinstance(value, (set, tuple)):
+        return list(value)
+    raise TypeError("a %s" % type(value).__name__)
+
+
+async def main(script, target, arguments):
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what a guest prints is no answer
+    sys.path[0] = os.getcwd()  # not this folder: its modules have the names of the packages that they play
+    spec = importlib.util.spec_from_file_location("lachesis_guest", script)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    loop, requests = asyncio.get_running_loop(), asyncio.Queue()
+
+    def read():
+        for line in sys.stdin.buffer:
+            loop.call_soon_threadsafe(requests.put_nowait, json.loads(line))
+        os._exit(0)  # the owner is gone: whatever runs here is of no use
+
+    threading.Thread(target=read, daemon=True).start()
+    first = await requests.get()
+    host = Host(None, answers)
+
+    async def load():
+        host.guest = await settled(module.Guest(target, **arguments))
+        return {"size": getattr(host.guest, "size", None), "rewards": getattr(host.guest, "rewards", "sum")}
+
+    host.value_of, value_of = (lambda request: load()), host.value_of
+    await host.serve(first)
+    host.value_of = value_of
+    running = set()
+    while True:
+        task = asyncio.ensure_future(host.serve(await requests.get()))
+        running.add(task)
+        task.add_done_callback(running.discard)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], sys.argv[2], json.loads(sys.argv[3])))

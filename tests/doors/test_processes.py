@@ -1,0 +1,177 @@
+"""Environments of other packages, in a process of their own interpreter."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from backends.errors import SettingsError
+from lachesis.cli.environment_classes import environment_class
+from lachesis_doors.guest_process import GuestError, GuestLost, GuestProcess
+from lachesis_doors.processes import Package, ProcessEnv, interpreter
+from tests.support.scripted_server import call, say
+from tests.support.small_envs import lines, process, rollouts
+
+SCRIPT = """
+import os, sys
+print("a guest that prints while it is imported")
+
+class Guest:
+    rewards = "sum"
+    def __init__(self, target, size=4, fails="", **arguments):
+        if target == "broken":
+            raise KeyError("level")
+        self.size, self.fails = size, fails
+    def item(self, number):
+        schema = {"type": "object", "properties": {"by": {"type": "integer"}}, "required": ["by"]}
+        return {"item": {"number": number}, "tools": [{"name": "add", "description": "Add.", "parameters": schema}]}
+    async def open(self, item):
+        if self.fails == "open":
+            raise OSError("no board")
+        return Sum(self, item["number"])
+
+class Sum:
+    def __init__(self, guest, number):
+        self.guest, self.number, self.value = guest, number, 0
+        self.prompt = "Make %d." % (number + 2)
+        self.solution = [{"calls": [{"name": "add", "arguments": {"by": number + 2}}]}]
+    def call(self, name, arguments):
+        print("a guest that prints")
+        os.write(1, b"straight to its output\\n")
+        self.value += arguments["by"]
+        if self.guest.fails == "call":
+            raise ValueError("the board fell")
+        if self.guest.fails == "lost":
+            error = ConnectionError("the board is far away")
+            error.lost = True
+            raise error
+        if self.guest.fails == "killed" and not os.path.exists("killed"):
+            open("killed", "w").close()
+            os.kill(os.getpid(), 9)
+        done = self.value == self.number + 2
+        return {"text": str(self.value), "reward": 1.0 if done else -0.5, "done": done}
+    async def act(self, text):
+        return {"text": "Go on.", "reward": 0.25, "done": text == "stop"}
+    def score(self, messages):
+        return {"invalid": "a judge is missing"} if self.guest.fails == "invalid" else {}
+    def close(self):
+        with open("closed", "a") as file:
+            file.write("%d\\n" % self.number)
+"""
+
+
+@pytest.fixture
+def door(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "sums.py"
+    script.write_text(SCRIPT)
+    guest_script = script
+
+    class SumEnv(ProcessEnv):
+        package = Package("json", "json")
+        script: ClassVar[Path] = guest_script
+
+    return SumEnv.at
+
+
+async def play(env_cls: Any, folder: Path, model: Any, **settings: Any) -> Any:
+    chosen = {"total_steps": 2, "group_size": 2, **settings}
+    return await process(env_cls, folder, model, enabled_toolsets=[], **chosen)
+
+
+def adds(request: dict[str, Any]) -> Any:
+    """A model that adds 2 until the environment ends it."""
+    return call(("add", {"by": 2}))
+
+
+async def test_calls_messages_and_rewards_are_the_guests(tmp_path: Path, door: Any) -> None:
+    said = iter(["Hm.", "stop"] * 2)
+
+    def model(request: dict[str, Any]) -> Any:
+        wanted = request["messages"][0]["content"]
+        return say(next(said)) if wanted == "Make 3." else adds(request)
+
+    result = await play(door("sums:easy"), tmp_path, model, group_size=1)
+    first, second = rollouts(result.files.groups)
+    assert (first["reward"], first["reason"]) == (1.0, "the tool add ended the task")
+    assert (second["reward"], second["outcome"], second["turns"]) == (0.5, "completed", 2)
+    talk = lines(result.files.groups)[1]["messages"][0]
+    assert [message["content"] for message in talk] == ["Make 3.", "Hm.", "Go on.", "stop"]
+    assert sorted((tmp_path / "closed").read_text().split()) == ["0", "1"]
+
+
+@pytest.mark.parametrize(("fails", "kind"), [("open", "environment"), ("call", "environment"), ("lost", "infra_error")])
+async def test_an_error_of_the_guest_is_never_a_score(tmp_path: Path, door: Any, fails: str, kind: str) -> None:
+    result = await play(door(f"sums:easy?fails={fails}"), tmp_path, adds, total_steps=1, group_size=1)
+    (each,) = rollouts(result.files.failures)
+    assert (each["reward"], each["unscored_kind"]) == (None, kind)
+    if kind == "environment":
+        assert {"open": "no board", "call": "the board fell"}[fails] in each["traceback"]
+
+
+async def test_a_guest_that_declares_a_rollout_invalid_gives_no_score(tmp_path: Path, door: Any) -> None:
+    result = await play(door("sums:easy?fails=invalid"), tmp_path, adds, total_steps=1, group_size=1)
+    (each,) = rollouts(result.files.failures)
+    assert each["reward"] is None
+
+
+async def test_a_killed_guest_is_the_infrastructures_and_starts_again(tmp_path: Path, door: Any) -> None:
+    settings = {"total_steps": 1, "group_size": 1, "max_infra_retries": 2}
+    (each,) = rollouts((await play(door("sums:easy?fails=killed"), tmp_path, adds, **settings)).files.groups)
+    assert (each["reward"], each["attempts"]) == (1.0, 2)
+    assert "its process was killed by signal 9" in each["retried_after"][0]
+
+
+async def test_an_environment_that_cannot_be_loaded_is_named_before_the_first_rollout(
+    tmp_path: Path, door: Any
+) -> None:
+    with pytest.raises(GuestError, match=r"sums:broken: KeyError: 'level'") as caught:
+        await play(door("sums:broken"), tmp_path, adds)
+    assert "in __init__" in str(caught.value)
+
+
+async def test_sessions_of_one_process_never_meet_and_answers_may_be_large(tmp_path: Path) -> None:
+    script = tmp_path / "echo.py"
+    script.write_text(
+        "import asyncio\nclass Guest:\n size = None\n def __init__(self, target): pass\n"
+        " def open(self, item): return Echo(item)\n"
+        "class Echo:\n def __init__(self, item): self.prompt, self.seen = item, []\n"
+        " async def act(self, text):\n"
+        "  self.seen.append(text)\n  await asyncio.sleep(0.001 * (len(text) % 7))\n  return {'seen': self.seen}\n"
+    )
+    guest = GuestProcess(interpreter("echo", Package("json", "")), script, "all", {})
+    await guest.start()
+    try:
+
+        async def talk(name: str) -> None:
+            assert (await guest.call("open", name, item=name))["prompt"] == name
+            for turn in range(20):
+                said = [f"{name} {each}" * (each + 1) for each in range(turn + 1)]
+                assert (await guest.call("act", name, text=said[-1])) == {"seen": said}
+
+        await asyncio.gather(*(talk(f"session {number}") for number in range(20)))
+        large = "x" * 5_000_000
+        assert (await guest.call("open", "large", item=large))["prompt"] == large
+        assert guest._process is not None
+        os.kill(guest._process.pid, signal.SIGKILL)
+        with pytest.raises(GuestLost):
+            await guest.call("act", "large", text="")
+    finally:
+        await guest.close()
+    with pytest.raises(GuestLost):
+        await guest.call("act", "large", text="")
+
+
+def test_a_package_that_is_missing_is_named_with_the_command_that_installs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LACHESIS_DOORS", str(tmp_path))
+    with pytest.raises(SettingsError, match=r"-m venv .*/games && .*/games/bin/pip install games==1"):
+        interpreter("games", Package("no_such_package", "games==1"))
+    with pytest.raises(SettingsError, match="names no environment; write textarena:NAME"):
+        environment_class("textarena:")
