@@ -22,7 +22,7 @@ from lachesis.ours import PACKAGES  # noqa: E402
 
 LIMITS = {
     "backends": 17_500,
-    "lachesis": 16_720,
+    "lachesis": 17_000,
     "lachesis_client": 2_750,
     "lachesis_compat": 4_400,
     "lachesis_console": 810,
@@ -31,10 +31,10 @@ LIMITS = {
     "lachesis_envs": 8_300,
     "lachesis_messages": 4_590,
     "lachesis_testing": 8_900,
-    "lachesis_tokens": 12_920,
-    "lachesis_tools": 3_150,
+    "lachesis_tokens": 13_000,
+    "lachesis_tools": 3_300,
     "lachesis_train": 13_850,
-    "lachesis_view": 4_370,
+    "lachesis_view": 4_450,
     "tool_call_parsers": 11_900,
 }
 """Lines of Python of each package. A change that needs more says why, and raises the limit."""

@@ -120,6 +120,9 @@ class GuestProcess:
                 found = json.loads(line)
                 if (waiting := self._waiting.get(found["id"])) is not None and not waiting.done():
                     waiting.set_result(found)
+        # Not killed at once: that would look whether it has ended, and asyncio would not learn how.
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), _ENDING)
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         await process.wait()

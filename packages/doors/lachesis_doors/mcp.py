@@ -16,7 +16,7 @@ from typing import Any
 
 from backends.errors import SettingsError
 from lachesis_doors.door_env import DoorEnv, DoorSession
-from lachesis_doors.mcp_client import HttpClient, McpClient, StdioClient
+from lachesis_doors.mcp_client import McpClient, McpHttpClient, McpStdioClient
 from lachesis_tools import ToolSession
 
 _CHECK_SECONDS = 120.0
@@ -77,12 +77,12 @@ class McpEnv(DoorEnv):
             for name, server in self._servers.items():
                 client: McpClient
                 if "url" in server:
-                    client = HttpClient(name, server["url"], timeout=timeout, headers=server.get("headers"))
+                    client = McpHttpClient(name, server["url"], timeout=timeout, headers=server.get("headers"))
                 else:
                     words = [*shlex.split(server["command"]), *server.get("args", ())]
                     given = [f"{key}={value}" for key, value in (server.get("env") or {}).items()]
                     command = shlex.join(["env", *given, *words] if given else words)
-                    client = StdioClient(name, await tools.sandbox(), command, timeout=timeout)
+                    client = McpStdioClient(name, await tools.sandbox(), command, timeout=timeout)
                 stack.push_async_callback(client.close)
                 await client.open()
                 clients[name] = client

@@ -118,7 +118,7 @@ class McpClient(ABC):
         return {**reply, "error": {"code": -32601, "message": f"{request['method']} is not supported"}}
 
 
-class StdioClient(McpClient):
+class McpStdioClient(McpClient):
     """A server that runs in a sandbox and speaks over its standard input and output."""
 
     def __init__(self, name: str, sandbox: Sandbox, command: str, *, timeout: float) -> None:
@@ -211,7 +211,7 @@ class StdioClient(McpClient):
                 await self._process.kill()
 
 
-class HttpClient(McpClient):
+class McpHttpClient(McpClient):
     """A server somewhere else, over streamable HTTP."""
 
     def __init__(self, name: str, url: str, *, timeout: float, headers: Mapping[str, str] | None = None) -> None:

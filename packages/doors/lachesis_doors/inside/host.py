@@ -17,7 +17,7 @@ import threading
 import traceback
 
 
-class Host:
+class GuestHost:
     """One guest, and its sessions."""
 
     def __init__(self, guest, answers):
@@ -85,7 +85,7 @@ async def main(script, target, arguments):
 
     threading.Thread(target=read, daemon=True).start()
     first = await requests.get()
-    host = Host(None, answers)
+    host = GuestHost(None, answers)
 
     async def load():
         host.guest = await settled(module.Guest(target, **arguments))
