@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from small_tokenizers import BPE, spelled
 
 from lachesis_testing.parser_checks import event_problems
-from tests.run import some
+from tests.run import ALL, some
 from tool_call_parsers import (
     CallStatus,
     ContentDelta,
@@ -378,8 +378,8 @@ def test_bad_input_gets_a_result_or_names_the_argument(name):
         assert [c.arguments for c in parser.parse(call, [schema, *TOOLS]).tool_calls] == [{"command": "ls"}]
 
 
-def test_ten_megabytes_of_openers_are_text():
-    text = "<tool_call>" * 1_000_000
+def test_megabytes_of_openers_are_text():
+    text = "<tool_call>" * (1_000_000 if ALL else 200_000)
     parsed = get_parser("hermes").parse(text)
     assert [attempt.status for attempt in parsed.attempts] == [CallStatus.INCOMPLETE]
     assert parsed.content == text

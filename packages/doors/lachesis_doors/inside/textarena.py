@@ -1,7 +1,4 @@
-"""TextArena: games of text for one player, and for two, of whom the agent is the first.
-
-`opponent=random` (the default) plays the other side by random choices from the legal moves that the game lists.
-"""
+"""TextArena: games of text for one player. Items are seeds."""
 
 import random
 
@@ -11,15 +8,13 @@ import textarena
 class Guest:
     rewards = "last"
 
-    def __init__(self, target, seed=0, opponent=None):
-        self.target, self.seed, self.opponent = target, seed, opponent
+    def __init__(self, target, seed=0):
+        self.target, self.seed = target, seed
         self.size = None
-        game = self.made(seed)
-        self.players = 1 if is_for(game, 1) else 2
-        if not is_for(game, self.players):
-            raise ValueError("%s is for more than two players" % target)
-        if self.players == 2 and opponent not in ("pass",):
-            raise ValueError("%s is for two players: name the other one, textarena:%s?opponent=pass" % (target, target))
+        try:
+            self.made(seed).reset(num_players=1, seed=seed)
+        except Exception as error:
+            raise ValueError("%s is no game for one player: %s" % (target, error)) from error
 
     def made(self, seed):
         random.seed(seed)  # games draw from the generator of the process: between seed and reset nothing may run
@@ -32,19 +27,11 @@ class Guest:
         return Game(self, item["seed"])
 
 
-def is_for(game, players):
-    try:
-        game.reset(num_players=players, seed=0)
-    except Exception:
-        return False
-    return True
-
-
 class Game:
     def __init__(self, guest, seed):
         self.guest = guest
         self.game = guest.made(seed)
-        self.game.reset(num_players=guest.players, seed=seed)
+        self.game.reset(num_players=1, seed=seed)
         self.state = random.getstate()
         self.prompt = self.seen()
 
@@ -55,9 +42,6 @@ class Game:
         random.setstate(self.state)
         try:
             done, _ = self.game.step(text)
-            while not done and self.game.state.current_player_id != 0:
-                self.game.get_observation()
-                done, _ = self.game.step("pass")
             return {"text": "" if done else self.seen().split("[GAME]")[-1].strip(), "done": bool(done)}
         finally:
             self.state = random.getstate()
