@@ -9,7 +9,8 @@ import argparse
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # that Python need not have the project installed
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = map(str, (ROOT, *(ROOT / "packages").iterdir()))  # that Python need not have the project installed
 from lachesis_tokens.prompts.gguf_folder import convert_gguf, packaged_gguf
 
 
