@@ -10,7 +10,10 @@ from lachesis_testing.parser_checks import event_problems, facts, shape_problems
 from tests.run import some
 from tool_call_parsers import ArgumentsDelta, CallStart, CallStatus, Finish, ReasoningDelta, get_parser
 from tool_call_parsers.engine import Needles
+from tool_call_parsers.json_blocks import JsonBlocks
+from tool_call_parsers.json_blocks.named import NamedJson
 from tool_call_parsers.json_scan import JsonScan
+from tool_call_parsers.parser import Format, ToolCallParser
 
 TOOLS = [
     {"type": "function", "function": {"name": "python", "parameters": {"properties": {"code": {"type": "string"}}}}},
@@ -403,3 +406,32 @@ def test_a_streamed_name_is_the_name_of_the_call(name):
     events = stream.feed(f'<|tools_prefix|>[{{"{name}": {{"a": 1}}}}]<|tools_suffix|>')
     (call,) = stream.finish().tool_calls
     assert [event.name for event in events if isinstance(event, CallStart)] == [call.name]
+
+
+NAMED = NamedJson(
+    opens=("@@call ",), closes=("@@",), marks=(" ",), call="@@call %(name)s %(arguments)s@@", between="\n"
+)
+KEYED = JsonBlocks(
+    opens=("@@call ",),
+    closes=("@@",),
+    frame=("@@call ", "@@"),
+    written='{"name": %(name)s, "arguments": %(arguments)s}',
+)
+
+
+@pytest.mark.parametrize(
+    ("grammar", "first", "second"),
+    [
+        (NAMED, 'a {"x": 1}', 'b {"y": 2}'),
+        (KEYED, '{"name": "a", "arguments": {"x": 1}}', '{"name": "b", "arguments": {"y": 2}}'),
+    ],
+    ids=["named", "keyed"],
+)
+@pytest.mark.parametrize("between", ["\n", ""])
+def test_a_closing_marker_that_begins_the_opening_one_ends_one_call_only(grammar, first, second, between):
+    parser = ToolCallParser(Format("at_call", grammar, "none"), None)
+    text = f"@@call {first}@@{between}@@call {second}@@"
+    tools = [{"type": "function", "function": {"name": name, "parameters": {}}} for name in "ab"]
+    for found in (parser.parse(text, tools), streamed(parser, list(text), tools)[0]):
+        assert [(each.name, each.arguments) for each in found.tool_calls] == [("a", {"x": 1}), ("b", {"y": 2})]
+        assert {attempt.status for attempt in found.attempts} == {CallStatus.OK}

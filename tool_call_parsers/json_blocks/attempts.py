@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Sequence
 
 from tool_call_parsers.arguments import plain_name
 from tool_call_parsers.engine import SPACE, Needles, Run, Step
@@ -49,9 +50,20 @@ def named_attempt(run: Run, start: int, position: int, ends: Needles, closers: t
     return end
 
 
-def skip_repeated(run: Run, end: int, markers: Needles, limit: int | None = None) -> Step[tuple[int, bool]]:
-    """The end of markers that repeat the one before `end`, and whether there are any. `limit`: how many at most, where
-    the text may be read again from the second one."""
+def openers_behind(closes: Sequence[str], opens: Sequence[str]) -> tuple[str, ...]:
+    """The opening markers that begin like a closing one: behind a call, such a marker opens the next."""
+    return tuple(each for each in opens if each not in closes and each.startswith(tuple(filter(None, closes))))
+
+
+def skip_repeated(
+    run: Run, end: int, markers: Needles, limit: int | None = None, *, others: Collection[str] = ()
+) -> Step[tuple[int, bool]]:
+    """The end of markers that repeat the one before `end`, and whether there are any.
+
+    Args:
+        limit: how many at most, where the text may be read again from the second one.
+        others: those of the markers that repeat nothing.
+    """
     first = SPACE.match(run.text, end).end()  # type: ignore[union-attr]  # it matches everywhere
     if run.final and markers.pattern.match(run.text, first) is None:
         return end, False
@@ -59,7 +71,7 @@ def skip_repeated(run: Run, end: int, markers: Needles, limit: int | None = None
     while limit is None or count < limit:
         position = yield from run.skip_space(end)
         marker = yield from run.starts(position, markers)
-        if marker is None:
+        if marker is None or marker in others:
             break
         end, count = position + len(marker), count + 1
     return end, count > 0

@@ -9,7 +9,14 @@ from functools import cached_property
 from typing import NamedTuple
 
 from tool_call_parsers.engine import BlockGrammar, Needles, RenderCall, RenderTurn, Run, Step, cut_off
-from tool_call_parsers.json_blocks.attempts import FENCES, MANY_OPENERS, named_attempt, skip_repeated, too_much
+from tool_call_parsers.json_blocks.attempts import (
+    FENCES,
+    MANY_OPENERS,
+    named_attempt,
+    openers_behind,
+    skip_repeated,
+    too_much,
+)
 from tool_call_parsers.json_blocks.objects import CallObjects
 from tool_call_parsers.row_checks import Syntax, check_template
 from tool_call_parsers.types import CallStatus
@@ -112,6 +119,8 @@ class JsonBlocks(CallObjects):
     _bracketed = cached_property(lambda self: any(opener.startswith("[") for opener in self.opens))
     _open = cached_property(lambda self: Needles(*self.opens))
     _close = cached_property(lambda self: Needles(*self.closes))
+    _behind = cached_property(lambda self: openers_behind(self.closes, self.opens))
+    _repeated = cached_property(lambda self: Needles(*self.closes, *self._behind))
     _marks = cached_property(lambda self: self.named.marks if self.named is not None else ())
     _named_marks = cached_property(lambda self: Needles(*(self.named.marks if self.named is not None else ())))
 
@@ -241,7 +250,7 @@ class JsonBlocks(CallObjects):
                 if closer is not None:
                     end = position + len(closer)
                     if not run.final or end < len(run.text):
-                        end, again = yield from skip_repeated(run, end, self._close)
+                        end, again = yield from skip_repeated(run, end, self._repeated, others=self._behind)
                         if again:
                             notes.append("the closing marker twice")
                 notes += self._closing_notes(run, block.opener, closer, position)

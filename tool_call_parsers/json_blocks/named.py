@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from tool_call_parsers.arguments import ArgumentsWatch, FoundArguments, no_arguments, plain_name, read_literal
 from tool_call_parsers.engine import SPACE, BlockGrammar, Marker, Needles, RenderCall, RenderTurn, Run, Step, cut_off
-from tool_call_parsers.json_blocks.attempts import FENCES, MANY_OPENERS, named_attempt, skip_repeated
+from tool_call_parsers.json_blocks.attempts import FENCES, MANY_OPENERS, named_attempt, openers_behind, skip_repeated
 from tool_call_parsers.json_scan import read_value
 from tool_call_parsers.literals.literal import Literal, LiteralError
 from tool_call_parsers.literals.strict import read_json
@@ -88,6 +88,8 @@ class NamedJson(BlockGrammar):
     closers = cached_property(lambda self: (*self.section_closes, *self.closes))
     _open = cached_property(lambda self: Needles(*self.opens))
     _close = cached_property(lambda self: Needles(*self.closes))
+    _behind = cached_property(lambda self: openers_behind(self.closes, self.opens))
+    _repeated = cached_property(lambda self: Needles(*self.closes, *self._behind))
     _inner = cached_property(lambda self: Needles(*self.marks))
     _sections = cached_property(lambda self: Needles(*self.sections))
     _closers = cached_property(lambda self: Needles(*self.closers))
@@ -328,7 +330,7 @@ class NamedJson(BlockGrammar):
             return end, [*notes, "no closing marker"] if self.closes else notes
         if closer != self.closes[0]:
             notes.append(f"{closer!r} closes the call")
-        end, again = yield from skip_repeated(run, position + len(closer), self._close)
+        end, again = yield from skip_repeated(run, position + len(closer), self._repeated, others=self._behind)
         return end, [*notes, "the closing marker twice"] if again else notes
 
     # -- writing ------------------------------------------------------------------------------------------------------
