@@ -87,8 +87,8 @@ class ProcessEnv(DoorEnv):
     async def opened(self, item: Any, tools: ToolSession) -> AsyncIterator[DoorSession]:
         await self._guest.start()  # again, if it was killed
         session = uuid.uuid4().hex
-        opened = await self._guest.call("open", session, item=item)
         try:
+            opened = await self._guest.call("open", session, item=item)
             yield _Session(self._guest, session, opened["prompt"], opened["solution"])
         finally:
             with suppress(GuestLost):
