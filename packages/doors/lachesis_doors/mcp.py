@@ -129,9 +129,14 @@ def _servers(arguments: Mapping[str, Any]) -> dict[str, Any]:
     if "servers" in arguments:
         path = Path(arguments["servers"])
         try:
-            found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["mcpServers"]
-        except (OSError, ValueError, KeyError) as error:
+            found: dict[str, Any] = dict(json.loads(path.read_text(encoding="utf-8"))["mcpServers"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise SettingsError(f'{path}: {error}; write {{"mcpServers": {{NAME: {{"command": ...}}}}}}') from error
+        for name, server in found.items():
+            if not isinstance(server, dict) or not ("command" in server or "url" in server):
+                raise SettingsError(f"{path}: the server {name!r} has neither a `command` nor a `url`")
+            if "__" in name or name.endswith("_"):  # SERVER__TOOL has to be read as it was meant
+                raise SettingsError(f"{path}: rename the server {name!r}: no name has two underscores or ends with one")
         return found
     if "url" in arguments:
         return {str(arguments.get("name", "server")): {"url": arguments["url"]}}
