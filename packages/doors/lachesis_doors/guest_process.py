@@ -11,7 +11,7 @@ import itertools
 import json
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,15 @@ class GuestError(LachesisError):
 
     def __str__(self) -> str:
         return f"{self.args[0]}\n{self.trace}".rstrip()
+
+
+@contextlib.contextmanager
+def broken_answers(source: str) -> Iterator[None]:
+    """Reads what a server answered. An answer of another form is the server's failure, and raises GuestLost."""
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise GuestLost(f"{source} answers in another form: {type(error).__name__}: {error}") from error
 
 
 class GuestProcess:
