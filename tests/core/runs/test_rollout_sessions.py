@@ -235,6 +235,94 @@ async def test_a_session_is_closed_when_its_rollout_is_cancelled_or_it_does_not_
     assert "could not be closed: OSError: the board fell" in caplog.text
 
 
+@pytest.mark.parametrize("at", ["tool", "reward"])
+@pytest.mark.parametrize(
+    ("error", "kind", "attempts"),
+    [(KeyError("board"), "environment", 1), (BackendError("the game server is gone"), "infra_error", 3)],
+)
+async def test_a_session_that_breaks_in_between_is_no_score_and_nobody_waits_for_it(
+    tmp_path: Path, log: list[str], at: str, error: Exception, kind: str, attempts: int
+) -> None:
+    class Falls(Guess):
+        @asynccontextmanager
+        async def session(self, item: int) -> AsyncIterator[Game]:
+            game = Game(item, self.log)
+            game.task = fallen = asyncio.Event()
+
+            async def watch() -> None:
+                await fallen.wait()
+                raise error
+
+            async with asyncio.TaskGroup() as group:  # as the clients of MCP have one
+                group.create_task(watch())
+                yield game
+
+        def tools_for(self, item: int) -> list[Tool]:
+            async def guess(arguments: Mapping[str, Any], game: Game) -> ToolResult:
+                if at == "reward":
+                    return ToolResult("", done=True)
+                game.task.set()
+                await asyncio.Event().wait()
+                raise AssertionError
+
+            return [Tool.from_schema("guess", "Guess.", GUESS, guess, time_limit=None)]
+
+        async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+            ctx.session.task.set()
+            await asyncio.sleep(0.01)
+            return 1.0
+
+    settings = {"total_steps": 1, "group_size": 1, "max_infra_retries": 2}
+    async with asyncio.timeout(60):
+        (each,) = rollouts((await play(Falls, tmp_path, guesses, **settings)).files.failures)
+    assert (each["reward"], each["unscored_kind"], each["attempts"]) == (None, kind, attempts)
+    assert str(error) in (each["traceback"] or each["reason"])
+
+
+async def test_what_a_faulty_turn_pays_and_ends_counts(tmp_path: Path, log: list[str]) -> None:
+    def model(request: dict[str, Any]) -> Any:
+        if len(request["messages"]) == 1:
+            return call(("guess", {"number": 1}), ("no_such_tool", {}))
+        return call(("no_such_tool", {}), ("guess", {"number": 2}))
+
+    settings = {"total_steps": 1, "group_size": 1, "max_faulty_turns": 2, "max_agent_turns": 2}
+    (each,) = rollouts((await play(Guess, tmp_path, model, **settings)).files.groups)
+    assert (each["reward"], each["outcome"], each["turn_rewards"]) == (0.75, "completed", [-0.25, 1.0])
+
+
+async def test_steps_of_turns_that_are_rolled_back_stay_where_they_were(tmp_path: Path, log: list[str]) -> None:
+    def model(request: dict[str, Any]) -> Any:
+        return call(("guess", {"number": 9}), ("no_such_tool", {}))
+
+    (each,) = rollouts(
+        (await play(Guess, tmp_path, model, total_steps=1, group_size=1, max_faulty_turns=3)).files.groups
+    )
+    assert (each["outcome"], each["turns"], each["turn_rewards"]) == ("model_error", 3, [-0.25] * 3)
+
+
+async def test_plain_rewards_of_old_environments_have_the_session(tmp_path: Path, log: list[str]) -> None:
+    from environments.hermes_base_env import HermesAgentBaseEnv as OldEnv
+
+    class Old(Guess, OldEnv):
+        step_rewards = None
+
+        async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+            assert rollout_session() is ctx.session
+            return float(len(ctx.session.guesses))
+
+    class Plain(Guess):
+        step_rewards = None
+
+        def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+            assert rollout_session() is ctx.session
+            return float(len(ctx.session.guesses))
+
+    for env_cls in (Old, Plain):
+        folder = tmp_path / env_cls.__name__
+        (each,) = rollouts((await play(env_cls, folder, guesses, total_steps=1, group_size=1)).files.groups)
+        assert each["reward"] == float(each["turns"]) > 0
+
+
 async def test_an_attribute_of_an_instance_is_no_session(tmp_path: Path) -> None:
     class Http(HermesAgentBaseEnv):
         toolsets = ()
