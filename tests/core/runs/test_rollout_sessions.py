@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -16,10 +19,15 @@ from hypothesis import strategies as st
 
 from backends.errors import BackendError
 from lachesis import HermesAgentBaseEnv, Tool, ToolResult, rollout_session
+from lachesis_messages.records.jsonl import read_lines
+from lachesis_testing.fake_server import Ask, Reply
+from lachesis_testing.fake_server.policies import as_reply
+from lachesis_tokens.samples.verification import verify_records
 from lachesis_tools import ToolRegistry, call_tool
 from lachesis_tools.tool_session import ToolSession
 from tests.support.scripted_server import call, say
 from tests.support.small_envs import does_nothing, lines, process, rollouts
+from tests.support.training_runs import played
 
 GUESS = {"type": "object", "properties": {"number": {"type": "integer"}}, "required": ["number"]}
 
@@ -376,6 +384,51 @@ async def test_the_session_may_start_something_in_the_sandbox(tmp_path: Path) ->
     (each,) = rollouts((await play(InSandbox, tmp_path, model, total_steps=1, group_size=1)).files.groups)
     assert each["reward"] == 1.0
     assert (tmp_path / "closed").exists()
+
+
+class GuessingPolicy:
+    """It guesses 1, 2, ..., two numbers a turn, and never answers in words."""
+
+    def reply(self, ask: Ask) -> Reply:
+        numbers = (2 * ask.turn + 1, 2 * ask.turn + 2)
+        calls = (json.dumps({"name": "guess", "arguments": {"number": number}}) for number in numbers)
+        return as_reply(ask, "\n".join(f"<tool_call>\n{each}\n</tool_call>" for each in calls))
+
+
+async def test_samples_of_rollouts_that_a_tool_ended_are_exact_and_every_export_has_them(
+    tmp_path: Path, log: list[str]
+) -> None:
+    settings = {"total_steps": 3, "max_token_length": 400, "enabled_toolsets": []}
+    found = await played(Guess, tmp_path, GuessingPolicy(), **settings)
+    assert [each["outcome"] for each in found] == ["completed"] * 6
+    groups = list(read_lines(tmp_path / "groups.jsonl"))
+    totals = verify_records(groups)
+    assert totals.ok, totals.problems
+    for group in groups:
+        assert [messages[-1]["role"] for messages in group["messages"]] == ["tool", "tool"]
+        for sample, rollout in zip(group["samples"], group["rollouts"], strict=True):
+            trained = sum(mask != -100 for mask in sample["masks"])
+            assert trained == rollout["completion_tokens"] > 0
+    for name in ("hermes", "sharegpt-tools", "openai", "trl", "parquet", "samples", "atif", "inspect", "trajectory"):
+        out = tmp_path / f"{name}.eval"
+        done = await asyncio.to_thread(
+            subprocess.run,
+            [
+                sys.executable,
+                "-m",
+                "lachesis",
+                "export",
+                str(tmp_path / "groups.jsonl"),
+                "--format",
+                name,
+                "--out",
+                out,
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0 and out.stat().st_size > 0, (name, done.stdout, done.stderr)
 
 
 # --- tools with a schema
