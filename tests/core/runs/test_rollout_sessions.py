@@ -17,11 +17,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.errors import BackendError
+from backends.errors import BackendError, SettingsError
 from lachesis import HermesAgentBaseEnv, Tool, ToolResult, rollout_session
 from lachesis_messages.records.jsonl import read_lines
 from lachesis_testing.fake_server import Ask, Reply
 from lachesis_testing.fake_server.policies import as_reply
+from lachesis_tokens.endpoint.agent_program import AgentProgramEnv
 from lachesis_tokens.samples.verification import verify_records
 from lachesis_tools import ToolRegistry, call_tool
 from lachesis_tools.tool_session import ToolSession
@@ -384,6 +385,23 @@ async def test_the_session_may_start_something_in_the_sandbox(tmp_path: Path) ->
     (each,) = rollouts((await play(InSandbox, tmp_path, model, total_steps=1, group_size=1)).files.groups)
     assert each["reward"] == 1.0
     assert (tmp_path / "closed").exists()
+
+
+@pytest.mark.parametrize("what", ["tools_for", "step_rewards"])
+async def test_an_agent_with_tools_of_its_own_refuses_those_of_the_item(tmp_path: Path, what: str) -> None:
+    class Program(AgentProgramEnv):
+        async def get_next_item(self) -> Any:
+            return 1
+
+        def format_prompt(self, item: Any) -> str:
+            return "Guess."
+
+        async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+            return 1.0
+
+    setattr(Program, what, Guess.__dict__[what])
+    with pytest.raises(SettingsError, match="tools_for and step_rewards have no effect here"):
+        await play(Program, tmp_path, guesses, command="true")
 
 
 class GuessingPolicy:
