@@ -303,3 +303,18 @@ async def test_openenv_that_is_not_there_is_named_with_the_next_step(tmp_path: P
 async def test_openenv_without_a_scheme_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="write openenv:ws://HOST:PORT"):
         await play("openenv:localhost:8000", tmp_path, speaks("step"))
+
+
+async def test_openenv_without_a_free_place_is_the_infrastructures(tmp_path: Path) -> None:
+    server = OpenEnv()
+
+    def model(request: dict[str, Any]) -> Any:
+        server.free = asyncio.Semaphore(0)  # another user has the place, and our rollout breaks off
+        server.habit = "breaks"
+        return speaks("step")(request)
+
+    async with served(server.app) as host:
+        result = await play(f"openenv:ws://{host}", tmp_path, model, setup_timeout=5.0)
+    (each,) = rollouts(result.files.failures)
+    assert (each["reward"], each["unscored_kind"], each["attempts"]) == (None, "infra_error", 2)
+    assert "raise its max_concurrent_envs" in each["reason"]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import json
 import re
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Container, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, ClassVar, Protocol, Self
 from urllib.parse import parse_qsl
 
@@ -69,8 +68,6 @@ class DoorEnv(HermesAgentBaseEnv):
     target: ClassVar[str]
     arguments: ClassVar[Mapping[str, Any]]
     toolsets = ()
-    max_sessions: ClassVar[int | None] = None
-    """How many rollouts the other side can play at once; None: any number."""
     rewards: str = "sum"
     """How rewards of steps become the score: "sum" or "last"."""
 
@@ -99,7 +96,6 @@ class DoorEnv(HermesAgentBaseEnv):
 
     async def setup(self) -> None:
         self._number = 0
-        self._free = nullcontext() if self.max_sessions is None else asyncio.Semaphore(self.max_sessions)
 
     async def get_next_item(self) -> Any:
         found = await self.item_at(self._number)
@@ -143,7 +139,7 @@ class DoorEnv(HermesAgentBaseEnv):
 
     @asynccontextmanager
     async def session(self, item: Any, tools: ToolSession) -> AsyncIterator[_Played]:
-        async with self._free, self.opened(item["item"], tools) as inner:
+        async with self.opened(item["item"], tools) as inner:
             yield _Played(inner)
 
     def initial_messages(self, item: Any) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -22,6 +23,8 @@ from lachesis_tools import ToolSession
 
 _SECONDS = 300.0
 """For one answer of the server."""
+_PATIENCE = 0.8
+"""The share of `setup_timeout` for which a rollout waits for a place."""
 _TEXTS = ("prompt", "messages", "text", "result", "message", "echoed", "content")
 """Fields of observations that are what an agent reads, if there is one of them alone."""
 _OF_PROTOCOL = ("done", "reward", "metadata")
@@ -96,7 +99,7 @@ class OpenEnvEnv(DoorEnv):
         self, how: Mapping[str, Any]
     ) -> AsyncIterator[tuple[aiohttp.ClientWebSocketResponse, Mapping[str, Any]]]:
         """A connection with a new episode, and its first observation."""
-        pause = 0.1
+        pause, end = 0.1, time.monotonic() + _PATIENCE * self.config.setup_timeout
         while True:
             async with self._connected() as socket:
                 try:
@@ -106,7 +109,12 @@ class OpenEnvEnv(DoorEnv):
                 if first is not None:
                     yield socket, first
                     return
-            await asyncio.sleep(pause)  # the server plays as many episodes at once as its class says
+            if (left := end - time.monotonic()) <= 0:
+                raise GuestLost(
+                    f"openenv {self.url}: the server had no place for another episode in the time of setup_timeout. "
+                    "Next step: raise its max_concurrent_envs, or play fewer rollouts at once"
+                )
+            await asyncio.sleep(min(pause, left))  # the server plays as many episodes at once as its class says
             pause = min(5.0, 2 * pause)
 
 
