@@ -59,6 +59,8 @@ class Sum:
     async def act(self, text):
         return {"text": "Go on.", "reward": 0.25, "done": text == "stop"}
     def score(self, messages):
+        if self.guest.fails == "score" and messages[-1]["content"] == "stop":
+            raise ValueError("no number")
         return {"invalid": "a judge is missing"} if self.guest.fails == "invalid" else {}
     def close(self):
         with open("closed", "a") as file:
@@ -119,6 +121,21 @@ async def test_a_guest_that_declares_a_rollout_invalid_gives_no_score(tmp_path: 
     result = await play(door("sums:easy?fails=invalid"), tmp_path, adds, total_steps=1, group_size=1)
     (each,) = rollouts(result.files.failures)
     assert each["reward"] is None
+
+
+async def test_a_scorer_that_fails_for_one_rollout_of_a_group_gives_it_no_score(tmp_path: Path, door: Any) -> None:
+    """The line that failed here was passed for the other rollouts; which of them erred is not known."""
+    said = iter(["Hm.", "stop"])
+
+    def model(request: dict[str, Any]) -> Any:
+        return say("stop") if len(request["messages"]) == 1 and next(said) == "stop" else adds(request)
+
+    result = await play(door("sums:easy?fails=score"), tmp_path, model, total_steps=1)
+    found = rollouts(result.files.groups)
+    assert [each["reward"] for each in found if each["reward"] is not None] == [1.0]
+    (failed,) = [each for each in found if each["reward"] is None]
+    assert failed["unscored_kind"] == "environment"
+    assert "sums:easy: ValueError: no number" in failed["traceback"]
 
 
 async def test_a_killed_guest_is_the_infrastructures_and_starts_again(tmp_path: Path, door: Any) -> None:
