@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 
 CLOSING_SECONDS = 30.0
 """How long a session may take to close before it is cancelled, and again until it is given up."""
+_BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _of_this_rollout: contextvars.ContextVar[Any] = contextvars.ContextVar("lachesis_rollout_session", default=None)
 
 
@@ -108,7 +109,8 @@ async def opened_session(function: Callable[..., Any], item: Any, tools: ToolSes
     Raises:
         TypeError: the function returned something else.
     """
-    takes_both = len(inspect.signature(function).parameters) > 1
+    named = [each for each in inspect.signature(function).parameters.values() if each.kind in _BY_PLACE]
+    takes_both = len(named) > 1 and (named[1].name == "tools" or named[1].default is inspect.Parameter.empty)
     manager = function(item, tools) if takes_both else function(item)
     if not isinstance(manager, AbstractAsyncContextManager):
         raise TypeError(f"session() returned {manager!r}; decorate it with @asynccontextmanager")

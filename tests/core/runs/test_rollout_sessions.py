@@ -404,6 +404,44 @@ async def test_an_agent_with_tools_of_its_own_refuses_those_of_the_item(tmp_path
         await play(Program, tmp_path, guesses, command="true")
 
 
+async def test_a_second_parameter_with_a_default_is_the_environments_own(tmp_path: Path, log: list[str]) -> None:
+    class Easier(Guess):
+        @asynccontextmanager
+        async def session(self, item: int, by: int = 1, **more: Any) -> AsyncIterator[Game]:
+            assert not more
+            yield Game(item - by, log)
+
+    (each,) = rollouts((await play(Easier, tmp_path, guesses, total_steps=1, group_size=1)).files.groups)
+    assert each["outcome"] == "completed" and each["reward"] is not None
+
+
+async def test_what_a_simulator_says_at_length_is_cut_and_needs_no_sandbox(
+    tmp_path: Path, log: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Talks(Guess):
+        def tools_for(self, item: int) -> list[Tool]:
+            async def guess(arguments: Mapping[str, Any], game: Game) -> ToolResult:
+                return ToolResult("x" * 49_000, reward=1.0, done=arguments["number"] == 6)
+
+            return [Tool.from_schema("guess", "Guess.", GUESS, guess)]
+
+    async def no_sandbox(self: Any) -> Any:
+        raise BackendError("no sandboxes on this machine")
+
+    monkeypatch.setattr(ToolSession, "sandbox", no_sandbox)
+
+    def model(request: dict[str, Any]) -> Any:
+        return call(*(("guess", {"number": number}) for number in range(1, 7)))
+
+    result = await play(Talks, tmp_path, model, total_steps=1, group_size=1)
+    (each,) = rollouts(result.files.groups)
+    assert (each["reward"], each["outcome"]) == (6.0, "completed")
+    (messages,) = conversations(result.files.groups)
+    answers = [message["content"] for message in messages if message["role"] == "tool"]
+    cut = [content for content in answers if "its middle is missing" in content]
+    assert 0 < len(cut) < 6 and max(map(len, cut)) < 2000
+
+
 class GuessingPolicy:
     """It guesses 1, 2, ..., two numbers a turn, and never answers in words."""
 
