@@ -254,10 +254,9 @@ async def test_over_http_a_refusal_with_a_reason_is_an_answer() -> None:
         assert (await client.call("see", {}))["error"] == "eyes: no such argument"
 
 
-async def test_a_server_that_is_away_is_named() -> None:
-    client = McpHttpClient("eyes", "http://127.0.0.1:9/mcp", timeout=5)
-    try:
-        with pytest.raises(GuestLost, match=r"eyes at http://127\.0\.0\.1:9/mcp"):
-            await client.open()
-    finally:
-        await client.close()
+@pytest.mark.parametrize("query", ["url=http://127.0.0.1:9/mcp&name=eyes", "command=no-such-program&name=eyes"])
+async def test_a_server_that_is_away_is_named_with_the_next_step(tmp_path: Path, query: str) -> None:
+    (tmp_path / "tasks.jsonl").write_text('{"prompt": "", "answer": ""}')
+    env_cls = environment_class(f"mcp:{tmp_path}/tasks.jsonl?{query}")
+    with pytest.raises(GuestLost, match=r"the MCP server eyes .*Next step: start the server"):
+        await process(env_cls, tmp_path, [], enabled_toolsets=[], total_steps=1)

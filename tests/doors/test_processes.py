@@ -16,7 +16,7 @@ from lachesis.cli.environment_classes import environment_class
 from lachesis_doors.guest_process import GuestError, GuestLost, GuestProcess
 from lachesis_doors.processes import Package, ProcessEnv, interpreter
 from tests.support.scripted_server import call, say
-from tests.support.small_envs import lines, process, rollouts
+from tests.support.small_envs import lines, make, process, rollouts
 
 SCRIPT = """
 import os, sys
@@ -143,6 +143,18 @@ async def test_a_killed_guest_is_the_infrastructures_and_starts_again(tmp_path: 
     (each,) = rollouts((await play(door("sums:easy?fails=killed"), tmp_path, adds, **settings)).files.groups)
     assert (each["reward"], each["attempts"]) == (1.0, 2)
     assert "its process was killed by signal 9" in each["retried_after"][0]
+
+
+async def test_a_guest_that_ends_between_two_items_is_started_for_the_next(tmp_path: Path, door: Any) -> None:
+    env = make(door("sums:easy"), "http://127.0.0.1:9/v1", tmp_path)
+    await env.setup()
+    try:
+        assert (await env.get_next_item())["item"] == {"number": 0}
+        os.kill(env._guest._process.pid, signal.SIGKILL)
+        await env._guest._process.wait()
+        assert (await env.get_next_item())["item"] == {"number": 1}
+    finally:
+        await env.teardown()
 
 
 async def test_an_environment_that_cannot_be_loaded_is_named_before_the_first_rollout(

@@ -16,6 +16,7 @@ from typing import Any
 
 from backends.errors import SettingsError
 from lachesis_doors.door_env import DoorEnv, DoorSession
+from lachesis_doors.guest_process import GuestLost
 from lachesis_doors.mcp_client import McpClient, McpHttpClient, McpStdioClient
 from lachesis_tools import ToolSession
 
@@ -48,6 +49,9 @@ class McpEnv(DoorEnv):
                 await self._prepare(self._rows[number], session)
                 async with self._opened(session) as clients:
                     self._listed = [tool for client in clients.values() for tool in await client.tools()]
+            except GuestLost as error:
+                next_step = "Next step: start the server, or correct its command or address"
+                raise GuestLost(f"{error}. {next_step}") from error
             finally:
                 await self.player.sessions.close(session.task_id)
         return self._rows[number], self._listed

@@ -78,6 +78,7 @@ class ProcessEnv(DoorEnv):
         await self._guest.close()
 
     async def item_at(self, number: int) -> tuple[Any, Sequence[Mapping[str, Any]]] | None:
+        await self._guest.start()  # again, if it was killed
         if (size := self._guest.about["size"]) is not None and number >= size:
             return None
         found = await self._guest.call("item", number=number)
