@@ -136,8 +136,9 @@ async def while_open(work: Coroutine[Any, Any, T], tools: ToolSession) -> T:
     if host is None:
         return await work
     task = asyncio.ensure_future(work)
+    both: set[asyncio.Future[Any]] = {task, host}
     try:
-        await asyncio.wait({task, host}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
     finally:
         if not task.done():
             task.cancel()

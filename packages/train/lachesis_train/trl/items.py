@@ -7,7 +7,6 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final
 
 from backends.errors import LachesisError, SettingsError
-from lachesis.loop.rollout_session import session_method
 from lachesis_messages.responses import ChatResponse
 
 if TYPE_CHECKING:
@@ -88,7 +87,7 @@ class DrawnKeys:
         try:
             return list(self._env.initial_messages(item))
         except Exception:
-            if session_method(self._env) is None:
+            if self._env.scorer().session is None:
                 raise
             return [{"role": "user", "content": "(the session of each rollout writes it)"}]
 
