@@ -23,6 +23,7 @@ from lachesis.loop.loop import HermesAgentLoop
 from lachesis.loop.outcome import Outcome
 from lachesis.loop.result import AgentResult
 from lachesis.loop.rollout import FixedScore, HeldSandbox, Rollout, held_sandboxes, repeats
+from lachesis.loop.rollout_session import SessionEnded, while_open
 from lachesis.loop.tool_calls import SessionCalls
 from lachesis.rewards.reward import Reward
 from lachesis.rewards.scorer import Scorer, SetUpFailed
@@ -124,7 +125,7 @@ class RolloutPlayer:
                 first = messages() if callable(messages) else messages
                 with failed_requests(), interrupted_agents() as cut:  # the outcome tells of the requests
                     try:
-                        result = await loop.run(first)
+                        result = await while_open(loop.run(first), session)
                     except asyncio.CancelledError:
                         result = cut[-1] if cut else None
                         raise
@@ -140,7 +141,8 @@ class RolloutPlayer:
                         open_verifier=functools.partial(self.sessions.open, verifier_id, spec=spec),
                     )
                     with failed_requests() as failed:
-                        scored = await self.scorer.score(item, result, context, about=(item_key, rollout_id))
+                        scoring = self.scorer.score(item, result, context, about=(item_key, rollout_id))
+                        scored = await while_open(scoring, session)
                     if failed:
                         scored = Scored()
                         outcome, error = Outcome.INFRA_ERROR, next(iter(failed.values()))
@@ -152,9 +154,9 @@ class RolloutPlayer:
                             of_group.append(held)
             except (BackendError, InferenceError) as broken:
                 outcome, reason, error = Outcome.INFRA_ERROR, str(broken), broken
-            except SetUpFailed as broken:
+            except (SetUpFailed, SessionEnded) as broken:
                 error = next(iter(failed.values()), None)  # a request of the environment's
-                scored = Scored(error=broken.__cause__ if error is None else None)
+                scored = Scored(error=(broken.__cause__ or broken) if error is None else None)
                 outcome, reason = Outcome.INFRA_ERROR, str(error or broken)
             except asyncio.CancelledError:
                 if result is not None and result.outcome is not Outcome.COMPLETED:

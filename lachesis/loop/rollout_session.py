@@ -7,16 +7,19 @@ import contextvars
 import functools
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
-from typing import Any
+from typing import Any, TypeVar
 
 from lachesis_tools import ToolSession
+from lachesis_tools.dispatch import infrastructure_of
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 CLOSING_SECONDS = 30.0
 """How long a session may take to close before it is cancelled, and again until it is given up."""
+_BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _of_this_rollout: contextvars.ContextVar[Any] = contextvars.ContextVar("lachesis_rollout_session", default=None)
 
 
@@ -53,6 +56,11 @@ class RolloutSession:
         self._closing = asyncio.Event()
         self._ready: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._task: asyncio.Task[None] | None = None
+
+    @property
+    def host(self) -> asyncio.Future[None] | None:
+        """The task that keeps it open. It ends before `close` only where something in the session broke."""
+        return self._task
 
     async def open(self) -> Any:
         """What the context manager yields. Raises what entering it raises."""
@@ -101,10 +109,46 @@ async def opened_session(function: Callable[..., Any], item: Any, tools: ToolSes
     Raises:
         TypeError: the function returned something else.
     """
-    takes_both = len(inspect.signature(function).parameters) > 1
+    named = [each for each in inspect.signature(function).parameters.values() if each.kind in _BY_PLACE]
+    takes_both = len(named) > 1 and (named[1].name == "tools" or named[1].default is inspect.Parameter.empty)
     manager = function(item, tools) if takes_both else function(item)
     if not isinstance(manager, AbstractAsyncContextManager):
         raise TypeError(f"session() returned {manager!r}; decorate it with @asynccontextmanager")
     session = RolloutSession(manager, f"the session of {tools.task_id}")
     tools.before_close.append(session.close)
-    return await session.open()
+    value = await session.open()
+    tools.session_host = session.host
+    return value
+
+
+class SessionEnded(Exception):
+    """The session of a rollout ended while that was played or scored: an error of the environment."""
+
+
+async def while_open(work: Coroutine[Any, Any, T], tools: ToolSession) -> T:
+    """The result of `work`, which is cancelled if the rollout's session ends before: a tool may wait for ever then.
+
+    Raises:
+        BackendError: the infrastructure failed, and so the session ended.
+        SessionEnded: it ended for another reason, which is the `__cause__`.
+    """
+    host = tools.session_host
+    if host is None:
+        return await work
+    task = asyncio.ensure_future(work)
+    both: set[asyncio.Future[Any]] = {task, host}
+    try:
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})
+    if not host.done():
+        return task.result()
+    if not task.cancelled():
+        task.exception()  # a consequence
+    error = None if host.cancelled() else host.exception()
+    if error is not None and (infrastructure := infrastructure_of(error)) is not None:
+        raise infrastructure from error
+    why = "" if error is None else f": {type(error).__name__}: {error}"
+    raise SessionEnded(f"the session ended before the rollout did{why}") from error

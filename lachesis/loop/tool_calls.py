@@ -31,7 +31,10 @@ class SessionCalls:
     async def __call__(self, calls: Sequence[ToolCall]) -> Sequence[ToolResult]:
         wanted = [(call.name, call.arguments) for call in calls]
         results = await call_tools(wanted, self.session, registry=self.registry, allowed=self.names)
-        return await self.budget.apply([(call.id, call.name) for call in calls], results, self.session)
+        # The tools of a simulator have no sandbox, and starting one for a long answer might fail.
+        reads_files = any(self.registry[name].schema is None for name in self.names if name in self.registry)
+        place = self.session if reads_files else None
+        return await self.budget.apply([(call.id, call.name) for call in calls], results, place)
 
     def waited(self) -> float:
         """Seconds so far that the session waited for the infrastructure."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,7 +16,7 @@ from lachesis.cli.environment_classes import environment_class
 from lachesis_doors.guest_process import GuestError, GuestLost, GuestProcess
 from lachesis_doors.processes import Package, ProcessEnv, interpreter
 from tests.support.scripted_server import call, say
-from tests.support.small_envs import lines, process, rollouts
+from tests.support.small_envs import lines, make, process, rollouts
 
 SCRIPT = """
 import os, sys
@@ -58,6 +59,8 @@ class Sum:
     async def act(self, text):
         return {"text": "Go on.", "reward": 0.25, "done": text == "stop"}
     def score(self, messages):
+        if self.guest.fails == "score" and messages[-1]["content"] == "stop":
+            raise ValueError("no number")
         return {"invalid": "a judge is missing"} if self.guest.fails == "invalid" else {}
     def close(self):
         with open("closed", "a") as file:
@@ -120,11 +123,38 @@ async def test_a_guest_that_declares_a_rollout_invalid_gives_no_score(tmp_path: 
     assert each["reward"] is None
 
 
+async def test_a_scorer_that_fails_for_one_rollout_of_a_group_gives_it_no_score(tmp_path: Path, door: Any) -> None:
+    """The line that failed here was passed for the other rollouts; which of them erred is not known."""
+    said = iter(["Hm.", "stop"])
+
+    def model(request: dict[str, Any]) -> Any:
+        return say("stop") if len(request["messages"]) == 1 and next(said) == "stop" else adds(request)
+
+    result = await play(door("sums:easy?fails=score"), tmp_path, model, total_steps=1)
+    found = rollouts(result.files.groups)
+    assert [each["reward"] for each in found if each["reward"] is not None] == [1.0]
+    (failed,) = [each for each in found if each["reward"] is None]
+    assert failed["unscored_kind"] == "environment"
+    assert "sums:easy: ValueError: no number" in failed["traceback"]
+
+
 async def test_a_killed_guest_is_the_infrastructures_and_starts_again(tmp_path: Path, door: Any) -> None:
     settings = {"total_steps": 1, "group_size": 1, "max_infra_retries": 2}
     (each,) = rollouts((await play(door("sums:easy?fails=killed"), tmp_path, adds, **settings)).files.groups)
     assert (each["reward"], each["attempts"]) == (1.0, 2)
     assert "its process was killed by signal 9" in each["retried_after"][0]
+
+
+async def test_a_guest_that_ends_between_two_items_is_started_for_the_next(tmp_path: Path, door: Any) -> None:
+    env = make(door("sums:easy"), "http://127.0.0.1:9/v1", tmp_path)
+    await env.setup()
+    try:
+        assert (await env.get_next_item())["item"] == {"number": 0}
+        os.kill(env._guest._process.pid, signal.SIGKILL)
+        await env._guest._process.wait()
+        assert (await env.get_next_item())["item"] == {"number": 1}
+    finally:
+        await env.teardown()
 
 
 async def test_an_environment_that_cannot_be_loaded_is_named_before_the_first_rollout(
@@ -175,3 +205,155 @@ def test_a_package_that_is_missing_is_named_with_the_command_that_installs_it(
         interpreter("games", Package("no_such_package", "games==1"))
     with pytest.raises(SettingsError, match="names no environment; write textarena:NAME"):
         environment_class("textarena:")
+
+
+# --- a guest that does not behave
+
+HABITS = """
+import json, os, subprocess, sys, time
+
+class Guest:
+    size = None
+    def __init__(self, target, habit="", **arguments):
+        if habit == "hangs":
+            time.sleep(3600)
+        if habit == "first" and not os.path.exists("loaded"):
+            open("loaded", "w").close()
+            raise OSError("the download broke off")
+        if habit == "daemon":
+            subprocess.Popen(["sleep", "20"], start_new_session=True)
+    def open(self, item):
+        return Session()
+
+class Session:
+    prompt = ""
+    def __init__(self):
+        self.count = 0
+    def act(self, text):
+        self.count += 1
+        if text == "floods":
+            for _ in range(90):
+                sys.stderr.write("." * 1_000_000)
+        if text == "reads":
+            return {"text": sys.stdin.read() + subprocess.run(["cat"], stdout=subprocess.PIPE).stdout.decode()}
+        if text == "exits":
+            sys.exit("done for")
+        if text == "circle":
+            said = {}
+            said["self"] = said
+            return said
+        if text == "object":
+            class Odd:
+                def tolist(self): raise AttributeError("odd")
+            return {"text": Odd()}
+        if text == "closes":
+            os.closerange(0, 64)
+            time.sleep(3600)
+        if text == "dies":
+            sys.stderr.write("the last words")
+            sys.stderr.flush()
+            os._exit(7)
+        return {"text": str(self.count)}
+"""
+
+
+@pytest.fixture
+def habits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "habits.py"
+    script.write_text(HABITS)
+    return lambda **arguments: GuestProcess(sys.executable, script, "all", arguments)
+
+
+async def test_a_guest_may_flood_its_outputs_and_read_its_input(habits: Any) -> None:
+    guest = habits()
+    await guest.start()
+    try:
+        await guest.call("open", "one", item=None)
+        async with asyncio.timeout(120):
+            assert (await guest.call("act", "one", text="floods"))["text"] == "1"
+            assert (await guest.call("act", "one", text="reads"))["text"] == ""
+            waiting = [guest.call("act", "one", text="") for _ in range(1500)]
+            assert len({found["text"] for found in await asyncio.gather(*waiting)}) == 1500
+    finally:
+        await guest.close()
+
+
+@pytest.mark.parametrize(
+    ("habit", "said"), [("exits", "SystemExit: done for"), ("circle", "not JSON"), ("object", "not JSON")]
+)
+async def test_what_ends_in_no_answer_is_an_error_of_the_guest(habits: Any, habit: str, said: str) -> None:
+    guest = habits()
+    await guest.start()
+    try:
+        await guest.call("open", "one", item=None)
+        async with asyncio.timeout(60):
+            with pytest.raises(GuestError, match=said):
+                await guest.call("act", "one", text=habit)
+            assert (await guest.call("act", "one", text=""))["text"] == "2"
+    finally:
+        await guest.close()
+
+
+async def test_a_guest_that_dies_or_closes_its_output_takes_its_sessions_along(habits: Any) -> None:
+    guest = habits()
+    await guest.start()
+    try:
+        for habit, said in (("dies", "ended with 7: the last words"), ("closes", "was killed by signal 9")):
+            for name in ("one", "other"):
+                await guest.call("open", name, item=None)
+            with pytest.raises(GuestLost, match=said):
+                await guest.call("act", "one", text=habit)
+            await asyncio.gather(guest.start(), guest.start())
+            with pytest.raises(GuestLost, match="the session was in a process that has ended"):
+                await guest.call("act", "other", text="")
+    finally:
+        await guest.close()
+
+
+async def test_a_guest_that_is_started_again_while_the_other_one_ends_loads(habits: Any) -> None:
+    guest = habits(habit="daemon")  # it leaves a process that keeps the pipes open
+    await guest.start()
+    try:
+        await guest.call("open", "one", item=None)
+        dying = asyncio.create_task(guest.call("act", "one", text="dies"))
+        while guest._process.returncode is None:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        await guest.start()
+        assert (await guest.call("open", "two", item=None))["prompt"] == ""
+        with pytest.raises(GuestLost):
+            await dying
+    finally:
+        async with asyncio.timeout(60):
+            await guest.close()
+
+
+async def test_a_guest_that_did_not_load_is_loaded_again_and_one_that_hangs_is_ended(habits: Any) -> None:
+    guest = habits(habit="first")
+    try:
+        with pytest.raises(GuestError, match="the download broke off"):
+            await guest.start()
+        with pytest.raises(GuestLost):
+            await guest.call("open", "one", item=None)
+        await guest.start()
+        assert (await guest.call("open", "one", item=None))["prompt"] == ""
+    finally:
+        await guest.close()
+    hangs = habits(habit="hangs")
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(hangs.start(), 2)
+    assert hangs._process.returncode == -signal.SIGKILL
+    await hangs.close()
+
+
+async def test_a_session_that_is_not_opened_to_the_end_is_closed(tmp_path: Path, door: Any) -> None:
+    """The rollout is cancelled while the guest opens its session."""
+    slow = "open('opens', 'w').close(); await __import__('asyncio').sleep(0.5)\n        if self.fails == 'open'"
+    (tmp_path / "sums.py").write_text(SCRIPT.replace('if self.fails == "open"', slow))
+    run = asyncio.create_task(play(door("sums:easy"), tmp_path, adds, total_steps=1, group_size=1))
+    while not (tmp_path / "opens").exists():  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    run.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    assert (tmp_path / "closed").read_text() == "0\n"

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from backends.errors import SettingsError
+from lachesis import rollout_session
 from lachesis.figures.repaired_calls import RepairedCalls
 from lachesis.loop.outcome import Outcome
 from lachesis.loop.result import AgentResult
@@ -20,9 +24,9 @@ from lachesis_messages.responses import ChatResponse
 from lachesis_messages.tokens import MASKED, TokenPrefix
 from lachesis_tokens.samples.samples import TokenSample
 from lachesis_train import BranchedRollout, RejectedRollout
-from lachesis_train.trl.items import environment_of
+from lachesis_train.trl.items import DrawnKeys, environment_of, parted
 from lachesis_train.trl.rows import call_figures, count_calls, row_of
-from tests.support.small_envs import SortWords
+from tests.support.small_envs import SortWords, make
 from tests.support.token_trees import completion
 
 PROMPT = TokenPrefix([1, 2, 3])
@@ -31,6 +35,41 @@ PROMPT = TokenPrefix([1, 2, 3])
 def rollout_of(history: MessageHistory, reward: float | None = 1.0) -> Rollout:
     result = AgentResult(1, True, [], [], Outcome.COMPLETED, "", history)
     return Rollout("r1", "item-1", 0, Outcome.COMPLETED, "", reward, result)
+
+
+def test_a_rollout_is_parted_before_its_first_sampled_message() -> None:
+    """The prompt may be that of a session, and may have examples of answers."""
+    given = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "an example"}]
+    history = MessageHistory([*given, {"role": "user", "content": "now you"}])
+    history.append(completion(PROMPT, [4, 9]))
+    result = rollout_of(history).result
+    assert result is not None
+    prompt, said = parted(result)
+    assert [message["content"] for message in prompt] == ["hello", "an example", "now you"]
+    assert [message["role"] for message in said] == ["assistant"]
+
+
+async def test_a_prompt_that_only_a_session_knows_is_shown_as_that(tmp_path: Path) -> None:
+    class InSession(SortWords):
+        @asynccontextmanager
+        async def session(self, item: Any) -> AsyncIterator[str]:
+            yield "A game."
+
+        def format_prompt(self, item: Any) -> str:
+            return str(rollout_session().upper())
+
+    class Broken(SortWords):
+        def format_prompt(self, item: Any) -> str:
+            raise KeyError("prompt")
+
+    async def drawn(env_cls: Any) -> Any:
+        env = make(env_cls, "http://127.0.0.1:9/v1", tmp_path)
+        await env.setup()
+        return await DrawnKeys(env).draw(1)
+
+    assert (await drawn(InSession))[0]["prompt"][-1]["content"] == "(the session of each rollout writes it)"
+    with pytest.raises(KeyError):
+        await drawn(Broken)
 
 
 def two_turns() -> MessageHistory:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
+import itertools
 import json
+import re
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Container, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, ClassVar, Protocol, Self
 from urllib.parse import parse_qsl
 
@@ -25,7 +26,7 @@ from lachesis import (
     ToolResult,
     rollout_session,
 )
-from lachesis_tools import ToolFailure, ToolSession
+from lachesis_tools import ToolSession
 
 
 class DoorSession(Protocol):
@@ -67,8 +68,6 @@ class DoorEnv(HermesAgentBaseEnv):
     target: ClassVar[str]
     arguments: ClassVar[Mapping[str, Any]]
     toolsets = ()
-    max_sessions: ClassVar[int | None] = None
-    """How many rollouts the other side can play at once; None: any number."""
     rewards: str = "sum"
     """How rewards of steps become the score: "sum" or "last"."""
 
@@ -97,7 +96,6 @@ class DoorEnv(HermesAgentBaseEnv):
 
     async def setup(self) -> None:
         self._number = 0
-        self._free = nullcontext() if self.max_sessions is None else asyncio.Semaphore(self.max_sessions)
 
     async def get_next_item(self) -> Any:
         found = await self.item_at(self._number)
@@ -109,11 +107,17 @@ class DoorEnv(HermesAgentBaseEnv):
         return {"item": item, "tools": list(tools)}
 
     def tools_for(self, item: Any) -> list[Tool]:
+        taken: set[str] = set()
+
         def made(tool: Mapping[str, Any]) -> Tool:
             async def call(arguments: dict[str, Any], session: _Played) -> ToolResult:
                 return session.result(await session.inner.call(tool["name"], arguments))
 
-            name, schema = tool["name"], tool.get("parameters") or {"type": "object", "properties": {}}
+            name, schema = (
+                function_name(tool["name"], taken),
+                tool.get("parameters") or {"type": "object", "properties": {}},
+            )
+            taken.add(name)
             return Tool.from_schema(name, tool.get("description") or "", schema, call, time_limit=None)
 
         return [made(tool) for tool in item["tools"]]
@@ -126,7 +130,7 @@ class DoorEnv(HermesAgentBaseEnv):
             number = sum(message["role"] == "assistant" for message in messages)
             turn = session.inner.solution[number] if number < len(session.inner.solution) else {"text": "Done."}
             calls = (
-                ToolCall(f"call_{number}_{at}", call["name"], json.dumps(call["arguments"]))
+                ToolCall(f"call_{number}_{at}", function_name(call["name"]), json.dumps(call["arguments"]))
                 for at, call in enumerate(turn.get("calls") or ())
             )
             return Message("assistant", turn.get("text"), tool_calls=tuple(calls))
@@ -135,7 +139,7 @@ class DoorEnv(HermesAgentBaseEnv):
 
     @asynccontextmanager
     async def session(self, item: Any, tools: ToolSession) -> AsyncIterator[_Played]:
-        async with self._free, self.opened(item["item"], tools) as inner:
+        async with self.opened(item["item"], tools) as inner:
             yield _Played(inner)
 
     def initial_messages(self, item: Any) -> list[dict[str, Any]]:
@@ -178,7 +182,16 @@ class _Played:
     def result(self, answer: Mapping[str, Any]) -> ToolResult:
         if (reward := answer.get("reward")) is not None:
             self.rewards.append(float(reward))
-        if answer.get("error"):
-            raise ToolFailure(answer.get("text") or answer["error"])
+        text, error = answer.get("text") or "", answer.get("error")
+        if error:
+            text = json.dumps({"error": text or error}, ensure_ascii=False)
         images = tuple(answer.get("images") or ())
-        return ToolResult(answer.get("text") or "", images=images, reward=reward, done=bool(answer.get("done")))
+        return ToolResult(text, error or None, images=images, reward=reward, done=bool(answer.get("done")))
+
+
+def function_name(name: str, taken: Container[str] = ()) -> str:
+    """The name of a tool as models may call it. Other standards allow longer ones, and dots and slashes."""
+    fit = re.sub(r"[^A-Za-z0-9_-]", "_", name)
+    fit = (fit if re.match(r"[A-Za-z_]", fit) else f"_{fit}")[:64]
+    numbered = (f"{fit[:60]}_{number}" for number in itertools.count(2))
+    return fit if fit not in taken else next(each for each in numbered if each not in taken)

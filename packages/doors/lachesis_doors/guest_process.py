@@ -11,8 +11,7 @@ import itertools
 import json
 import os
 import signal
-from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,12 @@ INSIDE = Path(__file__).with_name("inside")
 """The scripts that run in guests."""
 _LONGEST = 1 << 26
 """Bytes of one answer."""
+_LOADING = 900.0
+"""Seconds that a guest has to load its environment."""
 _ENDING = 5.0
 """Seconds that a guest has to end when its input is closed."""
+_LAST_WORDS = 4000
+"""Bytes of standard error that are kept for messages."""
 
 
 class GuestLost(BackendError):
@@ -42,6 +45,15 @@ class GuestError(LachesisError):
         return f"{self.args[0]}\n{self.trace}".rstrip()
 
 
+@contextlib.contextmanager
+def broken_answers(source: str) -> Iterator[None]:
+    """Reads what a server answered. An answer of another form is the server's failure, and raises GuestLost."""
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise GuestLost(f"{source} answers in another form: {type(error).__name__}: {error}") from error
+
+
 class GuestProcess:
     """Calls into a guest. Any number may be under way at once; the guest decides what runs at once there."""
 
@@ -56,7 +68,7 @@ class GuestProcess:
         self._command = [python, str(INSIDE / "host.py"), str(script), target, json.dumps(arguments)]
         self._numbers = itertools.count()
         self._waiting: dict[int, asyncio.Future[Any]] = {}
-        self._last_words: deque[bytes] = deque(maxlen=40)
+        self._last_words = b""
         self._process: asyncio.subprocess.Process | None = None
         self._reading: list[asyncio.Task[None]] = []
         self._starting = asyncio.Lock()
@@ -68,11 +80,14 @@ class GuestProcess:
 
         Raises:
             GuestError: the environment cannot be loaded.
-            GuestLost: the process cannot be started, or ended.
+            GuestLost: the process cannot be started, ended, or takes too long to load the environment.
         """
         async with self._starting:
             if self._process is not None and self._process.returncode is None:
                 return
+            if self._process is not None:  # all calls of the process before are given up before there are new ones
+                await asyncio.wait(self._reading[:1])
+                await self._kill()
             pipe = asyncio.subprocess.PIPE
             try:
                 self._process = await asyncio.create_subprocess_exec(
@@ -80,8 +95,17 @@ class GuestProcess:
                 )
             except OSError as error:
                 raise GuestLost(f"{self.name}: cannot start {self._command[0]}: {error.strerror or error}") from error
+            self._last_words = b""
             self._reading = [asyncio.create_task(self._read()), asyncio.create_task(self._listen())]
-            self.about = await self._ask({"call": "load"})
+            loaded = False
+            try:
+                self.about = await asyncio.wait_for(self._ask({"call": "load"}), _LOADING)
+                loaded = True
+            except TimeoutError:
+                raise GuestLost(f"{self.name}: not loaded after {_LOADING:g} s") from None
+            finally:
+                if not loaded:  # the next start begins with a new process
+                    await self._kill()
 
     async def call(self, call: str, session: str | None = None, **arguments: Any) -> Any:
         """What the guest's method returns.
@@ -133,26 +157,34 @@ class GuestProcess:
 
     async def _listen(self) -> None:
         assert self._process is not None and self._process.stderr is not None
-        with contextlib.suppress(ValueError, ConnectionError):
-            async for line in self._process.stderr:
-                self._last_words.append(line[:500])
+        while said := await self._process.stderr.read(1 << 16):  # no lines: a progress bar has none
+            self._last_words = (self._last_words + said)[-_LAST_WORDS:]
 
     def _ended(self) -> str:
         code = self._process.returncode if self._process is not None else None
         how = (
             "is not started" if code is None else f"was killed by signal {-code}" if code < 0 else f"ended with {code}"
         )
-        said = b"".join(self._last_words).decode(errors="replace").strip()
+        said = self._last_words.decode(errors="replace").strip()
         return f"{self.name}: its process {how}{': ' + said[-1000:] if said else ''}"
 
     async def close(self) -> None:
         """End the process, with everything that it started."""
-        if (process := self._process) is None:
+        if self._process is None:
             return
-        if process.stdin is not None:
-            process.stdin.close()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(process.wait(), _ENDING)
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        if self._reading:
+            await asyncio.wait(self._reading[:1], timeout=_ENDING)
+        await self._kill()
+
+    async def _kill(self) -> None:
+        assert self._process is not None
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        await asyncio.gather(*self._reading, return_exceptions=True)
+            os.killpg(self._process.pid, signal.SIGKILL)
+        # What left the process group may hold the pipes open.
+        _, open_still = await asyncio.wait(self._reading, timeout=_ENDING)
+        for task in open_still:
+            task.cancel()
+        if open_still:
+            self._process._transport.close()  # type: ignore[attr-defined]  # asyncio has no public way

@@ -16,6 +16,7 @@ from typing import Any
 
 from backends.errors import SettingsError
 from lachesis_doors.door_env import DoorEnv, DoorSession
+from lachesis_doors.guest_process import GuestLost
 from lachesis_doors.mcp_client import McpClient, McpHttpClient, McpStdioClient
 from lachesis_tools import ToolSession
 
@@ -48,6 +49,9 @@ class McpEnv(DoorEnv):
                 await self._prepare(self._rows[number], session)
                 async with self._opened(session) as clients:
                     self._listed = [tool for client in clients.values() for tool in await client.tools()]
+            except GuestLost as error:
+                next_step = "Next step: start the server, or correct its command or address"
+                raise GuestLost(f"{error}. {next_step}") from error
             finally:
                 await self.player.sessions.close(session.task_id)
         return self._rows[number], self._listed
@@ -129,9 +133,14 @@ def _servers(arguments: Mapping[str, Any]) -> dict[str, Any]:
     if "servers" in arguments:
         path = Path(arguments["servers"])
         try:
-            found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["mcpServers"]
-        except (OSError, ValueError, KeyError) as error:
+            found: dict[str, Any] = dict(json.loads(path.read_text(encoding="utf-8"))["mcpServers"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise SettingsError(f'{path}: {error}; write {{"mcpServers": {{NAME: {{"command": ...}}}}}}') from error
+        for name, server in found.items():
+            if not isinstance(server, dict) or not ("command" in server or "url" in server):
+                raise SettingsError(f"{path}: the server {name!r} has neither a `command` nor a `url`")
+            if "__" in name or name.endswith("_"):  # SERVER__TOOL has to be read as it was meant
+                raise SettingsError(f"{path}: rename the server {name!r}: no name has two underscores or ends with one")
         return found
     if "url" in arguments:
         return {str(arguments.get("name", "server")): {"url": arguments["url"]}}

@@ -12,19 +12,22 @@ import itertools
 import json
 import shlex
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing
 from typing import Any, Final
 
 import aiohttp
 
 from backends.base import Process, Sandbox
-from backends.errors import SandboxLost
+from backends.errors import BackendError, SandboxLost
 from lachesis_doors.guest_process import GuestError, GuestLost
 
 VERSION: Final = "2025-11-25"
 """Of the protocol, as it is asked for; a server may answer with an older one."""
 _LONGEST = 1 << 24
 """Bytes of one message."""
+_PAGES = 1000
+"""Of a list of tools. A server that has more does not come to an end."""
 
 
 class McpClient(ABC):
@@ -46,8 +49,7 @@ class McpClient(ABC):
 
         Raises:
             GuestError: the server answers with an error.
-            GuestLost: it is gone.
-            TimeoutError: it does not answer in time.
+            GuestLost: it is gone, or what it says is not of the protocol; `GuestLate` if it does not answer in time.
         """
 
     @abstractmethod
@@ -57,19 +59,16 @@ class McpClient(ABC):
     async def close(self) -> None: ...
 
     async def open(self) -> None:
-        """Greet the server. Raises as `ask` does, with a late answer as `GuestLost`."""
+        """Greet the server. Raises as `ask` does."""
         about = {"name": "lachesis", "version": "0.2.0"}
-        try:
-            await self.ask("initialize", {"protocolVersion": VERSION, "capabilities": {}, "clientInfo": about})
-            await self.tell("notifications/initialized")
-        except TimeoutError:
-            raise GuestLost(f"the MCP server {self.name} did not answer in {self.timeout:g} s") from None
+        await self.ask("initialize", {"protocolVersion": VERSION, "capabilities": {}, "clientInfo": about})
+        await self.tell("notifications/initialized")
 
     async def tools(self) -> list[Mapping[str, Any]]:
-        """All tools, each `{name, description, parameters}`."""
+        """All tools, each `{name, description, parameters}`. Raises as `ask` does."""
         found: list[Mapping[str, Any]] = []
         cursor: str | None = None
-        while True:
+        for _ in range(_PAGES):
             page = await self.ask("tools/list", {} if cursor is None else {"cursor": cursor})
             for tool in page.get("tools") or ():
                 schema = tool.get("inputSchema") or {"type": "object", "properties": {}}
@@ -83,6 +82,7 @@ class McpClient(ABC):
             cursor = page.get("nextCursor")
             if cursor is None:
                 return found
+        raise GuestError(f"the MCP server {self.name} has not listed its tools after {_PAGES} pages")
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         """`text`, `images` (data URLs), and `error` if the call failed."""
@@ -90,7 +90,7 @@ class McpClient(ABC):
             result = await self.ask("tools/call", {"name": tool, "arguments": dict(arguments)})
         except GuestError as refused:  # such as unknown arguments: what the agent did
             return {"text": str(refused.args[0]), "error": str(refused.args[0])}
-        except TimeoutError:
+        except GuestLate:
             late = f"{tool} took longer than {self.timeout:g} s"
             return {"text": late, "error": late}
         texts, images = [], []
@@ -106,16 +106,37 @@ class McpClient(ABC):
         text = "\n".join(texts)
         return {"text": text, "images": images, **({"error": text or "failed"} if result.get("isError") else {})}
 
-    def _refused(self, answer: Mapping[str, Any]) -> GuestError:
-        error = answer["error"]
-        return GuestError(f"{self.name}: {error.get('message')}")
+    def _result(self, method: str, answer: Mapping[str, Any]) -> Mapping[str, Any]:
+        error, result = answer.get("error"), answer.get("result")
+        if isinstance(error, Mapping):
+            raise GuestError(f"{self.name}: {error.get('message')}")
+        if not isinstance(result, Mapping):
+            raise GuestLost(f"the MCP server {self.name} answered {method} with neither a result nor an error")
+        return result
 
-    def _reply(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer to a request of the server: it may ask whether somebody is there, and nothing else."""
-        reply: dict[str, Any] = {"jsonrpc": "2.0", "id": request["id"]}
-        if request["method"] == "ping":
-            return {**reply, "result": {}}
-        return {**reply, "error": {"code": -32601, "message": f"{request['method']} is not supported"}}
+    def _late(self, method: str) -> GuestLate:
+        return GuestLate(f"the MCP server {self.name} did not answer {method} in {self.timeout:g} s")
+
+
+class GuestLate(GuestLost):
+    """The server has not answered in time."""
+
+
+def _reply(request: Mapping[str, Any]) -> dict[str, Any]:
+    """The answer to a request of the server: it may ask whether somebody is there, and nothing else."""
+    reply: dict[str, Any] = {"jsonrpc": "2.0", "id": request["id"]}
+    if request["method"] == "ping":
+        return {**reply, "result": {}}
+    return {**reply, "error": {"code": -32601, "message": f"{request['method']} is not supported"}}
+
+
+def _messages(text: bytes | str) -> list[dict[str, Any]]:
+    """The messages of a line, or of a body, which may be a list of them. Raises ValueError if it is no JSON."""
+    try:
+        found = json.loads(text)
+    except RecursionError as error:
+        raise ValueError(f"too deep: {error}") from error
+    return [each for each in (found if isinstance(found, list) else [found]) if isinstance(each, dict)]
 
 
 class McpStdioClient(McpClient):
@@ -124,12 +145,12 @@ class McpStdioClient(McpClient):
     def __init__(self, name: str, sandbox: Sandbox, command: str, *, timeout: float) -> None:
         super().__init__(name, timeout)
         self._sandbox = sandbox
-        self._log = f"/tmp/mcp-{name}.log"
+        self._log = f"/tmp/mcp-{name.replace('/', '_')}.log"
         self._command = f"exec {command} 2>{shlex.quote(self._log)}"
         self._process: Process | None = None
         self._waiting: dict[int, asyncio.Future[Mapping[str, Any]]] = {}
         self._reading: asyncio.Task[None] | None = None
-        self._ended = ""
+        self._end: BackendError | None = None
 
     async def open(self) -> None:
         self._process = await self._sandbox.start(self._command)
@@ -140,67 +161,80 @@ class McpStdioClient(McpClient):
         number = next(self._numbers)
         answer = self._waiting[number] = asyncio.get_running_loop().create_future()
         try:
-            await self._send({"jsonrpc": "2.0", "id": number, "method": method, "params": dict(params)})
-            found = await asyncio.wait_for(answer, self.timeout)
+            async with asyncio.timeout(self.timeout):  # of the writing too: a server may not read
+                await self._send({"jsonrpc": "2.0", "id": number, "method": method, "params": dict(params)})
+                found = await answer
+        except TimeoutError:
+            raise self._late(method) from None
         finally:
             self._waiting.pop(number, None)
-        if "error" in found:
-            raise self._refused(found)
-        result: Mapping[str, Any] = found["result"]
-        return result
+        return self._result(method, found)
 
     async def tell(self, method: str) -> None:
         await self._send({"jsonrpc": "2.0", "method": method})
 
     async def _send(self, message: Mapping[str, Any]) -> None:
-        if self._ended or self._process is None:
-            raise GuestLost(self._ended or f"the MCP server {self.name} is not started")
+        if self._end is not None:
+            raise self._end
+        if self._process is None or self._reading is None:
+            raise GuestLost(f"the MCP server {self.name} is not started")
         try:
-            await self._process.write(json.dumps(message).encode() + b"\n")
+            await self._write(self._process, message)
         except ProcessLookupError:
-            with contextlib.suppress(TimeoutError, asyncio.CancelledError):
-                if self._reading is not None:
-                    await asyncio.wait_for(asyncio.shield(self._reading), 5)
-            raise GuestLost(self._ended or f"the MCP server {self.name} has ended") from None
+            await asyncio.wait({self._reading}, timeout=5)  # it says how the server ended
+            raise self._end or GuestLost(f"the MCP server {self.name} has ended") from None
+
+    async def _write(self, process: Process, message: Mapping[str, Any]) -> None:
+        await process.write(json.dumps(message).encode() + b"\n")
 
     async def _read(self, process: Process) -> None:
-        offset, rest = 0, b""
+        offset, rest, size = 0, list[bytes](), 0  # `rest` is the beginning of a line
         try:
             while True:
-                chunk = await process.read(offset, wait=30.0)
+                chunk = await process.read(offset, wait=30.0, limit=1 << 20)
+                if chunk.offset > offset or size > _LONGEST:
+                    self._fail(GuestError(f"{self.name}: the answer was too large"))
+                    rest, size = [b"(a part of a line)"], 0
                 offset = chunk.offset + len(chunk.data)
-                *whole, rest = (rest + chunk.data).split(b"\n")
-                for line in whole:
-                    await self._take(line)
-                if len(rest) > _LONGEST:
-                    raise GuestLost(f"the MCP server {self.name} wrote a message of more than {_LONGEST} bytes")
-                if chunk.exit_code is not None:
-                    said = await self._said()
-                    raise GuestLost(f"the MCP server {self.name} ended with {chunk.exit_code}{said}")
-        except (GuestLost, SandboxLost, ProcessLookupError) as error:
-            self._ended = str(error) or f"the MCP server {self.name} is gone"
-            for waiting in self._waiting.values():
-                if not waiting.done():
-                    waiting.set_exception(GuestLost(self._ended))
+                first, *lines = chunk.data.split(b"\n")
+                rest, size = [*rest, first], size + len(first)
+                for line in lines:
+                    await self._take(process, b"".join(rest))
+                    rest, size = [line], len(line)
+                if chunk.exit_code is not None and not chunk.data:
+                    raise GuestLost(f"the MCP server {self.name} ended with {chunk.exit_code}{await self._said()}")
+        except BackendError as error:  # of the sandbox too, whose end may be the agent's doing
+            self._end = error
+        except Exception as error:
+            self._end = GuestLost(f"the MCP server {self.name} is gone: {type(error).__name__}: {error}")
+        assert self._end is not None
+        self._fail(self._end)
 
-    async def _take(self, line: bytes) -> None:
+    def _fail(self, error: Exception) -> None:
+        """What is asked at this moment has no answer."""
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_exception(error)
+
+    async def _take(self, process: Process, line: bytes) -> None:
         try:
-            message = json.loads(line)
+            messages = _messages(line)
         except ValueError:
             return  # a server that prints: not of the protocol
-        if not isinstance(message, dict):
-            return
-        if "method" in message:
-            if "id" in message:
-                await self._send(self._reply(message))
-        elif (waiting := self._waiting.get(message.get("id", -1))) is not None and not waiting.done():
-            waiting.set_result(message)
+        for message in messages:
+            number = message.get("id")
+            if "method" in message:
+                if number is not None:
+                    with contextlib.suppress(ProcessLookupError):
+                        await self._write(process, _reply(message))
+            elif isinstance(number, int) and (waiting := self._waiting.get(number)) is not None and not waiting.done():
+                waiting.set_result(message)
 
     async def _said(self) -> str:
-        with contextlib.suppress(OSError):
-            log = (await self._sandbox.read_bytes(self._log)).decode(errors="replace").strip()
-            return f": {log[-1000:]}" if log else ""
-        return ""
+        """The end of what it wrote to standard error, which may be long."""
+        found = await self._sandbox.exec(f"tail -c 1000 {shlex.quote(self._log)}", timeout=10)
+        log = found.stdout.decode(errors="replace").strip()
+        return f": {log}" if log else ""
 
     async def close(self) -> None:
         if self._reading is not None:
@@ -226,39 +260,51 @@ class McpHttpClient(McpClient):
 
     async def ask(self, method: str, params: Mapping[str, Any]) -> Mapping[str, Any]:
         number = next(self._numbers)
-        async with asyncio.timeout(self.timeout):
-            async for message in self._posted(
-                {"jsonrpc": "2.0", "id": number, "method": method, "params": dict(params)}
-            ):
-                if "method" in message and "id" in message:
-                    async for _ in self._posted(self._reply(message)):
-                        pass
-                elif message.get("id") == number:
-                    if "error" in message:
-                        raise self._refused(message)
-                    if method == "initialize":
-                        self._headers["MCP-Protocol-Version"] = message["result"]["protocolVersion"]
-                    result: Mapping[str, Any] = message["result"]
-                    return result
+        request = {"jsonrpc": "2.0", "id": number, "method": method, "params": dict(params)}
+        try:
+            async with asyncio.timeout(self.timeout), aclosing(self._posted(request)) as messages:
+                async for message in messages:
+                    if "method" in message and "id" in message:
+                        await self._post(_reply(message))
+                    elif message.get("id") == number:
+                        result = self._result(method, message)
+                        if method == "initialize":
+                            self._headers["MCP-Protocol-Version"] = str(result.get("protocolVersion", VERSION))
+                        return result
+        except TimeoutError:
+            raise self._late(method) from None
         raise GuestLost(f"the MCP server {self.name} at {self.url} did not answer {method}")
 
     async def tell(self, method: str) -> None:
-        async for _ in self._posted({"jsonrpc": "2.0", "method": method}):
-            pass
+        await self._post({"jsonrpc": "2.0", "method": method})
 
-    async def _posted(self, message: Mapping[str, Any]) -> AsyncIterator[Mapping[str, Any]]:
-        assert self._http is not None
+    async def _post(self, message: Mapping[str, Any]) -> None:
+        """Send what has no answer."""
         try:
-            async with self._http.post(self.url, json=message, headers=self._headers) as response:
+            async with asyncio.timeout(self.timeout), aclosing(self._posted(message)) as messages:
+                async for _ in messages:
+                    pass
+        except TimeoutError:
+            raise self._late(str(message.get("method", "a reply"))) from None
+
+    async def _posted(self, message: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any]]:
+        assert self._http is not None
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=30)
+        try:
+            async with self._http.post(self.url, json=message, headers=self._headers, timeout=timeout) as response:
                 if session := response.headers.get("Mcp-Session-Id"):
                     self._headers["Mcp-Session-Id"] = session
-                if response.status >= 400:
-                    raise GuestLost(f"the MCP server {self.name} at {self.url}: HTTP {response.status}")
-                if response.content_type == "text/event-stream":
+                if response.content_type == "text/event-stream" and response.status < 400:
                     async for _, data in named_events(response.content):
-                        yield json.loads(data)
-                elif response.content_type == "application/json" and (body := await response.read()):
-                    yield json.loads(body)
+                        for each in _messages(data) if data else ():  # an event without data is only a number
+                            yield each
+                    return
+                body = await response.read()
+                answers = _messages(body) if body and response.content_type == "application/json" else []
+                if response.status >= 400 and not any("error" in each and "id" in each for each in answers):
+                    raise GuestLost(f"the MCP server {self.name} at {self.url}: HTTP {response.status}")
+                for each in answers:
+                    yield each
         except (aiohttp.ClientError, ValueError) as error:
             raise GuestLost(f"the MCP server {self.name} at {self.url}: {type(error).__name__}: {error}") from error
 
@@ -273,13 +319,17 @@ class McpHttpClient(McpClient):
 
 async def named_events(stream: aiohttp.StreamReader) -> AsyncIterator[tuple[str, str]]:
     """The names and the data of server-sent events."""
-    kind, data = "message", list[str]()
-    async for line in stream:
-        text = line.decode().rstrip("\r\n")
-        if text.startswith("event:"):
-            kind = text[6:].strip()
-        elif text.startswith("data:"):
-            data.append(text[5:].removeprefix(" "))
-        elif not text and (data or kind != "message"):
-            yield kind, "\n".join(data)
-            kind, data = "message", []
+    kind, data, rest = "message", list[str](), list[bytes]()
+    async for part in stream.iter_any():  # no lines: an image is a longer one than the stream's
+        first, *lines = part.split(b"\n")
+        rest.append(first)
+        for following in lines:
+            text = b"".join(rest).decode().rstrip("\r")
+            rest = [following]
+            if text.startswith("event:"):
+                kind = text[6:].strip()
+            elif text.startswith("data:"):
+                data.append(text[5:].removeprefix(" "))
+            elif not text and (data or kind != "message"):
+                yield kind, "\n".join(data)
+                kind, data = "message", []

@@ -9,18 +9,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
 
+from backends.errors import SettingsError
 from lachesis_doors.door_env import DoorEnv, DoorSession
-from lachesis_doors.guest_process import GuestError, GuestLost
+from lachesis_doors.guest_process import GuestError, GuestLost, broken_answers
 from lachesis_tools import ToolSession
 
 _SECONDS = 300.0
 """For one answer of the server."""
+_PATIENCE = 0.8
+"""The share of `setup_timeout` for which a rollout waits for a place."""
 _TEXTS = ("prompt", "messages", "text", "result", "message", "echoed", "content")
 """Fields of observations that are what an agent reads, if there is one of them alone."""
 _OF_PROTOCOL = ("done", "reward", "metadata")
@@ -33,12 +37,19 @@ class OpenEnvEnv(DoorEnv):
     async def setup(self) -> None:
         await super().setup()
         self.url = self.target.replace("ws://", "http://").replace("wss://", "https://").rstrip("/")
+        if not self.url.startswith("http"):
+            raise SettingsError(f"{self.target}: write openenv:ws://HOST:PORT")
         self.rewards = str(self.arguments.get("rewards", "sum"))
         self._http = aiohttp.ClientSession()
-        action = await self._schema()
-        async with self._connected() as socket:
-            await _asked(socket, {"type": "reset", "data": {}})
-            self._of_mcp = await _mcp_tools(socket) if "type" in (action.get("properties") or {}) else None
+        try:
+            action = await self._schema()
+            async with self._episode({}) as (socket, _):
+                self._of_mcp = await _mcp_tools(socket) if "type" in (action.get("properties") or {}) else None
+        except BaseException as error:
+            await self._http.close()
+            if isinstance(error, GuestLost):
+                raise GuestLost(f"{error}. Next step: start the server, or correct the address") from error
+            raise
         if self._of_mcp is None:
             hidden = ("metadata", "timeout_s")
             properties = {name: kind for name, kind in action.get("properties", {}).items() if name not in hidden}
@@ -54,10 +65,12 @@ class OpenEnvEnv(DoorEnv):
 
     async def _schema(self) -> dict[str, Any]:
         try:
-            async with self._http.get(f"{self.url}/schema", timeout=aiohttp.ClientTimeout(total=30)) as response:
-                found: dict[str, Any] = (await response.json())["action"]
-                return found
-        except (aiohttp.ClientError, TimeoutError, ValueError, KeyError) as error:
+            async with self._http.get(
+                f"{self.url}/schema", timeout=aiohttp.ClientTimeout(total=30), raise_for_status=True
+            ) as response:
+                with broken_answers(f"openenv {self.url}/schema"):
+                    return dict((await response.json())["action"])
+        except (aiohttp.ClientError, TimeoutError) as error:
             raise GuestLost(f"openenv {self.url}/schema: {type(error).__name__}: {error}") from error
 
     async def item_at(self, number: int) -> tuple[Any, Sequence[Mapping[str, Any]]] | None:
@@ -78,17 +91,30 @@ class OpenEnvEnv(DoorEnv):
 
     @asynccontextmanager
     async def opened(self, item: Any, tools: ToolSession) -> AsyncIterator[DoorSession]:
-        pause = 0.1
+        async with self._episode({"seed": item["seed"]}) as (socket, first):
+            yield _Episode(socket, first, mcp=self._of_mcp is not None)
+
+    @asynccontextmanager
+    async def _episode(
+        self, how: Mapping[str, Any]
+    ) -> AsyncIterator[tuple[aiohttp.ClientWebSocketResponse, Mapping[str, Any]]]:
+        """A connection with a new episode, and its first observation."""
+        pause, end = 0.1, time.monotonic() + _PATIENCE * self.config.setup_timeout
         while True:
             async with self._connected() as socket:
                 try:
-                    first = await _asked(socket, {"type": "reset", "data": {"seed": item["seed"]}})
+                    first = await _asked(socket, {"type": "reset", "data": how})
                 except _Full:
                     first = None
                 if first is not None:
-                    yield _Episode(socket, first, mcp=self._of_mcp is not None)
+                    yield socket, first
                     return
-            await asyncio.sleep(pause)  # the server plays as many episodes at once as its class says
+            if (left := end - time.monotonic()) <= 0:
+                raise GuestLost(
+                    f"openenv {self.url}: the server had no place for another episode in the time of setup_timeout. "
+                    "Next step: raise its max_concurrent_envs, or play fewer rollouts at once"
+                )
+            await asyncio.sleep(min(pause, left))  # the server plays as many episodes at once as its class says
             pause = min(5.0, 2 * pause)
 
 
@@ -135,9 +161,11 @@ async def _asked(socket: aiohttp.ClientWebSocketResponse, message: Mapping[str, 
         raise GuestLost(f"openenv: {type(error).__name__}: {error}") from error
     if reply.type is not aiohttp.WSMsgType.TEXT:
         raise GuestLost("openenv: the server closed the connection")
-    answer: dict[str, Any] = json.loads(reply.data)
-    data: Mapping[str, Any] = answer.get("data") or {}
-    if answer["type"] == "error":
+    with broken_answers("openenv"):
+        answer: dict[str, Any] = json.loads(reply.data)
+        data: Mapping[str, Any] = dict(answer.get("data") or {})
+        failed = answer["type"] == "error"
+    if failed:
         said, code = str(data.get("message")), data.get("code")
         kind = _Full if code == _FULL else _BadAction if code == "VALIDATION_ERROR" else GuestError
         raise kind(f"openenv: {said}")

@@ -17,7 +17,7 @@ import aiohttp
 
 from backends.errors import SettingsError
 from lachesis_doors.door_env import DoorEnv, DoorSession
-from lachesis_doors.guest_process import GuestError, GuestLost
+from lachesis_doors.guest_process import GuestError, GuestLost, broken_answers
 from lachesis_doors.mcp_client import named_events
 from lachesis_tools import ToolSession
 
@@ -93,12 +93,17 @@ class OrsEnv(DoorEnv):
         url, _, name = self.target.rpartition("/")
         if not url.startswith("http"):
             raise SettingsError(f"{self.target}: write ors:http://HOST:PORT/ENVIRONMENT")
-        self._http = aiohttp.ClientSession()
-        self._ors = OrsServer(url, name, self._http)
         self._split = str(self.arguments.get("split", "train"))
         self.rewards = str(self.arguments.get("rewards", "sum"))
-        self._size = int((await self._ors.post("num_tasks", {"split": self._split}))["num_tasks"])
-        self._listed = _tools((await self._ors.get("tools")).get("tools") or ())
+        self._http = aiohttp.ClientSession()
+        self._ors = OrsServer(url, name, self._http)
+        try:
+            with broken_answers(f"ors {self.target}"):
+                self._size = int((await self._ors.post("num_tasks", {"split": self._split}))["num_tasks"])
+                self._listed = _tools((await self._ors.get("tools")).get("tools") or ())
+        except GuestLost as error:
+            await self._http.close()
+            raise GuestLost(f"{error}. Next step: start the server, or correct the address or the name") from error
 
     async def teardown(self) -> None:
         await self._http.close()
@@ -113,8 +118,9 @@ class OrsEnv(DoorEnv):
         session = await self._ors.stream("/create_session", {})
         try:
             await self._ors.root("create", {"env_name": self._ors.name, **item}, session)
-            blocks = await self._ors.get("prompt", session)
-            yield _OrsSession(self._ors, session, _content(blocks))
+            with broken_answers(f"ors {self.target}"):
+                prompt = _content(await self._ors.get("prompt", session))
+            yield _OrsSession(self._ors, session, prompt)
         finally:
             with contextlib.suppress(GuestLost):
                 await self._ors.root("delete", {}, session)
@@ -133,7 +139,11 @@ class _OrsSession:
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         body = {"name": name, "input": dict(arguments)}
-        answer = json.loads(await self._server.stream(f"/{self._server.name}/call", body, self._session))
+        said = await self._server.stream(f"/{self._server.name}/call", body, self._session)
+        with broken_answers(f"ors {self._server.url}/{self._server.name}/call"):
+            return self._answer(json.loads(said))
+
+    def _answer(self, answer: Mapping[str, Any]) -> Mapping[str, Any]:
         if not answer["ok"]:
             return {
                 "text": answer["error"],

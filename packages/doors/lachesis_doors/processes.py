@@ -78,6 +78,7 @@ class ProcessEnv(DoorEnv):
         await self._guest.close()
 
     async def item_at(self, number: int) -> tuple[Any, Sequence[Mapping[str, Any]]] | None:
+        await self._guest.start()  # again, if it was killed
         if (size := self._guest.about["size"]) is not None and number >= size:
             return None
         found = await self._guest.call("item", number=number)
@@ -87,8 +88,8 @@ class ProcessEnv(DoorEnv):
     async def opened(self, item: Any, tools: ToolSession) -> AsyncIterator[DoorSession]:
         await self._guest.start()  # again, if it was killed
         session = uuid.uuid4().hex
-        opened = await self._guest.call("open", session, item=item)
         try:
+            opened = await self._guest.call("open", session, item=item)
             yield _Session(self._guest, session, opened["prompt"], opened["solution"])
         finally:
             with suppress(GuestLost):

@@ -47,13 +47,15 @@ class ResultBudget:
         return float("inf") if tool in UNLIMITED else self.tool_overrides.get(tool, self.default_result_size)
 
     async def apply(
-        self, calls: Sequence[tuple[str, str]], results: Sequence[ToolResult], session: ToolSession
+        self, calls: Sequence[tuple[str, str]], results: Sequence[ToolResult], session: ToolSession | None
     ) -> list[ToolResult]:
         """The results of one turn, within the budget.
 
         Args:
             calls: the id and the tool of each call.
             results: in the order of the calls.
+            session: its sandbox keeps what is too long. None where the agent has no tool that reads there: what is
+                too long then loses its middle.
 
         Raises:
             BackendError: the sandbox failed.
@@ -75,16 +77,17 @@ class ResultBudget:
             ]
         return kept
 
-    async def _persisted(self, call_id: str, result: ToolResult, session: ToolSession) -> ToolResult:
+    async def _persisted(self, call_id: str, result: ToolResult, session: ToolSession | None) -> ToolResult:
         text = result.content
+        shown, _ = cap_text(text, self.preview_size)
+        where = "and is too long to be shown; its middle is missing below."
         try:
-            path = await _write(call_id, text, session)
+            if session is not None:
+                path = await _write(call_id, text, session)
+                shown = text[: self.preview_size]
+                where = f"and is too long to be shown. It is in the file {path}. It begins:"
         except OSError as error:  # the agent filled the disk, or put something in the folder's place
-            shown, _ = cap_text(text, self.preview_size)
             where = f"and could not be written to a file ({error.strerror or error}); its middle is missing below."
-        else:
-            shown = text[: self.preview_size]
-            where = f"and is too long to be shown. It is in the file {path}. It begins:"
         content = f"<{TAG}>\nThe result has {len(text)} characters {where}\n\n{shown}\n</{TAG}>"
         return replace(result, content=content, truncated=True)
 

@@ -99,7 +99,7 @@ async def call_tool(
     except BackendError:
         raise
     except Exception as error:
-        if (infrastructure := _infrastructure(error)) is not None:
+        if (infrastructure := infrastructure_of(error)) is not None:
             raise infrastructure from error
         message = _on_purpose(error, tool)
         if message is None:
@@ -210,7 +210,7 @@ async def _contained(tool: Tool, keywords: dict[str, Any]) -> Any:
         raise RuntimeError(f"the tool raised {error!r}") from error
 
 
-def _infrastructure(error: BaseException) -> BackendError | None:
+def infrastructure_of(error: BaseException) -> BackendError | None:
     """The BackendError that `error` is, contains, or was raised for, if any."""
     known, left = {id(error)}, [error]
     while left:  # no recursion: libraries that raise what they have caught make circles

@@ -60,6 +60,8 @@ class ToolSession:
         """When the last start of the sandbox ended, on the clock of the event loop. Time limits begin then."""
         self.rollout_session: Any = None
         """What the environment's `session(item)` yielded for this rollout."""
+        self.session_host: asyncio.Future[None] | None = None
+        """The task that keeps it open, and that ends before only where the session broke."""
         self.before_close: list[Callable[[], Awaitable[None]]] = []
         """Called in reverse order when the session is closed, before its sandbox is removed. They raise nothing."""
         self._create = create

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -14,12 +17,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.errors import BackendError
+from backends.errors import BackendError, SettingsError
 from lachesis import HermesAgentBaseEnv, Tool, ToolResult, rollout_session
+from lachesis_messages.records.jsonl import read_lines
+from lachesis_testing.fake_server import Ask, Reply
+from lachesis_testing.fake_server.policies import as_reply
+from lachesis_tokens.endpoint.agent_program import AgentProgramEnv
+from lachesis_tokens.samples.verification import verify_records
 from lachesis_tools import ToolRegistry, call_tool
 from lachesis_tools.tool_session import ToolSession
 from tests.support.scripted_server import call, say
 from tests.support.small_envs import does_nothing, lines, process, rollouts
+from tests.support.training_runs import played
 
 GUESS = {"type": "object", "properties": {"number": {"type": "integer"}}, "required": ["number"]}
 
@@ -235,6 +244,94 @@ async def test_a_session_is_closed_when_its_rollout_is_cancelled_or_it_does_not_
     assert "could not be closed: OSError: the board fell" in caplog.text
 
 
+@pytest.mark.parametrize("at", ["tool", "reward"])
+@pytest.mark.parametrize(
+    ("error", "kind", "attempts"),
+    [(KeyError("board"), "environment", 1), (BackendError("the game server is gone"), "infra_error", 3)],
+)
+async def test_a_session_that_breaks_in_between_is_no_score_and_nobody_waits_for_it(
+    tmp_path: Path, log: list[str], at: str, error: Exception, kind: str, attempts: int
+) -> None:
+    class Falls(Guess):
+        @asynccontextmanager
+        async def session(self, item: int) -> AsyncIterator[Game]:
+            game = Game(item, self.log)
+            game.task = fallen = asyncio.Event()
+
+            async def watch() -> None:
+                await fallen.wait()
+                raise error
+
+            async with asyncio.TaskGroup() as group:  # as the clients of MCP have one
+                group.create_task(watch())
+                yield game
+
+        def tools_for(self, item: int) -> list[Tool]:
+            async def guess(arguments: Mapping[str, Any], game: Game) -> ToolResult:
+                if at == "reward":
+                    return ToolResult("", done=True)
+                game.task.set()
+                await asyncio.Event().wait()
+                raise AssertionError
+
+            return [Tool.from_schema("guess", "Guess.", GUESS, guess, time_limit=None)]
+
+        async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+            ctx.session.task.set()
+            await asyncio.sleep(0.01)
+            return 1.0
+
+    settings = {"total_steps": 1, "group_size": 1, "max_infra_retries": 2}
+    async with asyncio.timeout(60):
+        (each,) = rollouts((await play(Falls, tmp_path, guesses, **settings)).files.failures)
+    assert (each["reward"], each["unscored_kind"], each["attempts"]) == (None, kind, attempts)
+    assert str(error) in (each["traceback"] or each["reason"])
+
+
+async def test_what_a_faulty_turn_pays_and_ends_counts(tmp_path: Path, log: list[str]) -> None:
+    def model(request: dict[str, Any]) -> Any:
+        if len(request["messages"]) == 1:
+            return call(("guess", {"number": 1}), ("no_such_tool", {}))
+        return call(("no_such_tool", {}), ("guess", {"number": 2}))
+
+    settings = {"total_steps": 1, "group_size": 1, "max_faulty_turns": 2, "max_agent_turns": 2}
+    (each,) = rollouts((await play(Guess, tmp_path, model, **settings)).files.groups)
+    assert (each["reward"], each["outcome"], each["turn_rewards"]) == (0.75, "completed", [-0.25, 1.0])
+
+
+async def test_steps_of_turns_that_are_rolled_back_stay_where_they_were(tmp_path: Path, log: list[str]) -> None:
+    def model(request: dict[str, Any]) -> Any:
+        return call(("guess", {"number": 9}), ("no_such_tool", {}))
+
+    (each,) = rollouts(
+        (await play(Guess, tmp_path, model, total_steps=1, group_size=1, max_faulty_turns=3)).files.groups
+    )
+    assert (each["outcome"], each["turns"], each["turn_rewards"]) == ("model_error", 3, [-0.25] * 3)
+
+
+async def test_plain_rewards_of_old_environments_have_the_session(tmp_path: Path, log: list[str]) -> None:
+    from environments.hermes_base_env import HermesAgentBaseEnv as OldEnv
+
+    class Old(Guess, OldEnv):
+        step_rewards = None
+
+        async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+            assert rollout_session() is ctx.session
+            return float(len(ctx.session.guesses))
+
+    class Plain(Guess):
+        step_rewards = None
+
+        def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+            assert rollout_session() is ctx.session
+            return float(len(ctx.session.guesses))
+
+    for env_cls in (Old, Plain):
+        folder = tmp_path / env_cls.__name__
+        (each,) = rollouts((await play(env_cls, folder, guesses, total_steps=1, group_size=1)).files.groups)
+        assert each["reward"] == float(each["turns"]) > 0
+
+
 async def test_an_attribute_of_an_instance_is_no_session(tmp_path: Path) -> None:
     class Http(HermesAgentBaseEnv):
         toolsets = ()
@@ -288,6 +385,106 @@ async def test_the_session_may_start_something_in_the_sandbox(tmp_path: Path) ->
     (each,) = rollouts((await play(InSandbox, tmp_path, model, total_steps=1, group_size=1)).files.groups)
     assert each["reward"] == 1.0
     assert (tmp_path / "closed").exists()
+
+
+@pytest.mark.parametrize("what", ["tools_for", "step_rewards"])
+async def test_an_agent_with_tools_of_its_own_refuses_those_of_the_item(tmp_path: Path, what: str) -> None:
+    class Program(AgentProgramEnv):
+        async def get_next_item(self) -> Any:
+            return 1
+
+        def format_prompt(self, item: Any) -> str:
+            return "Guess."
+
+        async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+            return 1.0
+
+    setattr(Program, what, Guess.__dict__[what])
+    with pytest.raises(SettingsError, match="tools_for and step_rewards have no effect here"):
+        await play(Program, tmp_path, guesses, command="true")
+
+
+async def test_a_second_parameter_with_a_default_is_the_environments_own(tmp_path: Path, log: list[str]) -> None:
+    class Easier(Guess):
+        @asynccontextmanager
+        async def session(self, item: int, by: int = 1, **more: Any) -> AsyncIterator[Game]:
+            assert not more
+            yield Game(item - by, log)
+
+    (each,) = rollouts((await play(Easier, tmp_path, guesses, total_steps=1, group_size=1)).files.groups)
+    assert each["outcome"] == "completed" and each["reward"] is not None
+
+
+async def test_what_a_simulator_says_at_length_is_cut_and_needs_no_sandbox(
+    tmp_path: Path, log: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Talks(Guess):
+        def tools_for(self, item: int) -> list[Tool]:
+            async def guess(arguments: Mapping[str, Any], game: Game) -> ToolResult:
+                return ToolResult("x" * 49_000, reward=1.0, done=arguments["number"] == 6)
+
+            return [Tool.from_schema("guess", "Guess.", GUESS, guess)]
+
+    async def no_sandbox(self: Any) -> Any:
+        raise BackendError("no sandboxes on this machine")
+
+    monkeypatch.setattr(ToolSession, "sandbox", no_sandbox)
+
+    def model(request: dict[str, Any]) -> Any:
+        return call(*(("guess", {"number": number}) for number in range(1, 7)))
+
+    result = await play(Talks, tmp_path, model, total_steps=1, group_size=1)
+    (each,) = rollouts(result.files.groups)
+    assert (each["reward"], each["outcome"]) == (6.0, "completed")
+    (messages,) = conversations(result.files.groups)
+    answers = [message["content"] for message in messages if message["role"] == "tool"]
+    cut = [content for content in answers if "its middle is missing" in content]
+    assert 0 < len(cut) < 6 and max(map(len, cut)) < 2000
+
+
+class GuessingPolicy:
+    """It guesses 1, 2, ..., two numbers a turn, and never answers in words."""
+
+    def reply(self, ask: Ask) -> Reply:
+        numbers = (2 * ask.turn + 1, 2 * ask.turn + 2)
+        calls = (json.dumps({"name": "guess", "arguments": {"number": number}}) for number in numbers)
+        return as_reply(ask, "\n".join(f"<tool_call>\n{each}\n</tool_call>" for each in calls))
+
+
+async def test_samples_of_rollouts_that_a_tool_ended_are_exact_and_every_export_has_them(
+    tmp_path: Path, log: list[str]
+) -> None:
+    settings = {"total_steps": 3, "max_token_length": 400, "enabled_toolsets": []}
+    found = await played(Guess, tmp_path, GuessingPolicy(), **settings)
+    assert [each["outcome"] for each in found] == ["completed"] * 6
+    groups = list(read_lines(tmp_path / "groups.jsonl"))
+    totals = verify_records(groups)
+    assert totals.ok, totals.problems
+    for group in groups:
+        assert [messages[-1]["role"] for messages in group["messages"]] == ["tool", "tool"]
+        for sample, rollout in zip(group["samples"], group["rollouts"], strict=True):
+            trained = sum(mask != -100 for mask in sample["masks"])
+            assert trained == rollout["completion_tokens"] > 0
+    for name in ("hermes", "sharegpt-tools", "openai", "trl", "parquet", "samples", "atif", "inspect", "trajectory"):
+        out = tmp_path / f"{name}.eval"
+        done = await asyncio.to_thread(
+            subprocess.run,
+            [
+                sys.executable,
+                "-m",
+                "lachesis",
+                "export",
+                str(tmp_path / "groups.jsonl"),
+                "--format",
+                name,
+                "--out",
+                out,
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0 and out.stat().st_size > 0, (name, done.stdout, done.stderr)
 
 
 # --- tools with a schema

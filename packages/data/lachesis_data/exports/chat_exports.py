@@ -58,6 +58,9 @@ def openai_line(
     """
     check_wanted(chat, min_reward, completed_only)
     messages = _messages(chat, arguments="text", reasoning=reasoning, parts=True)
+    if chat.facts.get("outcome") == "completed":  # a tool may have ended the task; OpenAI's files end with the calls
+        while messages[-1]["role"] == "tool":
+            messages.pop()
     if messages[-1]["role"] != "assistant":
         raise Unsuitable("it does not end with an answer by the model")
     called = [call for message in messages for call in message.get("tool_calls", ())]

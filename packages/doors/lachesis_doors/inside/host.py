@@ -28,14 +28,14 @@ class GuestHost:
     async def serve(self, request):
         try:
             answer = {"value": await self.value_of(request)}
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             kind = "lost" if getattr(error, "lost", False) else type(error).__name__
             answer = {"error": str(error) or repr(error), "kind": kind, "traceback": traceback.format_exc()}
         try:
             line = json.dumps({"id": request["id"], **answer}, default=plain)
-        except (TypeError, ValueError) as error:
+        except Exception as error:
             line = json.dumps(
-                {"id": request["id"], "error": "not JSON: %s" % error, "kind": "TypeError", "traceback": ""}
+                {"id": request["id"], "error": "not JSON: %r" % error, "kind": "TypeError", "traceback": ""}
             )
         self.answers.write(line.encode() + b"\n")
         self.answers.flush()
@@ -44,15 +44,33 @@ class GuestHost:
         call, session = request["call"], request.get("session")
         given = request.get("with") or {}
         if call == "open":
-            opened = await settled(self.guest.open(**given))
-            self.sessions[session] = opened
+            # A task, for a session may be closed while it opens.
+            self.sessions[session] = asyncio.ensure_future(self.opened(given))
+            opened = await self.sessions[session]
             return {"prompt": opened.prompt, "solution": getattr(opened, "solution", None)}
         if session is None:
             return await settled(getattr(self.guest, call)(**given))
         if call == "close":
-            opened = self.sessions.pop(session, None)
+            opening = self.sessions.pop(session, None)
+            if opening is not None:
+                await asyncio.wait([opening])
+            if opening is None or opening.exception() is not None:
+                return None
+            opened = opening.result()
             return await settled(opened.close()) if hasattr(opened, "close") else None
-        return await settled(getattr(self.sessions[session], call)(**given))
+        if session not in self.sessions:
+            raise SessionLost("the session was in a process that has ended")
+        return await settled(getattr(await self.sessions[session], call)(**given))
+
+    async def opened(self, given):
+        try:
+            return await settled(self.guest.open(**given))
+        except SystemExit as error:
+            raise RuntimeError("it exits: %s" % error) from error
+
+
+class SessionLost(Exception):
+    lost = True
 
 
 async def settled(value):
@@ -72,6 +90,10 @@ def plain(value):
 async def main(script, target, arguments):
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a guest prints is no answer
+    given = os.fdopen(os.dup(0), "rb")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)  # what a guest reads is no request
+    os.close(nothing)
     sys.path[0] = os.getcwd()  # not this folder: its modules have the names of the packages that they play
     spec = importlib.util.spec_from_file_location("lachesis_guest", script)
     module = importlib.util.module_from_spec(spec)
@@ -79,7 +101,7 @@ async def main(script, target, arguments):
     loop, requests = asyncio.get_running_loop(), asyncio.Queue()
 
     def read():
-        for line in sys.stdin.buffer:
+        for line in given:
             loop.call_soon_threadsafe(requests.put_nowait, json.loads(line))
         os._exit(0)  # the owner is gone: whatever runs here is of no use
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from backends.errors import SettingsError
 from lachesis.base_env import HermesAgentBaseEnv
 from lachesis.settings.chosen import is_chosen
 
@@ -54,6 +55,11 @@ class RecordedEnv(HermesAgentBaseEnv):
         """See `HermesAgentBaseEnv.running`."""
         from lachesis_tokens.endpoint import RecordingEndpoint
 
+        if type(self).tools_for is not HermesAgentBaseEnv.tools_for or self.step_rewards:
+            raise SettingsError(
+                f"{self.run_name}: tools_for and step_rewards have no effect here: the agent brings its own tools. "
+                "Remove them, and score in compute_reward"
+            )
         for name in self.without_effect:
             if is_chosen(self.config, name):
                 log.warning("%s: env.%s has no effect: the agent is not Lachesis' loop", self.run_name, name)

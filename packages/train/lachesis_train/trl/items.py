@@ -7,9 +7,12 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final
 
 from backends.errors import LachesisError, SettingsError
+from lachesis_messages.responses import ChatResponse
 
 if TYPE_CHECKING:
     from datasets import Dataset
+
+    from lachesis.loop.result import AgentResult
 
 ITEM: Final = "item"
 """The field of a prompt's messages that has the key of its item."""
@@ -75,9 +78,18 @@ class DrawnKeys:
         for item in items:
             key = self._keys.key(item)
             self._drawn[key] = item
-            messages = self._env.initial_messages(item)
+            messages = self._shown(item)
             rows.append([{"role": said["role"], "content": _text(said["content"]), ITEM: key} for said in messages])
         return Dataset.from_dict({"prompt": rows})
+
+    def _shown(self, item: Any) -> list[dict[str, Any]]:
+        """What the tables show of the item: the first messages, unless only the session of a rollout knows them."""
+        try:
+            return list(self._env.initial_messages(item))
+        except Exception:
+            if self._env.scorer().session is None:
+                raise
+            return [{"role": "user", "content": "(the session of each rollout writes it)"}]
 
     def keys_of(self, prompts: Sequence[Any]) -> list[str]:
         """The keys of the items of these prompts.
@@ -93,6 +105,14 @@ class DrawnKeys:
                     "LachesisRollouts.dataset() and eval_dataset() of the same object"
                 )
         return keys
+
+
+def parted(result: AgentResult) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The messages of a rollout before the first one that was sampled, and the rest."""
+    messages = result.recorded_messages
+    sampled = (at for at, node in enumerate(result.history.nodes()) if isinstance(node.origin, ChatResponse))
+    start = next(sampled, len(messages))
+    return messages[:start], messages[start:]
 
 
 def _text(content: Any) -> str:

@@ -31,7 +31,7 @@ from lachesis_tokens.samples.group_shapes import (
 )
 from lachesis_tokens.server.token_server import TokenServer
 from lachesis_train.trl.env_thread import EnvThread
-from lachesis_train.trl.items import DrawnKeys, environment_of
+from lachesis_train.trl.items import DrawnKeys, environment_of, parted
 from lachesis_train.trl.rows import call_figures, count_calls
 from lachesis_train.trl.trainer_settings import SettingsDisagree, require_trl, use_temperature
 
@@ -235,15 +235,16 @@ class LachesisRolloutWorker:
         advantages = rollout_advantages(rewards, normalise=True)
         by_id = {one.rollout_id: (one, value or 0.0) for one, value in zip(scored, advantages, strict=True)}
         spread = float(np.std(rewards))
-        prompt, number = self.env.initial_messages(item), next(self._numbers)
+        number = next(self._numbers)
         rows = []
         for sample in group.samples:
             rollout, advantage = by_id[sample.rollout_id]
+            prompt, said = parted(rollout.result)
             mask = np.asarray(sample.masks, dtype=np.int64) != MASKED
             rows.append(
                 self._row_class(
                     prompt=prompt,
-                    completion=rollout.result.recorded_messages[len(prompt) :],
+                    completion=said,
                     input_ids=np.asarray(sample.tokens, dtype=np.int64),
                     completion_mask=mask.astype(np.int64),
                     old_log_probs=np.where(mask, sample.logprobs, 0.0).astype(np.float32),
