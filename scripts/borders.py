@@ -35,7 +35,7 @@ LIMITS = {
     "lachesis_tools": 3_300,
     "lachesis_train": 13_850,
     "lachesis_view": 4_450,
-    "tool_call_parsers": 11_900,
+    "tool_call_parsers": 12_000,
 }
 """Lines of Python of each package. A change that needs more says why, and raises the limit."""
 LONGEST, LONG_IN_CORE = 400, 0

@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = map(str, (ROOT, *(ROOT / "packages").iterdir()))  # that Python need not have the project installed
-from lachesis_tokens.prompts.gguf_folder import convert_gguf, packaged_gguf
+from lachesis_tokens.prompts.gguf_folder import convert_gguf, packaged_gguf  # noqa: E402
 
 
 def main() -> None:
