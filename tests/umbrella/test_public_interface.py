@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import subprocess
@@ -46,6 +47,16 @@ def test_the_page_lists_the_public_interface() -> None:
     page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
     rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
     assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == sorted(lachesis.__all__)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("lachesis.inference", "lachesis_client"), ("lachesis.tools", "lachesis_tools")]
+)
+def test_two_packages_are_found_under_the_names_that_the_core_had_for_them(old: str, new: str) -> None:
+    package, found = importlib.import_module(new), importlib.import_module(old)
+    assert {name: getattr(found, name) for name in package.__all__} == {
+        name: getattr(package, name) for name in package.__all__
+    }
 
 
 def test_an_unknown_name_is_named_with_a_near_one() -> None:
