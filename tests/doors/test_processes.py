@@ -108,6 +108,28 @@ async def test_calls_messages_and_rewards_are_the_guests(tmp_path: Path, door: A
     assert sorted((tmp_path / "closed").read_text().split()) == ["0", "1"]
 
 
+@pytest.mark.parametrize("own", [False, True])
+async def test_a_prompt_of_messages_gets_the_system_prompt_unless_it_has_one(tmp_path: Path, own: bool) -> None:
+    said = ([{"role": "system", "content": "Theirs."}] if own else []) + [{"role": "user", "content": "Go."}]
+    script = tmp_path / "talk.py"
+    script.write_text(
+        "class Guest:\n size = 1\n def __init__(self, target): pass\n def item(self, number): return {'item': 0}\n"
+        f" def open(self, item): return self\n prompt = {said!r}\n"
+        " def act(self, text): return None\n def score(self, messages): return {}\n"
+    )
+    guest_script = script
+
+    class TalkEnv(ProcessEnv):
+        package = Package("json", "json")
+        script: ClassVar[Path] = guest_script
+
+    settings = {"total_steps": 1, "group_size": 1, "system_prompt": "Ours."}
+    result = await play(TalkEnv.at("talk:all"), tmp_path, lambda _: say("Gone."), **settings)
+    (messages,) = lines(result.files.groups)[0]["messages"]
+    first = "Theirs." if own else "Ours."
+    assert [message["content"] for message in messages] == [first, "Go.", "Gone."]
+
+
 @pytest.mark.parametrize(("fails", "kind"), [("open", "environment"), ("call", "environment"), ("lost", "infra_error")])
 async def test_an_error_of_the_guest_is_never_a_score(tmp_path: Path, door: Any, fails: str, kind: str) -> None:
     result = await play(door(f"sums:easy?fails={fails}"), tmp_path, adds, total_steps=1, group_size=1)

@@ -144,9 +144,12 @@ class DoorEnv(HermesAgentBaseEnv):
 
     def initial_messages(self, item: Any) -> list[dict[str, Any]]:
         session: _Played | None = rollout_session()
-        if session is not None and not isinstance(session.inner.prompt, str):
-            return session.inner.prompt
-        return super().initial_messages(item)
+        if session is None or isinstance(session.inner.prompt, str):
+            return super().initial_messages(item)
+        messages = list(session.inner.prompt)
+        if self.config.system_prompt and (not messages or messages[0]["role"] != "system"):
+            messages.insert(0, {"role": "system", "content": self.config.system_prompt})
+        return messages
 
     def format_prompt(self, item: Any) -> str:
         session: _Played | None = rollout_session()
