@@ -28,6 +28,9 @@ from lachesis import (
 )
 from lachesis_tools import ToolSession
 
+PATIENCE = 0.8
+"""The share of `setup_timeout` for which a rollout waits for a place where sessions are limited."""
+
 
 class DoorSession(Protocol):
     """One rollout in the other standard."""

@@ -73,7 +73,8 @@ class GuestProcess:
         self._reading: list[asyncio.Task[None]] = []
         self._starting = asyncio.Lock()
         self.about: Mapping[str, Any] = {}
-        """What the guest says of itself: `size` (None: no end) and `rewards` ("sum" or "last")."""
+        """What the guest says of itself: `size` (None: no end), `rewards` ("sum" or "last"), `sessions` (how many it
+        can hold at once; None: any number) and `network` (whether it needs it; None: it does not say)."""
 
     async def start(self) -> None:
         """Start the process, if it does not run, and load the environment.

@@ -17,14 +17,12 @@ from typing import Any
 import aiohttp
 
 from backends.errors import SettingsError
-from lachesis_doors.door_env import DoorEnv, DoorSession
+from lachesis_doors.door_env import PATIENCE, DoorEnv, DoorSession
 from lachesis_doors.guest_process import GuestError, GuestLost, broken_answers
 from lachesis_tools import ToolSession
 
 _SECONDS = 300.0
 """For one answer of the server."""
-_PATIENCE = 0.8
-"""The share of `setup_timeout` for which a rollout waits for a place."""
 _TEXTS = ("prompt", "messages", "text", "result", "message", "echoed", "content")
 """Fields of observations that are what an agent reads, if there is one of them alone."""
 _OF_PROTOCOL = ("done", "reward", "metadata")
@@ -99,7 +97,7 @@ class OpenEnvEnv(DoorEnv):
         self, how: Mapping[str, Any]
     ) -> AsyncIterator[tuple[aiohttp.ClientWebSocketResponse, Mapping[str, Any]]]:
         """A connection with a new episode, and its first observation."""
-        pause, end = 0.1, time.monotonic() + _PATIENCE * self.config.setup_timeout
+        pause, end = 0.1, time.monotonic() + PATIENCE * self.config.setup_timeout
         while True:
             async with self._connected() as socket:
                 try:

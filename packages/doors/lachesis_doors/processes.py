@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 import uuid
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from backends.errors import SettingsError
-from lachesis_doors.door_env import DoorEnv, DoorSession
+from lachesis_doors.door_env import PATIENCE, DoorEnv, DoorSession
 from lachesis_doors.guest_process import INSIDE, GuestLost, GuestProcess
 from lachesis_tools import ToolSession
 
@@ -73,6 +74,8 @@ class ProcessEnv(DoorEnv):
         self._guest = GuestProcess(python, self.script, self.target, self.arguments)
         await self._guest.start()
         self.rewards = self._guest.about["rewards"]
+        sessions = self._guest.about["sessions"]
+        self._places = None if sessions is None else asyncio.Semaphore(int(sessions))
 
     async def teardown(self) -> None:
         await self._guest.close()
@@ -85,15 +88,34 @@ class ProcessEnv(DoorEnv):
         return found["item"], found.get("tools") or ()
 
     @asynccontextmanager
-    async def opened(self, item: Any, tools: ToolSession) -> AsyncIterator[DoorSession]:
-        await self._guest.start()  # again, if it was killed
-        session = uuid.uuid4().hex
+    async def _place(self) -> AsyncIterator[None]:
+        """One of the sessions that the guest can hold."""
+        if self._places is None:
+            yield
+            return
         try:
-            opened = await self._guest.call("open", session, item=item)
-            yield _Session(self._guest, session, opened["prompt"], opened["solution"])
+            await asyncio.wait_for(self._places.acquire(), PATIENCE * self.config.setup_timeout)
+        except TimeoutError:
+            raise GuestLost(
+                f"{self._guest.name}: it holds {self._guest.about['sessions']} sessions at once, and none of them ended "
+                "in the time of setup_timeout. Next step: raise setup_timeout, or play fewer rollouts at once"
+            ) from None
+        try:
+            yield
         finally:
-            with suppress(GuestLost):
-                await self._guest.call("close", session)
+            self._places.release()
+
+    @asynccontextmanager
+    async def opened(self, item: Any, tools: ToolSession) -> AsyncIterator[DoorSession]:
+        async with self._place():
+            await self._guest.start()  # again, if it was killed
+            session = uuid.uuid4().hex
+            try:
+                opened = await self._guest.call("open", session, item=item)
+                yield _Session(self._guest, session, opened["prompt"], opened["solution"])
+            finally:
+                with suppress(GuestLost):
+                    await self._guest.call("close", session)
 
 
 @dataclass(frozen=True)

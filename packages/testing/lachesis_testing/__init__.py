@@ -2,7 +2,8 @@
 
 * `FakeServer`: the HTTP APIs of vLLM, SGLang, OpenAI and Atropos, with a real tokenizer and no model
 * `ScriptedServer`: OpenAI's chat route that plays messages, with `say` and `call`
-* `ParserSuite`, `EngineSuite`, `ExportSuite`: the conformance suites of tool-call parsers, token engines and exports
+* `ParserSuite`, `EngineSuite`, `ExportSuite`, `DoorSuite`: the conformance suites of tool-call parsers, token engines,
+  exports and doors
 * `backend_suite`: that of sandbox backends (`from lachesis_testing.backend_suite import *`)
 """
 
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 from backends.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from lachesis_testing.door_suite import DoorSuite
     from lachesis_testing.engine_suite import EngineSuite
     from lachesis_testing.export_suite import ExportSuite, example_groups
     from lachesis_testing.fake_server import (
@@ -35,6 +37,7 @@ else:
     __getattr__ = lazy_names(
         __name__,
         {
+            "lachesis_testing.door_suite": ["DoorSuite"],
             "lachesis_testing.engine_suite": ["EngineSuite"],
             "lachesis_testing.export_suite": ["ExportSuite", "example_groups"],
             "lachesis_testing.fake_server": [
@@ -62,6 +65,7 @@ __all__ = [
     "Ask",
     "Case",
     "Codec",
+    "DoorSuite",
     "Echo",
     "EngineSuite",
     "ExportSuite",

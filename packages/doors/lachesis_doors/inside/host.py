@@ -17,6 +17,10 @@ import threading
 import traceback
 
 
+DECLARED = {"size": None, "rewards": "sum", "sessions": None, "network": None}
+"""What a guest says of itself, and what holds where it says nothing."""
+
+
 class GuestHost:
     """One guest, and its sessions."""
 
@@ -111,7 +115,7 @@ async def main(script, target, arguments):
 
     async def load():
         host.guest = await settled(module.Guest(target, **arguments))
-        return {"size": getattr(host.guest, "size", None), "rewards": getattr(host.guest, "rewards", "sum")}
+        return {name: getattr(host.guest, name, default) for name, default in DECLARED.items()}
 
     host.value_of, value_of = (lambda request: load()), host.value_of
     await host.serve(first)
