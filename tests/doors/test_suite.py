@@ -126,7 +126,11 @@ MISTAKES = {
         "models_can_call",
     ),
     "no number for a reward": ('"reward": 1.0 if done', '"reward": float("nan") if done', "plays_to_an_end"),
-    "an exception for odd text": ('return {"text": "Go on."', 'return {"text": text.encode("ascii").decode()', "gets_wrong"),
+    "an exception for odd text": (
+        'return {"text": "Go on."',
+        'return {"text": text.encode("ascii").decode()',
+        "gets_wrong",
+    ),
     "one number for all": (
         "self.value += arguments",
         "Sum.shared = self.value = getattr(Sum, 'shared', 0) + arguments",

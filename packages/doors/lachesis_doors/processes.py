@@ -97,7 +97,7 @@ class ProcessEnv(DoorEnv):
             await asyncio.wait_for(self._places.acquire(), PATIENCE * self.config.setup_timeout)
         except TimeoutError:
             raise GuestLost(
-                f"{self._guest.name}: it holds {self._guest.about['sessions']} sessions at once, and none of them ended "
+                f"{self._guest.name}: it holds {self._guest.about['sessions']} sessions at once, and none ended "
                 "in the time of setup_timeout. Next step: raise setup_timeout, or play fewer rollouts at once"
             ) from None
         try:

@@ -16,7 +16,6 @@ import sys
 import threading
 import traceback
 
-
 DECLARED = {"size": None, "rewards": "sum", "sessions": None, "network": None}
 """What a guest says of itself, and what holds where it says nothing."""
 
