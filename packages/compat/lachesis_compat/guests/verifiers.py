@@ -94,10 +94,16 @@ class VerifiersEnv(GuestEnv):
                 log.warning("%s: the agent %r is played by verifiers' harness %r", self.run_name, name, harness.id)
         try:
             self._tasks = _Tasks(self.guest.taskset)
+            first = self._tasks.task(0) if len(self._tasks) else None
         except Exception as error:
+            reason = f"its tasks cannot be loaded: {type(error).__name__}: {error}"
+            raise SettingsError(f"env.module {self.config.module}: {reason}") from error
+        runtimes = {getattr(getattr(value, "runtime", None), "type", None) for _, value in self.guest.config}
+        if first is not None and (first.data.image or first.NEEDS_CONTAINER) and runtimes <= {None, "subprocess"}:
             raise SettingsError(
-                f"env.module {self.config.module}: its tasks cannot be loaded: {type(error).__name__}: {error}"
-            ) from error
+                f"env.module {self.config.module}: its tasks run in containers ({first.data.image or 'any image'}). "
+                "Next step: choose a runtime of verifiers, for example --env.module_args '{agent.runtime.type: docker}'"
+            )
 
     @asynccontextmanager
     async def running(self, *, training: bool = False) -> AsyncIterator[None]:
@@ -287,7 +293,7 @@ def load(module: str, arguments: Mapping[str, Any], limits: Mapping[str, int] | 
 
 def _settings(module: str, arguments: Mapping[str, Any], limits: Mapping[str, int]) -> dict[str, Any]:
     """The settings of verifiers' environment, with a runtime and a harness of this machine where none are chosen."""
-    from verifiers.v1.utils.loaders import default_harness_id, env_config_type, taskset_class
+    from verifiers.v1.utils.loaders import default_harness_id, env_config_type
 
     from lachesis_compat.guests.verifiers_harness import ID
 
@@ -298,7 +304,6 @@ def _settings(module: str, arguments: Mapping[str, Any], limits: Mapping[str, in
         for parent in parents:
             place = place.setdefault(parent, {})
         place[last] = value
-    needs_container = taskset_class(module).task_type().NEEDS_CONTAINER
     for name, field in env_config_type(module, settings.get("id", "")).model_fields.items():
         own = field.default
         if not hasattr(own, "harness"):
@@ -306,10 +311,11 @@ def _settings(module: str, arguments: Mapping[str, Any], limits: Mapping[str, in
         agent = settings.setdefault(name, {})
         agent["retries"] = _NO_RETRIES  # a rollout is tried again as a whole
         if "runtime" not in own.model_fields_set:  # verifiers' own default is a cloud
-            agent.setdefault("runtime", {}).setdefault("type", "docker" if needs_container else "subprocess")
-        # Its `null` does the same as ours; `bash` is what it has where nobody chose, and the shell is this machine's.
+            agent.setdefault("runtime", {}).setdefault("type", "subprocess")
+        # Its `null` does what ours does. `bash`, where nobody chose it, is a shell, which is this machine's here.
         harness = default_harness_id(module) if own.harness is None else own.harness.id
-        if harness == "null" or (harness == "bash" and own.harness is None and not needs_container):
+        on_this_machine = agent.get("runtime", {}).get("type") == "subprocess"
+        if harness == "null" or (harness == "bash" and own.harness is None and on_this_machine):
             agent.setdefault("harness", {}).setdefault("id", ID)
         for limit, most in limits.items():
             given = agent.get(limit, getattr(own, limit))
