@@ -359,12 +359,13 @@ async def test_a_run_that_is_killed_leaves_no_process_and_goes_on(tmp_path: Path
         given = [part for name, value in flags.items() for part in (f"--{name}", str(value))]
         command = [sys.executable, "-m", "lachesis", "play", f"verifiers:{SHOP}", "process", *given]
         env = {**os.environ, "PYTHONPATH": f"{ROOT}:{EXAMPLES}", "VF_TEST": str(tmp_path)}
-        first = subprocess.Popen(command, cwd=tmp_path, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        none = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        first = await asyncio.create_subprocess_exec(*command, cwd=tmp_path, env=env, **none)
         while len(model.requests) < 4:
-            assert first.poll() is None
+            assert first.returncode is None
             await asyncio.sleep(0.05)
         first.kill()
-        first.wait()
+        await first.wait()
         for _ in range(100):
             left = [path for path in Path("/proc").glob("[0-9]*/environ") if str(tmp_path) in _read(path)]
             if not left:

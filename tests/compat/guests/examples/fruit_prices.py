@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import verifiers.v1 as vf
+from pydantic import Field
 from verifiers.v1.errors import SandboxError
 
 PRICES = {"pear": 3, "fig": 5, "apple": 2, "plum": 4}
@@ -17,7 +18,7 @@ class PriceData(vf.TaskData):
 class Asked(vf.State):
     """What the tool server and the task share in one rollout."""
 
-    fruits: list[str] = []
+    fruits: list[str] = Field(default_factory=list)
 
 
 class Prices(vf.Toolset[vf.ToolsetConfig, Asked]):
