@@ -27,13 +27,13 @@ ID: Final = "lachesis"
 _ENDED: Final = ProgramResult(exit_code=0, stdout="", stderr="")
 
 
-class ChatHarnessConfig(HarnessConfig):  # type: ignore[misc]  # it has no types
+class ChatHarnessConfig(HarnessConfig):  # type: ignore[misc]
     """Settings of `ChatHarness`: those of every harness."""
 
     id: str = ID
 
 
-class ChatHarness(Harness[ChatHarnessConfig]):  # type: ignore[misc]  # it has no types
+class ChatHarness(Harness[ChatHarnessConfig]):  # type: ignore[misc]
     """Plays a task with the tools of its servers, and with no others."""
 
     APPENDS_SYSTEM_PROMPT = True
@@ -56,7 +56,7 @@ class ChatHarness(Harness[ChatHarnessConfig]):  # type: ignore[misc]  # it has n
             await session.close()
 
 
-class ChatSession(HarnessSession):  # type: ignore[misc]  # it has no types
+class ChatSession(HarnessSession):  # type: ignore[misc]
     """Its messages and its connections to the tool servers last as long as the rollout."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
