@@ -24,7 +24,7 @@ LIMITS = {
     "backends": 17_500,
     "lachesis": 17_000,
     "lachesis_client": 2_750,
-    "lachesis_compat": 4_400,
+    "lachesis_compat": 4_550,
     "lachesis_console": 810,
     "lachesis_data": 6_500,
     "lachesis_doors": 2_300,

@@ -85,7 +85,7 @@ async def run_page(command: str, folder: Path, policy: Any) -> FakeServer:
 
 
 async def _run(folder: Path, *command: str) -> None:
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}:{folder}"}
     run = await asyncio.to_thread(
         subprocess.run, [sys.executable, *command], cwd=folder, env=env, capture_output=True, text=True
     )

@@ -311,6 +311,27 @@ async def test_closed_recordings_are_forgotten_and_their_keys_still_known() -> N
                 assert answer.status == status
 
 
+async def test_a_program_with_one_client_names_its_rollouts_by_session() -> None:
+    async with stack() as world, RecordingEndpoint(world.tokens) as endpoint, aiohttp.ClientSession() as http:
+        one, other = endpoint.open(), endpoint.open()
+        endpoint.accept_session("one", one)
+        endpoint.accept_session("also-one", one)
+        endpoint.accept_session("other", other)
+
+        async def ask(session: str, **headers: str) -> int:
+            body = {"model": "m", "messages": [user(f"I am {session}.")]}
+            headers |= {"X-Session-ID": session}
+            async with http.post(f"{endpoint.root_url}/v1/chat/completions", json=body, headers=headers) as answer:
+                return answer.status
+
+        key = {"Authorization": f"Bearer {other.key}"}
+        asked = [ask("one"), ask("also-one"), ask("other"), ask("nobody"), ask("one", **key)]
+        assert await asyncio.gather(*asked) == [200, 200, 200, 401, 200], "a key has precedence"
+        assert [len(each.completions()) for each in (one, other)] == [2, 2]
+        await one.close()
+        assert [await ask("one"), await ask("other")] == [401, 200]
+
+
 async def test_a_body_that_cannot_be_unpacked_is_refused_in_the_form_of_the_route() -> None:
     async with stack() as world, opened(world) as client:
         url, headers = f"{client.recording.base_url}/v1/messages", {"Content-Encoding": "gzip"}

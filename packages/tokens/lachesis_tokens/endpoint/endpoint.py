@@ -1,4 +1,4 @@
-"""The HTTP server: one for a run. Each rollout has a key, in the path of its URL or in a header."""
+"""The HTTP server: one for a run. Each rollout has a key, in the path of its URL or in a header, or session ids."""
 
 from __future__ import annotations
 
@@ -110,8 +110,15 @@ class RecordingEndpoint(AsyncService):
         self._recordings[recording.key] = recording
         return recording
 
+    def accept_session(self, session: str, recording: Recording) -> None:
+        """Take requests without a key whose header `X-Session-ID` is `session` as those of a recording, until it is
+        closed. It serves programs that share one client among rollouts; the ids have to be as hard to guess as keys."""
+        recording.sessions.add(session)
+        self._recordings[session] = recording
+
     def _forget(self, recording: Recording) -> None:
-        self._recordings.pop(recording.key, None)
+        for name in (recording.key, *recording.sessions):
+            self._recordings.pop(name, None)
 
     async def start(self) -> None:
         """Bind the port and start to answer."""
@@ -166,6 +173,8 @@ class RecordingEndpoint(AsyncService):
         recording = self._recordings.get(key)
         if recording is None and key.startswith(self._keys):
             raise _over()
+        if recording is None:
+            recording = self._recordings.get(headers.get("X-Session-ID", ""))
         if recording is None:
             raise Refused(401, "this key is of no rollout; use the recording's base_url or key", code="invalid_api_key")
         return recording

@@ -81,6 +81,8 @@ class Recording:
         self.key = key
         self.base_url = f"{root_url}/{self.key}"
         """Clients append the route: OpenAI's `/v1`, Anthropic's `/v1/messages`."""
+        self.sessions: set[str] = set()
+        """See `RecordingEndpoint.accept_session`."""
         self.closed = False
         self._forget = forget
         self.error: Exception | None = None

@@ -1,76 +1,92 @@
-"""An environment of verifiers: the model looks prices up with a tool, and answers with a sum."""
+"""A taskset of verifiers: the model looks prices up with a tool, and answers with a sum."""
 
-import verifiers as vf
-from datasets import Dataset
-from openai import AsyncOpenAI
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import verifiers.v1 as vf
+from pydantic import Field
+from verifiers.v1.errors import SandboxError
 
 PRICES = {"pear": 3, "fig": 5, "apple": 2, "plum": 4}
 
 
-def price(fruit: str) -> int:
-    """The price of one fruit.
-
-    Args:
-        fruit: its name, in the singular.
-    """
-    return PRICES[fruit]
+class PriceData(vf.TaskData):
+    answer: str
 
 
-def rows(first: int, count: int) -> Dataset:
-    fruits = sorted(PRICES)
-    rows = []
-    for number in range(first, first + count):
-        one, other = fruits[number % 4], fruits[(number // 4 + number + 1) % 4]
-        question = f"What do {number + 1} x {one} and 2 x {other} cost together? Answer with the number only."
-        rows.append({"question": question, "answer": str((number + 1) * PRICES[one] + 2 * PRICES[other])})
-    return Dataset.from_list(rows)
+class Asked(vf.State):
+    """What the tool server and the task share in one rollout."""
+
+    fruits: list[str] = Field(default_factory=list)
 
 
-def last(completion) -> str:
-    return (completion[-1].content or "").strip() if completion else ""
+class Prices(vf.Toolset[vf.ToolsetConfig, Asked]):
+    TOOL_PREFIX = "shop"
+
+    @vf.tool
+    async def price(self, fruit: str) -> int:
+        """The price of one fruit, by its name in the singular."""
+        self.state.fruits.append(fruit)
+        return PRICES[fruit]
 
 
-def load_environment(
-    count: int = 12, max_turns: int = 4, broken: str = "", together: bool = False, judge_url: str = ""
-) -> vf.Environment:
-    """`broken` names a part that fails; with `together`, the group is scored as a whole; `judge_url` is of a judge."""
+class PriceTaskConfig(vf.TaskConfig):
+    broken: str = ""
+    """A part that fails."""
+    tools: vf.ToolsetConfig = vf.ToolsetConfig()
+    with_tools: bool = True
+    enough: int = 0
+    """Prices after which the rollout ends."""
 
-    async def judged(judge, prompt, completion, answer, state) -> float:
-        return float("yes" in (await judge(prompt, completion, answer, state)).lower())
 
-    async def right_answer(completion, answer) -> float:
-        if broken == "rubric":
-            raise RuntimeError("the rubric is out of order")
-        return float(last(completion) == answer)
+class PriceTask(vf.Task[PriceData, Asked, PriceTaskConfig]):
+    @classmethod
+    def toolsets(cls, config: PriceTaskConfig) -> list[vf.Toolset]:
+        return [Prices(config.tools)] if config.with_tools else []
 
-    async def is_short(completion) -> float:
-        return float(len(last(completion)) < 10)
+    async def setup(self, trace: vf.Trace) -> None:
+        if self.config.broken == "setup":
+            raise ValueError("the row cannot be read")
+        if self.config.broken == "sandbox":
+            raise SandboxError("no sandbox could be made")
 
-    def shorter_than_others(completions, answers) -> list[float]:
-        lengths = [len(completion) for completion in completions]
-        return [float(last(completion) == answers[0]) / max(lengths) for completion in completions]
+    @vf.stop
+    async def asked_enough(self, trace: vf.Trace) -> bool:
+        return 0 < self.config.enough <= len(trace.state.fruits)
 
-    class Shop(vf.ToolEnv):
-        async def setup_state(self, state) -> None:
-            if broken == "setup":
-                raise vf.SandboxError("no sandbox could be made")
-            if broken == "state":
-                raise ValueError("the row cannot be read")
+    @vf.reward
+    async def right(self, trace: vf.Trace) -> float:
+        if self.config.broken == "reward":
+            raise RuntimeError("the reward is out of order")
+        return float(trace.last_reply.strip() == self.data.answer)
 
-    rubric = vf.Rubric([shorter_than_others] if together else [right_answer], [1.0])
-    if not together:
-        rubric.add_metric(is_short)
-    if judge_url:
-        client = AsyncOpenAI(base_url=judge_url, api_key="none", max_retries=0)
-        rubric = vf.JudgeRubric(judge_client=client, judge_model="fake")
-        rubric.add_reward_func(judged)
-    stop = [KeyError] if broken == "tool" else []
-    return Shop(
-        tools=[price],
-        max_turns=max_turns,
-        stop_errors=stop,
-        dataset=rows(0, count),
-        eval_dataset=rows(100, 4),
-        system_prompt="Use the tool.",
-        rubric=rubric,
-    )
+    @vf.reward(weight=0.5)
+    async def short(self, trace: vf.Trace) -> float:
+        return float(len(trace.last_reply.strip()) < 10)
+
+    @vf.metric
+    async def lookups(self, trace: vf.Trace) -> float:
+        return float(len(trace.state.fruits))
+
+
+class PriceConfig(vf.TasksetConfig):
+    count: int = 12
+    task: PriceTaskConfig = PriceTaskConfig()
+
+
+class PriceTaskset(vf.Taskset[PriceTask, PriceConfig]):
+    def load(self) -> Iterator[PriceTask]:
+        fruits = sorted(PRICES)
+        for number in range(self.config.count):
+            one, other = fruits[number % 4], fruits[(number // 4 + number + 1) % 4]
+            prompt = f"What do {number + 1} x {one} and 2 x {other} cost together? Answer with the number only."
+            answer = str((number + 1) * PRICES[one] + 2 * PRICES[other])
+            data = PriceData(name=f"sum {number}", prompt=prompt, system_prompt="Use the tool.", answer=answer)
+            yield PriceTask(data, self.config.task)
+
+
+__all__ = ["PriceTaskset"]
+
+if __name__ == "__main__":
+    Prices.run()
