@@ -9,7 +9,7 @@ For each scheme whose package is there (`make test-doors` installs them):
 * `tokens`: rollouts of a fake model server that reports tokens: completions whose tokens are in a valid sample exactly
   once, of all that it sampled.
 * `embedded` (with `--embedded`): the same for the embedded model.
-* `ms/turn`: CPU of this process and of its guest for a turn, tool and reward included, beside that of the standard's own
+* `ms/turn`: CPU of this process and its guest for a turn, with tool and reward, beside that of the standard's own
   driver (`door_drivers.py`), which has no agent loop, no messages and no record. Servers are in neither.
 """
 
