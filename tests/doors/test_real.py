@@ -151,3 +151,29 @@ async def test_the_ground_truth_of_bfcl_is_right_and_idleness_is_not(kind: str) 
     # Row 49 of miss_func calls `tail` two turns before it is offered.
     assert [number for number, score in enumerate(solved) if score != 1.0] == ([49] if kind == "miss_func" else [])
     assert set(idle) == {0.0}
+
+
+@pytest.mark.parametrize("standard", ["ors", "openenv"])
+@pytest.mark.parametrize("solves", [True, False])
+async def test_the_clients_of_others_play_what_we_serve(tmp_path: Path, standard: str, solves: bool) -> None:
+    async def play_with_sdk(env_cls: type, answer: str, command: str, tools: list[str]) -> Any:
+        calls = [[tools[0], {"command": command}], ["submit", {"answer": answer}]][0 if command else 1 :]
+        async with served(standard, env_cls, tmp_path, enabled_toolsets=tools) as url:
+            program = [str(DOORS / standard / "bin/python"), str(HERE / f"{standard}_client.py")]
+            arguments = [url, str(env_cls.name).lower(), json.dumps(calls)]  # type: ignore[attr-defined]
+            pipe = asyncio.subprocess.PIPE
+            running = await asyncio.create_subprocess_exec(*program, *arguments, stdout=pipe, stderr=pipe)
+            out, log = await running.communicate()
+            assert running.returncode == 0, log.decode()
+            return json.loads(out)
+
+    words = "apple\nfig\npear" if solves else "pear"
+    said = await play_with_sdk(Served, "Done.", f"printf '{words}' >sorted.txt", ["terminal"])
+    assert "pear fig apple" in said["prompt"] and said["tools"] == ["terminal", "process", "submit"]
+    assert (said["rewards"], said["finished"]) == ([None, float(solves)], [False, True])
+
+    (row,) = gsm_symbolic(1, 0)
+    number = row["answer"].rpartition("#### ")[2] if solves else "-1"
+    said = await play_with_sdk(OneProblem, f"It is \\boxed{{{number}}}.", "", [])
+    assert said["prompt"].endswith(OneProblem.format_prompt(None, row)), said["prompt"]
+    assert (said["rewards"], said["finished"]) == ([float(solves)], [True])

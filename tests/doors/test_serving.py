@@ -18,9 +18,11 @@ import pytest
 from backends import BackendError
 from backends.errors import SettingsError
 from lachesis import Reward, Tool
+from lachesis.cli.environment_classes import environment_class
 from lachesis_doors.mcp_client import named_events
 from lachesis_doors.serving.command import STANDARDS, main, serve
-from tests.support.small_envs import ROOT, HermesAgentBaseEnv, SortWords, make
+from tests.support.scripted_server import call
+from tests.support.small_envs import ROOT, HermesAgentBaseEnv, SortWords, make, process, rollouts
 
 NUMBER = {"type": "object", "properties": {"number": {"type": "integer"}}, "required": ["number"]}
 
@@ -292,3 +294,66 @@ def test_the_command_names_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> 
     with pytest.raises(SettingsError, match="positive"):
         main(["gsm8k", "--as", "ors", "--items", "0"])
     assert main([]) == 2
+
+
+# --- OpenEnv
+
+
+async def asked(socket: aiohttp.ClientWebSocketResponse, kind: str, data: Any = None) -> Any:
+    await socket.send_json({"type": kind} if data is None else {"type": kind, "data": data})
+    return await socket.receive_json(timeout=60)
+
+
+async def test_openenv_plays_episodes_over_a_socket(tmp_path: Path) -> None:
+    async with served("openenv", Numbers, tmp_path) as url, aiohttp.ClientSession() as http:
+        async with http.get(f"{url}/schema") as response:
+            assert "type" in (await response.json())["action"]["properties"]
+        async with http.ws_connect(f"{url}/ws") as socket:
+            assert (await asked(socket, "step", {"type": "call_tool", "tool_name": "guess"}))["type"] == "error"
+            first = await asked(socket, "reset", {"seed": 1, "episode_id": "e1"})
+            assert first["data"]["observation"]["prompt"] == "Guess."
+            listed = await asked(socket, "step", {"type": "list_tools"})
+            assert [tool["name"] for tool in listed["data"]["observation"]["tools"]] == ["guess", "submit"]
+            guess = {"type": "call_tool", "tool_name": "guess", "arguments": {"number": 3}}
+            wrong = (await asked(socket, "step", guess))["data"]
+            assert (wrong["reward"], wrong["done"], wrong["observation"]["error"]) == (None, False, None)
+            failed = (await asked(socket, "step", {**guess, "arguments": {}}))["data"]
+            assert "number" in failed["observation"]["error"]["message"]
+            assert (await asked(socket, "state"))["data"] == {"episode_id": "e1", "step_count": 2}
+            right = (await asked(socket, "step", {**guess, "arguments": {"number": 7}}))["data"]
+            assert (right["observation"]["result"], right["reward"], right["done"]) == ("right", 0.75, True)
+            assert (await asked(socket, "step", guess))["data"]["code"] == "SESSION_ERROR"
+            assert (await asked(socket, "reset", {}))["type"] == "observation"
+            broken = await asked(socket, "step", {**guess, "arguments": {"number": 0}})
+            assert broken["data"]["code"] == "EXECUTION_ERROR" and "infra_error" in broken["data"]["message"]
+            assert (await asked(socket, "dance", {}))["data"]["code"] == "UNKNOWN_TYPE"
+            await socket.send_str("{")
+            assert (await socket.receive_json())["data"]["code"] == "INVALID_JSON"
+            assert (await asked(socket, "reset", {"index": 9}))["data"]["code"] == "VALIDATION_ERROR"
+
+
+async def test_openenv_says_when_it_is_full_and_frees_the_place_of_a_client_that_leaves(tmp_path: Path) -> None:
+    async with served("openenv", Numbers, tmp_path, max_num_workers=1) as url, aiohttp.ClientSession() as http:
+        async with http.ws_connect(f"{url}/ws") as one, http.ws_connect(f"{url}/ws") as other:
+            assert (await asked(one, "reset", {}))["type"] == "observation"
+            assert (await asked(other, "reset", {}))["data"]["code"] == "CAPACITY_REACHED"
+            await one.close()
+            while Numbers.open_sessions:
+                await asyncio.sleep(0.05)
+            assert (await asked(other, "reset", {}))["type"] == "observation"
+    assert Numbers.open_sessions == 0
+
+
+async def test_our_own_doors_play_what_we_serve(tmp_path: Path) -> None:
+    def halves(request: dict[str, Any]) -> Any:
+        turn = sum(message["role"] == "assistant" for message in request["messages"])
+        return call(("guess", {"number": (6, 5, 7)[turn]}))
+
+    for standard, target in (("ors", "ors:{}/numbers"), ("openenv", "openenv:{}")):
+        async with served(standard, Numbers, tmp_path) as url:
+            door = environment_class(target.format(url))
+            (tmp_path / standard).mkdir()
+            chosen = {"total_steps": 2, "group_size": 1, "enabled_toolsets": []}
+            result = await process(door, tmp_path / standard, halves, **chosen)
+        found = rollouts(result.files.groups)
+        assert sorted(each["reward"] for each in found) == [0.5, 0.75]

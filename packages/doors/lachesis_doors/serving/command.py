@@ -29,6 +29,7 @@ STANDARDS: Registry[Standard] = Registry(
     "standard",
     "lachesis.standards",
     {
+        "openenv": "lachesis_doors.serving.openenv:OpenEnvService",
         "ors": "lachesis_doors.serving.ors:OrsService",
     },
     package="lachesis-doors",

@@ -59,11 +59,13 @@ class Host:
             self._splits[split] = [(item, keys.key(item)) for item in items]
         if not any(self._splits.values()):
             raise SettingsError(f"{self.env.run_name}: it has no items to serve")
-        given = described(self.env.tool_definitions())
-        of_item = self.env.tools_for(self._splits["train"][0][0]) if self._splits["train"] else ()
-        taken = [*(tool["name"] for tool in given), *(tool.name for tool in of_item)]
-        self.answer_tool = answer_name(self.env, taken)
+        first = next(items[0][0] for items in self._splits.values() if items)
+        given = described(
+            [*self.env.tool_definitions(), *(tool.definition() for tool in self.env.tools_for(first))]
+        )
+        self.answer_tool = answer_name(self.env, [tool["name"] for tool in given])
         self.tools = [*given, answer_description(self.env, self.answer_tool)]
+        """Before a task is chosen: those of all tasks, and those of the first one."""
         self._watching = asyncio.create_task(self._watch())
         return self
 

@@ -14,8 +14,9 @@ from lachesis_tokens.wire.service import json_response
 class TaskRoutes:
     """Lists tasks. They are named by split and number: their content may contain the solution."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, healthy: str = "ok") -> None:
         self.host = host
+        self._healthy = healthy
 
     def routes(self) -> Iterable[web.RouteDef]:
         """All, under the environment's name, and under none: that of the only environment."""
@@ -35,7 +36,7 @@ class TaskRoutes:
             raise refused(404, f"there is no environment {name!r}; this is {self.host.name}")
 
     async def _health(self, request: web.Request) -> web.Response:
-        return json_response({"status": "ok"})
+        return json_response({"status": self._healthy})
 
     async def _environments(self, request: web.Request) -> web.Response:
         return json_response([self.host.name])
