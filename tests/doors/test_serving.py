@@ -45,9 +45,12 @@ class Numbers(HermesAgentBaseEnv):
     name = "numbers"
     step_rewards = "sum"
     open_sessions = 0
+    closed: asyncio.Event
+    """One of them was closed since the last one began."""
 
     async def setup(self):
         self.items = iter([5, 7])
+        Numbers.closed = asyncio.Event()
 
     async def get_next_item(self):
         return next(self.items, None)
@@ -57,11 +60,13 @@ class Numbers(HermesAgentBaseEnv):
 
     @asynccontextmanager
     async def session(self, item):
-        type(self).open_sessions += 1
+        Numbers.open_sessions += 1
+        Numbers.closed.clear()
         try:
             yield {"secret": item}
         finally:
-            type(self).open_sessions -= 1
+            Numbers.open_sessions -= 1
+            Numbers.closed.set()
 
     def tools_for(self, item):
         async def guess(arguments, session):
@@ -247,8 +252,7 @@ async def test_a_silent_client_loses_its_rollout_and_others_get_the_place(tmp_pa
         await client.asked("GET", "/numbers/prompt")
         assert Numbers.open_sessions == 1
         assert (await client.begin(split="train", index=0))[0] == 429
-        while Numbers.open_sessions:
-            await asyncio.sleep(0.05)
+        await Numbers.closed.wait()
         assert (await client.begin(split="train", index=0))[0] == 200
 
 
@@ -259,6 +263,25 @@ async def test_the_end_of_the_server_leaves_nothing_open(tmp_path: Path) -> None
             await client.asked("GET", "/numbers/prompt")
         assert Numbers.open_sessions == 2
     assert Numbers.open_sessions == 0
+
+
+async def test_the_end_of_the_server_waits_for_open_rollouts(tmp_path: Path) -> None:
+    async with aiohttp.ClientSession() as http:
+        async with served("ors", Numbers, tmp_path, grace_period=60.0) as url:
+            client = OrsClient(url, "numbers", http)
+            await client.begin(split="train", index=0)
+            await client.asked("GET", "/numbers/prompt")
+            late = asyncio.create_task(end_once_refused(client))
+        assert (await late)["output"]["reward"] == 1.0
+
+
+async def end_once_refused(client: OrsClient) -> Any:
+    """Ends its rollout when the server takes no further ones."""
+    first = client.headers
+    while (await client.begin(split="train", index=1))[0] != 429:
+        await client.asked("POST", "/delete", {})
+    client.headers = first
+    return await client.call("guess", number=5)
 
 
 # --- the command
@@ -333,14 +356,17 @@ async def test_openenv_plays_episodes_over_a_socket(tmp_path: Path) -> None:
 
 
 async def test_openenv_says_when_it_is_full_and_frees_the_place_of_a_client_that_leaves(tmp_path: Path) -> None:
-    async with served("openenv", Numbers, tmp_path, max_num_workers=1) as url, aiohttp.ClientSession() as http:
-        async with http.ws_connect(f"{url}/ws") as one, http.ws_connect(f"{url}/ws") as other:
-            assert (await asked(one, "reset", {}))["type"] == "observation"
-            assert (await asked(other, "reset", {}))["data"]["code"] == "CAPACITY_REACHED"
-            await one.close()
-            while Numbers.open_sessions:
-                await asyncio.sleep(0.05)
-            assert (await asked(other, "reset", {}))["type"] == "observation"
+    async with (
+        served("openenv", Numbers, tmp_path, max_num_workers=1) as url,
+        aiohttp.ClientSession() as http,
+        http.ws_connect(f"{url}/ws") as one,
+        http.ws_connect(f"{url}/ws") as other,
+    ):
+        assert (await asked(one, "reset", {}))["type"] == "observation"
+        assert (await asked(other, "reset", {}))["data"]["code"] == "CAPACITY_REACHED"
+        await one.close()
+        await Numbers.closed.wait()
+        assert (await asked(other, "reset", {}))["type"] == "observation"
     assert Numbers.open_sessions == 0
 
 

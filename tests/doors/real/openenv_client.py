@@ -11,9 +11,7 @@ async def main(url, calls):
     async with GenericEnvClient(base_url=url) as env:
         first = await env.reset(seed=0)
         listed = await env.step({"type": "list_tools"})
-        steps = [
-            await env.step({"type": "call_tool", "tool_name": tool, "arguments": given}) for tool, given in calls
-        ]
+        steps = [await env.step({"type": "call_tool", "tool_name": tool, "arguments": given}) for tool, given in calls]
         assert (await env.state())["step_count"] == len(calls)
     print(
         json.dumps(

@@ -1,4 +1,4 @@
-"""Plays one task with ors-sdk: ors_client.py URL ENVIRONMENT CALLS, in the interpreter that has ors-sdk. Prints JSON."""
+"""Plays one task with ors-sdk: ors_client.py URL ENVIRONMENT CALLS, in the interpreter that has it. Prints JSON."""
 
 import asyncio
 import json

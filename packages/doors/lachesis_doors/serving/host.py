@@ -6,7 +6,7 @@ import asyncio
 import time
 import uuid
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Self
 
 from backends.errors import LachesisError, SettingsError
@@ -60,9 +60,7 @@ class Host:
         if not any(self._splits.values()):
             raise SettingsError(f"{self.env.run_name}: it has no items to serve")
         first = next(items[0][0] for items in self._splits.values() if items)
-        given = described(
-            [*self.env.tool_definitions(), *(tool.definition() for tool in self.env.tools_for(first))]
-        )
+        given = described([*self.env.tool_definitions(), *(tool.definition() for tool in self.env.tools_for(first))])
         self.answer_tool = answer_name(self.env, [tool["name"] for tool in given])
         self.tools = [*given, answer_description(self.env, self.answer_tool)]
         """Before a task is chosen: those of all tasks, and those of the first one."""
@@ -83,9 +81,7 @@ class Host:
         if unfinished := self._unfinished():
             rollouts = counted(len(unfinished), "rollout")
             self.env.console.print(f"{rollouts} open, with {seconds:g} s to finish", markup=False, highlight=False)
-        end = time.monotonic() + seconds
-        while self._unfinished() and time.monotonic() < end:
-            await asyncio.sleep(0.1)
+            await asyncio.wait([asyncio.create_task(each.over()) for each in unfinished], timeout=seconds)
 
     def _unfinished(self) -> list[OpenRollout]:
         return [each for each in self._open.values() if not each.ended]
@@ -127,9 +123,7 @@ class Host:
         item, key = self._splits[split][index]
         self._played[key] += 1
         number = self._played[key] - 1
-        rollout = OpenRollout(
-            self.env, item, part_key(key, number), self.answer_tool, evaluation=split == "test"
-        )
+        rollout = OpenRollout(self.env, item, part_key(key, number), self.answer_tool, evaluation=split == "test")
         name = name or uuid.uuid4().hex
         self._open[name], self._touched[name] = rollout, time.monotonic()
         return name, rollout

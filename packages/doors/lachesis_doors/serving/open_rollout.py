@@ -177,6 +177,10 @@ class OpenRollout:
     def ended(self) -> bool:
         return self._task.done()
 
+    async def over(self) -> None:
+        """Wait for its end."""
+        await asyncio.wait({self._task})
+
     @property
     def busy(self) -> bool:
         """Whether a call is being answered."""
@@ -185,7 +189,7 @@ class OpenRollout:
     async def close(self) -> None:
         """End it, and remove its sandbox. What has not ended has no score."""
         self._task.cancel()
-        await asyncio.shield(asyncio.wait({self._task}))
+        await asyncio.shield(self.over())
         if not self._task.cancelled():
             self._task.exception()  # its client has heard of it
 

@@ -125,13 +125,15 @@ class _Connection:
         if kind == "list_tools":
             rollout = self.host.get(self.name)
             listed = rollout.tools if rollout is not None else self.host.tools
-            tools = [{"name": t["name"], "description": t["description"], "input_schema": t["parameters"]} for t in listed]
+            tools = [
+                {"name": t["name"], "description": t["description"], "input_schema": t["parameters"]} for t in listed
+            ]
             return _observed({"tools": tools}, Step(""))
         if kind != "call_tool" or not isinstance(name, str) or not isinstance(given, Mapping):
             raise _Refused("VALIDATION_ERROR", 'an action is {"type": "call_tool", "tool_name", "arguments"}')
         step = await self.rollout().call(name, given)
         error = {"error_type": "execution_error", "message": step.text} if step.failed else None
-        seen = {"tool_name": name, "result": None if step.failed else step.text, "error": error}
+        seen: dict[str, Any] = {"tool_name": name, "result": None if step.failed else step.text, "error": error}
         if step.images:
             seen["metadata"] = {"images": list(step.images)}
         return _observed(seen, step)

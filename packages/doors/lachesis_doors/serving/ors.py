@@ -17,7 +17,7 @@ from aiohttp import web
 from backends.errors import LachesisError
 from lachesis_doors.serving.host import Host, NoPlace, NoSuchTask
 from lachesis_doors.serving.open_rollout import ANSWER, EpisodeEnded, OpenRollout, Step
-from lachesis_doors.serving.task_routes import TaskRoutes, body_of, refused
+from lachesis_doors.serving.task_routes import TaskRoutes, body_of, refused, with_input_schema
 from lachesis_tokens.wire.service import WebService, json_response
 
 _CHUNK = 4096
@@ -99,9 +99,8 @@ class OrsService(WebService):
         return json_response(self._listed(self._rollout(request).tools))
 
     def _listed(self, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        specs = [{"name": t["name"], "description": t["description"], "input_schema": t["parameters"]} for t in tools]
         ends = {"name": self._host.answer_tool, "arg": ANSWER, "description": tools[-1]["description"]}
-        return {"tools": specs, "terminal_tool": ends}
+        return {"tools": with_input_schema(tools), "terminal_tool": ends}
 
     async def _prompt(self, request: web.Request) -> web.Response:
         try:
@@ -160,7 +159,7 @@ async def _called(rollout: OpenRollout, name: Any, given: Any) -> dict[str, Any]
 def _output(step: Step) -> dict[str, Any]:
     """A failed call is an answer that the model reads: it is part of the conversation that the reward sees."""
     blocks = [{"type": "text", "text": step.text}, *(_block({"image_url": {"url": url}}) for url in step.images)]
-    about = {"failed": True} if step.failed else {}
+    about: dict[str, Any] = {"failed": True} if step.failed else {}
     if step.components:
         about["components"] = dict(step.components)
     return {"blocks": blocks, "reward": step.reward, "finished": step.done, "metadata": about or None}

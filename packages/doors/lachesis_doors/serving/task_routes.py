@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from aiohttp import web
@@ -76,6 +76,11 @@ class TaskRoutes:
             return json_response({"task": self.host.task(split, index + size if index < 0 else index)})
         except NoSuchTask as error:
             raise refused(400, str(error)) from error
+
+
+def with_input_schema(tools: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The tools, each as `{"name", "description", "input_schema"}`."""
+    return [{"name": t["name"], "description": t["description"], "input_schema": t["parameters"]} for t in tools]
 
 
 async def body_of(request: web.Request) -> dict[str, Any]:
