@@ -62,6 +62,7 @@ PACKAGES = {
     **dict.fromkeys(("api", "engine", "policy", "train"), "lachesis-train"),
     **dict.fromkeys(("eval compare", "report", "view"), "lachesis-view"),
     "play": "lachesis-compat",
+    "serve as": "lachesis-doors",
     "verify": "lachesis-tokens",
 }
 """Of verbs that are not in this package."""

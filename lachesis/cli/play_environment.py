@@ -29,8 +29,8 @@ Every other setting has its own flag, --env.NAME VALUE or --openai.NAME VALUE, o
 """
 
 
-def main(verb: Verb, argv: Sequence[str] | None = None) -> int:
-    """Play; the exit code."""
+def main(verb: Verb, argv: Sequence[str] | None = None, *, run: Any = None) -> int:
+    """Play; the exit code. `run`: see `command_line.main`."""
     arguments = list(argv or ())
     parser, settings = _parser(verb)
     if not arguments or {"-h", "--help"} & {*arguments}:
@@ -54,7 +54,7 @@ def main(verb: Verb, argv: Sequence[str] | None = None) -> int:
         if f"--{setting}" in names:
             raise SettingsError(f"--{setting} is given twice: it is {settings[setting]} here; keep one of the two")
         flags.append(f"--{setting}={value}")
-    return command_line.main(env_cls, [command, *rest, *flags], prog=prog)
+    return command_line.main(env_cls, [command, *rest, *flags], prog=prog, run=run)
 
 
 def _parser(verb: Verb) -> tuple[argparse.ArgumentParser, dict[str, str]]:

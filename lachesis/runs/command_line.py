@@ -9,7 +9,7 @@ import asyncio
 import itertools
 import signal
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -40,8 +40,15 @@ OF_TRAINER = ("training", "tinker", "sft")
 Model = TypeVar("Model", bound=BaseModel)
 
 
-def main(env_cls: type[Environment], argv: Sequence[str] | None = None, *, prog: str | None = None) -> int:
-    """Run one command of an environment; the exit code. `prog`: see `make_parser`."""
+def main(
+    env_cls: type[Environment],
+    argv: Sequence[str] | None = None,
+    *,
+    prog: str | None = None,
+    run: Callable[[Any], Awaitable[Any]] | None = None,
+) -> int:
+    """Run one command of an environment; the exit code. `prog`: see `make_parser`; `run`: called with the environment,
+    in place of the command."""
     from lachesis.runs.policy_servers import policy_server_at
 
     console = Console(emoji=False, stderr=True)
@@ -55,7 +62,7 @@ def main(env_cls: type[Environment], argv: Sequence[str] | None = None, *, prog:
             raise SettingsError(
                 f"the name of {env_cls.__name__}, {env.run_name!r}, {problem}; its runs are in data/NAME"
             )
-        return run_alone(_run(command, env))
+        return run_alone(_run(command, env, run))
     except Exception as error:
         return report_error(error, console)
     except (KeyboardInterrupt, asyncio.CancelledError):
@@ -99,14 +106,14 @@ def report_error(error: Exception, console: Console | None = None, *, kept: bool
     return error.exit_code if isinstance(error, LachesisError) else ExitCode.FAILED
 
 
-async def _run(command: str, env: Environment) -> int:
+async def _run(command: str, env: Environment, instead: Callable[[Any], Awaitable[Any]] | None) -> int:
     from lachesis.runs.results import print_result
 
     task = asyncio.current_task()
     if task is not None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     run = {"serve": env.env_manager, "process": env.process_manager, "evaluate": env._run_evaluate}[command]
-    result: Any = await run()
+    result: Any = await (run() if instead is None else instead(env))
     if not hasattr(result, "exit_code"):
         return 0  # of an environment with an evaluate() that returns something else
     print_result(Console(emoji=False), result)

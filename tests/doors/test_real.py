@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -18,6 +19,9 @@ import pytest
 from lachesis.cli.environment_classes import environment_class
 from lachesis_doors.guest_process import INSIDE, GuestProcess
 from lachesis_doors.processes import PACKAGES, interpreter
+from lachesis_envs.gsm8k import GSM8kAgentEnv
+from lachesis_envs.gsm8k.symbolic import gsm_symbolic
+from tests.doors.test_serving import Served, served
 from tests.support.scripted_server import call, say
 from tests.support.small_envs import lines, process, rollouts
 
@@ -151,3 +155,29 @@ async def test_the_ground_truth_of_bfcl_is_right_and_idleness_is_not(kind: str) 
     # Row 49 of miss_func calls `tail` two turns before it is offered.
     assert [number for number, score in enumerate(solved) if score != 1.0] == ([49] if kind == "miss_func" else [])
     assert set(idle) == {0.0}
+
+
+@pytest.mark.parametrize("standard", ["ors", "openenv"])
+@pytest.mark.parametrize("solves", [True, False])
+async def test_the_clients_of_others_play_what_we_serve(tmp_path: Path, standard: str, solves: bool) -> None:
+    async def play_with_sdk(env_cls: Any, answer: str, command: dict[str, str], tools: list[str]) -> Any:
+        calls = [[tools[0], command], ["submit", {"answer": answer}]]
+        async with served(standard, env_cls, tmp_path, enabled_toolsets=tools) as url:
+            program = [str(DOORS / standard / "bin/python"), str(HERE / f"{standard}_client.py")]
+            arguments = [url, env_cls.name.lower(), json.dumps(calls)]
+            pipe = asyncio.subprocess.PIPE
+            running = await asyncio.create_subprocess_exec(*program, *arguments, stdout=pipe, stderr=pipe)
+            out, log = await running.communicate()
+            assert running.returncode == 0, log.decode()
+            return json.loads(out)
+
+    words = "apple\nfig\npear" if solves else "pear"
+    said = await play_with_sdk(Served, "Done.", {"command": f"printf '{words}' >sorted.txt"}, ["terminal"])
+    assert "pear fig apple" in said["prompt"] and said["tools"] == ["terminal", "process", "submit"]
+    assert (said["rewards"], said["finished"]) == ([None, float(solves)], [False, True])
+
+    row = gsm_symbolic(1, 0)[0]
+    answer = f"It is \\boxed{{{row['answer'] if solves else -1}}}."
+    said = await play_with_sdk(GSM8kAgentEnv, answer, {"code": "print(6 * 7)"}, ["python"])
+    assert row["question"] in said["prompt"]
+    assert (said["rewards"], said["finished"]) == ([None, float(solves)], [False, True])

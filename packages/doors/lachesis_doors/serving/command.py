@@ -1,0 +1,100 @@
+"""`lachesis serve ENV --as STANDARD`: the environment as a server of another standard."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import sys
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Protocol
+
+from backends.errors import SettingsError
+from backends.plugins import Registry
+from lachesis import HermesAgentBaseEnv
+from lachesis.cli import play_environment, port_number
+from lachesis_doors.serving.host import Host
+from lachesis_doors.serving.open_rollout import Clients
+from lachesis_tokens.wire.service import WebService
+
+
+class Standard(Protocol):
+    """A server whose clients drive the rollouts of a host."""
+
+    def __call__(self, host: Host, address: str, port: int) -> WebService: ...
+
+
+STANDARDS: Registry[Standard] = Registry(
+    "standard",
+    "lachesis.standards",
+    {
+        "openenv": "lachesis_doors.serving.openenv:OpenEnvService",
+        "ors": "lachesis_doors.serving.ors:OrsService",
+    },
+    package="lachesis-doors",
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve until a signal; the exit code."""
+    arguments = list(argv or ())
+    parser = argparse.ArgumentParser(prog="lachesis serve ENV --as", description=__doc__, allow_abbrev=False)
+    parser.add_argument("--as", dest="standard", required=True, choices=STANDARDS.names(), help="the standard")
+    parser.add_argument("--host", default="127.0.0.1", help="the address to listen on")
+    parser.add_argument("--port", default=8080, type=port_number, help="0 is a free port")
+    parser.add_argument("--items", default=1000, type=int, metavar="N", help="tasks of the split `train`, at most")
+    parser.add_argument(
+        "--idle", default=900.0, type=float, metavar="S", help="seconds after which a silent client's rollout is closed"
+    )
+    target = [arguments.pop(0)] if arguments and not arguments[0].startswith("-") else []
+    if not target:
+        parser.print_help()
+        return 0 if {"-h", "--help"} & {*arguments} else 2
+    if {"-h", "--help"} & {*arguments}:
+        parser.print_help()
+        return 0
+    given, rest = parser.parse_known_args(arguments)
+    if given.items < 1 or given.idle <= 0:
+        raise SettingsError("--items and --idle are positive numbers")
+    return play_environment.main("serve", [*target, *rest], run=partial(_serve, given))
+
+
+async def _serve(given: argparse.Namespace, env: HermesAgentBaseEnv) -> None:
+    """Serve until SIGTERM or Ctrl-C; a second signal does not wait for the rollouts that are open."""
+    stop = asyncio.Event()
+    task, loop = asyncio.current_task(), asyncio.get_running_loop()
+    assert task is not None
+
+    def ask_to_stop() -> None:
+        if stop.is_set():
+            task.cancel()
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ask_to_stop)
+    await serve(STANDARDS.load(given.standard), env, stop, given.host, given.port, items=given.items, idle=given.idle)
+
+
+async def serve(
+    standard: Standard,
+    env: HermesAgentBaseEnv,
+    stop: asyncio.Event,
+    address: str = "127.0.0.1",
+    port: int = 0,
+    *,
+    items: int = 1000,
+    idle: float = 900.0,
+    ready: Any = None,
+) -> None:
+    """Serve until `stop` is set. `ready` is called with the server once it listens."""
+    env.config.max_infra_retries = 0  # a client cannot be asked to say everything again
+    env.use_server(Clients())
+    async with env.running(), Host(env, items=items, idle=idle) as host, standard(host, address, port) as service:
+        tasks = ", ".join(f"{number} tasks of {split}" for split, number in host.splits.items())
+        said = f"{host.name} is served at {service.root_url}: {tasks}, {host.places} rollouts at once"
+        print(said, file=sys.stderr, flush=True)
+        if ready is not None:
+            ready(service)
+        await stop.wait()
+        await host.drain()

@@ -1,0 +1,142 @@
+"""The tasks of a served environment, and the rollouts that clients have open in it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, Self
+
+from backends.errors import LachesisError, SettingsError
+from backends.text import counted
+from lachesis import HermesAgentBaseEnv
+from lachesis.figures.item_keys import ItemKeys, first_items, part_key
+from lachesis_doors.serving.open_rollout import OpenRollout, answer_description, answer_name, described
+
+_LOOK_EVERY = 1.0
+"""Seconds between two looks at silent clients."""
+
+
+class NoSuchTask(LachesisError):
+    """The client names a split or a number that there is not."""
+
+
+class NoPlace(LachesisError):
+    """There are as many open rollouts as there may be, or the server is about to end."""
+
+
+class Host:
+    """Opens rollouts of an environment, whose run has begun, and closes those that their clients have left.
+
+    Args:
+        items: how many tasks of `get_next_item` are offered.
+        idle: seconds after which the rollout of a silent client is closed.
+    """
+
+    def __init__(self, env: HermesAgentBaseEnv, *, items: int, idle: float) -> None:
+        if env.collects or not env.takes_follow_ups:
+            raise SettingsError(f"{env.run_name}: its agent is a program of its own, so no client can drive it")
+        self.env = env
+        self.name = env.run_name.lower()
+        self.places = env.max_num_workers
+        self.draining = False
+        self._wanted, self._idle = items, idle
+        self._splits: dict[str, list[tuple[Any, str]]] = {}
+        self._played: Counter[str] = Counter()
+        self._next = 0
+        self._open: dict[str, OpenRollout] = {}
+        self._touched: dict[str, float] = {}
+        self._watching: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        splits = {"train": await first_items(self.env.get_next_item, self._wanted)}
+        if type(self.env).get_eval_items is not HermesAgentBaseEnv.get_eval_items:
+            splits["test"] = list(await self.env.get_eval_items())[: self.env.config.eval_items]
+        for split, items in splits.items():
+            keys = ItemKeys()
+            self._splits[split] = [(item, keys.key(item)) for item in items]
+        if not any(self._splits.values()):
+            raise SettingsError(f"{self.env.run_name}: it has no items to serve")
+        first = next(items[0][0] for items in self._splits.values() if items)
+        given = described([*self.env.tool_definitions(), *(tool.definition() for tool in self.env.tools_for(first))])
+        self.answer_tool = answer_name(self.env, [tool["name"] for tool in given])
+        self.tools = [*given, answer_description(self.env, self.answer_tool)]
+        """Before a task is chosen: those of all tasks, and those of the first one."""
+        self._watching = asyncio.create_task(self._watch())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close what is open. Rollouts that have not ended have no score."""
+        self.draining = True
+        if self._watching is not None:
+            self._watching.cancel()
+        await asyncio.gather(*(self.close(name) for name in list(self._open)))
+
+    async def drain(self) -> None:
+        """Open no more rollouts, and give those that are open the grace period to end."""
+        self.draining = True
+        seconds = self.env.config.grace_period
+        if unfinished := self._unfinished():
+            rollouts = counted(len(unfinished), "rollout")
+            self.env.console.print(f"{rollouts} open, with {seconds:g} s to finish", markup=False, highlight=False)
+            await asyncio.wait([asyncio.create_task(each.over()) for each in unfinished], timeout=seconds)
+
+    def _unfinished(self) -> list[OpenRollout]:
+        return [each for each in self._open.values() if not each.ended]
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(min(_LOOK_EVERY, self._idle / 4))
+            silent = time.monotonic() - self._idle
+            for name, touched in list(self._touched.items()):
+                if touched < silent and not self._open[name].busy:
+                    await self.close(name)
+
+    @property
+    def splits(self) -> Mapping[str, int]:
+        """The number of tasks in each."""
+        return {split: len(items) for split, items in self._splits.items()}
+
+    def task(self, split: str, index: int) -> dict[str, Any]:
+        """How clients name a task: without its content, which may contain the solution. Raises `NoSuchTask`."""
+        if split not in self._splits or not 0 <= index < len(self._splits[split]):
+            size = ", ".join(f"{name} has {number}" for name, number in self.splits.items())
+            raise NoSuchTask(f"there is no task {index} of the split {split!r}; {size}")
+        return {"split": split, "index": index, "id": self._splits[split][index][1]}
+
+    def open(self, split: str = "train", index: int | None = None, name: str | None = None) -> tuple[str, OpenRollout]:
+        """Begin a rollout, under a name for `get` and `close`. Without an index, it is that of the next task.
+
+        Raises:
+            NoSuchTask: there is no such task.
+            NoPlace: another rollout has to end first.
+        """
+        if self.draining:
+            raise NoPlace("the server is about to end")
+        if len(self._unfinished()) >= self.places:
+            raise NoPlace(f"all {self.places} places are taken; more are set with -c")
+        if index is None:
+            index, self._next = self._next % max(1, len(self._splits.get(split, ()))), self._next + 1
+        self.task(split, index)
+        item, key = self._splits[split][index]
+        self._played[key] += 1
+        number = self._played[key] - 1
+        rollout = OpenRollout(self.env, item, part_key(key, number), self.answer_tool, evaluation=split == "test")
+        name = name or uuid.uuid4().hex
+        self._open[name], self._touched[name] = rollout, time.monotonic()
+        return name, rollout
+
+    def get(self, name: str) -> OpenRollout | None:
+        """The rollout of this name; None if it was closed. Its client is not silent."""
+        if name in self._open:
+            self._touched[name] = time.monotonic()
+        return self._open.get(name)
+
+    async def close(self, name: str) -> None:
+        """Close a rollout and remove its sandbox."""
+        rollout = self._open.pop(name, None)
+        self._touched.pop(name, None)
+        if rollout is not None:
+            await rollout.close()

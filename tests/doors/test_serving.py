@@ -1,0 +1,385 @@
+"""Our environments as servers of other standards. The requests of clients are those that the standards' SDKs send."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from backends import BackendError
+from backends.errors import SettingsError
+from lachesis import Reward, Tool
+from lachesis.cli.environment_classes import environment_class
+from lachesis_doors.mcp_client import named_events
+from lachesis_doors.serving.command import STANDARDS, main, serve
+from tests.support.scripted_server import call
+from tests.support.small_envs import ROOT, HermesAgentBaseEnv, SortWords, make, process, rollouts
+
+NUMBER = {"type": "object", "properties": {"number": {"type": "integer"}}, "required": ["number"]}
+
+
+class Served(SortWords):
+    """Two items, so that their list ends; what a rollout leaves is counted."""
+
+    name = "Served"
+
+    async def setup(self):
+        self.items = iter(["pear fig apple", "delta alpha"])
+
+    async def get_next_item(self):
+        return next(self.items, None)
+
+
+class Numbers(HermesAgentBaseEnv):
+    """A simulator with a session, tools of the item, and a reward that comes with the calls."""
+
+    name = "numbers"
+    step_rewards = "sum"
+    open_sessions = 0
+    closed: asyncio.Event
+    """One of them was closed since the last one began."""
+
+    async def setup(self):
+        self.items = iter([5, 7])
+        Numbers.closed = asyncio.Event()
+
+    async def get_next_item(self):
+        return next(self.items, None)
+
+    def format_prompt(self, item):
+        return "Guess."
+
+    @asynccontextmanager
+    async def session(self, item):
+        Numbers.open_sessions += 1
+        Numbers.closed.clear()
+        try:
+            yield {"secret": item}
+        finally:
+            Numbers.open_sessions -= 1
+            Numbers.closed.set()
+
+    def tools_for(self, item):
+        async def guess(arguments, session):
+            from lachesis import ToolResult
+
+            if arguments["number"] == 0:
+                raise BackendError("the simulator's machine is gone")
+            if arguments["number"] == 1:
+                raise RuntimeError("the simulator fell over")
+            right = arguments["number"] == session["secret"]
+            text = "right" if right else "wrong " * 2000
+            return ToolResult(text, reward=1.0 if right else -0.25, done=right)
+
+        return [Tool.from_schema("guess", "Guess.", NUMBER, guess)]
+
+
+class Chatty(HermesAgentBaseEnv):
+    """A user who answers once."""
+
+    name = "chatty"
+
+    async def get_next_item(self):
+        return {"n": 1}
+
+    def format_prompt(self, item):
+        return "Say hello."
+
+    def follow_up(self, item, messages):
+        return "And now?" if sum(message["role"] == "assistant" for message in messages) < 2 else None
+
+    async def compute_reward(self, item, result, ctx):
+        return Reward(0.5, {"last": float(result.final_response == "Bye.")})
+
+
+@asynccontextmanager
+async def served(standard: str, env_cls: Any, folder: Path, **more: Any) -> AsyncIterator[str]:
+    """The address of a server, in this process, which is stopped at the end."""
+    settings = {"enabled_toolsets": ["terminal", "file"] if env_cls is Served else [], "grace_period": 0.0}
+    idle = more.pop("idle", 900.0)
+    env = make(env_cls, "http://127.0.0.1:9/v1", folder, **{**settings, **more})
+    stop, ready = asyncio.Event(), asyncio.get_running_loop().create_future()
+    work = serve(STANDARDS.load(standard), env, stop, items=3, idle=idle, ready=ready.set_result)
+    running = asyncio.create_task(work)
+    await asyncio.wait({running, ready}, return_when=asyncio.FIRST_COMPLETED)
+    if running.done():
+        running.result()
+    try:
+        yield ready.result().root_url
+    finally:
+        stop.set()
+        await running
+
+
+# --- the Open Reward Standard
+
+
+class OrsClient:
+    """The requests of ors-sdk 0.1.0."""
+
+    def __init__(self, url: str, name: str, http: aiohttp.ClientSession) -> None:
+        self.url, self.name, self.http = url, name, http
+        self.headers: dict[str, str] = {}
+
+    async def asked(self, method: str, route: str, body: Any = None) -> tuple[int, Any]:
+        async with self.http.request(method, f"{self.url}{route}", json=body, headers=self.headers) as response:
+            return response.status, await response.json()
+
+    async def streamed(self, route: str, body: Any) -> list[tuple[str, str]]:
+        async with self.http.post(f"{self.url}{route}", json=body, headers=self.headers) as response:
+            assert (response.status, response.content_type) == (200, "text/event-stream")
+            return [event async for event in named_events(response.content)]
+
+    async def begin(self, **task: Any) -> tuple[int, Any]:
+        self.headers = {}
+        (_, number), end = await self.streamed("/create_session", {})
+        assert end == ("end", "")
+        self.headers = {"X-Session-ID": number}
+        return await self.asked("POST", "/create", task)
+
+    async def call(self, tool: str, **given: Any) -> Any:
+        events = await self.streamed(f"/{self.name}/call", {"name": tool, "input": given})
+        assert events[0][0] == "task_id"
+        assert all(len(data) <= 4096 for _, data in events)
+        if events[-1][0] == "error":
+            return events[-1][1]
+        assert events[-1][0] == "end"
+        return json.loads("".join(data for kind, data in events if kind in ("chunk", "end")))
+
+
+@asynccontextmanager
+async def ors(env_cls: Any, folder: Path, **more: Any) -> AsyncIterator[OrsClient]:
+    async with served("ors", env_cls, folder, **more) as url, aiohttp.ClientSession() as http:
+        yield OrsClient(url, env_cls.name.lower(), http)
+
+
+async def test_ors_lists_tasks_without_their_content(tmp_path: Path) -> None:
+    async with ors(Served, tmp_path) as client:
+        assert await client.asked("GET", "/list_environments") == (200, ["served"])
+        assert await client.asked("GET", "/served/splits") == (200, [{"name": "train", "type": "train"}])
+        assert await client.asked("POST", "/SERVED/num_tasks", {"split": "train"}) == (200, {"num_tasks": 2})
+        _, listed = await client.asked("POST", "/served/tasks", {"split": "train"})
+        assert [(task["split"], task["index"]) for task in listed["tasks"]] == [("train", 0), ("train", 1)]
+        assert "apple" not in json.dumps(listed)
+        _, ranged = await client.asked("POST", "/served/task_range", {"split": "train", "start": -1})
+        assert ranged["tasks"] == listed["tasks"][1:]
+        _, last = await client.asked("POST", "/task", {"split": "train", "index": -1})
+        assert last["task"] == listed["tasks"][1]
+        for route, body in (("task", {"split": "train", "index": 2}), ("tasks", {"split": "best"}), ("task", [1])):
+            status, said = await client.asked("POST", f"/served/{route}", body)
+            assert status in (400, 422) and "detail" in said
+        assert (await client.asked("GET", "/other/splits"))[0] == 404
+
+
+async def test_ors_plays_in_a_sandbox_of_the_rollouts_own(tmp_path: Path) -> None:
+    async with ors(Served, tmp_path) as client:
+        _, listed = await client.asked("POST", "/served/tasks", {"split": "train"})
+        assert (await client.begin(task_spec=listed["tasks"][0], env_name="served"))[0] == 200
+        _, prompt = await client.asked("GET", "/served/prompt")
+        assert prompt == [{"type": "text", "text": Served.format_prompt(None, "pear fig apple")}]  # type: ignore[arg-type]
+        _, tools = await client.asked("GET", "/served/task_tools")
+        assert [tool["name"] for tool in tools["tools"]][-1] == tools["terminal_tool"]["name"] == "submit"
+        answer = await client.call("terminal", command="printf 'apple\nfig\npear\n' >sorted.txt; ls")
+        assert (answer["ok"], answer["output"]["reward"], answer["output"]["finished"]) == (True, None, False)
+        assert "sorted.txt" in answer["output"]["blocks"][0]["text"]
+        assert (await client.call("teleport"))["reason"] == "not_found"
+        wrong = await client.call("terminal")
+        assert wrong["output"]["metadata"] == {"failed": True} and "command" in wrong["output"]["blocks"][0]["text"]
+        assert (await client.call("submit", answer=""))["output"]["finished"] is False
+        end = await client.call("submit", answer="Done.")
+        assert (end["output"]["reward"], end["output"]["finished"]) == (1.0, True)
+        assert (await client.call("terminal", command="ls"))["reason"] == "episode_finished"
+        assert (await client.asked("POST", "/delete", {}))[0] == 200
+        assert (await client.asked("POST", "/ping", {}))[0] == 404
+        await client.begin(split="train", index=0)
+        assert "sorted.txt" not in json.dumps(await client.call("terminal", command="ls"))
+
+
+async def test_ors_pays_once_and_at_the_end(tmp_path: Path) -> None:
+    async with ors(Numbers, tmp_path) as client:
+        await client.begin(split="train", index=1)
+        wrong, right = await client.call("guess", number=3), await client.call("guess", number=7)
+        assert len(wrong["output"]["blocks"][0]["text"]) > 4096
+        assert [step["output"]["reward"] for step in (wrong, right)] == [None, 0.75]
+        assert (right["output"]["blocks"][0]["text"], right["output"]["finished"]) == ("right", True)
+        assert Numbers.open_sessions == 0
+
+
+async def test_ors_says_what_a_user_answers(tmp_path: Path) -> None:
+    async with ors(Chatty, tmp_path) as client:
+        await client.begin(split="train", index=2)
+        said = await client.call("reply", answer="Hello.")
+        assert (said["output"]["blocks"][0]["text"], said["output"]["finished"]) == ("And now?", False)
+        end = await client.call("reply", answer="Bye.")
+        assert (end["output"]["reward"], end["output"]["finished"]) == (0.5, True)
+        assert end["output"]["metadata"]["components"] == {"reward/last": 1.0}
+
+
+@pytest.mark.parametrize(("number", "kind"), [(0, "infra_error"), (1, "environment")])
+async def test_ors_what_breaks_is_an_error_and_no_reward(tmp_path: Path, number: int, kind: str) -> None:
+    async with ors(Numbers, tmp_path) as client:
+        await client.begin(split="train", index=0)
+        said = await client.call("guess", number=number)
+        assert isinstance(said, str) and f"no score ({kind})" in said
+        assert (await client.call("guess", number=5))["reason"] == "episode_finished"
+        assert Numbers.open_sessions == 0
+
+
+async def test_ors_goes_on_with_a_call_whose_connection_broke(tmp_path: Path) -> None:
+    async with ors(Served, tmp_path) as client:
+        await client.begin(split="train", index=0)
+        body = {"name": "terminal", "input": {"command": "sleep 1; echo x >>count; cat count"}}
+        async with client.http.post(f"{client.url}/served/call", json=body, headers=client.headers) as response:
+            kind, number = await anext(named_events(response.content))
+            assert kind == "task_id"
+        answer = await client.streamed("/served/call", {**body, "task_id": number})
+        assert json.loads(answer[-1][1])["output"]["blocks"][0]["text"].count("x\\n") == 1
+        assert (await client.asked("POST", "/served/call", {**body, "task_id": "none"}))[0] == 404
+
+
+async def test_a_silent_client_loses_its_rollout_and_others_get_the_place(tmp_path: Path) -> None:
+    async with ors(Numbers, tmp_path, idle=0.5, max_num_workers=1) as client:
+        await client.begin(split="train", index=0)
+        await client.asked("GET", "/numbers/prompt")
+        assert Numbers.open_sessions == 1
+        assert (await client.begin(split="train", index=0))[0] == 429
+        await Numbers.closed.wait()
+        assert (await client.begin(split="train", index=0))[0] == 200
+
+
+async def test_the_end_of_the_server_leaves_nothing_open(tmp_path: Path) -> None:
+    async with ors(Numbers, tmp_path) as client:
+        for index in (0, 1):
+            await client.begin(split="train", index=index)
+            await client.asked("GET", "/numbers/prompt")
+        assert Numbers.open_sessions == 2
+    assert Numbers.open_sessions == 0
+
+
+async def test_the_end_of_the_server_waits_for_open_rollouts(tmp_path: Path) -> None:
+    async with aiohttp.ClientSession() as http:
+        async with served("ors", Numbers, tmp_path, grace_period=60.0) as url:
+            client = OrsClient(url, "numbers", http)
+            await client.begin(split="train", index=0)
+            await client.asked("GET", "/numbers/prompt")
+            late = asyncio.create_task(end_once_refused(client))
+        assert (await late)["output"]["reward"] == 1.0
+
+
+async def end_once_refused(client: OrsClient) -> Any:
+    """Ends its rollout when the server takes no further ones."""
+    first = client.headers
+    while (await client.begin(split="train", index=1))[0] != 429:
+        await client.asked("POST", "/delete", {})
+    client.headers = first
+    return await client.call("guess", number=5)
+
+
+# --- the command
+
+
+def test_the_command_serves_until_sigterm(tmp_path: Path) -> None:
+    (tmp_path / "words_env.py").write_text(
+        "from lachesis import HermesAgentBaseEnv\n\n\nclass Words(HermesAgentBaseEnv):\n    name = 'words'\n\n"
+        "    async def get_next_item(self):\n        return 'a'\n\n"
+        "    def format_prompt(self, item):\n        return item\n\n"
+        "    async def compute_reward(self, item, result, ctx):\n        return 1.0\n"
+    )
+    words = ["serve", "words_env.py", "--as", "ors", "--port", "0", "--items", "2", "--toolsets", ""]
+    command = [sys.executable, "-m", "lachesis", *words]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=_with_root()) as running:
+        assert running.stderr is not None
+        said = running.stderr.readline()
+        assert said.startswith("words is served at http://127.0.0.1:"), said + running.stderr.read()
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(60) == 0, running.stderr.read()
+
+
+def _with_root() -> dict[str, str]:
+    import os
+
+    return {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+def test_the_command_names_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["gsm8k", "--as", "telepathy"])
+    assert "ors" in capsys.readouterr().err
+    with pytest.raises(SettingsError, match="positive"):
+        main(["gsm8k", "--as", "ors", "--items", "0"])
+    assert main([]) == 2
+
+
+# --- OpenEnv
+
+
+async def asked(socket: aiohttp.ClientWebSocketResponse, kind: str, data: Any = None) -> Any:
+    await socket.send_json({"type": kind} if data is None else {"type": kind, "data": data})
+    return await socket.receive_json(timeout=60)
+
+
+async def test_openenv_plays_episodes_over_a_socket(tmp_path: Path) -> None:
+    async with served("openenv", Numbers, tmp_path) as url, aiohttp.ClientSession() as http:
+        async with http.get(f"{url}/schema") as response:
+            assert "type" in (await response.json())["action"]["properties"]
+        async with http.ws_connect(f"{url}/ws") as socket:
+            assert (await asked(socket, "step", {"type": "call_tool", "tool_name": "guess"}))["type"] == "error"
+            first = await asked(socket, "reset", {"seed": 1, "episode_id": "e1"})
+            assert first["data"]["observation"]["prompt"] == "Guess."
+            listed = await asked(socket, "step", {"type": "list_tools"})
+            assert [tool["name"] for tool in listed["data"]["observation"]["tools"]] == ["guess", "submit"]
+            guess = {"type": "call_tool", "tool_name": "guess", "arguments": {"number": 3}}
+            wrong = (await asked(socket, "step", guess))["data"]
+            assert (wrong["reward"], wrong["done"], wrong["observation"]["error"]) == (None, False, None)
+            failed = (await asked(socket, "step", {**guess, "arguments": {}}))["data"]
+            assert "number" in failed["observation"]["error"]["message"]
+            assert (await asked(socket, "state"))["data"] == {"episode_id": "e1", "step_count": 2}
+            right = (await asked(socket, "step", {**guess, "arguments": {"number": 7}}))["data"]
+            assert (right["observation"]["result"], right["reward"], right["done"]) == ("right", 0.75, True)
+            assert (await asked(socket, "step", guess))["data"]["code"] == "SESSION_ERROR"
+            assert (await asked(socket, "reset", {}))["type"] == "observation"
+            broken = await asked(socket, "step", {**guess, "arguments": {"number": 0}})
+            assert broken["data"]["code"] == "EXECUTION_ERROR" and "infra_error" in broken["data"]["message"]
+            assert (await asked(socket, "dance", {}))["data"]["code"] == "UNKNOWN_TYPE"
+            await socket.send_str("{")
+            assert (await socket.receive_json())["data"]["code"] == "INVALID_JSON"
+            assert (await asked(socket, "reset", {"index": 9}))["data"]["code"] == "VALIDATION_ERROR"
+
+
+async def test_openenv_says_when_it_is_full_and_frees_the_place_of_a_client_that_leaves(tmp_path: Path) -> None:
+    async with (
+        served("openenv", Numbers, tmp_path, max_num_workers=1) as url,
+        aiohttp.ClientSession() as http,
+        http.ws_connect(f"{url}/ws") as one,
+        http.ws_connect(f"{url}/ws") as other,
+    ):
+        assert (await asked(one, "reset", {}))["type"] == "observation"
+        assert (await asked(other, "reset", {}))["data"]["code"] == "CAPACITY_REACHED"
+        await one.close()
+        await Numbers.closed.wait()
+        assert (await asked(other, "reset", {}))["type"] == "observation"
+    assert Numbers.open_sessions == 0
+
+
+async def test_our_own_doors_play_what_we_serve(tmp_path: Path) -> None:
+    def halves(request: dict[str, Any]) -> Any:
+        turn = sum(message["role"] == "assistant" for message in request["messages"])
+        return call(("guess", {"number": (6, 5, 7)[turn]}))
+
+    for standard, target in (("ors", "ors:{}/numbers"), ("openenv", "openenv:{}")):
+        async with served(standard, Numbers, tmp_path) as url:
+            door = environment_class(target.format(url))
+            (tmp_path / standard).mkdir()
+            chosen = {"total_steps": 2, "group_size": 1, "enabled_toolsets": []}
+            result = await process(door, tmp_path / standard, halves, **chosen)
+        found = rollouts(result.files.groups)
+        assert sorted(each["reward"] for each in found) == [0.5, 0.75]
