@@ -151,3 +151,15 @@ async def test_the_ground_truth_of_bfcl_is_right_and_idleness_is_not(kind: str) 
     # Row 49 of miss_func calls `tail` two turns before it is offered.
     assert [number for number, score in enumerate(solved) if score != 1.0] == ([49] if kind == "miss_func" else [])
     assert set(idle) == {0.0}
+
+
+def test_most_games_of_textarena_play_and_two_games_of_one_seed_are_alike() -> None:
+    python = interpreter("textarena", PACKAGES["textarena"])
+    command = [python, str(HERE / "textarena_survey.py"), str(INSIDE / "textarena.py")]
+    listed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    print(listed)
+    rows = [line.split("\t") for line in listed.splitlines()]
+    assert len(rows) == 238
+    alike = [name for name, _, found, _ in rows if found == "alike"]
+    assert len(alike) >= 185, sorted({row[0] for row in rows} - set(alike))
+    assert not [name for name, _, found, _ in rows if found == "differs"]
