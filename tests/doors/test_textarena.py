@@ -64,7 +64,10 @@ async def test_the_seat_alternates_and_a_model_plays_the_other_one(tmp_path: Pat
         "[2]",
     ]
     assert [model for model, _ in talks] == ["rival"] * 3
-    assert talks[-1][1] == ["[GAME] You are player 0. Say [1] or [2].", "[GAME] It is 2.\n[Player 1] [2]\n[GAME] It is 4."]
+    assert talks[-1][1] == [
+        "[GAME] You are player 0. Say [1] or [2].",
+        "[GAME] It is 2.\n[Player 1] [2]\n[GAME] It is 4.",
+    ]
 
 
 async def test_the_agents_own_model_plays_the_other_seat_and_only_the_agents_is_recorded(

@@ -26,7 +26,7 @@ class Five:
             error_count=0,
         )
         self.total = 0
-        self.seen = {each: "[GAME] You are player %d. Say [1] or [2]." % each for each in (0, 1)}
+        self.seen = {each: f"[GAME] You are player {each}. Say [1] or [2]." for each in (0, 1)}
 
     def get_observation(self):
         return self.state.current_player_id, self.seen[self.state.current_player_id]
@@ -34,7 +34,7 @@ class Five:
     def step(self, action):
         player = self.state.current_player_id
         for each in (0, 1):
-            self.seen[each] += "\n[Player %d] %s" % (player, action)
+            self.seen[each] += f"\n[Player {player}] {action}"
         if action == "[crash]":
             raise KeyError(action)
         if action not in ("[1]", "[2]"):
@@ -43,7 +43,7 @@ class Five:
             return True, {}
         self.total += int(action[1])
         for each in (0, 1):
-            self.seen[each] += "\n[GAME] It is %d." % self.total
+            self.seen[each] += f"\n[GAME] It is {self.total}."
         if self.total >= 5:
             self.end(player)
         self.state.current_player_id = 1 - player

@@ -62,8 +62,9 @@ class TextArenaEnv(ProcessEnv):
                 yield inner
                 return
             game = _Game(inner, self._opponent(), self._asked)
-            if not isinstance(inner.prompt, str):
-                game.prompt = (await game.until_asked(inner.prompt))["text"]
+            opening: Any = inner.prompt
+            if not isinstance(opening, str):
+                game.prompt = (await game.until_asked(opening))["text"]
             yield game
 
     async def _asked(self, server: Any, messages: MessageHistory) -> str:
@@ -78,7 +79,7 @@ class TextArenaEnv(ProcessEnv):
         except InferenceError as error:
             raise GuestLost(f"{self.name}: the opponent made no move: {error}") from error
         messages.append(said)
-        return said.message.text
+        return str(said.message.text)
 
 
 class _Game:
@@ -93,7 +94,8 @@ class _Game:
         """The conversations of the opponents."""
 
     async def act(self, text: str) -> Mapping[str, Any] | None:
-        return await self.until_asked(await self._inner.act(text))
+        answer: Mapping[str, Any] | None = await self.until_asked(await self._inner.act(text))
+        return answer
 
     async def until_asked(self, answer: Mapping[str, Any] | None) -> Any:
         """The answer that is for the agent."""

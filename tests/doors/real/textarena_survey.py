@@ -42,7 +42,7 @@ def surveyed(guest, name):
         return game.players, "alike" if alike else "differs", others
     except BaseException as error:
         said = str(error).split("does not begin with any number of players: ")[-1]
-        return "-", "%s: %s" % (type(error).__name__, " ".join(said.replace("*", "").split())[:90]), "-"
+        return "-", f"{type(error).__name__}: {' '.join(said.replace('*', '').split())[:90]}", "-"
 
 
 def loaded(guest, name, opponent):
