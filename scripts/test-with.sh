@@ -38,7 +38,8 @@ case $name in
     doors=${LACHESIS_DOORS:-$cache/doors}
     while read -r door packages; do
       [ -x "$doors/$door/bin/python" ] && continue
-      "$bin/uv" venv --quiet "$doors/$door"
+      # Seven games of TextArena are written for Python 3.12 and later.
+      "$bin/uv" venv --quiet --python "${PYTHON312:-3.12}" "$doors/$door"
       # shellcheck disable=SC2086 # a list
       "$bin/uv" pip install --quiet --python "$doors/$door/bin/python" $packages
     done <requirements/doors.txt

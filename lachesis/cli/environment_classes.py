@@ -24,7 +24,9 @@ SCHEMES: Registry[Callable[[str], Any]] = Registry("scheme", "lachesis.schemes",
 
 _PACKAGES = {
     **dict.fromkeys(("inspect", "verifiers"), "lachesis-compat"),
-    **dict.fromkeys(("bfcl", "gymnasium", "mcp", "nemogym", "openenv", "ors", "skyrl", "textarena"), "lachesis-doors"),
+    **dict.fromkeys(
+        ("bfcl", "gymnasium", "mcp", "nemogym", "openenv", "ors", "skyrl", "tau2", "textarena"), "lachesis-doors"
+    ),
 }
 """Of the schemes of other packages of ours."""
 

@@ -181,3 +181,33 @@ async def test_the_clients_of_others_play_what_we_serve(tmp_path: Path, standard
     said = await play_with_sdk(GSM8kAgentEnv, answer, {"code": "print(6 * 7)"}, ["python"])
     assert row["question"] in said["prompt"]
     assert (said["rewards"], said["finished"]) == ([None, float(solves)], [False, True])
+
+
+def test_most_games_of_textarena_play_and_two_games_of_one_seed_are_alike() -> None:
+    python = interpreter("textarena", PACKAGES["textarena"])
+    command = [python, str(HERE / "textarena_survey.py"), str(INSIDE / "textarena.py")]
+    listed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    print(listed)
+    rows = [line.split("\t") for line in listed.splitlines()]
+    assert len(rows) == 238
+    alike = [name for name, _, found, _ in rows if found == "alike"]
+    assert len(alike) >= 185, sorted({row[0] for row in rows} - set(alike))
+    assert not [name for name, _, found, _ in rows if found == "differs"]
+
+
+async def test_tau2_with_a_scripted_customer_and_with_one_who_does_not_answer(tmp_path: Path) -> None:
+    def model(request: dict[str, Any]) -> Any:
+        task = request["messages"][-1]
+        made = {"user_id": "user_1", "title": "Important Meeting"}
+        return call(("create_task", made)) if task["role"] == "user" else say("Done.")
+
+    settings = {"total_steps": 1, "group_size": 2}
+    found = rollouts((await play("tau2:mock?user=scripted", tmp_path / "mock", model, **settings)).files.groups)
+    assert [(each["reward"], each["turns"], each["outcome"]) for each in found] == [(1.0, 2, "completed")] * 2
+    target = "tau2:airline?user=scripted"
+    found = rollouts((await play(target, tmp_path / "airline", lambda _: say("No."), **settings)).files.groups)
+    assert {each["outcome"] for each in found} == {"completed"}
+    gone = "tau2:mock?user=http://127.0.0.1:9/v1&user_model=customer"
+    lost = rollouts((await play(gone, tmp_path / "gone", model, **settings)).files.failures)
+    assert {(each["reward"], each["unscored_kind"]) for each in lost} == {(None, "infra_error")}
+    assert "the customer's model gave no answer" in lost[0]["reason"]

