@@ -1,0 +1,1 @@
+"""`lachesis audit`: what is wrong with an environment, found without a model."""

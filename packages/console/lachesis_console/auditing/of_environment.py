@@ -1,0 +1,223 @@
+"""Findings about prompts, tools, exceptions, the network, time and memory."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from backends.text import counted
+from lachesis_console.auditing.findings import Findings
+from lachesis_console.auditing.of_rewards import Rewards, map_shown, shown
+from lachesis_console.auditing.records import Facts, Play
+
+SLOW_SETUP, SLOW_SANDBOX, SLOW_ROLLOUT = 30.0, 5.0, 60.0
+"""Seconds."""
+LARGE, GROWTH = 4096.0, 20.0
+"""MiB of all processes, and of each rollout more than the one before."""
+_PLACEHOLDER = re.compile(
+    r"\{\{ ?[\w.]+ ?\}\}|<[\w.]+ object at 0x[0-9a-f]+>|<(?:generator|function|coroutine) \w|\$\{\w+\}"
+)
+_BROKEN = re.compile(
+    r"NotImplemented|AttributeError|NameError|TypeError|ImportError|ModuleNotFound|unexpected keyword|HTTP (404|405|50\d)"
+    r"|[Uu]nknown tool|no such tool|has no attribute|not callable|UnboundLocal"
+)
+_NAMED = r"(answer|solution|expected|result|label|target|truth|correct)\b[^.\n]{0,15}?(is|=|:)\s*\W{0,6}"
+
+
+def judge_environment(
+    plays: Sequence[Play], facts: Facts, network: Sequence[Mapping[str, Any]], rewards: Rewards, *, context: int
+) -> None:
+    findings = rewards.findings
+    _prompts(plays, facts, findings, context)
+    _answers(plays, facts, findings)
+    _tools(plays, facts, findings)
+    _exceptions(plays, findings)
+    _network(plays, facts, network, findings, rewards)
+    _costs(plays, facts, findings)
+
+
+def _prompts(plays: Sequence[Play], facts: Facts, findings: Findings, context: int) -> None:
+    prompts = {play.item: play for play in reversed(plays) if play.turns}
+    empty = [play for play in prompts.values() if not play.prompt.strip()]
+    if empty:
+        findings.add("empty-prompt", "error", f"the prompt of {counted(len(empty), 'item')} is empty", map_shown(empty))
+    long = [play for play in prompts.values() if play.prompt_length / 4 > context]
+    if long:
+        most = max(play.prompt_length for play in long)
+        said = f"{counted(len(long), 'prompt')} with {most} characters, about {most // 4} tokens, more than {context}"
+        findings.add("long-prompt", "warning", said, [shown(play, play.prompt[:200]) for play in long])
+    odd = [shown(play, found[0]) for play in prompts.values() if (found := _PLACEHOLDER.search(play.prompt))]
+    if odd:
+        findings.add("placeholder-in-prompt", "warning", f"{counted(len(odd), 'prompt')} show a placeholder", odd)
+    texts = [" ".join(prompts[item].prompt.split()) for item in sorted(prompts)]
+    rows = [(facts.digests[item], text) for item, text in zip(sorted(prompts), texts, strict=True)]
+    rows += [(digest, " ".join(prompt.split())) for digest, prompt in facts.scanned if prompt]
+    digests = [digest for digest, _ in rows]
+    cycle = next((at for at in range(1, len(digests)) if digests[at:] == digests[: len(digests) - at]), len(digests))
+    by_text: dict[str, list[int]] = defaultdict(list)
+    for at, (_, text) in enumerate(rows[:cycle]):
+        by_text[text].append(at)
+    same = {text: places for text, places in by_text.items() if len(places) > 1}
+    more = sum(len(places) - 1 for places in same.values())
+    if not same:
+        near = Counter(re.sub(r"\d+", "#", text.lower()) for text in by_text)
+        count = sum(each - 1 for each in near.values())
+        if count:
+            findings.add("duplicates", "note", f"{count} of {len(by_text)} prompts differ from another in numbers only")
+    elif len(by_text) == 1 or facts.has_turns:
+        alike = len({digests[at] for places in same.values() for at in places}) > 1
+        code, severity = ("prompts-alike", "note") if alike and facts.has_turns else ("duplicates", "warning")
+        findings.add(code, severity, f"{more} of {cycle} items have the prompt of another one")  # type: ignore[arg-type]
+    else:
+        evidence = [{"item": places[0], "text": f"as {places[1:4]}: {text[:200]}"} for text, places in same.items()]
+        findings.add("duplicates", "warning", f"{more} of {cycle} items are another one again", evidence)
+
+
+def _answers(plays: Sequence[Play], facts: Facts, findings: Findings) -> None:
+    """Whether prompts say the answer."""
+    found = []
+    said = {play.item: play for play in plays if (play.policy, play.block) == ("reference", "first") and play.turns}
+    prompts = {play.item: play.prompt for play in plays if play.prompt}
+    for item, prompt in prompts.items():
+        last = said[item].turns[-1]["text"].strip() if item in said else ""
+        boxed = re.search(r"\\boxed\{([^}]*)\}|<answer>(.*?)</answer>|####\s*(\S+)", last)
+        answers = {facts.answers[item], last, next(filter(None, boxed.groups()), "") if boxed else ""}
+        for answer in (each for each in answers if 0 < len(each) < 200 and each != "Done."):
+            if match := re.search(_NAMED + re.escape(answer) + r"(?!\w)", prompt, re.IGNORECASE):
+                found.append({"item": item, "policy": "", "reward": None, "text": match[0]})
+                break
+    if len(found) >= 2 or (found and len(prompts) < 3):
+        share = len(found) / len(prompts)
+        severity = "error" if share >= 0.5 else "note"
+        said_of = f"the prompt names the answer of {len(found)} of {counted(len(prompts), 'item')}"
+        findings.add("answer-in-prompt", severity, said_of, found)  # type: ignore[arg-type]
+
+
+def _tools(plays: Sequence[Play], facts: Facts, findings: Findings) -> None:
+    problems: dict[str, str] = {}
+    for tools in facts.tools:
+        names = Counter(tool["function"]["name"] for tool in tools)
+        for tool in tools:
+            function = tool["function"]
+            name, schema = function["name"], function.get("parameters")
+            if problem := _schema_problem(schema):
+                problems[name] = problem
+            elif not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", name):
+                problems[name] = "models cannot call a tool of this name"
+            elif names[name] > 1:
+                problems[name] = "two tools have this name"
+    for name, problem in problems.items():
+        findings.add("tool-schema", "error", f"the tool {name}: {problem}", [{"text": problem}])
+    called: Counter[str] = Counter()
+    failed: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for play in plays:
+        if play.policy.startswith(("random", "every tool", "reference")):
+            called.update(play.called)
+            for name, arguments, error in play.tool_errors:
+                failed[name].append(shown(play, f"{name}({arguments}): {error}"))
+    for name, errors in failed.items():
+        if len(errors) < called[name] or len(errors) < 2:
+            continue
+        broken = any(_BROKEN.search(error["text"]) for error in errors)
+        said = f"the tool {name} failed in each of {counted(len(errors), 'call')} with valid arguments"
+        findings.add("tool-fails", "error" if broken else "note", said, errors)
+
+
+def _schema_problem(schema: Any, *, top: bool = True) -> str:
+    """What is wrong with a JSON schema, as far as models' servers refuse it; empty where it is right."""
+    if not isinstance(schema, Mapping):
+        return "" if schema is None and top else f"its schema is {schema!r:.60}, not an object"
+    kinds = schema.get("type")
+    known = {"object", "array", "string", "integer", "number", "boolean", "null"}
+    for kind in kinds if isinstance(kinds, list) else [kinds]:
+        if kind is not None and kind not in known:
+            return f"the schema has the type {kind!r}, which JSON Schema does not have"
+    if top and kinds not in (None, "object"):
+        return f"the schema of its parameters is of the type {kinds!r}, not 'object'"
+    properties = schema.get("properties") or {}
+    if not isinstance(properties, Mapping):
+        return f"properties is {properties!r:.60}, not an object"
+    required = schema.get("required") or []
+    if not isinstance(required, list):
+        return f"required is {required!r:.60}, not a list of names"
+    if missing := [name for name in required if name not in properties]:
+        return f"it requires {', '.join(map(str, missing))}, which properties does not have"
+    parts = [*properties.values(), *([schema["items"]] if isinstance(schema.get("items"), Mapping) else [])]
+    return next(filter(None, (_schema_problem(each, top=False) for each in parts)), "")
+
+
+def _exceptions(plays: Sequence[Play], findings: Findings) -> None:
+    by_reason: dict[tuple[str, str], list[Play]] = defaultdict(list)
+    for play in plays:
+        if play.fault:
+            by_reason["fault", play.fault].append(play)
+        elif play.kind:
+            by_reason[play.kind, play.reason].append(play)
+    for (kind, reason), found in by_reason.items():
+        odd = all(play.policy.startswith(("noise", "answer", "garbage", "echo", "cheat")) for play in found)
+        said = f"{found[0].policy}: {counted(len(found), 'rollout')} without a score: {reason}"
+        evidence = [shown(play, play.traceback[-300:]) for play in found]
+        if kind == "fault":
+            said = f"the reward raised in {counted(len(found), 'rollout')}, which were scored as the agent's fault: {reason}"
+            findings.add("exception-on-odd-input", "warning", said, map_shown(found))
+        elif kind == "environment":
+            code = "exception-on-odd-input" if odd else "exception"
+            findings.add(code, "warning" if odd else "error", said, evidence)
+        elif kind == "too_slow":
+            findings.add("too-slow", "error", said, evidence)
+        elif kind in ("infra_error", "model_server", "broken_item"):
+            if found[0].block != "no network":
+                findings.add("infrastructure", "error", said, evidence)
+        elif kind != "timeout":
+            reference = any(play.policy == "reference" for play in found)
+            findings.add("unscored", "error" if reference else "note", said, map_shown(found))
+
+
+def _network(
+    plays: Sequence[Play], facts: Facts, network: Sequence[Mapping[str, Any]], findings: Findings, rewards: Rewards
+) -> None:
+    at_start = [each for each in network if each["time"] < facts.started]
+    later = [each for each in network if each["time"] >= facts.started]
+    for found, code, when in (
+        (at_start, "network-at-start", "when it starts"),
+        (later, "network-in-rollout", "in rollouts"),
+    ):
+        if found:
+            said = f"it uses the network {when}: {', '.join(sorted({each['what'] for each in found})[:5])}"
+            findings.add(code, "warning", said, [{"text": f"{each['event']} {each['what']}"} for each in found])
+    for play in plays:
+        if play.block == "no network" and play.reward is not None:
+            refused = [each for each in later if each["refused"] and play.began <= each["time"]]
+            known = [each.reward for each in rewards.by_policy[play.policy] if each.item == play.item]
+            best = max([1.0 if rewards.usual else 0.0, *(each for each in known if each is not None)])
+            if refused and play.reward < best:
+                said = f"the network was refused ({refused[0]['what']}), and the rollout got the score {play.reward:g}"
+                findings.add("failure-as-score", "error", said, [shown(play)])
+
+
+def _costs(plays: Sequence[Play], facts: Facts, findings: Findings) -> None:
+    for name, limit in (("setup", SLOW_SETUP), ("setup_sandbox", SLOW_SANDBOX)):
+        if (seconds := facts.setup.get(name, 0.0)) > limit:
+            findings.add("slow-setup", "warning", f"{name}() took {seconds:.1f} s")
+    if not plays:
+        return
+    usual = median(play.seconds for play in plays)
+    if usual > SLOW_ROLLOUT:
+        findings.add("slow", "warning", f"half of the rollouts took more than {usual:.1f} s")
+    slow = [play for play in plays if play.seconds > max(5.0, 10 * usual) and play.kind != "too_slow"]
+    if slow:
+        most = max(play.seconds for play in slow)
+        said = f"{counted(len(slow), 'rollout')} took up to {most:.1f} s, where half take {usual:.2f} s or less"
+        findings.add("slow", "note", said, map_shown(slow))
+    peak = max(play.memory for play in plays)
+    half = len(plays) // 2
+    growth = [after.memory - before.memory for before, after in zip(plays, plays[1:], strict=False)]
+    rise = sum(growth[:half]) / max(1, half), sum(growth[half:]) / max(1, len(growth) - half)
+    if min(rise) > GROWTH:
+        said = f"memory grows by {min(rise):.0f} MiB or more a rollout, to {peak:.0f} MiB"
+        findings.add("memory", "error", said)
+    elif peak > LARGE:
+        findings.add("memory", "warning", f"its processes take up to {peak:.0f} MiB")

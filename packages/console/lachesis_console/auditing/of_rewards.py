@@ -1,0 +1,362 @@
+"""Findings about rewards: what earns what, and whether the same play earns the same."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from backends.text import counted
+from lachesis.figures.intervals import mean_of_values
+from lachesis_console.auditing.findings import Findings
+from lachesis_console.auditing.records import Facts, Play, shortened
+
+MASKS = (-100.0, -999.0, -1000.0, -9999.0, -1e6, -1e9, 999.0, 9999.0, 1e9)
+"""Numbers that stand for "no score" in some environments."""
+_MASKED = re.compile(r"(^|[_/])(mask|masked|mask_sample|invalid|error|failed|infra|timeout|timed_out)([_/]|$)", re.I)
+_NOTHING_RAN = re.compile(r"no tests ran|collected 0 items|ran 0 tests|\b0 tests? (ran|run|collected|passed)", re.I)
+_SKIPPED, _PASSED = re.compile(r"\b[1-9]\d* skipped", re.I), re.compile(r"\b[1-9]\d* passed|\bOK\b(?! \(skipped)")
+_TESTS_RUN = re.compile(
+    r"(tests?|cases|checks)_?(run|ran|total|executed|collected|passed|count)$|(num|n|total)_tests$", re.I
+)
+MARK = re.compile(r"mark-[0-9a-f]{10}")
+REPEATED = ("again", "later", "reversed", "interleaved")
+"""Blocks in which a policy plays an item after others, that it had played before."""
+
+
+def shown(play: Play, text: str = "") -> dict[str, Any]:
+    said = text or (play.turns[-1]["text"] if play.turns else "")
+    return {"item": play.item, "policy": play.policy, "reward": play.reward, "text": shortened(said, 300)}
+
+
+class Rewards:
+    """The plays of an audit, and what they show of the reward."""
+
+    def __init__(self, plays: Sequence[Play], facts: Facts, findings: Findings) -> None:
+        self.plays, self.facts, self.findings = plays, facts, findings
+        self.by_policy: dict[str, list[Play]] = defaultdict(list)
+        for play in plays:
+            if play.block == "first":
+                self.by_policy[play.policy].append(play)
+        self.scored = [play for play in plays if play.reward is not None]
+        solved = [play for play in self.by_policy["reference"] if play.reward is not None]
+        self.full = {play.item: play.reward for play in solved if play.reward}
+        """By item the reward of the reference policy."""
+        self.usual = all(0 <= (play.reward or 0) <= 1 for play in self.scored)
+        """Rewards are between 0 and 1: then 1 is known to be full marks."""
+        self.excused: set[str] = set()
+
+    def is_full(self, play: Play) -> bool:
+        full = self.full.get(play.item, 1.0 if self.usual else None)
+        return full is not None and full > 0 and play.reward is not None and play.reward >= full - 1e-9
+
+    def worthless(self) -> list[str]:
+        """Policies whose text is right for no item, or hardly any."""
+        return [
+            name for name in self.by_policy if name == "nothing" or name.startswith(("garbage", "noise", "answer: "))
+        ]
+
+    def judge(self) -> None:
+        self._ceiling()
+        self._nothing_and_anything()
+        self._wrong_answers()
+        self._random()
+        self._length()
+        self._cheats()
+        self._numbers()
+        self._vacuous()
+        self._alike()
+
+    def _full(self, name: str) -> tuple[list[Play], list[Play]]:
+        played = [play for play in self.by_policy.get(name, ()) if play.reward is not None]
+        return [play for play in played if self.is_full(play)], played
+
+    def _ceiling(self) -> None:
+        low = [play for play in self.by_policy["reference"] if play.reward is not None and play.reward < 1 - 1e-9]
+        if low:
+            least = min(low, key=lambda play: play.reward or 0.0)
+            self.findings.add(
+                "ceiling",
+                "error",
+                f"reference: it earns {least.reward:g} for item {least.item}, less than 1, and less than 1 on "
+                f"{len(low)} of {counted(len(self.by_policy['reference']), 'item')}: its answer or the reward is wrong",
+                map_shown(low),
+            )
+
+    def _nothing_and_anything(self) -> None:
+        """The reward of those that did nothing, said nothing that can be right, or said the same to all."""
+        passing = []
+        for name in self.worthless():
+            full, played = self._full(name)
+            if played and len(full) == len(played):
+                passing.append(name)
+        kinds = {re.split(r"[:0-9]", name)[0] for name in passing}
+        if len(passing) >= 3 and len(kinds) >= 2:
+            count = len(self.worthless())
+            evidence = [play for name in passing for play in self.by_policy[name][:1]]
+            self.findings.add(
+                "any-answer-passes",
+                "error",
+                f"{len(passing)} of {count} policies whose answers cannot be right earn full marks on every item: "
+                f"{', '.join(passing[:6])}",
+                map_shown(evidence),
+            )
+            self.excused.update(passing)
+        full, played = self._full("nothing")
+        earns = [play for play in played if (play.reward or 0.0) > 0]
+        if "nothing" in self.excused or not played:
+            pass
+        elif full:
+            every = len(full) == len(played)
+            self.findings.add(
+                "idle-reward",
+                "error" if every or 2 * len(full) >= len(played) else "warning",
+                f"nothing: it earns up to {max(play.reward or 0 for play in full):g}, in {len(full)} of "
+                f"{counted(len(played), 'rollout')}: it can be earned without skill",
+                map_shown(full),
+            )
+        elif earns:
+            mean = sum(play.reward or 0.0 for play in played) / len(played)
+            most = max([*filter(None, self.full.values()), max(play.reward or 0.0 for play in self.scored)])
+            self.findings.add(
+                "idle-reward",
+                "error" if mean >= 0.5 * most else "warning" if mean >= 0.1 * most else "note",
+                f"nothing: it earns up to {max(play.reward or 0 for play in earns):g}, in {len(earns)} of "
+                f"{counted(len(played), 'rollout')} (mean {mean:.3g}, the most that any policy earned is {most:g})",
+                map_shown(earns),
+            )
+        for name in self.worthless():
+            full, played = self._full(name)
+            distinct = len({self.facts.digests[play.item] for play in played})
+            if name == "nothing" or name in self.excused or distinct < 2 or 4 * len(full) < 3 * len(played):
+                continue
+            self.findings.add(
+                "constant-answer",
+                "error" if len(full) == len(played) and (distinct >= 3 or len(self.facts.digests) < 3) else "warning",
+                f"{name}: the same answer to every item earns full marks on {len(full)} of {len(played)}",
+                map_shown(full),
+            )
+            self.excused.add(name)
+
+    def _wrong_answers(self) -> None:
+        for name, code, what in (
+            ("another item's solution", "wrong-answer-passes", "the solution of another item"),
+            ("all candidates at once", "lists-all-answers", "an answer that lists many candidates"),
+            ("echo of the prompt", "echo-passes", "the prompt, repeated as the answer,"),
+        ):
+            full, played = self._full(name)
+            if not played or self.findings.has("any-answer-passes", "reward-never-differs"):
+                continue
+            if full and 2 * len(full) >= len(played):
+                severity = "error" if len(full) == len(played) or len(full) >= 3 else "warning"
+                said = f"{what} earns full marks on {len(full)} of {counted(len(played), 'item')}"
+                self.findings.add(code, severity, said, map_shown(full))  # type: ignore[arg-type]
+            elif full:
+                said = f"{what} earns full marks on {len(full)} of {counted(len(played), 'item')}"
+                self.findings.add(code, "note", said, map_shown(full))
+            elif name.startswith("another") and all((play.reward or 0.0) > 0 for play in played) and len(played) > 1:
+                least = min(play.reward or 0.0 for play in played)
+                part = max(least / (self.full.get(play.item) or 1.0) for play in played)
+                self.findings.add(
+                    "partial-reward",
+                    "warning" if part >= 0.5 else "note",
+                    f"a wrong answer of the right form earns {least:g} or more on each of {counted(len(played), 'item')}",
+                    map_shown(played),
+                )
+
+    def _random(self) -> None:
+        played = [play for name in self.by_policy if name.startswith("random") for play in self.by_policy[name]]
+        rewards = [play.reward for play in played if play.reward is not None]
+        earning = [play for play in played if (play.reward or 0.0) > 0]
+        if not earning:
+            return
+        full = [play for play in played if self.is_full(play)]
+        low, high = min([0.0, *rewards]), max([1.0, *rewards])
+        every = len(full) == len(rewards) and len(rewards) >= 4 and not self.excused
+        mean = mean_of_values(rewards, low, high)
+        self.findings.add(
+            "random-earns",
+            "warning" if every else "note",
+            f"random: it earns up to {max(rewards):g}, in {len(earning)} of {counted(len(rewards), 'rollout')}: "
+            f"mean {mean}",
+            map_shown(earning),
+        )
+
+    def _length(self) -> None:
+        """Whether longer garbage earns more."""
+        names = [name for name in self.by_policy if name.startswith("garbage")]
+        rows = [[play.reward for play in self.by_policy[name] if play.reward is not None] for name in names]
+        if len(rows) < 3 or not all(rows) or len({*map(len, rows)}) > 1:
+            return
+        means = [sum(row) / len(row) for row in rows]
+        rises = all(row[0] < row[-1] for row in zip(*rows, strict=True))
+        if rises and means == sorted(means):
+            said = ", ".join(f"{mean:.3g} ({name})" for mean, name in zip(means, names, strict=True))
+            most = max(play.reward or 0.0 for play in self.scored)
+            severity = "error" if means[-1] >= 0.5 * most else "warning"
+            evidence = map_shown(self.by_policy[names[-1]])
+            self.findings.add("length-reward", severity, f"longer garbage earns more on every item: {said}", evidence)  # type: ignore[arg-type]
+
+    def _cheats(self) -> None:
+        known = {play.item for name in ("nothing",) for play in self._full(name)[0]}
+        for name in [name for name in self.by_policy if name.startswith("cheat")]:
+            full = [play for play in self._full(name)[0] if play.item not in known]
+            if full and not self.findings.has("any-answer-passes", "reward-never-differs"):
+                said = f"{name} earns full marks on {len(full)} of {counted(len(self.by_policy[name]), 'item')}"
+                self.findings.add("cheat-passes", "error", said, map_shown(full))
+
+    def _numbers(self) -> None:
+        """Rewards that stand for something else, and those of rollouts that say themselves that they failed."""
+        rewards = Counter(play.reward for play in self.scored)
+        for mask in MASKS:
+            others = [abs(reward or 0.0) for reward in rewards if reward != mask]
+            if mask in rewards and (not others or 10 * max([1.0, *others]) <= abs(mask)):
+                found = [play for play in self.scored if play.reward == mask]
+                said = f"the reward {mask:g} in {counted(len(found), 'rollout')}, where others are at most {max([0.0, *others]):g}"
+                self.findings.add("sentinel-reward", "error", said, map_shown(found))
+        bad = [play for play in self.plays if re.search(r"returned (-?inf|nan)|must be finite", play.reason)]
+        if bad:
+            said = f"{counted(len(bad), 'rollout')} got a reward that is no finite number: {bad[0].reason}"
+            self.findings.add("sentinel-reward", "error", said, map_shown(bad))
+        if self.facts.reward_range is not None:
+            low, high = self.facts.reward_range
+            out = [play for play in self.scored if not low <= (play.reward or 0.0) <= high]
+            if out:
+                said = f"{counted(len(out), 'rollout')} got a reward outside of the declared {low:g} to {high:g}"
+                self.findings.add("reward-out-of-range", "error", said, map_shown(out))
+        masked = [
+            (play, name)
+            for play in self.scored
+            for name, value in play.metrics.items()
+            if _MASKED.search(name.removeprefix("reward/")) and value == 1
+        ]
+        if masked:
+            names = ", ".join(sorted({name for _, name in masked})[:3])
+            evidence = [shown(play, f"{name} = 1") for play, name in masked]
+            said = f"{counted(len(masked), 'rollout')} got a score, though a figure of them says that they are none: {names}"
+            self.findings.add("masked-score", "warning", said, evidence)
+
+    def _vacuous(self) -> None:
+        found = []
+        for play in self.scored:
+            output = "\n".join(play.outputs)
+            none = _NOTHING_RAN.search(output) or (_SKIPPED.search(output) and not _PASSED.search(output))
+            figure = next((name for name, value in play.metrics.items() if _TESTS_RUN.search(name) and value == 0), "")
+            if (none or figure) and self.is_full(play):
+                found.append(shown(play, f"{figure} = 0" if figure else output[-300:]))
+        if found:
+            said = f"{counted(len(found), 'rollout')} got full marks from a suite in which no test passed"
+            self.findings.add("vacuous-pass", "error", said, found)
+
+    def _alike(self) -> None:
+        different = {play.reward for play in self.scored}
+        policies = {play.policy for play in self.scored}
+        reference = bool(self.by_policy["reference"])
+        if len(different) == 1 and len(policies) > 1 and (different != {0.0} or reference):
+            value = different.pop()
+            said = f"the reward is always {value:g}: nothing can be learned from it"
+            self.findings.add("reward-never-differs", "error", said, map_shown(self.scored[:2]))
+
+
+def map_shown(plays: Iterable[Play]) -> list[dict[str, Any]]:
+    return [shown(play) for play in plays]
+
+
+def judge_repetition(first: Sequence[Play], second: Sequence[Play], findings: Findings) -> None:
+    """Whether equal plays are equal: in a second start with the same history, and after others.
+
+    Where histories are equal and plays are not, something is drawn. Where the beginnings of two starts are equal, what
+    differs later depends on what was played before.
+    """
+    name = {"fresh": "first", "fresh again": "again"}
+    begun = {(play.policy, play.item, play.block): play for play in first}
+    drawn = []
+    for play in second:
+        before = begun.get((play.policy, play.item, name.get(play.block, "")))
+        if before is not None and _differs(before, play):
+            drawn.append((before, play))
+    if drawn:
+        _add_differences(findings, drawn, "not-deterministic", "in a second start, with the same plays before it")
+    own = [play for play in first if play.block == "first"]
+    known = {(play.policy, play.item): play for play in [*second, *own] if play.block in ("fresh", "first")}
+    later = [
+        (known[play.policy, play.item], play)
+        for play in [*first, *second]
+        if play.block in REPEATED and (play.policy, play.item) in known
+    ]
+    differing = [(before, play) for before, play in later if _differs(before, play)]
+    if differing and not drawn:
+        # One start alone cannot tell which of both it is.
+        code = "state-leaks" if second else "not-deterministic"
+        _add_differences(findings, differing, code, "after other rollouts")
+    leaked = _marks_of_others([*first, *second])
+    if leaked:
+        said = f"{counted(len(leaked), 'rollout')} read what another rollout had written"
+        findings.add("state-leaks", "error", said, leaked)
+
+
+def _differs(before: Play, play: Play) -> bool:
+    return (before.kind == play.kind == "" and before.signature != play.signature) or before.kind != play.kind
+
+
+def _add_differences(findings: Findings, pairs: Sequence[tuple[Play, Play]], code: str, when: str) -> None:
+    rewards = [pair for pair in pairs if pair[0].reward != pair[1].reward]
+    prompts = [pair for pair in pairs if pair[0].prompt != pair[1].prompt]
+    texts = [pair for pair in pairs if _texts(pair[0]) != _texts(pair[1])]
+    for found, what, severity in (
+        (rewards, "reward", "error"),
+        (prompts, "prompt", "error"),
+        (texts, "texts", "warning"),
+    ):
+        if not found:
+            continue
+        before, play = found[0]
+        if what == "reward":
+            listed = " and ".join("none" if each.reward is None else f"{each.reward:g}" for each in (before, play))
+            said = (
+                f"{play.policy}: the same play of item {play.item} earns {listed}: the reward depends on something else"
+            )
+            evidence = [shown(before), shown(play)]
+        else:
+            was, now = _first_difference(before, play)
+            said = f"{play.policy}: the same play of item {play.item} reads another {'prompt' if what == 'prompt' else 'text'}"
+            evidence = [shown(before, was), shown(play, now)]
+        said += f" ({len(found)} of the rollouts that were played again {when}, the first in the block {play.block!r})"
+        findings.add(code, severity, said, evidence)  # type: ignore[arg-type]
+        return
+    if pairs:
+        before, play = pairs[0]
+        was, now = _first_difference(before, play)
+        said = f"{play.policy}: the same play of item {play.item} reads texts that differ in numbers only"
+        findings.add(code, "note", said, [shown(before, was), shown(play, now)])
+
+
+def _texts(play: Play) -> list[str]:
+    """What was read, without what may differ between two runs of one program: times, addresses, names of folders."""
+    return [re.sub(r"/tmp/\S+|0x[0-9a-f]+|[0-9a-f]{8,}|\d+([.:]\d+)*", "#", text) for text in (play.prompt, *play.seen)]
+
+
+def _first_difference(before: Play, play: Play) -> tuple[str, str]:
+    for was, now in zip((before.prompt, *before.seen), (play.prompt, *play.seen), strict=False):
+        if was != now:
+            at = next((at for at, (a, b) in enumerate(zip(was, now, strict=False)) if a != b), min(len(was), len(now)))
+            return was[max(0, at - 60) : at + 120], now[max(0, at - 60) : at + 120]
+    return f"{len(before.seen)} answers", f"{len(play.seen)} answers"
+
+
+def _marks_of_others(plays: Sequence[Play]) -> list[dict[str, Any]]:
+    found = []
+    for play in plays:
+        own = {
+            mark
+            for turn in play.turns
+            for text in (turn["text"], *(c["arguments"] for c in turn["calls"]))
+            for mark in MARK.findall(text)
+        }
+        for text in (play.prompt, *play.seen):
+            if foreign := sorted({*MARK.findall(text)} - own):
+                at = text.index(foreign[0])
+                found.append(shown(play, text[max(0, at - 100) : at + 100]))
+                break
+    return found

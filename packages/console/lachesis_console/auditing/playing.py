@@ -1,0 +1,257 @@
+"""Plays rollouts of one environment with scripted policies: one start of it, any number of rollouts."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import io
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from contextvars import ContextVar
+from typing import Any
+
+from rich.console import Console
+
+from backends.errors import SettingsError
+from lachesis.base_env import HermesAgentBaseEnv
+from lachesis.figures.item_keys import item_digest
+from lachesis.loop.rollout import Rollout
+from lachesis.runs.command_line import read_settings
+from lachesis.runs.group_player import play_item
+from lachesis.runs.reference_policy import Policy
+from lachesis.settings.hooks import misspelt_hooks, of_hook
+from lachesis.settings.server_settings import ServerConfigError
+from lachesis.tracebacks import in_one_line
+from lachesis_console.auditing.memory import Memory
+from lachesis_console.auditing.policies import text_of
+from lachesis_console.auditing.records import Facts, Play, answer_field, shortened
+from lachesis_messages.messages import Message
+
+_LOOKS = frozenset({"terminal", "read_file", "read_bytes", "search", "call_tool", "download_file", "download_dir"})
+"""Methods of `ctx` that read the agent's files in the agent's sandbox."""
+SCANNED = 200
+"""Items that are read beyond those that are played, to find duplicates."""
+_SCANNING = 5.0
+"""Seconds for that."""
+
+
+class NoReferencePolicy(SettingsError):
+    """The environment has none, or none for this item."""
+
+
+class Stage:
+    """One start of an environment.
+
+    Args:
+        seconds: the longest time of a rollout; a longer one is cancelled.
+        began: called with each rollout before it is played.
+        finished: called with each rollout that was played.
+    """
+
+    def __init__(
+        self,
+        env_cls: type[HermesAgentBaseEnv],
+        flags: Sequence[str],
+        *,
+        seconds: float | None = None,
+        began: Callable[[int, str, str], None] = lambda item, policy, block: None,
+        finished: Callable[[Play], None] = lambda play: None,
+    ) -> None:
+        self.facts = Facts(name=env_cls.name or env_cls.__name__, misspelt=misspelt_hooks(env_cls))
+        self.plays: list[Play] = []
+        self.items: list[Any] = []
+        self._seconds, self._began, self._finished = seconds, began, finished
+        self._policy: ContextVar[Policy | None] = ContextVar("policy", default=None)
+        self._latest: Policy | None = None
+        self._no_reference = False
+        self._memory = Memory()
+        chosen = {"openai.model_name": "reference", "env.group_size": 1, "env.use_wandb": False}
+        if not any("max_infra_retries" in flag for flag in flags):
+            chosen["env.max_infra_retries"] = 0
+        given = [*flags, *(f"--{name}={value}" for name, value in chosen.items())]
+        _, settings = read_settings(env_cls, ["process", *given])
+        self._settings = settings
+        self._env_cls = env_cls
+
+    @asynccontextmanager
+    async def started(self, count: int) -> AsyncIterator[Stage]:
+        """The environment is set up, and its first `count` items are read."""
+        spent: dict[str, list[float]] = {"setup": [], "setup_sandbox": []}
+        cls = self._env_cls
+        own = [name for name in spent if getattr(cls, name) is not getattr(HermesAgentBaseEnv, name)]
+        overridden = {
+            "__module__": cls.__module__,
+            "__doc__": cls.__doc__,
+            "name": self.facts.name,
+            "reference_policy": lambda env: self._answer,
+            **{name: _timed(cls, name, spent[name]) for name in own},
+        }
+        self.env = env = type(cls.__name__, (cls,), overridden)(**self._settings)
+        env.console = Console(emoji=False, file=io.StringIO())
+        self._reference = cls.reference_policy
+        with self._memory.watched():
+            async with env.running():
+                self.facts.started = time.time()
+                self.facts.memory = self._memory.peak()
+                await self._read(count)
+                yield self
+                self.facts.setup = {name: max(times) for name, times in spent.items() if times}
+
+    async def _read(self, count: int) -> None:
+        """Read the items, and what can be known of them before they are played."""
+        env, facts = self.env, self.facts
+        facts.has_walls = env.config.terminal_backend != "local" or env.config.sandbox != "none"
+        facts.versions = {str(name): str(value) for name, value in getattr(env, "versions", {}).items()}
+        facts.settings = {
+            "terminal_backend": env.config.terminal_backend,
+            "max_agent_turns": env.config.max_agent_turns,
+        }
+        declared = getattr(env, "reward_range", None)
+        if isinstance(declared, tuple) and len(declared) == 2:
+            facts.reward_range = (float(declared[0]), float(declared[1]))
+        self.items = []
+        for number in range(count):
+            item = await of_hook(env.get_next_item())
+            if item is None:
+                break
+            self.items.append(item)
+            facts.digests.append(item_digest(item))
+            facts.items.append(shortened(json.dumps(item, ensure_ascii=False, default=str), 300))
+            facts.answers.append(answer_field(item))
+            tools = [*env.group_tools(f"item{number}")[1]]
+            with suppress(Exception):  # every rollout says so
+                tools += [tool.definition() for tool in env.tools_for(item)]
+            facts.tools.append(tools)
+        facts.has_turns = env.follow_up is not None or any(facts.tools)
+
+    async def scan(self) -> None:
+        """Read further items. Call it last: those are not played."""
+        until = time.monotonic() + _SCANNING
+        with suppress(Exception):  # what is broken shows at those that are played
+            while len(self.facts.scanned) < SCANNED and time.monotonic() < until:
+                if (item := await of_hook(self.env.get_next_item())) is None:
+                    break
+                prompt = "" if self.env.session is not None else _prompt(self.env.initial_messages(item))
+                self.facts.scanned.append((item_digest(item), prompt))
+
+    async def play(self, item: int, policy: str, scripted: Policy | None, block: str = "first") -> Play:
+        """Play a rollout; `scripted` None is the environment's reference policy.
+
+        Raises:
+            UnusableSettings: no rollout can be scored with these settings.
+            NoReferencePolicy: there is none.
+        """
+        self._began(item, policy, block)
+        play = Play(item, policy, block, began=time.time())
+        if scripted is None:
+            try:
+                scripted = self._reference(self.env)
+            except SettingsError as error:
+                raise NoReferencePolicy(str(error)) from error
+            if scripted is None:
+                raise NoReferencePolicy("there is no reference_policy()")
+            if not callable(scripted):
+                raise ServerConfigError(
+                    f"reference_policy() returned {scripted!r:.80}, which is not a function; return one that takes "
+                    "messages and tools, and returns a Message"
+                )
+        self._latest, self._no_reference = scripted, False
+        started = time.monotonic()
+        deadline = asyncio.timeout(self._seconds)
+        size = 2 if self.env.compute_group_reward is not None else 1
+        token = self._policy.set(scripted)
+        try:
+            async with deadline:
+                groups = await play_item(self.env, self.items[item], f"item{item}", size=size)
+            rollout = groups[0].rollouts[0]
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            play.outcome = play.kind = "too_slow"
+            play.reason = f"not finished after {self._seconds:g} s"
+        else:
+            _note(play, rollout, self.facts.tools[item])
+        finally:
+            self._policy.reset(token)
+        play.seconds = time.monotonic() - started
+        play.memory = self._memory.peak()
+        if self._no_reference:
+            raise NoReferencePolicy("it has no solution for this item")
+        self.plays.append(play)
+        self._finished(play)
+        return play
+
+    async def _answer(self, messages: Sequence[Mapping[str, Any]], tools: Any) -> Message:
+        policy = self._policy.get() or self._latest  # a program that asks over HTTP has no context
+        assert policy is not None
+        try:
+            said = policy(messages, tools)
+            return await said if inspect.isawaitable(said) else said
+        except SettingsError:  # of a reference policy that knows no solution of this item
+            self._no_reference = True
+            return Message("assistant", "")
+
+
+def _timed(env_cls: type, name: str, times: list[float]) -> Any:
+    method = getattr(env_cls, name)
+    if inspect.iscoroutinefunction(method):
+
+        async def timed(*arguments: Any) -> Any:
+            started = time.monotonic()
+            try:
+                return await method(*arguments)
+            finally:
+                times.append(time.monotonic() - started)
+
+        return timed
+
+    def timed_on_thread(*arguments: Any) -> Any:
+        started = time.monotonic()
+        try:
+            return method(*arguments)
+        finally:
+            times.append(time.monotonic() - started)
+
+    return timed_on_thread
+
+
+def _prompt(messages: Sequence[Mapping[str, Any]]) -> str:
+    return "\n\n".join(text_of(message) for message in messages if message.get("role") != "system")
+
+
+def _note(play: Play, rollout: Rollout, tools: Sequence[Mapping[str, Any]]) -> None:
+    play.reward, play.outcome, play.kind = rollout.reward, rollout.outcome.value, rollout.unscored_kind
+    play.metrics = {str(name): float(value) for name, value in rollout.metrics.items()}
+    if rollout.reward is None:
+        play.reason = rollout.unscored_because
+        if trace := rollout.traceback:
+            play.reason, play.traceback = in_one_line(trace), trace.partition("\n")[2]
+    if rollout.fault_traceback:
+        play.fault = in_one_line(rollout.fault_traceback)
+    calls = rollout.reward_calls
+    play.outputs = [call.output for call in calls if call.output][:20]
+    if not {"judge_pytest", "seal"} & {call.method for call in calls}:
+        looks = (
+            f"ctx.{each.method}({next(iter(each.arguments), '')[:40]!r})" for each in calls if each.method in _LOOKS
+        )
+        play.looks = list(dict.fromkeys(looks))
+    if rollout.result is None:
+        return
+    messages = [dict(message) for message in rollout.result.messages]
+    first = next((at for at, each in enumerate(messages) if each["role"] == "assistant"), len(messages))
+    play.prompt = _prompt(messages[:first])
+    play.prompt_length = sum(len(text_of(each)) for each in messages[:first]) + len(json.dumps(tools))
+    play.prompt = shortened(play.prompt, 20_000)
+    for message in messages[first:]:
+        if message["role"] == "assistant":
+            called = [call["function"] for call in message.get("tool_calls") or ()]
+            calls_made = [{"name": each["name"], "arguments": shortened(each["arguments"])} for each in called]
+            play.turns.append({"text": shortened(text_of(message), 20_000), "calls": calls_made})
+        else:
+            play.seen.append(shortened(text_of(message)))
+    play.tool_errors = [
+        (each.tool_name, shortened(each.arguments, 300), shortened(each.error, 300))
+        for each in rollout.result.tool_errors
+    ]

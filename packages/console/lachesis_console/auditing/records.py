@@ -1,0 +1,110 @@
+"""What the audit keeps of a rollout and of an environment, as plain data: the process that plays writes it, another one
+judges it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+LONGEST = 4000
+"""Characters that are kept of a text: its first half and its last."""
+
+
+@dataclass(slots=True)
+class Play:
+    """One rollout of one item by one policy."""
+
+    item: int
+    """Its place among the items that are played."""
+    policy: str
+    block: str
+    """Where in the audit: "first", "again" (directly after), "later" (after all others), "fresh" (the first ones of a
+    second start, as in the first one), "reversed", "interleaved"."""
+    reward: float | None = None
+    outcome: str = ""
+    kind: str = ""
+    """Of why there is no reward: `Rollout.unscored_kind`."""
+    reason: str = ""
+    traceback: str = ""
+    fault: str = ""
+    """An exception in the reward that the agent's play caused, and which became its score."""
+    prompt: str = ""
+    prompt_length: int = 0
+    """Characters, with the definitions of the tools."""
+    turns: list[dict[str, Any]] = field(default_factory=list)
+    """What the policy said: `text` and `calls`, each with `name` and `arguments`."""
+    seen: list[str] = field(default_factory=list)
+    """What it read after the prompt."""
+    tool_errors: list[tuple[str, str, str]] = field(default_factory=list)
+    """Tool, arguments, error."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    outputs: list[str] = field(default_factory=list)
+    """What the reward's commands printed."""
+    looks: list[str] = field(default_factory=list)
+    """What the reward read in the agent's own sandbox."""
+    seconds: float = 0.0
+    memory: float = 0.0
+    """MiB of all processes of the environment when it ended, at most."""
+    began: float = 0.0
+    """Seconds since 1970."""
+
+    @property
+    def called(self) -> list[str]:
+        return [call["name"] for turn in self.turns for call in turn["calls"]]
+
+    @property
+    def signature(self) -> tuple[Any, ...]:
+        return (self.reward, self.kind, self.prompt, *self.seen)
+
+    def to_record(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(slots=True)
+class Facts:
+    """What is known of the environment, apart from rollouts."""
+
+    name: str = ""
+    versions: dict[str, str] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+    digests: list[str] = field(default_factory=list)
+    """Of the items that are played, in order."""
+    items: list[str] = field(default_factory=list)
+    """Their text."""
+    answers: list[str] = field(default_factory=list)
+    """What an item's own field says is its answer; empty where there is no such field."""
+    tools: list[list[dict[str, Any]]] = field(default_factory=list)
+    """Definitions of the tools of each."""
+    scanned: list[tuple[str, str]] = field(default_factory=list)
+    """Digest and prompt of further items; the prompt is empty where only a session knows it."""
+    has_reference: bool | None = None
+    has_turns: bool = False
+    """Whether the environment answers: by tools, or as a user."""
+    has_walls: bool = True
+    setup: dict[str, float] = field(default_factory=dict)
+    """The longest seconds of `setup` and `setup_sandbox`."""
+    reward_range: tuple[float, float] | None = None
+    misspelt: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    """What was not played, and why."""
+    started: float = 0.0
+    """When the environment was ready, in seconds since 1970."""
+    memory: float = 0.0
+    """MiB of all processes when it was ready."""
+
+
+def shortened(text: str, longest: int = LONGEST) -> str:
+    return text if len(text) <= longest else f"{text[: longest // 2]} … {text[-longest // 2 :]}"
+
+
+def answer_field(item: Any) -> str:
+    """The answer in an item's own field, or in that of the row inside it."""
+    if not isinstance(item, Mapping):
+        return ""
+    for name in ("answer", "solution", "ground_truth", "expected", "target", "label", "gold", "reference"):
+        value = item.get(name)
+        if isinstance(value, str | int | float) and not isinstance(value, bool) and str(value).strip():
+            return str(value).strip()
+    nested: Sequence[Any] = [value for value in item.values() if isinstance(value, Mapping)]
+    return next(filter(None, map(answer_field, nested)), "")
