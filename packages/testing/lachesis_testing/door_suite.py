@@ -43,7 +43,8 @@ class Sessions:
     def __init__(self, env_cls: type[HermesAgentBaseEnv]) -> None:
         self.opened = self.open = 0
         self.envs: list[Any] = []
-        sessions, method = self, env_cls.session  # type: ignore[attr-defined]
+        sessions: Sessions = self
+        method: Any = env_cls.session
 
         @asynccontextmanager
         async def session(env: Any, item: Any, tools: Any) -> AsyncIterator[Any]:
@@ -77,7 +78,8 @@ class DoorSuite:
     @pytest.fixture
     def environment(self) -> type[HermesAgentBaseEnv]:
         """The class of `target`. Override it for a target that a fixture makes, such as the address of a server."""
-        return environment_class(self.target)
+        env_cls: type[HermesAgentBaseEnv] = environment_class(self.target)
+        return env_cls
 
     @pytest.fixture
     def kill(self) -> Callable[[Any], Awaitable[None]] | None:
@@ -239,7 +241,7 @@ class DoorSuite:
     ) -> None:
         async with FakeServer(self.tokens) as server:
             server.tokenizer.save_pretrained(str(tmp_path / "tokenizer"))
-            one = {"base_url": server.base_url, "model_name": "fake", "server_type": "vllm"}
+            one: dict[str, Any] = {"base_url": server.base_url, "model_name": "fake", "server_type": "vllm"}
             servers = [ServerConfig(**one, tokenizer_name=str(tmp_path / "tokenizer"))]
             env = _made(environment, tmp_path, servers, total_steps=2, max_agent_turns=4, **self.settings)
             await env.process_manager()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -21,8 +22,8 @@ _PLACEHOLDER = re.compile(
     r"\{\{ ?[\w.]+ ?\}\}|<[\w.]+ object at 0x[0-9a-f]+>|<(?:generator|function|coroutine) \w|\$\{\w+\}"
 )
 _BROKEN = re.compile(
-    r"NotImplemented|AttributeError|NameError|TypeError|ImportError|ModuleNotFound|unexpected keyword|HTTP (404|405|50\d)"
-    r"|[Uu]nknown tool|no such tool|has no attribute|not callable|UnboundLocal"
+    r"NotImplemented|AttributeError|NameError|TypeError|ImportError|ModuleNotFound|unexpected keyword"
+    r"|HTTP (404|405|50\d)|[Uu]nknown tool|no such tool|has no attribute|not callable|UnboundLocal"
 )
 _NAMED = r"(answer|solution|expected|result|label|target|truth|correct)\b[^.\n]{0,15}?(is|=|:)\s*\W{0,6}"
 
@@ -161,7 +162,7 @@ def _exceptions(plays: Sequence[Play], findings: Findings) -> None:
         said = f"{found[0].policy}: {counted(len(found), 'rollout')} without a score: {reason}"
         evidence = [shown(play, play.traceback[-300:]) for play in found]
         if kind == "fault":
-            said = f"the reward raised in {counted(len(found), 'rollout')}, which were scored as the agent's fault: {reason}"
+            said = f"the reward raised in {counted(len(found), 'rollout')}, scored as the agent's fault: {reason}"
             findings.add("exception-on-odd-input", "warning", said, map_shown(found))
         elif kind == "environment":
             code = "exception-on-odd-input" if odd else "exception"
@@ -181,10 +182,8 @@ def _network(
 ) -> None:
     at_start = [each for each in network if each["time"] < facts.started]
     later = [each for each in network if each["time"] >= facts.started]
-    for found, code, when in (
-        (at_start, "network-at-start", "when it starts"),
-        (later, "network-in-rollout", "in rollouts"),
-    ):
+    phases = ((at_start, "network-at-start", "when it starts"), (later, "network-in-rollout", "in rollouts"))
+    for found, code, when in phases:
         if found:
             said = f"it uses the network {when}: {', '.join(sorted({each['what'] for each in found})[:5])}"
             findings.add(code, "warning", said, [{"text": f"{each['event']} {each['what']}"} for each in found])
@@ -214,7 +213,7 @@ def _costs(plays: Sequence[Play], facts: Facts, findings: Findings) -> None:
         findings.add("slow", "note", said, map_shown(slow))
     peak = max(play.memory for play in plays)
     half = len(plays) // 2
-    growth = [after.memory - before.memory for before, after in zip(plays, plays[1:], strict=False)]
+    growth = [after.memory - before.memory for before, after in itertools.pairwise(plays)]
     rise = sum(growth[:half]) / max(1, half), sum(growth[half:]) / max(1, len(growth) - half)
     if min(rise) > GROWTH:
         said = f"memory grows by {min(rise):.0f} MiB or more a rollout, to {peak:.0f} MiB"

@@ -161,7 +161,7 @@ class Rewards:
                 self.findings.add(
                     "partial-reward",
                     "warning" if part >= 0.5 else "note",
-                    f"a wrong answer of the right form earns {least:g} or more on each of {counted(len(played), 'item')}",
+                    f"a wrong answer in the right form earns {least:g} or more on {counted(len(played), 'item')}",
                     map_shown(played),
                 )
 
@@ -213,7 +213,7 @@ class Rewards:
             others = [abs(reward or 0.0) for reward in rewards if reward != mask]
             if mask in rewards and (not others or 10 * max([1.0, *others]) <= abs(mask)):
                 found = [play for play in self.scored if play.reward == mask]
-                said = f"the reward {mask:g} in {counted(len(found), 'rollout')}, where others are at most {max([0.0, *others]):g}"
+                said = f"the reward {mask:g} in {counted(len(found), 'rollout')}, others up to {max([0.0, *others]):g}"
                 self.findings.add("sentinel-reward", "error", said, map_shown(found))
         bad = [play for play in self.plays if re.search(r"returned (-?inf|nan)|must be finite", play.reason)]
         if bad:
@@ -234,7 +234,7 @@ class Rewards:
         if masked:
             names = ", ".join(sorted({name for _, name in masked})[:3])
             evidence = [shown(play, f"{name} = 1") for play, name in masked]
-            said = f"{counted(len(masked), 'rollout')} got a score, though a figure of them says that they are none: {names}"
+            said = f"{counted(len(masked), 'rollout')} got a score, and a figure that says that it is none: {names}"
             self.findings.add("masked-score", "warning", said, evidence)
 
     def _vacuous(self) -> None:
@@ -320,7 +320,7 @@ def _add_differences(findings: Findings, pairs: Sequence[tuple[Play, Play]], cod
             evidence = [shown(before), shown(play)]
         else:
             was, now = _first_difference(before, play)
-            said = f"{play.policy}: the same play of item {play.item} reads another {'prompt' if what == 'prompt' else 'text'}"
+            said = f"{play.policy}: the same play of item {play.item} reads another {what}"
             evidence = [shown(before, was), shown(play, now)]
         said += f" ({len(found)} of the rollouts that were played again {when}, the first in the block {play.block!r})"
         findings.add(code, severity, said, evidence)  # type: ignore[arg-type]
@@ -348,12 +348,8 @@ def _first_difference(before: Play, play: Play) -> tuple[str, str]:
 def _marks_of_others(plays: Sequence[Play]) -> list[dict[str, Any]]:
     found = []
     for play in plays:
-        own = {
-            mark
-            for turn in play.turns
-            for text in (turn["text"], *(c["arguments"] for c in turn["calls"]))
-            for mark in MARK.findall(text)
-        }
+        said = (text for turn in play.turns for text in (turn["text"], *(call["arguments"] for call in turn["calls"])))
+        own = {mark for text in said for mark in MARK.findall(text)}
         for text in (play.prompt, *play.seen):
             if foreign := sorted({*MARK.findall(text)} - own):
                 at = text.index(foreign[0])

@@ -80,7 +80,7 @@ class Plan:
 
     async def second_start(self) -> None:
         """The beginning once more, then other orders, and rollouts side by side."""
-        stage, count = self.stage, len(self.stage.items)
+        count = len(self.stage.items)
         with suppress(OutOfTime):
             await self._beginning("fresh")
             for item in reversed(range(count)):
@@ -88,11 +88,12 @@ class Plan:
                 await self._play(item, name, main, "reversed")
             for item in range(min(count, 4)):
                 ended = asyncio.Event()
-                main, name = self._main(item)
+                other = (item + 1) % count
+                (main, name), (others, others_name) = self._main(item), self._main(other)
                 await asyncio.gather(
                     self._play(item, name, main, "interleaved", then=ended),
                     self._play(item, "nothing", _waiting(ended), "interleaved"),
-                    self._play((item + 1) % count, *reversed(self._main((item + 1) % count)), "interleaved"),
+                    self._play(other, others_name, others, "interleaved"),
                 )
 
     async def _beginning(self, block: str = "first") -> None:

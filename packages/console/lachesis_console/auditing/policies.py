@@ -49,7 +49,7 @@ CANDIDATES: Final = " ".join([*map(str, range(-10, 101)), *"ABCDE", "yes", "no",
 
 GARBAGE: Final = "qwv zzkt plomf xxr"
 _NOISE: Final[Mapping[str, str]] = {
-    "odd characters": "\x00\x07\u202e\ufeff\ud7ff🦀 \\u0000 %s %n {0} {x} ${y} '; DROP TABLE x; -- <answer> </ans \\boxed{",
+    "odd characters": "\x00\x07\u202e\ufeff\ud7ff🦀 %s %n {0} {x} ${y} '; DROP TABLE x; -- <answer> </ans \\boxed{",
     "deep JSON": "[" * 3000 + '{"a":' * 100,
     "numbers that are none": "NaN\ninf\n-inf\n1e999\n<answer>NaN</answer>\n\\boxed{1/0}\n#### ∞",
 }
@@ -94,7 +94,7 @@ def random_policy(
 
 
 def every_tool(first: int, mark: str) -> Scripted:
-    """Calls each tool once with valid arguments, at most `TOOLS_OF_A_ROLLOUT` of them, from the one of number `first`."""
+    """Calls each tool once with valid arguments, from number `first` on, at most `TOOLS_OF_A_ROLLOUT` of them."""
 
     def policy(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> Message:
         turn = sum(message["role"] == "assistant" for message in messages)
@@ -108,7 +108,7 @@ def every_tool(first: int, mark: str) -> Scripted:
     return policy
 
 
-def value_of(schema: Mapping[str, Any], draw: random.Random, mark: str = "") -> Any:
+def value_of(schema: Any, draw: random.Random, mark: str = "") -> Any:
     """A value that a JSON schema allows, as far as tools have such."""
     if not isinstance(schema, Mapping):
         return mark or "hello"

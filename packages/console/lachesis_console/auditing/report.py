@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -183,10 +184,8 @@ def _played(job: dict[str, Any], folder: Path, progress: Callable[[str, int], No
                 break
             time.sleep(0.1)
     finally:
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         process.wait()
     if not ended:
         said = log.read_text(errors="replace").strip()[-300:]

@@ -20,14 +20,10 @@ be audited. Other flags are settings: --env.NAME VALUE. docs/audit.md explains t
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the table and the findings; the exit code."""
     parser = argparse.ArgumentParser(prog="lachesis audit", description=_DESCRIPTION, allow_abbrev=False)
-    parser.add_argument(
-        "environment", metavar="ENV", help="env.py, env.py:Class, SCHEME:NAME, or one of `lachesis envs`"
-    )
+    parser.add_argument("environment", metavar="ENV", help="env.py, SCHEME:NAME, or a name of `lachesis envs`")
     parser.add_argument("--items", type=int, default=8, metavar="N", help="items to play (default: 8)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result there")
-    parser.add_argument(
-        "--item-seconds", type=float, default=60.0, metavar="S", help="limit of a rollout (default: 60)"
-    )
+    parser.add_argument("--item-seconds", type=float, default=60.0, metavar="S", help="of a rollout (default: 60)")
     parser.add_argument("--seconds", type=float, default=600.0, metavar="S", help="limit of the audit (default: 600)")
     parser.add_argument("--context", type=int, default=32768, metavar="N", help="tokens of a prompt (default: 32768)")
     given, flags = parser.parse_known_args(argv)

@@ -20,13 +20,11 @@ _FETCH = re.compile(
 
 def _here(host):
     host = str(host or "localhost")
-    return (
-        host in ("localhost", "::1", "0.0.0.0", "::", "") or host.startswith("127.") or host.startswith("::ffff:127.")
-    )
+    return host in ("localhost", "::1", "0.0.0.0", "::", "") or host.startswith(("127.", "::ffff:127."))
 
 
 def _note(event, what):
-    refused = bool(_BLOCK) and os.path.exists(_BLOCK)
+    refused = bool(_BLOCK) and os.access(_BLOCK, os.F_OK)
     line = json.dumps({"time": time.time(), "pid": os.getpid(), "event": event, "what": what[:200], "refused": refused})
     handle = os.open(_LOG, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
@@ -41,7 +39,7 @@ def _hook(event, args):
     if event == "socket.connect":
         address = args[1]
         if isinstance(address, tuple) and not _here(address[0]):
-            _note("connect", "%s:%s" % address[:2])
+            _note("connect", "{}:{}".format(*address[:2]))
     elif event == "socket.getaddrinfo":
         host = args[0].decode("ascii", "replace") if isinstance(args[0], bytes) else args[0]
         if not _here(host) and not re.fullmatch(r"[0-9.]+|[0-9a-f:]*:[0-9a-f:]*", str(host)):

@@ -1,0 +1,89 @@
+"""`lachesis audit` names what is wrong with an environment, and nothing where nothing is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lachesis.cli import main
+
+SOUND = '''
+import random, time, os
+from lachesis import HermesAgentBaseEnv, Message
+
+seen = []
+WORDS = ["pear", "fig", "plum", "lime"]
+
+
+class Spell(HermesAgentBaseEnv):
+    """The agent spells a word backwards."""
+
+    name = "spell"
+    toolsets = ()
+
+    async def setup(self):
+        self.items = iter(WORDS)
+
+    async def get_next_item(self):
+        return next(self.items, None)
+
+    def format_prompt(self, item):
+        return f"Spell {item} backwards."
+
+    def compute_reward(self, item, result, ctx):
+        said = result.final_response
+        return float(said.strip() == item[::-1])
+
+    def reference_policy(self):
+        return lambda messages, tools: Message("assistant", messages[-1]["content"].split()[1][::-1])
+'''
+RIGHT = "return float(said.strip() == item[::-1])"
+PROMPT = 'return f"Spell {item} backwards."'
+
+
+def audited(tmp_path: Path, *changes: tuple[str, str]) -> tuple[int, dict[str, str]]:
+    text = SOUND
+    for before, after in changes:
+        assert before in text
+        text = text.replace(before, after)
+    path = tmp_path / "spell_env.py"
+    path.write_text(text)
+    code = main(["audit", str(path), "--items", "4", "--json", str(tmp_path / "audit.json")])
+    found = json.loads((tmp_path / "audit.json").read_text())
+    assert found["schema"] == "lachesis.audit/1"
+    return code, {each["code"]: each["severity"] for each in found["findings"]}
+
+
+def test_a_sound_environment_has_no_findings(tmp_path: Path) -> None:
+    code, found = audited(tmp_path)
+    assert code == 0 and not {"error", "warning"} & {*found.values()}, found
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "code"),
+    [
+        (RIGHT, "return 1.0", "reward-never-differs"),
+        (RIGHT, "return float(bool(said))", "any-answer-passes"),
+        (RIGHT, "return float(item[::-1] in said)", "lists-all-answers"),
+        (RIGHT, "return random.random() * float(said == item[::-1])", "not-deterministic"),
+        (RIGHT, "seen.append(said); return float(said == item[::-1] or item[::-1] in seen)", "state-leaks"),
+        (RIGHT, "return 1.0 if said == item[::-1] else -100.0", "sentinel-reward"),
+        (RIGHT, "return 0.5 * float(said == item[::-1])", "ceiling"),
+        (RIGHT, "os._exit(3)", "ends-process"),
+        (PROMPT, 'return f"Spell {item} backwards. The answer is {item[::-1]}"', "answer-in-prompt"),
+        (PROMPT, 'return ""', "empty-prompt"),
+    ],
+)
+@pytest.mark.sample(4)
+def test_a_planted_defect_is_an_error(before: str, after: str, code: str, tmp_path: Path) -> None:
+    ended, found = audited(tmp_path, (before, after))
+    assert ended == 1 and found.get(code) == "error", found
+
+
+def test_what_does_not_start_cannot_be_audited(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "spell_env.py"
+    path.write_text(SOUND.replace("self.items = iter(WORDS)", "open('/missing')"))
+    assert main(["audit", str(path)]) == 2
+    assert "could not be audited: Spell.setup: FileNotFoundError" in " ".join(capsys.readouterr().err.split())
