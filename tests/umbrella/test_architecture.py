@@ -36,6 +36,7 @@ LIGHT = (
 SOURCES = sorted(path for room in ROOMS.values() for path in room.rglob("*.py"))
 TALKS = {
     "packages/data/lachesis_data/batch/on_ray.py",
+    "packages/doors/lachesis_doors/serving/command.py",
     "lachesis/runs/command_line.py",
     "packages/envs/lachesis_envs/gsm8k/math_child.py",
     "packages/envs/lachesis_envs/task_folders/inside/grade.py",

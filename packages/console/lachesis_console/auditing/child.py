@@ -29,7 +29,7 @@ class Writer:
 
 async def play(job: dict[str, Any], writer: Writer) -> None:
     from lachesis.cli.environment_classes import environment_class
-    from lachesis_console.auditing.plan import Plan
+    from lachesis_console.auditing.plan import AuditPlan
     from lachesis_console.auditing.playing import Stage
 
     stage = Stage(
@@ -41,7 +41,7 @@ async def play(job: dict[str, Any], writer: Writer) -> None:
     )
     async with stage.started(job["items"]):
         writer.write("facts", facts=asdict(stage.facts))
-        plan = Plan(stage, time.monotonic() + job["seconds"])
+        plan = AuditPlan(stage, time.monotonic() + job["seconds"])
         await (plan.first_start(Path(job["block"])) if job["start"] == 1 else plan.second_start())
     writer.write("facts", facts=asdict(stage.facts))
 

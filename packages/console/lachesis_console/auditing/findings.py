@@ -56,7 +56,7 @@ NEXT_STEPS: Final[Mapping[str, str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class AuditFinding:
     """One thing that was seen."""
 
     code: str
@@ -81,15 +81,15 @@ class Finding:
 class Findings:
     """All of an audit, the worst first."""
 
-    found: list[Finding] = field(default_factory=list)
+    found: list[AuditFinding] = field(default_factory=list)
 
     def add(self, code: str, severity: Severity, said: str, evidence: Sequence[Mapping[str, Any]] = ()) -> None:
         assert code in NEXT_STEPS, code
-        self.found.append(Finding(code, severity, said, tuple(evidence)[:5]))
+        self.found.append(AuditFinding(code, severity, said, tuple(evidence)[:5]))
 
     def has(self, *codes: str) -> bool:
         return any(each.code in codes for each in self.found)
 
-    def sorted(self) -> list[Finding]:
+    def sorted(self) -> list[AuditFinding]:
         order: Sequence[str] = ("error", "warning", "note")
         return sorted(self.found, key=lambda each: order.index(each.severity))

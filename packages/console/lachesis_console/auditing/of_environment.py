@@ -12,7 +12,7 @@ from typing import Any
 from backends.text import counted
 from lachesis_console.auditing.findings import Findings
 from lachesis_console.auditing.of_rewards import Rewards, map_shown, shown
-from lachesis_console.auditing.records import Facts, Play
+from lachesis_console.auditing.records import AuditPlay, EnvironmentFacts
 
 SLOW_SETUP, SLOW_SANDBOX, SLOW_ROLLOUT = 30.0, 5.0, 60.0
 """Seconds."""
@@ -29,7 +29,12 @@ _NAMED = r"(answer|solution|expected|result|label|target|truth|correct)\b[^.\n]{
 
 
 def judge_environment(
-    plays: Sequence[Play], facts: Facts, network: Sequence[Mapping[str, Any]], rewards: Rewards, *, context: int
+    plays: Sequence[AuditPlay],
+    facts: EnvironmentFacts,
+    network: Sequence[Mapping[str, Any]],
+    rewards: Rewards,
+    *,
+    context: int,
 ) -> None:
     findings = rewards.findings
     _prompts(plays, facts, findings, context)
@@ -40,7 +45,7 @@ def judge_environment(
     _costs(plays, facts, findings)
 
 
-def _prompts(plays: Sequence[Play], facts: Facts, findings: Findings, context: int) -> None:
+def _prompts(plays: Sequence[AuditPlay], facts: EnvironmentFacts, findings: Findings, context: int) -> None:
     prompts = {play.item: play for play in reversed(plays) if play.turns}
     empty = [play for play in prompts.values() if not play.prompt.strip()]
     if empty:
@@ -77,7 +82,7 @@ def _prompts(plays: Sequence[Play], facts: Facts, findings: Findings, context: i
         findings.add("duplicates", "warning", f"{more} of {cycle} items are another one again", evidence)
 
 
-def _answers(plays: Sequence[Play], facts: Facts, findings: Findings) -> None:
+def _answers(plays: Sequence[AuditPlay], facts: EnvironmentFacts, findings: Findings) -> None:
     """Whether prompts say the answer."""
     found = []
     said = {play.item: play for play in plays if (play.policy, play.block) == ("reference", "first") and play.turns}
@@ -97,7 +102,7 @@ def _answers(plays: Sequence[Play], facts: Facts, findings: Findings) -> None:
         findings.add("answer-in-prompt", severity, said_of, found)  # type: ignore[arg-type]
 
 
-def _tools(plays: Sequence[Play], facts: Facts, findings: Findings) -> None:
+def _tools(plays: Sequence[AuditPlay], facts: EnvironmentFacts, findings: Findings) -> None:
     problems: dict[str, str] = {}
     for tools in facts.tools:
         names = Counter(tool["function"]["name"] for tool in tools)
@@ -150,8 +155,8 @@ def _schema_problem(schema: Any, *, top: bool = True) -> str:
     return next(filter(None, (_schema_problem(each, top=False) for each in parts)), "")
 
 
-def _exceptions(plays: Sequence[Play], findings: Findings) -> None:
-    by_reason: dict[tuple[str, str], list[Play]] = defaultdict(list)
+def _exceptions(plays: Sequence[AuditPlay], findings: Findings) -> None:
+    by_reason: dict[tuple[str, str], list[AuditPlay]] = defaultdict(list)
     for play in plays:
         if play.fault:
             by_reason["fault", play.fault].append(play)
@@ -178,7 +183,11 @@ def _exceptions(plays: Sequence[Play], findings: Findings) -> None:
 
 
 def _network(
-    plays: Sequence[Play], facts: Facts, network: Sequence[Mapping[str, Any]], findings: Findings, rewards: Rewards
+    plays: Sequence[AuditPlay],
+    facts: EnvironmentFacts,
+    network: Sequence[Mapping[str, Any]],
+    findings: Findings,
+    rewards: Rewards,
 ) -> None:
     at_start = [each for each in network if each["time"] < facts.started]
     later = [each for each in network if each["time"] >= facts.started]
@@ -197,7 +206,7 @@ def _network(
                 findings.add("failure-as-score", "error", said, [shown(play)])
 
 
-def _costs(plays: Sequence[Play], facts: Facts, findings: Findings) -> None:
+def _costs(plays: Sequence[AuditPlay], facts: EnvironmentFacts, findings: Findings) -> None:
     for name, limit in (("setup", SLOW_SETUP), ("setup_sandbox", SLOW_SANDBOX)):
         if (seconds := facts.setup.get(name, 0.0)) > limit:
             findings.add("slow-setup", "warning", f"{name}() took {seconds:.1f} s")

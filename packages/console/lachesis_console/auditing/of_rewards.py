@@ -10,7 +10,7 @@ from typing import Any
 from backends.text import counted
 from lachesis.figures.intervals import mean_of_values
 from lachesis_console.auditing.findings import Findings
-from lachesis_console.auditing.records import Facts, Play, shortened
+from lachesis_console.auditing.records import AuditPlay, EnvironmentFacts, shortened
 
 MASKS = (-100.0, -999.0, -1000.0, -9999.0, -1e6, -1e9, 999.0, 9999.0, 1e9)
 """Numbers that stand for "no score" in some environments."""
@@ -25,7 +25,7 @@ REPEATED = ("again", "later", "reversed", "interleaved")
 """Blocks in which a policy plays an item after others, that it had played before."""
 
 
-def shown(play: Play, text: str = "") -> dict[str, Any]:
+def shown(play: AuditPlay, text: str = "") -> dict[str, Any]:
     said = text or (play.turns[-1]["text"] if play.turns else "")
     return {"item": play.item, "policy": play.policy, "reward": play.reward, "text": shortened(said, 300)}
 
@@ -33,9 +33,9 @@ def shown(play: Play, text: str = "") -> dict[str, Any]:
 class Rewards:
     """The plays of an audit, and what they show of the reward."""
 
-    def __init__(self, plays: Sequence[Play], facts: Facts, findings: Findings) -> None:
+    def __init__(self, plays: Sequence[AuditPlay], facts: EnvironmentFacts, findings: Findings) -> None:
         self.plays, self.facts, self.findings = plays, facts, findings
-        self.by_policy: dict[str, list[Play]] = defaultdict(list)
+        self.by_policy: dict[str, list[AuditPlay]] = defaultdict(list)
         for play in plays:
             if play.block == "first":
                 self.by_policy[play.policy].append(play)
@@ -47,7 +47,7 @@ class Rewards:
         """Rewards are between 0 and 1: then 1 is known to be full marks."""
         self.excused: set[str] = set()
 
-    def is_full(self, play: Play) -> bool:
+    def is_full(self, play: AuditPlay) -> bool:
         full = self.full.get(play.item, 1.0 if self.usual else None)
         return full is not None and full > 0 and play.reward is not None and play.reward >= full - 1e-9
 
@@ -68,7 +68,7 @@ class Rewards:
         self._vacuous()
         self._alike()
 
-    def _full(self, name: str) -> tuple[list[Play], list[Play]]:
+    def _full(self, name: str) -> tuple[list[AuditPlay], list[AuditPlay]]:
         played = [play for play in self.by_policy.get(name, ()) if play.reward is not None]
         return [play for play in played if self.is_full(play)], played
 
@@ -259,11 +259,11 @@ class Rewards:
             self.findings.add("reward-never-differs", "error", said, map_shown(self.scored[:2]))
 
 
-def map_shown(plays: Iterable[Play]) -> list[dict[str, Any]]:
+def map_shown(plays: Iterable[AuditPlay]) -> list[dict[str, Any]]:
     return [shown(play) for play in plays]
 
 
-def judge_repetition(first: Sequence[Play], second: Sequence[Play], findings: Findings) -> None:
+def judge_repetition(first: Sequence[AuditPlay], second: Sequence[AuditPlay], findings: Findings) -> None:
     """Whether equal plays are equal: in a second start with the same history, and after others.
 
     Where histories are equal and plays are not, something is drawn. Where the beginnings of two starts are equal, what
@@ -296,11 +296,11 @@ def judge_repetition(first: Sequence[Play], second: Sequence[Play], findings: Fi
         findings.add("state-leaks", "error", said, leaked)
 
 
-def _differs(before: Play, play: Play) -> bool:
+def _differs(before: AuditPlay, play: AuditPlay) -> bool:
     return (before.kind == play.kind == "" and before.signature != play.signature) or before.kind != play.kind
 
 
-def _add_differences(findings: Findings, pairs: Sequence[tuple[Play, Play]], code: str, when: str) -> None:
+def _add_differences(findings: Findings, pairs: Sequence[tuple[AuditPlay, AuditPlay]], code: str, when: str) -> None:
     rewards = [pair for pair in pairs if pair[0].reward != pair[1].reward]
     prompts = [pair for pair in pairs if pair[0].prompt != pair[1].prompt]
     texts = [pair for pair in pairs if _texts(pair[0]) != _texts(pair[1])]
@@ -332,12 +332,12 @@ def _add_differences(findings: Findings, pairs: Sequence[tuple[Play, Play]], cod
         findings.add(code, "note", said, [shown(before, was), shown(play, now)])
 
 
-def _texts(play: Play) -> list[str]:
+def _texts(play: AuditPlay) -> list[str]:
     """What was read, without what may differ between two runs of one program: times, addresses, names of folders."""
     return [re.sub(r"/tmp/\S+|0x[0-9a-f]+|[0-9a-f]{8,}|\d+([.:]\d+)*", "#", text) for text in (play.prompt, *play.seen)]
 
 
-def _first_difference(before: Play, play: Play) -> tuple[str, str]:
+def _first_difference(before: AuditPlay, play: AuditPlay) -> tuple[str, str]:
     for was, now in zip((before.prompt, *before.seen), (play.prompt, *play.seen), strict=False):
         if was != now:
             at = next((at for at, (a, b) in enumerate(zip(was, now, strict=False)) if a != b), min(len(was), len(now)))
@@ -345,7 +345,7 @@ def _first_difference(before: Play, play: Play) -> tuple[str, str]:
     return f"{len(before.seen)} answers", f"{len(play.seen)} answers"
 
 
-def _marks_of_others(plays: Sequence[Play]) -> list[dict[str, Any]]:
+def _marks_of_others(plays: Sequence[AuditPlay]) -> list[dict[str, Any]]:
     found = []
     for play in plays:
         said = (text for turn in play.turns for text in (turn["text"], *(call["arguments"] for call in turn["calls"])))

@@ -12,7 +12,7 @@ from typing import Any
 
 from lachesis.runs.reference_policy import Policy
 from lachesis_console.auditing import policies
-from lachesis_console.auditing.playing import NoReferencePolicy, Stage
+from lachesis_console.auditing.playing import NoSolution, Stage
 from lachesis_messages.messages import Message
 
 FEW = 2
@@ -25,11 +25,11 @@ SLOW = 3
 """Rollouts that took too long, after which nothing more is played."""
 
 
-class OutOfTime(Exception):
+class AuditOverTime(Exception):
     """The audit has used its time, or the environment hangs."""
 
 
-class Plan:
+class AuditPlan:
     """The rollouts of an audit. What it cannot play is written into the facts of the stage.
 
     Args:
@@ -56,7 +56,7 @@ class Plan:
             block: while this file exists, the network is refused to the environment.
         """
         stage, count = self.stage, len(self.stage.items)
-        with suppress(OutOfTime):
+        with suppress(AuditOverTime):
             await self._beginning()
             await self._all("nothing", policies.nothing, "later")
             for seed in range(2):
@@ -81,7 +81,7 @@ class Plan:
     async def second_start(self) -> None:
         """The beginning once more, then other orders, and rollouts side by side."""
         count = len(self.stage.items)
-        with suppress(OutOfTime):
+        with suppress(AuditOverTime):
             await self._beginning("fresh")
             for item in reversed(range(count)):
                 main, name = self._main(item)
@@ -119,10 +119,10 @@ class Plan:
     ) -> float | None:
         if time.monotonic() > self.until:
             self._leave_out(f"{policy} on item {item} and what comes after it: the time of the audit was over")
-            raise OutOfTime
+            raise AuditOverTime
         if sum(play.kind == "too_slow" for play in self.stage.plays) >= SLOW:
             self._leave_out(f"{policy} on item {item} and what comes after it: {SLOW} rollouts took too long")
-            raise OutOfTime
+            raise AuditOverTime
         try:
             return (await self.stage.play(item, policy, scripted, block)).reward
         finally:
@@ -144,7 +144,7 @@ class Plan:
         try:
             await self._play(item, "reference", None, block)
             facts.has_reference = True
-        except NoReferencePolicy as error:
+        except NoSolution as error:
             if facts.has_reference is None:
                 facts.has_reference = False
                 facts.left_out.append(f"the reference policy: {error}; so whether full marks are possible is unknown")

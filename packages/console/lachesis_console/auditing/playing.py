@@ -26,7 +26,7 @@ from lachesis.settings.server_settings import ServerConfigError
 from lachesis.tracebacks import in_one_line
 from lachesis_console.auditing.memory import Memory
 from lachesis_console.auditing.policies import text_of
-from lachesis_console.auditing.records import Facts, Play, answer_field, shortened
+from lachesis_console.auditing.records import AuditPlay, EnvironmentFacts, answer_field, shortened
 from lachesis_messages.messages import Message
 
 _LOOKS = frozenset({"terminal", "read_file", "read_bytes", "search", "call_tool", "download_file", "download_dir"})
@@ -37,7 +37,7 @@ _SCANNING = 5.0
 """Seconds for that."""
 
 
-class NoReferencePolicy(SettingsError):
+class NoSolution(SettingsError):
     """The environment has none, or none for this item."""
 
 
@@ -57,10 +57,10 @@ class Stage:
         *,
         seconds: float | None = None,
         began: Callable[[int, str, str], None] = lambda item, policy, block: None,
-        finished: Callable[[Play], None] = lambda play: None,
+        finished: Callable[[AuditPlay], None] = lambda play: None,
     ) -> None:
-        self.facts = Facts(name=env_cls.name or env_cls.__name__, misspelt=misspelt_hooks(env_cls))
-        self.plays: list[Play] = []
+        self.facts = EnvironmentFacts(name=env_cls.name or env_cls.__name__, misspelt=misspelt_hooks(env_cls))
+        self.plays: list[AuditPlay] = []
         self.items: list[Any] = []
         self._seconds, self._began, self._finished = seconds, began, finished
         self._policy: ContextVar[Policy | None] = ContextVar("policy", default=None)
@@ -136,22 +136,22 @@ class Stage:
                 prompt = "" if self.env.session is not None else _prompt(self.env.initial_messages(item))
                 self.facts.scanned.append((item_digest(item), prompt))
 
-    async def play(self, item: int, policy: str, scripted: Policy | None, block: str = "first") -> Play:
+    async def play(self, item: int, policy: str, scripted: Policy | None, block: str = "first") -> AuditPlay:
         """Play a rollout; `scripted` None is the environment's reference policy.
 
         Raises:
             UnusableSettings: no rollout can be scored with these settings.
-            NoReferencePolicy: there is none.
+            NoSolution: there is none.
         """
         self._began(item, policy, block)
-        play = Play(item, policy, block, began=time.time())
+        play = AuditPlay(item, policy, block, began=time.time())
         if scripted is None:
             try:
                 scripted = self._reference(self.env)
             except SettingsError as error:
-                raise NoReferencePolicy(str(error)) from error
+                raise NoSolution(str(error)) from error
             if scripted is None:
-                raise NoReferencePolicy("there is no reference_policy()")
+                raise NoSolution("there is no reference_policy()")
             if not callable(scripted):
                 raise ServerConfigError(
                     f"reference_policy() returned {scripted!r:.80}, which is not a function; return one that takes "
@@ -178,7 +178,7 @@ class Stage:
         play.seconds = time.monotonic() - started
         play.memory = self._memory.peak()
         if self._no_reference:
-            raise NoReferencePolicy("it has no solution for this item")
+            raise NoSolution("it has no solution for this item")
         self.plays.append(play)
         self._finished(play)
         return play
@@ -221,7 +221,7 @@ def _prompt(messages: Sequence[Mapping[str, Any]]) -> str:
     return "\n\n".join(text_of(message) for message in messages if message.get("role") != "system")
 
 
-def _note(play: Play, rollout: Rollout, tools: Sequence[Mapping[str, Any]]) -> None:
+def _note(play: AuditPlay, rollout: Rollout, tools: Sequence[Mapping[str, Any]]) -> None:
     play.reward, play.outcome, play.kind = rollout.reward, rollout.outcome.value, rollout.unscored_kind
     play.metrics = {str(name): float(value) for name, value in rollout.metrics.items()}
     if rollout.reward is None:

@@ -12,7 +12,7 @@ LONGEST = 4000
 
 
 @dataclass(slots=True)
-class Play:
+class AuditPlay:
     """One rollout of one item by one policy."""
 
     item: int
@@ -62,7 +62,7 @@ class Play:
 
 
 @dataclass(slots=True)
-class Facts:
+class EnvironmentFacts:
     """What is known of the environment, apart from rollouts."""
 
     name: str = ""

@@ -18,10 +18,10 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from lachesis.tool_context.own_folder import own_folder
-from lachesis_console.auditing.findings import Finding, Findings
+from lachesis_console.auditing.findings import AuditFinding, Findings
 from lachesis_console.auditing.of_environment import judge_environment
 from lachesis_console.auditing.of_rewards import Rewards, judge_repetition
-from lachesis_console.auditing.records import Facts, Play
+from lachesis_console.auditing.records import AuditPlay, EnvironmentFacts
 
 SCHEMA: Final = "lachesis.audit/1"
 INSIDE = Path(__file__).with_name("inside")
@@ -35,8 +35,8 @@ _START = 900.0
 class Start:
     """What one process played."""
 
-    plays: list[Play]
-    facts: Facts | None = None
+    plays: list[AuditPlay]
+    facts: EnvironmentFacts | None = None
     stopped: str = ""
     """Why the environment did not start, or ended early."""
     ended_process: str = ""
@@ -50,9 +50,9 @@ class Audit:
     target: str
     started: float
     seconds: float
-    findings: Sequence[Finding]
-    plays: Sequence[Play]
-    facts: Facts
+    findings: Sequence[AuditFinding]
+    plays: Sequence[AuditPlay]
+    facts: EnvironmentFacts
     settings: dict[str, Any]
     not_audited: str = ""
     """Why there is none."""
@@ -112,7 +112,7 @@ def audit(
             second = _played({**given, "start": 2, "seconds": 0.3 * seconds}, Path(folder, "2"), progress)
         network = _network(Path(folder, "1"))
     settings = {"items": items, "item_seconds": item_seconds, "seconds": seconds, "flags": list(flags)}
-    facts = first.facts or Facts()
+    facts = first.facts or EnvironmentFacts()
     if second.facts is not None:
         facts.left_out += second.facts.left_out
     findings = Findings()
@@ -168,9 +168,9 @@ def _played(job: dict[str, Any], folder: Path, progress: Callable[[str, int], No
                     last = f"{event['policy']} on item {event['item']}"
                     progress(last, len(start.plays))
                 elif event["event"] == "play":
-                    start.plays.append(Play(**event["play"]))
+                    start.plays.append(AuditPlay(**event["play"]))
                 elif event["event"] == "facts":
-                    start.facts = Facts(**event["facts"])
+                    start.facts = EnvironmentFacts(**event["facts"])
                 elif event["event"] == "stopped":
                     start.stopped, ended = event["said"], True
                 else:

@@ -14,7 +14,7 @@ from backends.errors import SettingsError
 from backends.plugins import Registry
 from lachesis import HermesAgentBaseEnv
 from lachesis.cli import play_environment, port_number
-from lachesis_doors.serving.host import Host
+from lachesis_doors.serving.host import ServingHost
 from lachesis_doors.serving.open_rollout import Clients
 from lachesis_tokens.wire.service import WebService
 
@@ -22,7 +22,7 @@ from lachesis_tokens.wire.service import WebService
 class Standard(Protocol):
     """A server whose clients drive the rollouts of a host."""
 
-    def __call__(self, host: Host, address: str, port: int) -> WebService: ...
+    def __call__(self, host: ServingHost, address: str, port: int) -> WebService: ...
 
 
 STANDARDS: Registry[Standard] = Registry(
@@ -90,7 +90,11 @@ async def serve(
     """Serve until `stop` is set. `ready` is called with the server once it listens."""
     env.config.max_infra_retries = 0  # a client cannot be asked to say everything again
     env.use_server(Clients())
-    async with env.running(), Host(env, items=items, idle=idle) as host, standard(host, address, port) as service:
+    async with (
+        env.running(),
+        ServingHost(env, items=items, idle=idle) as host,
+        standard(host, address, port) as service,
+    ):
         tasks = ", ".join(f"{number} tasks of {split}" for split, number in host.splits.items())
         said = f"{host.name} is served at {service.root_url}: {tasks}, {host.places} rollouts at once"
         print(said, file=sys.stderr, flush=True)

@@ -27,7 +27,7 @@ class NoPlace(LachesisError):
     """There are as many open rollouts as there may be, or the server is about to end."""
 
 
-class Host:
+class ServingHost:
     """Opens rollouts of an environment, whose run has begun, and closes those that their clients have left.
 
     Args:

@@ -40,7 +40,7 @@ class NotScored(LachesisError):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ServedStep:
     """The answer to a call, or to a message."""
 
     text: str
@@ -135,7 +135,7 @@ class OpenRollout:
                 self._began = True
             return self
 
-    async def call(self, name: str, arguments: Mapping[str, Any]) -> Step:
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> ServedStep:
         """Call a tool; the one named `answer_tool` says its only argument.
 
         Raises:
@@ -145,17 +145,17 @@ class OpenRollout:
         if name == self.answer_tool:
             text = arguments.get(ANSWER)
             if not isinstance(text, str):
-                return Step(f"{name} needs the argument {ANSWER!r}, a text", failed=True)
+                return ServedStep(f"{name} needs the argument {ANSWER!r}, a text", failed=True)
             return await self.say(text)
         number = next(self._numbers)
         call = ToolCall(f"call_{number:08d}", name, json.dumps(dict(arguments)))
         return await self._act(Message("assistant", None, tool_calls=(call,)))
 
-    async def say(self, text: str) -> Step:
+    async def say(self, text: str) -> ServedStep:
         """Say something without a call: the answer, which ends the rollout unless a user replies. Raises as `call`."""
         return await self._act(Message("assistant", text))
 
-    async def _act(self, message: Message) -> Step:
+    async def _act(self, message: Message) -> ServedStep:
         await self.begin()
         async with self._one_at_a_time:
             if self._told_end or self._said is None:
@@ -170,7 +170,7 @@ class OpenRollout:
                 head = rollout.result.history.head if rollout.result is not None else None
                 calls = {call.id for call in message.tool_calls}
                 answered = head is not None and head.message.tool_call_id in calls
-                step = _read(head) if answered else Step(f"The task has ended: {rollout.reason}.")
+                step = _read(head) if answered else ServedStep(f"The task has ended: {rollout.reason}.")
                 return replace(step, done=True, reward=rollout.reward, components=rollout.metrics)
 
     @property
@@ -245,17 +245,17 @@ def answer_description(env: HermesAgentBaseEnv, name: str) -> dict[str, Any]:
     return {"name": name, "description": ends, "parameters": {**schema, "required": [ANSWER]}}
 
 
-def _read(node: Node | None) -> Step:
+def _read(node: Node | None) -> ServedStep:
     """What the client reads."""
     if node is None:
-        return Step("Nothing was said: write an answer.", failed=True)
+        return ServedStep("Nothing was said: write an answer.", failed=True)
     failed = isinstance(node.origin, ToolResponse) and node.origin.error is not None
     content = node.message.content
     if content is None or isinstance(content, str):
-        return Step(content or "", failed=failed)
+        return ServedStep(content or "", failed=failed)
     texts = [part["text"] for part in content if part["type"] == "text"]
     images = [part["image_url"]["url"] for part in content if part["type"] == "image_url"]
-    return Step("\n".join(texts), images, failed)
+    return ServedStep("\n".join(texts), images, failed)
 
 
 class _Over(Exception):

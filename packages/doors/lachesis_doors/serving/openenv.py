@@ -15,8 +15,8 @@ from typing import Any
 from aiohttp import WSMsgType, web
 
 from backends.errors import LachesisError
-from lachesis_doors.serving.host import Host, NoPlace, NoSuchTask
-from lachesis_doors.serving.open_rollout import EpisodeEnded, OpenRollout, Step
+from lachesis_doors.serving.host import NoPlace, NoSuchTask, ServingHost
+from lachesis_doors.serving.open_rollout import EpisodeEnded, OpenRollout, ServedStep
 from lachesis_doors.serving.task_routes import TaskRoutes
 from lachesis_tokens.wire.service import WebService, json_response
 
@@ -49,7 +49,7 @@ class _Refused(Exception):
 class OpenEnvService(WebService):
     title = "the OpenEnv server"
 
-    def __init__(self, host: Host, address: str, port: int) -> None:
+    def __init__(self, host: ServingHost, address: str, port: int) -> None:
         super().__init__(address, port)
         self._host = host
         self._sockets: set[web.WebSocketResponse] = set()
@@ -95,7 +95,7 @@ class OpenEnvService(WebService):
 class _Connection:
     """The rollout of one client, if it has begun one."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: ServingHost) -> None:
         self.host = host
         self.name = uuid.uuid4().hex
         self.episode = ""
@@ -118,7 +118,7 @@ class _Connection:
         self.episode = str(how.get("episode_id") or self.name)
         rollout = await self.rollout().begin()
         texts = [message["content"] for message in rollout.first if isinstance(message.get("content"), str)]
-        return _observed({"prompt": "\n\n".join(texts), "messages": rollout.first}, Step(""))
+        return _observed({"prompt": "\n\n".join(texts), "messages": rollout.first}, ServedStep(""))
 
     async def step(self, action: Mapping[str, Any]) -> dict[str, Any]:
         kind, name, given = action.get("type"), action.get("tool_name"), action.get("arguments", {})
@@ -128,7 +128,7 @@ class _Connection:
             tools = [
                 {"name": t["name"], "description": t["description"], "input_schema": t["parameters"]} for t in listed
             ]
-            return _observed({"tools": tools}, Step(""))
+            return _observed({"tools": tools}, ServedStep(""))
         if kind != "call_tool" or not isinstance(name, str) or not isinstance(given, Mapping):
             raise _Refused("VALIDATION_ERROR", 'an action is {"type": "call_tool", "tool_name", "arguments"}')
         step = await self.rollout().call(name, given)
@@ -178,7 +178,7 @@ async def _handle(connection: _Connection, text: str) -> dict[str, Any] | None:
     return {"type": "observation", "data": done}
 
 
-def _observed(observation: Mapping[str, Any], step: Step) -> dict[str, Any]:
+def _observed(observation: Mapping[str, Any], step: ServedStep) -> dict[str, Any]:
     about = {"components": dict(step.components)} if step.components else {}
     data = {"observation": dict(observation), "reward": step.reward, "done": step.done}
     return {**data, "metadata": about} if about else data

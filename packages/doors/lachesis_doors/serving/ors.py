@@ -15,8 +15,8 @@ from typing import Any
 from aiohttp import web
 
 from backends.errors import LachesisError
-from lachesis_doors.serving.host import Host, NoPlace, NoSuchTask
-from lachesis_doors.serving.open_rollout import ANSWER, EpisodeEnded, OpenRollout, Step
+from lachesis_doors.serving.host import NoPlace, NoSuchTask, ServingHost
+from lachesis_doors.serving.open_rollout import ANSWER, EpisodeEnded, OpenRollout, ServedStep
 from lachesis_doors.serving.task_routes import TaskRoutes, body_of, refused, with_input_schema
 from lachesis_tokens.wire.service import WebService, json_response
 
@@ -29,7 +29,7 @@ _HEARTBEAT = 10.0
 class OrsService(WebService):
     title = "the ORS server"
 
-    def __init__(self, host: Host, address: str, port: int) -> None:
+    def __init__(self, host: ServingHost, address: str, port: int) -> None:
         super().__init__(address, port)
         self._host = host
         self._tasks = TaskRoutes(host)
@@ -156,7 +156,7 @@ async def _called(rollout: OpenRollout, name: Any, given: Any) -> dict[str, Any]
     return {"ok": True, "output": _output(step)}
 
 
-def _output(step: Step) -> dict[str, Any]:
+def _output(step: ServedStep) -> dict[str, Any]:
     """A failed call is an answer that the model reads: it is part of the conversation that the reward sees."""
     blocks = [{"type": "text", "text": step.text}, *(_block({"image_url": {"url": url}}) for url in step.images)]
     about: dict[str, Any] = {"failed": True} if step.failed else {}

@@ -7,14 +7,14 @@ from typing import Any
 
 from aiohttp import web
 
-from lachesis_doors.serving.host import Host, NoSuchTask
+from lachesis_doors.serving.host import NoSuchTask, ServingHost
 from lachesis_tokens.wire.service import json_response
 
 
 class TaskRoutes:
     """Lists tasks. They are named by split and number: their content may contain the solution."""
 
-    def __init__(self, host: Host, healthy: str = "ok") -> None:
+    def __init__(self, host: ServingHost, healthy: str = "ok") -> None:
         self.host = host
         self._healthy = healthy
 
