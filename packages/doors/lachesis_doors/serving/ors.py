@@ -11,6 +11,7 @@ import json
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from aiohttp import web
 
@@ -33,7 +34,8 @@ class OrsService(WebService):
         super().__init__(address, port)
         self._host = host
         self._tasks = TaskRoutes(host)
-        self._calls: dict[tuple[str, str], asyncio.Task[dict[str, Any]]] = {}
+        self._calls: WeakKeyDictionary[OpenRollout, dict[str, asyncio.Task[dict[str, Any]]]] = WeakKeyDictionary()
+        """Of each rollout, by number, as long as it is not closed."""
 
     def routes(self) -> Iterable[web.RouteDef]:
         yield web.post("/create_session", self._create_session)
@@ -78,8 +80,6 @@ class OrsService(WebService):
     async def _delete(self, request: web.Request) -> web.Response:
         name = _session(request)
         await self._host.close(name)
-        for call in [call for call in self._calls if call[0] == name]:
-            del self._calls[call]
         return json_response({"sid": name})
 
     def _rollout(self, request: web.Request) -> OpenRollout:
@@ -117,14 +117,14 @@ class OrsService(WebService):
     async def _call(self, request: web.Request) -> web.StreamResponse:
         rollout, body = self._rollout(request), await body_of(request)
         number, name, given = body.get("task_id"), body.get("name"), body.get("input", {})
-        session = _session(request)
-        if isinstance(number, str) and (session, number) in self._calls:
-            call = self._calls[session, number]  # a client whose connection broke asks again
+        session, calls = _session(request), self._calls.setdefault(rollout, {})
+        if isinstance(number, str) and number in calls:
+            call = calls[number]  # a client whose connection broke asks again
         elif number is not None:
             raise refused(404, f"there is no call {number!r} to go on with")
         else:
             number = uuid.uuid4().hex
-            call = self._calls[session, number] = asyncio.create_task(_called(rollout, name, given))
+            call = calls[number] = asyncio.create_task(_called(rollout, name, given))
         stream = await _events(request, ("task_id", number), end=False)
         while not call.done():
             await asyncio.wait({call}, timeout=_HEARTBEAT)
