@@ -39,6 +39,7 @@ from rich.console import Console
 from backends.errors import LachesisError, SettingsError
 from lachesis import Message, ServerConfig, ToolCall
 from lachesis.cli.environment_classes import environment_class
+from lachesis_console.auditing.policies import value_of
 from lachesis_doors.processes import PACKAGES, interpreter
 from lachesis_messages.records.jsonl import read_lines
 from lachesis_testing import FakeServer, ToolUser
@@ -121,24 +122,10 @@ def drawn(target: Target) -> Any:
             return Message("assistant", target.says)
         function = draw.choice(tools)["function"]
         number = len(messages)
-        arguments = json.dumps(_value(function["parameters"], draw))
+        arguments = json.dumps(value_of(function["parameters"], draw))
         return Message("assistant", tool_calls=(ToolCall(f"call_{number}", function["name"], arguments),))
 
     return policy
-
-
-def _value(schema: Mapping[str, Any], draw: random.Random) -> Any:
-    if "enum" in schema:
-        return draw.choice(schema["enum"])
-    if schema.get("type") == "object" or "properties" in schema:
-        return {
-            name: _value(each, draw)
-            for name, each in schema.get("properties", {}).items()
-            if name in schema.get("required", ())
-        }
-    low = int(schema.get("minimum", 1))
-    values = {"integer": draw.randint(low, int(schema.get("maximum", low + 9))), "number": draw.random(), "array": []}
-    return values.get(str(schema.get("type")), "hello")
 
 
 async def play(env_cls: type[Any], folder: Path, servers: list[ServerConfig], **settings: Any) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ import pytest
 from lachesis import HermesAgentBaseEnv, check_environment
 from lachesis.cli import main
 from lachesis.settings.server_settings import ServerConfigError
-from lachesis_console.checking import random_policy
+from lachesis_console.auditing.policies import random_policy
 from lachesis_console.verbs.new import KINDS
 from lachesis_messages.messages import Message
 from tests.support.small_envs import lines

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -10,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from backends.tasks import run_all
 from lachesis.runs.reference_policy import Policy
 from lachesis_console.auditing import policies
 from lachesis_console.auditing.playing import NoSolution, Stage
@@ -40,14 +42,13 @@ class AuditPlan:
         self.stage, self.until = stage, until
 
     async def quick(self) -> None:
-        """Those of `lachesis check`."""
-        for item in range(len(self.stage.items)):
-            await self._reference(item, "first")
-            await self._reference(item, "again")
+        """Those of `lachesis check`, all items at once."""
+        items = range(len(self.stage.items))
+        await run_all([self._reference(item, block) for item in items for block in ("first", "again")])
         if self.stage.plays and all(play.reward is None for play in self.stage.plays):
             return  # no other policy would be scored
-        await self._all("nothing", policies.nothing)
-        await self._all("random", policies.random_policy)
+        for name, scripted in (("nothing", policies.nothing), ("random", policies.random_policy)):
+            await run_all([self._play(item, name, scripted) for item in items])
 
     async def first_start(self, block: Path) -> None:
         """Each policy on each item, in the order of how much depends on it.
@@ -193,8 +194,6 @@ class AuditPlan:
 
 
 def _mark(policy: str, item: int) -> str:
-    import hashlib
-
     return f"mark-{hashlib.sha256(f'{policy} {item}'.encode()).hexdigest()[:10]}"
 
 

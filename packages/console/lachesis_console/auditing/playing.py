@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
@@ -41,6 +42,15 @@ class NoSolution(SettingsError):
     """The environment has none, or none for this item."""
 
 
+@dataclass(slots=True)
+class _Playing:
+    """Who answers in a rollout."""
+
+    policy: Policy
+    unsolved: bool = False
+    """It is a reference policy that knows no solution of the item."""
+
+
 class Stage:
     """One start of an environment.
 
@@ -63,9 +73,8 @@ class Stage:
         self.plays: list[AuditPlay] = []
         self.items: list[Any] = []
         self._seconds, self._began, self._finished = seconds, began, finished
-        self._policy: ContextVar[Policy | None] = ContextVar("policy", default=None)
-        self._latest: Policy | None = None
-        self._no_reference = False
+        self._playing: ContextVar[_Playing | None] = ContextVar("playing", default=None)
+        self._latest: _Playing | None = None
         self._memory = Memory()
         chosen = {"openai.model_name": "reference", "env.group_size": 1, "env.use_wandb": False}
         if not any("max_infra_retries" in flag for flag in flags):
@@ -157,11 +166,11 @@ class Stage:
                     f"reference_policy() returned {scripted!r:.80}, which is not a function; return one that takes "
                     "messages and tools, and returns a Message"
                 )
-        self._latest, self._no_reference = scripted, False
+        self._latest = playing = _Playing(scripted)
         started = time.monotonic()
         deadline = asyncio.timeout(self._seconds)
         size = 2 if self.env.compute_group_reward is not None else 1
-        token = self._policy.set(scripted)
+        token = self._playing.set(playing)
         try:
             async with deadline:
                 groups = await play_item(self.env, self.items[item], f"item{item}", size=size)
@@ -174,23 +183,23 @@ class Stage:
         else:
             _note(play, rollout, self.facts.tools[item])
         finally:
-            self._policy.reset(token)
+            self._playing.reset(token)
         play.seconds = time.monotonic() - started
         play.memory = self._memory.peak()
-        if self._no_reference:
+        if playing.unsolved:
             raise NoSolution("it has no solution for this item")
         self.plays.append(play)
         self._finished(play)
         return play
 
     async def _answer(self, messages: Sequence[Mapping[str, Any]], tools: Any) -> Message:
-        policy = self._policy.get() or self._latest  # a program that asks over HTTP has no context
-        assert policy is not None
+        playing = self._playing.get() or self._latest  # a program that asks over HTTP has no context
+        assert playing is not None
         try:
-            said = policy(messages, tools)
+            said = playing.policy(messages, tools)
             return await said if inspect.isawaitable(said) else said
         except SettingsError:  # of a reference policy that knows no solution of this item
-            self._no_reference = True
+            playing.unsolved = True
             return Message("assistant", "")
 
 
