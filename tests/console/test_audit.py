@@ -82,6 +82,33 @@ def test_a_planted_defect_is_an_error(before: str, after: str, code: str, tmp_pa
     assert ended == 1 and found.get(code) == "error", found
 
 
+def test_an_answer_that_is_right_for_every_item_is_an_error(tmp_path: Path) -> None:
+    same = ('WORDS = ["pear", "fig", "plum", "lime"]', 'WORDS = ["pear a", "pear b", "pear c", "pear d"]')
+    ended, found = audited(tmp_path, same, ("item[::-1])", "item.split()[0][::-1])"))
+    assert ended == 1 and found["constant-answer"] == "error", found
+
+
+def test_cheats_are_not_played_with_a_tool_of_the_environment(tmp_path: Path) -> None:
+    """Nobody knows where it runs what it is given."""
+    tool = f"""
+    def tools_for(self, item):
+        async def run(arguments, session):
+            with open({str(tmp_path / "commands")!r}, "a") as file:
+                file.write(arguments["command"] + "\\n")
+            return ToolResult("done")
+        schema = {{"type": "object", "properties": {{"command": {{"type": "string"}}}}, "required": ["command"]}}
+        return [Tool.from_schema("bash", "Run a command.", schema, run)]
+
+    def reference_policy(self):"""
+    audited(
+        tmp_path,
+        ("import HermesAgentBaseEnv, Message", "import HermesAgentBaseEnv, Message, Tool, ToolResult"),
+        ("\n    def reference_policy(self):", tool),
+    )
+    commands = (tmp_path / "commands").read_text()
+    assert commands.strip() and "rm " not in commands and "conftest" not in commands
+
+
 def test_what_does_not_start_cannot_be_audited(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "spell_env.py"
     path.write_text(SOUND.replace("self.items = iter(WORDS)", "open('/missing')"))

@@ -126,6 +126,12 @@ class Rewards:
                 f"{counted(len(played), 'rollout')} (mean {mean:.3g}, the most that any policy earned is {most:g})",
                 map_shown(earns),
             )
+        solved = [play for play in self._full("reference")[0] if play.turns]
+        if len({self.facts.digests[play.item] for play in solved}) >= 4 and all(
+            play.turns == solved[0].turns for play in solved
+        ):
+            said = f"reference: the same play solves each of {counted(len(solved), 'item')}, so nothing has to be read"
+            self.findings.add("constant-answer", "error", said, map_shown(solved))
         for name in self.worthless():
             full, played = self._full(name)
             distinct = len({self.facts.digests[play.item] for play in played})

@@ -130,6 +130,7 @@ class Stage:
             facts.items.append(shortened(json.dumps(item, ensure_ascii=False, default=str), 300))
             facts.answers.append(answer_field(item))
             tools = [*env.group_tools(f"item{number}")[1]]
+            facts.has_shell |= any(tool["function"]["name"] == "terminal" for tool in tools)
             with suppress(Exception):  # every rollout says so
                 tools += [tool.definition() for tool in env.tools_for(item)]
             facts.tools.append(tools)

@@ -227,26 +227,12 @@ CHEATS: Final[Mapping[str, str]] = {
 
 
 def cheat(command: str) -> Scripted:
-    """Runs a command by the first tool that takes one, then repeats what it read."""
+    """Runs a command with the tool `terminal`, then repeats what it read."""
 
     def policy(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> Message:
-        turn = sum(message["role"] == "assistant" for message in messages)
-        found = shell_of(tools)
-        if turn or found is None:
+        if any(message["role"] == "assistant" for message in messages):
             read = text_of(messages[-1]) if messages[-1]["role"] == "tool" else ""
             return Message("assistant", read or "Done.")
-        name, parameter = found
-        return Message("assistant", tool_calls=(ToolCall("call_0", name, json.dumps({parameter: command})),))
+        return Message("assistant", tool_calls=(ToolCall("call_0", "terminal", json.dumps({"command": command})),))
 
     return policy
-
-
-def shell_of(tools: Sequence[Mapping[str, Any]] | None) -> tuple[str, str] | None:
-    """The name of a tool that runs commands, and of its parameter; None where there is none."""
-    for tool in tools or ():
-        function = tool["function"]
-        properties = (function.get("parameters") or {}).get("properties") or {}
-        for parameter in ("command", "cmd", "bash", "script"):
-            if parameter in properties and properties[parameter].get("type", "string") == "string":
-                return function["name"], parameter
-    return None

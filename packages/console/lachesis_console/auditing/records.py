@@ -81,6 +81,9 @@ class EnvironmentFacts:
     has_reference: bool | None = None
     has_turns: bool = False
     """Whether the environment answers: by tools, or as a user."""
+    has_shell: bool = False
+    """Whether the agent has Lachesis' own `terminal`. A tool of the environment that takes commands may run them
+    anywhere."""
     has_walls: bool = True
     setup: dict[str, float] = field(default_factory=dict)
     """The longest seconds of `setup` and `setup_sandbox`."""
