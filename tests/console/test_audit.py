@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from lachesis.cli import main
+from lachesis_console import auditing
+from lachesis_console.auditing.findings import NEXT_STEPS
 
 SOUND = '''
 import random, time, os
@@ -107,6 +110,14 @@ def test_cheats_are_not_played_with_a_tool_of_the_environment(tmp_path: Path) ->
     )
     commands = (tmp_path / "commands").read_text()
     assert commands.strip() and "rm " not in commands and "conftest" not in commands
+
+
+def test_the_page_has_every_finding_and_no_other() -> None:
+    page = (Path(__file__).parents[2] / "docs/audit.md").read_text().partition("| code |")[2].partition("\n\n")[0]
+    rows = [line.split("|")[1] for line in page.splitlines()[2:]]
+    assert sorted(re.findall(r"`([a-z-]+)`", " ".join(rows))) == sorted(NEXT_STEPS)
+    code = " ".join(path.read_text() for path in Path(auditing.__path__[0]).glob("*.py") if path.stem != "findings")
+    assert [each for each in NEXT_STEPS if f'"{each}"' not in code] == []
 
 
 def test_what_does_not_start_cannot_be_audited(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -32,7 +32,6 @@ NEXT_STEPS: Final[Mapping[str, str]] = {
     "misspelt-hook": "rename the method",
     "network-at-start": "ship the data with the environment, or name the download in its documents",
     "network-in-rollout": "take the network out of tools and rewards, or return None where it fails",
-    "no-reference": "write reference_policy(): it plays the solution of an item",
     "not-deterministic": "seed what is drawn, per item; leave times, addresses and the order of sets out of rewards",
     "partial-reward": "see whether an agent can live on this reward alone",
     "placeholder-in-prompt": "fill in the field that the prompt shows as it is",

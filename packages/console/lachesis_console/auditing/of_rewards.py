@@ -67,6 +67,7 @@ class Rewards:
         self._numbers()
         self._vacuous()
         self._alike()
+        self._looks()
 
     def _full(self, name: str) -> tuple[list[AuditPlay], list[AuditPlay]]:
         played = [play for play in self.by_policy.get(name, ()) if play.reward is not None]
@@ -126,11 +127,12 @@ class Rewards:
                 f"{counted(len(played), 'rollout')} (mean {mean:.3g}, the most that any policy earned is {most:g})",
                 map_shown(earns),
             )
-        solved = [play for play in self._full("reference")[0] if play.turns]
+        # A program that repairs each item alike may be skill; a text that is right for each is none.
+        solved = [play for play in self._full("reference")[0] if play.turns and not play.called]
         if len({self.facts.digests[play.item] for play in solved}) >= 4 and all(
             play.turns == solved[0].turns for play in solved
         ):
-            said = f"reference: the same play solves each of {counted(len(solved), 'item')}, so nothing has to be read"
+            said = f"reference: the same words solve each of {counted(len(solved), 'item')}"
             self.findings.add("constant-answer", "error", said, map_shown(solved))
         for name in self.worthless():
             full, played = self._full(name)
@@ -263,6 +265,12 @@ class Rewards:
             value = different.pop()
             said = f"the reward is always {value:g}: nothing can be learned from it"
             self.findings.add("reward-never-differs", "error", said, map_shown(self.scored[:2]))
+
+    def _looks(self) -> None:
+        looks = sorted({look for play in self.plays for look in play.looks})
+        if looks:
+            said = f"the reward reads in the agent's own sandbox: {', '.join(looks[:3])}"
+            self.findings.add("reads-agents-files", "note", said)
 
 
 def map_shown(plays: Iterable[AuditPlay]) -> list[dict[str, Any]]:
