@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import re
 import signal
 import subprocess
 import sys
@@ -287,27 +289,19 @@ async def end_once_refused(client: OrsClient) -> Any:
 # --- the command
 
 
-def test_the_command_serves_until_sigterm(tmp_path: Path) -> None:
-    (tmp_path / "words_env.py").write_text(
-        "from lachesis import HermesAgentBaseEnv\n\n\nclass Words(HermesAgentBaseEnv):\n    name = 'words'\n\n"
-        "    async def get_next_item(self):\n        return 'a'\n\n"
-        "    def format_prompt(self, item):\n        return item\n\n"
-        "    async def compute_reward(self, item, result, ctx):\n        return 1.0\n"
-    )
-    words = ["serve", "words_env.py", "--as", "ors", "--port", "0", "--items", "2", "--toolsets", ""]
-    command = [sys.executable, "-m", "lachesis", *words]
-    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=_with_root()) as running:
+COMMANDS = re.findall(r"^lachesis (serve .* --as .*)$", (ROOT / "docs/doors.md").read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("shown", COMMANDS)
+def test_a_command_of_the_docs_serves_until_sigterm(tmp_path: Path, shown: str) -> None:
+    command = [sys.executable, "-m", "lachesis", *re.sub(r"--port \d+", "--port 0 --items 2", shown).split()]
+    given = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=given) as running:
         assert running.stderr is not None
         said = running.stderr.readline()
-        assert said.startswith("words is served at http://127.0.0.1:"), said + running.stderr.read()
+        assert " is served at http://127.0.0.1:" in said, said + running.stderr.read()
         running.send_signal(signal.SIGTERM)
         assert running.wait(60) == 0, running.stderr.read()
-
-
-def _with_root() -> dict[str, str]:
-    import os
-
-    return {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
 def test_the_command_names_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
