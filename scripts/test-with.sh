@@ -38,8 +38,10 @@ case $name in
     doors=${LACHESIS_DOORS:-$cache/doors}
     while read -r door packages; do
       [ -x "$doors/$door/bin/python" ] && continue
-      # Seven games of TextArena are written for Python 3.12 and later.
-      "$bin/uv" venv --quiet --python "${PYTHON312:-3.12}" "$doors/$door"
+      python=$bin/python
+      # Seven of its games are written for Python 3.12 and later.
+      [ "$door" != textarena ] || python=${PYTHON312:-3.12}
+      "$bin/uv" venv --quiet --python "$python" "$doors/$door"
       # shellcheck disable=SC2086 # a list
       "$bin/uv" pip install --quiet --python "$doors/$door/bin/python" $packages
     done <requirements/doors.txt
