@@ -2,13 +2,15 @@
 
     python -m benchmarks.doors [SCHEME ...] [--embedded] [--turns 300]
 
-For each scheme whose package is there (`make test-doors` installs them):
+For each scheme whose package is there (`make test-doors` installs them). It fails where a rollout has no score, or
+a token is not delivered exactly once.
 
 * `script`: rollouts of a policy without a model, how many have a score, and their mean reward. It is the reference
   policy where the environment knows its solutions, else one that draws calls at random.
 * `tokens`: rollouts of a fake model server that reports tokens: completions whose tokens are in a valid sample exactly
   once, of all that it sampled.
-* `embedded` (with `--embedded`): the same for the embedded model.
+* `embedded` (with `--embedded`): tokens of the embedded model in valid samples. Nobody else counts what it sampled: the
+  records of the rollouts do.
 * `ms/turn`: CPU of this process and its guest for a turn, with tool and reward, beside that of the standard's own
   driver (`door_drivers.py`), which has no agent loop, no messages and no record. Servers are in neither.
 """
@@ -48,12 +50,13 @@ from lachesis_tokens.samples.verification import verify_records
 ROOT = Path(__file__).resolve().parents[1]
 DRIVERS = Path(__file__).with_name("door_drivers.py")
 DOORS = Path(os.environ.get("LACHESIS_DOORS") or Path.home() / ".cache/lachesis/doors")
+LEAST_TURNS = 50
 ROWS = [
     {
         "prompt": [{"role": "user", "content": "What is 6 * 7? End with #### and the number."}],
         "reward_spec": {"ground_truth": "42"},
     }
-]
+] * 1000
 
 
 @dataclass
@@ -165,16 +168,19 @@ REFERENCE = [ServerConfig(model_name="reference")]
 def script(env_cls: type[Any], target: Target, folder: Path) -> str:
     found = rollouts(asyncio.run(play(with_policy(env_cls, target), folder, REFERENCE, total_steps=4)))
     scored = [each["reward"] for each in found if each["reward"] is not None]
-    mean = f", mean {sum(scored) / len(scored):.2f}" if scored else ""
-    return f"{len(scored)} of {len(found)} scored{mean}"
+    if len(scored) < len(found):
+        raise LachesisError(f"only {len(scored)} of {len(found)} rollouts have a score")
+    return f"{len(scored)} of {len(found)} scored, mean {sum(scored) / len(scored):.2f}"
 
 
 def checked(groups: Sequence[Mapping[str, Any]], sampled: int | None) -> str:
     totals = verify_records(list(groups))
     whole = totals.delivered if sampled is None else sampled
-    share = 100 * totals.delivered / max(1, whole)
-    problems = f", {len(totals.problems)} problems" if totals.problems else ""
-    return f"{share:.0f} % of {whole} tokens, {totals.duplicated} duplicate{problems}"
+    if totals.problems or totals.duplicated or not 0 < totals.delivered == whole:
+        raise LachesisError(
+            f"{totals.delivered} of {whole} tokens delivered, {totals.duplicated} duplicate; {totals.problems}"
+        )
+    return f"{whole} tokens, each once" if sampled is None else f"100 % of {whole} tokens, 0 duplicate"
 
 
 def tokens(env_cls: type[Any], folder: Path) -> str:
@@ -215,7 +221,9 @@ def turn_cost(env_cls: type[Any], target: Target, folder: Path, turns: int) -> f
     short, few = spent("short", 1)
     steps = max(2, 2 * turns // max(1, few))
     long, many = spent("long", steps)
-    return 1000 * (long - short) / max(1, many - few)
+    if many - few < LEAST_TURNS:
+        raise LachesisError(f"{many - few} turns are too few to measure; {LEAST_TURNS} are enough")
+    return 1000 * (long - short) / (many - few)
 
 
 def driver_cost(target: Target, name: str, turns: int) -> float:

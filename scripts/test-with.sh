@@ -14,7 +14,7 @@
 #   vllm        a real vLLM on the CPU (3.5 GB)
 #
 # They are installed into ~/.cache/lachesis, or where a variable says (GUESTS, PROGRAMS, RAY, SKYRL, TEMPLATES). PYTHON312
-# names a Python that harbor and skyrl take, if there is more than one.
+# names a Python that doors (TextArena), harbor and skyrl take, if there is more than one.
 set -eu
 name=$1
 VENV=${VENV:-.venv}

@@ -80,7 +80,7 @@ async def test_the_open_reward_standard(tmp_path: Path) -> None:
             *[(0.75, 2, "completed")] * 2,
         ]
         fails = await play(
-            target, tmp_path / "broken", lambda _: call(("guess", {"number": 0})), total_steps=1, group_size=1
+            target, tmp_path / "broken", lambda _: call(("guess", {"number": 13})), total_steps=1, group_size=1
         )
         (each,) = rollouts(fails.files.failures)
         assert (each["reward"], each["unscored_kind"]) == (None, "environment")

@@ -26,7 +26,7 @@ class Numbers(Environment):
     async def guess(self, params: Guess) -> ToolOutput:
         """Guess."""
         secret = self.task_spec["secret"]
-        if params.number == 0:
+        if params.number == 13:
             raise RuntimeError("the environment fell over")
         right = params.number == secret
         text = "right" if right else "higher" if params.number < secret else "lower"
