@@ -112,7 +112,8 @@ class Stage:
         """Read the items, and what can be known of them before they are played."""
         env, facts = self.env, self.facts
         facts.has_walls = env.config.terminal_backend != "local" or env.config.sandbox != "none"
-        facts.versions = {str(name): str(value) for name, value in getattr(env, "versions", {}).items()}
+        if callable(versions := getattr(env, "versions", None)):
+            facts.versions = dict(await of_hook(versions()))
         facts.settings = {
             "terminal_backend": env.config.terminal_backend,
             "max_agent_turns": env.config.max_agent_turns,
