@@ -115,6 +115,12 @@ async def test_gymnasium(tmp_path: Path) -> None:
     assert [(each["reward"], each["turns"]) for each in found] == [(1.0, 6), (1.0, 6)]
 
 
+async def test_gymnasium_without_a_render_mode_that_is_text(tmp_path: Path) -> None:
+    result = await play("gymnasium:Blackjack-v1", tmp_path, lambda _: call(("step", {"action": 0})), total_steps=1)
+    found = rollouts(result.files.groups)
+    assert [(each["reward"] in (-1, 0, 1, 1.5), each["turns"]) for each in found] == [(True, 1)] * 2
+
+
 async def test_textarena(tmp_path: Path) -> None:
     def model(request: dict[str, Any]) -> Any:
         low, high = 1, 20
