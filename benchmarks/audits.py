@@ -145,14 +145,13 @@ def shortened(record: Mapping[str, Any]) -> dict[str, Any]:
         **{name: record[name] for name in kept},
         "not_audited": record["not_audited"].replace(home, "~").partition("\n")[0][:400],
         "not_looked_at": list(dict.fromkeys(record["not_looked_at"])),
-        "mean_reward": {
-            policy: round(sum(scored) / len(scored), 3)
-            if (scored := [each for each in got if each is not None])
-            else None
-            for policy, got in rewards.items()
-        },
+        "mean_reward": {policy: _mean([each for each in got if each is not None]) for policy, got in rewards.items()},
         "findings": findings,
     }
+
+
+def _mean(scored: list[float]) -> float | None:
+    return round(sum(scored) / len(scored), 3) if scored else None
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:
