@@ -10,9 +10,11 @@ import socket
 import subprocess
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -101,6 +103,111 @@ async def test_openenv_with_more_rollouts_than_sessions(tmp_path: Path) -> None:
     with server("openenv", "/health") as port:
         found = rollouts((await play(f"openenv:ws://127.0.0.1:{port}", tmp_path, model, group_size=4)).files.groups)
     assert [(each["reward"], each["outcome"]) for each in found] == [(0.5, "completed")] * 8
+
+
+@dataclass(frozen=True)
+class McpTask:
+    """What a server of PyPI is asked, and how the sandbox shows that it was done."""
+
+    command: str
+    turns: Sequence[tuple[str, Mapping[str, Any]]]
+    task: Mapping[str, Any]
+    said: str
+    """In the answer to the last call."""
+
+
+MCP_TASKS = {
+    "time": McpTask(
+        "mcp-server-time",
+        [("convert_time", {"source_timezone": "UTC", "time": "12:00", "target_timezone": "Asia/Kolkata"})],
+        {"answer": "17:30"},
+        "17:30",
+    ),
+    "git": McpTask(
+        "mcp-server-git",
+        [
+            ("git_add", {"repo_path": "shop", "files": ["prices.txt"]}),
+            ("git_commit", {"repo_path": "shop", "message": "Raise the price of tea"}),
+        ],
+        {
+            "files": {"shop/prices.txt": "tea 3\n"},
+            "setup": "git -C shop init -q && git -C shop config user.name A && git -C shop config user.email a@b.c",
+            "check": "git -C shop log --format=%s | grep -qx 'Raise the price of tea'",
+        },
+        "committed",
+    ),
+    "sqlite": McpTask(
+        "mcp-server-sqlite --db-path shop.db",
+        [
+            ("create_table", {"query": "create table prices (name text, price integer)"}),
+            ("write_query", {"query": "insert into prices values ('tea', 3), ('milk', 2)"}),
+        ],
+        {
+            "check": "python3 -c \"import sqlite3; found = sqlite3.connect('shop.db').execute("
+            "'select sum(price) from prices').fetchone(); raise SystemExit(found != (5,))\""
+        },
+        "affected_rows': 2",
+    ),
+    "fetch": McpTask(
+        "mcp-server-fetch --ignore-robots-txt --allow-private-ips",
+        # Not raw, it would let npm install a program.
+        [("fetch", {"url": "http://127.0.0.1:8093/prices.html", "raw": True})],
+        {
+            "files": {"site/prices.html": "<html><body><p>Tea costs three coins.</p></body></html>"},
+            "setup": "cd site && (python3 -m http.server 8093 --bind 127.0.0.1 >/dev/null 2>&1 &) && sleep 1",
+            "answer": "done",
+        },
+        "Tea costs three coins",
+    ),
+}
+
+
+async def play_mcp(name: str, folder: Path, model: Any, **settings: Any) -> Any:
+    given = MCP_TASKS[name]
+    (folder / "tasks.jsonl").write_text(json.dumps({"prompt": "Do it.", **given.task}) + "\n")
+    command = quote(f"{DOORS / 'mcp/bin'}/{given.command}")
+    base = Path(os.path.realpath(DOORS / "mcp/bin/python")).parents[1]
+    mounts = [str(DOORS / "mcp"), *([] if base.is_relative_to("/usr") else [str(base)])]
+    target = f"mcp:{folder / 'tasks.jsonl'}?command={command}&name={name}"
+    return await play(target, folder, model, total_steps=1, terminal_options={"mounts": mounts}, **settings)
+
+
+@pytest.mark.parametrize("name", MCP_TASKS)
+async def test_mcp_servers_of_others(name: str, tmp_path: Path) -> None:
+    given = MCP_TASKS[name]
+
+    def model(request: dict[str, Any]) -> Any:
+        done = sum(message["role"] == "tool" for message in request["messages"])
+        if done == len(given.turns):
+            return say(given.task.get("answer", "done"))
+        tool, arguments = given.turns[done]
+        return call((f"{name}__{tool}", dict(arguments)))
+
+    result = await play_mcp(name, tmp_path, model)
+    assert [each["reward"] for each in rollouts(result.files.groups)] == [1.0, 1.0]
+    for messages in lines(result.files.groups)[0]["messages"]:
+        assert given.said in [message["content"] for message in messages if message["role"] == "tool"][-1]
+
+
+async def test_mcp_server_of_others_that_does_nothing_is_no_pass(tmp_path: Path) -> None:
+    result = await play_mcp("git", tmp_path, lambda _: say("I have committed it."))
+    assert [each["reward"] for each in rollouts(result.files.groups)] == [0.0, 0.0]
+
+
+async def test_mcp_server_of_others_that_is_killed_in_mid_rollout(tmp_path: Path) -> None:
+    killed = []
+
+    def model(request: dict[str, Any]) -> Any:
+        tool, arguments = MCP_TASKS["sqlite"].turns[0]
+        if any(message["role"] == "tool" for message in request["messages"]):
+            ended = subprocess.run(["pkill", "-9", "-f", "mcp-server-sqlite --db-path shop.db"])
+            killed.append(ended.returncode == 0)
+        return call((f"sqlite__{tool}", dict(arguments)))
+
+    result = await play_mcp("sqlite", tmp_path, model, group_size=1, max_infra_retries=1)
+    (found,) = rollouts(result.files.failures)
+    assert killed == [True, True]
+    assert (found["reward"], found["unscored_kind"], found["attempts"]) == (None, "infra_error", 2)
 
 
 async def test_gymnasium(tmp_path: Path) -> None:
