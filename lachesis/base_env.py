@@ -282,7 +282,10 @@ class HermesAgentBaseEnv(AtroposBase):
     def player_for(self, item: Any) -> RolloutPlayer:
         """The player of the rollouts of one item."""
         own = self.tools_for(item)
-        return replace(self.player, registry=self.player.registry.extended(*own)) if own else self.player
+        if not own:
+            return self.player
+        unlisted = tuple(tool for tool in own if not tool.offered)
+        return replace(self.player, registry=self.player.registry.extended(*own), unlisted=unlisted)
 
     @property
     def agent_tools(self) -> AgentTools:

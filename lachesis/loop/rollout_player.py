@@ -32,7 +32,7 @@ from lachesis.tool_context.tool_context import ToolContext
 from lachesis_client import InferenceError
 from lachesis_client.chat_options import Split
 from lachesis_client.failed_requests import failed_requests
-from lachesis_tools import ToolCrashed, ToolRegistry, ToolSessions
+from lachesis_tools import Tool, ToolCrashed, ToolRegistry, ToolSessions
 from lachesis_tools.budget import ResultBudget
 
 if TYPE_CHECKING:
@@ -59,6 +59,8 @@ class RolloutPlayer:
     server: ModelServer
     sessions: ToolSessions
     registry: ToolRegistry
+    unlisted: Sequence[Tool] = ()
+    """Tools of the registry that may be called although the prompt does not name them."""
     scorer: Scorer
     budget: ResultBudget = field(default_factory=ResultBudget)
     """Of tool results."""
@@ -91,7 +93,7 @@ class RolloutPlayer:
             spec = replace(spec, lifetime=max(spec.lifetime, self.sessions.spec.lifetime))
         started = time.monotonic()
         rollout_id = uuid.uuid4().hex
-        names = [schema["function"]["name"] for schema in tools]
+        names = [*(schema["function"]["name"] for schema in tools), *(tool.name for tool in self.unlisted)]
         attempts = 0
         retried_after: list[str] = []
         lost_completion_tokens = 0
@@ -115,6 +117,9 @@ class RolloutPlayer:
                     execute=SessionCalls(session, self.registry, names, self.budget),
                     split=split,
                 )
+                for tool in self.unlisted:
+                    assert isinstance(loop, HermesAgentLoop), "environments of other agents have no tools of items"
+                    loop.required_arguments[tool.name] = tool.definition()["function"]["parameters"].get("required", ())
                 if self.scorer.follow_up is not None:
                     assert isinstance(loop, HermesAgentLoop), "environments of other agents take no follow_up"
                     loop.follow_up = functools.partial(self.scorer.user_message, item)

@@ -8,6 +8,7 @@ import json
 import os
 import socket
 import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
@@ -245,29 +246,51 @@ async def test_textarena(tmp_path: Path) -> None:
     assert [group["messages"][0][0] for group in lines(again.files.groups)] == first
 
 
-@pytest.mark.parametrize("kind", ["base", "miss_func", "miss_param", "long_context"])
-async def test_the_ground_truth_of_bfcl_is_right_and_idleness_is_not(kind: str) -> None:
-    script = INSIDE / "bfcl.py"
-    guest = GuestProcess(interpreter("bfcl", PACKAGES["bfcl"]), script, f"multi_turn_{kind}", {})
+UNSOLVABLE = {
+    "live_multiple": [862, 964],  # the ground truth has parameters that the function does not have
+    "live_simple": [106, 112],  # no value is right for a parameter that has to be given
+    "multi_turn_miss_func": [49],  # calls `tail` two turns before it is offered
+    "simple_java": [36, 64, 65],  # lists of mixed values are read as text; of "epoch_millis" each letter is right
+}
+BFCL = [f"multi_turn_{kind}" for kind in ("base", "miss_func", "miss_param", "long_context")]
+BFCL += ["simple_python", "simple_java", "simple_javascript", "multiple", "parallel", "parallel_multiple"]
+BFCL += ["live_simple", "live_multiple", "live_parallel", "live_parallel_multiple", "irrelevance", "live_irrelevance"]
+
+
+@pytest.mark.parametrize("category", BFCL)
+async def test_the_ground_truth_of_bfcl_is_right_and_idleness_is_not(category: str) -> None:
+    guest = GuestProcess(interpreter("bfcl", PACKAGES["bfcl"]), INSIDE / "bfcl.py", category, {})
     await guest.start()
+    scores: dict[str, list[float]] = {"solved": [], "idle": []}
     try:
-        solved, idle = [], []
         for number in range(guest.about["size"]):
             item = (await guest.call("item", number=number))["item"]
-            for session, scores in (("solved", solved), ("idle", idle)):
+            for session, found in scores.items():
                 opened = await guest.call("open", session, item=item)
+                said: list[dict[str, Any]] = []
                 for turn in opened["solution"] if session == "solved" else ():
-                    for each in turn.get("calls") or ():
-                        await guest.call("call", session, **json.loads(json.dumps(each)))
+                    calls = turn.get("calls") or ()
+                    said += [{"role": "assistant", "tool_calls": calls}] if calls else []
+                    for each in calls:
+                        await guest.call("call", session, **each)
                     if "text" in turn:
                         await guest.call("act", session, text=turn["text"])
-                scores.append((await guest.call("score", session, messages=[]))["reward"])
+                found.append((await guest.call("score", session, messages=said))["reward"])
                 await guest.call("close", session)
     finally:
         await guest.close()
-    # Row 49 of miss_func calls `tail` two turns before it is offered.
-    assert [number for number, score in enumerate(solved) if score != 1.0] == ([49] if kind == "miss_func" else [])
-    assert set(idle) == {0.0}
+    assert [number for number, each in enumerate(scores["solved"]) if each != 1.0] == UNSOLVABLE.get(category, [])
+    assert set(scores["idle"]) == ({1.0} if "irrelevance" in category else {0.0})
+
+
+def test_a_function_that_bfcl_withholds_is_described_in_the_turn_that_has_it(tmp_path: Path) -> None:
+    given = ["bfcl:multi_turn_miss_func", "-n", "3", "-r", "1", "-c", "1", "-m", "reference", "-o", str(tmp_path)]
+    subprocess.run([sys.executable, "-m", "lachesis", "process", *given], check=True, capture_output=True)
+    for group, name in zip(lines(tmp_path / "groups.jsonl"), ("sort", "mv", "cp"), strict=True):
+        assert group["scores"] == [1.0]
+        assert name not in {tool["function"]["name"] for tool in group["tools"]}
+        said = [message["content"] for message in group["messages"][0] if message["role"] == "user"]
+        assert sum(f"'name': '{name}'" in text for text in said[1:]) == 1
 
 
 @pytest.mark.parametrize("standard", ["ors", "openenv"])

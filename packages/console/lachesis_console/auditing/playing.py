@@ -133,7 +133,7 @@ class Stage:
             tools = [*env.group_tools(f"item{number}")[1]]
             facts.has_shell |= any(tool["function"]["name"] == "terminal" for tool in tools)
             with suppress(Exception):  # every rollout says so
-                tools += [tool.definition() for tool in env.tools_for(item)]
+                tools += [tool.definition() for tool in env.tools_for(item) if tool.offered]
             facts.tools.append(tools)
         facts.has_turns = env.follow_up is not None or any(facts.tools)
 
