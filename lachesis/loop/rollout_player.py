@@ -14,7 +14,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
 from backends import BackendError, SandboxSpec
 from lachesis.loop.broken_items import ALIKE, BrokenItems
@@ -67,6 +67,11 @@ class RolloutPlayer:
     score_of_timeout: FixedScore | Literal["reward"] = "reward"
     score_of_agent_fault: FixedScore = 0.0
     broken_items: BrokenItems = field(default_factory=BrokenItems)
+
+    def with_tools(self, tools: Sequence[Tool]) -> Self:
+        """With further tools, of one item."""
+        unlisted = [tool for tool in tools if not tool.offered]
+        return replace(self, registry=self.registry.extended(*tools), unlisted=unlisted)
 
     async def play(
         self,
