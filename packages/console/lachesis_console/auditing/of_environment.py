@@ -39,6 +39,7 @@ def judge_environment(
     findings = rewards.findings
     _prompts(plays, facts, findings, context)
     _answers(plays, facts, findings)
+    _evaluation(facts, findings)
     _tools(plays, facts, findings)
     _exceptions(plays, findings)
     _network(plays, facts, network, findings, rewards)
@@ -60,7 +61,7 @@ def _prompts(plays: Sequence[AuditPlay], facts: EnvironmentFacts, findings: Find
         findings.add("placeholder-in-prompt", "warning", f"{counted(len(odd), 'prompt')} show a placeholder", odd)
     texts = [" ".join(prompts[item].prompt.split()) for item in sorted(prompts)]
     rows = [(facts.digests[item], text) for item, text in zip(sorted(prompts), texts, strict=True)]
-    rows += [(digest, " ".join(prompt.split())) for digest, prompt in facts.scanned if prompt]
+    rows += [(digest, " ".join(prompt.split())) for digest, _, prompt in facts.scanned[len(facts.digests) :] if prompt]
     digests = [digest for digest, _ in rows]
     cycle = next((at for at in range(1, len(digests)) if digests[at:] == digests[: len(digests) - at]), len(digests))
     by_text: dict[str, list[int]] = defaultdict(list)
@@ -80,6 +81,23 @@ def _prompts(plays: Sequence[AuditPlay], facts: EnvironmentFacts, findings: Find
     else:
         evidence = [{"item": places[0], "text": f"as {places[1:4]}: {text[:200]}"} for text, places in same.items()]
         findings.add("duplicates", "warning", f"{more} of {cycle} items are another one again", evidence)
+
+
+def _evaluation(facts: EnvironmentFacts, findings: Findings) -> None:
+    """Whether evaluation items are among those of training."""
+    contents = {content for _, content, _ in facts.scanned if content}
+    texts = [re.sub(r"\W+", " ", prompt.casefold()) for _, _, prompt in facts.scanned if prompt]
+    telling = {*texts} if 2 * len({*texts}) > len(texts) else set()
+    """Prompts, unless the items differ in what is hidden."""
+    both = [
+        {"item": at, "text": prompt[:200]}
+        for at, (_, content, prompt) in enumerate(facts.evaluation)
+        if content in contents or re.sub(r"\W+", " ", prompt.casefold()) in telling
+    ]
+    if both:
+        count = len(facts.evaluation)
+        said = f"{len(both)} of {counted(count, 'evaluation item')} are among {len(facts.scanned)} items of training"
+        findings.add("evaluation-in-training", "error" if 10 * len(both) >= count else "warning", said, both)
 
 
 def _answers(plays: Sequence[AuditPlay], facts: EnvironmentFacts, findings: Findings) -> None:

@@ -6,6 +6,7 @@ answers. Texts that a policy makes up hold a mark of its own, so that another se
 
 from __future__ import annotations
 
+import inspect
 import json
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +18,8 @@ Scripted: TypeAlias = Callable[[Sequence[Mapping[str, Any]], Sequence[Mapping[st
 
 RANDOM_TURNS = 3
 TOOLS_OF_A_ROLLOUT = 12
+LONGEST = 100
+"""Turns of a play that does not end."""
 HUGE = 200_000
 """Characters of the longest text that is said."""
 
@@ -68,6 +71,16 @@ def echo(messages: Sequence[Mapping[str, Any]], tools: Any) -> Message:
 def nothing(messages: Sequence[Mapping[str, Any]], tools: Any) -> Message:
     """Does nothing."""
     return Message("assistant", "I do nothing.")
+
+
+def never_ends(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> Message:
+    """Calls something without effect until it is stopped."""
+    turn = sum(message["role"] == "assistant" for message in messages)
+    if not tools or turn >= LONGEST:
+        return Message("assistant", "I do nothing.")
+    shell = any(tool["function"]["name"] == "terminal" for tool in tools)
+    name, arguments = ("terminal", '{"command": "true"}') if shell else ("no_such_tool", '{"x": 1}')
+    return Message("assistant", tool_calls=(ToolCall(f"call_{turn}", name, arguments),))
 
 
 def text_of(message: Mapping[str, Any]) -> str:
@@ -163,13 +176,24 @@ def _calls_then(call: Callable[[str], tuple[str, str]]) -> Scripted:
     return policy
 
 
-def replay(said: Sequence[Mapping[str, Any]]) -> Scripted:
-    """Repeats the assistant's messages of another rollout, whatever the answers are."""
+def ending(policy: Callable[..., Any], text: str) -> Callable[..., Any]:
+    """Does what `policy` does, but says `text` at the end."""
+
+    async def changed(messages: Sequence[Mapping[str, Any]], tools: Any) -> Message:
+        said = policy(messages, tools)
+        said = await said if inspect.isawaitable(said) else said
+        return said if said.tool_calls else Message("assistant", text)
+
+    return changed
+
+
+def replay(said: Sequence[Mapping[str, Any]], then: str = "Done.") -> Scripted:
+    """Repeats the assistant's messages of another rollout, whatever the answers are, and says `then`."""
 
     def policy(messages: Sequence[Mapping[str, Any]], tools: Any) -> Message:
         turn = sum(message["role"] == "assistant" for message in messages)
         if turn >= len(said):
-            return Message("assistant", "Done.")
+            return Message("assistant", then)
         calls = (
             ToolCall(f"call_{turn}_{at}", call["name"], call["arguments"])
             for at, call in enumerate(said[turn]["calls"])

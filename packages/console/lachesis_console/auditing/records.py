@@ -30,6 +30,8 @@ class AuditPlay:
     fault: str = ""
     """An exception in the reward that the agent's play caused, and which became its score."""
     prompt: str = ""
+    told: str = ""
+    """The system prompt, and the definitions of the tools."""
     prompt_length: int = 0
     """Characters, with the definitions of the tools."""
     turns: list[dict[str, Any]] = field(default_factory=list)
@@ -76,8 +78,12 @@ class EnvironmentFacts:
     """What an item's own field says is its answer; empty where there is no such field."""
     tools: list[list[dict[str, Any]]] = field(default_factory=list)
     """Definitions of the tools of each."""
-    scanned: list[tuple[str, str]] = field(default_factory=list)
-    """Digest and prompt of further items; the prompt is empty where only a session knows it."""
+    scanned: list[tuple[str, str, str]] = field(default_factory=list)
+    """Of the items that are played, and of further ones: digest, digest of the content without numbers of items and
+    names of splits, and the prompt; it is empty where only a session knows it."""
+    evaluation: list[tuple[str, str, str]] = field(default_factory=list)
+    """The same of the items of evaluations, where the environment has its own."""
+
     has_reference: bool | None = None
     has_turns: bool = False
     """Whether the environment answers: by tools, or as a user."""
