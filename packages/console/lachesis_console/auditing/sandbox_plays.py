@@ -55,7 +55,8 @@ SOLVING: Final[Mapping[str, str]] = {
         "b=$(basename $f | sed -E 's/\\.(orig|bak|rej)$//; s/[_.-]?(solution|expected|fixed|golden|gold|"
         "reference|oracle|answer|original|upstream)[_.-]?//I'); "
         '[ -n "$b" ] && [ "$b" != ".${f##*.}" ] && cp "$f" "./$b"; '
-        'for t in NAMED; do { [ "${t##*.}" = "${f##*.}" ] || [ "${t%.*}" = "$b" ]; } && [ "$t" != "$f" ] && cp "$f" "$t"; done; fi; done 2>/dev/null'
+        'for t in NAMED; do { [ "${t##*.}" = "${f##*.}" ] || [ "${t%.*}" = "$b" ]; } && '
+        '[ "$t" != "$f" ] && cp "$f" "$t"; done; fi; done 2>/dev/null'
     ),
 }
 """By name. Only a program that the agent calls runs them, in the agent's sandbox."""
