@@ -43,6 +43,7 @@ class Spell(HermesAgentBaseEnv):
         return lambda messages, tools: Message("assistant", messages[-1]["content"].split()[1][::-1])
 '''
 RIGHT = "return float(said.strip() == item[::-1])"
+FOUR = 'WORDS = ["pear", "fig", "plum", "lime"]'
 PROMPT = 'return f"Spell {item} backwards."'
 
 
@@ -76,6 +77,11 @@ def test_a_sound_environment_has_no_findings(tmp_path: Path) -> None:
         (RIGHT, "os._exit(3)", "ends-process"),
         (PROMPT, 'return f"Spell {item} backwards. The answer is {item[::-1]}"', "answer-in-prompt"),
         (PROMPT, 'return ""', "empty-prompt"),
+        (RIGHT, "return float(said in item[::-1])", "wrong-answer-passes"),
+        (RIGHT, "return float(item[::-1].startswith(said[:1]))", "wrong-answer-passes"),
+        (FOUR, "WORDS = [f'word{n}' for n in range(40)]; WORDS[30] = 'a b'", "ceiling"),
+        (FOUR, "WORDS = [f'word{n}' for n in range(12)] * 2 + ['x']", "duplicates"),
+        (FOUR, "WORDS = ['aa'] * 6 + ['bb'] + ['aa'] * 10", "constant-answer"),
     ],
 )
 @pytest.mark.sample(4)

@@ -10,6 +10,7 @@ Severity: TypeAlias = Literal["error", "warning", "note"]
 
 NEXT_STEPS: Final[Mapping[str, str]] = {
     "any-answer-passes": "let the reward compare the answer with the right one; see that its tests run and can fail",
+    "answer-in-tools": "let tools say that an answer is wrong, and not which one is right",
     "answer-in-prompt": "take the answer out of the prompt",
     "ceiling": "play the reference policy on this item, and read what the reward compares",
     "cheat-passes": "score in a place that the agent cannot write, such as ctx.seal or ctx.judge_pytest",
@@ -37,9 +38,11 @@ NEXT_STEPS: Final[Mapping[str, str]] = {
     "network-in-rollout": "take the network out of tools and rewards, or return None where it fails",
     "not-deterministic": "seed what is drawn, per item; leave times, addresses and the order of sets out of rewards",
     "odd-input-passes": "give nothing where the reward cannot read the answer",
+    "part-ignored": "let the reward check all that the prompt asks for",
     "partial-reward": "see whether an agent can live on this reward alone",
     "placeholder-in-prompt": "fill in the field that the prompt shows as it is",
     "prompts-alike": "show the agent what is different between the items",
+    "prompt-cut": "show the whole text, or leave the item out",
     "random-earns": "compare models with this floor, not with 0",
     "reads-agents-files": "read answers in the agent's sandbox, and run tests by ctx.judge_pytest or in ctx.seal",
     "repeatable-reward": "pay for a step once, or take back what undoing it paid",

@@ -10,6 +10,7 @@ from typing import Any
 from backends.text import counted
 from lachesis.figures.intervals import mean_of_values
 from lachesis_console.auditing.findings import Findings
+from lachesis_console.auditing.forms import form_of
 from lachesis_console.auditing.records import AuditPlay, EnvironmentFacts, shortened
 from lachesis_console.auditing.sandbox_plays import suspicious
 
@@ -44,6 +45,8 @@ class Rewards:
     def __init__(self, plays: Sequence[AuditPlay], facts: EnvironmentFacts, findings: Findings) -> None:
         self.plays, self.facts, self.findings = plays, facts, findings
         self.by_policy: dict[str, list[AuditPlay]] = defaultdict(list)
+        self.further = [play for play in plays if play.block == "further"]
+        """Of the reference policy, on items that nothing else plays."""
         for play in plays:
             if play.block == "first":
                 self.by_policy[play.policy].append(play)
@@ -77,6 +80,10 @@ class Rewards:
         self._numbers()
         self._vacuous()
         self._alike()
+        self._labels()
+        if changed := [play for play in self.plays if play.changed]:
+            said = f"{counted(len(changed), 'rollout')} changed the item that was played"
+            self.findings.add("state-leaks", "warning", said, map_shown(changed))
         self._looks()
 
     def _full(self, name: str) -> tuple[list[AuditPlay], list[AuditPlay]]:
@@ -84,14 +91,15 @@ class Rewards:
         return [play for play in played if self.is_full(play)], played
 
     def _ceiling(self) -> None:
-        low = [play for play in self.by_policy["reference"] if play.reward is not None and play.reward < 1 - 1e-9]
+        played = [*self.by_policy["reference"], *self.further]
+        low = [play for play in played if play.reward is not None and play.reward < 1 - 1e-9]
         if low:
             least = min(low, key=lambda play: play.reward or 0.0)
             self.findings.add(
                 "ceiling",
                 "error",
                 f"reference: it earns {least.reward:g} for item {least.item}, less than 1, and less than 1 on "
-                f"{len(low)} of {counted(len(self.by_policy['reference']), 'item')}: its answer or the reward is wrong",
+                f"{len(low)} of {counted(len(played), 'item')}: its answer or the reward is wrong",
                 map_shown(low),
             )
 
@@ -291,6 +299,11 @@ class Rewards:
 
     def _repeating(self) -> None:
         """Whether a step of the reference pays again and again."""
+        for name in [name for name in self.by_policy if name.startswith("without call")]:
+            full, played = self._full(name)
+            if full and len(full) == len(played):
+                said = f"the reference policy {name} earns full marks on {counted(len(full), 'item')}"
+                self.findings.add("part-ignored", "warning" if len(full) < 2 else "error", said, map_shown(full))
         found, by_count = [], {}
         for name in self.by_policy:
             if match := re.match(r"repeat (\d): (.*)", name):
@@ -361,6 +374,19 @@ class Rewards:
             said = f"the reward is always {value:g}: nothing can be learned from it"
             self.findings.add("reward-never-differs", "error", said, map_shown(self.scored[:2]))
 
+    def _labels(self) -> None:
+        """Whether one answer is right for most items."""
+        said = [play.turns[-1]["text"] for play in (*self.by_policy["reference"], *self.further) if play.turns]
+        called = any(play.called for play in self.by_policy["reference"])
+        forms = [form_of(text) for text in said] if not called else []
+        answers = Counter(form.core.casefold() for form in forms if form is not None)
+        count = answers.total()
+        if len(answers) > 1 and count >= 12 and 5 * answers.most_common(1)[0][1] >= 3 * count:
+            answer, most = answers.most_common(1)[0]
+            severity = "error" if 5 * most >= 4 * count else "warning"
+            text = f"the answer {answer!r} is right for {most} of {counted(count, 'item')}"
+            self.findings.add("constant-answer", severity, text, [{"text": answer}])  # type: ignore[arg-type]
+
     def _looks(self) -> None:
         looks = sorted({look for play in self.plays for look in play.looks})
         if looks:
@@ -387,6 +413,10 @@ def judge_repetition(first: Sequence[AuditPlay], second: Sequence[AuditPlay], fi
             drawn.append((before, play))
     if drawn:
         _add_differences(findings, drawn, "not-deterministic", "in a second start, with the same plays before it")
+    for play in first:
+        before = begun.get((play.policy, play.item, "first"))
+        if play.block == "slow" and before is not None and before.reward != play.reward and not drawn:
+            _add_differences(findings, [(before, play)], "not-deterministic", "with pauses before its messages")
     own = [play for play in first if play.block == "first"]
     known = {(play.policy, play.item): play for play in [*second, *own] if play.block in ("fresh", "first")}
     later = [

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
+import re
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -17,12 +19,14 @@ from lachesis_console.auditing import policies
 from lachesis_console.auditing.forms import Form, form_of
 from lachesis_console.auditing.playing import NoSolution, Stage
 from lachesis_console.auditing.records import AuditPlay
-from lachesis_console.auditing.repeating import MANY, cycles, repeated
-from lachesis_console.auditing.sandbox_plays import DESTROYING, SOLVING, search, with_named
+from lachesis_console.auditing.repeating import MANY, changed_calls, cycles, deletions, repeated
+from lachesis_console.auditing.sandbox_plays import DESTROYING, EMPTYING, SOLVING, search, with_named
 from lachesis_messages.messages import Message
 
 FEW = 2
 """Items that odd plays and cheats are tried on."""
+FURTHER = 15.0
+"""Seconds in which the reference policy plays further items."""
 FORMS = 4
 """Items whose answers are changed."""
 SEARCHED = 4
@@ -84,12 +88,21 @@ class AuditPlan:
                 every = policies.every_tool(item * policies.TOOLS_OF_A_ROLLOUT, _mark("every tool", item))
                 await self._play(item, "every tool", every)
             main, name = self._main(0)
+            if stage.facts.has_reference:
+                await self._play(0, "reference", policies.slowly(stage.reference()), "slow")
             block.touch()
             try:
                 await self._play(0, name, main, "no network")
             finally:
                 block.unlink(missing_ok=True)
-        await stage.scan()
+        with suppress(AuditOverTime):
+            await stage.scan()
+            until = time.monotonic() + FURTHER
+            for item in (
+                range(count, len(stage.items)) if stage.facts.has_reference and not stage.facts.has_shell else ()
+            ):
+                if time.monotonic() < until:
+                    await self._play(item, "reference", None, "further")
 
     async def second_start(self) -> None:
         """The beginning once more, then other orders, and rollouts side by side."""
@@ -221,7 +234,11 @@ class AuditPlan:
         forms: dict[int, Form] = {}
         for item in range(len(self.stage.items)):
             solved = self._solved(item)
-            if solved is None or solved.turns[-1]["calls"]:
+            if solved is None:
+                continue
+            if solved.turns[-1]["calls"] or not solved.turns[-1]["text"]:
+                if item < FEW:
+                    await self._states(item)
                 continue
             if (form := form_of(solved.turns[-1]["text"], self.stage.items[item])) is not None:
                 forms[item] = form
@@ -230,7 +247,8 @@ class AuditPlan:
             control = policies.ending(self.stage.reference(), policies.GARBAGE)
             earned = await self._play(item, "reference, but garbage at the end", control)
             if solved is None or earned == solved.reward:
-                continue  # what it says is not read
+                await self._states(item)  # what it says is not read
+                continue
             others = list(dict.fromkeys(each.core for each in forms.values() if each.core != form.core))
             plays = {**(form.bare() if form.unnamed(self._told(item)) else {}), **form.wrong()}
             if len(others) >= 2:
@@ -238,6 +256,19 @@ class AuditPlan:
             for name, text in plays.items():
                 if text != form.before + form.core + form.after:
                     await self._play(item, name, policies.ending(self.stage.reference(), text))
+
+    async def _states(self, item: int) -> None:
+        """The reference's calls with wrong arguments, or without one of them, where the state is what scores."""
+        if (solved := self._solved(item)) is None or not solved.called:
+            return
+        for name, turns in changed_calls(solved.turns).items():
+            await self._play(item, name, policies.replay(turns, then=solved.turns[-1]["text"] or "Done."))
+        if (deleting := deletions(solved.turns, self.stage.facts.tools[item], solved.prompt)) is not None:
+            await self._play(item, "destroy: by the tools that delete", policies.replay(deleting))
+        facts = self.stage.facts
+        if facts.has_shell and facts.has_walls and not re.search(r"\bgit\b|\brm\b|> ?/dev", json.dumps(solved.turns)):
+            emptied = [*solved.turns[:-1], EMPTYING, solved.turns[-1]]
+            await self._play(item, "destroy: the reference's files are emptied at the end", policies.replay(emptied))
 
     def _told(self, item: int) -> str:
         solved = self._solved(item)

@@ -27,7 +27,7 @@ from lachesis.settings.server_settings import ServerConfigError
 from lachesis.tracebacks import in_one_line
 from lachesis_console.auditing.memory import Memory
 from lachesis_console.auditing.policies import text_of
-from lachesis_console.auditing.records import AuditPlay, EnvironmentFacts, answer_field, shortened
+from lachesis_console.auditing.records import AuditPlay, EnvironmentFacts, answer_field, cut_field, shortened
 from lachesis_messages.messages import Message
 
 _LOOKS = frozenset({"terminal", "read_file", "read_bytes", "search", "call_tool", "download_file", "download_dir"})
@@ -123,7 +123,7 @@ class Stage:
         if isinstance(declared, tuple) and len(declared) == 2:
             facts.reward_range = (float(declared[0]), float(declared[1]))
         self.items = []
-        for number in range(count):
+        for _ in range(count):
             item = await of_hook(env.get_next_item())
             if item is None:
                 break
@@ -131,15 +131,18 @@ class Stage:
             facts.digests.append(item_digest(item))
             facts.items.append(shortened(json.dumps(item, ensure_ascii=False, default=str), 300))
             facts.answers.append(answer_field(item))
-            tools = [*env.group_tools(f"item{number}")[1]]
-            facts.has_shell |= any(tool["function"]["name"] == "terminal" for tool in tools)
-            with suppress(Exception):  # every rollout says so
-                tools += [tool.definition() for tool in env.tools_for(item)]
-            facts.tools.append(tools)
+            self._read_tools(item)
         facts.has_turns = env.follow_up is not None or any(facts.tools)
 
+    def _read_tools(self, item: Any) -> None:
+        tools = [*self.env.group_tools(f"item{len(self.facts.tools)}")[1]]
+        self.facts.has_shell |= any(tool["function"]["name"] == "terminal" for tool in tools)
+        with suppress(Exception):  # every rollout says so
+            tools += [tool.definition() for tool in self.env.tools_for(item)]
+        self.facts.tools.append(tools)
+
     async def scan(self) -> None:
-        """Read further items, and those of evaluations. Call it last: those are not played."""
+        """Read further items, and those of evaluations. Call it last: `items` then has more of them."""
         until = time.monotonic() + _SCANNING
         self.facts.scanned += map(self._scanned, self.items)
         with suppress(Exception):  # what is broken shows at those that are played
@@ -147,6 +150,8 @@ class Stage:
                 if (item := await of_hook(self.env.get_next_item())) is None:
                     break
                 self.facts.scanned.append(self._scanned(item))
+                self._read_tools(item)
+                self.items.append(item)
         if self._env_cls.get_eval_items is not HermesAgentBaseEnv.get_eval_items:
             with suppress(Exception):
                 items = await of_hook(self.env.get_eval_items())
@@ -156,6 +161,8 @@ class Stage:
         prompt = ""
         with suppress(Exception):  # it may need a session
             prompt = _prompt(self.env.initial_messages(item))
+        if isinstance(item, Mapping) and (cut := cut_field(item, prompt)):
+            self.facts.cut.append(f"item {len(self.facts.scanned)}: {cut}")
         content = {k: v for k, v in item.items() if k not in _NAMES} if isinstance(item, Mapping) else item
         return item_digest(item), item_digest(content) if content else "", prompt
 
@@ -194,6 +201,7 @@ class Stage:
         deadline = asyncio.timeout(self._seconds)
         size = 2 if self.env.compute_group_reward is not None else 1
         token = self._playing.set(playing)
+        before = item_digest(self.items[item])
         try:
             async with deadline:
                 groups = await play_item(self.env, self.items[item], f"item{item}", size=size)
@@ -207,6 +215,7 @@ class Stage:
             _note(play, rollout, self.facts.tools[item])
         finally:
             self._playing.reset(token)
+        play.changed = item_digest(self.items[item]) != before
         play.seconds = time.monotonic() - started
         play.memory = self._memory.peak()
         if playing.unsolved:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,12 @@ DESTROYING: Final[Mapping[str, str]] = {
     "destroy: the named files are moved away": "mkdir -p .away; mv NAMED .away/",
 }
 """By name. NAMED stands for the paths that the prompt names."""
+
+EMPTYING: Final = {
+    "text": "",
+    "calls": [{"name": "terminal", "arguments": json.dumps({"command": DESTROYING["destroy: all files are emptied"]})}],
+}
+"""A turn that does so."""
 
 _REPOSITORY = 'for d in . *; do if [ -e "$d/.git" ]; then cd "$d"; break; fi; done; '
 _FETCH = (
