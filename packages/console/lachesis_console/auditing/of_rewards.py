@@ -221,7 +221,7 @@ class Rewards:
         mean = mean_of_values(rewards, low, high)
         self.findings.add(
             "random-earns",
-            "warning" if every else "note",
+            "error" if every else "note",
             f"random: it earns up to {max(rewards):g}, in {len(earning)} of {counted(len(rewards), 'rollout')}: "
             f"mean {mean}",
             map_shown(earning),
@@ -284,6 +284,16 @@ class Rewards:
             said = f"the right answer of {counted(len(refused), 'item')} earns less without a form that no text names"
             evidence = [play for item in refused for play in right[item]]
             self.findings.add("form-not-named", "error", said, map_shown(evidence))
+        strict = [
+            play
+            for name in self.by_policy
+            for play in (self.by_policy[name] if name.startswith("equal: ") else ())
+            if len(self._full(name)[0]) == 0 and play.reward is not None
+        ]
+        if strict and not refused:
+            names = sorted({play.policy.removeprefix("equal: ") for play in strict})
+            said = f"the right answer earns less {', '.join(names)}, which no text excludes"
+            self.findings.add("right-answer-refused", "error", said, map_shown(strict))
         passed = {
             name: full
             for name in self.by_policy

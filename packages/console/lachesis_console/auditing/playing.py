@@ -131,6 +131,9 @@ class Stage:
             facts.digests.append(item_digest(item))
             facts.items.append(shortened(json.dumps(item, ensure_ascii=False, default=str), 300))
             facts.answers.append(answer_field(item))
+            prompt = self._scanned(item)[2]
+            values = map(str, item.values()) if isinstance(item, Mapping) and prompt else ()
+            facts.secrets.append([value for value in values if 1 < len(value) < 60 and value not in prompt])
             self._read_tools(item)
         facts.has_turns = env.follow_up is not None or any(facts.tools)
 
@@ -144,6 +147,7 @@ class Stage:
     async def scan(self) -> None:
         """Read further items, and those of evaluations. Call it last: `items` then has more of them."""
         until = time.monotonic() + _SCANNING
+        self.facts.cut.clear()
         self.facts.scanned += map(self._scanned, self.items)
         with suppress(Exception):  # what is broken shows at those that are played
             while len(self.facts.scanned) < SCANNED and time.monotonic() < until:
@@ -162,7 +166,7 @@ class Stage:
         with suppress(Exception):  # it may need a session
             prompt = _prompt(self.env.initial_messages(item))
         if isinstance(item, Mapping) and (cut := cut_field(item, prompt)):
-            self.facts.cut.append(f"item {len(self.facts.scanned)}: {cut}")
+            self.facts.cut.append(f"item {item_digest(item)[:8]}: {cut}")
         content = {k: v for k, v in item.items() if k not in _NAMES} if isinstance(item, Mapping) else item
         return item_digest(item), item_digest(content) if content else "", prompt
 
