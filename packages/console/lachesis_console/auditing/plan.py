@@ -27,7 +27,7 @@ from lachesis_messages.messages import Message
 FEW = 2
 """Items that odd plays and cheats are tried on."""
 READ = re.compile(r"ctx\.read_(?:file|bytes)\('([\w./-]+)'\)")
-FURTHER = 15.0
+FURTHER = 8.0
 """Seconds in which the reference policy plays further items."""
 FORMS = 4
 """Items whose answers are changed."""
