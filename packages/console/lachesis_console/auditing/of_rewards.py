@@ -279,7 +279,8 @@ class Rewards:
         if strict and not refused:
             names = sorted({play.policy.removeprefix("equal: ") for play in strict})
             said = f"the right answer earns less {', '.join(names)}, which no text excludes"
-            self.findings.add("right-answer-refused", "error", said, map_shown(strict))
+            severity = "warning" if names == ["with a line break after it"] else "error"
+            self.findings.add("right-answer-refused", severity, said, map_shown(strict))  # type: ignore[arg-type]
         if passed := self._passing("wrong: "):
             told = " ".join(f"{play.told} {play.prompt}" for full in passed.values() for play in full)
             near = {*passed} <= {"wrong: one more", "wrong: a tenth more"} and _NEAR.search(told)
