@@ -114,7 +114,8 @@ class Stage:
         """Read the items, and what can be known of them before they are played."""
         env, facts = self.env, self.facts
         facts.has_walls = env.config.terminal_backend != "local" or env.config.sandbox != "none"
-        facts.versions = {str(name): str(value) for name, value in getattr(env, "versions", {}).items()}
+        if callable(versions := getattr(env, "versions", None)):
+            facts.versions = dict(await of_hook(versions()))
         facts.settings = {
             "terminal_backend": env.config.terminal_backend,
             "max_agent_turns": env.config.max_agent_turns,
@@ -141,7 +142,7 @@ class Stage:
         tools = [*self.env.group_tools(f"item{len(self.facts.tools)}")[1]]
         self.facts.has_shell |= any(tool["function"]["name"] == "terminal" for tool in tools)
         with suppress(Exception):  # every rollout says so
-            tools += [tool.definition() for tool in self.env.tools_for(item)]
+            tools += [tool.definition() for tool in self.env.tools_for(item) if tool.offered]
         self.facts.tools.append(tools)
 
     async def scan(self) -> None:
