@@ -53,7 +53,7 @@ class Form:
     def equal(self, told: str) -> dict[str, str]:
         """The right answer in other words, by name, as far as `told` does not ask for one form exactly."""
         found = {"with a line break after it": f"{self.before}{self.core}{self.after}\n"}
-        if self.named and self.before.strip() and not _EXACTLY.search(told):
+        if self.named and re.search(r"think|reason|step by step|explain", told, re.I) and not _EXACTLY.search(told):
             found["after a line of reasoning"] = f"I looked at 3, 17 and B first.\n{self.before}{self.core}{self.after}"
         if re.fullmatch(r"-?\d{4,}", self.core) and not _EXACTLY.search(told):
             found["with separators"] = f"{self.before}{int(self.core):,}{self.after}"
