@@ -25,7 +25,7 @@ LIMITS = {
     "lachesis": 17_000,
     "lachesis_client": 2_750,
     "lachesis_compat": 4_550,
-    "lachesis_console": 3_450,
+    "lachesis_console": 3_420,
     "lachesis_data": 6_500,
     "lachesis_doors": 3_700,
     "lachesis_envs": 8_300,
@@ -34,7 +34,7 @@ LIMITS = {
     "lachesis_tokens": 13_000,
     "lachesis_tools": 3_300,
     "lachesis_train": 13_850,
-    "lachesis_view": 4_450,
+    "lachesis_view": 4_500,
     "tool_call_parsers": 12_000,
 }
 """Lines of Python of each package. A change that needs more says why, and raises the limit."""

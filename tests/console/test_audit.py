@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from lachesis.cli import main
 from lachesis_console import auditing
 from lachesis_console.auditing.findings import NEXT_STEPS
+from lachesis_view.app import serve
+from lachesis_view.index import Index
 
 SOUND = '''
 import random, time, os
@@ -117,6 +121,26 @@ def test_evaluation_items_that_are_training_items_are_an_error(tmp_path: Path) -
     assert ended == 1 and found["evaluation-in-training"] == "error", found
     ended, found = audited(tmp_path, held('["kiwi", "date"]'))
     assert ended == 0 and "evaluation-in-training" not in found, found
+
+
+async def test_the_viewer_shows_a_file_and_a_folder_of_audits(tmp_path: Path) -> None:
+    for name, change in (("sound", (RIGHT, RIGHT)), ("broken", (RIGHT, "return float('<b>' not in said)"))):
+        (tmp_path / name).mkdir()
+        await asyncio.to_thread(audited, tmp_path / name, change)
+    (tmp_path / "other.json").write_text('{"schema": "lachesis.audit/1", "findings": 3}')
+    index = Index(tmp_path, tmp_path / "index.sqlite")
+    for path, environments in ((None, ["broken", "sound"]), (tmp_path / "sound/audit.json", ["sound"])):
+        runner, url = await serve(index, "127.0.0.1", 0, audits=path)
+        try:
+            async with aiohttp.ClientSession() as session, session.get(url + "audits") as answer:
+                page = await answer.text()
+        finally:
+            await runner.cleanup()
+        assert answer.status == 200 and "<b>" not in page.partition("</nav>")[2]
+        assert re.findall(r"<h2 .*>.*/(\w+)/spell_env.py</h2>", page) == environments
+        assert ("<th>any-answer-passes</th>" in page) == (path is None)
+        assert ("Nothing suspicious." in page) or path is None
+    index.close()
 
 
 STEPS = '''

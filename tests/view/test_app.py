@@ -51,6 +51,7 @@ PAGES = (
     "/rollout/mixed/1/0?q=evil",
     "/group/mixed/1",
     "/group/mixed/-1",
+    "/audits",
     "/curves?runs=mixed&over=groups",
     "/static/view.js",
 )

@@ -20,6 +20,7 @@ from backends.errors import SettingsError
 from lachesis_messages.records.groups import rollout_samples
 from lachesis_tokens.wire.visitors import Visitors, is_loopback
 from lachesis_view import html
+from lachesis_view.audits import audits_below
 from lachesis_view.curves import curves
 from lachesis_view.filters import Filter
 from lachesis_view.group_page import group_context
@@ -54,13 +55,21 @@ class Viewer:
         host: the address that it listens on.
         token: who asks must have it; empty where only this machine can ask.
         vocabulary: the texts of tokens; without one, that of each run's tokenizer, where it is on this machine.
+        audits: the file or folder of the page of audits; without one, the folder of the index.
     """
 
     def __init__(
-        self, index: Index, token: str = "", vocabulary: TokenTexts | None = None, *, host: str = "127.0.0.1"
+        self,
+        index: Index,
+        token: str = "",
+        vocabulary: TokenTexts | None = None,
+        *,
+        host: str = "127.0.0.1",
+        audits: Path | None = None,
     ) -> None:
         self.index = index
         self.vocabulary = vocabulary
+        self.audits = audits or index.root
         self._vocabularies: dict[str, TokenTexts | None] = {}
         self.token = token
         others = "start it with --host 0.0.0.0 and give them the address that it prints"
@@ -78,6 +87,7 @@ class Viewer:
         app.add_routes(
             [
                 web.get("/", self._runs),
+                web.get("/audits", self._audits),
                 web.get("/curves", self._curves),
                 web.get("/events", self._events),
                 web.get("/rollouts", self._rollouts),
@@ -205,6 +215,10 @@ class Viewer:
             return await self._compared(request, runs, chosen)
         return self._page("runs.html.jinja", {"runs": runs, "root": str(self.index.root)})
 
+    async def _audits(self, request: web.Request) -> web.Response:
+        found = await asyncio.to_thread(audits_below, self.audits)
+        return self._page("audits.html.jinja", {**found, "root": str(self.audits)})
+
     async def _run(self, request: web.Request) -> web.Response:
         runs = await asyncio.to_thread(self.index.runs)
         return await self._compared(request, runs, [request.match_info["run"]])
@@ -323,14 +337,17 @@ class Viewer:
         return await self._of_record(group, make)
 
 
-async def serve(index: Index, host: str, port: int, vocabulary: TokenTexts | None = None) -> tuple[web.AppRunner, str]:
+async def serve(
+    index: Index, host: str, port: int, vocabulary: TokenTexts | None = None, audits: Path | None = None
+) -> tuple[web.AppRunner, str]:
     """Serve an index; the runner, to be cleaned up, and the address to open.
 
     Raises:
         SettingsError: the host or the port cannot be used.
     """
     token = "" if is_loopback(host) else secrets.token_urlsafe(24)
-    runner = web.AppRunner(Viewer(index, token, vocabulary, host=host).app(), access_log=None, shutdown_timeout=0.2)
+    app = Viewer(index, token, vocabulary, host=host, audits=audits).app()
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.2)
     await runner.setup()
     try:
         await web.TCPSite(runner, host, port).start()

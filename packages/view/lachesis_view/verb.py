@@ -1,4 +1,4 @@
-"""`lachesis view [FOLDER]`: show a folder of runs in a browser, while it grows."""
+"""`lachesis view [FOLDER]`: show a folder of runs in a browser, while it grows, or the JSON files of audits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ from lachesis.cli import port_number
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve the pages until Ctrl+C."""
     parser = argparse.ArgumentParser(prog="lachesis view", description=__doc__)
-    parser.add_argument("folder", type=Path, nargs="?", default=Path("data"), help="folder of the runs (default: data)")
+    parser.add_argument(
+        "folder",
+        type=Path,
+        nargs="?",
+        default=Path("data"),
+        help="folder of the runs, or a JSON file of `lachesis audit` (default: data)",
+    )
     parser.add_argument("--port", type=port_number, default=7007, help="0 takes a free one (default: %(default)s)")
     parser.add_argument(
         "--host",
@@ -40,9 +46,11 @@ async def _serve(arguments: argparse.Namespace) -> int:
     from lachesis_view.token_text import read_vocabulary
 
     vocabulary = read_vocabulary(arguments.tokenizer) if arguments.tokenizer else None
-    index = Index(arguments.folder, arguments.index)
-    runner, url = await serve(index, arguments.host, arguments.port, vocabulary)
-    print(f"{url}\nshows {index.root}; Ctrl+C ends it", flush=True)
+    shown = arguments.folder
+    index = Index(shown.parent if shown.is_file() else shown, arguments.index)
+    runner, url = await serve(index, arguments.host, arguments.port, vocabulary, shown if shown.is_file() else None)
+    url = url.replace("/?", "/audits?") if "?" in url and shown.is_file() else url + "audits" * shown.is_file()
+    print(f"{url}\nshows {shown if shown.is_file() else index.root}; Ctrl+C ends it", flush=True)
     if arguments.open:
         import webbrowser
 

@@ -48,6 +48,7 @@ NEXT_STEPS: Final[Mapping[str, str]] = {
     "repeatable-reward": "pay for a step once, or take back what undoing it paid",
     "reward-never-differs": "nothing can be learned from a constant reward: see that the reward reads the rollout",
     "reward-out-of-range": "return rewards in the declared range, or declare another one",
+    "right-answer-refused": "let the reward read each usual form of the answer, or say which one it has to be",
     "sentinel-reward": "return None where a rollout has no valid score",
     "slow": "prepare what rollouts need once, in an image or a cache",
     "slow-setup": "prepare what it needs once, in an image or a cache",

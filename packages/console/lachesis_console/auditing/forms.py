@@ -21,6 +21,10 @@ _WRAPPINGS: Final = (
 )
 """Patterns of an answer in its wrapping, and of texts which name that wrapping."""
 _REMARK = re.compile(r"reason|explan|thought|comment|note|confiden|id$", re.IGNORECASE)
+_EXACTLY = re.compile(
+    r"alone|nothing else|only|exact|digits|integer|json|separator|comma|single|one (word|letter|number|line)", re.I
+)
+"""Texts that ask for one form of an answer."""
 _SHORT = 60
 """Characters of an answer without wrapping."""
 
@@ -45,6 +49,15 @@ class Form:
         """The right answer without its wrapping, by name."""
         texts = {"without its wrapping": self.rest, "alone": self.core, "in a sentence": f"The answer is {self.core}."}
         return {f"right: {name}": text for name, text in texts.items()} if self.named else {}
+
+    def equal(self, told: str) -> dict[str, str]:
+        """The right answer in other words, by name, as far as `told` does not ask for one form exactly."""
+        found = {"with a line break after it": f"{self.before}{self.core}{self.after}\n"}
+        if self.named and re.search(r"think|reason|step by step|explain", told, re.I) and not _EXACTLY.search(told):
+            found["after a line of reasoning"] = f"I looked at 3, 17 and B first.\n{self.before}{self.core}{self.after}"
+        if re.fullmatch(r"-?\d{4,}", self.core) and not _EXACTLY.search(told):
+            found["with separators"] = f"{self.before}{int(self.core):,}{self.after}"
+        return {f"equal: {name}": text for name, text in found.items()}
 
     def wrong(self) -> dict[str, str]:
         """Wrong answers in the right form, by name."""

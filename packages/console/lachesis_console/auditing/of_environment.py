@@ -30,7 +30,11 @@ _BROKEN = re.compile(
 _NAMED = r"(answer|solution|expected|result|label|target|truth|correct)\b[^.\n]{0,15}?(is|=|:)\s*\W{0,6}"
 
 
-_REVEALED = r"(correct|expected|right|true|actual) (answer|solution|value|result)?[^.\n]{0,15}?(is|was|=|:)\s*\W{0,6}"
+_REVEALED = (
+    r"\b(((correct|expected|right|true|actual)( \w+)?|answer|solution|secret|password|code|target|number|word)"
+    r"[^.\n\w]{0,3} ?(is|was|=|:)|expected|wanted|it was)\s*\W{0,6}"
+)
+"""What comes before an answer that a tool gives away."""
 
 
 def judge_environment(
@@ -122,11 +126,13 @@ def _answers(plays: Sequence[AuditPlay], facts: EnvironmentFacts, findings: Find
         last = said[item].turns[-1]["text"].strip() if item in said else ""
         form = form_of(last)
         answers = {facts.answers[item], last, form.core if form is not None else ""}
-        for play in plays if len(form.core if form is not None else facts.answers[item]) else ():
-            if play.item == item and play.policy.startswith(("random", "every tool", "nothing", "noise", "wrong")):
-                core = re.escape(form.core if form is not None else facts.answers[item])
-                if match := re.search(_REVEALED + core + r"(?!\w)", "\n".join(play.seen), re.IGNORECASE):
-                    shown_by.setdefault(item, shown(play, match[0]))
+        secrets = [form.core] if form is not None and not facts.answers[item] else [facts.answers[item]]
+        cores = "|".join(re.escape(each) for each in (*secrets, *facts.secrets[item]) if each)
+        for play in plays if cores else ():
+            wrong = play.item == item and play.policy.startswith(("random", "every tool", "nothing", "noise", "wrong"))
+            seen = "\n".join(play.seen) if wrong else ""
+            if match := re.search(rf"{_REVEALED}({cores})(?!\w)", seen, re.IGNORECASE):
+                shown_by.setdefault(item, shown(play, match[0]))
         for answer in (each for each in answers if 0 < len(each) < 200 and each != "Done."):
             if match := re.search(_NAMED + re.escape(answer) + r"(?!\w)", prompt, re.IGNORECASE):
                 found.append({"item": item, "policy": "", "reward": None, "text": match[0]})

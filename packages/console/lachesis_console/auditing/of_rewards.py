@@ -90,6 +90,11 @@ class Rewards:
         played = [play for play in self.by_policy.get(name, ()) if play.reward is not None]
         return [play for play in played if self.is_full(play)], played
 
+    def _passing(self, *beginnings: str) -> dict[str, list[AuditPlay]]:
+        """The policies of these names that earn full marks in each of their rollouts."""
+        found = {name: self._full(name) for name in self.by_policy if name.startswith(beginnings)}
+        return {name: full for name, (full, played) in found.items() if full and len(full) == len(played)}
+
     def _ceiling(self) -> None:
         played = [*self.by_policy["reference"], *self.further]
         low = [play for play in played if play.reward is not None and play.reward < 1 - 1e-9]
@@ -105,11 +110,7 @@ class Rewards:
 
     def _nothing_and_anything(self) -> None:
         """The reward of those that did nothing, said nothing that can be right, or said the same to all."""
-        passing = []
-        for name in self.worthless():
-            full, played = self._full(name)
-            if played and len(full) == len(played):
-                passing.append(name)
+        passing = [name for name in self.worthless() if name in self._passing("")]
         kinds = {re.split(r"[:0-9]", name)[0] for name in passing}
         if len(passing) >= 3 and len(kinds) >= 2:
             count = len(self.worthless())
@@ -122,20 +123,11 @@ class Rewards:
                 map_shown(evidence),
             )
             self.excused.update(passing)
-        for name in (
-            "a call without effect in every turn",
-            *(each for each in self.by_policy if each.startswith("noise")),
-        ):
-            full, played = self._full(name)
-            if (
-                len(full) >= 2
-                and len(full) == len(played)
-                and name not in self.excused
-                and "nothing" not in self.excused
-            ):
-                said = f"{name} earns full marks on {counted(len(full), 'item')}"
+        for name, full in self._passing("a call without effect", "noise").items():
+            if len(full) >= 2 and not {name, "nothing"} & self.excused:
+                code = "idle-reward" if name.startswith("a ") else "odd-input-passes"
                 self.findings.add(
-                    "idle-reward" if name.startswith("a ") else "odd-input-passes", "error", said, map_shown(full)
+                    code, "error", f"{name} earns full marks on {counted(len(full), 'item')}", map_shown(full)
                 )
                 self.excused.add(name)
         full, played = self._full("nothing")
@@ -192,13 +184,11 @@ class Rewards:
             full, played = self._full(name)
             if not played or self.findings.has("any-answer-passes", "reward-never-differs"):
                 continue
-            if full and 2 * len(full) >= len(played):
+            if full:
                 severity = "error" if len(full) == len(played) or len(full) >= 3 else "warning"
+                severity = severity if 2 * len(full) >= len(played) else "note"
                 said = f"{what} earns full marks on {len(full)} of {counted(len(played), 'item')}"
                 self.findings.add(code, severity, said, map_shown(full))  # type: ignore[arg-type]
-            elif full:
-                said = f"{what} earns full marks on {len(full)} of {counted(len(played), 'item')}"
-                self.findings.add(code, "note", said, map_shown(full))
             elif name.startswith("another") and all((play.reward or 0.0) > 0 for play in played) and len(played) > 1:
                 least = min(play.reward or 0.0 for play in played)
                 part = max(least / (self.full.get(play.item) or 1.0) for play in played)
@@ -221,7 +211,7 @@ class Rewards:
         mean = mean_of_values(rewards, low, high)
         self.findings.add(
             "random-earns",
-            "warning" if every else "note",
+            "error" if every else "note",
             f"random: it earns up to {max(rewards):g}, in {len(earning)} of {counted(len(rewards), 'rollout')}: "
             f"mean {mean}",
             map_shown(earning),
@@ -284,12 +274,14 @@ class Rewards:
             said = f"the right answer of {counted(len(refused), 'item')} earns less without a form that no text names"
             evidence = [play for item in refused for play in right[item]]
             self.findings.add("form-not-named", "error", said, map_shown(evidence))
-        passed = {
-            name: full
-            for name in self.by_policy
-            if name.startswith("wrong: ") and (full := self._full(name)[0]) and len(full) == len(self._full(name)[1])
-        }
-        if passed:
+        equal = [self._full(name) for name in self.by_policy if name.startswith("equal: ")]
+        strict = [play for full, played in equal if not full for play in played]
+        if strict and not refused:
+            names = sorted({play.policy.removeprefix("equal: ") for play in strict})
+            said = f"the right answer earns less {', '.join(names)}, which no text excludes"
+            severity = "warning" if names == ["with a line break after it"] else "error"
+            self.findings.add("right-answer-refused", severity, said, map_shown(strict))  # type: ignore[arg-type]
+        if passed := self._passing("wrong: "):
             told = " ".join(f"{play.told} {play.prompt}" for full in passed.values() for play in full)
             near = {*passed} <= {"wrong: one more", "wrong: a tenth more"} and _NEAR.search(told)
             said = f"wrong answers in the right form earn full marks: {', '.join(list(passed)[:6])}"
@@ -299,11 +291,9 @@ class Rewards:
 
     def _repeating(self) -> None:
         """Whether a step of the reference pays again and again."""
-        for name in [name for name in self.by_policy if name.startswith("without call")]:
-            full, played = self._full(name)
-            if full and len(full) == len(played):
-                said = f"the reference policy {name} earns full marks on {counted(len(full), 'item')}"
-                self.findings.add("part-ignored", "warning" if len(full) < 2 else "error", said, map_shown(full))
+        for name, full in self._passing("without call").items():
+            said = f"the reference policy {name} earns full marks on {counted(len(full), 'item')}"
+            self.findings.add("part-ignored", "warning" if len(full) < 2 else "error", said, map_shown(full))
         found, by_count = [], {}
         for name in self.by_policy:
             if match := re.match(r"repeat (\d): (.*)", name):

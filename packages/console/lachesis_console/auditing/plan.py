@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import json
 import re
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -25,7 +26,8 @@ from lachesis_messages.messages import Message
 
 FEW = 2
 """Items that odd plays and cheats are tried on."""
-FURTHER = 15.0
+READ = re.compile(r"ctx\.read_(?:file|bytes)\('([\w./-]+)'\)")
+FURTHER = 8.0
 """Seconds in which the reference policy plays further items."""
 FORMS = 4
 """Items whose answers are changed."""
@@ -98,9 +100,7 @@ class AuditPlan:
         with suppress(AuditOverTime):
             await stage.scan()
             until = time.monotonic() + FURTHER
-            for item in (
-                range(count, len(stage.items)) if stage.facts.has_reference and not stage.facts.has_shell else ()
-            ):
+            for item in range(count, len(stage.items)) if stage.facts.has_reference else ():
                 if time.monotonic() < until:
                     await self._play(item, "reference", None, "further")
 
@@ -219,6 +219,14 @@ class AuditPlan:
             prompt = next((play.prompt for play in self.stage.plays if play.item == item), "")
             for name, command in {**policies.CHEATS, **DESTROYING, **SOLVING}.items():
                 await self._play(item, name, policies.cheat(with_named(command, prompt)))
+            read = {
+                look[0] for play in self.stage.plays if play.item == item for look in READ.findall(" ".join(play.looks))
+            }
+            for text in ("1", "PASS", '{"score": 1, "passed": true}') if read else ():
+                files = "; ".join(
+                    f"printf '%s\\n' {shlex.quote(text)} > {shlex.quote(path)}" for path in sorted(read)[:5]
+                )
+                await self._play(item, f"cheat: {text} in the files that the reward reads", policies.cheat(files))
             form = form_of(solved.turns[-1]["text"]) if solved is not None else None
             answer = facts.answers[item] or (form.core if form is not None else "")
             if len(answer) >= SEARCHED:
@@ -250,7 +258,11 @@ class AuditPlan:
                 await self._states(item)  # what it says is not read
                 continue
             others = list(dict.fromkeys(each.core for each in forms.values() if each.core != form.core))
-            plays = {**(form.bare() if form.unnamed(self._told(item)) else {}), **form.wrong()}
+            plays = {
+                **(form.bare() if form.unnamed(self._told(item)) else {}),
+                **form.wrong(),
+                **form.equal(self._told(item)),
+            }
             if len(others) >= 2:
                 plays["several answers in one"] = form.listed(others)
             for name, text in plays.items():

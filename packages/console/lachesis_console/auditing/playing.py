@@ -6,11 +6,14 @@ import asyncio
 import inspect
 import io
 import json
+import os
+import re
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -25,7 +28,6 @@ from lachesis.runs.reference_policy import Policy
 from lachesis.settings.hooks import misspelt_hooks, of_hook
 from lachesis.settings.server_settings import ServerConfigError
 from lachesis.tracebacks import in_one_line
-from lachesis_console.auditing.memory import Memory
 from lachesis_console.auditing.policies import text_of
 from lachesis_console.auditing.records import AuditPlay, EnvironmentFacts, answer_field, cut_field, shortened
 from lachesis_messages.messages import Message
@@ -77,7 +79,6 @@ class Stage:
         self._seconds, self._began, self._finished = seconds, began, finished
         self._playing: ContextVar[_Playing | None] = ContextVar("playing", default=None)
         self._latest: _Playing | None = None
-        self._memory = Memory()
         chosen = {"openai.model_name": "reference", "env.group_size": 1, "env.use_wandb": False}
         if not any("max_infra_retries" in flag for flag in flags):
             chosen["env.max_infra_retries"] = 0
@@ -102,13 +103,12 @@ class Stage:
         self.env = env = type(cls.__name__, (cls,), overridden)(**self._settings)
         env.console = Console(emoji=False, file=io.StringIO())
         self._reference = cls.reference_policy
-        with self._memory.watched():
-            async with env.running():
-                self.facts.started = time.time()
-                self.facts.memory = self._memory.peak()
-                await self._read(count)
-                yield self
-                self.facts.setup = {name: max(times) for name, times in spent.items() if times}
+        async with env.running():
+            self.facts.started = time.time()
+            self.facts.memory = resident()
+            await self._read(count)
+            yield self
+            self.facts.setup = {name: max(times) for name, times in spent.items() if times}
 
     async def _read(self, count: int) -> None:
         """Read the items, and what can be known of them before they are played."""
@@ -132,6 +132,9 @@ class Stage:
             facts.digests.append(item_digest(item))
             facts.items.append(shortened(json.dumps(item, ensure_ascii=False, default=str), 300))
             facts.answers.append(answer_field(item))
+            prompt = self._scanned(item)[2]
+            values = map(str, item.values()) if isinstance(item, Mapping) and prompt else ()
+            facts.secrets.append([value for value in values if 1 < len(value) < 60 and value not in prompt])
             self._read_tools(item)
         facts.has_turns = env.follow_up is not None or any(facts.tools)
 
@@ -145,6 +148,7 @@ class Stage:
     async def scan(self) -> None:
         """Read further items, and those of evaluations. Call it last: `items` then has more of them."""
         until = time.monotonic() + _SCANNING
+        self.facts.cut.clear()
         self.facts.scanned += map(self._scanned, self.items)
         with suppress(Exception):  # what is broken shows at those that are played
             while len(self.facts.scanned) < SCANNED and time.monotonic() < until:
@@ -163,7 +167,7 @@ class Stage:
         with suppress(Exception):  # it may need a session
             prompt = _prompt(self.env.initial_messages(item))
         if isinstance(item, Mapping) and (cut := cut_field(item, prompt)):
-            self.facts.cut.append(f"item {len(self.facts.scanned)}: {cut}")
+            self.facts.cut.append(f"item {item_digest(item)[:8]}: {cut}")
         content = {k: v for k, v in item.items() if k not in _NAMES} if isinstance(item, Mapping) else item
         return item_digest(item), item_digest(content) if content else "", prompt
 
@@ -218,7 +222,7 @@ class Stage:
             self._playing.reset(token)
         play.changed = item_digest(self.items[item]) != before
         play.seconds = time.monotonic() - started
-        play.memory = self._memory.peak()
+        play.memory = resident()
         if playing.unsolved:
             raise NoSolution("it has no solution for this item")
         self.plays.append(play)
@@ -234,6 +238,23 @@ class Stage:
         except SettingsError:  # of a reference policy that knows no solution of this item
             playing.unsolved = True
             return Message("assistant", "")
+
+
+def resident() -> float:
+    """MiB of this process and its descendants; 0 where there is no /proc."""
+    children: dict[str, list[str]] = {}
+    sizes: dict[str, float] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            text = (folder / "status").read_text()
+            parent, size = (re.search(rf"^{name}:\s+(\d+)", text, re.MULTILINE) for name in ("PPid", "VmRSS"))
+            children.setdefault(parent[1] if parent is not None else "", []).append(folder.name)
+            sizes[folder.name] = int(size[1]) / 1024 if size is not None else 0.0
+    todo, total = [str(os.getpid())], 0.0
+    while todo:
+        total += sizes.get(todo[-1], 0.0)
+        todo += children.get(todo.pop(), [])
+    return total
 
 
 def _timed(env_cls: type, name: str, times: list[float]) -> Any:

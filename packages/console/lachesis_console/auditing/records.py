@@ -79,6 +79,8 @@ class EnvironmentFacts:
     """Their text."""
     answers: list[str] = field(default_factory=list)
     """What an item's own field says is its answer; empty where there is no such field."""
+    secrets: list[list[str]] = field(default_factory=list)
+    """Values of each that its prompt does not show."""
     tools: list[list[dict[str, Any]]] = field(default_factory=list)
     """Definitions of the tools of each."""
     scanned: list[tuple[str, str, str]] = field(default_factory=list)

@@ -122,7 +122,7 @@ def audit(
     not_audited = "" if first.plays or first.ended_process else first.stopped or "it has no items"
     if first.plays:
         if second.facts is not None and second.facts.digests != facts.digests:
-            findings.add("items-differ", "warning", "a second start gives other items, or the same in another order")
+            findings.add("items-differ", "error", "a second start gives other items, or the same in another order")
             second.plays.clear()
         for line in facts.misspelt:
             findings.add("misspelt-hook", "warning", line)
