@@ -34,6 +34,7 @@ STANDARDS: Registry[Standard] = Registry(
         "nemogym": "lachesis_doors.serving.nemogym:NeMoGymService",
         "openenv": "lachesis_doors.serving.openenv:OpenEnvService",
         "ors": "lachesis_doors.serving.ors:OrsService",
+        "prime": "lachesis_doors.serving.prime:PrimeService",
     },
     package="lachesis-doors",
 )
@@ -51,7 +52,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--idle", default=900.0, type=float, metavar="S", help="seconds after which a silent client's rollout is closed"
     )
     parser.add_argument(
-        "--rows", type=Path, metavar="FILE", help="write the tasks there, as a data set (JSON Lines) of nemogym"
+        "--rows",
+        type=Path,
+        metavar="FILE",
+        help="write the tasks there, as JSON Lines for nemogym and prime",
     )
     target = [arguments.pop(0)] if arguments and not arguments[0].startswith("-") else []
     if not target:
@@ -79,7 +83,11 @@ async def _serve(given: argparse.Namespace, env: HermesAgentBaseEnv) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ask_to_stop)
-    standard, limits = STANDARDS.load(given.standard), {"items": given.items, "idle": given.idle}
+    try:
+        standard = STANDARDS.load(given.standard)
+    except ModuleNotFoundError as error:
+        package = f"lachesis-doors[{given.standard}]"
+        raise SettingsError(f"--as {given.standard} needs {error.name}: pip install '{package}'") from error
     if given.rows is not None and not hasattr(standard, "rows"):
         raise SettingsError(f"--rows has no meaning with --as {given.standard}, whose clients list the tasks")
 
@@ -87,7 +95,7 @@ async def _serve(given: argparse.Namespace, env: HermesAgentBaseEnv) -> None:
         if given.rows is not None:
             given.rows.write_text("".join(json.dumps(row) + "\n" for row in service.rows()))
 
-    await serve(standard, env, stop, given.host, given.port, **limits, ready=write)
+    await serve(standard, env, stop, given.host, given.port, items=given.items, idle=given.idle, ready=write)
 
 
 async def serve(

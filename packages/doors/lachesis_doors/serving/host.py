@@ -43,12 +43,12 @@ class ServingHost:
     Args:
         items: how many tasks of `get_next_item` are offered.
         idle: seconds after which the rollout of a silent client is closed.
-        driven: clients say what a model would say. Otherwise `play` plays whole rollouts, with any agent.
+        driven: clients say what a model would say. Otherwise `play` plays whole rollouts.
     """
 
     def __init__(self, env: HermesAgentBaseEnv, *, items: int, idle: float, driven: bool = True) -> None:
-        if env.collects or (driven and not env.takes_follow_ups):
-            raise SettingsError(f"{env.run_name}: its agent is a program of its own, so no client can drive it")
+        if env.collects or not env.takes_follow_ups:
+            raise SettingsError(f"{env.run_name}: its agent is a program of its own, which cannot be served")
         self.env = env
         self.name = env.run_name.lower()
         self.places = env.max_num_workers

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from contextvars import ContextVar
 from dataclasses import replace
@@ -60,19 +60,28 @@ class Policies:
 
 
 class Policy:
-    """A model server with the sampling parameters of one request, as the source of a rollout's completions."""
+    """A model server with the sampling parameters of one request, as the source of a rollout's completions.
 
-    def __init__(self, server: Any, sampling: Mapping[str, Any]) -> None:
+    Args:
+        follow: gets the conversation before each completion.
+    """
+
+    def __init__(
+        self, server: Any, sampling: Mapping[str, Any], follow: Callable[[Any], Awaitable[None]] | None = None
+    ) -> None:
+        self._follow = follow
         named = {name: sampling[name] for name in ("temperature", "max_tokens") if sampling.get(name) is not None}
         self._server, self._named = server, named
         self._extra = {name: value for name, value in sampling.items() if value is not None and name not in named}
 
     def for_rollout(self, **names: Any) -> Policy:
         """The same, for one rollout."""
-        return Policy(self._server.for_rollout(**names), {**self._named, **self._extra})
+        return Policy(self._server.for_rollout(**names), {**self._named, **self._extra}, self._follow)
 
     async def chat(self, messages: Any, **options: Any) -> ChatResponse:
         """One completion."""
+        if self._follow is not None:
+            await self._follow(messages)
         extra = {**(options.pop("extra_body", None) or {}), **self._extra} or None
         found: ChatResponse = await self._server.chat(messages, **{**options, **self._named}, extra_body=extra)
         return found
