@@ -16,16 +16,20 @@ from typing import Any
 
 import pytest
 
+import lachesis_doors
 from lachesis.cli.environment_classes import environment_class
 from lachesis_doors.guest_process import INSIDE, GuestProcess
 from lachesis_doors.processes import PACKAGES, interpreter
 from lachesis_envs.gsm8k import GSM8kAgentEnv
 from lachesis_envs.gsm8k.symbolic import gsm_symbolic
+from tests.doors.frames import golden, keep, outline, recorded
+from tests.doors.test_frames import served_halves
 from tests.doors.test_serving import Served, served
 from tests.support.scripted_server import call, say
 from tests.support.small_envs import lines, process, rollouts
 
 DOORS = Path(os.environ.get("LACHESIS_DOORS") or Path.home() / ".cache/lachesis/doors")
+GUESTS = Path(os.environ.get("GUESTS") or Path.home() / ".cache/lachesis/guests")
 HERE = Path(__file__).parent / "real"
 pytestmark = pytest.mark.skipif(
     not os.environ.get("LACHESIS_NEED_DOORS"), reason="environments of others: `make test-doors` has them"
@@ -181,6 +185,53 @@ async def test_the_clients_of_others_play_what_we_serve(tmp_path: Path, standard
     said = await play_with_sdk(GSM8kAgentEnv, answer, {"code": "print(6 * 7)"}, ["python"])
     assert row["question"] in said["prompt"]
     assert (said["rewards"], said["finished"]) == ([None, float(solves)], [False, True])
+
+
+GUESSES = json.dumps([["guess", {"number": 5}], ["guess", {"number": "many"}], ["guess", {"number": 7}]])
+RIGHT_AT_ONCE = json.dumps([["guess", {"number": 4}], ["guess", {"number": 5}]])
+
+
+@pytest.mark.parametrize("standard", ["mcp", "nemogym", "openenv", "ors", "prime"])
+async def test_real_clients_send_the_frames_that_are_recorded(tmp_path: Path, standard: str) -> None:
+    python = (GUESTS / "verifiers" if standard == "prime" else DOORS / standard) / "bin/python"
+    if not python.exists():
+        pytest.skip(f"{python} is not there: NeMo Gym needs Python 3.13, and `make test-guests` installs verifiers")
+    frames: list[dict[str, Any]] = []
+    taskset = Path(lachesis_doors.__file__).parent / "serving/verifiers_taskset"
+    async with served_halves(standard, tmp_path) as (service, given), recorded(service.root_url, frames) as url:
+        rows = tmp_path / "rows.jsonl"
+        if hasattr(service, "rows"):
+            rows.write_text("".join(json.dumps(row) + "\n" for row in service.rows()))
+        arguments = {
+            "mcp": [f"{url}/mcp/train/1", GUESSES],
+            "nemogym": [url, rows, tmp_path],
+            "openenv": [url, "halves", RIGHT_AT_ONCE],
+            "ors": [url, "halves", RIGHT_AT_ONCE],
+            "prime": [url, rows, given["http://MODEL/v1"], "scripted"],
+        }[standard]
+        program = [str(python), str(HERE / f"{standard}_client.py"), *map(str, arguments)]
+        pipe = asyncio.subprocess.PIPE
+        about = {**os.environ, "PYTHONPATH": str(taskset)}
+        running = await asyncio.create_subprocess_exec(*program, stdout=pipe, stderr=pipe, env=about)
+        out, log = await running.communicate()
+        assert running.returncode == 0, log.decode()
+    said = json.loads(out.splitlines()[-1])
+    if standard == "nemogym":
+        found = [(each["reward"], each["mask_sample"]) for each in said["rollouts"]]
+        assert found == [(0.75, False), (0.5, False)]
+        assert said["metrics"][0]["agent_metrics"] == {"masked": 0, "mean/reward": 0.625}
+        assert {"NeMoGymResponseFunctionToolCallForTraining", "NeMoGymFunctionCallOutput"} == set(said["kinds"][1])
+    elif standard == "prime":
+        assert (said["rewards"], said["branches"], said["deltas"]) == ([0.75, 0.5], [[5], [7]], 5)
+        assert [episode["ok"] for episode in said["episodes"]] == [True, True]
+    elif standard == "mcp":
+        assert (said["rewards"], said["finished"]) == ([None, None, 0.75], [False, False, True])
+        assert (said["prompt"], said["tools"], said["reward"]) == ("Guess.", ["guess", "submit"], 0.75)
+    else:
+        assert (said["rewards"], said["finished"]) == ([None, 0.75], [False, True])
+    if os.environ.get("RECORD"):
+        keep(standard, frames, given)
+    assert outline(frames) == outline(golden(standard))
 
 
 def test_most_games_of_textarena_play_and_two_games_of_one_seed_are_alike() -> None:

@@ -21,6 +21,7 @@ from backends import BackendError
 from backends.errors import SettingsError
 from lachesis import Reward, Tool
 from lachesis.cli.environment_classes import environment_class
+from lachesis.settings.server_settings import ServerConfig
 from lachesis_doors.mcp_client import named_events
 from lachesis_doors.serving.command import STANDARDS, main, serve
 from tests.support.scripted_server import call
@@ -46,6 +47,7 @@ class Numbers(HermesAgentBaseEnv):
 
     name = "numbers"
     step_rewards = "sum"
+    wrong = "wrong " * 2000
     open_sessions = 0
     closed: asyncio.Event
     """One of them was closed since the last one began."""
@@ -79,7 +81,7 @@ class Numbers(HermesAgentBaseEnv):
             if arguments["number"] == 1:
                 raise RuntimeError("the simulator fell over")
             right = arguments["number"] == session["secret"]
-            text = "right" if right else "wrong " * 2000
+            text = "right" if right else self.wrong
             return ToolResult(text, reward=1.0 if right else -0.25, done=right)
 
         return [Tool.from_schema("guess", "Guess.", NUMBER, guess)]
@@ -104,11 +106,15 @@ class Chatty(HermesAgentBaseEnv):
 
 
 @asynccontextmanager
-async def served(standard: str, env_cls: Any, folder: Path, **more: Any) -> AsyncIterator[str]:
-    """The address of a server, in this process, which is stopped at the end."""
+async def serving(
+    standard: str, env_cls: Any, folder: Path, model: ServerConfig | str = "http://127.0.0.1:9/v1", **more: Any
+) -> AsyncIterator[Any]:
+    """A server in this process, which is stopped at the end."""
     settings = {"enabled_toolsets": ["terminal", "file"] if env_cls is Served else [], "grace_period": 0.0}
     idle = more.pop("idle", 900.0)
-    env = make(env_cls, "http://127.0.0.1:9/v1", folder, **{**settings, **more})
+    env = make(env_cls, model if isinstance(model, str) else "http://127.0.0.1:9/v1", folder, **{**settings, **more})
+    if not isinstance(model, str):
+        env.server_configs[:] = [model]
     stop, ready = asyncio.Event(), asyncio.get_running_loop().create_future()
     work = serve(STANDARDS.load(standard), env, stop, items=3, idle=idle, ready=ready.set_result)
     running = asyncio.create_task(work)
@@ -116,10 +122,17 @@ async def served(standard: str, env_cls: Any, folder: Path, **more: Any) -> Asyn
     if running.done():
         running.result()
     try:
-        yield ready.result().root_url
+        yield ready.result()
     finally:
         stop.set()
         await running
+
+
+@asynccontextmanager
+async def served(standard: str, env_cls: Any, folder: Path, **more: Any) -> AsyncIterator[str]:
+    """The address of such a server."""
+    async with serving(standard, env_cls, folder, **more) as service:
+        yield service.root_url
 
 
 # --- the Open Reward Standard

@@ -23,7 +23,8 @@ async def main(url, rows, folder):
     from nemo_gym.rollout_collection import RolloutCollectionConfig, RolloutCollectionHelper
 
     out = Path(folder, "rollouts.jsonl")
-    given = {"input_jsonl_fpath": rows, "output_jsonl_fpath": str(out), "num_repeats": 2, "disable_health_check": True}
+    given = {"input_jsonl_fpath": rows, "output_jsonl_fpath": str(out), "disable_health_check": True}
+    given["num_samples_in_parallel"] = 1
     await RolloutCollectionHelper().run_from_config(RolloutCollectionConfig.model_validate(given))
     found = [json.loads(line) for line in out.read_text().splitlines()]
     checked = [BaseVerifyResponse.model_validate(each) for each in found]

@@ -31,6 +31,7 @@ STANDARDS: Registry[Standard] = Registry(
     "standard",
     "lachesis.standards",
     {
+        "mcp": "lachesis_doors.serving.mcp:McpService",
         "nemogym": "lachesis_doors.serving.nemogym:NeMoGymService",
         "openenv": "lachesis_doors.serving.openenv:OpenEnvService",
         "ors": "lachesis_doors.serving.ors:OrsService",

@@ -15,6 +15,7 @@ from lachesis_messages.responses import ChatResponse, MessageGraph, Node, ToolRe
 
 _ERRORS: Final = {"infra_error": "SandboxError", "model_server": "ProviderError", "environment": "EnvError"}
 """The names of verifiers for `Rollout.unscored_kind`."""
+_MADE_BY: Final = {"version": "0.4.0"}
 _REASONS: Final = ("stop", "length", "tool_calls")
 
 
@@ -65,15 +66,11 @@ class Trace:
         return {**rest, **before, **found, "errors": errors_of(rollout), "set": said}
 
     def _taken(self) -> dict[str, Any]:
-        found, self._new = {"trace": self.id, **self._new}, {"nodes": [], "calls": []}
+        found: dict[str, Any] = {"trace": self.id, **self._new}
+        self._new = {"nodes": [], "calls": []}
         if not self._opened:
             self._opened = True
-            found["open"] = {
-                "version": 1,
-                "id": self.id,
-                "verifiers": {"version": "0.4.0"},
-                "task": task_of(self._task),
-            }
+            found["open"] = {"version": 1, "id": self.id, "verifiers": _MADE_BY, "task": task_of(self._task)}
         return found
 
     def _complete(self, node: Node) -> None:
