@@ -160,7 +160,7 @@ def _parsed(text: Any) -> Any:
     if not isinstance(text, str):
         return text
     if text.startswith("event: "):
-        return [_parsed(line.removeprefix("data: ")) for line in text.splitlines() if line]
+        return [_parsed(line[6:]) if line.startswith("data: ") else line for line in text.splitlines() if line]
     try:
         return json.loads(text)
     except ValueError:
