@@ -22,7 +22,8 @@ from backends.errors import SettingsError
 from lachesis import Reward, Tool
 from lachesis.cli.environment_classes import environment_class
 from lachesis.settings.server_settings import ServerConfig
-from lachesis_doors.mcp_client import named_events
+from lachesis_doors.guest_process import GuestError
+from lachesis_doors.mcp_client import McpHttpClient, named_events
 from lachesis_doors.serving.command import STANDARDS, main, serve
 from tests.support.scripted_server import call
 from tests.support.small_envs import ROOT, HermesAgentBaseEnv, SortWords, make, process, rollouts
@@ -299,6 +300,55 @@ async def end_once_refused(client: OrsClient) -> Any:
     return await client.call("guess", number=5)
 
 
+# --- MCP
+
+
+@asynccontextmanager
+async def mcp(url: str) -> AsyncIterator[McpHttpClient]:
+    client = McpHttpClient("it", url, timeout=60)
+    try:
+        await client.open()
+        yield client
+    finally:
+        await client.close()
+
+
+async def test_mcp_plays_a_task_and_its_reward_is_beside_the_last_answer(tmp_path: Path) -> None:
+    async with served("mcp", Numbers, tmp_path) as url, mcp(f"{url}/mcp/train/1") as client:
+        assert [tool["name"] for tool in await client.tools()] == ["it__guess", "it__submit"]
+        read = {"uri": "lachesis://reward"}
+        before = json.loads((await client.ask("resources/read", read))["contents"][0]["text"])
+        assert before == {"done": False, "reward": None}
+        assert "number" in (await client.call("guess", {}))["error"]
+        assert "no tool 'dance'" in (await client.call("dance", {}))["error"]
+        last = await client.ask("tools/call", {"name": "guess", "arguments": {"number": 7}})
+        assert last["content"] == [{"type": "text", "text": "right"}]
+        assert last["_meta"]["lachesis/reward"] == 1.0
+        after = json.loads((await client.ask("resources/read", read))["contents"][0]["text"])
+        assert after == {"done": True, "reward": 1.0, "components": {"reward/guess": 1.0}}
+        assert (await client.call("guess", {"number": 7}))["error"] == "the task has ended"
+        with pytest.raises(GuestError, match="no method"):
+            await client.ask("prompts/list", {})
+    assert Numbers.open_sessions == 0
+
+
+async def test_mcp_what_breaks_is_an_error_and_an_ended_session_frees_its_place(tmp_path: Path) -> None:
+    async with served("mcp", Numbers, tmp_path, max_num_workers=1) as url:
+        async with mcp(f"{url}/mcp") as client:
+            with pytest.raises(GuestError, match="all 1 places are taken"):
+                async with mcp(f"{url}/mcp"):
+                    pass
+            with pytest.raises(GuestError, match=r"no score \(infra_error\)"):
+                await client.ask("tools/call", {"name": "guess", "arguments": {"number": 0}})
+            assert Numbers.open_sessions == 0
+        async with mcp(f"{url}/mcp/train/0") as client:
+            assert Numbers.open_sessions == 1
+        assert Numbers.open_sessions == 0
+        with pytest.raises(GuestError, match="no task 9"):
+            async with mcp(f"{url}/mcp/train/9"):
+                pass
+
+
 # --- the command
 
 
@@ -312,7 +362,7 @@ def test_a_command_of_the_docs_serves_until_sigterm(tmp_path: Path, shown: str) 
     with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=given) as running:
         assert running.stderr is not None
         said = running.stderr.readline()
-        assert " is served at http://127.0.0.1:" in said, said + running.stderr.read()
+        assert re.search(r" is served at (http|tcp)://127\.0\.0\.1:\d+: ", said), said + running.stderr.read()
         running.send_signal(signal.SIGTERM)
         assert running.wait(60) == 0, running.stderr.read()
 

@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 from aiohttp import web
 
@@ -42,8 +43,8 @@ class McpService(WebService):
     def __init__(self, host: ServingHost, address: str, port: int) -> None:
         super().__init__(address, port)
         self._host = host
-        self._ends: dict[str, dict[str, Any]] = {}
-        """The score of each session that has one."""
+        self._ends: WeakKeyDictionary[OpenRollout, dict[str, Any]] = WeakKeyDictionary()
+        """The scores."""
 
     def routes(self) -> Iterable[web.RouteDef]:
         for path in ("/mcp", "/mcp/{split}/{index:[0-9]+}"):
@@ -52,9 +53,7 @@ class McpService(WebService):
         yield from TaskRoutes(self._host).routes()
 
     async def _delete(self, request: web.Request) -> web.Response:
-        session = request.headers.get("Mcp-Session-Id", "")
-        self._ends.pop(session, None)
-        await self._host.close(session)
+        await self._host.close(request.headers.get("Mcp-Session-Id", ""))
         return web.Response(status=204)
 
     async def _post(self, request: web.Request) -> web.StreamResponse:
@@ -73,7 +72,7 @@ class McpService(WebService):
             raise refused(404, "there is no such session, or it was closed because its client was silent: initialize")
         if number is None or method is None:
             return web.Response(status=202)
-        work = asyncio.create_task(self._asked(session, rollout, method, params))
+        work = asyncio.create_task(self._asked(rollout, method, params))
         stream = await event_stream(request)
         await keep_alive(stream, work, partial(self._host.get, session))
         await write_events(stream, ("message", json.dumps(await _settled(number, work))))
@@ -100,14 +99,14 @@ class McpService(WebService):
         }
         return json_response(_answer(number, result), headers={"Mcp-Session-Id": name})
 
-    async def _asked(self, session: str, rollout: OpenRollout, method: str, params: Mapping[str, Any]) -> Any:
+    async def _asked(self, rollout: OpenRollout, method: str, params: Mapping[str, Any]) -> Any:
         if method == "ping":
             return {}
         if method == "tools/list":
             return {"tools": [_tool(tool) for tool in rollout.tools]}
         if method == "tools/call":
-            return await self._call(session, rollout, params)
-        found = {_TASK: rollout.first, _REWARD: self._ends.get(session, {"done": False, "reward": None})}
+            return await self._call(rollout, params)
+        found = {_TASK: rollout.first, _REWARD: self._ends.get(rollout, {"done": False, "reward": None})}
         if method == "resources/list":
             return {"resources": [{"uri": uri, "name": uri, "mimeType": "application/json"} for uri in found]}
         if method == "resources/read":
@@ -116,7 +115,7 @@ class McpService(WebService):
             return {"contents": [{"uri": uri, "mimeType": "application/json", "text": json.dumps(found[uri])}]}
         raise _Failed(_METHOD, f"there is no method {method!r}")
 
-    async def _call(self, session: str, rollout: OpenRollout, params: Mapping[str, Any]) -> dict[str, Any]:
+    async def _call(self, rollout: OpenRollout, params: Mapping[str, Any]) -> dict[str, Any]:
         name, given = params.get("name"), params.get("arguments") or {}
         known = [tool["name"] for tool in rollout.tools]
         if not isinstance(name, str) or name not in known or not isinstance(given, Mapping):
@@ -129,7 +128,7 @@ class McpService(WebService):
         result: dict[str, Any] = {"content": blocks, "isError": step.failed}
         if step.done:
             end = {"done": True, "reward": step.reward, "components": dict(step.components or {})}
-            self._ends[session] = end
+            self._ends[rollout] = end
             result["_meta"] = {f"lachesis/{name}": value for name, value in end.items()}
         return result
 
