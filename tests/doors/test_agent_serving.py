@@ -180,9 +180,9 @@ async def test_the_nodes_of_a_path_are_the_tokens_that_the_server_saw_and_sample
         tokenizer = with_tokens(model, tmp_path).tokenizer_name
         deltas, reply = await client.run(1, model.base_url, type="train", renderer_model_name=tokenizer)
         assert reply["success"] and reply["head"]["ok"], reply
-        nodes = [node for delta in deltas for node in delta["nodes"]]
-        assert len(deltas) == 3
-        assert reply["traces"] == [{"id": deltas[0]["trace"], "nodes": 7, "calls": 3}]
+        (delta,) = deltas
+        nodes = delta["nodes"]
+        assert reply["traces"] == [{"id": delta["trace"], "nodes": 7, "calls": 3}]
         assert [seen.route for seen in model.requests] == ["vllm-generate"] * 3
         seen: list[int] = []
         turns = iter(model.requests)
@@ -194,7 +194,7 @@ async def test_the_nodes_of_a_path_are_the_tokens_that_the_server_saw_and_sample
                 assert seen == [*turn.call.prompts[0], *ids]
                 assert node["mask"].count(True) == len(node["logprobs"]) == len(ids)
         assert [node["parent"] for node in nodes] == [None, *range(6)]
-        assert deltas[-1]["set"]["rewards"] == {"reward": {"score": 0.5, "weight": 1.0}}
+        assert delta["set"]["rewards"] == {"reward": {"score": 0.5, "weight": 1.0}}
 
 
 @pytest.mark.parametrize(("number", "kind"), [(0, "SandboxError"), (1, "EnvError")])
@@ -206,19 +206,15 @@ async def test_an_episode_without_a_score_has_an_error(tmp_path: Path, number: i
         assert deltas[-1]["set"]["rewards"] == {"reward": None}
 
 
-async def test_what_a_broken_attempt_left_is_taken_back(tmp_path: Path) -> None:
+async def test_what_a_broken_attempt_left_is_no_part_of_the_trace(tmp_path: Path) -> None:
     numbers = count()
 
     def breaks_once(request: dict[str, Any]) -> Any:
         return call(("guess", {"number": 0})) if next(numbers) == 1 else no_tokens(request)
 
     async with ScriptedServer(breaks_once) as model, prime(tmp_path, max_infra_retries=1) as client:
-        deltas, reply = await client.run(1, model.base_url)
-        (discarded,) = [delta["trace"] for delta in deltas if delta.get("discard")]
-        (kept,) = reply["traces"]
-        assert kept["id"] != discarded
-        nodes = [node for delta in deltas if delta["trace"] == kept["id"] for node in delta["nodes"]]
-        assert (reply["head"]["ok"], kept["nodes"], len(nodes)) == (True, 7, 7)
+        (delta,), reply = await client.run(1, model.base_url)
+        assert (reply["head"]["ok"], len(delta["nodes"]), len(delta["calls"])) == (True, 7, 3)
 
 
 async def test_requests_that_cannot_be_answered_say_why(tmp_path: Path) -> None:

@@ -222,7 +222,7 @@ async def test_real_clients_send_the_frames_that_are_recorded(tmp_path: Path, st
         assert said["metrics"][0]["agent_metrics"] == {"masked": 0, "mean/reward": 0.625}
         assert {"NeMoGymResponseFunctionToolCallForTraining", "NeMoGymFunctionCallOutput"} == set(said["kinds"][1])
     elif standard == "prime":
-        assert (said["rewards"], said["branches"], said["deltas"]) == ([0.75, 0.5], [[5], [7]], 5)
+        assert (said["rewards"], said["branches"], said["deltas"]) == ([0.75, 0.5], [[5], [7]], 2)
         assert [episode["ok"] for episode in said["episodes"]] == [True, True]
     elif standard == "mcp":
         assert (said["rewards"], said["finished"]) == ([None, None, 0.75], [False, False, True])

@@ -43,7 +43,6 @@ class NeMoGymService(WebService):
 
     def routes(self) -> Iterable[web.RouteDef]:
         yield web.post("/run", self._run)
-        yield web.post("/v1/responses", self._responses)
         yield web.post("/aggregate_metrics", self._metrics)
 
     async def start(self) -> None:
@@ -78,9 +77,6 @@ class NeMoGymService(WebService):
         except LachesisError as error:  # a setting, which no other row changes
             raise refused(500, str(error)) from error
         return json_response({**body, **verified(asked, group)})
-
-    async def _responses(self, request: web.Request) -> web.Response:
-        raise refused(501, "a rollout belongs to a task, which this route does not name: use /run")
 
     async def _metrics(self, request: web.Request) -> web.Response:
         """Of the rows that have a score."""

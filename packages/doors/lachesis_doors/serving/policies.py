@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import asyncio
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from contextvars import ContextVar
 from dataclasses import replace
@@ -29,6 +30,7 @@ class Policies:
     def __init__(self, env: HermesAgentBaseEnv, stack: AsyncExitStack) -> None:
         self._env, self._stack = env, stack
         self._started: dict[str, ModelServer] = {}
+        self._starting = asyncio.Lock()
 
     async def get(self, configs: Sequence[ServerConfig], *, keeps_tokens: bool = False) -> ModelServer:
         """The server with these settings. It need not answer yet.
@@ -37,9 +39,10 @@ class Policies:
             keeps_tokens: a chat server may report tokens with its answers; see `TOKEN_FIELDS`.
         """
         name = "\n".join(config.model_dump_json() for config in configs)
-        if name not in self._started:
-            self._started[name] = await self._start(configs, keeps_tokens=keeps_tokens)
-        return self._started[name]
+        async with self._starting:
+            if name not in self._started:
+                self._started[name] = await self._start(configs, keeps_tokens=keeps_tokens)
+            return self._started[name]
 
     async def _start(self, configs: Sequence[ServerConfig], *, keeps_tokens: bool) -> ModelServer:
         env = self._env
@@ -60,28 +63,19 @@ class Policies:
 
 
 class Policy:
-    """A model server with the sampling parameters of one request, as the source of a rollout's completions.
+    """A model server with the sampling parameters of one request, as the source of a rollout's completions."""
 
-    Args:
-        follow: gets the conversation before each completion.
-    """
-
-    def __init__(
-        self, server: Any, sampling: Mapping[str, Any], follow: Callable[[Any], Awaitable[None]] | None = None
-    ) -> None:
-        self._follow = follow
+    def __init__(self, server: Any, sampling: Mapping[str, Any]) -> None:
         named = {name: sampling[name] for name in ("temperature", "max_tokens") if sampling.get(name) is not None}
         self._server, self._named = server, named
         self._extra = {name: value for name, value in sampling.items() if value is not None and name not in named}
 
     def for_rollout(self, **names: Any) -> Policy:
         """The same, for one rollout."""
-        return Policy(self._server.for_rollout(**names), {**self._named, **self._extra}, self._follow)
+        return Policy(self._server.for_rollout(**names), {**self._named, **self._extra})
 
     async def chat(self, messages: Any, **options: Any) -> ChatResponse:
         """One completion."""
-        if self._follow is not None:
-            await self._follow(messages)
         extra = {**(options.pop("extra_body", None) or {}), **self._extra} or None
         found: ChatResponse = await self._server.chat(messages, **{**options, **self._named}, extra_body=extra)
         return found
@@ -90,7 +84,7 @@ class Policy:
         return getattr(self._server, name)
 
 
-_said: ContextVar[list[Mapping[str, Any]]] = ContextVar("lachesis_token_chat")
+_said: ContextVar[list[Mapping[str, Any]] | None] = ContextVar("lachesis_token_chat", default=None)
 
 
 class _TokenChat(OpenAIServer):
@@ -110,5 +104,6 @@ class _TokenChat(OpenAIServer):
 
     async def post(self, path: str, payload: Mapping[str, Any], **how: Any) -> HttpAnswer:
         answer = await super().post(path, payload, **how)
-        _said.get().append(answer.body)
+        if (answers := _said.get()) is not None:
+            answers.append(answer.body)
         return answer

@@ -1,7 +1,7 @@
 """An environment as an env server of prime-rl: `lachesis serve ENV --as prime`.
 
-The wire is that of verifiers 0.4: ZeroMQ and msgpack. A request names a task and the model server that plays it. The
-trace comes turn by turn, and the reply ends it. What has no score is an episode with errors.
+The wire is that of verifiers 0.4: ZeroMQ and msgpack. A request names a task and the model server that plays it. Its
+trace is one delta, before the reply. What has no score is an episode with errors.
 """
 
 from __future__ import annotations
@@ -17,13 +17,11 @@ import zmq
 import zmq.asyncio
 
 from backends.errors import LachesisError, SettingsError
-from lachesis.loop.outcome import Outcome
 from lachesis.settings.server_settings import ServerConfig
 from lachesis_client.lifecycle import AsyncService
 from lachesis_doors.serving.host import ServingHost
 from lachesis_doors.serving.policies import Policy
-from lachesis_doors.serving.trace import Trace, errors_of, task_of
-from lachesis_messages.history import MessageHistory
+from lachesis_doors.serving.trace import standing_of, trace_of
 
 
 class PrimeService(AsyncService):
@@ -99,28 +97,14 @@ class PrimeService(AsyncService):
     async def _run(self, given: Mapping[str, Any], send: Callable[[Mapping[str, Any]], Awaitable[None]]) -> Any:
         data = given["task_data"]
         server = await self._host.policies.get([self._settings(given["client"], given["model"])])
-        trace = Trace(data)
-
-        async def follow(messages: Any) -> None:
-            if isinstance(messages, MessageHistory) and (delta := trace.delta(messages)):
-                await send(delta)
-
-        group = await self._host.play(data["split"], data["index"], Policy(server, given["sampling"], follow))
+        group = await self._host.play(data["split"], data["index"], Policy(server, given["sampling"]))
         (rollout,) = group.rollouts
-        if not trace.is_of(rollout):  # of an attempt that the infrastructure broke
-            await send({"trace": trace.id, "discard": True})
-            trace = Trace(data)
-        if rollout.result is not None:
-            await send(trace.end(group))
-        head = {
-            "id": uuid.uuid4().hex,
-            "env": {"id": self._host.name},
-            "task": task_of(data),
-            "ok": rollout.reward is not None,
-            "is_timeout": rollout.outcome is Outcome.TIMEOUT,
-            "errors": errors_of(rollout),
-        }
-        sent = [{"id": trace.id, "nodes": trace.nodes, "calls": trace.calls}] if rollout.result is not None else []
+        task = {"type": "LachesisTask", "data": data}
+        head = {"id": uuid.uuid4().hex, "env": {"id": self._host.name}, "task": task, **standing_of(rollout)}
+        traces = [trace_of(group, task)] if rollout.result is not None else []
+        for trace in traces:
+            await send(trace)
+        sent = [{"id": each["trace"], "nodes": len(each["nodes"]), "calls": len(each["calls"])} for each in traces]
         return {"success": True, "error": None, "head": head, "traces": sent}
 
     def _settings(self, client: Mapping[str, Any], model: str) -> ServerConfig:
