@@ -17,7 +17,7 @@ from backends.text import counted
 from lachesis.loop.result import AgentResult
 from lachesis.loop.rollout import PlayedGroup
 from lachesis_doors.serving.host import NoPlace, NoSuchTask, ServingHost
-from lachesis_doors.serving.policies import TOKEN_FIELDS, Policy
+from lachesis_doors.serving.policies import TOKEN_FIELDS, RequestPolicy
 from lachesis_doors.serving.task_routes import body_of, refused
 from lachesis_messages.messages import FinishReason, Message
 from lachesis_messages.responses import ChatResponse, Node
@@ -69,7 +69,7 @@ class NeMoGymService(WebService):
             "max_tokens": asked.get("max_output_tokens"),
         }
         try:
-            group = await self._host.play(split, index, Policy(self._server, sampling))
+            group = await self._host.play(split, index, RequestPolicy(self._server, sampling))
         except NoSuchTask as error:
             raise refused(422, str(error)) from error
         except NoPlace as error:

@@ -62,7 +62,7 @@ class Policies:
         return server
 
 
-class Policy:
+class RequestPolicy:
     """A model server with the sampling parameters of one request, as the source of a rollout's completions."""
 
     def __init__(self, server: Any, sampling: Mapping[str, Any]) -> None:
@@ -70,9 +70,9 @@ class Policy:
         self._server, self._named = server, named
         self._extra = {name: value for name, value in sampling.items() if value is not None and name not in named}
 
-    def for_rollout(self, **names: Any) -> Policy:
+    def for_rollout(self, **names: Any) -> RequestPolicy:
         """The same, for one rollout."""
-        return Policy(self._server.for_rollout(**names), {**self._named, **self._extra})
+        return RequestPolicy(self._server.for_rollout(**names), {**self._named, **self._extra})
 
     async def chat(self, messages: Any, **options: Any) -> ChatResponse:
         """One completion."""

@@ -7,6 +7,7 @@ trace is one delta, before the reply. What has no score is an episode with error
 from __future__ import annotations
 
 import asyncio
+import logging
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from functools import partial
@@ -20,8 +21,10 @@ from backends.errors import LachesisError, SettingsError
 from lachesis.settings.server_settings import ServerConfig
 from lachesis_client.lifecycle import AsyncService
 from lachesis_doors.serving.host import ServingHost
-from lachesis_doors.serving.policies import Policy
+from lachesis_doors.serving.policies import RequestPolicy
 from lachesis_doors.serving.trace import standing_of, trace_of
+
+log = logging.getLogger(__name__)
 
 
 class PrimeService(AsyncService):
@@ -88,7 +91,9 @@ class PrimeService(AsyncService):
                 answer = _failed(f"there is no method {method.decode(errors='replace')!r}")
         except asyncio.CancelledError:
             answer = _failed("the rollout was cancelled")
-        except (LachesisError, ValueError, TypeError, KeyError) as error:
+        except Exception as error:  # whatever it is: a client without an answer waits for ever
+            if not isinstance(error, (LachesisError, ValueError, TypeError, KeyError)):
+                log.exception("a request of prime-rl failed")
             answer = _failed(f"{type(error).__name__}: {error}")
         finally:
             self._runs.pop((client, request), None)
@@ -97,7 +102,7 @@ class PrimeService(AsyncService):
     async def _run(self, given: Mapping[str, Any], send: Callable[[Mapping[str, Any]], Awaitable[None]]) -> Any:
         data = given["task_data"]
         server = await self._host.policies.get([self._settings(given["client"], given["model"])])
-        group = await self._host.play(data["split"], data["index"], Policy(server, given["sampling"]))
+        group = await self._host.play(data["split"], data["index"], RequestPolicy(server, given["sampling"]))
         (rollout,) = group.rollouts
         task = {"type": "LachesisTask", "data": data}
         head = {"id": uuid.uuid4().hex, "env": {"id": self._host.name}, "task": task, **standing_of(rollout)}

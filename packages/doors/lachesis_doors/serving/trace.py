@@ -19,7 +19,7 @@ def trace_of(group: PlayedGroup, task: Mapping[str, Any]) -> dict[str, Any]:
     """The delta that is the whole trace of a rollout which has a result."""
     (rollout,) = group.rollouts
     assert rollout.result is not None
-    nodes, calls = _graph(rollout.result.history)
+    nodes, calls = nodes_of(rollout.result.history)
     name, score = uuid.uuid4().hex, rollout.reward
     standing = {
         "agent": {"config": {}},
@@ -43,7 +43,7 @@ def standing_of(rollout: Rollout) -> dict[str, Any]:
     return {"ok": scored, "is_timeout": rollout.outcome is Outcome.TIMEOUT, "errors": [] if scored else [error]}
 
 
-def _graph(graph: MessageGraph) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def nodes_of(graph: MessageGraph) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The nodes and the calls of the model.
 
     The nodes of a path, one after the other, have exactly the ids that the model was given and sampled: a completion's
