@@ -16,8 +16,8 @@ from lachesis import HermesAgentBaseEnv
 from lachesis.figures.item_keys import ItemKeys, first_items, part_key
 from lachesis.loop.rollout import PlayedGroup
 from lachesis_doors.serving.open_rollout import (
-    CompletionSource,
     OpenRollout,
+    RolloutSource,
     answer_description,
     answer_name,
     completions_from,
@@ -140,7 +140,7 @@ class ServingHost:
         self._played[key] += 1
         return item, part_key(key, self._played[key] - 1)
 
-    async def play(self, split: str, index: int, policy: CompletionSource) -> PlayedGroup:
+    async def play(self, split: str, index: int, policy: RolloutSource) -> PlayedGroup:
         """One rollout of a task with this policy, once there is a place. Raises as `open`, and as `play_item`."""
         item, key = self._attempt(split, index)
         over = asyncio.get_running_loop().create_future()

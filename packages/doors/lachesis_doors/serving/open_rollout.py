@@ -24,13 +24,13 @@ from lachesis_messages.messages import FinishReason, Message, ToolCall
 from lachesis_messages.responses import ChatResponse, Node, ToolResponse
 
 
-class CompletionSource(Protocol):
+class RolloutSource(Protocol):
     """Where the completions of one rollout come from: its client, or the model server that a request names."""
 
     def for_rollout(self, *, group: str | None = None, session: str | None = None) -> Any: ...
 
 
-completions_from: ContextVar[CompletionSource] = ContextVar("lachesis_completions")
+completions_from: ContextVar[RolloutSource] = ContextVar("lachesis_completions")
 """Set where a rollout begins; what it starts inherits it."""
 
 
