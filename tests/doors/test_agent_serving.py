@@ -72,6 +72,22 @@ async def test_a_chat_server_of_nemo_gym_gets_its_tokens_back(tmp_path: Path) ->
         assert (said["temperature"], said["top_p"], said["max_tokens"]) == (0.25, 0.5, 99)
         told = [message for message in said["messages"] if message["role"] == "assistant"]
         assert [message["generation_token_ids"] for message in told] == [[10, 11], [15, 16]]
+        (keys,) = {tuple(sorted(message)) for message in said["messages"] if message["role"] == "tool"}
+        assert keys == ("content", "role", "tool_call_id")  # it refuses others
+
+
+async def test_reasoning_goes_back_to_nemo_gym_as_it_was_written(tmp_path: Path) -> None:
+    def thinks(request: dict[str, Any]) -> Any:
+        answer = halving(request)
+        (called,) = answer.pop("tool_calls")
+        named = {"name": "guess", "arguments": json.loads(called["function"]["arguments"])}
+        return {**answer, "content": f"<think>Half.</think>\n<tool_call>\n{json.dumps(named)}\n</tool_call>"}
+
+    async with ScriptedServer(thinks) as model, gym(tmp_path, config(model)) as run:
+        assert (await run(0))[1]["reward"] == 0.75
+        (told,) = [message for message in model.requests[-1]["messages"] if message["role"] == "assistant"]
+        assert told["content"].startswith("<think>Half.</think>")
+        assert "reasoning_content" not in told
 
 
 async def test_a_server_with_tokens_gives_exactly_those_that_it_sampled(tmp_path: Path) -> None:

@@ -18,11 +18,14 @@ import pytest
 
 import lachesis_doors
 from lachesis.cli.environment_classes import environment_class
+from lachesis.settings.server_settings import ServerConfig
 from lachesis_doors.guest_process import INSIDE, GuestProcess
 from lachesis_doors.processes import PACKAGES, interpreter
 from lachesis_envs.gsm8k import GSM8kAgentEnv
 from lachesis_envs.gsm8k.symbolic import gsm_symbolic
+from lachesis_testing.fake_server import FakeServer
 from tests.doors.frames import golden, keep, outline, recorded
+from tests.doors.test_agent_serving import guesses, gym, tokens_of
 from tests.doors.test_frames import served_halves
 from tests.doors.test_serving import Served, served
 from tests.support.scripted_server import call, say
@@ -43,12 +46,12 @@ async def play(target: str, folder: Path, model: Any, **settings: Any) -> Any:
 
 
 @contextlib.contextmanager
-def server(scheme: str, path: str) -> Iterator[int]:
+def server(scheme: str, path: str, program: str = "server", *more: str) -> Iterator[int]:
     """The port of a server of `real/` that answers at `path`."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [str(DOORS / scheme / "bin/python"), str(HERE / f"{scheme}_server.py"), str(port)]
+    command = [str(DOORS / scheme / "bin/python"), str(HERE / f"{scheme}_{program}.py"), str(port), *more]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as running:
         try:
             end = time.monotonic() + 120
@@ -232,6 +235,20 @@ async def test_real_clients_send_the_frames_that_are_recorded(tmp_path: Path, st
     if os.environ.get("RECORD"):
         keep(standard, frames, given)
     assert outline(frames) == outline(golden(standard))
+
+
+async def test_a_model_server_of_nemo_gym_gives_and_takes_tokens(tmp_path: Path) -> None:
+    if not (DOORS / "nemogym/bin/python").exists():
+        pytest.skip("NeMo Gym is not there: it needs Python 3.13")
+    async with FakeServer(guesses) as model:
+        with server("nemogym", "/openapi.json", "model", model.base_url) as port:
+            config = ServerConfig(base_url=f"http://127.0.0.1:{port}/v1", model_name="policy_model", max_retries=0)
+            async with gym(tmp_path, config) as run:
+                _, found = await run(1)
+        assert (found["reward"], found["mask_sample"]) == (0.5, False)
+        sampled = [(list(seen.call.prompts[0]), list(seen.completions[0].ids)) for seen in model.requests]
+        assert len(sampled) == 3
+        assert tokens_of(found) == sampled
 
 
 def test_most_games_of_textarena_play_and_two_games_of_one_seed_are_alike() -> None:

@@ -18,7 +18,7 @@ from lachesis_client import OpenAIServer, Router
 from lachesis_client.http_client import HttpAnswer
 from lachesis_client.model_server import ModelServer, tracks_tokens
 from lachesis_messages.messages import Message
-from lachesis_messages.responses import ChatResponse
+from lachesis_messages.responses import ChatResponse, as_message
 
 TOKEN_FIELDS: Final = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
 """Of an answer of NeMo Gym's model servers. They take them back with the message, to continue these very tokens."""
@@ -94,13 +94,24 @@ class _TokenChat(OpenAIServer):
         answers: list[Mapping[str, Any]] = []
         token = _said.set(answers)
         try:
-            response = await super().chat(messages, **options)
+            response = await super().chat([*map(self._plain, messages)], **options)
         finally:
             _said.reset(token)
         said = answers[-1]["choices"][0]["message"]
         if any(said.get(name) is None for name in TOKEN_FIELDS):
             return response
         return replace(response, message=replace(response.message, extra={name: said[name] for name in TOKEN_FIELDS}))
+
+    def _plain(self, message: Message | Mapping[str, Any]) -> dict[str, Any]:
+        """As NeMo Gym's servers take it, which refuse fields that they do not know."""
+        read = as_message(message)
+        from_gym = TOKEN_FIELDS[0] in read.extra
+        plain = read.to_openai(None if from_gym else self.settings.reasoning_field)
+        if read.role == "tool":
+            plain.pop("name", None)
+        if from_gym and read.reasoning:  # which they had written so
+            plain["content"] = f"<think>{read.reasoning}</think>{plain['content'] or ''}"
+        return plain
 
     async def post(self, path: str, payload: Mapping[str, Any], **how: Any) -> HttpAnswer:
         answer = await super().post(path, payload, **how)
