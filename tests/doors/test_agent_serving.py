@@ -119,6 +119,17 @@ async def test_a_rollout_of_several_chains_is_no_sample(tmp_path: Path) -> None:
         assert "1 completion of the rollout left the conversation" in found["failure_reason"]
 
 
+async def test_a_model_that_gives_up_is_scored_with_what_it_said_last(tmp_path: Path) -> None:
+    def empty(request: dict[str, Any]) -> Any:
+        said = halving(request)
+        return {**said, "content": "", "tool_calls": None} if len(request["messages"]) > 2 else said
+
+    async with ScriptedServer(empty) as model, gym(tmp_path, config(model), max_resamples=0) as run:
+        _, found = await run(0)
+        assert (found["reward"], found["mask_sample"]) == (-0.25, False)
+        assert [ids for _, ids in tokens_of(found)] == [[10, 11], [15, 16]]
+
+
 @pytest.mark.parametrize(
     ("answer", "kind", "why"),
     [

@@ -363,6 +363,9 @@ def test_a_command_of_the_docs_serves_until_sigterm(tmp_path: Path, shown: str) 
         assert running.stderr is not None
         said = running.stderr.readline()
         assert re.search(r" is served at (http|tcp)://127\.0\.0\.1:\d+: ", said), said + running.stderr.read()
+        if "--rows" in shown:
+            rows = [json.loads(line) for line in (tmp_path / "gsm8k.jsonl").read_text().splitlines()]
+            assert [(row["split"], row["index"]) for row in rows][:2] == [("train", 0), ("train", 1)]
         running.send_signal(signal.SIGTERM)
         assert running.wait(60) == 0, running.stderr.read()
 

@@ -14,11 +14,11 @@ from aiohttp import web
 
 from backends.errors import LachesisError
 from backends.text import counted
-from lachesis.loop.result import AgentResult
 from lachesis.loop.rollout import PlayedGroup
 from lachesis_doors.serving.host import NoPlace, NoSuchTask, ServingHost
 from lachesis_doors.serving.policies import TOKEN_FIELDS, RequestPolicy
 from lachesis_doors.serving.task_routes import body_of, refused
+from lachesis_messages.history import MessageHistory
 from lachesis_messages.messages import FinishReason, Message
 from lachesis_messages.responses import ChatResponse, Node
 from lachesis_tokens.endpoint.responses import answer
@@ -89,40 +89,43 @@ class NeMoGymService(WebService):
 def verified(asked: Mapping[str, Any], group: PlayedGroup) -> dict[str, Any]:
     """NeMo Gym's `BaseVerifyResponse`: the conversation, and its score."""
     (rollout,) = group.rollouts
-    nodes = rollout.result.history.nodes() if rollout.result is not None else ()
+    history = rollout.result.history if rollout.result is not None else MessageHistory()
+    nodes, said = history.nodes(), history.ended_on()
     begins = next((at for at, node in enumerate(nodes) if isinstance(node.origin, ChatResponse)), len(nodes))
-    first = [_item(node.item) for node in nodes[:begins]]
     tools = [{"type": "function", "strict": False, **tool["function"]} for tool in group.tools]
-    params = {**asked, "input": first, "tools": tools}
-    said = [node.origin for node in nodes if isinstance(node.origin, ChatResponse)]
-    response = answer(params, said[-1]) if said else answer(params, _nothing())
-    response["output"] = [item for node in nodes[begins:] for item in _items(node)]
-    why, kind = rollout.unscored_because, rollout.unscored_kind
+    params = {**asked, "input": [_item(node.item) for node in nodes[:begins]], "tools": tools}
+    response = answer(params, said[-1] if said else ChatResponse(Message("assistant"), FinishReason.STOP))
+    written = [item for node in nodes[begins:] for item in _items(node)]
+    # An agent that gave up has said something that is no part of the conversation.
+    shown = {id(node.origin) for node in nodes}
+    response["output"] = written + [item for each in said if id(each) not in shown for item in _completion(each)]
+    kind, why = rollout.unscored_kind, rollout.unscored_because
     if rollout.reward is not None:
-        why, kind = _broken_chain(said, rollout.result), "branched"
-    found = {
+        kind, why = "branched", _broken_chain(said, len(history.completions()))
+    found: dict[str, Any] = {
         "responses_create_params": params,
         "response": response,
-        "reward": rollout.reward or 0.0,
-        "mask_sample": bool(kind and why),
+        "reward": rollout.reward,
+        "mask_sample": False,
         "reward_components": dict(rollout.metrics),
     }
-    if found["mask_sample"]:
-        found |= {"reward": 0.0, "failure_kind": _FAILURES.get(kind, f"lachesis:{kind}"), "failure_reason": why}
+    if rollout.reward is None or why:
+        about = {"failure_kind": _FAILURES.get(kind, f"lachesis:{kind}"), "failure_reason": why}
+        found |= {"reward": 0.0, "mask_sample": True, **about}
     return found
 
 
-def _nothing() -> ChatResponse:
-    return ChatResponse(Message("assistant"), FinishReason.STOP)
+def _completion(said: ChatResponse) -> list[dict[str, Any]]:
+    """The last item of a completion has its tokens, where they are known."""
+    items: list[dict[str, Any]] = answer({}, said)["output"]
+    items[-1] |= _tokens(said)
+    return items
 
 
 def _items(node: Node) -> list[dict[str, Any]]:
-    """What a message is in a Responses object. The last item of a completion has its tokens, where they are known."""
-    said = node.origin
-    if isinstance(said, ChatResponse):
-        items: list[dict[str, Any]] = answer({}, said)["output"]
-        items[-1] |= _tokens(said)
-        return items
+    """What a message is in a Responses object."""
+    if isinstance(node.origin, ChatResponse):
+        return _completion(node.origin)
     if node.message.role == "tool":
         return [{"type": "function_call_output", "call_id": node.message.tool_call_id, "output": _content(node.item)}]
     return [_item(node.item)]
@@ -150,18 +153,15 @@ def _tokens(said: ChatResponse) -> dict[str, Any]:
     return {name: list(said.message.extra[name]) for name in TOKEN_FIELDS if name in said.message.extra}
 
 
-def _broken_chain(said: Sequence[ChatResponse], result: AgentResult | None) -> str:
+def _broken_chain(said: Sequence[ChatResponse], completions: int) -> str:
     """Why the rollout is not one chain of tokens, which is all that NeMo Gym's trainer takes; empty if it is."""
-    others = len(result.history.completions()) - len(said) if result is not None else 0
-    if others:
+    if others := completions - len(said):
         return f"{counted(others, 'completion')} of the rollout left the conversation, and NeMo Gym takes one chain"
     seen: list[int] = []
     for number, each in enumerate(said):
-        found = _tokens(each)
-        if not found:
-            continue
-        prompt, ids, _ = found.values()
-        if prompt[: len(seen)] != seen:
-            return f"the prompt of completion {number} does not continue the tokens before it"
-        seen = [*prompt, *ids]
+        if found := _tokens(each):
+            prompt, ids, _ = found.values()
+            if prompt[: len(seen)] != seen:
+                return f"the prompt of completion {number} does not continue the tokens before it"
+            seen = [*prompt, *ids]
     return ""
