@@ -2,7 +2,8 @@
 # Tests against programs of others, installed on first use: scripts/test-with.sh NAME, that is `make test-NAME`.
 #
 #   atropos     all environments of atroposlib's source distribution that play without the network
-#   doors       environments of TextArena, Gymnasium, BFCL, OpenEnv, ORS and MCP servers (600 MB)
+#   doors       environments of TextArena, Gymnasium, BFCL, OpenEnv, ORS and MCP servers (600 MB); NeMo Gym and
+#               verifiers where they are installed
 #   guests      verifiers and Inspect (350 MB)
 #   harbor      task folders and jobs against Harbor's own models and viewer
 #   programs    agent programs in sandboxes (1.5 GB from PyPI and npm)
@@ -45,6 +46,7 @@ case $name in
       # shellcheck disable=SC2086 # a list
       "$bin/uv" pip install --quiet --python "$doors/$door/bin/python" $packages
     done <requirements/doors.txt
+    # With RECORD=1, the frames of tests/doors/golden are written again.
     LACHESIS_DOORS=$doors LACHESIS_NEED_DOORS=1 "$bin/pytest" tests/doors/test_real.py
     ;;
   guests)

@@ -19,16 +19,23 @@ from urllib.parse import quote
 
 import pytest
 
+import lachesis_doors
 from lachesis.cli.environment_classes import environment_class
+from lachesis.settings.server_settings import ServerConfig
 from lachesis_doors.guest_process import INSIDE, GuestProcess
 from lachesis_doors.processes import PACKAGES, interpreter
 from lachesis_envs.gsm8k import GSM8kAgentEnv
 from lachesis_envs.gsm8k.symbolic import gsm_symbolic
+from lachesis_testing.fake_server import FakeServer
+from tests.doors.frames import golden, keep, outline, recorded
+from tests.doors.test_agent_serving import guesses, gym, tokens_of
+from tests.doors.test_frames import served_halves
 from tests.doors.test_serving import Served, served
 from tests.support.scripted_server import call, say
 from tests.support.small_envs import lines, process, rollouts
 
 DOORS = Path(os.environ.get("LACHESIS_DOORS") or Path.home() / ".cache/lachesis/doors")
+GUESTS = Path(os.environ.get("GUESTS") or Path.home() / ".cache/lachesis/guests")
 HERE = Path(__file__).parent / "real"
 pytestmark = pytest.mark.skipif(
     not os.environ.get("LACHESIS_NEED_DOORS"), reason="environments of others: `make test-doors` has them"
@@ -42,12 +49,12 @@ async def play(target: str, folder: Path, model: Any, **settings: Any) -> Any:
 
 
 @contextlib.contextmanager
-def server(scheme: str, path: str) -> Iterator[int]:
+def server(scheme: str, path: str, program: str = "server", *more: str) -> Iterator[int]:
     """The port of a server of `real/` that answers at `path`."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [str(DOORS / scheme / "bin/python"), str(HERE / f"{scheme}_server.py"), str(port)]
+    command = [str(DOORS / scheme / "bin/python"), str(HERE / f"{scheme}_{program}.py"), str(port), *more]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as running:
         try:
             end = time.monotonic() + 120
@@ -317,6 +324,67 @@ async def test_the_clients_of_others_play_what_we_serve(tmp_path: Path, standard
     said = await play_with_sdk(GSM8kAgentEnv, answer, {"code": "print(6 * 7)"}, ["python"])
     assert row["question"] in said["prompt"]
     assert (said["rewards"], said["finished"]) == ([None, float(solves)], [False, True])
+
+
+GUESSES = json.dumps([["guess", {"number": 5}], ["guess", {"number": "many"}], ["guess", {"number": 7}]])
+RIGHT_AT_ONCE = json.dumps([["guess", {"number": 4}], ["guess", {"number": 5}]])
+
+
+@pytest.mark.parametrize("standard", ["mcp", "nemogym", "openenv", "ors", "prime"])
+async def test_real_clients_send_the_frames_that_are_recorded(tmp_path: Path, standard: str) -> None:
+    python = (GUESTS / "verifiers" if standard == "prime" else DOORS / standard) / "bin/python"
+    if not python.exists():
+        pytest.skip(f"{python} is not there: NeMo Gym needs Python 3.13, and `make test-guests` installs verifiers")
+    frames: list[dict[str, Any]] = []
+    taskset = Path(lachesis_doors.__file__).parent / "serving/verifiers_taskset"
+    async with served_halves(standard, tmp_path) as (service, given), recorded(service.root_url, frames) as url:
+        rows = tmp_path / "rows.jsonl"
+        if hasattr(service, "rows"):
+            rows.write_text("".join(json.dumps(row) + "\n" for row in service.rows()))
+        arguments = {
+            "mcp": [f"{url}/mcp/train/1", GUESSES],
+            "nemogym": [url, rows, tmp_path],
+            "openenv": [url, "halves", RIGHT_AT_ONCE],
+            "ors": [url, "halves", RIGHT_AT_ONCE],
+            "prime": [url, rows, given["http://MODEL/v1"], "scripted"],
+        }[standard]
+        program = [str(python), str(HERE / f"{standard}_client.py"), *map(str, arguments)]
+        pipe = asyncio.subprocess.PIPE
+        about = {**os.environ, "PYTHONPATH": str(taskset)}
+        running = await asyncio.create_subprocess_exec(*program, stdout=pipe, stderr=pipe, env=about)
+        out, log = await running.communicate()
+        assert running.returncode == 0, log.decode()
+    said = json.loads(out.splitlines()[-1])
+    if standard == "nemogym":
+        found = [(each["reward"], each["mask_sample"]) for each in said["rollouts"]]
+        assert found == [(0.75, False), (0.5, False)]
+        assert said["metrics"][0]["agent_metrics"] == {"masked": 0, "mean/reward": 0.625}
+        assert {"NeMoGymResponseFunctionToolCallForTraining", "NeMoGymFunctionCallOutput"} == set(said["kinds"][1])
+    elif standard == "prime":
+        assert (said["rewards"], said["branches"], said["deltas"]) == ([0.75, 0.5], [[5], [7]], 2)
+        assert [episode["ok"] for episode in said["episodes"]] == [True, True]
+    elif standard == "mcp":
+        assert (said["rewards"], said["finished"]) == ([None, None, 0.75], [False, False, True])
+        assert (said["prompt"], said["tools"], said["reward"]) == ("Guess.", ["guess", "submit"], 0.75)
+    else:
+        assert (said["rewards"], said["finished"]) == ([None, 0.75], [False, True])
+    if os.environ.get("RECORD"):
+        keep(standard, frames, given)
+    assert outline(frames) == outline(golden(standard))
+
+
+async def test_a_model_server_of_nemo_gym_gives_and_takes_tokens(tmp_path: Path) -> None:
+    if not (DOORS / "nemogym/bin/python").exists():
+        pytest.skip("NeMo Gym is not there: it needs Python 3.13")
+    async with FakeServer(guesses) as model:
+        with server("nemogym", "/openapi.json", "model", model.base_url) as port:
+            config = ServerConfig(base_url=f"http://127.0.0.1:{port}/v1", model_name="policy_model", max_retries=0)
+            async with gym(tmp_path, config) as run:
+                _, found = await run(1)
+        assert (found["reward"], found["mask_sample"]) == (0.5, False)
+        sampled = [(list(seen.call.prompts[0]), list(seen.completions[0].ids)) for seen in model.requests]
+        assert len(sampled) == 3
+        assert tokens_of(found) == sampled
 
 
 def test_most_games_of_textarena_play_and_two_games_of_one_seed_are_alike() -> None:

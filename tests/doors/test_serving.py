@@ -21,7 +21,9 @@ from backends import BackendError
 from backends.errors import SettingsError
 from lachesis import Reward, Tool
 from lachesis.cli.environment_classes import environment_class
-from lachesis_doors.mcp_client import named_events
+from lachesis.settings.server_settings import ServerConfig
+from lachesis_doors.guest_process import GuestError
+from lachesis_doors.mcp_client import McpHttpClient, named_events
 from lachesis_doors.serving.command import STANDARDS, main, serve
 from tests.support.scripted_server import call
 from tests.support.small_envs import ROOT, HermesAgentBaseEnv, SortWords, make, process, rollouts
@@ -46,6 +48,7 @@ class Numbers(HermesAgentBaseEnv):
 
     name = "numbers"
     step_rewards = "sum"
+    wrong = "wrong " * 2000
     open_sessions = 0
     closed: asyncio.Event
     """One of them was closed since the last one began."""
@@ -79,7 +82,7 @@ class Numbers(HermesAgentBaseEnv):
             if arguments["number"] == 1:
                 raise RuntimeError("the simulator fell over")
             right = arguments["number"] == session["secret"]
-            text = "right" if right else "wrong " * 2000
+            text = "right" if right else self.wrong
             return ToolResult(text, reward=1.0 if right else -0.25, done=right)
 
         return [Tool.from_schema("guess", "Guess.", NUMBER, guess)]
@@ -104,11 +107,15 @@ class Chatty(HermesAgentBaseEnv):
 
 
 @asynccontextmanager
-async def served(standard: str, env_cls: Any, folder: Path, **more: Any) -> AsyncIterator[str]:
-    """The address of a server, in this process, which is stopped at the end."""
+async def serving(
+    standard: str, env_cls: Any, folder: Path, model: ServerConfig | str = "http://127.0.0.1:9/v1", **more: Any
+) -> AsyncIterator[Any]:
+    """A server in this process, which is stopped at the end."""
     settings = {"enabled_toolsets": ["terminal", "file"] if env_cls is Served else [], "grace_period": 0.0}
     idle = more.pop("idle", 900.0)
-    env = make(env_cls, "http://127.0.0.1:9/v1", folder, **{**settings, **more})
+    env = make(env_cls, model if isinstance(model, str) else "http://127.0.0.1:9/v1", folder, **{**settings, **more})
+    if not isinstance(model, str):
+        env.server_configs[:] = [model]
     stop, ready = asyncio.Event(), asyncio.get_running_loop().create_future()
     work = serve(STANDARDS.load(standard), env, stop, items=3, idle=idle, ready=ready.set_result)
     running = asyncio.create_task(work)
@@ -116,10 +123,17 @@ async def served(standard: str, env_cls: Any, folder: Path, **more: Any) -> Asyn
     if running.done():
         running.result()
     try:
-        yield ready.result().root_url
+        yield ready.result()
     finally:
         stop.set()
         await running
+
+
+@asynccontextmanager
+async def served(standard: str, env_cls: Any, folder: Path, **more: Any) -> AsyncIterator[str]:
+    """The address of such a server."""
+    async with serving(standard, env_cls, folder, **more) as service:
+        yield service.root_url
 
 
 # --- the Open Reward Standard
@@ -286,6 +300,55 @@ async def end_once_refused(client: OrsClient) -> Any:
     return await client.call("guess", number=5)
 
 
+# --- MCP
+
+
+@asynccontextmanager
+async def mcp(url: str) -> AsyncIterator[McpHttpClient]:
+    client = McpHttpClient("it", url, timeout=60)
+    try:
+        await client.open()
+        yield client
+    finally:
+        await client.close()
+
+
+async def test_mcp_plays_a_task_and_its_reward_is_beside_the_last_answer(tmp_path: Path) -> None:
+    async with served("mcp", Numbers, tmp_path) as url, mcp(f"{url}/mcp/train/1") as client:
+        assert [tool["name"] for tool in await client.tools()] == ["it__guess", "it__submit"]
+        read = {"uri": "lachesis://reward"}
+        before = json.loads((await client.ask("resources/read", read))["contents"][0]["text"])
+        assert before == {"done": False, "reward": None}
+        assert "number" in (await client.call("guess", {}))["error"]
+        assert "no tool 'dance'" in (await client.call("dance", {}))["error"]
+        last = await client.ask("tools/call", {"name": "guess", "arguments": {"number": 7}})
+        assert last["content"] == [{"type": "text", "text": "right"}]
+        assert last["_meta"]["lachesis/reward"] == 1.0
+        after = json.loads((await client.ask("resources/read", read))["contents"][0]["text"])
+        assert after == {"done": True, "reward": 1.0, "components": {"reward/guess": 1.0}}
+        assert (await client.call("guess", {"number": 7}))["error"] == "the task has ended"
+        with pytest.raises(GuestError, match="no method"):
+            await client.ask("prompts/list", {})
+    assert Numbers.open_sessions == 0
+
+
+async def test_mcp_what_breaks_is_an_error_and_an_ended_session_frees_its_place(tmp_path: Path) -> None:
+    async with served("mcp", Numbers, tmp_path, max_num_workers=1) as url:
+        async with mcp(f"{url}/mcp") as client:
+            with pytest.raises(GuestError, match="all 1 places are taken"):
+                async with mcp(f"{url}/mcp"):
+                    pass
+            with pytest.raises(GuestError, match=r"no score \(infra_error\)"):
+                await client.ask("tools/call", {"name": "guess", "arguments": {"number": 0}})
+            assert Numbers.open_sessions == 0
+        async with mcp(f"{url}/mcp/train/0") as client:
+            assert Numbers.open_sessions == 1
+        assert Numbers.open_sessions == 0
+        with pytest.raises(GuestError, match="no task 9"):
+            async with mcp(f"{url}/mcp/train/9"):
+                pass
+
+
 # --- the command
 
 
@@ -299,7 +362,10 @@ def test_a_command_of_the_docs_serves_until_sigterm(tmp_path: Path, shown: str) 
     with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=given) as running:
         assert running.stderr is not None
         said = running.stderr.readline()
-        assert " is served at http://127.0.0.1:" in said, said + running.stderr.read()
+        assert re.search(r" is served at (http|tcp)://127\.0\.0\.1:\d+: ", said), said + running.stderr.read()
+        if "--rows" in shown:
+            rows = [json.loads(line) for line in (tmp_path / "gsm8k.jsonl").read_text().splitlines()]
+            assert [(row["split"], row["index"]) for row in rows][:2] == [("train", 0), ("train", 1)]
         running.send_signal(signal.SIGTERM)
         assert running.wait(60) == 0, running.stderr.read()
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import signal
 import sys
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
 
 from backends.errors import SettingsError
@@ -20,7 +22,7 @@ from lachesis_tokens.wire.service import WebService
 
 
 class Standard(Protocol):
-    """A server whose clients drive the rollouts of a host."""
+    """A server whose clients drive the rollouts of a host; or ask for whole ones, where it has an attribute `plays`."""
 
     def __call__(self, host: ServingHost, address: str, port: int) -> WebService: ...
 
@@ -29,8 +31,11 @@ STANDARDS: Registry[Standard] = Registry(
     "standard",
     "lachesis.standards",
     {
+        "mcp": "lachesis_doors.serving.mcp:McpService",
+        "nemogym": "lachesis_doors.serving.nemogym:NeMoGymService",
         "openenv": "lachesis_doors.serving.openenv:OpenEnvService",
         "ors": "lachesis_doors.serving.ors:OrsService",
+        "prime": "lachesis_doors.serving.prime:PrimeService",
     },
     package="lachesis-doors",
 )
@@ -46,6 +51,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--items", default=1000, type=int, metavar="N", help="tasks of the split `train`, at most")
     parser.add_argument(
         "--idle", default=900.0, type=float, metavar="S", help="seconds after which a silent client's rollout is closed"
+    )
+    parser.add_argument(
+        "--rows",
+        type=Path,
+        metavar="FILE",
+        help="write the tasks there, as JSON Lines for nemogym and prime",
     )
     target = [arguments.pop(0)] if arguments and not arguments[0].startswith("-") else []
     if not target:
@@ -73,7 +84,19 @@ async def _serve(given: argparse.Namespace, env: HermesAgentBaseEnv) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ask_to_stop)
-    await serve(STANDARDS.load(given.standard), env, stop, given.host, given.port, items=given.items, idle=given.idle)
+    try:
+        standard = STANDARDS.load(given.standard)
+    except ModuleNotFoundError as error:
+        package = f"lachesis-doors[{given.standard}]"
+        raise SettingsError(f"--as {given.standard} needs {error.name}: pip install '{package}'") from error
+    if given.rows is not None and not hasattr(standard, "rows"):
+        raise SettingsError(f"--rows has no meaning with --as {given.standard}, whose clients list the tasks")
+
+    def write(service: Any) -> None:
+        if given.rows is not None:
+            given.rows.write_text("".join(json.dumps(row) + "\n" for row in service.rows()))
+
+    await serve(standard, env, stop, given.host, given.port, items=given.items, idle=given.idle, ready=write)
 
 
 async def serve(
@@ -88,17 +111,19 @@ async def serve(
     ready: Any = None,
 ) -> None:
     """Serve until `stop` is set. `ready` is called with the server once it listens."""
-    env.config.max_infra_retries = 0  # a client cannot be asked to say everything again
+    plays = getattr(standard, "plays", False)
+    if not plays:
+        env.config.max_infra_retries = 0  # a client cannot be asked to say everything again
     env.use_server(Clients())
     async with (
         env.running(),
-        ServingHost(env, items=items, idle=idle) as host,
+        ServingHost(env, items=items, idle=idle, driven=not plays) as host,
         standard(host, address, port) as service,
     ):
         tasks = ", ".join(f"{number} tasks of {split}" for split, number in host.splits.items())
-        said = f"{host.name} is served at {service.root_url}: {tasks}, {host.places} rollouts at once"
-        print(said, file=sys.stderr, flush=True)
         if ready is not None:
             ready(service)
+        said = f"{host.name} is served at {service.root_url}: {tasks}, {host.places} rollouts at once"
+        print(said, file=sys.stderr, flush=True)
         await stop.wait()
         await host.drain()

@@ -6,14 +6,24 @@ import asyncio
 import time
 import uuid
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import AsyncExitStack
 from typing import Any, Self
 
 from backends.errors import LachesisError, SettingsError
 from backends.text import counted
 from lachesis import HermesAgentBaseEnv
 from lachesis.figures.item_keys import ItemKeys, first_items, part_key
-from lachesis_doors.serving.open_rollout import OpenRollout, answer_description, answer_name, described
+from lachesis.loop.rollout import PlayedGroup
+from lachesis_doors.serving.open_rollout import (
+    OpenRollout,
+    RolloutSource,
+    answer_description,
+    answer_name,
+    completions_from,
+    described,
+)
+from lachesis_doors.serving.policies import Policies
 
 _LOOK_EVERY = 1.0
 """Seconds between two looks at silent clients."""
@@ -33,11 +43,12 @@ class ServingHost:
     Args:
         items: how many tasks of `get_next_item` are offered.
         idle: seconds after which the rollout of a silent client is closed.
+        driven: clients say what a model would say. Otherwise `play` plays whole rollouts.
     """
 
-    def __init__(self, env: HermesAgentBaseEnv, *, items: int, idle: float) -> None:
+    def __init__(self, env: HermesAgentBaseEnv, *, items: int, idle: float, driven: bool = True) -> None:
         if env.collects or not env.takes_follow_ups:
-            raise SettingsError(f"{env.run_name}: its agent is a program of its own, so no client can drive it")
+            raise SettingsError(f"{env.run_name}: its agent is a program of its own, which cannot be served")
         self.env = env
         self.name = env.run_name.lower()
         self.places = env.max_num_workers
@@ -49,6 +60,12 @@ class ServingHost:
         self._open: dict[str, OpenRollout] = {}
         self._touched: dict[str, float] = {}
         self._watching: asyncio.Task[None] | None = None
+        self._stack = AsyncExitStack()
+        self.policies = Policies(env, self._stack)
+        """The model servers of rollouts that are played here."""
+        self._room = asyncio.Semaphore(self.places)
+        self._playing: set[asyncio.Future[None]] = set()
+        self._driven = driven
 
     async def __aenter__(self) -> Self:
         splits = {"train": await first_items(self.env.get_next_item, self._wanted)}
@@ -59,6 +76,8 @@ class ServingHost:
             self._splits[split] = [(item, keys.key(item)) for item in items]
         if not any(self._splits.values()):
             raise SettingsError(f"{self.env.run_name}: it has no items to serve")
+        if not self._driven:
+            return self
         first = next(items[0][0] for items in self._splits.values() if items)
         given = described([*self.env.tool_definitions(), *(tool.definition() for tool in self.env.tools_for(first))])
         self.answer_tool = answer_name(self.env, [tool["name"] for tool in given])
@@ -73,15 +92,16 @@ class ServingHost:
         if self._watching is not None:
             self._watching.cancel()
         await asyncio.gather(*(self.close(name) for name in list(self._open)))
+        await self._stack.aclose()
 
     async def drain(self) -> None:
         """Open no more rollouts, and give those that are open the grace period to end."""
         self.draining = True
         seconds = self.env.config.grace_period
-        if unfinished := self._unfinished():
+        if unfinished := [*(asyncio.create_task(each.over()) for each in self._unfinished()), *self._playing]:
             rollouts = counted(len(unfinished), "rollout")
             self.env.console.print(f"{rollouts} open, with {seconds:g} s to finish", markup=False, highlight=False)
-            await asyncio.wait([asyncio.create_task(each.over()) for each in unfinished], timeout=seconds)
+            await asyncio.wait(unfinished, timeout=seconds)
 
     def _unfinished(self) -> list[OpenRollout]:
         return [each for each in self._open.values() if not each.ended]
@@ -106,6 +126,37 @@ class ServingHost:
             raise NoSuchTask(f"there is no task {index} of the split {split!r}; {size}")
         return {"split": split, "index": index, "id": self._splits[split][index][1]}
 
+    def tasks(self) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
+        """All, each with its first messages. They are not known where a session writes them."""
+        for split, items in self._splits.items():
+            for index, (item, _) in enumerate(items):
+                known = self.env.player.scorer.session is None
+                yield self.task(split, index), self.env.initial_messages(item) if known else []
+
+    def _attempt(self, split: str, index: int) -> tuple[Any, str]:
+        """The item, and a key that no other rollout of it has. Raises `NoSuchTask`."""
+        self.task(split, index)
+        item, key = self._splits[split][index]
+        self._played[key] += 1
+        return item, part_key(key, self._played[key] - 1)
+
+    async def play(self, split: str, index: int, policy: RolloutSource) -> PlayedGroup:
+        """One rollout of a task with this policy, once there is a place. Raises as `open`, and as `play_item`."""
+        item, key = self._attempt(split, index)
+        over = asyncio.get_running_loop().create_future()
+        async with self._room:
+            if self.draining:
+                raise NoPlace("the server is about to end")
+            self._playing.add(over)
+            token = completions_from.set(policy)
+            try:
+                (group,) = await self.env.play_item(item, key, size=1, evaluation=split == "test")
+                return group
+            finally:
+                completions_from.reset(token)
+                self._playing.discard(over)
+                over.set_result(None)
+
     def open(self, split: str = "train", index: int | None = None, name: str | None = None) -> tuple[str, OpenRollout]:
         """Begin a rollout, under a name for `get` and `close`. Without an index, it is that of the next task.
 
@@ -119,11 +170,8 @@ class ServingHost:
             raise NoPlace(f"all {self.places} places are taken; more are set with -c")
         if index is None:
             index, self._next = self._next % max(1, len(self._splits.get(split, ()))), self._next + 1
-        self.task(split, index)
-        item, key = self._splits[split][index]
-        self._played[key] += 1
-        number = self._played[key] - 1
-        rollout = OpenRollout(self.env, item, part_key(key, number), self.answer_tool, evaluation=split == "test")
+        item, key = self._attempt(split, index)
+        rollout = OpenRollout(self.env, item, key, self.answer_tool, evaluation=split == "test")
         name = name or uuid.uuid4().hex
         self._open[name], self._touched[name] = rollout, time.monotonic()
         return name, rollout

@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn, Protocol, Self
 
 from backends.errors import LachesisError
 from lachesis import HermesAgentBaseEnv
@@ -23,7 +23,15 @@ from lachesis_messages.history import MessageHistory
 from lachesis_messages.messages import FinishReason, Message, ToolCall
 from lachesis_messages.responses import ChatResponse, Node, ToolResponse
 
-_driven: ContextVar[OpenRollout] = ContextVar("lachesis_driven_rollout")
+
+class RolloutSource(Protocol):
+    """Where the completions of one rollout come from: its client, or the model server that a request names."""
+
+    def for_rollout(self, *, group: str | None = None, session: str | None = None) -> Any: ...
+
+
+completions_from: ContextVar[RolloutSource] = ContextVar("lachesis_completions")
+"""Set where a rollout begins; what it starts inherits it."""
 
 
 class EpisodeEnded(LachesisError):
@@ -79,9 +87,13 @@ class OpenRollout:
         self._task = asyncio.create_task(self._play(env, item, key, evaluation=evaluation), name=f"rollout {key}")
 
     async def _play(self, env: HermesAgentBaseEnv, item: Any, key: str, *, evaluation: bool) -> Rollout:
-        _driven.set(self)
+        completions_from.set(self)
         (group,) = await env.play_item(item, key, size=1, evaluation=evaluation)
         return group.rollouts[0]
+
+    def for_rollout(self, **_: Any) -> Self:
+        """Itself."""
+        return self
 
     async def chat(self, messages: MessageHistory, **options: Any) -> ChatResponse:
         """What the client says next. Called by the loop."""
@@ -195,18 +207,18 @@ class OpenRollout:
 
 
 class Clients(ReferencePolicy):
-    """The model server of a run whose rollouts are driven from outside."""
+    """The model server of a run whose rollouts have sources of their own."""
 
     def __init__(self) -> None:
         super().__init__(_nobody)
 
     def for_rollout(self, *, group: str | None = None, session: str | None = None) -> Any:
-        """The client of the rollout that is being played."""
-        return _driven.get()
+        """That of the rollout which is being played."""
+        return completions_from.get().for_rollout(group=group, session=session)
 
 
 def _nobody(*_: Any) -> NoReturn:
-    raise LachesisError("the policy is a client that drives one rollout: nobody else can ask it")
+    raise LachesisError("each rollout has a policy of its own here: nothing else can ask it")
 
 
 ANSWER = "answer"

@@ -10,21 +10,21 @@ import asyncio
 import json
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from aiohttp import web
 
 from backends.errors import LachesisError
+from lachesis_doors.serving.event_stream import event_stream, keep_alive, write_events
 from lachesis_doors.serving.host import NoPlace, NoSuchTask, ServingHost
 from lachesis_doors.serving.open_rollout import ANSWER, EpisodeEnded, OpenRollout, ServedStep
-from lachesis_doors.serving.task_routes import TaskRoutes, body_of, refused, with_input_schema
+from lachesis_doors.serving.task_routes import TaskRoutes, body_of, image_block, refused, with_input_schema
 from lachesis_tokens.wire.service import WebService, json_response
 
 _CHUNK = 4096
 """Characters of one event: clients read a line at a time, and a long one is too long."""
-_HEARTBEAT = 10.0
-"""Seconds between signs of life; the SDK gives up after 30 without one."""
 
 
 class OrsService(WebService):
@@ -53,7 +53,9 @@ class OrsService(WebService):
     # The session.
 
     async def _create_session(self, request: web.Request) -> web.StreamResponse:
-        return await _events(request, ("task_id", uuid.uuid4().hex), ("end", ""))
+        stream = await event_stream(request)
+        await write_events(stream, ("task_id", uuid.uuid4().hex), ("end", ""))
+        return stream
 
     async def _create(self, request: web.Request) -> web.Response:
         name, body = _session(request), await body_of(request)
@@ -125,20 +127,16 @@ class OrsService(WebService):
         else:
             number = uuid.uuid4().hex
             call = calls[number] = asyncio.create_task(_called(rollout, name, given))
-        stream = await _events(request, ("task_id", number), end=False)
-        while not call.done():
-            await asyncio.wait({call}, timeout=_HEARTBEAT)
-            if not call.done():
-                await stream.write(b": ping\n\n")
-                self._host.get(session)
+        stream = await event_stream(request)
+        await write_events(stream, ("task_id", number))
+        await keep_alive(stream, call, partial(self._host.get, session))
         failure = call.exception()
         if failure is not None:
-            await _write(stream, ("error", str(failure)))
+            await write_events(stream, ("error", str(failure)))
             return stream
         said = json.dumps(call.result())
         chunks = [said[at : at + _CHUNK] for at in range(0, len(said), _CHUNK)]
-        await _write(stream, *(("chunk", chunk) for chunk in chunks[:-1]), ("end", chunks[-1]))
-        await stream.write_eof()
+        await write_events(stream, *(("chunk", chunk) for chunk in chunks[:-1]), ("end", chunks[-1]))
         return stream
 
 
@@ -158,7 +156,7 @@ async def _called(rollout: OpenRollout, name: Any, given: Any) -> dict[str, Any]
 
 def _output(step: ServedStep) -> dict[str, Any]:
     """A failed call is an answer that the model reads: it is part of the conversation that the reward sees."""
-    blocks = [{"type": "text", "text": step.text}, *(_block({"image_url": {"url": url}}) for url in step.images)]
+    blocks = [{"type": "text", "text": step.text}, *(image_block(url) for url in step.images)]
     about: dict[str, Any] = {"failed": True} if step.failed else {}
     if step.components:
         about["components"] = dict(step.components)
@@ -166,10 +164,7 @@ def _output(step: ServedStep) -> dict[str, Any]:
 
 
 def _block(part: Mapping[str, Any]) -> dict[str, Any]:
-    if "image_url" not in part:
-        return {"type": "text", "text": part["text"]}
-    kind, _, data = part["image_url"]["url"].removeprefix("data:").partition(";base64,")
-    return {"type": "image", "data": data, "mimeType": kind}
+    return image_block(part["image_url"]["url"]) if "image_url" in part else {"type": "text", "text": part["text"]}
 
 
 def _session(request: web.Request) -> str:
@@ -177,18 +172,3 @@ def _session(request: web.Request) -> str:
     if not name:
         raise refused(400, "the header X-Session-ID is missing")
     return name
-
-
-async def _events(request: web.Request, *named: tuple[str, str], end: bool = True) -> web.StreamResponse:
-    stream = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
-    await stream.prepare(request)
-    await _write(stream, *named)
-    if end:
-        await stream.write_eof()
-    return stream
-
-
-async def _write(stream: web.StreamResponse, *named: tuple[str, str]) -> None:
-    for name, data in named:
-        lines = "".join(f"data: {line}\n" for line in data.split("\n"))
-        await stream.write(f"event: {name}\n{lines}\n".encode())

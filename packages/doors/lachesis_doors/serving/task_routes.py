@@ -83,6 +83,12 @@ def with_input_schema(tools: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]
     return [{"name": t["name"], "description": t["description"], "input_schema": t["parameters"]} for t in tools]
 
 
+def image_block(url: str) -> dict[str, Any]:
+    """The image of a data URL, as MCP and the Open Reward Standard write it."""
+    kind, _, data = url.removeprefix("data:").partition(";base64,")
+    return {"type": "image", "data": data, "mimeType": kind}
+
+
 async def body_of(request: web.Request) -> dict[str, Any]:
     """The JSON object of a request. Raises HTTP 422 where there is none."""
     try:

@@ -1,0 +1,130 @@
+"""A rollout as a trace of verifiers 0.4: a graph of messages, each with the tokens that it adds to those before it."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
+
+from lachesis.loop.outcome import Outcome
+from lachesis.loop.rollout import PlayedGroup, Rollout
+from lachesis_messages.messages import Message
+from lachesis_messages.responses import ChatResponse, MessageGraph, Node, ToolResponse
+
+_ERRORS: Final = {"infra_error": "SandboxError", "model_server": "ProviderError", "environment": "EnvError"}
+"""The names of verifiers for `Rollout.unscored_kind`."""
+
+
+def trace_of(group: PlayedGroup, task: Mapping[str, Any]) -> dict[str, Any]:
+    """The delta that is the whole trace of a rollout which has a result."""
+    (rollout,) = group.rollouts
+    assert rollout.result is not None
+    nodes, calls = nodes_of(rollout.result.history)
+    name, score = uuid.uuid4().hex, rollout.reward
+    standing = {
+        "agent": {"config": {}},
+        "tools": [tool["function"] for tool in group.tools],
+        "rewards": {"reward": None if score is None else {"score": score, "weight": 1.0}},
+        "metrics": dict(rollout.metrics),
+        "is_completed": True,
+        "stop_condition": rollout.outcome.value,
+        **standing_of(rollout),
+    }
+    errors = standing.pop("errors")
+    opened = {"version": 1, "id": name, "verifiers": {"version": "0.4.0"}, "task": task}
+    return {"trace": name, "open": opened, "nodes": nodes, "calls": calls, "errors": errors, "set": standing}
+
+
+def standing_of(rollout: Rollout) -> dict[str, Any]:
+    """Whether it has a score, and the reason where it has none."""
+    kind, why = rollout.unscored_kind, rollout.unscored_because
+    error = {"type": _ERRORS.get(kind, kind), "message": why, "traceback": rollout.traceback}
+    scored = rollout.reward is not None
+    return {"ok": scored, "is_timeout": rollout.outcome is Outcome.TIMEOUT, "errors": [] if scored else [error]}
+
+
+def nodes_of(graph: MessageGraph) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The nodes and the calls of the model.
+
+    The nodes of a path, one after the other, have exactly the ids that the model was given and sampled: a completion's
+    node begins with the ids of its prompt that are new. A prompt that does not continue the ids before it begins a
+    path of its own.
+    """
+    nodes: list[dict[str, Any]] = []
+    calls: list[dict[str, Any]] = []
+    completed: dict[Node, int] = {}
+    known: dict[tuple[int | None, Node], int] = {}
+
+    def add(parent: int | None, node: Node, **more: Any) -> int:
+        nodes.append({"parent": parent, "message": _message(node.message), **more})
+        return len(nodes) - 1
+
+    def add_context(parent: int | None, context: Iterable[Node]) -> int | None:
+        for node in context:
+            if (parent, node) not in known:
+                known[parent, node] = add(parent, node)
+            parent = known[parent, node]
+        return parent
+
+    for node in _completions(graph):
+        said = node.origin
+        assert isinstance(said, ChatResponse)
+        pieces = list(said.tokens.prompt.lineage()) if said.tokens is not None else []
+        context: list[Node] = []
+        above = node.parent
+        while above is not None:
+            if above in completed and (end := _end(above)) in (None, *pieces):
+                pieces = pieces[: pieces.index(end)] if end is not None else pieces
+                break
+            context.append(above)
+            above = above.parent
+        parent = add_context(completed[above] if above is not None else None, reversed(context))
+        more: dict[str, Any] = {"sampled": True}
+        if said.tokens is not None:
+            new, ids = [each for piece in reversed(pieces) for each in piece.own_ids], said.tokens.ids
+            more |= {"token_ids": new + ids, "mask": [False] * len(new) + [True] * len(ids)}
+            more["logprobs"] = list(said.tokens.logprobs)
+        completed[node] = add(parent, node, **more)
+        calls.append(_call(completed[node], said))
+    path = graph.nodes()
+    last = max((at for at, node in enumerate(path) if node in completed), default=-1)
+    add_context(completed[path[last]] if last >= 0 else None, path[last + 1 :])
+    return nodes, calls
+
+
+def _completions(graph: MessageGraph) -> Iterator[Node]:
+    """Those of sub-agents come where their result is."""
+    for node in graph.all_nodes():
+        if node.sampled:
+            yield node
+        elif isinstance(node.origin, ToolResponse) and node.origin.chat is not None and node.source is None:
+            yield from _completions(node.origin.chat)
+
+
+def _end(node: Node) -> Any:
+    """The ids up to the end of a completion; None where they are not known."""
+    tokens = node.origin.tokens if isinstance(node.origin, ChatResponse) else None
+    return tokens.after if tokens is not None else None
+
+
+def _call(node: int, said: ChatResponse) -> dict[str, Any]:
+    used, reason = said.usage, said.finish_reason.value
+    usage = None
+    if used.prompt_tokens is not None and used.completion_tokens is not None:
+        cached = used.cached_tokens or 0
+        usage = {
+            "prompt_tokens": used.prompt_tokens - cached,
+            "completion_tokens": used.completion_tokens,
+            "cached_input_tokens": cached,
+        }
+    ended = reason if reason in ("stop", "length", "tool_calls") else None
+    sampling = dict(said.sampling)
+    return {"node": node, "model": said.model, "sampling": sampling, "finish_reason": ended, "usage": usage}
+
+
+def _message(message: Message) -> dict[str, Any]:
+    plain = message.to_openai("reasoning_content")
+    if message.tool_calls:
+        calls = [{"id": call.id, "name": call.name, "arguments": call.arguments} for call in message.tool_calls]
+        plain["tool_calls"] = calls
+    return plain
