@@ -27,7 +27,7 @@ LIMITS = {
     "lachesis_compat": 4_550,
     "lachesis_console": 3_420,
     "lachesis_data": 6_500,
-    "lachesis_doors": 4_550,
+    "lachesis_doors": 4_600,
     "lachesis_envs": 8_300,
     "lachesis_messages": 4_590,
     "lachesis_testing": 9_120,

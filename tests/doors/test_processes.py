@@ -130,6 +130,31 @@ async def test_a_prompt_of_messages_gets_the_system_prompt_unless_it_has_one(tmp
     assert [message["content"] for message in messages] == [first, "Go.", "Gone."]
 
 
+async def test_the_reference_begins_with_its_first_turn_where_the_prompt_is_a_conversation(tmp_path: Path) -> None:
+    begun = [
+        {"role": "user", "content": "Guess."},
+        {"role": "assistant", "content": "Which one?"},
+        {"role": "user", "content": "Both."},
+    ]
+    script = tmp_path / "goes_on.py"
+    script.write_text(
+        "class Guest:\n size = 1\n def __init__(self, target): self.said = []\n"
+        f" def item(self, number): return {{'item': 0}}\n def open(self, item): return self\n prompt = {begun!r}\n"
+        " solution = [{'text': 'One.'}, {'text': 'Two.'}]\n"
+        " def act(self, text):\n  self.said.append(text)\n  return {'text': 'And?'} if len(self.said) < 2 else None\n"
+        " def score(self, messages): return {'reward': float(self.said == ['One.', 'Two.'])}\n"
+    )
+    guest_script = script
+
+    class GoesOnEnv(ProcessEnv):
+        package = Package("json", "json")
+        script: ClassVar[Path] = guest_script
+
+    env = make(GoesOnEnv.at("goes_on:all"), None, tmp_path, enabled_toolsets=[], total_steps=1, group_size=1)
+    (each,) = rollouts((await env.process_manager()).files.groups)
+    assert (each["reward"], each["turns"]) == (1.0, 2)
+
+
 LATER = """
 class Guest:
     size = 1

@@ -98,9 +98,10 @@ def does_nothing(_: dict[str, Any]) -> Answer:
     return say("I would rather not.")
 
 
-def make(env_cls: type[Env], server: ScriptedServer | str, folder: Path, **settings: Any) -> Env:
-    """An environment over a server, with small settings and its output in `folder`."""
-    base_url = server if isinstance(server, str) else server.base_url
+def make(env_cls: type[Env], server: ScriptedServer | str | None, folder: Path, **settings: Any) -> Env:
+    """An environment over a server, or its reference policy, with small settings and its output in `folder`."""
+    base_url = server.base_url if isinstance(server, ScriptedServer) else server
+    over_http = ServerConfig(base_url=base_url, model_name="scripted", api_key="x", max_retries=0)
     chosen = {
         "total_steps": 2,
         "group_size": 2,
@@ -111,7 +112,7 @@ def make(env_cls: type[Env], server: ScriptedServer | str, folder: Path, **setti
         **settings,
     }
     config = env_cls.env_config_cls(**chosen)
-    env = env_cls(config, [ServerConfig(base_url=base_url, model_name="scripted", api_key="x", max_retries=0)])
+    env = env_cls(config, [over_http if server is not None else ServerConfig(model_name="reference")])
     env.console = Console(file=(folder / "console.txt").open("a"), width=200)
     return env
 

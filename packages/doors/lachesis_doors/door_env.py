@@ -131,7 +131,10 @@ class DoorEnv(HermesAgentBaseEnv):
             session: _Played | None = rollout_session()
             if session is None or session.inner.solution is None:
                 raise SettingsError(f"{self.name}: it has no solutions, so there is no reference policy")
-            number = sum(message["role"] == "assistant" for message in messages)
+            begun = () if isinstance(session.inner.prompt, str) else session.inner.prompt
+            # The prompt may be a conversation that goes on.
+            number, before = (sum(each["role"] == "assistant" for each in part) for part in (messages, begun))
+            number -= before
             turn = session.inner.solution[number] if number < len(session.inner.solution) else {"text": "Done."}
             calls = (
                 ToolCall(f"call_{number}_{at}", function_name(call["name"]), json.dumps(call["arguments"]))

@@ -1,4 +1,4 @@
-"""A real HTTP server with OpenAI's chat route that plays a script and keeps the requests.
+"""A real HTTP server with OpenAI's chat route, streams too, that plays a script and keeps the requests.
 
 async with ScriptedServer([call(("terminal", {"command": "ls"})), say("done")]) as server:
     client = OpenAIServer(server.settings())
@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import inspect
 import json
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, TypeAlias
 
 from aiohttp import web
 
 from lachesis_client.client_settings import ServerSettings
+from lachesis_tokens.wire.openai_chat import chunks
 from lachesis_tokens.wire.service import WebService
 
 Answer: TypeAlias = dict[str, Any] | int | Callable[[dict[str, Any]], Any]
@@ -81,12 +83,18 @@ class ScriptedServer(WebService):
             return web.json_response({"error": {"message": f"status {answer}, as the script says"}}, status=answer)
         message = {key: value for key, value in answer.items() if key not in ("finish_reason", "usage")}
         finish = answer.get("finish_reason", "tool_calls" if message.get("tool_calls") else "stop")
-        return web.json_response(
-            {
-                "id": "chatcmpl-scripted",
-                "object": "chat.completion",
-                "model": "scripted",
-                "choices": [{"index": 0, "message": {"role": "assistant", **message}, "finish_reason": finish}],
-                "usage": answer.get("usage", {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}),
-            }
-        )
+        choice = {"index": 0, "message": {"role": "assistant", **message}, "finish_reason": finish}
+        whole = {
+            "id": "chatcmpl-scripted",
+            "object": "chat.completion",
+            "created": int(time.time()),
+            "model": "scripted",
+            "choices": [choice],
+            "usage": answer.get("usage", {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}),
+        }
+        if body.get("stream"):
+            choice.update(logprobs=None, message={"content": None, **choice["message"]})
+            include_usage = bool((body.get("stream_options") or {}).get("include_usage"))
+            pieces = b"".join(chunks(whole, include_usage=include_usage))
+            return web.Response(body=pieces, content_type="text/event-stream")
+        return web.json_response(whole)

@@ -1,8 +1,8 @@
 """tau2-bench: an agent serves a customer, who is another model, or a script.
 
 A target is a domain: `mock`, `airline`, `retail`, `telecom`. `user` is the URL of the customer's model (`user_model`;
-its key, if it needs one, in OPENAI_API_KEY), or `scripted`: a customer who tells all of the task at once, and ends the
-conversation at the agent's first message.
+its key, if it needs one, in OPENAI_API_KEY), or `scripted`: a customer who tells all of the task at once, makes a call
+of the customer's own tools if the agent's message is one, and ends the conversation at any other message.
 """
 
 import asyncio
@@ -15,10 +15,11 @@ import traceback
 from loguru import logger
 from tau2.agent.llm_agent import AGENT_INSTRUCTION, SYSTEM_PROMPT
 from tau2.data_model.message import AssistantMessage, ToolCall, ToolMessage, UserMessage
-from tau2.gym.gym_agent import AgentGymEnv
+from tau2.gym.gym_agent import AgentGymEnv, GymAgent
 from tau2.registry import registry
 from tau2.user.base import STOP
 from tau2.user.user_simulator import UserSimulator
+from tau2.utils.tools import parse_action_string
 
 logger.remove()
 logger.add(sys.stderr, level="ERROR")
@@ -40,8 +41,9 @@ class Guest:
         self.domain = target
         self.tasks = registry.get_tasks_loader(target)()
         self.size = len(self.tasks)
-        environment = registry.get_env_constructor(target)()
-        self.tools = [described(tool.openai_schema["function"]) for tool in environment.get_tools()]
+        # Agents and customers read its tools and rules. Each conversation is in one of its own.
+        self.environment = registry.get_env_constructor(target)()
+        self.tools = [described(tool.openai_schema["function"]) for tool in self.environment.get_tools()]
         self.settings = {"domain": target, "max_steps": max_steps}
         self.scripted = user == "scripted"
         if not self.scripted:
@@ -63,12 +65,41 @@ def described(function):
     return {key: function[key] for key in ("name", "description", "parameters")}
 
 
+def as_message(said):
+    """A message of tau2, as OpenAI's API has it: a conversation may begin with those that were said before."""
+    message = {"role": said.role, "content": said.content}
+    if isinstance(said, ToolMessage):
+        message["tool_call_id"] = said.id
+    if calls := getattr(said, "tool_calls", None):
+        named = [(each.id, {"name": each.name, "arguments": json.dumps(each.arguments)}) for each in calls]
+        message["tool_calls"] = [{"id": id, "type": "function", "function": function} for id, function in named]
+    return message
+
+
 class Script(UserSimulator):
+    told = False
+
     def _generate_next_message(self, message, state):
-        said = STOP if state.messages else str(self.instructions)
-        answer = UserMessage(role="user", content=said)
+        if not self.told:
+            said, self.told = {"content": str(self.instructions)}, True
+        elif isinstance(message, ToolMessage):
+            said = {"content": message.content or "Done."}
+        elif call := self.asked(message.content or ""):
+            said = {"tool_calls": [call]}
+        else:
+            said = {"content": STOP}
+        answer = UserMessage(role="user", **said)
         state.messages += [message, answer]
         return answer, state
+
+    def asked(self, text):
+        """The call of the customer's tools that the agent wrote as `NAME(ARGUMENT=VALUE)`, or as JSON."""
+        try:
+            calls = parse_action_string(text, requestor="user").tool_calls or ()
+        except ValueError:
+            return None
+        known = [tool.name for tool in self.tools or ()]
+        return next((call.model_copy(update={"requestor": "user"}) for call in calls if call.name in known), None)
 
 
 class Simulation(AgentGymEnv):
@@ -76,16 +107,22 @@ class Simulation(AgentGymEnv):
 
     failure = None
 
-    def __init__(self, task, scripted, **settings):
-        super().__init__(task_id=task.id, **settings)
-        self.task, self.scripted = task, scripted
+    def __init__(self, task, guest):
+        super().__init__(task_id=task.id, **guest.settings)
+        self.task, self.guest = task, guest
 
     def _get_task(self):
         return self.task
 
+    def _get_agent(self):
+        return GymAgent(tools=self.guest.environment.get_tools(), domain_policy=self.guest.environment.get_policy())
+
     def _get_user(self):
-        user = super()._get_user()
-        return Script(tools=user.tools, instructions=user.instructions) if self.scripted else user
+        tools = self.guest.environment.get_user_tools() if self.guest.environment.user_tools else None
+        given = {"tools": tools, "instructions": self.task.user_scenario}
+        if self.guest.scripted:
+            return Script(**given)
+        return UserSimulator(**given, llm=self.user_llm, llm_args=self.user_llm_args)
 
     def _run_orchestrator(self):
         try:
@@ -122,7 +159,7 @@ class CustomerLost(Exception):
 class Conversation:
     def __init__(self, guest, task):
         self.guest, self.task = guest, task
-        self.simulation = Simulation(task, guest.scripted, **guest.settings)
+        self.simulation = Simulation(task, guest)
         self.turn = asyncio.Lock()
         self.calls = 0
 
@@ -133,15 +170,17 @@ class Conversation:
         await self.aside(self.simulation.reset)
         heard = await self.aside(self.simulation.heard)
         rules = SYSTEM_PROMPT.format(domain_policy=self.simulation._get_policy(), agent_instruction=AGENT_INSTRUCTION)
-        said = [{"role": message.role, "content": message.content} for message in heard]
-        self.prompt = [{"role": "system", "content": rules}, *said]
+        self.prompt = [{"role": "system", "content": rules}, *map(as_message, heard)]
 
     @property
     def solution(self):
         wanted = self.task.evaluation_criteria
-        actions = [each for each in wanted.actions or () if each.requestor == "assistant"] if wanted else []
-        calls = [{"calls": [{"name": each.name, "arguments": each.arguments}]} for each in actions]
-        return [*calls, {"text": " ".join((wanted and wanted.communicate_info) or ()) or "Done."}]
+        turns = []
+        for each in (wanted and wanted.actions) or ():
+            call = {"name": each.name, "arguments": each.arguments}
+            # The agent asks the customer for what the customer has to do.
+            turns.append({"calls": [call]} if each.requestor == "assistant" else {"text": json.dumps(call)})
+        return [*turns, {"text": " ".join((wanted and wanted.communicate_info) or ()) or "Done."}]
 
     async def act(self, text):
         return await self.heard(AssistantMessage(role="assistant", content=text))
