@@ -325,7 +325,7 @@ def main() -> int:
                     print(f"  embedded  {embedded(env_cls, target, folder / 'embedded')}", flush=True)
                 ours = turn_cost(env_cls, target, folder / "turns", given.turns)
                 theirs = asyncio.run(driver_cost(target, full, folder, given.turns))
-                print(f"  ms/turn   {ours:.2f}, {theirs:.2f} by its own driver: {ours / theirs:.1f} times", flush=True)
+                print(f"  ms/turn   {ours:.2f}, {theirs:.2f} by its own driver: {ours / theirs:.2f} times", flush=True)
             except LachesisError as error:
                 failed += 1
                 print(f"  {error}", flush=True)
