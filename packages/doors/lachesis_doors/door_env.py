@@ -9,9 +9,6 @@ from abc import abstractmethod
 from collections.abc import AsyncIterator, Container, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, ClassVar, Protocol, Self
-from urllib.parse import parse_qsl
-
-import yaml
 
 from backends.errors import SettingsError
 from lachesis import (
@@ -26,6 +23,7 @@ from lachesis import (
     ToolResult,
     rollout_session,
 )
+from lachesis.cli.environment_classes import read_target
 from lachesis_tools import ToolSession
 
 PATIENCE = 0.8
@@ -81,11 +79,7 @@ class DoorEnv(HermesAgentBaseEnv):
         Raises:
             SettingsError: the target names no environment.
         """
-        scheme, _, rest = target.partition(":")
-        name, _, query = rest.partition("?")
-        if not name:
-            raise SettingsError(f"{target!r} names no environment; write {scheme}:NAME")
-        arguments = {key: yaml.safe_load(value) for key, value in parse_qsl(query, keep_blank_values=True)}
+        scheme, name, arguments = read_target(target)
         given = {"scheme": scheme, "target": name, "arguments": arguments, "name": f"{scheme}-{name}".replace("/", "-")}
         return type(cls.__name__, (cls,), {"__module__": cls.__module__, "__doc__": cls.__doc__, **given})
 

@@ -5,11 +5,8 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
-from urllib.parse import parse_qsl
 
-import yaml
-
-from backends.errors import SettingsError
+from lachesis.cli.environment_classes import read_target
 
 if TYPE_CHECKING:
     from lachesis_compat.guests.guest_env import GuestEnv
@@ -27,14 +24,11 @@ def guest(target: str) -> type[GuestEnv] | None:
     Raises:
         SettingsError: the target names no environment.
     """
-    framework, colon, rest = target.partition(":")
+    framework, colon, _ = target.partition(":")
     if not colon or framework not in GUESTS:
         return None
-    name, _, query = rest.partition("?")
-    if not name:
-        raise SettingsError(f"{target!r} names no environment; write {framework}:NAME")
+    _, name, arguments = read_target(target)
     (module, _, attribute), setting = GUESTS[framework][0].partition(":"), GUESTS[framework][1]
     base: type[GuestEnv] = getattr(importlib.import_module(module), attribute)
-    arguments = {key: yaml.safe_load(value) for key, value in parse_qsl(query, keep_blank_values=True)}
     settings = {setting: name, f"{setting}_args": arguments}
     return type(base.__name__, (base,), {"__module__": base.__module__, "__doc__": base.__doc__, **settings})
