@@ -94,7 +94,7 @@ class OrsEnv(DoorEnv):
         if not url.startswith("http"):
             raise SettingsError(f"{self.target}: write ors:http://HOST:PORT/ENVIRONMENT")
         self._split = str(self.arguments.get("split", "train"))
-        self.rewards = str(self.arguments.get("rewards", "sum"))
+        self.step_rewards = str(self.arguments.get("rewards", "sum"))
         self._http = aiohttp.ClientSession()
         self._ors = OrsServer(url, name, self._http)
         try:
