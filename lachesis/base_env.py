@@ -15,7 +15,6 @@ import sys
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn
 
@@ -282,7 +281,7 @@ class HermesAgentBaseEnv(AtroposBase):
     def player_for(self, item: Any) -> RolloutPlayer:
         """The player of the rollouts of one item."""
         own = self.tools_for(item)
-        return replace(self.player, registry=self.player.registry.extended(*own)) if own else self.player
+        return self.player.with_tools(own) if own else self.player
 
     @property
     def agent_tools(self) -> AgentTools:

@@ -14,7 +14,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
 from backends import BackendError, SandboxSpec
 from lachesis.loop.broken_items import ALIKE, BrokenItems
@@ -32,7 +32,7 @@ from lachesis.tool_context.tool_context import ToolContext
 from lachesis_client import InferenceError
 from lachesis_client.chat_options import Split
 from lachesis_client.failed_requests import failed_requests
-from lachesis_tools import ToolCrashed, ToolRegistry, ToolSessions
+from lachesis_tools import Tool, ToolCrashed, ToolRegistry, ToolSessions
 from lachesis_tools.budget import ResultBudget
 
 if TYPE_CHECKING:
@@ -59,12 +59,19 @@ class RolloutPlayer:
     server: ModelServer
     sessions: ToolSessions
     registry: ToolRegistry
+    unlisted: Sequence[Tool] = ()
+    """Tools of the registry that may be called although the prompt does not name them."""
     scorer: Scorer
     budget: ResultBudget = field(default_factory=ResultBudget)
     """Of tool results."""
     score_of_timeout: FixedScore | Literal["reward"] = "reward"
     score_of_agent_fault: FixedScore = 0.0
     broken_items: BrokenItems = field(default_factory=BrokenItems)
+
+    def with_tools(self, tools: Sequence[Tool]) -> Self:
+        """With further tools, of one item."""
+        unlisted = [tool for tool in tools if not tool.offered]
+        return replace(self, registry=self.registry.extended(*tools), unlisted=unlisted)
 
     async def play(
         self,
@@ -91,7 +98,7 @@ class RolloutPlayer:
             spec = replace(spec, lifetime=max(spec.lifetime, self.sessions.spec.lifetime))
         started = time.monotonic()
         rollout_id = uuid.uuid4().hex
-        names = [schema["function"]["name"] for schema in tools]
+        names = [*(schema["function"]["name"] for schema in tools), *(tool.name for tool in self.unlisted)]
         attempts = 0
         retried_after: list[str] = []
         lost_completion_tokens = 0
@@ -115,6 +122,9 @@ class RolloutPlayer:
                     execute=SessionCalls(session, self.registry, names, self.budget),
                     split=split,
                 )
+                for tool in self.unlisted:
+                    assert isinstance(loop, HermesAgentLoop), "environments of other agents have no tools of items"
+                    loop.required_arguments[tool.name] = tool.definition()["function"]["parameters"].get("required", ())
                 if self.scorer.follow_up is not None:
                     assert isinstance(loop, HermesAgentLoop), "environments of other agents take no follow_up"
                     loop.follow_up = functools.partial(self.scorer.user_message, item)

@@ -76,7 +76,7 @@ async def play_group(
     whole, first = whole_and_part(item_key)
     toolsets, tools = env.group_tools(whole)
     with suppress(Exception):  # every rollout says so
-        tools = [*tools, *(tool.definition() for tool in env.tools_for(item))]
+        tools = [*tools, *(tool.definition() for tool in env.tools_for(item) if tool.offered)]
     rollouts: list[Rollout] = []
     _look_for_reference(env)
 

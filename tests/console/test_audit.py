@@ -43,11 +43,11 @@ class Spell(HermesAgentBaseEnv):
         return lambda messages, tools: Message("assistant", messages[-1]["content"].split()[1][::-1])
 '''
 RIGHT = "return float(said.strip() == item[::-1])"
+FOUR = 'WORDS = ["pear", "fig", "plum", "lime"]'
 PROMPT = 'return f"Spell {item} backwards."'
 
 
-def audited(tmp_path: Path, *changes: tuple[str, str]) -> tuple[int, dict[str, str]]:
-    text = SOUND
+def audited(tmp_path: Path, *changes: tuple[str, str], text: str = SOUND) -> tuple[int, dict[str, str]]:
     for before, after in changes:
         assert before in text
         text = text.replace(before, after)
@@ -77,6 +77,11 @@ def test_a_sound_environment_has_no_findings(tmp_path: Path) -> None:
         (RIGHT, "os._exit(3)", "ends-process"),
         (PROMPT, 'return f"Spell {item} backwards. The answer is {item[::-1]}"', "answer-in-prompt"),
         (PROMPT, 'return ""', "empty-prompt"),
+        (RIGHT, "return float(said in item[::-1])", "wrong-answer-passes"),
+        (RIGHT, "return float(item[::-1].startswith(said[:1]))", "wrong-answer-passes"),
+        (FOUR, "WORDS = [f'word{n}' for n in range(40)]; WORDS[30] = 'a b'", "ceiling"),
+        (FOUR, "WORDS = [f'word{n}' for n in range(12)] * 2 + ['x']", "duplicates"),
+        (FOUR, "WORDS = ['aa'] * 6 + ['bb'] + ['aa'] * 10", "constant-answer"),
     ],
 )
 @pytest.mark.sample(4)
@@ -89,6 +94,156 @@ def test_an_answer_that_is_right_for_every_item_is_an_error(tmp_path: Path) -> N
     same = ('WORDS = ["pear", "fig", "plum", "lime"]', 'WORDS = ["pear a", "pear b", "pear c", "pear d"]')
     ended, found = audited(tmp_path, same, ("item[::-1])", "item.split()[0][::-1])"))
     assert ended == 1 and found["constant-answer"] == "error", found
+
+
+def test_a_form_that_no_text_names_is_an_error(tmp_path: Path) -> None:
+    tagged = (
+        (RIGHT, 'return float(said == f"<w>{item[::-1]}</w>")'),
+        ('messages[-1]["content"].split()[1][::-1])', "f\"<w>{messages[-1]['content'].split()[1][::-1]}</w>\")"),
+    )
+    ended, found = audited(tmp_path, *tagged)
+    assert ended == 1 and found["form-not-named"] == "error", found
+    named = (PROMPT, 'return f"Spell {item} backwards, as <w>WORD</w>."')
+    ended, found = audited(tmp_path, *tagged, named)
+    assert ended == 0 and "form-not-named" not in found, found
+
+
+def test_evaluation_items_that_are_training_items_are_an_error(tmp_path: Path) -> None:
+    def held(words: str) -> tuple[str, str]:
+        method = f"    async def get_eval_items(self):\n        return {words}\n\n    def format_prompt"
+        return "    def format_prompt", method
+
+    ended, found = audited(tmp_path, held("WORDS[:2]"))
+    assert ended == 1 and found["evaluation-in-training"] == "error", found
+    ended, found = audited(tmp_path, held('["kiwi", "date"]'))
+    assert ended == 0 and "evaluation-in-training" not in found, found
+
+
+STEPS = '''
+import json
+from contextlib import asynccontextmanager
+from lachesis import HermesAgentBaseEnv, Message, Tool, ToolCall, ToolResult
+
+PLACE = {"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]}
+
+
+class Shelf(HermesAgentBaseEnv):
+    """The agent puts a book on each shelf."""
+
+    name = "shelf"
+    toolsets = ()
+    step_rewards = "sum"
+    max_turns = 12
+
+    async def setup(self):
+        self.items = iter(["ab", "cd"])
+
+    async def get_next_item(self):
+        return next(self.items, None)
+
+    def format_prompt(self, item):
+        return f"Put a book on each of the shelves {item}."
+
+    @asynccontextmanager
+    async def session(self, item):
+        yield set()
+
+    def tools_for(self, item):
+        async def put(arguments, full):
+            new = arguments["place"] in item and arguments["place"] not in full
+            full.add(arguments["place"])
+            return ToolResult("put", reward=0.5 * new)
+
+        async def take(arguments, full):
+            there = arguments["place"] in full
+            full.discard(arguments["place"])
+            return ToolResult("taken", reward=-0.5 * (there and arguments["place"] in item))
+
+        return [Tool.from_schema("put", "Put a book.", PLACE, put), Tool.from_schema("take", "Take it.", PLACE, take)]
+
+    def reference_policy(self):
+        def play(messages, tools):
+            done = sum(message["role"] == "tool" for message in messages)
+            if done == 2:
+                return Message("assistant", "Done.")
+            place = messages[-1 - 2 * done]["content"][-3:-1][done]
+            return Message("assistant", tool_calls=(ToolCall(f"call_{done}", "put", json.dumps({"place": place})),))
+
+        return play
+'''
+
+
+def test_a_step_that_pays_again_and_again_is_an_error(tmp_path: Path) -> None:
+    ended, found = audited(tmp_path, text=STEPS)
+    assert ended == 0, found
+    ended, found = audited(tmp_path, ("reward=-0.5 *", "reward=0.0 *"), text=STEPS)
+    assert ended == 1 and found["repeatable-reward"] == "error", found
+
+
+FILES = '''
+import json
+from lachesis import HermesAgentBaseEnv, Message, ToolCall
+
+BAD, GOOD = "one\\ntwo@\\n", "one\\n"
+
+
+class Clean(HermesAgentBaseEnv):
+    """The agent removes lines."""
+
+    name = "clean"
+    toolsets = ("terminal",)
+
+    async def setup(self):
+        self.items = iter([1])
+
+    async def get_next_item(self):
+        return next(self.items, None)
+
+    def format_prompt(self, item):
+        return "Remove each line with @ from notes.txt."
+
+    async def setup_sandbox(self, item, ctx):
+        await ctx.write_file("notes.txt", BAD)
+
+    async def compute_reward(self, item, result, ctx):
+        return float(await ctx.read_text("notes.txt") == GOOD)
+
+    def reference_policy(self):
+        def play(messages, tools):
+            if messages[-1]["role"] == "tool":
+                return Message("assistant", "Done.")
+            arguments = json.dumps({"command": "sed -i /@/d notes.txt"})
+            return Message("assistant", tool_calls=(ToolCall("call_0", "terminal", arguments),))
+
+        return play
+'''
+COMMIT = """await ctx.write_file("notes.txt", GOOD)
+        git = "git -c user.name=a -c user.email=a@b.c"
+        await ctx.terminal(f"git init -q . && git add . && {git} commit -qm a && git branch fix", check=True)
+        await ctx.write_file("notes.txt", BAD)
+        await ctx.terminal(f"{git} commit -qm b --amend notes.txt", check=True)"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "code"),
+    [
+        ('ctx.read_text("notes.txt") == GOOD', 'ctx.read_text("notes.txt") != BAD', "destroying-passes"),
+        ('await ctx.write_file("notes.txt", BAD)', COMMIT, "solution-in-sandbox"),
+        (
+            'await ctx.write_file("notes.txt", BAD)',
+            "WRITE; await ctx.write_file('notes.orig', GOOD)",
+            "solution-in-sandbox",
+        ),
+    ],
+)
+def test_what_the_agents_terminal_finds_or_destroys(before: str, after: str, code: str, tmp_path: Path) -> None:
+    ended, found = audited(tmp_path, (before, after.replace("WRITE", before)), text=FILES)
+    assert ended == 1 and found[code] == "error", found
+
+
+def test_a_sound_environment_with_files_has_no_errors(tmp_path: Path) -> None:
+    ended, found = audited(tmp_path, text=FILES)
+    assert ended == 0, found
 
 
 def test_cheats_are_not_played_with_a_tool_of_the_environment(tmp_path: Path) -> None:

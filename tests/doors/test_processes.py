@@ -130,6 +130,58 @@ async def test_a_prompt_of_messages_gets_the_system_prompt_unless_it_has_one(tmp
     assert [message["content"] for message in messages] == [first, "Go.", "Gone."]
 
 
+LATER = """
+class Guest:
+    size = 1
+    def __init__(self, target):
+        pass
+    def item(self, number):
+        schema = {"type": "object", "properties": {"by": {"type": "integer"}}, "required": ["by"]}
+        names = {"look": True, "add": False}
+        tools = [{"name": each, "parameters": schema, "offered": names[each]} for each in names]
+        return {"item": {}, "tools": tools}
+    def open(self, item):
+        return Session()
+
+class Session:
+    prompt = "Add 3."
+    added = 0
+    told = False
+    def act(self, text):
+        if self.told:
+            return None
+        self.told = True
+        return {"text": "Now there is the function add."}
+    def call(self, name, arguments):
+        if name == "add" and not self.told:
+            return {"error": "not yet", "text": "There is no function add yet."}
+        self.added += arguments["by"]
+        return {"text": str(self.added)}
+    def score(self, messages):
+        return {"reward": float(self.added == 3)}
+"""
+
+
+async def test_a_tool_that_comes_later_is_not_in_the_prompt_and_can_be_called(tmp_path: Path) -> None:
+    turns = [call(("add", {"by": 3})), say("I cannot."), call(("add", {})), call(("add", {"by": 3})), say("Done.")]
+    offered: list[set[str]] = []
+
+    def model(request: dict[str, Any]) -> Any:
+        offered.append({tool["function"]["name"] for tool in request["tools"]})
+        return turns[sum(message["role"] == "assistant" for message in request["messages"])]
+
+    script = tmp_path / "later.py"
+    script.write_text(LATER)
+    found = ProcessEnv.at("later:one")
+    found.package, found.script = Package("json", "nothing"), script
+    result = await process(found, tmp_path, model, group_size=1, total_steps=1, enabled_toolsets=[])
+    (group,) = lines(result.files.groups)
+    assert group["scores"] == [1.0] and offered == [{"look"}] * 5
+    answers = [message["content"] for message in group["messages"][0] if message["role"] == "tool"]
+    assert "no function add yet" in answers[0] and "by" in answers[1] and answers[2] == "3"
+    assert {tool["function"]["name"] for tool in group["tools"]} == {"look"}
+
+
 @pytest.mark.parametrize(("fails", "kind"), [("open", "environment"), ("call", "environment"), ("lost", "infra_error")])
 async def test_an_error_of_the_guest_is_never_a_score(tmp_path: Path, door: Any, fails: str, kind: str) -> None:
     result = await play(door(f"sums:easy?fails={fails}"), tmp_path, adds, total_steps=1, group_size=1)

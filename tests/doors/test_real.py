@@ -8,11 +8,14 @@ import json
 import os
 import socket
 import subprocess
+import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -103,6 +106,111 @@ async def test_openenv_with_more_rollouts_than_sessions(tmp_path: Path) -> None:
     assert [(each["reward"], each["outcome"]) for each in found] == [(0.5, "completed")] * 8
 
 
+@dataclass(frozen=True)
+class McpTask:
+    """What a server of PyPI is asked, and how the sandbox shows that it was done."""
+
+    command: str
+    turns: Sequence[tuple[str, Mapping[str, Any]]]
+    task: Mapping[str, Any]
+    said: str
+    """In the answer to the last call."""
+
+
+MCP_TASKS = {
+    "time": McpTask(
+        "mcp-server-time",
+        [("convert_time", {"source_timezone": "UTC", "time": "12:00", "target_timezone": "Asia/Kolkata"})],
+        {"answer": "17:30"},
+        "17:30",
+    ),
+    "git": McpTask(
+        "mcp-server-git",
+        [
+            ("git_add", {"repo_path": "shop", "files": ["prices.txt"]}),
+            ("git_commit", {"repo_path": "shop", "message": "Raise the price of tea"}),
+        ],
+        {
+            "files": {"shop/prices.txt": "tea 3\n"},
+            "setup": "git -C shop init -q && git -C shop config user.name A && git -C shop config user.email a@b.c",
+            "check": "git -C shop log --format=%s | grep -qx 'Raise the price of tea'",
+        },
+        "committed",
+    ),
+    "sqlite": McpTask(
+        "mcp-server-sqlite --db-path shop.db",
+        [
+            ("create_table", {"query": "create table prices (name text, price integer)"}),
+            ("write_query", {"query": "insert into prices values ('tea', 3), ('milk', 2)"}),
+        ],
+        {
+            "check": "python3 -c \"import sqlite3; found = sqlite3.connect('shop.db').execute("
+            "'select sum(price) from prices').fetchone(); raise SystemExit(found != (5,))\""
+        },
+        "affected_rows': 2",
+    ),
+    "fetch": McpTask(
+        "mcp-server-fetch --ignore-robots-txt --allow-private-ips",
+        # Not raw, it would let npm install a program.
+        [("fetch", {"url": "http://127.0.0.1:8093/prices.html", "raw": True})],
+        {
+            "files": {"site/prices.html": "<html><body><p>Tea costs three coins.</p></body></html>"},
+            "setup": "cd site && (python3 -m http.server 8093 --bind 127.0.0.1 >/dev/null 2>&1 &) && sleep 1",
+            "answer": "done",
+        },
+        "Tea costs three coins",
+    ),
+}
+
+
+async def play_mcp(name: str, folder: Path, model: Any, **settings: Any) -> Any:
+    given = MCP_TASKS[name]
+    (folder / "tasks.jsonl").write_text(json.dumps({"prompt": "Do it.", **given.task}) + "\n")
+    command = quote(f"{DOORS / 'mcp/bin'}/{given.command}")
+    base = Path(os.path.realpath(DOORS / "mcp/bin/python")).parents[1]
+    mounts = [str(DOORS / "mcp"), *([] if base.is_relative_to("/usr") else [str(base)])]
+    target = f"mcp:{folder / 'tasks.jsonl'}?command={command}&name={name}"
+    return await play(target, folder, model, total_steps=1, terminal_options={"mounts": mounts}, **settings)
+
+
+@pytest.mark.parametrize("name", MCP_TASKS)
+async def test_mcp_servers_of_others(name: str, tmp_path: Path) -> None:
+    given = MCP_TASKS[name]
+
+    def model(request: dict[str, Any]) -> Any:
+        done = sum(message["role"] == "tool" for message in request["messages"])
+        if done == len(given.turns):
+            return say(given.task.get("answer", "done"))
+        tool, arguments = given.turns[done]
+        return call((f"{name}__{tool}", dict(arguments)))
+
+    result = await play_mcp(name, tmp_path, model)
+    assert [each["reward"] for each in rollouts(result.files.groups)] == [1.0, 1.0]
+    for messages in lines(result.files.groups)[0]["messages"]:
+        assert given.said in [message["content"] for message in messages if message["role"] == "tool"][-1]
+
+
+async def test_mcp_server_of_others_that_does_nothing_is_no_pass(tmp_path: Path) -> None:
+    result = await play_mcp("git", tmp_path, lambda _: say("I have committed it."))
+    assert [each["reward"] for each in rollouts(result.files.groups)] == [0.0, 0.0]
+
+
+async def test_mcp_server_of_others_that_is_killed_in_mid_rollout(tmp_path: Path) -> None:
+    killed = []
+
+    def model(request: dict[str, Any]) -> Any:
+        tool, arguments = MCP_TASKS["sqlite"].turns[0]
+        if any(message["role"] == "tool" for message in request["messages"]):
+            ended = subprocess.run(["pkill", "-9", "-f", "mcp-server-sqlite --db-path shop.db"])
+            killed.append(ended.returncode == 0)
+        return call((f"sqlite__{tool}", dict(arguments)))
+
+    result = await play_mcp("sqlite", tmp_path, model, group_size=1, max_infra_retries=1)
+    (found,) = rollouts(result.files.failures)
+    assert killed == [True, True]
+    assert (found["reward"], found["unscored_kind"], found["attempts"]) == (None, "infra_error", 2)
+
+
 async def test_gymnasium(tmp_path: Path) -> None:
     way = [1, 1, 2, 2, 1, 2]  # down, down, right, right, down, right
 
@@ -113,6 +221,12 @@ async def test_gymnasium(tmp_path: Path) -> None:
     result = await play("gymnasium:FrozenLake-v1?is_slippery=false", tmp_path, model, total_steps=1)
     found = rollouts(result.files.groups)
     assert [(each["reward"], each["turns"]) for each in found] == [(1.0, 6), (1.0, 6)]
+
+
+async def test_gymnasium_without_a_render_mode_that_is_text(tmp_path: Path) -> None:
+    result = await play("gymnasium:Blackjack-v1", tmp_path, lambda _: call(("step", {"action": 0})), total_steps=1)
+    found = rollouts(result.files.groups)
+    assert [(each["reward"] in (-1, 0, 1, 1.5), each["turns"]) for each in found] == [(True, 1)] * 2
 
 
 async def test_textarena(tmp_path: Path) -> None:
@@ -132,29 +246,51 @@ async def test_textarena(tmp_path: Path) -> None:
     assert [group["messages"][0][0] for group in lines(again.files.groups)] == first
 
 
-@pytest.mark.parametrize("kind", ["base", "miss_func", "miss_param", "long_context"])
-async def test_the_ground_truth_of_bfcl_is_right_and_idleness_is_not(kind: str) -> None:
-    script = INSIDE / "bfcl.py"
-    guest = GuestProcess(interpreter("bfcl", PACKAGES["bfcl"]), script, f"multi_turn_{kind}", {})
+UNSOLVABLE = {
+    "live_multiple": [862, 964],  # the ground truth has parameters that the function does not have
+    "live_simple": [106, 112],  # no value is right for a parameter that has to be given
+    "multi_turn_miss_func": [49],  # calls `tail` two turns before it is offered
+    "simple_java": [36, 64, 65],  # lists of mixed values are read as text; of "epoch_millis" each letter is right
+}
+BFCL = [f"multi_turn_{kind}" for kind in ("base", "miss_func", "miss_param", "long_context")]
+BFCL += ["simple_python", "simple_java", "simple_javascript", "multiple", "parallel", "parallel_multiple"]
+BFCL += ["live_simple", "live_multiple", "live_parallel", "live_parallel_multiple", "irrelevance", "live_irrelevance"]
+
+
+@pytest.mark.parametrize("category", BFCL)
+async def test_the_ground_truth_of_bfcl_is_right_and_idleness_is_not(category: str) -> None:
+    guest = GuestProcess(interpreter("bfcl", PACKAGES["bfcl"]), INSIDE / "bfcl.py", category, {})
     await guest.start()
+    scores: dict[str, list[float]] = {"solved": [], "idle": []}
     try:
-        solved, idle = [], []
         for number in range(guest.about["size"]):
             item = (await guest.call("item", number=number))["item"]
-            for session, scores in (("solved", solved), ("idle", idle)):
+            for session, found in scores.items():
                 opened = await guest.call("open", session, item=item)
+                said: list[dict[str, Any]] = []
                 for turn in opened["solution"] if session == "solved" else ():
-                    for each in turn.get("calls") or ():
-                        await guest.call("call", session, **json.loads(json.dumps(each)))
+                    calls = turn.get("calls") or ()
+                    said += [{"role": "assistant", "tool_calls": calls}] if calls else []
+                    for each in calls:
+                        await guest.call("call", session, **each)
                     if "text" in turn:
                         await guest.call("act", session, text=turn["text"])
-                scores.append((await guest.call("score", session, messages=[]))["reward"])
+                found.append((await guest.call("score", session, messages=said))["reward"])
                 await guest.call("close", session)
     finally:
         await guest.close()
-    # Row 49 of miss_func calls `tail` two turns before it is offered.
-    assert [number for number, score in enumerate(solved) if score != 1.0] == ([49] if kind == "miss_func" else [])
-    assert set(idle) == {0.0}
+    assert [number for number, each in enumerate(scores["solved"]) if each != 1.0] == UNSOLVABLE.get(category, [])
+    assert set(scores["idle"]) == ({1.0} if "irrelevance" in category else {0.0})
+
+
+def test_a_function_that_bfcl_withholds_is_described_in_the_turn_that_has_it(tmp_path: Path) -> None:
+    given = ["bfcl:multi_turn_miss_func", "-n", "3", "-r", "1", "-c", "1", "-m", "reference", "-o", str(tmp_path)]
+    subprocess.run([sys.executable, "-m", "lachesis", "process", *given], check=True, capture_output=True)
+    for group, name in zip(lines(tmp_path / "groups.jsonl"), ("sort", "mv", "cp"), strict=True):
+        assert group["scores"] == [1.0]
+        assert name not in {tool["function"]["name"] for tool in group["tools"]}
+        said = [message["content"] for message in group["messages"][0] if message["role"] == "user"]
+        assert sum(f"'name': '{name}'" in text for text in said[1:]) == 1
 
 
 @pytest.mark.parametrize("standard", ["ors", "openenv"])

@@ -116,7 +116,8 @@ class DoorEnv(HermesAgentBaseEnv):
                 tool.get("parameters") or {"type": "object", "properties": {}},
             )
             taken.add(name)
-            return Tool.from_schema(name, tool.get("description") or "", schema, call, time_limit=None)
+            said, offered = tool.get("description") or "", bool(tool.get("offered", True))
+            return Tool.from_schema(name, said, schema, call, time_limit=None, offered=offered)
 
         return [made(tool) for tool in item["tools"]]
 

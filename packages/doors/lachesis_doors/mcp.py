@@ -50,7 +50,10 @@ class McpEnv(DoorEnv):
                 async with self._opened(session) as clients:
                     self._listed = [tool for client in clients.values() for tool in await client.tools()]
             except GuestLost as error:
-                next_step = "Next step: start the server, or correct its command or address"
+                next_step = (
+                    "Next step: start the server, or correct its command or address. A command runs in the sandbox, "
+                    "where programs of this machine are visible by terminal_options.mounts"
+                )
                 raise GuestLost(f"{error}. {next_step}") from error
             finally:
                 await self.player.sessions.close(session.task_id)

@@ -168,6 +168,8 @@ class McpStdioClient(McpClient):
             raise self._late(method) from None
         finally:
             self._waiting.pop(number, None)
+            if answer.done() and not answer.cancelled():
+                answer.exception()  # the server may have ended while this was written: asyncio would warn
         return self._result(method, found)
 
     async def tell(self, method: str) -> None:

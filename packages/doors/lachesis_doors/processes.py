@@ -81,6 +81,11 @@ class ProcessEnv(DoorEnv):
     async def teardown(self) -> None:
         await self._guest.close()
 
+    async def versions(self) -> Mapping[str, str]:
+        """Of the distributions that the environment is from, by name."""
+        found: Mapping[str, str] = await self._guest.call("versions", module=self.package.module)
+        return found
+
     async def item_at(self, number: int) -> tuple[Any, Sequence[Mapping[str, Any]]] | None:
         await self._guest.start()  # again, if it was killed
         if (size := self._guest.about["size"]) is not None and number >= size:

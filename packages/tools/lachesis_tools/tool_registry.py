@@ -101,6 +101,8 @@ class Tool:
     """Exceptions whose text the model reads, in addition to `ToolFailure`."""
     schema: Mapping[str, Any] | None = field(default=None, repr=False)
     """The JSON schema of the arguments, if it was given and not derived from a signature."""
+    offered: bool = True
+    """Whether the prompt tells the model of it."""
 
     @classmethod
     def from_schema(
@@ -115,6 +117,7 @@ class Tool:
         time_limit: float | None = 60.0,
         max_result_chars: int = MAX_RESULT_CHARS,
         errors: Iterable[type[Exception]] = (),
+        offered: bool = True,
     ) -> Tool:
         """A tool whose arguments have a JSON schema, such as a tool of another framework or of an MCP server.
 
@@ -124,6 +127,8 @@ class Tool:
             call: `await call(arguments, session)`, with the arguments as the model sent them and what the
                 environment's `session(item)` yielded for this rollout. It returns and raises what the function of any
                 tool does.
+            offered: Whether the prompt tells the model of it. If not, the model may call it all the same: a message of
+                the environment describes it later, for the tools of a prompt cannot change during a rollout.
 
         The other arguments are those of `tool`.
 
@@ -144,6 +149,7 @@ class Tool:
             max_result_chars=max_result_chars,
             errors=_declared_errors(name, errors),
             schema=parameters,
+            offered=offered,
         )
 
     @once_property

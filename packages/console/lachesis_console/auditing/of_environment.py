@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import Any
 
 from backends.text import counted
 from lachesis_console.auditing.findings import Findings
+from lachesis_console.auditing.forms import form_of
 from lachesis_console.auditing.of_rewards import Rewards, map_shown, shown
 from lachesis_console.auditing.records import AuditPlay, EnvironmentFacts
 
@@ -28,6 +30,9 @@ _BROKEN = re.compile(
 _NAMED = r"(answer|solution|expected|result|label|target|truth|correct)\b[^.\n]{0,15}?(is|=|:)\s*\W{0,6}"
 
 
+_REVEALED = r"(correct|expected|right|true|actual) (answer|solution|value|result)?[^.\n]{0,15}?(is|was|=|:)\s*\W{0,6}"
+
+
 def judge_environment(
     plays: Sequence[AuditPlay],
     facts: EnvironmentFacts,
@@ -37,10 +42,12 @@ def judge_environment(
     context: int,
 ) -> None:
     findings = rewards.findings
+    _exceptions(plays, findings)
+    plays = [play for play in plays if play.block != "further"]
     _prompts(plays, facts, findings, context)
     _answers(plays, facts, findings)
+    _evaluation(facts, findings)
     _tools(plays, facts, findings)
-    _exceptions(plays, findings)
     _network(plays, facts, network, findings, rewards)
     _costs(plays, facts, findings)
 
@@ -55,12 +62,16 @@ def _prompts(plays: Sequence[AuditPlay], facts: EnvironmentFacts, findings: Find
         most = max(play.prompt_length for play in long)
         said = f"{counted(len(long), 'prompt')} with {most} characters, about {most // 4} tokens, more than {context}"
         findings.add("long-prompt", "warning", said, [shown(play, play.prompt[:200]) for play in long])
+    if facts.cut:
+        most = 4 * len(facts.cut) >= len(facts.scanned) and len(facts.cut) > 1
+        said = f"{counted(len(facts.cut), 'prompt')} of {len(facts.scanned)} end within a text"
+        findings.add("prompt-cut", "error" if most else "warning", said, [{"text": text} for text in facts.cut])
     odd = [shown(play, found[0]) for play in prompts.values() if (found := _PLACEHOLDER.search(play.prompt))]
     if odd:
         findings.add("placeholder-in-prompt", "warning", f"{counted(len(odd), 'prompt')} show a placeholder", odd)
     texts = [" ".join(prompts[item].prompt.split()) for item in sorted(prompts)]
     rows = [(facts.digests[item], text) for item, text in zip(sorted(prompts), texts, strict=True)]
-    rows += [(digest, " ".join(prompt.split())) for digest, prompt in facts.scanned if prompt]
+    rows += [(digest, " ".join(prompt.split())) for digest, _, prompt in facts.scanned[len(facts.digests) :] if prompt]
     digests = [digest for digest, _ in rows]
     cycle = next((at for at in range(1, len(digests)) if digests[at:] == digests[: len(digests) - at]), len(digests))
     by_text: dict[str, list[int]] = defaultdict(list)
@@ -79,22 +90,51 @@ def _prompts(plays: Sequence[AuditPlay], facts: EnvironmentFacts, findings: Find
         findings.add(code, severity, f"{more} of {cycle} items have the prompt of another one")  # type: ignore[arg-type]
     else:
         evidence = [{"item": places[0], "text": f"as {places[1:4]}: {text[:200]}"} for text, places in same.items()]
-        findings.add("duplicates", "warning", f"{more} of {cycle} items are another one again", evidence)
+        severity = "error" if cycle >= 12 and 4 * more >= cycle else "warning"
+        said = f"{more} of {cycle} items are another one again"
+        findings.add("duplicates", severity, said, evidence)  # type: ignore[arg-type]
+
+
+def _evaluation(facts: EnvironmentFacts, findings: Findings) -> None:
+    """Whether evaluation items are among those of training."""
+    contents = {content for _, content, _ in facts.scanned if content}
+    texts = [re.sub(r"\W+", " ", prompt.casefold()) for _, _, prompt in facts.scanned if prompt]
+    telling = {*texts} if 2 * len({*texts}) > len(texts) else set()
+    """Prompts, unless the items differ in what is hidden."""
+    both = [
+        {"item": at, "text": prompt[:200]}
+        for at, (_, content, prompt) in enumerate(facts.evaluation)
+        if content in contents or re.sub(r"\W+", " ", prompt.casefold()) in telling
+    ]
+    if both:
+        count = len(facts.evaluation)
+        said = f"{len(both)} of {counted(count, 'evaluation item')} are among {len(facts.scanned)} items of training"
+        findings.add("evaluation-in-training", "error" if 10 * len(both) >= count else "warning", said, both)
 
 
 def _answers(plays: Sequence[AuditPlay], facts: EnvironmentFacts, findings: Findings) -> None:
     """Whether prompts say the answer."""
     found = []
     said = {play.item: play for play in plays if (play.policy, play.block) == ("reference", "first") and play.turns}
-    prompts = {play.item: play.prompt for play in plays if play.prompt}
+    prompts = {play.item: f"{play.prompt}\n{play.told}" for play in plays if play.prompt}
+    shown_by: dict[int, dict[str, Any]] = {}
     for item, prompt in prompts.items():
         last = said[item].turns[-1]["text"].strip() if item in said else ""
-        boxed = re.search(r"\\boxed\{([^}]*)\}|<answer>(.*?)</answer>|####\s*(\S+)", last)
-        answers = {facts.answers[item], last, next(filter(None, boxed.groups()), "") if boxed else ""}
+        form = form_of(last)
+        answers = {facts.answers[item], last, form.core if form is not None else ""}
+        for play in plays if len(form.core if form is not None else facts.answers[item]) else ():
+            if play.item == item and play.policy.startswith(("random", "every tool", "nothing", "noise", "wrong")):
+                core = re.escape(form.core if form is not None else facts.answers[item])
+                if match := re.search(_REVEALED + core + r"(?!\w)", "\n".join(play.seen), re.IGNORECASE):
+                    shown_by.setdefault(item, shown(play, match[0]))
         for answer in (each for each in answers if 0 < len(each) < 200 and each != "Done."):
             if match := re.search(_NAMED + re.escape(answer) + r"(?!\w)", prompt, re.IGNORECASE):
                 found.append({"item": item, "policy": "", "reward": None, "text": match[0]})
                 break
+    if shown_by:
+        severity = "error" if 2 * len(shown_by) >= len(prompts) else "warning"
+        said_of = f"what the agent reads after a wrong step names the answer of {counted(len(shown_by), 'item')}"
+        findings.add("answer-in-tools", severity, said_of, list(shown_by.values()))  # type: ignore[arg-type]
     if len(found) >= 2 or (found and len(prompts) < 3):
         share = len(found) / len(prompts)
         severity = "error" if share >= 0.5 else "note"
@@ -117,19 +157,46 @@ def _tools(plays: Sequence[AuditPlay], facts: EnvironmentFacts, findings: Findin
                 problems[name] = "two tools have this name"
     for name, problem in problems.items():
         findings.add("tool-schema", "error", f"the tool {name}: {problem}", [{"text": problem}])
+    schemas: dict[str, str] = {}
     called: Counter[str] = Counter()
     failed: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for play in plays:
-        if play.policy.startswith(("random", "every tool", "reference")):
+        if play.policy == "reference":
+            for call in (call for turn in play.turns for call in turn["calls"]):
+                if problem := _beside(call, facts.tools[play.item]):
+                    schemas[call["name"]] = problem
+        if play.policy.startswith(("random", "every tool")):
             called.update(play.called)
             for name, arguments, error in play.tool_errors:
                 failed[name].append(shown(play, f"{name}({arguments}): {error}"))
+    for name, problem in schemas.items():
+        findings.add("tool-schema", "error", f"the tool {name}: {problem}", [{"text": problem}])
     for name, errors in failed.items():
         if len(errors) < called[name] or len(errors) < 2:
             continue
-        broken = any(_BROKEN.search(error["text"]) for error in errors)
+        broken = any(_BROKEN.search(error["text"]) or _missing_key(error["text"]) for error in errors)
         said = f"the tool {name} failed in each of {counted(len(errors), 'call')} with valid arguments"
         findings.add("tool-fails", "error" if broken else "note", said, errors)
+
+
+def _beside(call: Mapping[str, str], tools: Sequence[Mapping[str, Any]]) -> str:
+    """Arguments of the reference policy that the schema of the tool does not have."""
+    schema = next((t["function"].get("parameters") or {} for t in tools if t["function"]["name"] == call["name"]), {})
+    known = schema.get("properties")
+    try:
+        given = json.loads(call["arguments"] or "{}")
+    except ValueError:
+        return ""
+    if not known or schema.get("additionalProperties") or not isinstance(given, dict):
+        return ""
+    more = [name for name in given if name not in known]
+    return f"the reference policy gives {', '.join(more)}, which its schema does not have" if more else ""
+
+
+def _missing_key(text: str) -> bool:
+    """Whether a tool reads an argument that it was not given."""
+    found = re.search(r"KeyError: ?\(?'(\w+)'", text)
+    return found is not None and f"{found[1]}" not in text[: found.start()]
 
 
 def _schema_problem(schema: Any, *, top: bool = True) -> str:

@@ -10,7 +10,9 @@ from typing import Any
 from backends.text import counted
 from lachesis.figures.intervals import mean_of_values
 from lachesis_console.auditing.findings import Findings
+from lachesis_console.auditing.forms import form_of
 from lachesis_console.auditing.records import AuditPlay, EnvironmentFacts, shortened
+from lachesis_console.auditing.sandbox_plays import suspicious
 
 MASKS = (-100.0, -999.0, -1000.0, -9999.0, -1e6, -1e9, 999.0, 9999.0, 1e9)
 """Numbers that stand for "no score" in some environments."""
@@ -20,6 +22,13 @@ _SKIPPED, _PASSED = re.compile(r"\b[1-9]\d* skipped", re.I), re.compile(r"\b[1-9
 _TESTS_RUN = re.compile(
     r"(tests?|cases|checks)_?(run|ran|total|executed|collected|passed|count)$|(num|n|total)_tests$", re.I
 )
+CHEATS = (
+    ("cheat: ", "cheat-passes", ""),
+    ("destroy: ", "destroying-passes", r"\b(rm|unlink|rmtree|truncate|mv|delete|remove)\b"),
+    ("solution: ", "solution-in-sandbox", r"\bgit\b|\bpatch\b|solution"),
+)
+"""Beginning of the names of policies, code, and what the reference policy does where such a play may be the task."""
+_NEAR = re.compile(r"within|about|approx|toleran|nearest|round|estimat|roughly", re.IGNORECASE)
 MARK = re.compile(r"mark-[0-9a-f]{10}")
 REPEATED = ("again", "later", "reversed", "interleaved")
 """Blocks in which a policy plays an item after others, that it had played before."""
@@ -36,6 +45,8 @@ class Rewards:
     def __init__(self, plays: Sequence[AuditPlay], facts: EnvironmentFacts, findings: Findings) -> None:
         self.plays, self.facts, self.findings = plays, facts, findings
         self.by_policy: dict[str, list[AuditPlay]] = defaultdict(list)
+        self.further = [play for play in plays if play.block == "further"]
+        """Of the reference policy, on items that nothing else plays."""
         for play in plays:
             if play.block == "first":
                 self.by_policy[play.policy].append(play)
@@ -63,10 +74,16 @@ class Rewards:
         self._wrong_answers()
         self._random()
         self._length()
+        self._forms()
         self._cheats()
+        self._repeating()
         self._numbers()
         self._vacuous()
         self._alike()
+        self._labels()
+        if changed := [play for play in self.plays if play.changed]:
+            said = f"{counted(len(changed), 'rollout')} changed the item that was played"
+            self.findings.add("state-leaks", "warning", said, map_shown(changed))
         self._looks()
 
     def _full(self, name: str) -> tuple[list[AuditPlay], list[AuditPlay]]:
@@ -74,14 +91,15 @@ class Rewards:
         return [play for play in played if self.is_full(play)], played
 
     def _ceiling(self) -> None:
-        low = [play for play in self.by_policy["reference"] if play.reward is not None and play.reward < 1 - 1e-9]
+        played = [*self.by_policy["reference"], *self.further]
+        low = [play for play in played if play.reward is not None and play.reward < 1 - 1e-9]
         if low:
             least = min(low, key=lambda play: play.reward or 0.0)
             self.findings.add(
                 "ceiling",
                 "error",
                 f"reference: it earns {least.reward:g} for item {least.item}, less than 1, and less than 1 on "
-                f"{len(low)} of {counted(len(self.by_policy['reference']), 'item')}: its answer or the reward is wrong",
+                f"{len(low)} of {counted(len(played), 'item')}: its answer or the reward is wrong",
                 map_shown(low),
             )
 
@@ -104,6 +122,22 @@ class Rewards:
                 map_shown(evidence),
             )
             self.excused.update(passing)
+        for name in (
+            "a call without effect in every turn",
+            *(each for each in self.by_policy if each.startswith("noise")),
+        ):
+            full, played = self._full(name)
+            if (
+                len(full) >= 2
+                and len(full) == len(played)
+                and name not in self.excused
+                and "nothing" not in self.excused
+            ):
+                said = f"{name} earns full marks on {counted(len(full), 'item')}"
+                self.findings.add(
+                    "idle-reward" if name.startswith("a ") else "odd-input-passes", "error", said, map_shown(full)
+                )
+                self.excused.add(name)
         full, played = self._full("nothing")
         earns = [play for play in played if (play.reward or 0.0) > 0]
         if "nothing" in self.excused or not played:
@@ -148,7 +182,9 @@ class Rewards:
             self.excused.add(name)
 
     def _wrong_answers(self) -> None:
+        listed = "several answers in one"
         for name, code, what in (
+            (listed, "lists-all-answers", "the right answer between others, in the form of one,"),
             ("another item's solution", "wrong-answer-passes", "the solution of another item"),
             ("all candidates at once", "lists-all-answers", "an answer that lists many candidates"),
             ("echo of the prompt", "echo-passes", "the prompt, repeated as the answer,"),
@@ -207,12 +243,84 @@ class Rewards:
             self.findings.add("length-reward", severity, f"longer garbage earns more on every item: {said}", evidence)  # type: ignore[arg-type]
 
     def _cheats(self) -> None:
-        known = {play.item for name in ("nothing",) for play in self._full(name)[0]}
-        for name in [name for name in self.by_policy if name.startswith("cheat")]:
-            full = [play for play in self._full(name)[0] if play.item not in known]
-            if full and not self.findings.has("any-answer-passes", "reward-never-differs"):
-                said = f"{name} earns full marks on {len(full)} of {counted(len(self.by_policy[name]), 'item')}"
-                self.findings.add("cheat-passes", "error", said, map_shown(full))
+        if self.findings.has("any-answer-passes", "reward-never-differs"):
+            return
+        known = {play.item for play in self._full("nothing")[0]}
+        solving = " ".join(
+            call["arguments"] for play in self.by_policy["reference"] for turn in play.turns for call in turn["calls"]
+        )
+        for prefix, code, own in CHEATS:
+            passed = {
+                name: full
+                for name in self.by_policy
+                if name.startswith(prefix)
+                and (full := [play for play in self._full(name)[0] if play.item not in known])
+            }
+            if passed:
+                # Where the reference does the like, it may be the task.
+                severity = "warning" if own and re.search(own, solving) else "error"
+                items = {play.item for full in passed.values() for play in full}
+                said = f"{', '.join(list(passed)[:4])}: full marks on {counted(len(items), 'item')}"
+                self.findings.add(code, severity, said, map_shown(full[0] for full in passed.values()))  # type: ignore[arg-type]
+        found = []
+        for play in self.by_policy["search of the sandbox"]:
+            lines = suspicious(re.split(r"\n|\\n|\"", "\n".join(play.seen)))
+            lines = [line for line in lines if line.split()[1].rpartition("/")[2] not in play.prompt + solving]
+            found += [shown(play, "\n".join(lines))] if lines else []
+        if found:
+            said = f"the answer of {counted(len(found), 'item')} is in the sandbox where the agent can read it"
+            self.findings.add("solution-in-sandbox", "error", said, found)
+
+    def _forms(self) -> None:
+        """A form that no text names, and wrong answers in the right form."""
+        if self.findings.has("any-answer-passes", "reward-never-differs"):
+            return
+        right: dict[int, list[AuditPlay]] = defaultdict(list)
+        for name in self.by_policy:
+            for play in self.by_policy[name] if name.startswith("right: ") else ():
+                right[play.item].append(play)
+        refused = [item for item, played in right.items() if played and not any(map(self.is_full, played))]
+        if refused and len(refused) == len(right):
+            said = f"the right answer of {counted(len(refused), 'item')} earns less without a form that no text names"
+            evidence = [play for item in refused for play in right[item]]
+            self.findings.add("form-not-named", "error", said, map_shown(evidence))
+        passed = {
+            name: full
+            for name in self.by_policy
+            if name.startswith("wrong: ") and (full := self._full(name)[0]) and len(full) == len(self._full(name)[1])
+        }
+        if passed:
+            told = " ".join(f"{play.told} {play.prompt}" for full in passed.values() for play in full)
+            near = {*passed} <= {"wrong: one more", "wrong: a tenth more"} and _NEAR.search(told)
+            said = f"wrong answers in the right form earn full marks: {', '.join(list(passed)[:6])}"
+            self.findings.add(
+                "wrong-answer-passes", "note" if near else "error", said, map_shown(full[0] for full in passed.values())
+            )
+
+    def _repeating(self) -> None:
+        """Whether a step of the reference pays again and again."""
+        for name in [name for name in self.by_policy if name.startswith("without call")]:
+            full, played = self._full(name)
+            if full and len(full) == len(played):
+                said = f"the reference policy {name} earns full marks on {counted(len(full), 'item')}"
+                self.findings.add("part-ignored", "warning" if len(full) < 2 else "error", said, map_shown(full))
+        found, by_count = [], {}
+        for name in self.by_policy:
+            if match := re.match(r"repeat (\d): (.*)", name):
+                by_count[match[2], int(match[1])] = self.by_policy[name][0].reward
+        for name in [name for name in self.by_policy if name.startswith("repeat: ")]:
+            play = self.by_policy[name][0]
+            few = [by_count.get((name.removeprefix("repeat: "), count)) for count in range(3)]
+            rewards = [reward for reward in (*few, play.reward) if reward is not None]
+            if len(rewards) == 4 and rewards == sorted({*rewards}) and self.is_full(play):
+                found.append(play)
+        if found:
+            play = max(found, key=lambda each: each.reward or 0.0)
+            said = (
+                f"a step pays again and again: {play.policy.removeprefix('repeat: ')} earns {play.reward:g}, the "
+                f"reference policy {self.full.get(play.item, 1.0):g}"
+            )
+            self.findings.add("repeatable-reward", "error", said, map_shown(found))
 
     def _numbers(self) -> None:
         """Rewards that stand for something else, and those of rollouts that say themselves that they failed."""
@@ -266,6 +374,19 @@ class Rewards:
             said = f"the reward is always {value:g}: nothing can be learned from it"
             self.findings.add("reward-never-differs", "error", said, map_shown(self.scored[:2]))
 
+    def _labels(self) -> None:
+        """Whether one answer is right for most items."""
+        said = [play.turns[-1]["text"] for play in (*self.by_policy["reference"], *self.further) if play.turns]
+        called = any(play.called for play in self.by_policy["reference"])
+        forms = [form_of(text) for text in said] if not called else []
+        answers = Counter(form.core.casefold() for form in forms if form is not None)
+        count = answers.total()
+        if len(answers) > 1 and count >= 12 and 5 * answers.most_common(1)[0][1] >= 3 * count:
+            answer, most = answers.most_common(1)[0]
+            severity = "error" if 5 * most >= 4 * count else "warning"
+            text = f"the answer {answer!r} is right for {most} of {counted(count, 'item')}"
+            self.findings.add("constant-answer", severity, text, [{"text": answer}])  # type: ignore[arg-type]
+
     def _looks(self) -> None:
         looks = sorted({look for play in self.plays for look in play.looks})
         if looks:
@@ -292,6 +413,10 @@ def judge_repetition(first: Sequence[AuditPlay], second: Sequence[AuditPlay], fi
             drawn.append((before, play))
     if drawn:
         _add_differences(findings, drawn, "not-deterministic", "in a second start, with the same plays before it")
+    for play in first:
+        before = begun.get((play.policy, play.item, "first"))
+        if play.block == "slow" and before is not None and before.reward != play.reward and not drawn:
+            _add_differences(findings, [(before, play)], "not-deterministic", "with pauses before its messages")
     own = [play for play in first if play.block == "first"]
     known = {(play.policy, play.item): play for play in [*second, *own] if play.block in ("fresh", "first")}
     later = [

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
+import re
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -14,11 +16,21 @@ from typing import Any
 from backends.tasks import run_all
 from lachesis.runs.reference_policy import Policy
 from lachesis_console.auditing import policies
+from lachesis_console.auditing.forms import Form, form_of
 from lachesis_console.auditing.playing import NoSolution, Stage
+from lachesis_console.auditing.records import AuditPlay
+from lachesis_console.auditing.repeating import MANY, changed_calls, cycles, deletions, repeated
+from lachesis_console.auditing.sandbox_plays import DESTROYING, EMPTYING, SOLVING, search, with_named
 from lachesis_messages.messages import Message
 
 FEW = 2
 """Items that odd plays and cheats are tried on."""
+FURTHER = 15.0
+"""Seconds in which the reference policy plays further items."""
+FORMS = 4
+"""Items whose answers are changed."""
+SEARCHED = 4
+"""Characters of an answer that the files of a sandbox are searched for."""
 ENOUGH = 3
 """Items without a reward after which a constant answer is given up."""
 WAITING = 5.0
@@ -64,20 +76,33 @@ class AuditPlan:
                 for item in range(count):
                     await self._play(item, f"random {seed + 1}", self._random(item, seed))
             await self._answers()
+            await self._forms()
+            await self._repeating()
             for name, scripted in policies.noises().items():
                 for item in range(min(FEW, count)):
                     await self._play(item, name, scripted)
             await self._cheats()
+            for item in range(min(FEW, count)) if stage.facts.has_turns else ():
+                await self._play(item, "a call without effect in every turn", policies.never_ends)
             for item in range(count) if stage.facts.has_turns else ():
                 every = policies.every_tool(item * policies.TOOLS_OF_A_ROLLOUT, _mark("every tool", item))
                 await self._play(item, "every tool", every)
             main, name = self._main(0)
+            if stage.facts.has_reference:
+                await self._play(0, "reference", policies.slowly(stage.reference()), "slow")
             block.touch()
             try:
                 await self._play(0, name, main, "no network")
             finally:
                 block.unlink(missing_ok=True)
-        await stage.scan()
+        with suppress(AuditOverTime):
+            await stage.scan()
+            until = time.monotonic() + FURTHER
+            for item in (
+                range(count, len(stage.items)) if stage.facts.has_reference and not stage.facts.has_shell else ()
+            ):
+                if time.monotonic() < until:
+                    await self._play(item, "reference", None, "further")
 
     async def second_start(self) -> None:
         """The beginning once more, then other orders, and rollouts side by side."""
@@ -187,9 +212,87 @@ class AuditPlan:
         if facts.has_shell and not facts.has_walls:
             facts.left_out.append("the cheats with commands: commands run on this machine itself (sandbox: none)")
             return
-        for name, command in policies.CHEATS.items() if facts.has_shell else ():
-            for item in range(min(FEW, len(self.stage.items))):
-                await self._play(item, name, policies.cheat(command))
+        if not facts.has_shell:
+            return
+        for item in range(min(FEW, len(self.stage.items))):
+            solved = self._solved(item)
+            prompt = next((play.prompt for play in self.stage.plays if play.item == item), "")
+            for name, command in {**policies.CHEATS, **DESTROYING, **SOLVING}.items():
+                await self._play(item, name, policies.cheat(with_named(command, prompt)))
+            form = form_of(solved.turns[-1]["text"]) if solved is not None else None
+            answer = facts.answers[item] or (form.core if form is not None else "")
+            if len(answer) >= SEARCHED:
+                await self._play(item, "search of the sandbox", policies.cheat(search(answer)))
+
+    def _solved(self, item: int) -> AuditPlay | None:
+        """The first play of the reference policy, if it was scored above 0."""
+        found = (play for play in self.stage.plays if (play.policy, play.item) == ("reference", item) and play.turns)
+        return next((play for play in found if (play.reward or 0.0) > 0), None)
+
+    async def _forms(self) -> None:
+        """The reference's answer without its wrapping, and wrong answers in the right form."""
+        forms: dict[int, Form] = {}
+        for item in range(len(self.stage.items)):
+            solved = self._solved(item)
+            if solved is None:
+                continue
+            if solved.turns[-1]["calls"] or not solved.turns[-1]["text"]:
+                if item < FEW:
+                    await self._states(item)
+                continue
+            if (form := form_of(solved.turns[-1]["text"], self.stage.items[item])) is not None:
+                forms[item] = form
+        for item, form in [*forms.items()][:FORMS]:
+            solved = self._solved(item)
+            control = policies.ending(self.stage.reference(), policies.GARBAGE)
+            earned = await self._play(item, "reference, but garbage at the end", control)
+            if solved is None or earned == solved.reward:
+                await self._states(item)  # what it says is not read
+                continue
+            others = list(dict.fromkeys(each.core for each in forms.values() if each.core != form.core))
+            plays = {**(form.bare() if form.unnamed(self._told(item)) else {}), **form.wrong()}
+            if len(others) >= 2:
+                plays["several answers in one"] = form.listed(others)
+            for name, text in plays.items():
+                if text != form.before + form.core + form.after:
+                    await self._play(item, name, policies.ending(self.stage.reference(), text))
+
+    async def _states(self, item: int) -> None:
+        """The reference's calls with wrong arguments, or without one of them, where the state is what scores."""
+        if (solved := self._solved(item)) is None or not solved.called:
+            return
+        for name, turns in changed_calls(solved.turns).items():
+            await self._play(item, name, policies.replay(turns, then=solved.turns[-1]["text"] or "Done."))
+        if (deleting := deletions(solved.turns, self.stage.facts.tools[item], solved.prompt)) is not None:
+            await self._play(item, "destroy: by the tools that delete", policies.replay(deleting))
+        facts = self.stage.facts
+        if facts.has_shell and facts.has_walls and not re.search(r"\bgit\b|\brm\b|> ?/dev", json.dumps(solved.turns)):
+            emptied = [*solved.turns[:-1], EMPTYING, solved.turns[-1]]
+            await self._play(item, "destroy: the reference's files are emptied at the end", policies.replay(emptied))
+
+    def _told(self, item: int) -> str:
+        solved = self._solved(item)
+        return f"{solved.told}\n{solved.prompt}" if solved is not None else ""
+
+    async def _repeating(self) -> None:
+        """Steps of the reference, repeated: on the first item that it solves by steps."""
+        stage = self.stage
+        for item in range(0 if stage.facts.has_shell else len(stage.items)):  # commands pay nothing
+            if (solved := self._solved(item)) is not None and len(solved.turns) > 1:
+                break
+        else:
+            return
+        tools = stage.facts.tools[item]
+        best = solved.reward or 0.0
+        for name, first, cycle in cycles(solved.turns, tools):
+
+            def played(count: int, first: int = first, cycle: Sequence[Any] = cycle) -> Policy:
+                return policies.replay(repeated(solved.turns, first, cycle, count), then="")
+
+            many = await self._play(item, f"repeat: {name}", played(MANY))
+            if many is not None and many >= best - 1e-9:
+                for count in (0, 1, 2):
+                    await self._play(item, f"repeat {count}: {name}", played(count))
 
 
 def _mark(policy: str, item: int) -> str:

@@ -27,13 +27,15 @@ from lachesis.settings.server_settings import ServerConfigError
 from lachesis.tracebacks import in_one_line
 from lachesis_console.auditing.memory import Memory
 from lachesis_console.auditing.policies import text_of
-from lachesis_console.auditing.records import AuditPlay, EnvironmentFacts, answer_field, shortened
+from lachesis_console.auditing.records import AuditPlay, EnvironmentFacts, answer_field, cut_field, shortened
 from lachesis_messages.messages import Message
 
 _LOOKS = frozenset({"terminal", "read_file", "read_bytes", "search", "call_tool", "download_file", "download_dir"})
 """Methods of `ctx` that read the agent's files in the agent's sandbox."""
-SCANNED = 200
+SCANNED = 400
 """Items that are read beyond those that are played, to find duplicates."""
+_NAMES = frozenset({"id", "uid", "uuid", "idx", "index", "split", "item_id", "task_id", "name", "subset", "partition"})
+"""Fields by which equal items may differ."""
 _SCANNING = 5.0
 """Seconds for that."""
 
@@ -112,7 +114,8 @@ class Stage:
         """Read the items, and what can be known of them before they are played."""
         env, facts = self.env, self.facts
         facts.has_walls = env.config.terminal_backend != "local" or env.config.sandbox != "none"
-        facts.versions = {str(name): str(value) for name, value in getattr(env, "versions", {}).items()}
+        if callable(versions := getattr(env, "versions", None)):
+            facts.versions = dict(await of_hook(versions()))
         facts.settings = {
             "terminal_backend": env.config.terminal_backend,
             "max_agent_turns": env.config.max_agent_turns,
@@ -121,7 +124,7 @@ class Stage:
         if isinstance(declared, tuple) and len(declared) == 2:
             facts.reward_range = (float(declared[0]), float(declared[1]))
         self.items = []
-        for number in range(count):
+        for _ in range(count):
             item = await of_hook(env.get_next_item())
             if item is None:
                 break
@@ -129,22 +132,60 @@ class Stage:
             facts.digests.append(item_digest(item))
             facts.items.append(shortened(json.dumps(item, ensure_ascii=False, default=str), 300))
             facts.answers.append(answer_field(item))
-            tools = [*env.group_tools(f"item{number}")[1]]
-            facts.has_shell |= any(tool["function"]["name"] == "terminal" for tool in tools)
-            with suppress(Exception):  # every rollout says so
-                tools += [tool.definition() for tool in env.tools_for(item)]
-            facts.tools.append(tools)
+            self._read_tools(item)
         facts.has_turns = env.follow_up is not None or any(facts.tools)
 
+    def _read_tools(self, item: Any) -> None:
+        tools = [*self.env.group_tools(f"item{len(self.facts.tools)}")[1]]
+        self.facts.has_shell |= any(tool["function"]["name"] == "terminal" for tool in tools)
+        with suppress(Exception):  # every rollout says so
+            tools += [tool.definition() for tool in self.env.tools_for(item) if tool.offered]
+        self.facts.tools.append(tools)
+
     async def scan(self) -> None:
-        """Read further items. Call it last: those are not played."""
+        """Read further items, and those of evaluations. Call it last: `items` then has more of them."""
         until = time.monotonic() + _SCANNING
+        self.facts.scanned += map(self._scanned, self.items)
         with suppress(Exception):  # what is broken shows at those that are played
             while len(self.facts.scanned) < SCANNED and time.monotonic() < until:
                 if (item := await of_hook(self.env.get_next_item())) is None:
                     break
-                prompt = "" if self.env.session is not None else _prompt(self.env.initial_messages(item))
-                self.facts.scanned.append((item_digest(item), prompt))
+                self.facts.scanned.append(self._scanned(item))
+                self._read_tools(item)
+                self.items.append(item)
+        if self._env_cls.get_eval_items is not HermesAgentBaseEnv.get_eval_items:
+            with suppress(Exception):
+                items = await of_hook(self.env.get_eval_items())
+                self.facts.evaluation += map(self._scanned, items[:SCANNED])
+
+    def _scanned(self, item: Any) -> tuple[str, str, str]:
+        prompt = ""
+        with suppress(Exception):  # it may need a session
+            prompt = _prompt(self.env.initial_messages(item))
+        if isinstance(item, Mapping) and (cut := cut_field(item, prompt)):
+            self.facts.cut.append(f"item {len(self.facts.scanned)}: {cut}")
+        content = {k: v for k, v in item.items() if k not in _NAMES} if isinstance(item, Mapping) else item
+        return item_digest(item), item_digest(content) if content else "", prompt
+
+    def reference(self) -> Policy:
+        """The environment's reference policy.
+
+        Raises:
+            NoSolution: there is none.
+            ServerConfigError: it is no function.
+        """
+        try:
+            found = self._reference(self.env)
+        except SettingsError as error:
+            raise NoSolution(str(error)) from error
+        if found is None:
+            raise NoSolution("there is no reference_policy()")
+        if not callable(found):
+            raise ServerConfigError(
+                f"reference_policy() returned {found!r:.80}, which is not a function; return one that takes "
+                "messages and tools, and returns a Message"
+            )
+        return found
 
     async def play(self, item: int, policy: str, scripted: Policy | None, block: str = "first") -> AuditPlay:
         """Play a rollout; `scripted` None is the environment's reference policy.
@@ -155,23 +196,13 @@ class Stage:
         """
         self._began(item, policy, block)
         play = AuditPlay(item, policy, block, began=time.time())
-        if scripted is None:
-            try:
-                scripted = self._reference(self.env)
-            except SettingsError as error:
-                raise NoSolution(str(error)) from error
-            if scripted is None:
-                raise NoSolution("there is no reference_policy()")
-            if not callable(scripted):
-                raise ServerConfigError(
-                    f"reference_policy() returned {scripted!r:.80}, which is not a function; return one that takes "
-                    "messages and tools, and returns a Message"
-                )
+        scripted = scripted or self.reference()
         self._latest = playing = _Playing(scripted)
         started = time.monotonic()
         deadline = asyncio.timeout(self._seconds)
         size = 2 if self.env.compute_group_reward is not None else 1
         token = self._playing.set(playing)
+        before = item_digest(self.items[item])
         try:
             async with deadline:
                 groups = await play_item(self.env, self.items[item], f"item{item}", size=size)
@@ -185,6 +216,7 @@ class Stage:
             _note(play, rollout, self.facts.tools[item])
         finally:
             self._playing.reset(token)
+        play.changed = item_digest(self.items[item]) != before
         play.seconds = time.monotonic() - started
         play.memory = self._memory.peak()
         if playing.unsolved:
@@ -252,12 +284,14 @@ def _note(play: AuditPlay, rollout: Rollout, tools: Sequence[Mapping[str, Any]])
     messages = [dict(message) for message in rollout.result.messages]
     first = next((at for at, each in enumerate(messages) if each["role"] == "assistant"), len(messages))
     play.prompt = _prompt(messages[:first])
+    system = [text_of(each) for each in messages[:first] if each["role"] == "system"]
+    play.told = shortened("\n\n".join([*system, json.dumps(tools, ensure_ascii=False)]), 20_000)
     play.prompt_length = sum(len(text_of(each)) for each in messages[:first]) + len(json.dumps(tools))
     play.prompt = shortened(play.prompt, 20_000)
     for message in messages[first:]:
         if message["role"] == "assistant":
             called = [call["function"] for call in message.get("tool_calls") or ()]
-            calls_made = [{"name": each["name"], "arguments": shortened(each["arguments"])} for each in called]
+            calls_made = [{"name": each["name"], "arguments": shortened(each["arguments"], 20_000)} for each in called]
             play.turns.append({"text": shortened(text_of(message), 20_000), "calls": calls_made})
         else:
             play.seen.append(shortened(text_of(message)))

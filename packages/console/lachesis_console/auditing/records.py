@@ -3,6 +3,7 @@ judges it."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -30,6 +31,10 @@ class AuditPlay:
     fault: str = ""
     """An exception in the reward that the agent's play caused, and which became its score."""
     prompt: str = ""
+    told: str = ""
+    """The system prompt, and the definitions of the tools."""
+    changed: bool = False
+    """The item is another one after it was played."""
     prompt_length: int = 0
     """Characters, with the definitions of the tools."""
     turns: list[dict[str, Any]] = field(default_factory=list)
@@ -76,8 +81,14 @@ class EnvironmentFacts:
     """What an item's own field says is its answer; empty where there is no such field."""
     tools: list[list[dict[str, Any]]] = field(default_factory=list)
     """Definitions of the tools of each."""
-    scanned: list[tuple[str, str]] = field(default_factory=list)
-    """Digest and prompt of further items; the prompt is empty where only a session knows it."""
+    scanned: list[tuple[str, str, str]] = field(default_factory=list)
+    """Of the items that are played, and of further ones: digest, digest of the content without numbers of items and
+    names of splits, and the prompt; it is empty where only a session knows it."""
+    evaluation: list[tuple[str, str, str]] = field(default_factory=list)
+    """The same of the items of evaluations, where the environment has its own."""
+
+    cut: list[str] = field(default_factory=list)
+    """Items whose prompt shows the beginning of a text only."""
     has_reference: bool | None = None
     has_turns: bool = False
     """Whether the environment answers: by tools, or as a user."""
@@ -99,6 +110,27 @@ class EnvironmentFacts:
 
 def shortened(text: str, longest: int = LONGEST) -> str:
     return text if len(text) <= longest else f"{text[: longest // 2]} … {text[-longest // 2 :]}"
+
+
+_TEXTS = re.compile(
+    r"question|prompt|problem|text|task|instruction|context|descri|document|passage|story|article|dialog", re.IGNORECASE
+)
+_BEGINNING = 40
+"""Characters of a text by which it is known in a prompt."""
+
+
+def cut_field(item: Mapping[str, Any], prompt: str) -> str:
+    """The field of an item whose text ends early in its prompt; empty where none does."""
+    shown = " ".join(prompt.split())
+    for name, value in item.items():
+        text = " ".join(value.split()) if isinstance(value, str) and _TEXTS.search(str(name)) else ""
+        if len(text) <= _BEGINNING or text in shown or (at := shown.find(text[:_BEGINNING])) < 0:
+            continue
+        rest = zip(text, shown[at:], strict=False)
+        equal = next((n for n, (a, b) in enumerate(rest) if a != b), len(shown) - at)
+        if re.match(r"$|\s|\.\.\.|…|\[", shown[at + equal :]):
+            return f"{name} has {len(text)} characters, the prompt shows {equal}"
+    return ""
 
 
 def answer_field(item: Any) -> str:

@@ -23,6 +23,9 @@ _config.MODEL_CONFIG_MAPPING = type("Models", (dict,), {"__missing__": lambda se
 _Underscores = types.SimpleNamespace(underscore_to_dot=True)
 sys.modules[_config.__name__] = _config
 
+from bfcl_eval.constants.default_prompts import (  # noqa: E402
+    DEFAULT_USER_PROMPT_FOR_ADDITIONAL_FUNCTION_PROMPTING as MORE,
+)
 from bfcl_eval.constants.enums import Language  # noqa: E402
 from bfcl_eval.constants.executable_backend_config import (  # noqa: E402
     CLASS_FILE_PATH_MAPPING,
@@ -35,7 +38,6 @@ from bfcl_eval.eval_checker.multi_turn_eval import multi_turn_utils  # noqa: E40
 
 DATA = Path(bfcl_eval.__file__).parent / "data"
 TYPES = {"dict": "object", "float": "number", "tuple": "array", "integer": "integer", "any": None}
-MORE = "There are more functions now; see your list. What about it now?"
 _numbers = itertools.count()
 
 
@@ -51,17 +53,17 @@ class Guest:
         self.rows = [dict(row, ground_truth=answers.get(row["id"])) for row in rows]
         self.size = len(rows) - first
         self.turns = "multi_turn" in target
+        self.language = "JavaScript" if "javascript" in target else "Java" if "java" in target else ""
         if not self.turns and any(kind in target for kind in ("memory", "web_search", "format_sensitivity")):
             raise ValueError("BFCL's %s needs the network or models of its own" % target)
 
     def item(self, number):
         row = self.rows[self.first + number]
         functions = documents(row) if self.turns else row["function"]
-        language = "Java" if "java" in self.category and "javascript" not in self.category else ""
-        language = "JavaScript" if "javascript" in self.category else language
+        later = {name for names in (row.get("missed_function") or {}).values() for name in names}
         return {
             "item": {"id": row["id"], "number": self.first + number},
-            "tools": [tool(each, language) for each in functions],
+            "tools": [{**tool(each, self.language), "offered": each["name"] not in later} for each in functions],
         }
 
     def open(self, item):
@@ -123,10 +125,23 @@ class Once:
         self.names = {name_of(each["name"]): each["name"] for each in row["function"]}
         self.prompt = row["question"][0]
         self.solution = [{"calls": [self.example(answer) for answer in row["ground_truth"] or ()]}]
+        if guest.category == "live_relevance":  # any call is right, and the rows have none
+            self.solution = None
 
     def example(self, answer):
+        """A call that the ground truth allows, without what need not be given."""
         ((name, arguments),) = answer.items()
-        chosen = {key: first(values) for key, values in arguments.items() if "" not in values}
+        asked = next(each["parameters"] for each in self.row["function"] if each["name"] == name)
+        chosen = {}
+        for key, values in arguments.items():
+            if "" in values and key not in asked.get("required", ()):
+                continue
+            value = first([each for each in values if each != ""] or values)
+            if self.guest.language:
+                declared = asked["properties"][key]
+                nested = (declared.get("items") or {}).get("type")
+                value = source(value, declared["type"], nested, self.guest.language)
+            chosen[key] = value
         return {"name": name_of(name), "arguments": chosen}
 
     def act(self, text):
@@ -142,13 +157,7 @@ class Once:
             return {"reward": float(not self.calls)}
         if "relevance" in category:
             return {"reward": float(bool(self.calls))}
-        language = (
-            Language.JAVASCRIPT
-            if "javascript" in category
-            else Language.JAVA
-            if "java" in category
-            else Language.PYTHON
-        )
+        language = Language[(self.guest.language or "Python").upper()]
         # One message holds all calls: those after it saw answers that BFCL never gives.
         whole = next((len(message["tool_calls"]) for message in messages if message.get("tool_calls")), 0)
         found = ast_checker(
@@ -157,13 +166,32 @@ class Once:
         return {"reward": float(found["valid"])}
 
 
-def first(values):
-    value = values[0]
+def first(options):
+    """The first of the values that are allowed; those of parts are lists too, or the values themselves."""
+    value = options[0] if isinstance(options, list) and options else options
     if isinstance(value, dict):
-        return {key: first(options) for key, options in value.items() if "" not in options}
+        return {key: first(each) for key, each in value.items() if not (isinstance(each, list) and "" in each)}
     if isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
-        return [{key: first(options) for key, options in each.items() if "" not in options} for each in value]
+        return [first([each]) for each in value]
     return value
+
+
+def source(value, kind, nested, language):
+    """A value as it is written in source code, in the forms that BFCL's checker reads."""
+    if isinstance(value, str):
+        return value
+    if language == "JavaScript" or isinstance(value, bool):
+        return json.dumps(value)
+    if isinstance(value, dict):
+        puts = " ".join("put(%s, %s);" % (json.dumps(key), json.dumps(each)) for key, each in value.items())
+        return "new HashMap<String, Object>() {{ %s }}" % puts
+    if isinstance(value, list):
+        texts = [source(each, nested, None, language) for each in value]
+        if kind == "Array":
+            return "new %s[]{%s}" % (nested or "Object", ", ".join(texts if nested else map(json.dumps, value)))
+        quoted = [json.dumps(each) if isinstance(each, str) else text for each, text in zip(value, texts)]
+        return "new ArrayList<%s>(Arrays.asList(%s))" % (nested or "", ", ".join(quoted))
+    return "%s%s" % (value, {"float": "f", "long": "L"}.get(kind, ""))
 
 
 class Turns:
@@ -183,9 +211,14 @@ class Turns:
             self.methods.update(
                 (key, each) for key, each in inspect.getmembers(made, inspect.ismethod) if key[0] != "_"
             )
-        self.prompt = row["question"][0] or [{"role": "user", "content": MORE}]
+        self.prompt = row["question"][0] or [{"role": "user", "content": self.more()}]
         self.orders = {each["name"]: list(each["parameters"]["properties"]) for each in documents(row)}
         self.solution = [step for turn in row["ground_truth"] for step in self.steps(turn)]
+
+    def more(self):
+        """What BFCL says in a turn with further functions to models that read them in a message."""
+        names = self.held.get(self.turn, ())
+        return MORE.format(functions=[tool(each, "") for each in documents(self.row) if each["name"] in names])
 
     def steps(self, turn):
         calls = [self.read(text) for text in turn]
@@ -203,7 +236,7 @@ class Turns:
             return None
         self.calls.append([])
         said = self.row["question"][self.turn]
-        return {"text": said[0]["content"] if said else MORE}
+        return {"text": said[0]["content"] if said else self.more()}
 
     def call(self, name, arguments):
         if any(name in names and self.turn < turn for turn, names in self.held.items()):

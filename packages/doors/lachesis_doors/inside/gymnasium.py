@@ -9,18 +9,16 @@ class Guest:
     def __init__(self, target, seed=0, **arguments):
         self.target, self.seed, self.arguments = target, seed, arguments
         self.size = None
-        made = self.made()
+        made = gymnasium.make(target, **arguments)
+        # Not tried out: an environment without text is made with it all the same, and fails when it is reset.
+        self.shown = {"render_mode": "ansi"} if "ansi" in made.metadata.get("render_modes", ()) else {}
         self.discrete = isinstance(made.action_space, gymnasium.spaces.Discrete)
         if not self.discrete and not isinstance(made.action_space, gymnasium.spaces.Text):
             raise ValueError("%s has actions of %s; this plays numbers and text" % (target, made.action_space))
         self.count = int(made.action_space.n) if self.discrete else 0
 
     def made(self):
-        modes = gymnasium.spec(self.target).kwargs.get("render_mode"), "ansi"
-        try:
-            return gymnasium.make(self.target, render_mode=modes[1], **self.arguments)
-        except Exception:
-            return gymnasium.make(self.target, **self.arguments)
+        return gymnasium.make(self.target, **{**self.shown, **self.arguments})
 
     def item(self, number):
         action = (

@@ -8,6 +8,7 @@ Whatever the guest prints goes to standard error. The process ends with its stan
 """
 
 import asyncio
+import importlib.metadata
 import importlib.util
 import inspect
 import json
@@ -51,6 +52,8 @@ class GuestHost:
             self.sessions[session] = asyncio.ensure_future(self.opened(given))
             opened = await self.sessions[session]
             return {"prompt": opened.prompt, "solution": getattr(opened, "solution", None)}
+        if call == "versions":
+            return versions(**given)
         if session is None:
             return await settled(getattr(self.guest, call)(**given))
         if call == "close":
@@ -78,6 +81,12 @@ class SessionLost(Exception):
 
 async def settled(value):
     return await value if inspect.isawaitable(value) else value
+
+
+def versions(module):
+    """Of the distributions that have a module."""
+    names = getattr(importlib.metadata, "packages_distributions", dict)().get(module, ())
+    return {name: importlib.metadata.version(name) for name in names}
 
 
 def plain(value):

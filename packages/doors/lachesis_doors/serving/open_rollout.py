@@ -221,7 +221,10 @@ def answer_name(env: HermesAgentBaseEnv, taken: Sequence[str]) -> str:
 
 def tools_of(env: HermesAgentBaseEnv, item: Any, key: str, answer_tool: str) -> list[dict[str, Any]]:
     """The tools of an item, each `{"name", "description", "parameters"}`; the answer is the last one."""
-    given = [*env.group_tools(key.partition("+")[0])[1], *(tool.definition() for tool in env.tools_for(item))]
+    given = [
+        *env.group_tools(key.partition("+")[0])[1],
+        *(tool.definition() for tool in env.tools_for(item) if tool.offered),
+    ]
     return [*described(given), answer_description(env, answer_tool)]
 
 

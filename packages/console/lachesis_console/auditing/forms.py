@@ -1,0 +1,138 @@
+"""Changes of a right answer: without its wrapping it is right unless a text asks for it; others are wrong."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from lachesis_console.auditing.records import answer_field
+
+_WRAPPINGS: Final = (
+    (r"<(?P<mark>\w+)>\s*(?P<core>[^<]*?)\s*</(?P=mark)>", r"</?{0}>|\b{0}\W? tags?"),
+    (r"(?P<mark>\\boxed)\{(?P<core>[^{}]*)\}", "box"),
+    (r"(?P<mark>#{2,4})[ \t]*(?P<core>[^\n#]+?)\s*$", "#{2,4}"),
+    (r"(?P<mark>```)\w*\n(?P<core>.*?)\n?```", r"```|code block|fence|markdown"),
+    (r"(?P<mark>\[\[?)(?P<core>[^\[\]\n]+)\]\]?", r"\[|bracket"),
+    (r"(?P<mark>\*\*)(?P<core>[^*\n]+)\*\*", r"\*\*|bold"),
+    (r"^(?P<mark>[A-Za-z][\w ]{0,30}):[ \t]*(?P<core>[^\n]+?)\s*$", r"{0}\W{0,3}[:=]|['\"`]{0}"),
+)
+"""Patterns of an answer in its wrapping, and of texts which name that wrapping."""
+_REMARK = re.compile(r"reason|explan|thought|comment|note|confiden|id$", re.IGNORECASE)
+_SHORT = 60
+"""Characters of an answer without wrapping."""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A right answer and what is around it."""
+
+    before: str
+    core: str
+    after: str
+    rest: str
+    """The text with the core and without its wrapping."""
+    named: str = ""
+    """Pattern of texts that name the wrapping; empty where there is none."""
+
+    def unnamed(self, told: str) -> bool:
+        """Whether there is a wrapping, and `told` does not name it."""
+        return bool(self.named) and not re.search(self.named, told, re.IGNORECASE)
+
+    def bare(self) -> dict[str, str]:
+        """The right answer without its wrapping, by name."""
+        texts = {"without its wrapping": self.rest, "alone": self.core, "in a sentence": f"The answer is {self.core}."}
+        return {f"right: {name}": text for name, text in texts.items()} if self.named else {}
+
+    def wrong(self) -> dict[str, str]:
+        """Wrong answers in the right form, by name."""
+        return {f"wrong: {name}": self.before + core + self.after for name, core in wrong_cores(self.core)}
+
+    def listed(self, others: list[str]) -> str:
+        """The right answer between others, in the form of one."""
+        return self.before + " ".join([*others[:2], self.core, *others[2:4]]) + self.after
+
+
+def form_of(text: str, item: Any = None) -> Form | None:
+    """How `text` says its answer; None where that cannot be told."""
+    if (key := _only_key(text)) is not None:
+        core = str(json.loads(text)[key])
+        before, after = text.split(core, 1) if text.count(core) == 1 else ("", "")
+        if before:
+            return Form(before, core, after, core, rf"json|['\"`]{re.escape(key)}")
+    wrapped = [
+        (match.end(), -at, match)
+        for at, (pattern, _) in enumerate(_WRAPPINGS)
+        for match in re.finditer(pattern, text, re.MULTILINE | re.DOTALL)
+        if match["core"].strip()
+    ]
+    if wrapped:  # the last one says the answer
+        _, at, match = max(wrapped, key=lambda each: each[:2])
+        start, end = match.span("core")
+        named = _WRAPPINGS[-at][1].replace("{0}", re.escape(match["mark"].strip()))
+        return Form(
+            text[:start], match["core"], text[end:], text[: match.start()] + match["core"] + text[match.end() :], named
+        )
+    known = answer_field(item)
+    if known and len(parts := re.split(rf"(?<!\w){re.escape(known)}(?!\w)", text)) > 1:
+        return Form(text[: text.rindex(known)], known, parts[-1], text)
+    if 0 < len(text.strip()) <= _SHORT and "\n" not in text.strip():
+        return Form("", text.strip(), "", text)
+    return None
+
+
+def _only_key(text: str) -> str | None:
+    try:
+        read = json.loads(text)
+    except ValueError:
+        return None
+    scalar = isinstance(read, dict) and len(read) == 1 and isinstance(next(iter(read.values())), str | int | float)
+    return next(iter(read)) if scalar else None
+
+
+def wrong_cores(core: str) -> Iterator[tuple[str, str]]:
+    """Answers that are wrong where `core` is the right one."""
+    yield "other letters and digits", shifted(core)
+    yield "no answer in the right form", ""
+    plain = core.replace(",", "").strip("$ ")
+    if re.fullmatch(r"-?\d+(\.\d+)?", plain):
+        number = float(plain)
+        changed = {"one more": number + 1, "a tenth more": number * 1.1 + 0.1, "ten times": number * 10 + 10}
+        if number:
+            changed["negative"] = -number
+        for name, value in changed.items():
+            yield name, f"{value:.15g}" if "." in plain or name == "a tenth more" else f"{value:.0f}"
+        if len(plain.strip("-")) > 1:
+            yield "its first digit", plain[: 1 + plain.startswith("-")]
+        yield "a digit more", f"{plain}7"
+        return
+    if len(core) >= 4 and core.isalpha() and core.lower() not in ("true", "false"):
+        yield "its first letter", core[0]
+    try:
+        read = json.loads(core)
+    except ValueError:
+        read = None
+    if isinstance(read, dict) and len(read) > 1:
+        for key in [key for key in read if not _REMARK.search(key)][:6]:
+            yield f"another {key}", json.dumps({**read, key: _other(read[key])})
+        return
+    pieces = re.split(r"(\s*[,;\n]\s*)", core)
+    if 3 <= len(pieces) <= 21 and all(re.search(r"\w", piece) for piece in pieces[::2]):
+        yield "only its first part is right", "".join([*pieces[:-1], shifted(pieces[-1])])
+        yield "only its last part is right", "".join([shifted(pieces[0]), *pieces[1:]])
+
+
+def _other(value: Any) -> Any:
+    if isinstance(value, bool) or value is None:
+        return not value
+    if isinstance(value, int | float):
+        return value + 1
+    return shifted(value) if isinstance(value, str) and value else [value]
+
+
+def shifted(text: str) -> str:
+    """`text` with the next letter or digit for each."""
+    following = {"z": "a", "Z": "A", "9": "0"}
+    return "".join(following.get(c, chr(ord(c) + 1)) if c.isascii() and c.isalnum() else c for c in text)
