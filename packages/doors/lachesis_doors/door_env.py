@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Container, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Literal, Protocol, Self, cast
 
 from backends.errors import SettingsError
 from lachesis import (
@@ -71,7 +71,7 @@ class DoorEnv(HermesAgentBaseEnv):
     target: ClassVar[str]
     arguments: ClassVar[Mapping[str, Any]]
     toolsets = ()
-    step_rewards = "sum"
+    step_rewards: Literal["sum", "last"] | None = "sum"
 
     @classmethod
     def at(cls, target: str) -> type[Self]:
@@ -83,6 +83,12 @@ class DoorEnv(HermesAgentBaseEnv):
         scheme, name, arguments = read_target(target)
         given = {"scheme": scheme, "target": name, "arguments": arguments, "name": f"{scheme}-{name}".replace("/", "-")}
         return type(cls.__name__, (cls,), {"__module__": cls.__module__, "__doc__": cls.__doc__, **given})
+
+    def rule(self) -> Literal["sum", "last"]:
+        """How rewards of steps become the score, as the argument `rewards` says. Raises SettingsError."""
+        if (rule := self.arguments.get("rewards", "sum")) not in ("sum", "last"):
+            raise SettingsError(f"{self.scheme}:{self.target}: rewards={rule} is no rule; write rewards=sum or last")
+        return cast('Literal["sum", "last"]', rule)
 
     @abstractmethod
     async def item_at(self, number: int) -> tuple[Any, Sequence[Mapping[str, Any]]] | None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from lachesis.cli.environment_classes import read_target
+from backends.errors import SettingsError
+from lachesis.cli.environment_classes import environment_class, read_target
 
 if TYPE_CHECKING:
     from lachesis_compat.guests.guest_env import GuestEnv
@@ -32,3 +34,19 @@ def guest(target: str) -> type[GuestEnv] | None:
     base: type[GuestEnv] = getattr(importlib.import_module(module), attribute)
     settings = {setting: name, f"{setting}_args": arguments}
     return type(base.__name__, (base,), {"__module__": base.__module__, "__doc__": base.__doc__, **settings})
+
+
+def atropos(target: str) -> Any:
+    """The class that plays `atropos:FILE.py:CLASS` or `atropos:package.module:CLASS`. Raises SettingsError."""
+    scheme, place, arguments = read_target(target)
+    if arguments:
+        raise SettingsError(f"{target}: {scheme}:FILE:CLASS takes no arguments; give its settings as --env.NAME VALUE")
+    if importlib.util.find_spec("atroposlib") is None:
+        raise SettingsError(f"{target} needs atroposlib. Next step: pip install 'lachesis-compat[atropos]'")
+    try:
+        found = environment_class(place)
+    except SettingsError as error:
+        raise SettingsError(f"{scheme}: {error}") from error
+    if getattr(found, "stock_cls", None) is None:
+        raise SettingsError(f"{target}: {found.__name__} is no environment of Atropos; write {place}")
+    return found

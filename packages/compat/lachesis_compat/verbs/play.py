@@ -1,13 +1,8 @@
 """`lachesis play TARGET [process|serve|evaluate] ...`: play an environment, also one that was written for Atropos.
 
-    lachesis play PATH/TO/env.py:Class                               the same as `lachesis process`
-    lachesis play PATH/TO/env.py:Class serve [--env.NAME VALUE ...] [--openai.NAME VALUE ...]
-
-TARGET and flags are those of `lachesis process`, `serve` and `eval`: `package.module:Class`, or `SCHEME:NAME` for
-environments of other frameworks, such as `verifiers:MODULE[?args]` or `textarena:ID`. `:Class` may be left out where
-the file defines one environment. `lachesis play TARGET process --help` lists all settings.
-For environments of Atropos, `--drift` prints where the tokens that the environment returned differ from the sampled
-ones; `--json` prints that as JSON lines.
+TARGET and flags are those of `lachesis process` (the default), `serve` and `eval`; `lachesis play TARGET process
+--help` lists all settings. For environments of Atropos, `--drift` prints where the tokens that the environment returned
+differ from the sampled ones; `--json` prints that as JSON lines.
 """
 
 from __future__ import annotations
@@ -31,18 +26,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     verb = rest.pop(0) if rest and not rest[0].startswith("-") else "process"
     if verb not in _VERBS:
         raise SettingsError(
-            f"lachesis play {target}: there is no {verb!r}; write process, serve, evaluate, or nothing for process"
+            f"lachesis play: there is no {verb!r}; write process, serve, evaluate, or nothing for process"
         )
     drift = "json" if "--json" in rest else "text" if "--drift" in rest else None
 
     def prepare(env_cls: Any) -> None:
-        if drift is None:
-            return
-        from lachesis_compat.atropos.player import AtroposPlayer
-
-        if not issubclass(env_cls, AtroposPlayer):
+        if drift and not hasattr(env_cls, "drift"):
             raise SettingsError("--drift and --json are for environments of Atropos: leave them out")
-        env_cls.drift = drift
+        if drift:
+            env_cls.drift = drift
 
     from lachesis.cli import play_environment
 
