@@ -147,7 +147,7 @@ class HermesAgentBaseEnv(AtroposBase):
     # Methods that a subclass may write.
 
     follow_up: Callable[..., Any] | None = None
-    """`follow_up(item, messages)`: the user's message after an answer of the agent; None ends the rollout.
+    """`follow_up(item, messages)`: the user's message, text or a `ToolResult`; None ends the rollout.
 
     `messages` are OpenAI's dicts, the answer last. Without it, the first answer ends the rollout. May be a plain `def`.
     """
@@ -159,9 +159,9 @@ class HermesAgentBaseEnv(AtroposBase):
     calls of `Tool.from_schema`. With a second parameter it gets the `ToolSession`. See docs/environments.md.
     """
 
-    step_rewards: ClassVar[Literal["sum", "last"] | None] = None
-    """How rewards of tools (`ToolResult.reward`) become the score, if no other reward is defined: their sum, or the
-    last one; 0 if there were none. Those of a turn are its `turn_rewards`, those of a tool are a component."""
+    step_rewards: Literal["sum", "last"] | None = None
+    """How rewards of tools and `follow_up` (`ToolResult.reward`) become the score, if no other is defined: their sum or
+    the last one; 0 if there were none. Those of a turn are its `turn_rewards`, those of one tool a component."""
 
     compute_group_reward: Callable[..., Any] | None = None
     """`compute_group_reward(item, results, ctxs)`: the scores of the rollouts of one item, compared with each other.

@@ -30,7 +30,7 @@ GROUPS = {
         "process": "play an environment, and write training data",
         "serve": "play an environment for a trainer",
         "batch": "turn a file of prompts into ShareGPT files, or merge the shards of such a run",
-        "play": "play an environment that was written for Atropos, verifiers or Inspect, unmodified",
+        "play": "the same for an environment of Atropos, unmodified; without a verb it means process",
     },
     "look": {
         "view": "show a folder of runs in a browser, while it grows",

@@ -1,11 +1,12 @@
 """From the name or the place of an environment to its class, for every command that plays one.
 
-A target is a name of `ENVIRONMENTS`, `path.py`, `path.py:Class`, `package.module:Class`, or one of another framework or
-standard, such as `textarena:Sudoku-v0`. The class may be one of Atropos.
+A target is a name of `ENVIRONMENTS`, `path.py`, `path.py:Class`, `package.module:Class`, or `SCHEME:NAME`, such as
+`textarena:Sudoku-v0` or `harbor:tasks`. The class may be one of Atropos.
 """
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,8 @@ SCHEMES: Registry[Callable[[str], Any]] = Registry("scheme", "lachesis.schemes",
 """Environments of other frameworks and standards, `SCHEME:NAME`: functions from such a target to the class."""
 
 _PACKAGES = {
-    **dict.fromkeys(("inspect", "verifiers"), "lachesis-compat"),
+    "harbor": "lachesis-envs",
+    **dict.fromkeys(("atropos", "inspect", "verifiers"), "lachesis-compat"),
     **dict.fromkeys(
         ("bfcl", "gymnasium", "mcp", "nemogym", "openenv", "ors", "skyrl", "tau2", "textarena"), "lachesis-doors"
     ),
@@ -49,13 +51,45 @@ def environment_class(target: str) -> Any:
         raise SettingsError(f"there is no file {place}")
     from lachesis.base_env import HermesAgentBaseEnv
 
-    if (scheme := target.partition(":")[0]) in SCHEMES.names():
+    if (scheme := place) in (schemes := SCHEMES.names()):
         return SCHEMES.load(scheme)(target)
     if scheme in _PACKAGES:
         package = _PACKAGES[scheme]
         raise SettingsError(f"{scheme}:NAME is played by the package {package}. Next step: pip install {package}")
+    if not place.endswith(".py") and not _is_module(place):
+        near = close_names(scheme, schemes)
+        hint = f"did you mean {near[0]}:NAME?" if near else f"schemes are {', '.join(schemes) or 'not installed'}"
+        raise SettingsError(f"{target}: there is no scheme and no module {place!r}; {hint} (or write path.py:Class)")
     from lachesis.cli.environment_files import load_env, prepared_for_atropos
 
     with prepared_for_atropos():
         found = load_env(target)
     return found if issubclass(found, HermesAgentBaseEnv) else COMPAT.load("player_for")(found)
+
+
+def read_target(target: str) -> tuple[str, str, dict[str, Any]]:
+    """Scheme, name and arguments of `SCHEME:NAME?argument=value&...`; values are read as YAML.
+
+    Raises:
+        SettingsError: the target names no environment, or a value is not YAML.
+    """
+    from urllib.parse import parse_qsl
+
+    import yaml
+
+    scheme, _, rest = target.partition(":")
+    name, _, query = rest.partition("?")
+    if not name:
+        raise SettingsError(f"{target!r} names no environment; write {scheme}:NAME")
+    arguments = {}
+    for key, value in parse_qsl(query, keep_blank_values=True):
+        try:
+            arguments[key] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise SettingsError(f"{target}: {key}={value} is not YAML; write a text in quotes, {key}='...'") from None
+    return scheme, name, arguments
+
+
+def _is_module(name: str) -> bool:
+    top = name.partition(".")[0]
+    return top.isidentifier() and importlib.util.find_spec(top) is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -19,7 +19,7 @@ _DESCRIPTION: Final = {
     "serve": "Play groups for a trainer, which `lachesis api` hands them to.",
 }
 _EPILOG: Final = """\
-ENV is env.py, env.py:Class, package.module:Class, or a name that `lachesis envs` lists.
+ENV is env.py, env.py:Class, package.module:Class, SCHEME:NAME, or a name that `lachesis envs` lists.
 
     lachesis {verb} gsm8k -n 20 -r 3 -m MODEL -b http://127.0.0.1:8000/v1
     lachesis {verb} env.py -n 4 -m reference        its reference policy, without a model
@@ -29,8 +29,10 @@ Every other setting has its own flag, --env.NAME VALUE or --openai.NAME VALUE, o
 """
 
 
-def main(verb: Verb, argv: Sequence[str] | None = None, *, run: Any = None) -> int:
-    """Play; the exit code. `run`: see `command_line.main`."""
+def main(
+    verb: Verb, argv: Sequence[str] | None = None, *, run: Any = None, prepare: Callable[[Any], None] | None = None
+) -> int:
+    """Play; the exit code. `run`: see `command_line.main`. `prepare` is called with the environment's class."""
     arguments = list(argv or ())
     parser, settings = _parser(verb)
     if not arguments or {"-h", "--help"} & {*arguments}:
@@ -45,6 +47,8 @@ def main(verb: Verb, argv: Sequence[str] | None = None, *, run: Any = None) -> i
     from lachesis.runs import command_line
 
     env_cls, command, prog = environment_class(target), _COMMANDS[verb], f"lachesis {verb} {target}"
+    if prepare is not None:
+        prepare(env_cls)
     if "--help-all" in rest:
         return command_line.main(env_cls, [command, "--help"], prog=prog)
     given, rest = parser.parse_known_args(rest)

@@ -19,7 +19,7 @@ from lachesis.loop.interrupted import note_agent
 from lachesis.loop.limits import LoopLimits
 from lachesis.loop.open_runs import note_failure
 from lachesis.loop.outcome import Outcome
-from lachesis.loop.result import AgentResult, StepReward, TokenCount, ToolCount, ToolError
+from lachesis.loop.result import AgentResult, StepReward, TokenCount, ToolCount, ToolError, step_rewards
 from lachesis.loop.tool_calls import ExecuteTools, in_open_run, unrun
 from lachesis.loop.turn_check import RESAMPLED, TurnCheck, check_turn
 from lachesis_client import ContextExhausted, InferenceError
@@ -66,12 +66,10 @@ class HermesAgentLoop:
         prefill_messages: inserted after the system message of every request, never part of the result.
         compression: when and how the context is compressed; None means never.
         split: "train" or "eval"; servers keep separate concurrency limits for the two.
-
-    `follow_up` may be set before `run`: it is called whenever the model has answered, and returns the next user
-    message, or None to end the rollout.
     """
 
-    follow_up: Callable[[MessageHistory], Awaitable[str | None]] | None = None
+    follow_up: Callable[[MessageHistory], Awaitable[str | ToolResult | None]] | None = None
+    """Called when the model has answered: the user's message, or None at the end. It may be set before `run`."""
 
     def __init__(
         self,
@@ -259,11 +257,14 @@ class _Rollout:
             if response.finish_reason is FinishReason.LENGTH:
                 raise _Ended(Outcome.CONTEXT_EXHAUSTED, "the token limit cut the answer off")
             ask_user, history = self.loop.follow_up, self.conversation.history
-            if ask_user is not None and (text := await ask_user(history)) is not None:
-                self.conversation.append(Message("user", text))
-                self.conversation.begin_turn()
-                self.faulty_turns = 0
-                return
+            if ask_user is not None and (said := await ask_user(history)) is not None:
+                said = said if isinstance(said, ToolResult) else ToolResult(said)
+                self.step_rewards += step_rewards(self.turns, "follow_up", said)
+                if not said.done:
+                    self.conversation.append(Message("user", said.parts))
+                    self.conversation.begin_turn()
+                    self.faulty_turns = 0
+                    return
             raise _Ended(Outcome.COMPLETED, "the model answered")
         await self.run_tools(message, check)
         self.settle(check)
@@ -373,8 +374,7 @@ class _Rollout:
             error=result.error,
         )
         self.conversation.append(response)
-        if result.reward is not None:
-            self.step_rewards.append(StepReward(self.turns, call.name, result.reward))
+        self.step_rewards += step_rewards(self.turns, call.name, result)
         if result.done:
             self.ended_by = call.name
         count = self.tool_counts.setdefault(call.name, ToolCount())

@@ -14,6 +14,7 @@ from lachesis_messages.responses import Usage
 
 if TYPE_CHECKING:
     from lachesis.loop.context_edits import ContextEdit
+    from lachesis_tools import ToolResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +32,18 @@ class ToolError:
 
 @dataclass(frozen=True, slots=True)
 class StepReward:
-    """The reward that came with the answer of a tool."""
+    """The reward that came with the answer of a tool, or with the user's."""
 
     turn: int
     """Counted from 1."""
     tool_name: str
+    """`follow_up` for the user."""
     value: float
+
+
+def step_rewards(turn: int, name: str, answer: ToolResult) -> list[StepReward]:
+    """The reward of an answer, if it has one."""
+    return [] if answer.reward is None else [StepReward(turn, name, answer.reward)]
 
 
 @dataclass(slots=True)
@@ -118,7 +125,7 @@ class AgentResult:
     seconds_waiting: float = 0.0
     """Time spent by servers and sandboxes: starts, queues, failed requests and their pauses, restored connections."""
     step_rewards: Sequence[StepReward] = ()
-    """Rewards that came with the answers of tools, in the order of the calls."""
+    """Rewards that came with the answers of tools and of the user, in their order."""
     context_edits: Sequence[ContextEdit] = ()
     """Compressions of the context, and attempts that failed."""
     error: Exception | None = None

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from backends import SandboxExhausted
 from lachesis.loop.result import AgentResult
@@ -22,7 +22,7 @@ from lachesis.tool_context.context_calls import SharedState
 from lachesis.tool_context.tool_context import ToolContext
 from lachesis_client.failed_requests import failed_requests
 from lachesis_messages.history import MessageHistory
-from lachesis_tools import ToolRegistry, ToolSession
+from lachesis_tools import ToolRegistry, ToolResult, ToolSession
 
 if TYPE_CHECKING:
     from lachesis.rewards.doubt import Doubt
@@ -139,7 +139,7 @@ class Scorer:
         if error is not None:
             raise SetUpFailed(f"{scope.name}: {type(error).__name__}: {error}") from error
 
-    async def user_message(self, item: Any, history: MessageHistory) -> str | None:
+    async def user_message(self, item: Any, history: MessageHistory) -> str | ToolResult | None:
         """The user's message after the agent's answer; None ends the rollout.
 
         Raises:
@@ -158,9 +158,12 @@ class Scorer:
             raise said.error.refused
         if said.error is not None:
             raise RewardError(f"{scope.name}: {type(said.error).__name__}: {said.error}") from said.error
-        if not isinstance(said.value, str | None):
-            raise RewardError(f"{scope.name} returned {said.value!r}; it must be text, or None at the end")
-        return said.value
+        answer: Any = said.value
+        if not isinstance(answer.content if isinstance(answer, ToolResult) else answer, str | None):
+            raise RewardError(f"{scope.name} returned {answer!r}; it must be text, a ToolResult, or None at the end")
+        if isinstance(answer, ToolResult) and answer.reward is not None:
+            finite_number(answer.reward, f"{scope.name}: its reward is")
+        return cast("str | ToolResult | None", answer)
 
     async def score(
         self, item: Any, result: AgentResult, context: ToolContext, *, about: tuple[str, str] = ("", "")

@@ -28,6 +28,7 @@ from lachesis_envs.gsm8k import GSM8kAgentEnv
 from lachesis_envs.gsm8k.symbolic import gsm_symbolic
 from lachesis_testing.fake_server import FakeServer
 from tests.doors.frames import golden, keep, outline, recorded
+from tests.doors.real.record_frames import FRAMES, RECORDED, frames_of
 from tests.doors.test_agent_serving import guesses, gym, tokens_of
 from tests.doors.test_frames import served_halves
 from tests.doors.test_serving import Served, served
@@ -234,6 +235,12 @@ async def test_gymnasium_without_a_render_mode_that_is_text(tmp_path: Path) -> N
     result = await play("gymnasium:Blackjack-v1", tmp_path, lambda _: call(("step", {"action": 0})), total_steps=1)
     found = rollouts(result.files.groups)
     assert [(each["reward"] in (-1, 0, 1, 1.5), each["turns"]) for each in found] == [(True, 1)] * 2
+
+
+@pytest.mark.parametrize("scheme", RECORDED)
+async def test_recordings_are_what_the_packages_say(scheme: str) -> None:
+    recorded = [json.loads(line) for line in (FRAMES / f"{scheme}.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert await frames_of(scheme) == recorded
 
 
 async def test_textarena(tmp_path: Path) -> None:

@@ -6,12 +6,10 @@ import itertools
 import json
 import re
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Container, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any, ClassVar, Protocol, Self
-from urllib.parse import parse_qsl
-
-import yaml
+from collections.abc import Container, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+from typing import Any, ClassVar, Literal, Protocol, Self, cast
 
 from backends.errors import SettingsError
 from lachesis import (
@@ -26,6 +24,8 @@ from lachesis import (
     ToolResult,
     rollout_session,
 )
+from lachesis.cli.environment_classes import read_target
+from lachesis.rewards.reward import scored_by_steps
 from lachesis_tools import ToolSession
 
 PATIENCE = 0.8
@@ -71,8 +71,7 @@ class DoorEnv(HermesAgentBaseEnv):
     target: ClassVar[str]
     arguments: ClassVar[Mapping[str, Any]]
     toolsets = ()
-    rewards: str = "sum"
-    """How rewards of steps become the score: "sum" or "last"."""
+    step_rewards: Literal["sum", "last"] | None = "sum"
 
     @classmethod
     def at(cls, target: str) -> type[Self]:
@@ -81,13 +80,15 @@ class DoorEnv(HermesAgentBaseEnv):
         Raises:
             SettingsError: the target names no environment.
         """
-        scheme, _, rest = target.partition(":")
-        name, _, query = rest.partition("?")
-        if not name:
-            raise SettingsError(f"{target!r} names no environment; write {scheme}:NAME")
-        arguments = {key: yaml.safe_load(value) for key, value in parse_qsl(query, keep_blank_values=True)}
+        scheme, name, arguments = read_target(target)
         given = {"scheme": scheme, "target": name, "arguments": arguments, "name": f"{scheme}-{name}".replace("/", "-")}
         return type(cls.__name__, (cls,), {"__module__": cls.__module__, "__doc__": cls.__doc__, **given})
+
+    def rule(self) -> Literal["sum", "last"]:
+        """How rewards of steps become the score, as the argument `rewards` says. Raises SettingsError."""
+        if (rule := self.arguments.get("rewards", "sum")) not in ("sum", "last"):
+            raise SettingsError(f"{self.scheme}:{self.target}: rewards={rule} is no rule; write rewards=sum or last")
+        return cast('Literal["sum", "last"]', rule)
 
     @abstractmethod
     async def item_at(self, number: int) -> tuple[Any, Sequence[Mapping[str, Any]]] | None:
@@ -113,8 +114,8 @@ class DoorEnv(HermesAgentBaseEnv):
         taken: set[str] = set()
 
         def made(tool: Mapping[str, Any]) -> Tool:
-            async def call(arguments: dict[str, Any], session: _Played) -> ToolResult:
-                return session.result(await session.inner.call(tool["name"], arguments))
+            async def call(arguments: dict[str, Any], session: DoorSession) -> ToolResult:
+                return _result(await session.call(tool["name"], arguments))
 
             name, schema = (
                 function_name(tool["name"], taken),
@@ -128,14 +129,14 @@ class DoorEnv(HermesAgentBaseEnv):
 
     def reference_policy(self) -> Policy | None:
         def policy(messages: Sequence[Mapping[str, Any]], tools: Any) -> Message:
-            session: _Played | None = rollout_session()
-            if session is None or session.inner.solution is None:
+            session: DoorSession | None = rollout_session()
+            if session is None or session.solution is None:
                 raise SettingsError(f"{self.name}: it has no solutions, so there is no reference policy")
-            begun = () if isinstance(session.inner.prompt, str) else session.inner.prompt
+            begun = () if isinstance(session.prompt, str) else session.prompt
             # The prompt may be a conversation that goes on.
             number, before = (sum(each["role"] == "assistant" for each in part) for part in (messages, begun))
             number -= before
-            turn = session.inner.solution[number] if number < len(session.inner.solution) else {"text": "Done."}
+            turn = session.solution[number] if number < len(session.solution) else {"text": "Done."}
             calls = (
                 ToolCall(f"call_{number}_{at}", function_name(call["name"]), json.dumps(call["arguments"]))
                 for at, call in enumerate(turn.get("calls") or ())
@@ -144,59 +145,45 @@ class DoorEnv(HermesAgentBaseEnv):
 
         return policy
 
-    @asynccontextmanager
-    async def session(self, item: Any, tools: ToolSession) -> AsyncIterator[_Played]:
-        async with self.opened(item["item"], tools) as inner:
-            yield _Played(inner)
+    def session(self, item: Any, tools: ToolSession) -> AbstractAsyncContextManager[DoorSession]:
+        return self.opened(item["item"], tools)
 
     def initial_messages(self, item: Any) -> list[dict[str, Any]]:
-        session: _Played | None = rollout_session()
-        if session is None or isinstance(session.inner.prompt, str):
+        session: DoorSession | None = rollout_session()
+        if session is None or isinstance(session.prompt, str):
             return super().initial_messages(item)
-        messages = list(session.inner.prompt)
+        messages = list(session.prompt)
         if self.config.system_prompt and (not messages or messages[0]["role"] != "system"):
             messages.insert(0, {"role": "system", "content": self.config.system_prompt})
         return messages
 
     def format_prompt(self, item: Any) -> str:
-        session: _Played | None = rollout_session()
-        return str(session.inner.prompt) if session is not None else "(the environment says it when a rollout begins)"
+        session: DoorSession | None = rollout_session()
+        return str(session.prompt) if session is not None else "(the environment says it when a rollout begins)"
 
-    async def follow_up(self, item: Any, messages: list[dict[str, Any]]) -> str | None:
-        session: _Played = rollout_session()
-        answer = await session.inner.act(messages[-1].get("content") or "")
-        if answer is None:
-            return None
-        result = session.result(answer)
-        return None if result.done else result.content
+    async def follow_up(self, item: Any, messages: list[dict[str, Any]]) -> ToolResult | None:
+        session: DoorSession = rollout_session()
+        answer = await session.act(messages[-1].get("content") or "")
+        return None if answer is None else _result(answer)
 
     async def compute_reward(self, item: Any, result: AgentResult, ctx: ToolContext) -> Reward | None:
-        session: _Played = ctx.session
-        scored = await session.inner.score(result.messages)
-        components = {name: float(value) for name, value in (scored.get("components") or {}).items()}
-        if scored.get("invalid"):
+        session: DoorSession = ctx.session
+        scored = await session.score(result.messages)
+        if scored.get("invalid") or scored.get("reward", 0.0) is None:
             return None
+        components = {name: float(value) for name, value in (scored.get("components") or {}).items()}
         if "reward" in scored:
-            return None if scored["reward"] is None else Reward(float(scored["reward"]), components)
-        steps = session.rewards
-        return Reward(sum(steps) if self.rewards == "sum" else steps[-1] if steps else 0.0, components)
+            return Reward(float(scored["reward"]), components)
+        steps = await scored_by_steps(self, item, result, ctx)
+        return replace(steps, components={**steps.components, **components})
 
 
-class _Played:
-    """A session with the rewards of its steps."""
-
-    def __init__(self, inner: DoorSession) -> None:
-        self.inner = inner
-        self.rewards: list[float] = []
-
-    def result(self, answer: Mapping[str, Any]) -> ToolResult:
-        if (reward := answer.get("reward")) is not None:
-            self.rewards.append(float(reward))
-        text, error = answer.get("text") or "", answer.get("error")
-        if error:
-            text = json.dumps({"error": text or error}, ensure_ascii=False)
-        images = tuple(answer.get("images") or ())
-        return ToolResult(text, error or None, images=images, reward=reward, done=bool(answer.get("done")))
+def _result(answer: Mapping[str, Any]) -> ToolResult:
+    text, error, reward = answer.get("text") or "", answer.get("error"), answer.get("reward")
+    if error:
+        text = json.dumps({"error": text or error}, ensure_ascii=False)
+    images, reward = tuple(answer.get("images") or ()), None if reward is None else float(reward)
+    return ToolResult(text, error or None, images=images, reward=reward, done=bool(answer.get("done")))
 
 
 def function_name(name: str, taken: Container[str] = ()) -> str:

@@ -37,7 +37,7 @@ class OpenEnvEnv(DoorEnv):
         self.url = self.target.replace("ws://", "http://").replace("wss://", "https://").rstrip("/")
         if not self.url.startswith("http"):
             raise SettingsError(f"{self.target}: write openenv:ws://HOST:PORT")
-        self.rewards = str(self.arguments.get("rewards", "sum"))
+        self.step_rewards = self.rule()
         self._http = aiohttp.ClientSession()
         try:
             action = await self._schema()

@@ -11,7 +11,7 @@ import contextlib
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, ClassVar
+from typing import Any
 
 import aiohttp
 
@@ -86,15 +86,13 @@ class OrsServer:
 class OrsEnv(DoorEnv):
     """An environment that a server of the Open Reward Standard offers. A task of it is an item."""
 
-    invalid: ClassVar[str] = "an exception of the environment, an answer of the server with an error"
-
     async def setup(self) -> None:
         await super().setup()
         url, _, name = self.target.rpartition("/")
         if not url.startswith("http"):
             raise SettingsError(f"{self.target}: write ors:http://HOST:PORT/ENVIRONMENT")
         self._split = str(self.arguments.get("split", "train"))
-        self.rewards = str(self.arguments.get("rewards", "sum"))
+        self.step_rewards = self.rule()
         self._http = aiohttp.ClientSession()
         self._ors = OrsServer(url, name, self._http)
         try:

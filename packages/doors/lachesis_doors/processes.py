@@ -74,7 +74,7 @@ class ProcessEnv(DoorEnv):
         python = interpreter(self.scheme, self.package)
         self._guest = GuestProcess(python, self.script, self.target, self.arguments)
         await self._guest.start()
-        self.rewards = self._guest.about["rewards"]
+        self.step_rewards = self._guest.about["rewards"]
         sessions = self._guest.about["sessions"]
         self._places = None if sessions is None else asyncio.Semaphore(int(sessions))
 

@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from backends.errors import SettingsError
-from lachesis import ServerConfig
+from lachesis import ServerConfig, ToolResult
 from lachesis_envs.harbor import HarborEnv
 from lachesis_testing.fake_server import FakeServer, Scripted
 from lachesis_tokens.endpoint.agent_program import AgentProgramEnv
@@ -48,6 +48,7 @@ async def test_the_user_answers_until_the_task_is_over_and_turns_are_counted_ove
     [
         (KeyError("city"), "sort-words: follow_up: KeyError: 'city'"),
         (5, "sort-words: follow_up returned 5; it must be text"),
+        (ToolResult("More.", reward=float("nan")), "sort-words: follow_up: its reward is nan; it must be finite"),
     ],
 )
 async def test_an_error_of_the_user_is_one_of_the_environment(tmp_path: Path, given: Any, problem: str) -> None:

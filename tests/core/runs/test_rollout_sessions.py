@@ -137,6 +137,29 @@ async def test_no_reward_of_a_tool_is_zero_and_the_last_one_may_count(tmp_path: 
     assert [each["reward"] for each in found] == [1.0, 1.0]
 
 
+@pytest.mark.parametrize("rule", ["sum", "last"])
+async def test_rewards_of_the_user_and_of_tools_are_added_up_in_one_way(
+    tmp_path: Path, log: list[str], rule: Any
+) -> None:
+    class Asked(Guess):
+        step_rewards = rule
+
+        def follow_up(self, item: Any, messages: Any) -> Any:
+            if len(messages) > 6:
+                return ToolResult("not read", reward=0.5, done=True)
+            return ToolResult("Guess again.", reward=-0.125) if len(messages) > 2 else "Guess."
+
+    said = iter([say("Hm."), call(("guess", {"number": 1})), say("Hm."), say("Bye.")])
+    (each,) = rollouts((await play(Asked, tmp_path, lambda _: next(said), total_steps=1, group_size=1)).files.groups)
+    assert each["reward"] == {"sum": -0.25 - 0.125 + 0.5, "last": 0.5}[rule]
+    assert each["turn_rewards"] == [0.0, -0.25, -0.125, 0.5]
+    assert (each["metrics"]["reward/guess"], each["metrics"]["reward/follow_up"]) == (-0.25, 0.375)
+    assert [step["tool"] for step in each["step_rewards"]] == ["guess", "follow_up", "follow_up"]
+    (messages,) = conversations(tmp_path / "groups.jsonl")
+    assert [message["content"] for message in messages if message["role"] == "user"][1:] == ["Guess.", "Guess again."]
+    assert messages[-1]["content"] == "Bye."
+
+
 async def test_calls_after_the_one_that_ends_the_task_are_not_run(tmp_path: Path, log: list[str]) -> None:
     def at_once(request: dict[str, Any]) -> Any:
         return call(*(("guess", {"number": number}) for number in (1, 2, 3, 4)))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
-from urllib.parse import parse_qsl
-
-import yaml
+from typing import TYPE_CHECKING, Any, Final
 
 from backends.errors import SettingsError
+from lachesis.cli.environment_classes import environment_class, read_target
 
 if TYPE_CHECKING:
     from lachesis_compat.guests.guest_env import GuestEnv
@@ -27,14 +26,27 @@ def guest(target: str) -> type[GuestEnv] | None:
     Raises:
         SettingsError: the target names no environment.
     """
-    framework, colon, rest = target.partition(":")
+    framework, colon, _ = target.partition(":")
     if not colon or framework not in GUESTS:
         return None
-    name, _, query = rest.partition("?")
-    if not name:
-        raise SettingsError(f"{target!r} names no environment; write {framework}:NAME")
+    _, name, arguments = read_target(target)
     (module, _, attribute), setting = GUESTS[framework][0].partition(":"), GUESTS[framework][1]
     base: type[GuestEnv] = getattr(importlib.import_module(module), attribute)
-    arguments = {key: yaml.safe_load(value) for key, value in parse_qsl(query, keep_blank_values=True)}
     settings = {setting: name, f"{setting}_args": arguments}
     return type(base.__name__, (base,), {"__module__": base.__module__, "__doc__": base.__doc__, **settings})
+
+
+def atropos(target: str) -> Any:
+    """The class that plays `atropos:FILE.py:CLASS` or `atropos:package.module:CLASS`. Raises SettingsError."""
+    scheme, place, arguments = read_target(target)
+    if arguments:
+        raise SettingsError(f"{target}: {scheme}:FILE:CLASS takes no arguments; give its settings as --env.NAME VALUE")
+    if importlib.util.find_spec("atroposlib") is None:
+        raise SettingsError(f"{target} needs atroposlib. Next step: pip install 'lachesis-compat[atropos]'")
+    try:
+        found = environment_class(place)
+    except SettingsError as error:
+        raise SettingsError(f"{scheme}: {error}") from error
+    if getattr(found, "stock_cls", None) is None:
+        raise SettingsError(f"{target}: {found.__name__} is no environment of Atropos; write {place}")
+    return found

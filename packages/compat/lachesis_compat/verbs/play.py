@@ -1,37 +1,43 @@
-"""`lachesis play`: an environment written for Atropos' BaseEnv, unmodified, with exact tokens.
+"""`lachesis play TARGET [process|serve|evaluate] ...`: play an environment, also one that was written for Atropos.
 
-    lachesis play PATH/TO/env.py:Class serve|process|evaluate [--env.NAME VALUE ...] [--openai.NAME VALUE ...]
-
-`package.module:Class` works as well, and `:Class` may be left out where the file defines one environment.
-Environments of other frameworks are `verifiers:MODULE[?args]` or `inspect:FILE.py@TASK[?args]`.
-`--drift` prints where the tokens that the environment returned differ from the sampled ones; `--json` prints that as
-JSON lines.
+TARGET and flags are those of `lachesis process` (the default), `serve` and `eval`; `lachesis play TARGET process
+--help` lists all settings. For environments of Atropos, `--drift` prints where the tokens that the environment returned
+differ from the sampled ones; `--json` prints that as JSON lines.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, Final
 
 from backends.errors import SettingsError
+from lachesis.cli.play_environment import Verb
+
+_VERBS: Final[dict[str, Verb]] = {"process": "process", "serve": "serve", "evaluate": "eval", "eval": "eval"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command of an environment of Atropos or of a guest; the exit code."""
+    """Run one command of an environment; the exit code."""
     arguments = list(argv or ())
     if not arguments or arguments[0] in ("-h", "--help"):
         print((__doc__ or "").strip())
         return 0 if arguments else 2
     target, *rest = arguments
+    verb = rest.pop(0) if rest and not rest[0].startswith("-") else "process"
+    if verb not in _VERBS:
+        raise SettingsError(
+            f"lachesis play: there is no {verb!r}; write process, serve, evaluate, or nothing for process"
+        )
     drift = "json" if "--json" in rest else "text" if "--drift" in rest else None
-    from lachesis.cli.environment_classes import environment_class
-    from lachesis.runs import command_line
 
-    env_cls = environment_class(target)
-    if drift is not None:
-        from lachesis_compat.atropos.player import AtroposPlayer
-
-        if not issubclass(env_cls, AtroposPlayer):
+    def prepare(env_cls: Any) -> None:
+        if drift and not hasattr(env_cls, "drift"):
             raise SettingsError("--drift and --json are for environments of Atropos: leave them out")
-        env_cls.drift = drift
-    rest = [argument for argument in rest if argument not in ("--drift", "--json")]
-    return command_line.main(env_cls, rest, prog=" ".join(["lachesis play", target, *rest[:1]]))
+        if drift:
+            env_cls.drift = drift
+
+    from lachesis.cli import play_environment
+
+    flags = [argument for argument in rest if argument not in ("--drift", "--json")]
+    flags = ["--help-all" if argument in ("-h", "--help") else argument for argument in flags]
+    return play_environment.main(_VERBS[verb], [target, *flags], prepare=prepare)

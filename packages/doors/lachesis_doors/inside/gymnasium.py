@@ -4,8 +4,6 @@ import gymnasium
 
 
 class Guest:
-    rewards = "sum"
-
     def __init__(self, target, seed=0, **arguments):
         self.target, self.seed, self.arguments = target, seed, arguments
         self.size = None

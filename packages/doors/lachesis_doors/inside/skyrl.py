@@ -10,8 +10,6 @@ import skyrl_gym
 
 
 class Guest:
-    rewards = "sum"
-
     def __init__(self, target, rows, **arguments):
         self.target, self.arguments = target, arguments
         with open(rows, encoding="utf-8") as file:

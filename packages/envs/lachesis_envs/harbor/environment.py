@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field
 
@@ -20,10 +20,12 @@ from backends.errors import SettingsError
 from backends.executor.trees import remove_tree
 from backends.tasks import in_own_thread
 from lachesis.base_env import HermesAgentBaseEnv
+from lachesis.cli.environment_classes import read_target
 from lachesis.loop.outcome import Outcome
 from lachesis.loop.result import AgentResult, ProgramRun
 from lachesis.loop.rollout import Rollout
 from lachesis.rewards.agent_fault import AgentFault
+from lachesis.runs.command_line import reject_unknown
 from lachesis.runs.run_folder import data_folder
 from lachesis.settings.chosen import is_chosen
 from lachesis.settings.settings import HermesAgentEnvConfig
@@ -87,6 +89,22 @@ class HarborEnv(HermesAgentBaseEnv):
     max_turns = 100
     needs_sandboxes = True
     takes_follow_ups = False  # the user of a task gives the instruction of its next step
+
+    @classmethod
+    def at(cls, target: str) -> type[Self]:
+        """The class for `harbor:FOLDER?setting=value&...`, where FOLDER is the default of `dataset_name`.
+
+        Raises:
+            SettingsError: the target names no tasks, or a setting that there is not.
+        """
+        scheme, folder, arguments = read_target(target)
+        reject_unknown(f"{scheme}:FOLDER?", arguments, cls.env_config_cls.model_fields)
+        try:
+            find_tasks(folder)
+        except TaskError as error:
+            raise SettingsError(f"{scheme}: {error}") from error
+        own = {"name": f"{scheme}-{Path(folder).resolve().name}", "dataset_name": folder, **arguments}
+        return type(cls.__name__, (cls,), {"__module__": cls.__module__, "__doc__": cls.__doc__, **own})
 
     def task_folders(self) -> list[Path]:
         """The tasks that `dataset_name` names. Raises `TaskError` if there are none."""
