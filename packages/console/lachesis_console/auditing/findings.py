@@ -37,6 +37,7 @@ NEXT_STEPS: Final[Mapping[str, str]] = {
     "network-at-start": "ship the data with the environment, or name the download in its documents",
     "network-in-rollout": "take the network out of tools and rewards, or return None where it fails",
     "not-deterministic": "seed what is drawn, per item; leave times, addresses and the order of sets out of rewards",
+    "more-than-asked": "compare the state, or all calls, with what was asked; a subset is not enough",
     "odd-input-passes": "give nothing where the reward cannot read the answer",
     "part-ignored": "let the reward check all that the prompt asks for",
     "partial-reward": "see whether an agent can live on this reward alone",

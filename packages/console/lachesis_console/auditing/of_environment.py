@@ -94,7 +94,7 @@ def _prompts(plays: Sequence[AuditPlay], facts: EnvironmentFacts, findings: Find
         findings.add(code, severity, f"{more} of {cycle} items have the prompt of another one")  # type: ignore[arg-type]
     else:
         evidence = [{"item": places[0], "text": f"as {places[1:4]}: {text[:200]}"} for text, places in same.items()]
-        severity = "error" if cycle >= 12 and 4 * more >= cycle else "warning"
+        severity = "error" if cycle >= 12 and 4 * more >= 3 * cycle else "warning"
         said = f"{more} of {cycle} items are another one again"
         findings.add("duplicates", severity, said, evidence)  # type: ignore[arg-type]
 
@@ -236,7 +236,9 @@ def _exceptions(plays: Sequence[AuditPlay], findings: Findings) -> None:
         elif play.kind:
             by_reason[play.kind, play.reason].append(play)
     for (kind, reason), found in by_reason.items():
-        odd = all(play.policy.startswith(("noise", "answer", "garbage", "echo", "cheat")) for play in found)
+        odd = all(
+            play.policy.startswith(("noise", "answer", "garbage", "echo", "cheat", "wrong", "more")) for play in found
+        )
         said = f"{found[0].policy}: {counted(len(found), 'rollout')} without a score: {reason}"
         evidence = [shown(play, play.traceback[-300:]) for play in found]
         if kind == "fault":

@@ -29,6 +29,7 @@ CHEATS = (
 )
 """Beginning of the names of policies, code, and what the reference policy does where such a play may be the task."""
 _NEAR = re.compile(r"within|about|approx|toleran|nearest|round|estimat|roughly", re.IGNORECASE)
+_ONLY = re.compile(r"\bonly\b|nothing else|\balone\b|no other|exactly|do not (change|touch)|all else", re.IGNORECASE)
 MARK = re.compile(r"mark-[0-9a-f]{10}")
 REPEATED = ("again", "later", "reversed", "interleaved")
 """Blocks in which a policy plays an item after others, that it had played before."""
@@ -294,6 +295,14 @@ class Rewards:
         for name, full in self._passing("without call").items():
             said = f"the reference policy {name} earns full marks on {counted(len(full), 'item')}"
             self.findings.add("part-ignored", "warning" if len(full) < 2 else "error", said, map_shown(full))
+        for full in self._passing("more: ").values():
+            asked = " ".join(f"{play.told} {play.prompt}" for play in full)
+            self.findings.add(
+                "more-than-asked",
+                "error" if _ONLY.search(asked) and len(full) > 1 else "note",
+                f"calls that were not asked for cost nothing on {counted(len(full), 'item')}",
+                map_shown(full),
+            )
         found, by_count = [], {}
         for name in self.by_policy:
             if match := re.match(r"repeat (\d): (.*)", name):

@@ -20,7 +20,7 @@ from lachesis_console.auditing import policies
 from lachesis_console.auditing.forms import Form, form_of
 from lachesis_console.auditing.playing import NoSolution, Stage
 from lachesis_console.auditing.records import AuditPlay
-from lachesis_console.auditing.repeating import MANY, changed_calls, cycles, deletions, repeated
+from lachesis_console.auditing.repeating import MANY, changed_calls, cycles, deletions, further_calls, repeated
 from lachesis_console.auditing.sandbox_plays import DESTROYING, EMPTYING, SOLVING, search, with_named
 from lachesis_messages.messages import Message
 
@@ -73,17 +73,17 @@ class AuditPlan:
         stage, count = self.stage, len(self.stage.items)
         with suppress(AuditOverTime):
             await self._beginning()
+            await self._cheats()  # first: with sandboxes, the time may not be enough for all
             await self._all("nothing", policies.nothing, "later")
-            for seed in range(2):
-                for item in range(count):
-                    await self._play(item, f"random {seed + 1}", self._random(item, seed))
             await self._answers()
             await self._forms()
             await self._repeating()
+            for seed in range(2):
+                for item in range(count):
+                    await self._play(item, f"random {seed + 1}", self._random(item, seed))
             for name, scripted in policies.noises().items():
                 for item in range(min(FEW, count)):
                     await self._play(item, name, scripted)
-            await self._cheats()
             for item in range(min(FEW, count)) if stage.facts.has_turns else ():
                 await self._play(item, "a call without effect in every turn", policies.never_ends)
             for item in range(count) if stage.facts.has_turns else ():
@@ -275,6 +275,11 @@ class AuditPlan:
             return
         for name, turns in changed_calls(solved.turns).items():
             await self._play(item, name, policies.replay(turns, then=solved.turns[-1]["text"] or "Done."))
+        others = [
+            turn for each in self.stage.plays if each.policy == "reference" and each.item != item for turn in each.turns
+        ]
+        if (more := further_calls(solved.turns, others)) is not None:
+            await self._play(item, "more: the calls of other items too", policies.replay(more))
         if (deleting := deletions(solved.turns, self.stage.facts.tools[item], solved.prompt)) is not None:
             await self._play(item, "destroy: by the tools that delete", policies.replay(deleting))
         facts = self.stage.facts

@@ -87,6 +87,19 @@ def changed_calls(turns: Sequence[Turn]) -> dict[str, list[Turn]]:
     return found
 
 
+def further_calls(turns: Sequence[Turn], others: Sequence[Turn]) -> list[Turn] | None:
+    """The turns, and before the last calls those that solve other items with the same tools; None if there are none."""
+    own = [(call["name"], call["arguments"]) for turn in turns for call in turn["calls"]]
+    names = {name for name, _ in own if name != "terminal" and not _READING.match(name)}
+    given = ((call["name"], call["arguments"]) for turn in others for call in turn["calls"] if call["name"] in names)
+    more = [{"name": name, "arguments": text} for name, text in dict.fromkeys(given) if (name, text) not in own]
+    if not more:
+        return None
+    last = max(at for at, turn in enumerate(turns) if turn["calls"])
+    # Before, as the last call may end the rollout.
+    return [*turns[:last], {"text": "", "calls": more[:_DELETED]}, *turns[last:]]
+
+
 def _with_texts(call: Mapping[str, str], text: str) -> str:
     """Arguments with `text` in the place of what is written; commands and paths stay."""
     given = _arguments(call)
