@@ -25,6 +25,12 @@ _EXACTLY = re.compile(
     r"alone|nothing else|only|exact|digits|integer|json|separator|comma|single|one (word|letter|number|line)", re.I
 )
 """Texts that ask for one form of an answer."""
+ANY_ORDER = re.compile(
+    r"\ban? (\w+ )?(order|sequence|arrangement|permutation|plan|route|schedule)\b"
+    r"|\bany (\w+ )?(order|sequence)|possible order",
+    re.IGNORECASE,
+)
+"""Texts that ask for one of several orders."""
 _SHORT = 60
 """Characters of an answer without wrapping."""
 
@@ -62,6 +68,18 @@ class Form:
     def wrong(self) -> dict[str, str]:
         """Wrong answers in the right form, by name."""
         return {f"wrong: {name}": self.before + core + self.after for name, core in wrong_cores(self.core)}
+
+    def reordered(self) -> dict[str, str]:
+        """The answer with two neighbours of its parts in the place of each other, by name."""
+        pieces = re.split(r"(\s*[,;>\n]\s*)", self.core)
+        if not 5 <= len(pieces) <= 25 or not all(re.search(r"\w", piece) for piece in pieces[::2]):
+            return {}
+        found = {}
+        for at in range(0, len(pieces) - 2, 2):
+            first, between, second = pieces[at : at + 3]
+            core = "".join([*pieces[:at], second, between, first, *pieces[at + 3 :]])
+            found[f"order: parts {at // 2 + 1} and {at // 2 + 2} change places"] = self.before + core + self.after
+        return found
 
     def listed(self, others: list[str]) -> str:
         """The right answer between others, in the form of one."""

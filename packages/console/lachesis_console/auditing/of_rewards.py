@@ -282,6 +282,12 @@ class Rewards:
             said = f"the right answer earns less {', '.join(names)}, which no text excludes"
             severity = "warning" if names == ["with a line break after it"] else "error"
             self.findings.add("right-answer-refused", severity, said, map_shown(strict))  # type: ignore[arg-type]
+        orders = [play for name in self.by_policy if name.startswith("order: ") for play in self.by_policy[name]]
+        items = {play.item for play in orders}
+        if len(items) >= 3 and not any(map(self.is_full, orders)):
+            said = f"each of {len(orders)} changes of the order is refused on {counted(len(items), 'item')}, and the "
+            said += "prompt asks for any order that fits"
+            self.findings.add("right-answer-refused", "error", said, map_shown(orders))
         if passed := self._passing("wrong: "):
             told = " ".join(f"{play.told} {play.prompt}" for full in passed.values() for play in full)
             near = {*passed} <= {"wrong: one more", "wrong: a tenth more"} and _NEAR.search(told)

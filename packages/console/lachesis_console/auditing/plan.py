@@ -17,7 +17,7 @@ from typing import Any
 from backends.tasks import run_all
 from lachesis.runs.reference_policy import Policy
 from lachesis_console.auditing import policies
-from lachesis_console.auditing.forms import Form, form_of
+from lachesis_console.auditing.forms import ANY_ORDER, Form, form_of
 from lachesis_console.auditing.playing import NoSolution, Stage
 from lachesis_console.auditing.records import AuditPlay
 from lachesis_console.auditing.repeating import MANY, changed_calls, cycles, deletions, further_calls, repeated
@@ -262,6 +262,7 @@ class AuditPlan:
                 **(form.bare() if form.unnamed(self._told(item)) else {}),
                 **form.wrong(),
                 **form.equal(self._told(item)),
+                **(form.reordered() if ANY_ORDER.search(self._told(item)) else {}),
             }
             if len(others) >= 2:
                 plays["several answers in one"] = form.listed(others)
