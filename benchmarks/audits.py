@@ -38,7 +38,7 @@ names = [name for name, spec in gymnasium.registry.items() if "toy_text" in str(
     "bfcl": """
 from pathlib import Path
 import bfcl_eval
-files = Path(bfcl_eval.__file__).parent.glob("data/possible_answer/BFCL_v4_*.json")
+files = Path(bfcl_eval.__file__).parent.glob("data/BFCL_v4_*.json")
 names = [path.stem.removeprefix("BFCL_v4_") for path in files]
 """,
     "tau2": """
@@ -52,6 +52,8 @@ names = [path.parent.name for path in folder.glob("*/app.py")]
 """,
 }
 """By scheme: what its interpreter runs to name its environments."""
+NO_MOVE = "found no legal move"
+"""What the door of TextArena says of an opponent that it does not know how to play: no fault of the game."""
 OPPONENT = "say who plays"
 """What a game for several players answers that was opened without them."""
 
@@ -129,6 +131,7 @@ def shortened(record: Mapping[str, Any]) -> dict[str, Any]:
         rewards[play["policy"]].append(play["reward"])
     kept = ("environment", "versions", "seconds", "not_audited", "not_looked_at", "items")
     home = str(Path.home())
+    scored = any(reward is not None for got in rewards.values() for reward in got)
     findings = [
         {
             "code": each["code"],
@@ -137,17 +140,26 @@ def shortened(record: Mapping[str, Any]) -> dict[str, Any]:
             "evidence": [json.loads(json.dumps(one).replace(home, "~")) for one in each["evidence"][:1]],
         }
         for each in record["findings"]
+        if NO_MOVE not in each["said"] or not scored
     ]
     for each in findings:
         for one in each["evidence"]:
             one.update({name: value[:200] for name, value in one.items() if isinstance(value, str)})
     return {
         **{name: record[name] for name in kept},
-        "not_audited": record["not_audited"].replace(home, "~").partition("\n")[0][:400],
+        "not_audited": record["not_audited"].replace(home, "~").partition("\n")[0][:400] or unscored(findings, scored),
         "not_looked_at": list(dict.fromkeys(record["not_looked_at"])),
         "mean_reward": {policy: _mean([each for each in got if each is not None]) for policy, got in rewards.items()},
         "findings": findings,
     }
+
+
+def unscored(findings: list[dict[str, Any]], scored: bool) -> str:
+    """Why an environment without any score was not audited."""
+    if scored:
+        return ""
+    errors = [each["said"] for each in findings if each["severity"] == "error"]
+    return f"no rollout has a score: {errors[0] if errors else 'the environment gives none'}"[:400]
 
 
 def _mean(scored: list[float]) -> float | None:

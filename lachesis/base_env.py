@@ -281,7 +281,7 @@ class HermesAgentBaseEnv(AtroposBase):
     def player_for(self, item: Any) -> RolloutPlayer:
         """The player of the rollouts of one item."""
         own = self.tools_for(item)
-        return self.player.with_tools(own) if own else self.player
+        return self.player.with_tools(own, self.tool_definitions) if own else self.player
 
     @property
     def agent_tools(self) -> AgentTools:

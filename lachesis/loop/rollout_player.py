@@ -68,10 +68,18 @@ class RolloutPlayer:
     score_of_agent_fault: FixedScore = 0.0
     broken_items: BrokenItems = field(default_factory=BrokenItems)
 
-    def with_tools(self, tools: Sequence[Tool]) -> Self:
-        """With further tools, of one item."""
-        unlisted = [tool for tool in tools if not tool.offered]
-        return replace(self, registry=self.registry.extended(*tools), unlisted=unlisted)
+    def with_tools(self, tools: Sequence[Tool], others: Callable[[], Sequence[Mapping[str, Any]]]) -> Self:
+        """With further tools, of one item.
+
+        Args:
+            others: definitions of the tools that the agent has anyway. A tool may have the name of one that the agent
+                does not get.
+        """
+        taken = {tool.name for tool in tools if tool.name in self.registry}
+        if taken:
+            taken -= {each["function"]["name"] for each in others()}
+        registry = self.registry.without(*taken).extended(*tools)
+        return replace(self, registry=registry, unlisted=[tool for tool in tools if not tool.offered])
 
     async def play(
         self,

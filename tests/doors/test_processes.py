@@ -162,7 +162,7 @@ class Guest:
         pass
     def item(self, number):
         schema = {"type": "object", "properties": {"by": {"type": "integer"}}, "required": ["by"]}
-        names = {"look": True, "add": False}
+        names = {"look": True, "add": False, "todo": True}
         tools = [{"name": each, "parameters": schema, "offered": names[each]} for each in names]
         return {"item": {}, "tools": tools}
     def open(self, item):
@@ -201,10 +201,10 @@ async def test_a_tool_that_comes_later_is_not_in_the_prompt_and_can_be_called(tm
     found.package, found.script = Package("json", "nothing"), script
     result = await process(found, tmp_path, model, group_size=1, total_steps=1, enabled_toolsets=[])
     (group,) = lines(result.files.groups)
-    assert group["scores"] == [1.0] and offered == [{"look"}] * 5
+    assert group["scores"] == [1.0] and offered == [{"look", "todo"}] * 5
     answers = [message["content"] for message in group["messages"][0] if message["role"] == "tool"]
     assert "no function add yet" in answers[0] and "by" in answers[1] and answers[2] == "3"
-    assert {tool["function"]["name"] for tool in group["tools"]} == {"look"}
+    assert {tool["function"]["name"] for tool in group["tools"]} == {"look", "todo"}  # not that of a toolset
 
 
 @pytest.mark.parametrize(("fails", "kind"), [("open", "environment"), ("call", "environment"), ("lost", "infra_error")])

@@ -284,7 +284,11 @@ async def test_the_ground_truth_of_bfcl_is_right_and_idleness_is_not(category: s
                 said: list[dict[str, Any]] = []
                 for turn in opened["solution"] if session == "solved" else ():
                     calls = turn.get("calls") or ()
-                    said += [{"role": "assistant", "tool_calls": calls}] if calls else []
+                    made = [
+                        {"function": {"name": each["name"], "arguments": json.dumps(each["arguments"])}}
+                        for each in calls
+                    ]
+                    said += [{"role": "assistant", "tool_calls": made}] if made else []
                     for each in calls:
                         await guest.call("call", session, **each)
                     if "text" in turn:

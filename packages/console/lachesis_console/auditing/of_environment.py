@@ -222,7 +222,8 @@ def _schema_problem(schema: Any, *, top: bool = True) -> str:
     required = schema.get("required") or []
     if not isinstance(required, list):
         return f"required is {required!r:.60}, not a list of names"
-    if missing := [name for name in required if name not in properties]:
+    # An object inside may say what it requires and no more.
+    if missing := [name for name in required if name not in properties and (top or properties)]:
         return f"it requires {', '.join(map(str, missing))}, which properties does not have"
     parts = [*properties.values(), *([schema["items"]] if isinstance(schema.get("items"), Mapping) else [])]
     return next(filter(None, (_schema_problem(each, top=False) for each in parts)), "")

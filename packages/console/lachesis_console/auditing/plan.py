@@ -279,7 +279,8 @@ class AuditPlan:
         others = [
             turn for each in self.stage.plays if each.policy == "reference" and each.item != item for turn in each.turns
         ]
-        if (more := further_calls(solved.turns, others)) is not None:
+        # What is written into files of a sandbox is written again by the reference's own calls.
+        if not self.stage.facts.has_shell and (more := further_calls(solved.turns, others)) is not None:
             await self._play(item, "more: the calls of other items too", policies.replay(more))
         if (deleting := deletions(solved.turns, self.stage.facts.tools[item], solved.prompt)) is not None:
             await self._play(item, "destroy: by the tools that delete", policies.replay(deleting))

@@ -65,13 +65,14 @@ _READING: Final = re.compile(r"get|list|read|search|look|find|show|view|query|fe
 _DELETING: Final = re.compile(r"delete|remove|clear|drop|reset|cancel|discard|unload|empty|wipe|erase")
 _PATH: Final = re.compile(r"path|file|folder|directory|name$|id$", re.IGNORECASE)
 _GARBAGE: Final = "qwv zzkt"
+_ENDS: Final = "import os; os._exit(0)"
 _CALLS, _DELETED = 8, 30
 
 
 def changed_calls(turns: Sequence[Turn]) -> dict[str, list[Turn]]:
     """By name: the calls with garbage in the place of texts, and without one that changes something."""
     found: dict[str, list[Turn]] = {}
-    for name, text in (("garbage", _GARBAGE), ("an empty text", "")):
+    for name, text in (("garbage", _GARBAGE), ("an empty text", ""), ("code that ends the process", _ENDS)):
         changed: list[Turn] = [
             {**turn, "calls": [{**call, "arguments": _with_texts(call, text)} for call in turn["calls"]]}
             for turn in turns

@@ -87,7 +87,7 @@ def with_named(command: str, prompt: str) -> str:
 
 def search(answer: str) -> str:
     """Prints the variables and files of the sandbox that hold `answer`."""
-    text = shlex.quote(answer)
+    text = shlex.quote(max(answer.splitlines() or [answer], key=len))  # each line would be a pattern
     return (
         f"env | grep -F -e {text} | cut -c1-200 | sed 's/^/variable /'; "
         f"grep -rlF -e {text} {_PLACES} 2>/dev/null | head -20 | sed 's/^/file /'"

@@ -84,6 +84,8 @@ def documents(row):
 
 def tool(function, language):
     parameters = schema(function["parameters"])
+    # Some rows ask for the properties of an object inside.
+    parameters["required"] = [each for each in parameters.get("required", ()) if each in parameters["properties"]]
     if language:
         for name, value in parameters["properties"].items():
             kind = function["parameters"]["properties"][name].get("type")
@@ -122,7 +124,6 @@ class Once:
     def __init__(self, guest, row):
         self.guest, self.row = guest, row
         self.calls = []
-        self.names = {name_of(each["name"]): each["name"] for each in row["function"]}
         self.prompt = row["question"][0]
         self.solution = [{"calls": [self.example(answer) for answer in row["ground_truth"] or ()]}]
         if guest.category == "live_relevance":  # any call is right, and the rows have none
@@ -158,12 +159,20 @@ class Once:
         if "relevance" in category:
             return {"reward": float(bool(self.calls))}
         language = Language[(self.guest.language or "Python").upper()]
-        # One message holds all calls: those after it saw answers that BFCL never gives.
-        whole = next((len(message["tool_calls"]) for message in messages if message.get("tool_calls")), 0)
-        found = ast_checker(
-            self.row["function"], self.calls[:whole], self.row["ground_truth"], language, category, "model"
-        )
+        # One message holds all calls: those after it saw answers that BFCL never gives. They are read there, for a loop
+        # may run a call only once that stands there twice, which is right in some rows.
+        calls = next((message["tool_calls"] for message in messages if message.get("tool_calls")), ())
+        made = [{call["function"]["name"]: read(call["function"]["arguments"])} for call in calls]
+        found = ast_checker(self.row["function"], made, self.row["ground_truth"], language, category, "model")
         return {"reward": float(found["valid"])}
+
+
+def read(arguments):
+    try:
+        found = json.loads(arguments or "{}")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def first(options):
@@ -221,8 +230,12 @@ class Turns:
         return MORE.format(functions=[tool(each, "") for each in documents(self.row) if each["name"] in names])
 
     def steps(self, turn):
-        calls = [self.read(text) for text in turn]
-        return ([{"calls": calls}] if calls else []) + [{"text": "Done."}]
+        messages = [[]]
+        for call in map(self.read, turn):
+            if call in messages[-1]:  # a loop may run it once that stands twice in a message
+                messages.append([])
+            messages[-1].append(call)
+        return [{"calls": calls} for calls in messages if calls] + [{"text": "Done."}]
 
     def read(self, text):
         call = ast.parse(text, mode="eval").body
