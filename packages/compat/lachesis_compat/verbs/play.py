@@ -1,8 +1,8 @@
 """`lachesis play TARGET [process|serve|evaluate] ...`: play an environment, also one that was written for Atropos.
 
 TARGET and flags are those of `lachesis process` (the default), `serve` and `eval`; `lachesis play TARGET process
---help` lists all settings. For environments of Atropos, `--drift` prints where the tokens that the environment returned
-differ from the sampled ones; `--json` prints that as JSON lines.
+--help` lists all settings (`--env.NAME VALUE`, `--openai.NAME VALUE`). For environments of Atropos, `--drift` prints
+where the tokens that the environment returned differ from the sampled ones; `--json` prints that as JSON lines.
 """
 
 from __future__ import annotations
