@@ -84,7 +84,7 @@ def test_a_sound_environment_has_no_findings(tmp_path: Path) -> None:
         (RIGHT, "return float(said in item[::-1])", "wrong-answer-passes"),
         (RIGHT, "return float(item[::-1].startswith(said[:1]))", "wrong-answer-passes"),
         (FOUR, "WORDS = [f'word{n}' for n in range(40)]; WORDS[30] = 'a b'", "ceiling"),
-        (FOUR, "WORDS = [f'word{n}' for n in range(12)] * 2 + ['x']", "duplicates"),
+        (FOUR, "WORDS = [f'word{n}' for n in range(12)] * 5 + ['x']", "duplicates"),
         (FOUR, "WORDS = ['aa'] * 6 + ['bb'] + ['aa'] * 10", "constant-answer"),
     ],
 )
