@@ -86,6 +86,8 @@ def test_a_sound_environment_has_no_findings(tmp_path: Path) -> None:
         (FOUR, "WORDS = [f'word{n}' for n in range(40)]; WORDS[30] = 'a b'", "ceiling"),
         (FOUR, "WORDS = [f'word{n}' for n in range(12)] * 5 + ['x']", "duplicates"),
         (FOUR, "WORDS = ['aa'] * 6 + ['bb'] + ['aa'] * 10", "constant-answer"),
+        (RIGHT, "return float(sorted(said) == sorted(item))", "wrong-answer-passes"),
+        (RIGHT, "import re; return float(bool(said) and bool(re.fullmatch(said, item[::-1])))", "wrong-answer-passes"),
     ],
 )
 @pytest.mark.sample(4)
@@ -267,6 +269,103 @@ def test_what_the_agents_terminal_finds_or_destroys(before: str, after: str, cod
 
 def test_a_sound_environment_with_files_has_no_errors(tmp_path: Path) -> None:
     ended, found = audited(tmp_path, text=FILES)
+    assert ended == 0, found
+
+
+TABLE = '''
+import json, sqlite3
+from contextlib import asynccontextmanager
+from lachesis import HermesAgentBaseEnv, Message, Tool, ToolCall
+from lachesis_tools import ToolFailure
+
+SQL = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
+LIMIT, kept = 3, []
+
+
+def opened(item):
+    table = sqlite3.connect(":memory:", check_same_thread=False)
+    table.execute("CREATE TABLE stays (nights INTEGER)")
+    table.executemany("INSERT INTO stays VALUES (?)", [(n,) for n in item])
+    return table
+
+
+def total(table):
+    return table.execute("SELECT coalesce(sum(nights), 0) FROM stays").fetchone()[0]
+
+
+class Table(HermesAgentBaseEnv):
+    """The agent asks a database."""
+
+    name = "table"
+    toolsets = ()
+
+    async def setup(self):
+        self.items = iter([[3, 4, 11], [20, 5], [30, 3, 9, 1], [7, 8]])
+
+    async def get_next_item(self):
+        return next(self.items, None)
+
+    def format_prompt(self, item):
+        return f"How many nights are in the table stays (guest {sum(item) % 7})? You may send at most 3 queries."
+
+    @asynccontextmanager
+    async def session(self, item):
+        state = {"table": opened(item), "sent": 0}
+        yield state
+        state["table"].close()
+
+    def tools_for(self, item):
+        async def query(arguments, state):
+            state["sent"] += 1
+            if state["sent"] > LIMIT:
+                raise ToolFailure("no more queries")
+            try:
+                return json.dumps(state["table"].execute(arguments["query"]).fetchall())
+            except sqlite3.Error as error:
+                raise ToolFailure(str(error)) from None
+
+        return [Tool.from_schema("query", "Send a statement of SQL to the table.", SQL, query)]
+
+    def compute_reward(self, item, result, ctx):
+        return float(result.final_response.strip() == f"{total(opened(item))} nights")
+
+    def reference_policy(self):
+        def play(messages, tools):
+            if messages[-1]["role"] == "tool":
+                return Message("assistant", f"{json.loads(messages[-1]['content'])[0][0]} nights")
+            arguments = json.dumps({"query": "SELECT sum(nights) FROM stays"})
+            return Message("assistant", tool_calls=(ToolCall("call_0", "query", arguments),))
+
+        return play
+'''
+SAID = "result.final_response.strip()"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "code"),
+    [
+        ("total(opened(item))", "total(ctx.session['table'])", "cheat-passes"),
+        ("LIMIT, kept = 3", "LIMIT, kept = 99", "limit-not-enforced"),
+        (SAID, f"{SAID}.replace('-', '')", "wrong-answer-passes"),
+        (
+            'yield state\n        state["table"].close()',
+            "kept.append(open(__file__))\n        yield state",
+            "left-open",
+        ),
+        (f"{SAID} == ", f"{SAID} and eval({SAID}.split()[0] or '0') == int(", "wrong-answer-passes"),
+    ],
+)
+@pytest.mark.sample(2)
+def test_what_only_tools_or_sessions_show(before: str, after: str, code: str, tmp_path: Path) -> None:
+    changes = [(before, after)]
+    if "eval" in after:
+        changes.append(('f"{total(opened(item))} nights")', "total(opened(item))))"))
+    ended, found = audited(tmp_path, *changes, text=TABLE)
+    assert ended == 1 and found.get(code) == "error", found
+
+
+def test_a_sound_environment_with_a_database_has_no_errors(tmp_path: Path) -> None:
+    ended, found = audited(tmp_path, text=TABLE)
     assert ended == 0, found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -31,6 +31,13 @@ ANY_ORDER = re.compile(
     re.IGNORECASE,
 )
 """Texts that ask for one of several orders."""
+_ORDER = re.compile(
+    r"\bsort|ascending|descending|alphabetical|chronological|\bin (\w+ )?order|order of|\brank", re.IGNORECASE
+)
+_CASE = re.compile(r"\b(upper|lower)[- ]?case|\bcapital (letter|s\b)|case[- ]sensitive|exact case", re.IGNORECASE)
+"""Texts that ask for an order, and for upper or lower case."""
+_ONE_NUMBER = re.compile(r"(?P<before>[^\d-]*)(?P<number>-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?)(?P<after>\D*)")
+"""A number, with a unit or a currency."""
 _SHORT = 60
 """Characters of an answer without wrapping."""
 
@@ -65,9 +72,16 @@ class Form:
             found["with separators"] = f"{self.before}{int(self.core):,}{self.after}"
         return {f"equal: {name}": text for name, text in found.items()}
 
-    def wrong(self) -> dict[str, str]:
+    def wrong(self, told: str = "") -> dict[str, str]:
         """Wrong answers in the right form, by name."""
-        return {f"wrong: {name}": self.before + core + self.after for name, core in wrong_cores(self.core)}
+        return {f"wrong: {name}": self.before + core + self.after for name, core in wrong_cores(self.core, told)}
+
+    def of_nothing(self) -> dict[str, str]:
+        """Answers to a question about what has been deleted, by what they say."""
+        number = _ONE_NUMBER.fullmatch(self.core)
+        units = [("0", f"{number['before']}0{number['after']}")] if number is not None else []
+        cores = dict([*((text or "empty", text) for text in ("0.0", "none", "None", "", "[]")), ("0", "0"), *units])
+        return {name: self.before + core + self.after for name, core in cores.items() if core != self.core}
 
     def reordered(self) -> dict[str, str]:
         """The answer with two neighbours of its parts in the place of each other, by name."""
@@ -115,44 +129,79 @@ def form_of(text: str, item: Any = None) -> Form | None:
 
 
 def _only_key(text: str) -> str | None:
-    try:
-        read = json.loads(text)
-    except ValueError:
-        return None
+    read = _read_json(text)
     scalar = isinstance(read, dict) and len(read) == 1 and isinstance(next(iter(read.values())), str | int | float)
     return next(iter(read)) if scalar else None
 
 
-def wrong_cores(core: str) -> Iterator[tuple[str, str]]:
-    """Answers that are wrong where `core` is the right one."""
+def wrong_cores(core: str, told: str = "") -> Iterator[tuple[str, str]]:
+    """Answers that are wrong where `core` is the right one, and `told` is what the agent knows of the form."""
     yield "other letters and digits", shifted(core)
     yield "no answer in the right form", ""
-    plain = core.replace(",", "").strip("$ ")
-    if re.fullmatch(r"-?\d+(\.\d+)?", plain):
-        number = float(plain)
-        changed = {"one more": number + 1, "a tenth more": number * 1.1 + 0.1, "ten times": number * 10 + 10}
-        if number:
-            changed["negative"] = -number
-        for name, value in changed.items():
-            yield name, f"{value:.15g}" if "." in plain or name == "a tenth more" else f"{value:.0f}"
-        if len(plain.strip("-")) > 1:
-            yield "its first digit", plain[: 1 + plain.startswith("-")]
-        yield "a digit more", f"{plain}7"
+    for pattern in (".*", "%", "*"):
+        yield f"the pattern {pattern}", pattern
+    if number := _ONE_NUMBER.fullmatch(core):
+        for name, text in _wrong_numbers(number["number"].replace(",", "")):
+            yield name, number["before"] + text + number["after"]
         return
+    if len(core) > 2:
+        yield "code for it", "+".join(f"chr({ord(each)})" for each in core[:_SHORT])
+    if _CASE.search(told) and core.swapcase() != core:
+        yield "in the other case", core.swapcase()
     if len(core) >= 4 and core.isalpha() and core.lower() not in ("true", "false"):
         yield "its first letter", core[0]
-    try:
-        read = json.loads(core)
-    except ValueError:
-        read = None
+        if (at := next((at for at in range(1, len(core) - 1) if core[at] != core[at + 1]), 0)) > 0:
+            yield "two letters change places", core[:at] + core[at + 1] + core[at] + core[at + 2 :]
+    read = _read_json(core)
     if isinstance(read, dict) and len(read) > 1:
         for key in [key for key in read if not _REMARK.search(key)][:6]:
             yield f"another {key}", json.dumps({**read, key: _other(read[key])})
         return
+    parts, written = _parts(core, read)
+    if len(parts) < 2:
+        return
+    yield "only its first part is right", written([*parts[:-1], _other(parts[-1])])
+    yield "only its last part is right", written([_other(parts[0]), *parts[1:]])
+    yield "without its last part", written(parts[:-1])
+    yield "a part more", written([*parts, _other(parts[-1])])
+    if _ORDER.search(told) and not ANY_ORDER.search(told):
+        yield "its parts in the opposite order", written(parts[::-1])
+
+
+def _wrong_numbers(text: str) -> Iterator[tuple[str, str]]:
+    number, fraction = float(text), "." in text
+    changed = {"one more": number + 1, "a tenth more": number * 1.1 + 0.1, "ten times": number * 10 + 10}
+    if number:
+        changed["negative"] = -number
+    if fraction:
+        changed["another fraction"] = number + (0.37 if number % 1 < 0.6 else -0.37)
+    for name, value in changed.items():
+        yield name, f"{value:.15g}" if fraction or name == "a tenth more" else f"{value:.0f}"
+    if len(text.strip("-")) > 1:
+        yield "its first digit", text[: 1 + text.startswith("-")]
+    if fraction:
+        yield "without its point", text.replace(".", "")
+    yield "a digit more", f"{text}7"
+    yield "nan", "nan"
+    first = 5 if number == 3 else 3  # neither number is the answer
+    yield "code for it", f"sum([{first},{number - first:.15g}])"
+
+
+def _read_json(core: str) -> Any:
+    try:
+        return json.loads(core)
+    except ValueError:
+        return None
+
+
+def _parts(core: str, read: Any) -> tuple[list[Any], Callable[[list[Any]], str]]:
+    """The parts of a list, and a function that writes others in its form."""
+    if isinstance(read, list):
+        return read, json.dumps
     pieces = re.split(r"(\s*[,;\n]\s*)", core)
-    if 3 <= len(pieces) <= 21 and all(re.search(r"\w", piece) for piece in pieces[::2]):
-        yield "only its first part is right", "".join([*pieces[:-1], shifted(pieces[-1])])
-        yield "only its last part is right", "".join([shifted(pieces[0]), *pieces[1:]])
+    if 3 <= len(pieces) <= 41 and all(re.search(r"\w", piece) for piece in pieces[::2]):
+        return pieces[::2], pieces[1].join
+    return [], str
 
 
 def _other(value: Any) -> Any:

@@ -13,13 +13,17 @@ from typing import Any
 from backends.text import counted
 from lachesis_console.auditing.findings import Findings
 from lachesis_console.auditing.forms import form_of
-from lachesis_console.auditing.of_rewards import Rewards, map_shown, shown
-from lachesis_console.auditing.records import AuditPlay, EnvironmentFacts
+from lachesis_console.auditing.of_rewards import Rewards
+from lachesis_console.auditing.records import AuditPlay, EnvironmentFacts, map_shown, shown
 
 SLOW_SETUP, SLOW_SANDBOX, SLOW_ROLLOUT = 30.0, 5.0, 60.0
 """Seconds."""
 LARGE, GROWTH = 4096.0, 20.0
 """MiB of all processes, and of each rollout more than the one before."""
+SECOND = ("fresh", "fresh again", "reversed", "interleaved")
+"""Blocks of the second start."""
+LEFT_OPEN = 0.4
+"""Open files, threads and processes by which each rollout has more than the one before."""
 _PLACEHOLDER = re.compile(
     r"\{\{ ?[\w.]+ ?\}\}|<[\w.]+ object at 0x[0-9a-f]+>|<(?:generator|function|coroutine) \w|\$\{\w+\}"
 )
@@ -70,6 +74,12 @@ def _prompts(plays: Sequence[AuditPlay], facts: EnvironmentFacts, findings: Find
         most = 4 * len(facts.cut) >= len(facts.scanned) and len(facts.cut) > 1
         said = f"{counted(len(facts.cut), 'prompt')} of {len(facts.scanned)} end within a text"
         findings.add("prompt-cut", "error" if most else "warning", said, [{"text": text} for text in facts.cut])
+    if facts.not_offered:
+        many = 4 * len(facts.not_offered) >= len(facts.scanned)
+        said = f"the answer of {counted(len(facts.not_offered), 'item')} is not among its choices"
+        findings.add(
+            "not-offered", "error" if many else "warning", said, [{"text": text} for text in facts.not_offered]
+        )
     odd = [shown(play, found[0]) for play in prompts.values() if (found := _PLACEHOLDER.search(play.prompt))]
     if odd:
         findings.add("placeholder-in-prompt", "warning", f"{counted(len(odd), 'prompt')} show a placeholder", odd)
@@ -82,6 +92,11 @@ def _prompts(plays: Sequence[AuditPlay], facts: EnvironmentFacts, findings: Find
     for at, (_, text) in enumerate(rows[:cycle]):
         by_text[text].append(at)
     same = {text: places for text, places in by_text.items() if len(places) > 1}
+    right = {play.item: play.turns for play in plays if (play.policy, play.block) == ("reference", "first")}
+    ends = [{json.dumps(right[at]) for at in places if at in right} for places in same.values()]
+    if not facts.has_turns and any(len(each) > 1 for each in ends):
+        said = "items with equal prompts have different right answers: the prompt lacks what decides"
+        findings.add("prompts-alike", "error", said)
     more = sum(len(places) - 1 for places in same.values())
     if not same:
         near = Counter(re.sub(r"\d+", "#", text.lower()) for text in by_text)
@@ -301,11 +316,20 @@ def _costs(plays: Sequence[AuditPlay], facts: EnvironmentFacts, findings: Findin
         said = f"{counted(len(slow), 'rollout')} took up to {most:.1f} s, where half take {usual:.2f} s or less"
         findings.add("slow", "note", said, map_shown(slow))
     peak = max(play.memory for play in plays)
-    half = len(plays) // 2
-    growth = [after.memory - before.memory for before, after in itertools.pairwise(plays)]
-    rise = sum(growth[:half]) / max(1, half), sum(growth[half:]) / max(1, len(growth) - half)
-    if min(rise) > GROWTH:
-        said = f"memory grows by {min(rise):.0f} MiB or more a rollout, to {peak:.0f} MiB"
+    plays = [play for play in plays if play.block not in SECOND]
+    if (rise := _rise([play.memory for play in plays])) > GROWTH:
+        said = f"memory grows by {rise:.0f} MiB or more a rollout, to {peak:.0f} MiB"
         findings.add("memory", "error", said)
+    if (rise := _rise([play.held for play in plays])) > LEFT_OPEN:
+        most = max(play.held for play in plays)
+        said = f"each rollout leaves {rise:.2g} open files, threads or processes behind, {most} at most"
+        findings.add("left-open", "error", said)
     elif peak > LARGE:
         findings.add("memory", "warning", f"its processes take up to {peak:.0f} MiB")
+
+
+def _rise(values: Sequence[float]) -> float:
+    """The mean growth from one rollout to the next, of the half of the rollouts where it is smaller."""
+    growth = [after - before for before, after in itertools.pairwise(values)]
+    half = len(values) // 2
+    return min(sum(growth[:half]) / max(1, half), sum(growth[half:]) / max(1, len(growth) - half))

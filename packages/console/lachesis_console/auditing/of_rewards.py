@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from backends.text import counted
 from lachesis.figures.intervals import mean_of_values
 from lachesis_console.auditing.findings import Findings
 from lachesis_console.auditing.forms import form_of
-from lachesis_console.auditing.records import AuditPlay, EnvironmentFacts, shortened
+from lachesis_console.auditing.records import AuditPlay, EnvironmentFacts, map_shown, shown
 from lachesis_console.auditing.sandbox_plays import suspicious
 
 MASKS = (-100.0, -999.0, -1000.0, -9999.0, -1e6, -1e9, 999.0, 9999.0, 1e9)
@@ -30,14 +29,6 @@ CHEATS = (
 """Beginning of the names of policies, code, and what the reference policy does where such a play may be the task."""
 _NEAR = re.compile(r"within|about|approx|toleran|nearest|round|estimat|roughly", re.IGNORECASE)
 _ONLY = re.compile(r"\bonly\b|nothing else|\balone\b|no other|exactly|do not (change|touch)|all else", re.IGNORECASE)
-MARK = re.compile(r"mark-[0-9a-f]{10}")
-REPEATED = ("again", "later", "reversed", "interleaved")
-"""Blocks in which a policy plays an item after others, that it had played before."""
-
-
-def shown(play: AuditPlay, text: str = "") -> dict[str, Any]:
-    said = text or (play.turns[-1]["text"] if play.turns else "")
-    return {"item": play.item, "policy": play.policy, "reward": play.reward, "text": shortened(said, 300)}
 
 
 class Rewards:
@@ -84,7 +75,7 @@ class Rewards:
         self._labels()
         if changed := [play for play in self.plays if play.changed]:
             said = f"{counted(len(changed), 'rollout')} changed the item that was played"
-            self.findings.add("state-leaks", "warning", said, map_shown(changed))
+            self.findings.add("state-leaks", "error", said, map_shown(changed))
         self._looks()
 
     def _full(self, name: str) -> tuple[list[AuditPlay], list[AuditPlay]]:
@@ -290,7 +281,8 @@ class Rewards:
             self.findings.add("right-answer-refused", "error", said, map_shown(orders))
         if passed := self._passing("wrong: "):
             told = " ".join(f"{play.told} {play.prompt}" for full in passed.values() for play in full)
-            near = {*passed} <= {"wrong: one more", "wrong: a tenth more"} and _NEAR.search(told)
+            small = {"wrong: one more", "wrong: a tenth more", "wrong: another fraction"}
+            near = {*passed} <= small and _NEAR.search(told)
             said = f"wrong answers in the right form earn full marks: {', '.join(list(passed)[:6])}"
             self.findings.add(
                 "wrong-answer-passes", "note" if near else "error", said, map_shown(full[0] for full in passed.values())
@@ -309,6 +301,7 @@ class Rewards:
                 f"calls that were not asked for cost nothing on {counted(len(full), 'item')}",
                 map_shown(full),
             )
+        self._limits()
         found, by_count = [], {}
         for name in self.by_policy:
             if match := re.match(r"repeat (\d): (.*)", name):
@@ -326,6 +319,27 @@ class Rewards:
                 f"reference policy {self.full.get(play.item, 1.0):g}"
             )
             self.findings.add("repeatable-reward", "error", said, map_shown(found))
+
+    def _limits(self) -> None:
+        """Whether a limit that texts name holds, and whether wrong answers before the right one cost something."""
+        past = []
+        for name, full in self._passing("over the limit").items():
+            count = int(re.findall(r"\d+", name)[0])
+            for play in full:
+                seen = [re.sub(r"\d+", "#", text) for text in play.seen[:count]]
+                calls = bool(play.turns[0]["calls"])
+                # The same call is answered as at first. What a user says differs from one turn to the next.
+                past += [play] if len(seen) == count and (not calls or seen[0] == seen[-1]) else []
+        if past:
+            said = (
+                f"calls beyond the limit that texts name are answered, and cost nothing on {counted(len(past), 'item')}"
+            )
+            self.findings.add("limit-not-enforced", "error", said, map_shown(past))
+        for full in self._passing("guesses: ").values():
+            asked = " ".join(f"{play.told} {play.prompt}" for play in full)
+            severity = "note" if re.search(r"attempt|guess|\btry\b|tries|again|hint", asked, re.I) else "error"
+            said = f"wrong answers before the right one cost nothing on {counted(len(full), 'item')}"
+            self.findings.add("guessing-passes", severity, said, map_shown(full))  # type: ignore[arg-type]
 
     def _numbers(self) -> None:
         """Rewards that stand for something else, and those of rollouts that say themselves that they failed."""
@@ -397,106 +411,3 @@ class Rewards:
         if looks:
             said = f"the reward reads in the agent's own sandbox: {', '.join(looks[:3])}"
             self.findings.add("reads-agents-files", "note", said)
-
-
-def map_shown(plays: Iterable[AuditPlay]) -> list[dict[str, Any]]:
-    return [shown(play) for play in plays]
-
-
-def judge_repetition(first: Sequence[AuditPlay], second: Sequence[AuditPlay], findings: Findings) -> None:
-    """Whether equal plays are equal: in a second start with the same history, and after others.
-
-    Where histories are equal and plays are not, something is drawn. Where the beginnings of two starts are equal, what
-    differs later depends on what was played before.
-    """
-    name = {"fresh": "first", "fresh again": "again"}
-    begun = {(play.policy, play.item, play.block): play for play in first}
-    drawn = []
-    for play in second:
-        before = begun.get((play.policy, play.item, name.get(play.block, "")))
-        if before is not None and _differs(before, play):
-            drawn.append((before, play))
-    if drawn:
-        _add_differences(findings, drawn, "not-deterministic", "in a second start, with the same plays before it")
-    for play in first:
-        before = begun.get((play.policy, play.item, "first"))
-        if play.block == "slow" and before is not None and before.reward != play.reward and not drawn:
-            _add_differences(findings, [(before, play)], "not-deterministic", "with pauses before its messages")
-    own = [play for play in first if play.block == "first"]
-    known = {(play.policy, play.item): play for play in [*second, *own] if play.block in ("fresh", "first")}
-    later = [
-        (known[play.policy, play.item], play)
-        for play in [*first, *second]
-        if play.block in REPEATED and (play.policy, play.item) in known
-    ]
-    differing = [(before, play) for before, play in later if _differs(before, play)]
-    if differing and not drawn:
-        # One start alone cannot tell which of both it is.
-        code = "state-leaks" if second else "not-deterministic"
-        _add_differences(findings, differing, code, "after other rollouts")
-    leaked = _marks_of_others([*first, *second])
-    if leaked:
-        said = f"{counted(len(leaked), 'rollout')} read what another rollout had written"
-        findings.add("state-leaks", "error", said, leaked)
-
-
-def _differs(before: AuditPlay, play: AuditPlay) -> bool:
-    return (before.kind == play.kind == "" and before.signature != play.signature) or before.kind != play.kind
-
-
-def _add_differences(findings: Findings, pairs: Sequence[tuple[AuditPlay, AuditPlay]], code: str, when: str) -> None:
-    rewards = [pair for pair in pairs if pair[0].reward != pair[1].reward]
-    prompts = [pair for pair in pairs if pair[0].prompt != pair[1].prompt]
-    texts = [pair for pair in pairs if _texts(pair[0]) != _texts(pair[1])]
-    for found, what, severity in (
-        (rewards, "reward", "error"),
-        (prompts, "prompt", "error"),
-        (texts, "texts", "warning"),
-    ):
-        if not found:
-            continue
-        before, play = found[0]
-        if what == "reward":
-            listed = " and ".join("none" if each.reward is None else f"{each.reward:g}" for each in (before, play))
-            said = (
-                f"{play.policy}: the same play of item {play.item} earns {listed}: the reward depends on something else"
-            )
-            evidence = [shown(before), shown(play)]
-        else:
-            was, now = _first_difference(before, play)
-            said = f"{play.policy}: the same play of item {play.item} reads another {what}"
-            evidence = [shown(before, was), shown(play, now)]
-        said += f" ({len(found)} of the rollouts that were played again {when}, the first in the block {play.block!r})"
-        findings.add(code, severity, said, evidence)  # type: ignore[arg-type]
-        return
-    if pairs:
-        before, play = pairs[0]
-        was, now = _first_difference(before, play)
-        said = f"{play.policy}: the same play of item {play.item} reads texts that differ in numbers only"
-        findings.add(code, "note", said, [shown(before, was), shown(play, now)])
-
-
-def _texts(play: AuditPlay) -> list[str]:
-    """What was read, without what may differ between two runs of one program: times, addresses, names of folders."""
-    return [re.sub(r"/tmp/\S+|0x[0-9a-f]+|[0-9a-f]{8,}|\d+([.:]\d+)*", "#", text) for text in (play.prompt, *play.seen)]
-
-
-def _first_difference(before: AuditPlay, play: AuditPlay) -> tuple[str, str]:
-    for was, now in zip((before.prompt, *before.seen), (play.prompt, *play.seen), strict=False):
-        if was != now:
-            at = next((at for at, (a, b) in enumerate(zip(was, now, strict=False)) if a != b), min(len(was), len(now)))
-            return was[max(0, at - 60) : at + 120], now[max(0, at - 60) : at + 120]
-    return f"{len(before.seen)} answers", f"{len(play.seen)} answers"
-
-
-def _marks_of_others(plays: Sequence[AuditPlay]) -> list[dict[str, Any]]:
-    found = []
-    for play in plays:
-        said = (text for turn in play.turns for text in (turn["text"], *(call["arguments"] for call in turn["calls"])))
-        own = {mark for text in said for mark in MARK.findall(text)}
-        for text in (play.prompt, *play.seen):
-            if foreign := sorted({*MARK.findall(text)} - own):
-                at = text.index(foreign[0])
-                found.append(shown(play, text[max(0, at - 100) : at + 100]))
-                break
-    return found

@@ -20,8 +20,18 @@ from lachesis_console.auditing import policies
 from lachesis_console.auditing.forms import ANY_ORDER, Form, form_of
 from lachesis_console.auditing.playing import NoSolution, Stage
 from lachesis_console.auditing.records import AuditPlay
-from lachesis_console.auditing.repeating import MANY, changed_calls, cycles, deletions, further_calls, repeated
-from lachesis_console.auditing.sandbox_plays import DESTROYING, EMPTYING, SOLVING, search, with_named
+from lachesis_console.auditing.repeating import (
+    MANY,
+    changed_calls,
+    cycles,
+    deletions,
+    emptied_tables,
+    further_calls,
+    over_limit,
+    repeated,
+    wrong_submissions,
+)
+from lachesis_console.auditing.sandbox_plays import AFTER_THE_REFERENCE, DESTROYING, SOLVING, search, with_named
 from lachesis_messages.messages import Message
 
 FEW = 2
@@ -33,6 +43,8 @@ FORMS = 4
 """Items whose answers are changed."""
 SEARCHED = 4
 """Characters of an answer that the files of a sandbox are searched for."""
+GUESSES = 10
+"""Answers of other items that are said before the right one."""
 ENOUGH = 3
 """Items without a reward after which a constant answer is given up."""
 WAITING = 5.0
@@ -260,7 +272,7 @@ class AuditPlan:
             others = list(dict.fromkeys(each.core for each in forms.values() if each.core != form.core))
             plays = {
                 **(form.bare() if form.unnamed(self._told(item)) else {}),
-                **form.wrong(),
+                **form.wrong(self._told(item)),
                 **form.equal(self._told(item)),
                 **(form.reordered() if ANY_ORDER.search(self._told(item)) else {}),
             }
@@ -269,12 +281,43 @@ class AuditPlan:
             for name, text in plays.items():
                 if text != form.before + form.core + form.after:
                     await self._play(item, name, policies.ending(self.stage.reference(), text))
+            await self._without_state(item, form, solved)
+        for item in [*range(len(self.stage.items))][:FEW]:
+            await self._beyond_limits(item, forms.get(item))
+
+    async def _without_state(self, item: int, form: Form, solved: AuditPlay) -> None:
+        """What the question is about is deleted, and then there is nothing."""
+        tools = self.stage.facts.tools[item]
+        deleting = emptied_tables(solved.turns, tools, self._told(item)) or deletions(
+            solved.turns, tools, solved.prompt
+        )
+        for said, text in form.of_nothing().items() if deleting else ():
+            turns = [*(deleting or ()), {"text": text, "calls": []}]
+            await self._play(item, f"cheat: the state is deleted, and the answer is {said}", policies.replay(turns))
+
+    async def _beyond_limits(self, item: int, form: Form | None) -> None:
+        """More calls or guesses than the texts allow, and wrong answers before the right one."""
+        if (solved := self._solved(item)) is None:
+            return
+        wrong = dict(form.wrong()).get("wrong: other letters and digits", "") if form is not None else ""
+        has_user = self.stage.env.follow_up is not None
+        if (limit := over_limit(solved.turns, self._told(item), wrong if has_user else "")) is not None:
+            more, turns = limit
+            await self._play(item, f"over the limit: {more} before the solution", policies.replay(turns))
+        if has_user and len(solved.turns) == 1 and not solved.called and wrong:
+            ends = [each.turns[-1]["text"] for each in self.stage.plays if each.policy == "reference" and each.turns]
+            others = [text for text in dict.fromkeys(ends) if text != solved.turns[0]["text"]][:GUESSES]
+            said = [{"text": text, "calls": []} for text in (*others, wrong)]
+            await self._play(
+                item, "guesses: wrong answers before the right one", policies.replay([*said, *solved.turns])
+            )
 
     async def _states(self, item: int) -> None:
         """The reference's calls with wrong arguments, or without one of them, where the state is what scores."""
         if (solved := self._solved(item)) is None or not solved.called:
             return
-        for name, turns in changed_calls(solved.turns).items():
+        changed = {**wrong_submissions(solved.turns, self._told(item)), **changed_calls(solved.turns)}
+        for name, turns in changed.items():
             await self._play(item, name, policies.replay(turns, then=solved.turns[-1]["text"] or "Done."))
         others = [
             turn for each in self.stage.plays if each.policy == "reference" and each.item != item for turn in each.turns
@@ -286,8 +329,9 @@ class AuditPlan:
             await self._play(item, "destroy: by the tools that delete", policies.replay(deleting))
         facts = self.stage.facts
         if facts.has_shell and facts.has_walls and not re.search(r"\bgit\b|\brm\b|> ?/dev", json.dumps(solved.turns)):
-            emptied = [*solved.turns[:-1], EMPTYING, solved.turns[-1]]
-            await self._play(item, "destroy: the reference's files are emptied at the end", policies.replay(emptied))
+            for name, command in AFTER_THE_REFERENCE.items():
+                turn = {"text": "", "calls": [{"name": "terminal", "arguments": json.dumps({"command": command})}]}
+                await self._play(item, name, policies.replay([*solved.turns[:-1], turn, solved.turns[-1]]))
 
     def _told(self, item: int) -> str:
         solved = self._solved(item)

@@ -29,7 +29,14 @@ from lachesis.settings.hooks import misspelt_hooks, of_hook
 from lachesis.settings.server_settings import ServerConfigError
 from lachesis.tracebacks import in_one_line
 from lachesis_console.auditing.policies import text_of
-from lachesis_console.auditing.records import AuditPlay, EnvironmentFacts, answer_field, cut_field, shortened
+from lachesis_console.auditing.records import (
+    AuditPlay,
+    EnvironmentFacts,
+    answer_field,
+    cut_field,
+    not_offered,
+    shortened,
+)
 from lachesis_messages.messages import Message
 
 _LOOKS = frozenset({"terminal", "read_file", "read_bytes", "search", "call_tool", "download_file", "download_dir"})
@@ -149,6 +156,7 @@ class Stage:
         """Read further items, and those of evaluations. Call it last: `items` then has more of them."""
         until = time.monotonic() + _SCANNING
         self.facts.cut.clear()
+        self.facts.not_offered.clear()
         self.facts.scanned += map(self._scanned, self.items)
         with suppress(Exception):  # what is broken shows at those that are played
             while len(self.facts.scanned) < SCANNED and time.monotonic() < until:
@@ -168,6 +176,8 @@ class Stage:
             prompt = _prompt(self.env.initial_messages(item))
         if isinstance(item, Mapping) and (cut := cut_field(item, prompt)):
             self.facts.cut.append(f"item {item_digest(item)[:8]}: {cut}")
+        if isinstance(item, Mapping) and (odd := not_offered(item)):
+            self.facts.not_offered.append(f"item {item_digest(item)[:8]}: {odd} is not among its choices")
         content = {k: v for k, v in item.items() if k not in _NAMES} if isinstance(item, Mapping) else item
         return item_digest(item), item_digest(content) if content else "", prompt
 
@@ -222,7 +232,7 @@ class Stage:
             self._playing.reset(token)
         play.changed = item_digest(self.items[item]) != before
         play.seconds = time.monotonic() - started
-        play.memory = resident()
+        play.memory, play.held = resident(), held()
         if playing.unsolved:
             raise NoSolution("it has no solution for this item")
         self.plays.append(play)
@@ -255,6 +265,15 @@ def resident() -> float:
         total += sizes.get(todo[-1], 0.0)
         todo += children.get(todo.pop(), [])
     return total
+
+
+def held() -> int:
+    """Open files, threads and child processes of this process; 0 where there is no /proc."""
+    own = Path("/proc/self")
+    with suppress(OSError):
+        children = sum(len(each.read_text().split()) for each in own.glob("task/*/children"))
+        return children + sum(1 for name in ("fd", "task") for _ in (own / name).iterdir())
+    return 0
 
 
 def _timed(env_cls: type, name: str, times: list[float]) -> Any:

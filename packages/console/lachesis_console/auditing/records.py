@@ -4,7 +4,7 @@ judges it."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -51,6 +51,8 @@ class AuditPlay:
     seconds: float = 0.0
     memory: float = 0.0
     """MiB of all processes of the environment when it ended, at most."""
+    held: int = 0
+    """Open files, threads and child processes of the environment's process when it ended."""
     began: float = 0.0
     """Seconds since 1970."""
 
@@ -89,6 +91,8 @@ class EnvironmentFacts:
     evaluation: list[tuple[str, str, str]] = field(default_factory=list)
     """The same of the items of evaluations, where the environment has its own."""
 
+    not_offered: list[str] = field(default_factory=list)
+    """Items whose answer is not among their choices."""
     cut: list[str] = field(default_factory=list)
     """Items whose prompt shows the beginning of a text only."""
     has_reference: bool | None = None
@@ -112,6 +116,15 @@ class EnvironmentFacts:
 
 def shortened(text: str, longest: int = LONGEST) -> str:
     return text if len(text) <= longest else f"{text[: longest // 2]} … {text[-longest // 2 :]}"
+
+
+def shown(play: AuditPlay, text: str = "") -> dict[str, Any]:
+    said = text or (play.turns[-1]["text"] if play.turns else "")
+    return {"item": play.item, "policy": play.policy, "reward": play.reward, "text": shortened(said, 300)}
+
+
+def map_shown(plays: Iterable[AuditPlay]) -> list[dict[str, Any]]:
+    return [shown(play) for play in plays]
 
 
 _TEXTS = re.compile(
@@ -145,3 +158,18 @@ def answer_field(item: Any) -> str:
             return str(value).strip()
     nested: Sequence[Any] = [value for value in item.values() if isinstance(value, Mapping)]
     return next(filter(None, map(answer_field, nested)), "")
+
+
+_CHOICES = re.compile(r"choices|options|candidates|alternatives", re.IGNORECASE)
+
+
+def not_offered(item: Mapping[str, Any]) -> str:
+    """The answer of an item that is not among its choices; empty where it is, or where there are none."""
+    lists = [value for key, value in item.items() if _CHOICES.fullmatch(str(key)) and isinstance(value, list | Mapping)]
+    answer = answer_field(item)
+    if not answer or len(lists) != 1 or not lists[0]:
+        return ""
+    values = [*lists[0].values(), *lists[0]] if isinstance(lists[0], Mapping) else lists[0]
+    letters = [*"ABCDEFGHIJKLMNOPQRSTUVWXYZ"[: len(lists[0])], *map(str, range(len(lists[0]) + 1))]
+    known = {str(value).strip().casefold() for value in (*values, *letters)}
+    return "" if answer.strip("().").casefold() in known or answer.casefold() in known else answer

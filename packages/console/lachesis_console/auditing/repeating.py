@@ -1,11 +1,14 @@
-"""Plays that repeat a step of the reference policy: what pays once shall not pay without end."""
+"""Plays made of the steps of the reference policy: repeated, left out, changed, too many, and after what it looks at is
+deleted."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
+
+from lachesis_console.auditing.forms import wrong_cores
 
 MANY: Final = 60
 """Repetitions."""
@@ -60,9 +63,12 @@ def repeated(turns: Sequence[Turn], first: int, cycle: Sequence[Turn], count: in
 
 _CHANGING: Final = re.compile(
     r"write|set|add|create|delete|remove|send|book|move|load|update|put|post|pay|transfer|place|assign|edit|insert|rename"
+    r"|submit|finish|close|approve|refund|schedule|complete|mark|cancel|apply|issue|reply|label|tag|archive|merge|ship"
+    r"|reserve|confirm"
 )
 _READING: Final = re.compile(r"get|list|read|search|look|find|show|view|query|fetch|inspect|check|load_|open|download")
 _DELETING: Final = re.compile(r"delete|remove|clear|drop|reset|cancel|discard|unload|empty|wipe|erase")
+_ANSWERING: Final = re.compile(r"submit|answer|final|guess|report|respond|solve|conclude", re.IGNORECASE)
 _PATH: Final = re.compile(r"path|file|folder|directory|name$|id$", re.IGNORECASE)
 _GARBAGE: Final = "qwv zzkt"
 _ENDS: Final = "import os; os._exit(0)"
@@ -80,12 +86,43 @@ def changed_calls(turns: Sequence[Turn]) -> dict[str, list[Turn]]:
         if changed != [*turns]:
             found[f"wrong: {name} in the calls"] = changed
     calls = [(at, place, call["name"]) for at, turn in enumerate(turns) for place, call in enumerate(turn["calls"])]
-    for at, place, name in calls[:_CALLS] if len(calls) > 1 else ():
-        if _CHANGING.search(name) and not _READING.match(name):
-            left = {**turns[at], "calls": [c for n, c in enumerate(turns[at]["calls"]) if n != place]}
-            kept = [left] if left["calls"] else []
-            found[f"without call {at + place + 1}: {name}"] = [*turns[:at], *kept, *turns[at + 1 :]]
+    changing = [call for call in calls if _CHANGING.search(call[2]) and not _READING.match(call[2])]
+    for at, place, name in changing[:_CALLS] if len(calls) > 1 else ():
+        found[f"without call {at + place + 1}: {name}"] = _without(turns, {(at, place)})
+    if len(changing) > 2:
+        found["without call: all that change something but the last"] = _without(turns, {c[:2] for c in changing[:-1]})
     return found
+
+
+def wrong_submissions(turns: Sequence[Turn], told: str) -> dict[str, list[Turn]]:
+    """By name: the turns with a wrong answer in the last call, if that call says the answer."""
+    at = max((at for at, turn in enumerate(turns) if turn["calls"]), default=-1)
+    call = turns[at]["calls"][-1] if at >= 0 else {"name": "", "arguments": ""}
+    given = _arguments(call) if _ANSWERING.search(call["name"]) else {}
+    said = {key: value for key, value in given.items() if isinstance(value, str | int | float)}
+    if len(said) != 1:
+        return {}
+    [(key, right)] = said.items()
+    found = {}
+    for name, core in wrong_cores(str(right), told):
+        value: Any = core
+        if not isinstance(right, str):
+            try:
+                value = json.loads(core)
+            except ValueError:
+                continue
+        last = {**call, "arguments": json.dumps({**given, key: value})}
+        turn = {**turns[at], "calls": [*turns[at]["calls"][:-1], last]}
+        found[f"wrong: {name}"] = [*turns[:at], turn, *turns[at + 1 :]]
+    return found
+
+
+def _without(turns: Sequence[Turn], left_out: Collection[tuple[int, int]]) -> list[Turn]:
+    kept: list[Turn] = [
+        {**turn, "calls": [call for place, call in enumerate(turn["calls"]) if (at, place) not in left_out]}
+        for at, turn in enumerate(turns)
+    ]
+    return [turn for turn, before in zip(kept, turns, strict=True) if turn["calls"] or not before["calls"]]
 
 
 def further_calls(turns: Sequence[Turn], others: Sequence[Turn]) -> list[Turn] | None:
@@ -137,3 +174,61 @@ def deletions(turns: Sequence[Turn], tools: Sequence[Mapping[str, Any]], prompt:
             arguments = json.dumps({names[0]: value} if names else {})
             calls.append({"name": function["name"], "arguments": arguments})
     return [{"text": "", "calls": calls[at : at + 10]} for at in range(0, len(calls), 10)]
+
+
+_SQL: Final = re.compile(r"\bsql|sqlite", re.IGNORECASE)
+_TABLES: Final = re.compile(
+    r"\b(?:from|join|into|update|table)\s+[\"'`]?(\w+)|\b(\w+)\s?\(\w+[^()]*\)|[`'\"](\w+)[`'\"]", re.I
+)
+
+
+def emptied_tables(turns: Sequence[Turn], tools: Sequence[Mapping[str, Any]], told: str) -> list[Turn] | None:
+    """Statements of SQL that delete all rows of the tables which the reference or the texts name; None where no tool
+    takes SQL."""
+    for tool in tools:
+        function = tool["function"]
+        properties = (function.get("parameters") or {}).get("properties") or {}
+        texts = [name for name, schema in properties.items() if schema.get("type") == "string"]
+        if len(texts) != 1 or not _SQL.search(json.dumps(function)) or function["name"] == "terminal":
+            continue
+        # The reference's own first: a limit of calls may end the others.
+        said = "\n".join([*(call["arguments"] for turn in turns for call in turn["calls"]), told])
+        tables = list(dict.fromkeys("".join(names) for names in _TABLES.findall(said)))[:_DELETED]
+        calls = [{"name": function["name"], "arguments": json.dumps({texts[0]: f"DELETE FROM {t}"})} for t in tables]
+        return [{"text": "", "calls": calls}] if calls else None
+    return None
+
+
+_NUMBERS: Final = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10}
+_NUMBER: Final = rf"(?P<count>\d+|{'|'.join(_NUMBERS)})"
+_CALL: Final = (
+    r"(?P<noun>call|probe|quer|question|guess|attempt|tr(?:y\b|ies)|measure|weigh|lookup|look-up|search|use|request|read"
+    r"|move|check|test|shot|hint|draw|inspect|purchase)\w*"
+)
+_LIMITS: Final = (
+    rf"(?:at most|up to|no more than|maximum of|limit(?:ed)? (?:of|to)|only|budget of|not exceed|allows?|have|get)\s+"
+    rf"{_NUMBER}\s+(?:[\w-]+\s+){{0,2}}?{_CALL}",
+    rf"{_CALL}[^.\n]{{0,30}}(?:at most|up to|no more than|maximum of|only|limited to)\s+{_NUMBER}\b",
+)
+
+
+def over_limit(turns: Sequence[Turn], told: str, wrong: str) -> tuple[int, list[Turn]] | None:
+    """More calls, or more wrong answers, than `told` allows, and then what the reference does: how many come first.
+    None where `told` names no limit.
+
+    Args:
+        wrong: a wrong answer in the right form.
+    """
+    match = next(filter(None, (re.search(pattern, told, re.IGNORECASE) for pattern in _LIMITS)), None)
+    if match is None:
+        return None
+    count = _NUMBERS.get(match["count"].lower()) or int(match["count"])
+    if not 0 < count <= _DELETED:
+        return None
+    calls = [call for turn in turns for call in turn["calls"] if call["name"] != "terminal"]
+    named = [call for call in calls if match["noun"].lower()[:4] in call["name"].lower()]
+    chosen = named or [call for call in calls if _READING.match(call["name"])] or calls
+    if chosen:
+        # A turn each: the same call twice in one turn is run once.
+        return count + 2, [*[{"text": "", "calls": [chosen[0]]}] * (count + 2), *turns]
+    return (count + 2, [*[{"text": wrong, "calls": []}] * (count + 2), *turns]) if wrong else None

@@ -20,7 +20,8 @@ from typing import Any, Final
 from lachesis.tool_context.own_folder import own_folder
 from lachesis_console.auditing.findings import AuditFinding, Findings
 from lachesis_console.auditing.of_environment import judge_environment
-from lachesis_console.auditing.of_rewards import Rewards, judge_repetition
+from lachesis_console.auditing.of_repetition import judge_repetition
+from lachesis_console.auditing.of_rewards import Rewards
 from lachesis_console.auditing.records import AuditPlay, EnvironmentFacts
 
 SCHEMA: Final = "lachesis.audit/1"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -18,11 +17,11 @@ DESTROYING: Final[Mapping[str, str]] = {
 }
 """By name. NAMED stands for the paths that the prompt names."""
 
-EMPTYING: Final = {
-    "text": "",
-    "calls": [{"name": "terminal", "arguments": json.dumps({"command": DESTROYING["destroy: all files are emptied"]})}],
+AFTER_THE_REFERENCE: Final[Mapping[str, str]] = {
+    "destroy: the reference's files are emptied at the end": DESTROYING["destroy: all files are emptied"],
+    "destroy: the reference's files hold garbage at the end": f'for f in {_ALL}; do echo "qwv zzkt 7" > "$f"; done',
 }
-"""A turn that does so."""
+"""By name."""
 
 _REPOSITORY = 'for d in . *; do if [ -e "$d/.git" ]; then cd "$d"; break; fi; done; '
 _FETCH = (
