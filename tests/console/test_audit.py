@@ -300,7 +300,7 @@ class Table(HermesAgentBaseEnv):
     toolsets = ()
 
     async def setup(self):
-        self.items = iter([[3, 4, 11], [20, 5], [30, 3, 9, 1], [7, 8]])
+        self.items = iter([[3, 4, 11], [20, -65], [30, 3, 9, 1], [7, 8]])
 
     async def get_next_item(self):
         return next(self.items, None)

@@ -63,6 +63,7 @@ NEXT_STEPS: Final[Mapping[str, str]] = {
     "tool-fails": "call the tool by hand with the arguments quoted here",
     "tool-schema": "correct the JSON schema of the tool",
     "unscored": "see why these rollouts have no score",
+    "unshown-value": "say in the prompt, or show by a tool, what the reference policy knows",
     "vacuous-pass": "count a suite as passed only if at least one test ran and none was skipped",
     "wrong-answer-passes": "let the reward compare the answer with that of the item",
 }

@@ -17,7 +17,7 @@ _WRAPPINGS: Final = (
     (r"(?P<mark>```)\w*\n(?P<core>.*?)\n?```", r"```|code block|fence|markdown"),
     (r"(?P<mark>\[\[?)(?P<core>[^\[\]\n]+)\]\]?", r"\[|bracket"),
     (r"(?P<mark>\*\*)(?P<core>[^*\n]+)\*\*", r"\*\*|bold"),
-    (r"^(?P<mark>[A-Za-z][\w ]{0,30}):[ \t]*(?P<core>[^\n]+?)\s*$", r"{0}\W{0,3}[:=]|['\"`]{0}"),
+    (r"^(?P<mark>[A-Za-z](?:[\w ]{0,29}[A-Za-z_])?):[ \t]*(?P<core>[^\n]+?)\s*$", r"{0}\W{0,3}[:=]|['\"`]{0}"),
 )
 """Patterns of an answer in its wrapping, and of texts which name that wrapping."""
 _REMARK = re.compile(r"reason|explan|thought|comment|note|confiden|id$", re.IGNORECASE)
@@ -36,7 +36,9 @@ _ORDER = re.compile(
 )
 _CASE = re.compile(r"\b(upper|lower)[- ]?case|\bcapital (letter|s\b)|case[- ]sensitive|exact case", re.IGNORECASE)
 """Texts that ask for an order, and for upper or lower case."""
-_ONE_NUMBER = re.compile(r"(?P<before>[^\d-]*)(?P<number>-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?)(?P<after>\D*)")
+_ONE_NUMBER = re.compile(
+    r"(?P<before>(?:[^\d-]*[^\w-])?)(?P<number>-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?)(?P<after>\D*)"
+)
 """A number, with a unit or a currency."""
 _SHORT = 60
 """Characters of an answer without wrapping."""
@@ -82,6 +84,15 @@ class Form:
         units = [("0", f"{number['before']}0{number['after']}")] if number is not None else []
         cores = dict([*((text or "empty", text) for text in ("0.0", "none", "None", "", "[]")), ("0", "0"), *units])
         return {name: self.before + core + self.after for name, core in cores.items() if core != self.core}
+
+    def alike(self, text: str) -> list[str]:
+        """What `text` holds that looks like the answer."""
+        shape = "".join(
+            r"\d+" if run[0].isdigit() else "[A-Za-z]+" if run[0].isalpha() else re.escape(run)
+            for run in re.findall(r"\d+|[A-Za-z]+|[^\dA-Za-z]+", self.core)
+        )
+        quoted = r"['\"`*]" if self.core.isalpha() else ""  # every word looks like a word
+        return re.findall(rf"(?<![\w]){quoted}({shape}){quoted}(?!\w)", text)
 
     def reordered(self) -> dict[str, str]:
         """The answer with two neighbours of its parts in the place of each other, by name."""

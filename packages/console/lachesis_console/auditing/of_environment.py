@@ -14,7 +14,7 @@ from backends.text import counted
 from lachesis_console.auditing.findings import Findings
 from lachesis_console.auditing.forms import form_of
 from lachesis_console.auditing.of_rewards import Rewards
-from lachesis_console.auditing.records import AuditPlay, EnvironmentFacts, map_shown, shown
+from lachesis_console.auditing.records import AuditPlay, EnvironmentFacts, map_shown, shortened, shown
 
 SLOW_SETUP, SLOW_SANDBOX, SLOW_ROLLOUT = 30.0, 5.0, 60.0
 """Seconds."""
@@ -31,6 +31,8 @@ _BROKEN = re.compile(
     r"NotImplemented|AttributeError|NameError|TypeError|ImportError|ModuleNotFound|unexpected keyword"
     r"|HTTP (404|405|50\d)|[Uu]nknown tool|no such tool|has no attribute|not callable|UnboundLocal"
 )
+_COMMANDS = ("terminal", "python")
+"""Tools whose first call of a reference policy is a program."""
 _NAMED = r"(answer|solution|expected|result|label|target|truth|correct)\b[^.\n]{0,15}?(is|=|:)\s*\W{0,6}"
 
 
@@ -54,6 +56,7 @@ def judge_environment(
     plays = [play for play in plays if play.block != "further"]
     _prompts(plays, facts, findings, context)
     _answers(plays, facts, findings)
+    _unshown(plays, facts, findings)
     _evaluation(facts, findings)
     _tools(plays, facts, findings)
     _network(plays, facts, network, findings, rewards)
@@ -165,6 +168,30 @@ def _answers(plays: Sequence[AuditPlay], facts: EnvironmentFacts, findings: Find
         severity = "error" if share >= 0.5 else "note"
         said_of = f"the prompt names the answer of {len(found)} of {counted(len(prompts), 'item')}"
         findings.add("answer-in-prompt", severity, said_of, found)  # type: ignore[arg-type]
+
+
+def _unshown(plays: Sequence[AuditPlay], facts: EnvironmentFacts, findings: Findings) -> None:
+    """Whether the reference policy's first command holds a value of the item that the agent was not shown."""
+    found = []
+    for play in plays:
+        first = next((turn["calls"][0] for turn in play.turns if turn["calls"]), {"name": ""})
+        if (play.policy, play.block) != ("reference", "first") or first["name"] not in _COMMANDS:
+            continue
+        command, known = first["arguments"], play.told + facts.answers[play.item]
+        held = (
+            value
+            for value in facts.secrets[play.item]
+            if value not in known
+            and len(command) > 40 + len(value)
+            and re.search(rf"(?<![\w.]){re.escape(value)}(?![\w.])", command)
+        )
+        if value := next(held, ""):
+            found.append(shown(play, f"{value} in {shortened(command, 200)}"))
+    if len(found) > 1 and 2 * len(found) >= len(facts.digests):
+        said = (
+            f"the reference policy's first command holds what the agent is not shown on {counted(len(found), 'item')}"
+        )
+        findings.add("unshown-value", "warning", said, found)
 
 
 def _tools(plays: Sequence[AuditPlay], facts: EnvironmentFacts, findings: Findings) -> None:

@@ -43,8 +43,8 @@ def judge_repetition(first: Sequence[AuditPlay], second: Sequence[AuditPlay], fi
     ]
     differing = [(before, play) for before, play in later if _differs(before, play)]
     if differing and not drawn:
-        # One start alone cannot tell which of both it is.
-        code = "state-leaks" if second else "not-deterministic"
+        # One start alone, or one item directly after itself, cannot tell which of both it is.
+        code = "state-leaks" if second and any(play.block != "again" for _, play in differing) else "not-deterministic"
         _add_differences(findings, differing, code, "after other rollouts")
     leaked = _marks_of_others([*first, *second])
     if leaked:

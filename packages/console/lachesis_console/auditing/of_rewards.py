@@ -28,7 +28,11 @@ CHEATS = (
 )
 """Beginning of the names of policies, code, and what the reference policy does where such a play may be the task."""
 _NEAR = re.compile(r"within|about|approx|toleran|nearest|round|estimat|roughly", re.IGNORECASE)
-_ONLY = re.compile(r"\bonly\b|nothing else|\balone\b|no other|exactly|do not (change|touch)|all else", re.IGNORECASE)
+_ONLY = re.compile(
+    r"nothing (else|more)|no (other|more)\b|do not (change|touch|add|book)|all else|only (the|these|those|this)\b"
+    r"|exactly (one|these|those|the|\d)",
+    re.IGNORECASE,
+)
 
 
 class Rewards:
@@ -279,14 +283,20 @@ class Rewards:
             said = f"each of {len(orders)} changes of the order is refused on {counted(len(items), 'item')}, and the "
             said += "prompt asks for any order that fits"
             self.findings.add("right-answer-refused", "error", said, map_shown(orders))
+        for full in self._passing("changed: ").values():
+            said = f"a digit more in the reference's files costs nothing on {counted(len(full), 'item')}"
+            self.findings.add("wrong-answer-passes", "warning", said, map_shown(full))
         if passed := self._passing("wrong: "):
             told = " ".join(f"{play.told} {play.prompt}" for full in passed.values() for play in full)
             small = {"wrong: one more", "wrong: a tenth more", "wrong: another fraction"}
             near = {*passed} <= small and _NEAR.search(told)
-            said = f"wrong answers in the right form earn full marks: {', '.join(list(passed)[:6])}"
-            self.findings.add(
-                "wrong-answer-passes", "note" if near else "error", said, map_shown(full[0] for full in passed.values())
+            # Where no answer is negative, a grader that ignores the sign is seldom wrong.
+            signs = {*passed} == {"wrong: negative"} and not any(
+                re.search(r"(^|\s)-\d", play.turns[-1]["text"]) for play in self.by_policy["reference"] if play.turns
             )
+            severity = "note" if near else "warning" if signs else "error"
+            said = f"wrong answers in the right form earn full marks: {', '.join(list(passed)[:6])}"
+            self.findings.add("wrong-answer-passes", severity, said, map_shown(full[0] for full in passed.values()))  # type: ignore[arg-type]
 
     def _repeating(self) -> None:
         """Whether a step of the reference pays again and again."""
@@ -335,6 +345,9 @@ class Rewards:
                 f"calls beyond the limit that texts name are answered, and cost nothing on {counted(len(past), 'item')}"
             )
             self.findings.add("limit-not-enforced", "error", said, map_shown(past))
+        for full in self._passing("learner: ").values():
+            said = f"what the agent reads after a wrong answer is the right one on {counted(len(full), 'item')}"
+            self.findings.add("answer-in-tools", "error", said, map_shown(full))
         for full in self._passing("guesses: ").values():
             asked = " ".join(f"{play.told} {play.prompt}" for play in full)
             severity = "note" if re.search(r"attempt|guess|\btry\b|tries|again|hint", asked, re.I) else "error"

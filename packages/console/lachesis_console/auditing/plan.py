@@ -31,7 +31,15 @@ from lachesis_console.auditing.repeating import (
     repeated,
     wrong_submissions,
 )
-from lachesis_console.auditing.sandbox_plays import AFTER_THE_REFERENCE, DESTROYING, SOLVING, search, with_named
+from lachesis_console.auditing.sandbox_plays import (
+    AFTER_THE_REFERENCE,
+    CHANGED,
+    DESTROYING,
+    RELAID,
+    SOLVING,
+    search,
+    with_named,
+)
 from lachesis_messages.messages import Message
 
 FEW = 2
@@ -43,6 +51,10 @@ FORMS = 4
 """Items whose answers are changed."""
 SEARCHED = 4
 """Characters of an answer that the files of a sandbox are searched for."""
+EXACT_LAYOUT = re.compile(r"indent|sorted|exactly|one line|compact|pretty", re.IGNORECASE)
+"""Prompts that ask for one layout of a file."""
+DRAWN = 3
+"""Times that a changed file is judged again."""
 GUESSES = 10
 """Answers of other items that are said before the right one."""
 ENOUGH = 3
@@ -304,6 +316,9 @@ class AuditPlan:
         if (limit := over_limit(solved.turns, self._told(item), wrong if has_user else "")) is not None:
             more, turns = limit
             await self._play(item, f"over the limit: {more} before the solution", policies.replay(turns))
+        if has_user and form is not None and wrong:
+            learner = policies.learner(wrong, form.alike, lambda core: f"{form.before}{core}{form.after}")
+            await self._play(item, "learner: says what it reads after a wrong answer", learner)
         if has_user and len(solved.turns) == 1 and not solved.called and wrong:
             ends = [each.turns[-1]["text"] for each in self.stage.plays if each.policy == "reference" and each.turns]
             others = [text for text in dict.fromkeys(ends) if text != solved.turns[0]["text"]][:GUESSES]
@@ -332,6 +347,23 @@ class AuditPlan:
             for name, command in AFTER_THE_REFERENCE.items():
                 turn = {"text": "", "calls": [{"name": "terminal", "arguments": json.dumps({"command": command})}]}
                 await self._play(item, name, policies.replay([*solved.turns[:-1], turn, solved.turns[-1]]))
+            await self._changed_files(item, solved)
+
+    async def _changed_files(self, item: int, solved: AuditPlay) -> None:
+        """The reference's files with a digit more, several times as a check may be drawn, and in another layout."""
+        named = f"{solved.prompt} {' '.join(call['arguments'] for turn in solved.turns for call in turn['calls'])}"
+
+        def then(command: str) -> Policy:
+            arguments = json.dumps({"command": with_named(command, named)})
+            turn = {"text": "", "calls": [{"name": "terminal", "arguments": arguments}]}
+            return policies.replay([*solved.turns[:-1], turn, solved.turns[-1]])
+
+        for block in ("first", *["again"] * DRAWN):
+            await self._play(
+                item, "changed: the files of the reference have a digit more at their end", then(CHANGED), block
+            )
+        if not EXACT_LAYOUT.search(solved.prompt):
+            await self._play(item, "equal: its JSON files in another layout", then(RELAID))
 
     def _told(self, item: int) -> str:
         solved = self._solved(item)

@@ -64,6 +64,24 @@ def answer(text: str) -> Scripted:
     return lambda messages, tools: Message("assistant", text)
 
 
+def learner(wrong: str, alike: Callable[[str], Sequence[str]], said: Callable[[str], str]) -> Scripted:
+    """Says something wrong, and then each thing that looks like an answer in what it reads, the latest first.
+
+    Args:
+        alike: what a text holds that looks like an answer.
+        said: how an answer is said.
+    """
+
+    def policy(messages: Sequence[Mapping[str, Any]], tools: Any) -> Message:
+        own = [text_of(each) for each in messages if each["role"] == "assistant"]
+        first = next((at for at, each in enumerate(messages) if each["role"] == "assistant"), len(messages))
+        read = [found for each in messages[first:] if each["role"] == "user" for found in alike(text_of(each))]
+        answers = [said(each) for each in reversed(read)]
+        return Message("assistant", next((each for each in answers if each not in own), wrong))
+
+    return policy
+
+
 def echo(messages: Sequence[Mapping[str, Any]], tools: Any) -> Message:
     """Says what it read last of the user."""
     return Message("assistant", next((text_of(each) for each in reversed(messages) if each["role"] == "user"), ""))

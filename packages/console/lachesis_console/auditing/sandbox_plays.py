@@ -21,7 +21,22 @@ AFTER_THE_REFERENCE: Final[Mapping[str, str]] = {
     "destroy: the reference's files are emptied at the end": DESTROYING["destroy: all files are emptied"],
     "destroy: the reference's files hold garbage at the end": f'for f in {_ALL}; do echo "qwv zzkt 7" > "$f"; done',
 }
-"""By name."""
+CHANGED: Final = (
+    "for f in NAMED; do case $f in *.py|*.sh|*.js|*.ts|*.c|*.h|*.cpp|*.rs|*.go|*.java|*.rb|*.pl) ;; "
+    "*) sed -i '$ s/\\r*$/7&/' \"$f\" 2>/dev/null;; esac; done"
+)
+"""Files that are no programs have a digit more at their end."""
+RELAID: Final = """python3 -c "
+import json, sys
+for path in sys.argv[1:]:
+    try:
+        read = json.load(open(path))
+        read = dict(reversed(read.items())) if isinstance(read, dict) else read
+        json.dump(read, open(path, 'w'), separators=(',', ':'))
+    except (ValueError, OSError):
+        pass
+" NAMED"""
+"""JSON files are written in one line, with the keys in another order."""
 
 _REPOSITORY = 'for d in . *; do if [ -e "$d/.git" ]; then cd "$d"; break; fi; done; '
 _FETCH = (
