@@ -25,7 +25,7 @@ LIMITS = {
     "lachesis": 17_000,
     "lachesis_client": 2_750,
     "lachesis_compat": 4_550,
-    "lachesis_console": 3_800,  # the plays and findings of the audit
+    "lachesis_console": 5_200,  # the plays and findings of the audit, chats
     "lachesis_data": 6_500,
     "lachesis_doors": 4_600,
     "lachesis_envs": 8_300,

@@ -24,6 +24,8 @@ GROUPS = {
         "envs": "list the installed environments",
         "new": "write a new environment and its test",
         "check": "find mistakes in an environment without a model",
+        "audit": "the same in depth: cheats, leaks, limits, wrong answers",
+        "chat": "talk to a model in an environment, be the agent, go on from a recorded rollout",
     },
     "play": {
         "eval": "measure a model in an environment; compare finished evaluations",
@@ -55,7 +57,7 @@ GROUPS = {
 }
 VERBS = {verb: text for verbs in GROUPS.values() for verb, text in verbs.items()}
 PACKAGES = {
-    **dict.fromkeys(("check", "doctor", "images", "new", "sandboxes"), "lachesis-console"),
+    **dict.fromkeys(("audit", "chat", "check", "doctor", "images", "new", "sandboxes"), "lachesis-console"),
     **dict.fromkeys(("batch", "compress", "export", "trajectories"), "lachesis-data"),
     **dict.fromkeys(("demo", "envs", "eval regrade", "tasks"), "lachesis-envs"),
     **dict.fromkeys(("fake-server", "sandboxes attack"), "lachesis-testing"),
@@ -82,8 +84,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         epilog=f"{_listed()}\n\n`lachesis VERB --help` has the flags of each.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    version = importlib.metadata.version("lachesis-core")  # the umbrella may not be installed
-    parser.add_argument("--version", action="version", version=f"lachesis {version}")
+    version = f"lachesis {importlib.metadata.version('lachesis-core')}"  # the umbrella may not be installed
+    parser.add_argument("--version", action="version", version=version)
     parser.add_argument("verb", nargs="?", help=argparse.SUPPRESS)
     # Each verb parses its arguments itself, so only its modules are imported.
     parser.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
@@ -95,8 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         near = get_close_matches(parsed.verb, VERBS, n=1)
         hint = f"did you mean {near[0]}?" if near else f"choose from {', '.join(VERBS)}"
         parser.error(f"there is no verb {parsed.verb!r}; {hint}")
-    if "" not in sys.path:
-        sys.path.append("")  # plug-ins of the user, `module:name`, may be in the current folder
+    sys.path += [""] * ("" not in sys.path)  # plug-ins of the user, `module:name`, may be in the current folder
     try:
         return command(parsed.verb)(parsed.rest)
     except Exception as error:
@@ -110,8 +111,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def command(verb: str) -> Callable[[Sequence[str]], int]:
     """The function of a verb. Raises `LachesisError` where the package that has it is not installed."""
-    package = PACKAGES.get(verb)
-    if package and not _is_installed(package):
+    if (package := PACKAGES.get(verb)) and not _is_installed(package):
         raise LachesisError(f"`lachesis {verb}` is in the package {package}. Next step: pip install {package}")
     return REGISTRY.load(verb)
 

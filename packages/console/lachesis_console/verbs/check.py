@@ -24,6 +24,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="lachesis check", description=_DESCRIPTION, allow_abbrev=False)
     parser.add_argument("environment", metavar="ENV", help="env.py, env.py:Class, or a name of `lachesis envs`")
     parser.add_argument("-n", type=int, default=5, metavar="N", help="items to play (default: 5)")
+    parser.add_argument(
+        "--recorded", metavar="PATH", help="rollouts of `lachesis chat --as agent`, as the reference policy"
+    )
     given, flags = parser.parse_known_args(argv)
     console = Console(emoji=False)
     Console(emoji=False, stderr=True).print(
@@ -31,9 +34,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     from lachesis.cli.environment_classes import environment_class
     from lachesis.runs.command_line import note_misspelt_hooks, report_error
+    from lachesis_console.chat.recordings import with_recordings
     from lachesis_console.checking import check_environment
 
     env_cls = environment_class(given.environment)
+    if given.recorded is not None:
+        env_cls = with_recordings(env_cls, given.recorded)
     try:
         report = asyncio.run(check_environment(env_cls, flags, items=given.n))
     except Exception as error:

@@ -1,0 +1,124 @@
+"""Rollouts of earlier runs: found in their files, replayed as a policy, and compared with what happens now."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from backends.errors import SettingsError
+from lachesis.runs.reference_policy import Policy
+from lachesis_messages.messages import Message
+from lachesis_messages.records.jsonl import read_lines
+
+if TYPE_CHECKING:
+    from lachesis.base_env import HermesAgentBaseEnv
+
+_VOLATILE = re.compile(r"/tmp/\S+|0x[0-9a-f]+|[0-9a-f]{8,}|\d+([.:]\d+)*")
+"""What may differ between two runs of one program: times, addresses, numbers, names of folders."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRollout:
+    """A rollout in a groups file."""
+
+    environment: str
+    item: Any
+    rollout_id: str
+    reward: float | None
+    prompt: Sequence[Mapping[str, Any]]
+    """Messages before the first of the assistant, as OpenAI's dicts."""
+    turns: Sequence[Mapping[str, Any]]
+    """All others."""
+
+
+def recorded_rollouts(path: Path) -> Iterator[RecordedRollout]:
+    """The rollouts of a groups file, or of all such files in a folder.
+
+    Raises:
+        SettingsError: there are none.
+    """
+    files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
+    if not any(file.is_file() for file in files):
+        raise SettingsError(f"{path}: there is no such file; name a run's folder, or its groups.jsonl or samples.jsonl")
+    for file in files:
+        for record in read_lines(file, torn_tail=True):
+            if not isinstance(record, Mapping) or not str(record.get("schema", "")).startswith("lachesis.group/"):
+                continue
+            for about, messages in zip(record["rollouts"], record["messages"], strict=False):
+                first = next((at for at, m in enumerate(messages) if m["role"] == "assistant"), len(messages))
+                yield RecordedRollout(
+                    record["environment"],
+                    record["item"],
+                    about["rollout_id"],
+                    about["reward"],
+                    messages[:first],
+                    messages[first:],
+                )
+
+
+def find_rollout(name: str) -> RecordedRollout:
+    """The rollout of `PATH`, or of `PATH#ID` with the beginning of its id.
+
+    Raises:
+        SettingsError: there is none, or several begin so.
+    """
+    path, _, rollout_id = name.partition("#")
+    found = [each for each in recorded_rollouts(Path(path)) if each.rollout_id.startswith(rollout_id)]
+    if not found:
+        raise SettingsError(f"{path} has no rollout {rollout_id or 'at all'}; `lachesis view {path}` shows their ids")
+    if rollout_id and len(found) > 1:
+        raise SettingsError(f"{path}: {len(found)} rollouts begin with {rollout_id}; give more of the id")
+    return found[0]
+
+
+def recorded_policy(*paths: str | Path) -> Policy:
+    """A policy that says what the rollouts of these files said, for `reference_policy()`: a person's recording is then
+    the solution that `lachesis check` plays. Of several rollouts of one item, it takes the one with the best reward.
+
+    Raises:
+        SettingsError: by the policy, if no rollout began with these messages.
+    """
+    best: dict[str, RecordedRollout] = {}
+    for path in paths:
+        for each in recorded_rollouts(Path(path)):
+            known = best.get(key := _key(each.prompt))
+            if known is None or (each.reward or 0.0) > (known.reward or 0.0):
+                best[key] = each
+
+    def policy(messages: Sequence[Mapping[str, Any]], tools: Any) -> Message:
+        first = next((at for at, m in enumerate(messages) if m["role"] == "assistant"), len(messages))
+        found = best.get(_key(messages[:first]))
+        if found is None:
+            raise SettingsError("no recorded rollout begins with these messages")
+        said = [each for each in found.turns if each["role"] == "assistant"]
+        turn = sum(message["role"] == "assistant" for message in messages)
+        return Message.from_openai(said[turn]) if turn < len(said) else Message("assistant", "")
+
+    return policy
+
+
+def with_recordings(env_cls: type[HermesAgentBaseEnv], path: str) -> type[HermesAgentBaseEnv]:
+    """The environment, whose reference policy is what was recorded there."""
+    policy = recorded_policy(path)
+    overridden = {
+        "__module__": env_cls.__module__,
+        "__doc__": env_cls.__doc__,
+        "name": env_cls.name or env_cls.__name__,
+        "reference_policy": lambda env: policy,
+    }
+    return type(env_cls.__name__, (env_cls,), overridden)
+
+
+def _key(prompt: Sequence[Mapping[str, Any]]) -> str:
+    return json.dumps([[each["role"], each.get("content")] for each in prompt], sort_keys=True)
+
+
+def differs(recorded: str, now: str) -> str:
+    """How two results of one call differ: nothing, `volatile` parts only (times, addresses, numbers), or `other`."""
+    if recorded == now:
+        return ""
+    return "volatile" if _VOLATILE.sub("#", recorded) == _VOLATILE.sub("#", now) else "other"

@@ -1,0 +1,123 @@
+"""What a person sees and types: lines that stay in the scrollback, and a prompt in the last one."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, Final
+
+from rich.console import Console
+from rich.text import Text
+
+from lachesis_tools import ToolResult
+
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+_SHOWN: Final = 2000
+"""Characters of a result that are shown; `/history` shows all."""
+PERSONALITIES: Final = {
+    "plain": ("thinking", "dots"),
+    "calm": ("(˘‿˘) taking a breath", "bouncingBar"),
+    "kawaii": ("(◕‿◕) pondering", "moon"),
+    "clerk": ("(•_•) filing the request", "line"),
+}
+"""What is shown while the model answers: words, and the name of one of rich's spinners."""
+
+
+def clean(text: str) -> str:
+    """`text` without characters that move the cursor, change colours or reverse the direction."""
+    return _CONTROL.sub("�", text.replace("\r\n", "\n"))
+
+
+class Screen:
+    """Prints, and asks.
+
+    Args:
+        plain: no colours, no spinner, lines of the standard input as they come.
+        history: the file of the lines that were typed.
+    """
+
+    def __init__(self, *, plain: bool = False, history: Path | None = None, output: IO[str] | None = None) -> None:
+        self.plain = plain or not sys.stdin.isatty() or not sys.stdout.isatty()
+        self.console = Console(file=output, emoji=False, markup=False, highlight=False, no_color=self.plain or None)
+        self.personality = "plain"
+        self.words: Callable[[], Sequence[str]] = lambda: ()
+        """What the prompt completes."""
+        self._history = history
+        self._session: Any = None
+
+    async def ask(self, prompt: str) -> str | None:
+        """A line of the person; None at the end of the input. Ctrl-C raises KeyboardInterrupt."""
+        if self.plain:
+            line: bytes = await asyncio.to_thread(sys.stdin.buffer.readline)
+            if not line:
+                return None
+            text = line.decode(errors="replace").rstrip("\r\n")
+            self.console.print(f"{prompt}{clean(text)}", soft_wrap=self.plain)
+            return text
+        if self._session is None:
+            self._session = self._prompt_session()
+        try:
+            return str(await self._session.prompt_async(prompt))
+        except EOFError:
+            return None
+
+    def _prompt_session(self) -> Any:
+        from prompt_toolkit import PromptSession
+        from prompt_toolkit.completion import Completer, Completion
+        from prompt_toolkit.history import FileHistory, InMemoryHistory
+        from prompt_toolkit.key_binding import KeyBindings
+
+        keys, words = KeyBindings(), self.words
+
+        @keys.add("escape", "enter")
+        def _(event: Any) -> None:
+            event.current_buffer.insert_text("\n")
+
+        class Words(Completer):
+            def get_completions(self, document: Any, complete_event: Any) -> Iterator[Completion]:
+                typed = document.text_before_cursor
+                if typed.startswith("/") and " " not in typed:
+                    for word in words():
+                        if word.startswith(typed):
+                            yield Completion(word, start_position=-len(typed))
+
+        history: Any = InMemoryHistory()
+        if self._history is not None:
+            self._history.parent.mkdir(parents=True, exist_ok=True)
+            history = FileHistory(str(self._history))
+        return PromptSession(history=history, completer=Words(), key_bindings=keys, complete_while_typing=False)
+
+    @contextmanager
+    def thinking(self) -> Iterator[None]:
+        """A spinner, while nothing else is printed."""
+        if self.plain:
+            yield
+            return
+        words, spinner = PERSONALITIES[self.personality]
+        with self.console.status(words, spinner=spinner):
+            yield
+
+    def note(self, text: str) -> None:
+        """A line of the program itself."""
+        self.console.print(Text(clean(text), style="dim"), soft_wrap=self.plain)
+
+    def error(self, text: str) -> None:
+        self.console.print(Text(f"error: {clean(text)}", style="red"), soft_wrap=self.plain)
+
+    def said(self, who: str, text: str) -> None:
+        """A message of the conversation."""
+        style = {"agent": "green", "user": "cyan", "system": "magenta"}.get(who, "default")
+        self.console.print(Text(f"{who}: ", style=f"bold {style}"), Text(clean(text)), sep="", soft_wrap=self.plain)
+
+    def call(self, name: str, arguments: str) -> None:
+        self.console.print(Text(f"→ {clean(name)} {clean(arguments)}"[:_SHOWN], style="yellow"), soft_wrap=self.plain)
+
+    def result(self, name: str, result: ToolResult) -> None:
+        text, style = clean(result.content), "red" if result.error else "default"
+        more = f"\n… {len(text) - _SHOWN} characters more" if len(text) > _SHOWN else ""
+        self.console.print(Text(f"← {clean(name)} ({result.duration:.2f} s)", style="yellow"), soft_wrap=self.plain)
+        self.console.print(Text(f"{text[:_SHOWN]}{more}", style=style), soft_wrap=self.plain)

@@ -1,0 +1,392 @@
+"""The policy's place in one rollout: a recording first, then a model that a person talks to, or the person."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import signal
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias, TypeVar
+
+from backends.text import counted
+from lachesis.loop.loop import HermesAgentLoop
+from lachesis.loop.outcome import Outcome
+from lachesis.loop.result import AgentResult, TokenCount
+from lachesis.loop.rollout_player import RolloutPlayer
+from lachesis.rewards.reward import Reward
+from lachesis_client import InferenceError
+from lachesis_console.chat.actions import Action
+from lachesis_console.chat.agent_lines import NotACall, read_line
+from lachesis_console.chat.journal import Journal
+from lachesis_console.chat.recordings import RecordedRollout, differs
+from lachesis_console.chat.screen import Screen
+from lachesis_messages.history import MessageHistory
+from lachesis_messages.messages import FinishReason, Message, ToolCall
+from lachesis_messages.responses import ChatResponse
+from lachesis_tools import ToolResult
+
+T = TypeVar("T")
+RunCommand: TypeAlias = "Callable[[Seat, MessageHistory, ChatResponse | None, str], Awaitable[Action]]"
+
+INTERRUPTED = "The user interrupted this call."
+_CANCELLED = 60.0
+"""Seconds in which a run that was cancelled ends."""
+
+
+class InterruptedByUser(Exception):
+    """The person pressed Ctrl-C while the model or a tool worked."""
+
+
+@dataclass(slots=True)
+class Replayed:
+    """What a replay showed."""
+
+    turns: int = 0
+    results: int = 0
+    volatile: int = 0
+    """Results that differ in times, addresses or numbers only."""
+    differing: int = 0
+
+
+class Seat:
+    """Answers in the place of a model server.
+
+    Args:
+        commands: names of commands.
+        run_command: runs a line that begins with a slash; see `commands.run_command`.
+        as_agent: the person is the policy.
+        recorded: what is played first.
+        turns: turns of it; None means all.
+    """
+
+    def __init__(
+        self,
+        screen: Screen,
+        journal: Journal,
+        commands: Collection[str],
+        run_command: RunCommand,
+        *,
+        as_agent: bool = False,
+        recorded: RecordedRollout | None = None,
+        turns: int | None = None,
+    ) -> None:
+        self.screen, self.journal, self.as_agent = screen, journal, as_agent
+        self._commands, self._run_command = commands, run_command
+        self.replayed = Replayed()
+        self._recorded = [*recorded.turns] if recorded is not None else []
+        self._left = turns if turns is not None else sum(each["role"] == "assistant" for each in self._recorded)
+        self._whole = turns is None
+        self._place = 0
+        """Of the next recorded message."""
+        self._summarised = False
+        self._said: str | ToolResult | None = None
+        """The user's next message."""
+        self._paused = False
+        """The person interrupted a tool, and speaks before the model does."""
+        self.first = 0
+        """Messages of the prompt."""
+        self._shown = 0
+        self._typed = ""
+        """The user's last message, which the person sees already."""
+        self.images: list[str] = []
+        """Data URLs for the user's next message."""
+        self.tokens, self.seconds = TokenCount(), 0.0
+        self.stopped = False
+        self.stop: Callable[[], object] = lambda: None
+        """Cancels the run."""
+        self.tool_call_parser: str | None = None
+        """Of the settings, for another model."""
+        screen.words = lambda: [f"/{name}" for name in (*commands, *self.tool_names)]
+
+    def attach(self, loop: HermesAgentLoop, server: Any, player: RolloutPlayer, item: Any) -> HermesAgentLoop:
+        """Take the place of the server in `loop`, and run its calls so that they are shown and can be interrupted."""
+        self.loop, self.server, self.player, self.item = loop, server, player, item
+        self._execute: Any = loop.execute
+        loop.server = self
+        loop.execute = self._run_calls
+        # A person has no limit of time.
+        loop.limits = replace(loop.limits, max_seconds=None, max_waiting=None)
+        self._own_user = loop.follow_up
+        """The environment plays the user."""
+        loop.follow_up = self.user_message
+        return loop
+
+    @property
+    def tool_names(self) -> list[str]:
+        return [each["function"]["name"] for each in self.loop.tool_schemas] if hasattr(self, "loop") else []
+
+    @property
+    def can_edit(self) -> bool:
+        """Whether what the model is sent is the conversation that is kept."""
+        return not (self.loop.ephemeral_system_prompt or self.loop.prefill_messages)
+
+    # The policy.
+
+    async def chat(self, messages: Any, **options: Any) -> ChatResponse:
+        """The next turn of the agent."""
+        history: MessageHistory = messages
+        self._show_new(history)
+        if (recorded := self._next_recorded(history)) is not None:
+            self._show_turn(recorded.message)
+            return await self._settle(history, recorded)
+        if self.as_agent:
+            return await self._ask_person(history)
+        paused, self._paused = self._paused, False
+        action = await self.talk(history, None) if paused else Action.AGAIN
+        while True:
+            if action is Action.STOP:
+                await self._stop()
+            response = await self._ask_model(history, options)
+            if response is None:
+                action = await self.talk(history, None)
+                continue
+            self._show_turn(response.message)
+            if response.message.tool_calls or self._own_user is not None:
+                return response
+            action = await self.talk(history, response)
+            if action in (Action.SAY, Action.END):
+                return response
+
+    async def _stop(self) -> None:
+        """End the run without an end of the rollout. Returns only if nobody ends it."""
+        self.stopped = True
+        self.stop()
+        await asyncio.sleep(_CANCELLED)
+
+    async def _settle(self, history: MessageHistory, response: ChatResponse) -> ChatResponse:
+        """After a recorded turn: what the user says to it, if the recording has no more."""
+        if response.message.tool_calls or self._own_user is not None:
+            return response
+        more = self._place < len(self._recorded) and (self._left > 0 or self._whole)
+        following = self._recorded[self._place] if more else None
+        if following is not None and following["role"] == "user":
+            self._said = str(following["content"])
+            self._place += 1
+        elif not self.as_agent:
+            action = await self.talk(history, response)
+            if action is Action.STOP:
+                await self._stop()
+            if action is Action.AGAIN:
+                return await self.chat(history)
+        return response
+
+    async def user_message(self, history: MessageHistory) -> str | ToolResult | None:
+        """What the user says to the answer at the end of `history`."""
+        self.journal.follow(self.kept(history))
+        if self._own_user is not None:
+            return await self._own_user(history)
+        said, self._said = self._said, None
+        return said
+
+    async def _ask_model(self, history: MessageHistory, options: Mapping[str, Any]) -> ChatResponse | None:
+        try:
+            with self.screen.thinking():
+                response: ChatResponse = await self._interruptible(self.server.chat(history, **options))
+        except InferenceError as error:
+            self.screen.error(f"{error}. /retry asks again, /model NAME [URL] asks another one")
+            return None
+        except InterruptedByUser:
+            self.screen.note("interrupted; the conversation is as it was before this answer")
+            return None
+        self.tokens.add(response.usage)
+        self.seconds += response.latency
+        return response
+
+    async def _ask_person(self, history: MessageHistory) -> ChatResponse:
+        """A turn that the person writes."""
+        while True:
+            line = await self._line("agent> ")
+            if line is None:
+                await self._stop()
+                continue
+            if line.startswith("/") and line[1:].split(" ")[0] in self._commands:
+                if await self._run_command(self, history, None, line) is Action.END:
+                    await self._stop()
+                continue
+            try:
+                call = await read_line(line, self.loop.tool_schemas, self._line)
+            except NotACall as error:
+                self.screen.error(str(error))
+                continue
+            if call is None and not line.strip():
+                continue
+            if call is None:
+                return _response(Message("assistant", line), "person")
+            return _response(Message("assistant", tool_calls=(ToolCall(f"call_{len(history)}", *call),)), "person")
+
+    def _next_recorded(self, history: MessageHistory) -> ChatResponse | None:
+        """The next turn of the recording, after its results up to here were compared."""
+        now = {node.message.tool_call_id: node.message.text for node in history.nodes() if node.message.tool_call_id}
+        while self._place < len(self._recorded) and self._recorded[self._place]["role"] == "tool":
+            self._compare(self._recorded[self._place], now)
+            self._place += 1
+        if self._left <= 0 or self._place >= len(self._recorded):
+            self._summarise()
+            return None
+        while self._recorded[self._place]["role"] != "assistant":
+            self._place += 1
+        said = Message.from_openai(self._recorded[self._place])
+        self._place += 1
+        self._left -= 1
+        self.replayed.turns += 1
+        if self._place == len(self._recorded):
+            self._summarise()
+        return _response(said, "recording")
+
+    def _compare(self, recorded: Mapping[str, Any], now: Mapping[str, str]) -> None:
+        said = str(recorded.get("content") or "")
+        how = differs(said, now.get(recorded["tool_call_id"], ""))
+        self.replayed.results += 1
+        self.replayed.volatile += how == "volatile"
+        if how == "other":
+            self.replayed.differing += 1
+            self.screen.error(f"{recorded.get('name') or 'a tool'} answered something else in the recording:")
+            self.screen.note(said[:500])
+
+    def _summarise(self) -> None:
+        """Once, when the replay is over."""
+        if self._recorded and not self._summarised:
+            self._summarised = True
+            self.screen.note(self._summary())
+
+    def _summary(self) -> str:
+        seen = self.replayed
+        more = f", {seen.volatile} in times or numbers only" if seen.volatile else ""
+        return f"replayed {counted(seen.turns, 'turn')}: {seen.differing} of {seen.results} results differ{more}"
+
+    # The person.
+
+    async def talk(self, history: MessageHistory, response: ChatResponse | None) -> Action:
+        """Lines of the person until one says something, asks again or ends. `response` is not in `history` yet."""
+        kept = self.kept(history)
+        if response is not None:
+            kept = [*kept, response.message.to_openai("reasoning")]
+        self.journal.follow(kept)
+        while True:
+            line = await self._line("you> ")
+            action = Action.END if line is None else Action.STAY
+            if line is not None and line.startswith("/"):
+                action = await self._run_command(self, history, response, line)
+            if action is Action.END and response is None:
+                return Action.STOP
+            if action is Action.CUT:
+                response = None
+            elif action is not Action.STAY:
+                return action
+            elif line is None or line.startswith("/"):
+                continue
+            elif response is not None and (line.strip() or self.images):
+                self._said = ToolResult(line, images=tuple(self.images)) if self.images else line
+                self.images, self._typed = [], line
+                return Action.SAY
+            elif line.strip():
+                history.append(Message("user", line))
+                self._shown = len(history)
+                self.journal.follow(self.kept(history))
+                return Action.AGAIN
+            elif response is None:
+                return Action.AGAIN
+
+    async def _line(self, prompt: str) -> str | None:
+        for second in (False, True):
+            try:
+                return await self.screen.ask(prompt)
+            except KeyboardInterrupt:
+                if not second:
+                    self.screen.note("Ctrl-C again, Ctrl-D or /quit ends the chat")
+        return None
+
+    def kept(self, history: MessageHistory) -> list[dict[str, Any]]:
+        """The conversation after the prompt, as it is written down."""
+        return [dict(each) for each in history.to_openai("reasoning")[self.first :]]
+
+    async def reward(self, history: MessageHistory, response: ChatResponse | None) -> Reward | None:
+        """The environment's reward, as the conversation and the sandbox stand.
+
+        Raises:
+            RuntimeError: the reward raised.
+            BackendError: the sandbox failed.
+        """
+        now = history.fork()
+        if response is not None:
+            now.append(response)
+        result = AgentResult(len(now) - self.first, True, [], [], Outcome.COMPLETED, "asked by the user", now)
+        session, player = self._execute.session, self.player
+        verifier = f"{self.loop.task_id}-reward"
+        context = player.scorer.context_class(
+            session, player.registry, open_verifier=functools.partial(player.sessions.open, verifier)
+        )
+        try:
+            scored = await player.scorer.score(self.item, result, context)
+        finally:
+            if verifier in player.sessions:
+                await player.sessions.close(verifier)
+        if scored.error is not None or scored.faults:
+            raise RuntimeError(str(scored.error or next(iter(scored.faults.values()))))
+        return scored.value
+
+    # The tools.
+
+    async def _run_calls(self, calls: Sequence[ToolCall]) -> Sequence[ToolResult]:
+        try:
+            results = await self._interruptible(self._execute(calls))
+        except InterruptedByUser:
+            self._paused = True
+            results = [ToolResult(INTERRUPTED, error=INTERRUPTED) for _ in calls]
+        for call, result in zip(calls, results, strict=True):
+            self.screen.result(call.name, result)
+        return list(results)
+
+    async def _interruptible(self, work: Awaitable[T]) -> T:
+        """The result of `work`. Ctrl-C cancels it. Raises `InterruptedByUser`."""
+        task = asyncio.ensure_future(work)
+        with _on_interrupt(task) as pressed:
+            try:
+                return await task
+            except asyncio.CancelledError:
+                if pressed:
+                    raise InterruptedByUser from None
+                raise
+
+    # What is shown.
+
+    def _show_new(self, history: MessageHistory) -> None:
+        nodes = history.nodes()
+        if not self.first:
+            self.first = len(nodes)
+        for node in nodes[self._shown :]:
+            if node.message.role in ("user", "system") and node.message.text != self._typed:
+                self.screen.said(node.message.role, node.message.text)
+        self._shown, self._typed = len(nodes), ""
+        self.journal.follow(self.kept(history))
+
+    def _show_turn(self, message: Message) -> None:
+        if message.text:
+            self.screen.said("agent", message.text)
+        for call in message.tool_calls:
+            self.screen.call(call.name, call.arguments)
+
+
+def _response(message: Message, model: str) -> ChatResponse:
+    reason = FinishReason.TOOL_CALLS if message.tool_calls else FinishReason.STOP
+    return ChatResponse(message, reason, reason.value, model=model, server=model)
+
+
+@contextmanager
+def _on_interrupt(task: asyncio.Future[Any]) -> Iterator[list[bool]]:
+    """Ctrl-C cancels `task`, and is noted in the list."""
+    pressed: list[bool] = []
+
+    def press() -> None:
+        pressed.append(True)
+        task.cancel()
+
+    before, loop = signal.getsignal(signal.SIGINT), asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGINT, press)
+    try:
+        yield pressed
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
+        signal.signal(signal.SIGINT, before)

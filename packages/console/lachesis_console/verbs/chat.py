@@ -1,0 +1,180 @@
+"""`lachesis chat ENV`: a person in a rollout."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import io
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from backends.errors import SettingsError
+
+if TYPE_CHECKING:
+    from lachesis.base_env import HermesAgentBaseEnv
+    from lachesis_console.chat.recordings import RecordedRollout
+    from lachesis_console.chat.seat import Seat
+
+_DESCRIPTION = """\
+Talk to a model inside an item of an environment: its prompt, its tools, its sandbox. /reward computes the reward as
+things stand; the end of the chat writes a rollout like any other. /help lists the commands, Ctrl-C interrupts the
+answer or the tool, Ctrl-D ends the chat.
+
+    lachesis chat terminal -m MODEL -b http://127.0.0.1:8000/v1
+    lachesis chat gsm8k --item 3 --as agent              you are the model
+    lachesis chat gsm8k --replay results#4f2a --at 2 -m MODEL   a recorded rollout up to turn 2, then MODEL
+"""
+_TURNS = 1000
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Chat; the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="lachesis chat",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        epilog="Every other setting has its own flag, --env.NAME VALUE or --openai.NAME VALUE.",
+    )
+    parser.add_argument("environment", metavar="ENV", nargs="?", help="env.py, SCHEME:NAME, or a name")
+    parser.add_argument("--item", type=int, default=0, metavar="N", help="the item, counted from 0 (default: 0)")
+    parser.add_argument("--as", dest="seat", choices=("user", "agent"), default="user", help="who you are")
+    parser.add_argument(
+        "--replay", metavar="PATH[#ID]", help="play a recorded rollout first: of a run's folder or file"
+    )
+    parser.add_argument("--at", type=int, metavar="N", help="turns of it to play (default: all)")
+    parser.add_argument("--session", metavar="NAME", help="keep the chat under this name, and go on with it")
+    parser.add_argument("--plain", action="store_true", help="no colours and no spinner")
+    parser.add_argument("-m", "--model", metavar="MODEL", help="its name on the server; or embedded, reference")
+    parser.add_argument("-b", "--base-url", metavar="URL", help="of the OpenAI-compatible server")
+    parser.add_argument("-k", "--api-key", metavar="KEY", help="of the server")
+    parser.add_argument("-o", "--output", metavar="FOLDER", help="where the rollout is written")
+    given, flags = parser.parse_known_args(argv)
+    for name, value in (("model_name", given.model), ("base_url", given.base_url), ("api_key", given.api_key)):
+        flags += [f"--openai.{name}={value}"] if value is not None else []
+    if given.output:
+        flags.append(f"--env.data_path_to_save_groups={Path(given.output, 'groups.jsonl')}")
+    return asyncio.run(_chat(given, flags))
+
+
+async def _chat(given: argparse.Namespace, flags: list[str]) -> int:
+    from lachesis.cli.environment_classes import environment_class
+    from lachesis.runs.commands import process
+    from lachesis_console.chat.commands import COMMANDS, run_command
+    from lachesis_console.chat.journal import Journal, chats_folder
+    from lachesis_console.chat.recordings import RecordedRollout, find_rollout
+    from lachesis_console.chat.screen import Screen
+    from lachesis_console.chat.seat import Seat
+
+    recorded = find_rollout(given.replay) if given.replay else None
+    journal = Journal.named(given.session or f"last-{uuid.uuid4().hex[:8]}")
+    target = given.environment or journal.about.get("environment")
+    if target is None:
+        raise SettingsError("name the environment: lachesis chat ENV; `lachesis envs` lists some")
+    turns = given.at
+    if journal.about:
+        if recorded is not None:
+            raise SettingsError(f"the chat {given.session} exists; replay into another one")
+        if target != journal.about["environment"]:
+            raise SettingsError(f"the chat {given.session} is one of {journal.about['environment']}, not of {target}")
+        flags = [*journal.about["flags"], *flags]
+        recorded = RecordedRollout(target, journal.about["item"], "", None, (), [*journal.messages])
+    screen = Screen(plain=given.plain, history=chats_folder().parent / "typed")
+    if not any(flag.startswith(("--openai.", "--config")) for flag in flags) and given.seat == "agent":
+        flags.append("--openai.model_name=reference")
+    seat = Seat(screen, journal, COMMANDS, run_command, as_agent=given.seat == "agent", recorded=recorded, turns=turns)
+    env = _environment(environment_class(target), flags, seat, recorded, given.item, target)
+    screen.note(f"{env.run_name}: item {given.item}, {_who(env, seat)}. /help lists the commands.")
+    run = asyncio.ensure_future(process(env))
+    seat.stop = run.cancel
+    try:
+        result = await run
+    except asyncio.CancelledError:
+        if not seat.stopped:
+            raise
+        screen.note(f"ended without a rollout; the messages are in {seat.journal.path}")
+        return 0
+    reward = f"{result.summary.reward.mean:g}" if result.summary.scored else "none"
+    screen.note(f"reward {reward}; the rollout is in {result.files.groups}")
+    if not given.session and seat.journal.path.exists():
+        seat.journal.path.unlink()
+    return 0
+
+
+def _environment(
+    env_cls: type[HermesAgentBaseEnv],
+    flags: list[str],
+    seat: Seat,
+    recorded: RecordedRollout | None,
+    number: int,
+    target: str,
+) -> HermesAgentBaseEnv:
+    """The environment with one item, whose rollout has `seat` in the place of the model."""
+    from rich.console import Console
+
+    from lachesis.loop.loop import HermesAgentLoop
+    from lachesis.runs.command_line import read_settings
+    from lachesis.settings.hooks import of_hook
+
+    done: list[bool] = []
+
+    async def get_next_item(env: HermesAgentBaseEnv) -> Any:
+        if done:
+            return None
+        done.append(True)
+        item = recorded.item if recorded is not None else None
+        for _ in range(number + 1 if recorded is None else 0):
+            if (item := await of_hook(env_cls.get_next_item(env))) is None:
+                raise SettingsError(f"{target} has no item {number}")
+        if not seat.journal.about:
+            seat.journal.begin({"environment": target, "flags": flags, "item": item})
+        return item
+
+    def player_for(env: HermesAgentBaseEnv, item: Any) -> Any:
+        player = env_cls.player_for(env, item)
+
+        def make_loop(server: Any, tools: Sequence[Mapping[str, Any]], **options: Any) -> Any:
+            loop = player.make_loop(server, tools, **options)
+            if not isinstance(loop, HermesAgentLoop):
+                raise SettingsError(f"{target}: its agent is a program, which nobody can talk to")
+            return seat.attach(loop, server, player, item)
+
+        return replace(player, make_loop=make_loop)
+
+    given = [
+        *(f"--env.{name}={value}" for name, value in _CHOSEN.items() if not any(f".{name}" in flag for flag in flags)),
+        *flags,
+    ]
+    _, settings = read_settings(env_cls, ["process", *given])
+    overridden = {
+        "__module__": env_cls.__module__,
+        "__doc__": env_cls.__doc__,
+        "name": env_cls.name or env_cls.__name__,
+        "get_next_item": get_next_item,
+        "player_for": player_for,
+    }
+    env: HermesAgentBaseEnv = type(env_cls.__name__, (env_cls,), overridden)(**settings)
+    env.console = Console(emoji=False, file=io.StringIO())
+    return env
+
+
+_CHOSEN = {
+    "group_size": 1,
+    "total_steps": 1,
+    "use_wandb": False,
+    "max_infra_retries": 0,
+    "max_agent_turns": _TURNS,
+    "max_faulty_turns": _TURNS,
+    "terminal_lifetime": 24 * 3600,
+}
+
+
+def _who(env: HermesAgentBaseEnv, seat: Seat) -> str:
+    if seat.as_agent:
+        return "you are the agent"
+    from lachesis.settings.server_settings import describe
+
+    return f"you talk to {describe(env.server_configs)}"

@@ -1,0 +1,303 @@
+"""`lachesis chat`: a person in a rollout, driven by lines on the standard input and on a terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lachesis_console.chat.agent_lines import NotACall, read_line
+from lachesis_console.chat.journal import Journal
+from lachesis_console.chat.recordings import differs, find_rollout, recorded_policy
+from lachesis_messages.history import MessageHistory
+from lachesis_testing.scripted_server import ScriptedServer, call, say
+
+LIMIT = 90.0
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "lachesis", "chat", *arguments]
+
+
+def environment(tmp_path: Path) -> dict[str, str]:
+    return {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state"), "TERM": "xterm", "COLUMNS": "80"}
+
+
+def chat(tmp_path: Path, *arguments: str, typed: str | bytes = "", code: int = 0) -> str:
+    """What a chat prints whose standard input is no terminal."""
+    given = typed.encode() if isinstance(typed, str) else typed
+    done = subprocess.run(
+        command(*arguments), input=given, capture_output=True, timeout=LIMIT, check=False, env=environment(tmp_path)
+    )
+    said = done.stdout.decode()
+    assert done.returncode == code, said + done.stderr.decode()
+    assert b"Traceback" not in done.stderr, done.stderr.decode()
+    return said + done.stderr.decode()
+
+
+def records(folder: Path, name: str = "groups.jsonl") -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / name).read_text().splitlines()]
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Path:
+    """A rollout in which a person was the agent."""
+    folder = tmp_path / "recorded"
+    said = chat(
+        tmp_path, "tool_result", "--as", "agent", "-o", str(folder), typed="/look_up\ngear-33\n/reward\n/lookup\n291\n"
+    )
+    assert "reward 0.25" in said and "did you mean 'look_up'" in said and "reward 1;" in said
+    return folder
+
+
+def test_a_person_is_the_agent_and_the_recording_solves_the_item(recorded: Path, tmp_path: Path) -> None:
+    [record] = records(recorded)
+    assert record["scores"] == [1.0]
+    assert [m["role"] for m in record["messages"][0]] == ["user", "assistant", "tool", "assistant"]
+    line = [sys.executable, "-m", "lachesis", "check", "tool_result", "-n", "1", "--recorded", str(recorded)]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=LIMIT, check=False)
+    assert "reference 2 1.000" in " ".join(done.stdout.split()), done.stdout
+
+
+def test_a_recording_is_played_again_and_handed_over(recorded: Path, tmp_path: Path) -> None:
+    rollout = find_rollout(str(recorded)).rollout_id
+    said = chat(
+        tmp_path, "tool_result", "--replay", f"{recorded}#{rollout[:6]}", "-m", "reference", "-o", f"{tmp_path}/a"
+    )
+    assert "replayed 2 turns: 0 of 1 results differ" in said
+    said = chat(
+        tmp_path, "tool_result", "--replay", str(recorded), "--at", "1", "-m", "reference", "-o", f"{tmp_path}/b"
+    )
+    assert "replayed 1 turn: 0 of 1 results differ" in said
+    for folder, models in (("a", ["recording"]), ("b", ["recording", "reference-policy"])):
+        [record] = records(tmp_path / folder)
+        assert record["scores"] == [1.0]
+        assert [name for name, *_ in record["rollouts"][0]["completions"]["models"]] == models
+
+
+def test_a_result_that_differs_from_the_recording_is_shown(recorded: Path, tmp_path: Path) -> None:
+    path = recorded / "groups.jsonl"
+    path.write_text(path.read_text().replace('"content": "291"}, {', '"content": "no such part"}, {'))
+    said = chat(tmp_path, "tool_result", "--replay", str(path), "-m", "reference", "-o", f"{tmp_path}/a")
+    assert "1 of 1 results differ" in said and "no such part" in said
+    assert (differs("at 12:03 in /tmp/a1", "at 12:04 in /tmp/b2"), differs("a", "a"), differs("a", "b")) == (
+        "volatile",
+        "",
+        "other",
+    )
+
+
+def test_commands_of_a_chat_with_a_model(tmp_path: Path) -> None:
+    typed = "/help\n/tools\n/reward\n/usage\n/history\n/undo\n/retry\n/nope\n/undo x\n/save {}\n/branch b\n/quit\n"
+    typed = typed.replace("{}", str(tmp_path / "saved.json"))
+    said = chat(tmp_path, "tool_result", "-m", "reference", "--session", "a", "-o", f"{tmp_path}/run", typed=typed)
+    assert "look_up(part)" in said and "reward 1 (call 0.25, answer 0.75)" in said
+    assert "there is no command /nope" in said and "invalid literal for int()" in said
+    assert said.count("agent: 291") == 2
+    [record] = records(tmp_path / "run")
+    assert record["scores"] == [1.0] and record["rollouts"][0]["discarded"][0]["reason"] == "taken back"
+    assert [m["role"] for m in json.loads((tmp_path / "saved.json").read_text())][-1] == "assistant"
+    assert Journal.named("b", tmp_path / "state/lachesis/chats").messages[-1]["content"] == "291"
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        b"\xff\xfe\x00\n",
+        b"\x1b[2J\x1b]0;title\x07\n",
+        b"a" * 1_000_000 + b"\n",
+        b"no end of the line",
+        "\u202eright to left\n".encode(),
+        b"/\n/ \n//\n/undo 9\n/undo -1\n/model\n/image /etc/passwd\n/save\n/save /nowhere/x\n/branch ../x\n"
+        b"/compress\n/retry\n",
+    ],
+    ids=["bytes", "escapes", "long", "cut", "direction", "commands"],
+)
+async def test_odd_lines_end_no_chat(typed: bytes, tmp_path: Path) -> None:
+    async with ScriptedServer([say("\x1b[31mred\u202e")]) as server:
+        line = ("tool_result", "-m", "scripted", "-b", server.base_url, "-o", f"{tmp_path}/run")
+        said = await asyncio.to_thread(chat, tmp_path, *line, typed=typed)
+    assert "\x1b" not in said and "\u202e" not in said
+    assert records(tmp_path / "run")[0]["rollouts"][0]["outcome"] == "completed"
+
+
+class Terminal:
+    """A chat on a terminal."""
+
+    def __init__(self, tmp_path: Path, *arguments: str) -> None:
+        ours, theirs = pty.openpty()
+        self.file, self.text = ours, ""
+        self.process = subprocess.Popen(
+            command(*arguments),
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            env=environment(tmp_path),
+            start_new_session=True,
+            preexec_fn=lambda: os.close(os.open(os.ttyname(0), os.O_RDWR)),  # the controlling terminal
+        )
+        os.close(theirs)
+
+    def until(self, text: str) -> None:
+        """Read until `text` is shown, without colours and movements of the cursor."""
+        end = time.monotonic() + LIMIT
+        while text not in self.plain:
+            assert time.monotonic() < end, self.plain
+            if select.select([self.file], [], [], 0.2)[0]:
+                with contextlib.suppress(OSError):
+                    data = os.read(self.file, 65536).decode(errors="replace")
+                    self.text += data
+                    if "\x1b[6n" in data:  # it asks where the cursor is
+                        os.write(self.file, b"\x1b[1;1R")
+        self.text = self.plain.partition(text)[2]
+
+    @property
+    def plain(self) -> str:
+        return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]|\r", "", self.text)
+
+    def type(self, text: str) -> None:
+        os.write(self.file, text.encode())
+
+    def close(self) -> int:
+        end = time.monotonic() + LIMIT
+        while self.process.poll() is None and time.monotonic() < end:
+            if select.select([self.file], [], [], 0.1)[0]:
+                with contextlib.suppress(OSError):
+                    os.read(self.file, 65536)
+        os.close(self.file)
+        return self.process.wait(5)
+
+
+async def test_ctrl_c_interrupts_an_answer_and_a_tool(tmp_path: Path) -> None:
+    asked = 0
+
+    async def answer(body: dict[str, Any]) -> dict[str, Any]:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            await asyncio.sleep(60)
+        if asked == 2:
+            return call(("terminal", {"command": "sleep 50; echo late"}))
+        assert body["messages"][-1]["content"] == "leave it" and "interrupted" in body["messages"][-2]["content"]
+        return say("as you like")
+
+    async with ScriptedServer(answer) as server:
+        arguments = ("terminal", "-m", "scripted", "-b", server.base_url, "-o", f"{tmp_path}/run", "--session", "x")
+        terminal = Terminal(tmp_path, *arguments)
+        for seen, typed in (
+            ("thinking", "\x03"),
+            ("you>", "/retry\r"),
+            ("sleep 50", "\x03"),
+            ("you>", "leave it\r"),
+            ("as you like", ""),
+            ("you>", "/quit\r"),
+        ):
+            await asyncio.to_thread(terminal.until, seen)
+            if typed == "\x03":
+                await asyncio.sleep(0.3)  # the command runs
+                os.killpg(terminal.process.pid, signal.SIGINT)
+            else:
+                terminal.type(typed)
+        await asyncio.to_thread(terminal.until, "the rollout is in")
+        assert await asyncio.to_thread(terminal.close) == 0
+    [record] = records(tmp_path / "run")
+    assert record["scores"] == [0.0]
+    assert [m["role"] for m in record["messages"][0]] == ["system", "user", "assistant", "tool", "user", "assistant"]
+
+
+def killed(tmp_path: Path, lines: Sequence[str], until: int) -> None:
+    """A chat that is killed when `until` of its messages are in its file."""
+    process = subprocess.Popen(
+        command("terminal", "--as", "agent", "--session", "k"),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=environment(tmp_path),
+        cwd=tmp_path,
+    )
+    assert process.stdin is not None
+    process.stdin.write("".join(f"{line}\n" for line in lines).encode())
+    process.stdin.flush()
+    path, end = tmp_path / "state/lachesis/chats/k.jsonl", time.monotonic() + LIMIT
+    while not path.exists() or path.read_bytes().count(b"\n") < until + 1:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
+
+
+def test_a_chat_that_was_killed_goes_on(tmp_path: Path) -> None:
+    killed(tmp_path, ["/terminal echo one > a", "/terminal cat a"], 4)
+    journal = Journal.named("k", tmp_path / "state/lachesis/chats")
+    assert [m["role"] for m in journal.messages] == ["assistant", "tool", "assistant", "tool"]
+    with journal.path.open("ab") as file:
+        file.write(b'{"role": "assist')  # cut off
+    typed = "/terminal cat a a\nDone\n"
+    said = chat(tmp_path, "--as", "agent", "--session", "k", "-o", f"{tmp_path}/run", typed=typed)
+    assert "replayed 2 turns: 0 of 2 results differ" in said
+    [record] = records(tmp_path / "run")
+    results = [json.loads(m["content"])["output"] for m in record["messages"][0] if m["role"] == "tool"]
+    assert results == ["", "one\n", "one\none\n"]
+
+
+def test_a_journal_follows_edits_and_refuses_other_files(tmp_path: Path) -> None:
+    journal = Journal.named("a", tmp_path)
+    journal.begin({"environment": "e", "flags": [], "item": 1})
+    history = MessageHistory([{"role": "user", "content": "x"}])
+    for text in ("one", "two"):
+        history.append({"role": "assistant", "content": text})
+        journal.follow(history.to_openai()[1:])
+        history.append({"role": "user", "content": "next"})
+        journal.follow(history.to_openai()[1:])
+    history.rewind(2, "taken back")
+    journal.follow(history.to_openai()[1:])
+    assert Journal.named("a", tmp_path).messages == history.to_openai()[1:]
+    (tmp_path / "b.jsonl").write_text('{"schema": "other"}\n')
+    for name in ("b", "../a", "", ".hidden"):
+        with pytest.raises(Exception, match="name"):
+            Journal.named(name, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("line", "arguments"),
+    [
+        ('/f {"a": 1, "b": "x"}', {"a": 1, "b": "x"}),
+        ("/f a=1 b='x y'", {"a": 1, "b": "x y"}),
+        ("/f just text = 3", {"a": "just text = 3"}),
+        ("/f", {"a": 7}),
+    ],
+)
+async def test_lines_of_the_agent(line: str, arguments: dict[str, Any]) -> None:
+    schema = {"properties": {"a": {"type": "integer"}, "b": {"type": "string"}}, "required": ["a"]}
+    tools = [{"function": {"name": "f", "parameters": schema}}]
+
+    async def ask(prompt: str) -> str | None:
+        return "7"
+
+    read = await read_line(line, tools, ask)
+    assert read is not None and (read[0], json.loads(read[1])) == ("f", arguments)
+    assert await read_line("an answer", tools, ask) is None
+    for wrong in ("/g x", "/f {"):
+        with pytest.raises(NotACall):
+            await read_line(wrong, tools, ask)
+
+
+def test_a_recorded_policy_takes_the_best_rollout(recorded: Path) -> None:
+    path = recorded / "groups.jsonl"
+    worse = path.read_text().replace('"content": "291"}]', '"content": "7"}]').replace('"reward": 1.0', '"reward": 0.5')
+    path.write_text(worse + path.read_text())
+    prompt = find_rollout(str(path)).prompt
+    assert recorded_policy(path)([*prompt, {"role": "assistant"}], None).text == "291"  # type: ignore[union-attr]
