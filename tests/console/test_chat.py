@@ -23,7 +23,9 @@ from lachesis_console.chat.agent_lines import NotACall, read_line
 from lachesis_console.chat.journal import Journal
 from lachesis_console.chat.recordings import differs, find_rollout, recorded_policy
 from lachesis_messages.history import MessageHistory
+from lachesis_testing import FakeServer, ToolUser
 from lachesis_testing.scripted_server import ScriptedServer, call, say
+from tests.support.training_runs import with_tokens
 
 LIMIT = 90.0
 
@@ -86,6 +88,20 @@ def test_a_recording_is_played_again_and_handed_over(recorded: Path, tmp_path: P
         [record] = records(tmp_path / folder)
         assert record["scores"] == [1.0]
         assert [name for name, *_ in record["rollouts"][0]["completions"]["models"]] == models
+
+
+async def test_the_branch_of_a_recording_has_exact_tokens(recorded: Path, tmp_path: Path) -> None:
+    async with FakeServer(ToolUser()) as server:
+        tokenizer = with_tokens(server, tmp_path).tokenizer_name
+        line = ["tool_result", "--replay", str(recorded), "--at", "1", "-m", "fake", "-b", server.base_url]
+        line += ["--openai.server_type", "vllm", "--openai.tokenizer_name", str(tokenizer)]
+        await asyncio.to_thread(chat, tmp_path, *line, "-o", f"{tmp_path}/run")
+        sampled = [list(each.ids) for request in server.requests for each in request.completions]
+    [record] = records(tmp_path / "run")
+    [sample] = record["samples"]
+    trained = [token for token, mask in zip(sample["tokens"], sample["masks"], strict=True) if mask != -100]
+    assert sampled and trained == [token for ids in sampled for token in ids]
+    assert record["messages"][0][1]["tool_calls"][0]["function"]["name"] == "look_up"
 
 
 def test_a_result_that_differs_from_the_recording_is_shown(recorded: Path, tmp_path: Path) -> None:

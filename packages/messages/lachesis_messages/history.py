@@ -364,6 +364,8 @@ class MessageHistory(MutableSequence[OpenAIMessage]):
     def _written(self, given: MessageLike, index: int, replaces: Node | None = None) -> _Written:
         """Parse `given`. A completion or tool result of this history is recognised by identity, as response or item."""
         origin: Origin = None
+        if isinstance(given, ChatResponse) and given.purpose == "given":
+            given = given.message
         if isinstance(given, (ChatResponse, ToolResponse)):
             origin = given
         elif isinstance(given, dict) and id(known := getattr(given, "origin", None)) in self._homes:

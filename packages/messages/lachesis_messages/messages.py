@@ -18,8 +18,9 @@ from lachesis_messages.frozen import FrozenDict, freeze, freeze_dict, thaw
 Role: TypeAlias = Literal["system", "user", "assistant", "tool"]
 ROLES: tuple[Role, ...] = ("system", "user", "assistant", "tool")
 OpenAIMessage: TypeAlias = dict[str, Any]
-Purpose: TypeAlias = Literal["turn", "summary"]
-"""Of a completion: a turn of the conversation, or a summary that replaces messages of it."""
+Purpose: TypeAlias = Literal["turn", "summary", "given"]
+"""Of a completion: a turn of the conversation, a summary that replaces messages of it, or a turn that no model of the
+run sampled: a history keeps its message, as context without a completion."""
 
 REASONING_FIELDS = ("reasoning_content", "reasoning", "reasoning_details")
 """The fields in which servers send reasoning, in order of preference; the last is a list of `{"text": ...}`."""

@@ -13,7 +13,6 @@ from backends import BackendError
 from backends.errors import SettingsError
 from lachesis.settings.server_settings import ServerConfig
 from lachesis_client import InferenceError
-from lachesis_client.model_server import tracks_tokens
 from lachesis_console.chat.actions import Action
 from lachesis_console.chat.screen import PERSONALITIES
 from lachesis_console.chat.seat import Seat
@@ -72,7 +71,7 @@ async def _toolsets(seat: Seat, history: MessageHistory, response: ChatResponse 
 
 
 async def _model(seat: Seat, history: MessageHistory, response: ChatResponse | None, rest: str) -> Action:
-    if seat.as_agent or tracks_tokens(seat.server):
+    if seat.as_agent or seat.exact:
         raise SettingsError("the model of a chat without exact tokens can be changed, and of no other")
     name, *where = rest.split()
     if not name:

@@ -17,13 +17,14 @@ from lachesis.loop.result import AgentResult, TokenCount
 from lachesis.loop.rollout_player import RolloutPlayer
 from lachesis.rewards.reward import Reward
 from lachesis_client import InferenceError
+from lachesis_client.model_server import tracks_tokens
 from lachesis_console.chat.actions import Action
 from lachesis_console.chat.agent_lines import NotACall, read_line
 from lachesis_console.chat.journal import Journal
 from lachesis_console.chat.recordings import RecordedRollout, differs
 from lachesis_console.chat.screen import Screen
 from lachesis_messages.history import MessageHistory
-from lachesis_messages.messages import FinishReason, Message, ToolCall
+from lachesis_messages.messages import FinishReason, Message, Purpose, ToolCall
 from lachesis_messages.responses import ChatResponse
 from lachesis_tools import ToolResult
 
@@ -122,6 +123,11 @@ class Seat:
         """Whether what the model is sent is the conversation that is kept."""
         return not (self.loop.ephemeral_system_prompt or self.loop.prefill_messages)
 
+    @property
+    def exact(self) -> bool:
+        """Whether the model's tokens are tracked (Phase 2)."""
+        return tracks_tokens(self.player.server)
+
     # The policy.
 
     async def chat(self, messages: Any, **options: Any) -> ChatResponse:
@@ -213,8 +219,8 @@ class Seat:
             if call is None and not line.strip():
                 continue
             if call is None:
-                return _response(Message("assistant", line), "person")
-            return _response(Message("assistant", tool_calls=(ToolCall(f"call_{len(history)}", *call),)), "person")
+                return self._given(Message("assistant", line), "person")
+            return self._given(Message("assistant", tool_calls=(ToolCall(f"call_{len(history)}", *call),)), "person")
 
     def _next_recorded(self, history: MessageHistory) -> ChatResponse | None:
         """The next turn of the recording, after its results up to here were compared."""
@@ -233,7 +239,7 @@ class Seat:
         self.replayed.turns += 1
         if self._place == len(self._recorded):
             self._summarise()
-        return _response(said, "recording")
+        return self._given(said, "recording")
 
     def _compare(self, recorded: Mapping[str, Any], now: Mapping[str, str]) -> None:
         said = str(recorded.get("content") or "")
@@ -350,6 +356,12 @@ class Seat:
                     raise InterruptedByUser from None
                 raise
 
+    def _given(self, message: Message, source: str) -> ChatResponse:
+        """A turn that no model sampled. Beside exact tokens it is context, of which nothing is trained."""
+        reason = FinishReason.TOOL_CALLS if message.tool_calls else FinishReason.STOP
+        purpose: Purpose = "given" if self.exact else "turn"
+        return ChatResponse(message, reason, reason.value, model=source, server=source, purpose=purpose)
+
     # What is shown.
 
     def _show_new(self, history: MessageHistory) -> None:
@@ -367,11 +379,6 @@ class Seat:
             self.screen.said("agent", message.text)
         for call in message.tool_calls:
             self.screen.call(call.name, call.arguments)
-
-
-def _response(message: Message, model: str) -> ChatResponse:
-    reason = FinishReason.TOOL_CALLS if message.tool_calls else FinishReason.STOP
-    return ChatResponse(message, reason, reason.value, model=model, server=model)
 
 
 @contextmanager

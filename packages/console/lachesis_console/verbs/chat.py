@@ -28,6 +28,8 @@ answer or the tool, Ctrl-D ends the chat.
     lachesis chat gsm8k --replay results#4f2a --at 2 -m MODEL   a recorded rollout up to turn 2, then MODEL
 """
 _TURNS = 1000
+_DRAWN = 2000
+"""Items among which that of a recording is sought."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -51,12 +53,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("-m", "--model", metavar="MODEL", help="its name on the server; or embedded, reference")
     parser.add_argument("-b", "--base-url", metavar="URL", help="of the OpenAI-compatible server")
     parser.add_argument("-k", "--api-key", metavar="KEY", help="of the server")
-    parser.add_argument("-o", "--output", metavar="FOLDER", help="where the rollout is written")
+    parser.add_argument(
+        "-o", "--output", metavar="FOLDER", help="where the rollout is written; FOLDER-2 where it exists"
+    )
     given, flags = parser.parse_known_args(argv)
     for name, value in (("model_name", given.model), ("base_url", given.base_url), ("api_key", given.api_key)):
         flags += [f"--openai.{name}={value}"] if value is not None else []
     if given.output:
-        flags.append(f"--env.data_path_to_save_groups={Path(given.output, 'groups.jsonl')}")
+        from lachesis.runs.run_folder import unused
+
+        flags.append(f"--env.data_path_to_save_groups={unused(Path(given.output)) / 'groups.jsonl'}")
     return asyncio.run(_chat(given, flags))
 
 
@@ -125,10 +131,16 @@ def _environment(
         if done:
             return None
         done.append(True)
-        item = recorded.item if recorded is not None else None
-        for _ in range(number + 1 if recorded is None else 0):
-            if (item := await of_hook(env_cls.get_next_item(env))) is None:
-                raise SettingsError(f"{target} has no item {number}")
+        item = await of_hook(env_cls.get_next_item(env))
+        # A recorded item is drawn too: an environment may keep what it knows of it.
+        for _ in range(number if recorded is None else _DRAWN):
+            if item is None or (recorded is not None and item == recorded.item):
+                break
+            item = await of_hook(env_cls.get_next_item(env))
+        if recorded is not None:
+            item = recorded.item
+        elif item is None:
+            raise SettingsError(f"{target} has no item {number}")
         if not seat.journal.about:
             seat.journal.begin({"environment": target, "flags": flags, "item": item})
         return item
