@@ -4,16 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from lachesis.settings.settings import HermesAgentEnvConfig
 from lachesis_tools import ToolRegistry, get_tool_definitions
-from lachesis_tools.toolsets import REMOVED_TOOLSETS, ToolsetError, has_toolset, left_out_tools
+from lachesis_tools.toolsets import (
+    HOW_TO_PROVIDE,
+    PROVIDED_TOOLSETS,
+    REMOVED_TOOLSETS,
+    ToolsetError,
+    has_toolset,
+    left_out_tools,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class AgentTools:
-    """Toolsets of the removed stack that have no tools here are left out, and named by `missing`."""
+    """Toolsets of the removed stack, and those of the web, that have no tools here are left out: see `missing`."""
 
     config: HermesAgentEnvConfig
     registry: ToolRegistry
@@ -41,7 +49,7 @@ class AgentTools:
         if toolsets and not enabled:
             raise ToolsetError(
                 f"none of the toolsets {', '.join(toolsets)} has tools here; choose others, or extend the "
-                "environment's `tools` with tools of these toolsets"
+                f"environment's `tools` with tools of these toolsets{self.advice(toolsets)}"
             )
         return get_tool_definitions(enabled, self._known(self.config.disabled_toolsets), registry=self.registry)
 
@@ -72,4 +80,16 @@ class AgentTools:
         return has_toolset(name, registry=self.registry)
 
     def _is_missing(self, name: str) -> bool:
-        return name in REMOVED_TOOLSETS and not self._exists(name)
+        return (name in REMOVED_TOOLSETS or name in PROVIDED_TOOLSETS) and not self._exists(name)
+
+    @staticmethod
+    def advice(missing: Sequence[str]) -> str:
+        """How to get the tools of missing toolsets, where a setting provides them."""
+        return f"; {HOW_TO_PROVIDE}" if PROVIDED_TOOLSETS.keys() & {*missing} else ""
+
+
+def with_web(tools: ToolRegistry, setting: str, record: Path) -> ToolRegistry:
+    """The registry with the tools of the web that it has not. See `lachesis_tools.web` for the arguments."""
+    from lachesis_tools.web import tools_of_setting
+
+    return tools.extended(*(tool for tool in tools_of_setting(setting, record) if tool.name not in tools))
