@@ -61,6 +61,11 @@ _SENTENCES = {
     "chartered": "It got its charter in the year {}.",
 }
 """How a page states each fact."""
+_NOTICE = (
+    "Volunteers keep this almanac, and they are glad of corrections. Old maps, letters and registers were compared "
+    "before anything was written down here, and whatever could not be confirmed by two of them was left out again."
+)
+"""So much that a description in search results has no facts: the page has to be read."""
 _CHAINS = (
     ("In which year was the author of the novel {} born?", ("author", "born")),
     ("In which year was the publisher of the novel {} founded?", ("publisher", "founded")),
@@ -112,7 +117,7 @@ def address(name: str) -> str:
 def pages(facts: Mapping[str, Mapping[str, str]]) -> Iterator[Page]:
     for name, stated in facts.items():
         text = " ".join(_SENTENCES[fact].format(value) for fact, value in stated.items())
-        yield Page(address(name), name, f"{name} has a page in the almanac. {text}")
+        yield Page(address(name), name, f"{name} has a page in the almanac. {_NOTICE} {text}")
 
 
 def questions(facts: Mapping[str, Mapping[str, str]]) -> Iterator[dict[str, Any]]:
