@@ -9,6 +9,7 @@ from typing import Any
 
 from lachesis.settings.settings import HermesAgentEnvConfig
 from lachesis_tools import ToolRegistry, get_tool_definitions
+from lachesis_tools.terminal import without_carried_folder
 from lachesis_tools.toolsets import (
     HOW_TO_PROVIDE,
     PROVIDED_TOOLSETS,
@@ -88,8 +89,14 @@ class AgentTools:
         return f"; {HOW_TO_PROVIDE}" if PROVIDED_TOOLSETS.keys() & {*missing} else ""
 
 
-def with_web(tools: ToolRegistry, setting: str, record: Path) -> ToolRegistry:
-    """The registry with the tools of the web that it has not. See `lachesis_tools.web` for the arguments."""
+def chosen_tools(tools: ToolRegistry, config: HermesAgentEnvConfig, name: str) -> ToolRegistry:
+    """An environment's own tools, changed and extended as its settings say; `name` is that of its runs."""
+    if not config.terminal_carries_cd:
+        tools = without_carried_folder(tools)
+    if config.web is None:
+        return tools
     from lachesis_tools.web import tools_of_setting
 
-    return tools.extended(*(tool for tool in tools_of_setting(setting, record) if tool.name not in tools))
+    groups = config.data_path_to_save_groups or f"data/{name}/groups.jsonl"
+    record = Path(config.web_record or Path(groups).with_suffix(".web.jsonl"))
+    return tools.extended(*(tool for tool in tools_of_setting(config.web, record) if tool.name not in tools))

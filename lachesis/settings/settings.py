@@ -80,14 +80,8 @@ class HermesAgentEnvConfig(ServeSettings, RemovedSettings):
         description="Named distribution from which the toolsets of each group are drawn; enabled_toolsets is then "
         "ignored.",
     )
-    web: str | None = Field(
-        default=None,
-        description="Where web_search and web_extract find pages: corpus:PATH (a folder, or JSONL of pages), "
-        "searxng:URL, firecrawl[:URL], or replay:FILE; null: no such tools.",
-    )
-    web_record: Annotated[str | None, HOW] = Field(
-        default=None, description="File that keeps live answers for a replay; default: groups.web.jsonl of the run."
-    )
+    web: str | None = Field(default=None, description="Web pages: corpus:PATH, searxng:URL, firecrawl, replay:FILE.")
+    web_record: Annotated[str | None, HOW] = Field(default=None, description="File that keeps live answers of web.")
     max_agent_turns: int = Field(default=30, ge=1, description="Completions per rollout, including the final answer.")
     max_token_length: int = Field(default=2048, ge=1, description="Tokens of one completion.")
     max_tool_calls: int | None = Field(default=None, ge=1, description="Tool calls per rollout.")
