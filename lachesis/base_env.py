@@ -26,13 +26,12 @@ from backends.errors import SettingsError
 from lachesis.rewards.reward import reward_weights, scored_by_steps, scored_otherwise
 from lachesis.runs.atropos_base import AtroposBase, overrides
 from lachesis.runs.failures import NotRunning
-from lachesis.settings.agent_tools import AgentTools
+from lachesis.settings.agent_tools import AgentTools, chosen_tools
 from lachesis.settings.chosen import as_env_config
 from lachesis.settings.class_settings import apply_class_settings
 from lachesis.settings.server_settings import EMBEDDED, ServerConfig, as_server_configs, needs_start, token_engine
 from lachesis.settings.settings import HermesAgentEnvConfig
 from lachesis_tools import BUILTIN_TOOLS, Tool, ToolRegistry
-from lachesis_tools.terminal import without_carried_folder
 
 # Imported where they are used: this module has to be cheap to import, for `--help`.
 if TYPE_CHECKING:
@@ -84,8 +83,8 @@ class HermesAgentBaseEnv(AtroposBase):
         if self._class_error is not None:
             raise self._class_error
         self.config = as_env_config(config, self.env_config_cls)
-        if not self.config.terminal_carries_cd:
-            self.__dict__["tools"] = without_carried_folder(self.tools)
+        if not self.config.terminal_carries_cd or self.config.web is not None:
+            self.__dict__["tools"] = chosen_tools(self.tools, self.config, self.run_name)
         self.server_configs = as_server_configs(server_configs)
         workers, per_server = self.config.max_num_workers, self.config.max_num_workers_per_node
         self.max_num_workers = per_server * len(self.server_configs) if workers == -1 else workers

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from lachesis.settings.settings import HermesAgentEnvConfig
 from lachesis_tools import ToolRegistry, get_tool_definitions
-from lachesis_tools.toolsets import REMOVED_TOOLSETS, ToolsetError, has_toolset, left_out_tools
+from lachesis_tools.terminal import without_carried_folder
+from lachesis_tools.toolsets import (
+    HOW_TO_PROVIDE,
+    PROVIDED_TOOLSETS,
+    REMOVED_TOOLSETS,
+    ToolsetError,
+    has_toolset,
+    left_out_tools,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class AgentTools:
-    """Toolsets of the removed stack that have no tools here are left out, and named by `missing`."""
+    """Toolsets of the removed stack, and those of the web, that have no tools here are left out: see `missing`."""
 
     config: HermesAgentEnvConfig
     registry: ToolRegistry
@@ -41,7 +50,7 @@ class AgentTools:
         if toolsets and not enabled:
             raise ToolsetError(
                 f"none of the toolsets {', '.join(toolsets)} has tools here; choose others, or extend the "
-                "environment's `tools` with tools of these toolsets"
+                f"environment's `tools` with tools of these toolsets{self.advice(toolsets)}"
             )
         return get_tool_definitions(enabled, self._known(self.config.disabled_toolsets), registry=self.registry)
 
@@ -72,4 +81,22 @@ class AgentTools:
         return has_toolset(name, registry=self.registry)
 
     def _is_missing(self, name: str) -> bool:
-        return name in REMOVED_TOOLSETS and not self._exists(name)
+        return (name in REMOVED_TOOLSETS or name in PROVIDED_TOOLSETS) and not self._exists(name)
+
+    @staticmethod
+    def advice(missing: Sequence[str]) -> str:
+        """How to get the tools of missing toolsets, where a setting provides them."""
+        return f"; {HOW_TO_PROVIDE}" if PROVIDED_TOOLSETS.keys() & {*missing} else ""
+
+
+def chosen_tools(tools: ToolRegistry, config: HermesAgentEnvConfig, name: str) -> ToolRegistry:
+    """An environment's own tools, changed and extended as its settings say; `name` is that of its runs."""
+    if not config.terminal_carries_cd:
+        tools = without_carried_folder(tools)
+    if config.web is None:
+        return tools
+    from lachesis_tools.web import tools_of_setting
+
+    groups = config.data_path_to_save_groups or f"data/{name}/groups.jsonl"
+    record = Path(config.web_record or Path(groups).with_suffix(".web.jsonl"))
+    return tools.extended(*(tool for tool in tools_of_setting(config.web, record) if tool.name not in tools))

@@ -80,6 +80,8 @@ class HermesAgentEnvConfig(ServeSettings, RemovedSettings):
         description="Named distribution from which the toolsets of each group are drawn; enabled_toolsets is then "
         "ignored.",
     )
+    web: str | None = Field(default=None, description="Web pages: corpus:PATH, searxng:URL, firecrawl, replay:FILE.")
+    web_record: Annotated[str | None, HOW] = Field(default=None, description="File that keeps live answers of web.")
     max_agent_turns: int = Field(default=30, ge=1, description="Completions per rollout, including the final answer.")
     max_token_length: int = Field(default=2048, ge=1, description="Tokens of one completion.")
     max_tool_calls: int | None = Field(default=None, ge=1, description="Tool calls per rollout.")

@@ -265,8 +265,8 @@ class ToolContext:
         return await self._tool_reply("search_files", {"pattern": query, "path": path})
 
     @context_method
-    async def web_search(self, query: str) -> DictReply:
-        return await self._tool_reply("web_search", {"query": query})
+    async def web_search(self, query: str, limit: int = 5) -> DictReply:
+        return await self._tool_reply("web_search", {"query": query, "limit": limit})
 
     @context_method
     async def web_extract(self, urls: list[str]) -> DictReply:

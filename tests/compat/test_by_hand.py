@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import json
 import logging
 import os
@@ -148,6 +149,24 @@ async def test_two_tasks_have_two_sandboxes_and_unusable_answers_are_not_sampled
 
     await in_run(tmp_path, use)
     assert sandboxes() == set()
+
+
+async def test_the_tools_of_the_web_by_their_old_names(tmp_path: Path) -> None:
+    (tmp_path / "salt.md").write_text("# Salt\n\nSalt is white.\n")
+
+    async def use(env: Any) -> None:
+        assert web_tools.check_firecrawl_api_key()
+        offered = get_tool_definitions(["web", "search", "browser"], quiet_mode=True)
+        assert [each["function"]["name"] for each in offered] == ["web_search", "web_extract"]
+        searched = json.loads(await asyncio.to_thread(web_tools.web_search_tool, "white", limit=1, task_id="t"))
+        assert searched["data"]["web"][0]["url"] == "salt.md"
+        read = json.loads(await web_tools.web_extract_tool(["salt.md"], "markdown", task_id="t"))
+        assert "Salt is white." in read["results"][0]["content"]
+        assert "error" in json.loads(await web_tools.web_extract_tool(["other.md"], task_id="t"))
+
+    web_tools = importlib.import_module("tools.web_tools")
+    assert not web_tools.check_firecrawl_api_key(), "no run is open"
+    await in_run(tmp_path, use, web=f"corpus:{tmp_path}")
 
 
 async def test_tools_by_name_on_threads(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lachesis_tools import TOOLSETS, ToolsetError
 from lachesis_tools.distributions import DISTRIBUTIONS, draw_toolsets
-from lachesis_tools.toolsets import REMOVED_TOOLSETS
+from lachesis_tools.toolsets import PROVIDED_TOOLSETS, REMOVED_TOOLSETS
 
 
 def everything(_: str) -> bool:
@@ -19,8 +19,8 @@ def everything(_: str) -> bool:
 
 def test_every_named_toolset_is_ours_or_known_to_be_missing() -> None:
     named = {toolset for chances in DISTRIBUTIONS.values() for toolset in chances}
-    assert named <= {*TOOLSETS, *REMOVED_TOOLSETS}
-    assert not REMOVED_TOOLSETS & set(TOOLSETS)
+    assert named <= {*TOOLSETS, *PROVIDED_TOOLSETS, *REMOVED_TOOLSETS}
+    assert not REMOVED_TOOLSETS & {*TOOLSETS, *PROVIDED_TOOLSETS}
     assert all(0 < percent <= 100 for chances in DISTRIBUTIONS.values() for percent in chances.values())
 
 

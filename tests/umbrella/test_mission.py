@@ -921,13 +921,14 @@ def test_72_an_import_of_what_is_removed_can_be_caught(tmp_path: Path) -> None:
     program = """
 import lachesis
 try:
-    from tools.web_tools import web_search_tool, check_firecrawl_api_key
+    from tools.vision_tools import vision_analyze_tool, check_vision_requirements
 except ModuleNotFoundError:
-    web_search_tool = None
-    def check_firecrawl_api_key(): return False
-print(web_search_tool, check_firecrawl_api_key())
+    vision_analyze_tool = None
+    def check_vision_requirements(): return False
+from tools.web_tools import web_search_tool, check_firecrawl_api_key
+print(vision_analyze_tool, check_vision_requirements(), web_search_tool.__name__, check_firecrawl_api_key())
 """
-    assert fresh(program, tmp_path).stdout.split() == ["None", "False"]
+    assert fresh(program, tmp_path).stdout.split() == ["None", "False", "web_search_tool", "False"]
 
 
 @pytest.mark.parametrize(

@@ -55,11 +55,21 @@ TOOLSETS: Mapping[str, Toolset] = MappingProxyType(
 )
 
 
+PROVIDED_TOOLSETS: Mapping[str, Toolset] = MappingProxyType(
+    {
+        "web": Toolset("Search the web and read pages.", ("web_search", "web_extract")),
+        "search": Toolset("Search the web.", ("web_search",)),
+    }
+)
+"""Toolsets that exist where a registry has their tools, which need a provider of web pages."""
+HOW_TO_PROVIDE = "tools of the web need a provider of pages: --env.web, for example corpus:pages.jsonl (docs/tools.md)"
+"""What to do about a missing one of `PROVIDED_TOOLSETS`."""
+
 REMOVED_TOOLSETS = frozenset(
     {
         *("browser", "clarify", "code_execution", "computer_use", "cronjob", "delegation", "homeassistant"),
-        *("image_gen", "kanban", "memory", "messaging", "moa", "rl", "search", "session_search", "skills", "tts"),
-        *("video", "video_gen", "vision", "web"),
+        *("image_gen", "kanban", "memory", "messaging", "moa", "rl", "session_search", "skills", "tts"),
+        *("video", "video_gen", "vision"),
     }
 )
 """Toolsets of the removed Hermes stack without tools here, unless an environment's registry has some of that name."""
@@ -192,6 +202,9 @@ def _with_registry(registry: ToolRegistry, toolsets: Mapping[str, ToolsetLike]) 
         base = merged.get(toolset, Toolset(f"The tools of {toolset!r}."))
         if name not in base.tools:
             merged[toolset] = Toolset(base.description, (*base.tools, name), base.includes)
+    for name, provided in PROVIDED_TOOLSETS.items():
+        if all(tool in registry for tool in provided.tools):
+            merged.setdefault(name, provided)
     return merged
 
 
@@ -205,6 +218,8 @@ def _expand(names: Iterable[str], registry: ToolRegistry, toolsets: Mapping[str,
             found.add(name)
         elif name in ALL:
             found.update(registry)
+        elif name in PROVIDED_TOOLSETS or name in PROVIDED_TOOLSETS["web"].tools:
+            raise ToolsetError(f"{name!r} has no tools here: {HOW_TO_PROVIDE}")
         else:
             raise ToolsetError(f"unknown toolset or tool {name!r}{_known(name, dict.fromkeys([*toolsets, *registry]))}")
     return found

@@ -13,7 +13,7 @@ from lachesis_compat.toolset_dicts import get_all_toolsets
 from lachesis_tools import BUILTIN_TOOLS, call_tool
 from lachesis_tools import get_tool_definitions as definitions
 from lachesis_tools.json_results import as_json
-from lachesis_tools.toolsets import REMOVED_TOOLSETS
+from lachesis_tools.toolsets import PROVIDED_TOOLSETS, REMOVED_TOOLSETS, has_toolset
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,9 @@ def get_tool_definitions(
         if names is None:
             return None
         names = list(names)
-        missing = [name for name in names if name in REMOVED_TOOLSETS and name not in toolsets]
+        absent = {*REMOVED_TOOLSETS, *PROVIDED_TOOLSETS}
+        here = [name for name in names if has_toolset(name, registry=registry, toolsets=toolsets)]
+        missing = [name for name in names if name in absent and name not in here]
         if missing and not quiet_mode:
             log.warning("toolsets without tools here are left out: %s", ", ".join(missing))
         return [name for name in names if name not in missing]

@@ -1,0 +1,168 @@
+"""Live providers: SearXNG, whose results are then opened from here, and Firecrawl, which opens them itself."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import urljoin
+
+from backends.errors import SettingsError
+from backends.tasks import in_own_thread
+from lachesis_tools.tool_registry import ToolFailure
+from lachesis_tools.web.addresses import check_url, public_resolver
+from lachesis_tools.web.html_text import html_text
+from lachesis_tools.web.provider import Page, WebUnavailable
+
+FIRECRAWL_URL = "https://api.firecrawl.dev"
+_ATTEMPTS = 3
+_TIMEOUT = 30.0
+"""Seconds for one request."""
+_MAX_BYTES = 5_000_000
+_MAX_REDIRECTS = 5
+
+
+class SearXNG:
+    """Searches by the JSON API of a SearXNG server."""
+
+    def __init__(self, url: str, *, pause: float = 1.0, private_pages: bool = False) -> None:
+        """
+        Args:
+            url: Of the server.
+            pause: Seconds before the second attempt, and half of those before the third.
+            private_pages: Whether pages of this machine and its network may be opened.
+        """
+        self._url = url.rstrip("/")
+        self._pause = pause
+        self._private_pages = private_pages
+
+    async def search(self, query: str, limit: int) -> Sequence[Page]:
+        """See `Provider`."""
+        url = f"{self._url}/search"
+        status, found = await _asked("GET", url, self._pause, params={"q": query, "format": "json"})
+        if status == 403:
+            raise WebUnavailable(f"{url} refuses JSON; add json to search.formats in its settings.yml")
+        if status != 200 or not isinstance(found.get("results"), list):
+            raise WebUnavailable(f"{url} answers {status} without results: {str(found)[:200]}")
+        return [_page(each, "content") for each in found["results"][:limit]]
+
+    async def page(self, url: str) -> Page:
+        """See `Provider`. Whatever the page's own server does is an answer for the model, which has chosen it."""
+        import aiohttp
+
+        connector = aiohttp.TCPConnector(resolver=None if self._private_pages else public_resolver())
+        timeout = aiohttp.ClientTimeout(_TIMEOUT)
+        try:
+            async with aiohttp.ClientSession(connector=connector, timeout=timeout) as http:
+                kind, data = await self._opened(http, url)
+        except TimeoutError:
+            raise ToolFailure(f"{url} did not answer in {_TIMEOUT:g} s") from None
+        except (aiohttp.ClientError, ValueError) as error:
+            raise ToolFailure(f"{url} cannot be opened: {error}") from None
+        if kind in ("text/html", "application/xhtml+xml"):
+            title, text = await in_own_thread(html_text, data)
+        elif kind.startswith("text/") or kind == "application/json":
+            title, text = "", data.decode(errors="replace")
+        else:
+            raise ToolFailure(f"{url} is {kind}, which cannot be read as text")
+        return Page(url, title, text)
+
+    async def _opened(self, http: Any, url: str) -> tuple[str, bytes]:
+        """Type and content of a page; every redirect is checked like the first address."""
+        for _ in range(_MAX_REDIRECTS + 1):
+            if not self._private_pages:
+                await check_url(url)
+            async with http.get(url, allow_redirects=False) as response:
+                if response.status in (301, 302, 303, 307, 308) and "Location" in response.headers:
+                    url = urljoin(url, response.headers["Location"])
+                    continue
+                if response.status >= 400:
+                    raise ToolFailure(f"{url} answers {response.status} {response.reason}")
+                data = bytearray()
+                async for chunk in response.content.iter_chunked(1 << 16):
+                    data += chunk
+                    if len(data) > _MAX_BYTES:
+                        raise ToolFailure(f"{url} has more than {_MAX_BYTES} bytes")
+                return response.content_type, bytes(data)
+        raise ToolFailure(f"{url} redirects more than {_MAX_REDIRECTS} times")
+
+
+class Firecrawl:
+    """Searches and reads by Firecrawl's API, version 2. The key is read from `FIRECRAWL_API_KEY` for each request."""
+
+    def __init__(self, url: str = FIRECRAWL_URL, *, pause: float = 1.0) -> None:
+        """Another `url` is a server of your own, which may need no key."""
+        self._url = url.rstrip("/")
+        self._pause = pause
+        if self._url == FIRECRAWL_URL and not os.environ.get("FIRECRAWL_API_KEY"):
+            raise SettingsError("firecrawl needs a key in the variable FIRECRAWL_API_KEY, or firecrawl:URL a server")
+
+    async def search(self, query: str, limit: int) -> Sequence[Page]:
+        """See `Provider`."""
+        data = await self._post("search", {"query": query, "limit": limit})
+        found = data.get("web") or []
+        return [_page(each, "description") for each in found[:limit]]
+
+    async def page(self, url: str) -> Page:
+        """See `Provider`."""
+        await check_url(url)
+        data = await self._post("scrape", {"url": url, "formats": ["markdown"], "onlyMainContent": True})
+        about = data.get("metadata") or {}
+        if int(about.get("statusCode") or 200) >= 400:
+            raise ToolFailure(f"{url} answers {about['statusCode']}")
+        return Page(url, str(about.get("title") or ""), str(data.get("markdown") or ""))
+
+    async def _post(self, what: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        key = os.environ.get("FIRECRAWL_API_KEY")
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        url = f"{self._url}/v2/{what}"
+        status, found = await _asked("POST", url, self._pause, json=body, headers=headers)
+        if status == 200 and found.get("success") and isinstance(found.get("data"), Mapping):
+            data: Mapping[str, Any] = found["data"]
+            return data
+        if status in (400, 408, 422) or _of_page(found) or (status == 403 and what == "scrape"):
+            raise ToolFailure(str(found.get("error") or f"{what} failed"))
+        raise WebUnavailable(f"{url} answers {status}: {str(found.get('error') or found)[:200]}")
+
+
+def _of_page(found: Mapping[str, Any]) -> bool:
+    """Whether Firecrawl says that the page failed, and not Firecrawl."""
+    return str(found.get("code", "")).startswith("SCRAPE_")
+
+
+def _page(found: Mapping[str, Any], text: str) -> Page:
+    return Page(*(str(found.get(key) or "") for key in ("url", "title", text)))
+
+
+def _object(data: bytes) -> Mapping[str, Any]:
+    try:
+        found = json.loads(data)
+    except ValueError:
+        return {}
+    return found if isinstance(found, Mapping) else {}
+
+
+async def _asked(method: str, url: str, pause: float, **request: Any) -> tuple[int, Mapping[str, Any]]:
+    """Status and JSON object of an answer of the provider; an empty object where it is not JSON.
+
+    Raises:
+        WebUnavailable: it does not answer, is overloaded or broken, in every attempt.
+    """
+    import aiohttp
+
+    problem = ""
+    for attempt in range(_ATTEMPTS):
+        if attempt:
+            await asyncio.sleep(pause * attempt)
+        try:
+            timeout = aiohttp.ClientTimeout(_TIMEOUT)
+            async with aiohttp.request(method, url, timeout=timeout, **request) as response:
+                status, answer = response.status, _object(await response.read())
+            if (status != 429 and status < 500) or _of_page(answer):
+                return status, answer
+            problem = f"answers {status}"
+        except (aiohttp.ClientError, TimeoutError) as error:
+            problem = f"does not answer: {error or type(error).__name__}"
+    raise WebUnavailable(f"{url} {problem}, in {_ATTEMPTS} attempts; check that it runs and is not overloaded")

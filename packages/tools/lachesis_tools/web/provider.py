@@ -1,0 +1,38 @@
+"""The interface of sources of web pages, and how they fail."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from backends.errors import BackendError
+
+
+class WebUnavailable(BackendError):
+    """A provider of web pages failed: nothing that a model did, and nothing that it reads."""
+
+
+class NotRecorded(WebUnavailable):
+    """A replay was asked for what was not recorded. Another attempt ends in the same way."""
+
+    may_pass = False
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A page. In answers to a search, `text` is a short description."""
+
+    url: str
+    title: str
+    text: str
+
+
+class Provider(Protocol):
+    """Where the tools find pages. Methods raise `ToolFailure` for the model's mistakes, else `WebUnavailable`."""
+
+    async def search(self, query: str, limit: int) -> Sequence[Page]:
+        """At most `limit` pages, the best first."""
+
+    async def page(self, url: str) -> Page:
+        """The whole text of one page."""
