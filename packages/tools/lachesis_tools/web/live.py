@@ -31,7 +31,7 @@ class SearXNG:
         """
         Args:
             url: Of the server.
-            pause: Seconds before the second attempt, and half of those before the third.
+            pause: Seconds before the second attempt; twice as many before the third.
             private_pages: Whether pages of this machine and its network may be opened.
         """
         self._url = url.rstrip("/")
