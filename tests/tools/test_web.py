@@ -14,7 +14,7 @@ from aiohttp import web
 from backends.errors import BackendError, SettingsError
 from lachesis_tools import BUILTIN_TOOLS, ToolFailure, ToolRegistry, ToolSession, call_tool, get_tool_definitions
 from lachesis_tools.toolsets import ToolsetError, has_toolset, resolve_tools
-from lachesis_tools.web import Corpus, Page, Provider, WebUnavailable, provider_of, web_tools
+from lachesis_tools.web import Corpus, Provider, WebPage, WebUnavailable, provider_of, web_tools
 from lachesis_tools.web.addresses import is_public, public_resolver
 from lachesis_tools.web.live import Firecrawl, SearXNG
 from lachesis_tools.web.recorded import Recorded
@@ -24,11 +24,11 @@ HTML = """<html><head><title>On pumps</title></head><body><nav><a href="/">Home<
 <p>The first pumps were turned by oxen, which walked in a circle all day long.</p></article>
 <footer>Imprint of the site</footer></body></html>"""
 PAGES = [
-    Page("a", "Pumps", "A pump moves water."),
-    Page("b", "Rivers", "A river moves water to the sea, and pumps move it back."),
-    Page("c", "Bread", "Bread is made of flour."),
-    Page("d", "Same", "Salt is white."),
-    Page("e", "Same", "Salt is white."),
+    WebPage("a", "Pumps", "A pump moves water."),
+    WebPage("b", "Rivers", "A river moves water to the sea, and pumps move it back."),
+    WebPage("c", "Bread", "Bread is made of flour."),
+    WebPage("d", "Same", "Salt is white."),
+    WebPage("e", "Same", "Salt is white."),
 ]
 
 
@@ -79,7 +79,7 @@ async def test_a_corpus_ranks_by_relevance_and_equal_pages_by_their_order() -> N
 
 
 async def test_pages_of_a_corpus_are_read_by_their_address() -> None:
-    corpus = Corpus(lambda: [*PAGES, Page("long", "Long", "x" * 9_000)])
+    corpus = Corpus(lambda: [*PAGES, WebPage("long", "Long", "x" * 9_000)])
     read = json.loads(await said(corpus, "web_extract", urls=["c", "nowhere", "long"]))["results"]
     assert read[0] == {"url": "c", "title": "Bread", "content": "Bread is made of flour.", "error": None}
     assert read[1]["error"].startswith("there is no page 'nowhere'") and read[1]["content"] == ""

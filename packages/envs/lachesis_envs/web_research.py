@@ -21,7 +21,7 @@ from lachesis import HermesAgentBaseEnv, HermesAgentEnvConfig, Reward
 from lachesis_envs.tool_call import is_held_out
 from lachesis_messages.messages import Message, ToolCall
 from lachesis_tools import ToolRegistry
-from lachesis_tools.web import Corpus, Page, web_tools
+from lachesis_tools.web import Corpus, WebPage, web_tools
 
 if TYPE_CHECKING:
     from lachesis import AgentResult, Policy
@@ -114,10 +114,10 @@ def address(name: str) -> str:
     return _SITE + name.lower().replace(" ", "-")
 
 
-def pages(facts: Mapping[str, Mapping[str, str]]) -> Iterator[Page]:
+def pages(facts: Mapping[str, Mapping[str, str]]) -> Iterator[WebPage]:
     for name, stated in facts.items():
         text = " ".join(_SENTENCES[fact].format(value) for fact, value in stated.items())
-        yield Page(address(name), name, f"{name} has a page in the almanac. {_NOTICE} {text}")
+        yield WebPage(address(name), name, f"{name} has a page in the almanac. {_NOTICE} {text}")
 
 
 def questions(facts: Mapping[str, Mapping[str, str]]) -> Iterator[dict[str, Any]]:

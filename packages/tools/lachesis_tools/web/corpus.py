@@ -15,7 +15,7 @@ from backends.errors import SettingsError
 from backends.tasks import in_own_thread
 from lachesis_tools.tool_registry import ToolFailure
 from lachesis_tools.web.html_text import html_text
-from lachesis_tools.web.provider import Page
+from lachesis_tools.web.provider import WebPage
 
 _SUFFIXES = (".html", ".htm", ".md", ".txt")
 _SNIPPET_WORDS = 32
@@ -26,7 +26,7 @@ _TITLE_WEIGHT = 4
 class Corpus:
     """Searches pages by SQLite's full-text index, which is made in memory at the first use."""
 
-    def __init__(self, pages: Callable[[], Iterable[Page]]) -> None:
+    def __init__(self, pages: Callable[[], Iterable[WebPage]]) -> None:
         """`pages` gives the pages, in another thread. Their order decides between equal ranks."""
         self._pages = pages
         self._lock = threading.Lock()
@@ -45,7 +45,7 @@ class Corpus:
             return cls(partial(_of_lines, path))
         raise SettingsError(f"the corpus {path} does not exist; name a folder of pages or a JSONL file of them")
 
-    async def search(self, query: str, limit: int) -> Sequence[Page]:
+    async def search(self, query: str, limit: int) -> Sequence[WebPage]:
         """See `Provider`. Pages with any of the words are found."""
         words = re.findall(r"\w+", query)
         if not words:
@@ -57,16 +57,16 @@ class Corpus:
             match,
             limit,
         )
-        return [Page(*row) for row in rows]
+        return [WebPage(*row) for row in rows]
 
-    async def page(self, url: str) -> Page:
+    async def page(self, url: str) -> WebPage:
         """See `Provider`."""
         rows = await self._rows(
             "SELECT url, title, text FROM pages JOIN ids ON pages.rowid = id WHERE address = ?", url
         )
         if not rows:
             raise ToolFailure(f"there is no page {url!r}; web_search gives the addresses of pages")
-        return Page(*rows[0])
+        return WebPage(*rows[0])
 
     def _rows(self, statement: str, *values: object) -> asyncio.Future[list[tuple[str, str, str]]]:
         return in_own_thread(self._execute, statement, values)
@@ -78,7 +78,7 @@ class Corpus:
             return self._index.execute(statement, values).fetchall()
 
 
-def _indexed(pages: Iterable[Page]) -> sqlite3.Connection:
+def _indexed(pages: Iterable[WebPage]) -> sqlite3.Connection:
     index = sqlite3.connect(":memory:", check_same_thread=False)
     index.execute("CREATE VIRTUAL TABLE pages USING fts5(url UNINDEXED, title, text, tokenize = 'porter unicode61')")
     index.execute("CREATE TABLE ids(address TEXT PRIMARY KEY, id INTEGER)")
@@ -92,7 +92,7 @@ def _indexed(pages: Iterable[Page]) -> sqlite3.Connection:
     return index
 
 
-def _of_folder(folder: Path) -> Iterator[Page]:
+def _of_folder(folder: Path) -> Iterator[WebPage]:
     """The address of a page is its path in the folder."""
     for path in sorted(path for path in folder.rglob("*") if path.suffix.lower() in _SUFFIXES and path.is_file()):
         data, url = path.read_bytes(), path.relative_to(folder).as_posix()
@@ -102,10 +102,10 @@ def _of_folder(folder: Path) -> Iterator[Page]:
             text = data.decode(errors="replace")
             heading = re.search(r"^#\s+(.+)$", text, re.MULTILINE) if path.suffix.lower() == ".md" else None
             title = heading[1].strip() if heading else ""
-        yield Page(url, title or path.stem, text)
+        yield WebPage(url, title or path.stem, text)
 
 
-def _of_lines(path: Path) -> Iterator[Page]:
+def _of_lines(path: Path) -> Iterator[WebPage]:
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
@@ -118,4 +118,4 @@ def _of_lines(path: Path) -> Iterator[Page]:
             texts = [text for key in ("url", "title", "text") if isinstance(text := fields.get(key), str)]
             if len(texts) < 3:
                 raise SettingsError(f"{path}, line {number}: not a page, an object with the texts url, title and text")
-            yield Page(*texts)
+            yield WebPage(*texts)

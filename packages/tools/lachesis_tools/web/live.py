@@ -14,7 +14,7 @@ from backends.tasks import in_own_thread
 from lachesis_tools.tool_registry import ToolFailure
 from lachesis_tools.web.addresses import check_url, public_resolver
 from lachesis_tools.web.html_text import html_text
-from lachesis_tools.web.provider import Page, WebUnavailable
+from lachesis_tools.web.provider import WebPage, WebUnavailable
 
 FIRECRAWL_URL = "https://api.firecrawl.dev"
 _ATTEMPTS = 3
@@ -31,14 +31,14 @@ class SearXNG:
         """
         Args:
             url: Of the server.
-            pause: Seconds before the second attempt, and half of those before the third.
+            pause: Seconds before the second attempt; twice as many before the third.
             private_pages: Whether pages of this machine and its network may be opened.
         """
         self._url = url.rstrip("/")
         self._pause = pause
         self._private_pages = private_pages
 
-    async def search(self, query: str, limit: int) -> Sequence[Page]:
+    async def search(self, query: str, limit: int) -> Sequence[WebPage]:
         """See `Provider`."""
         url = f"{self._url}/search"
         status, found = await _asked("GET", url, self._pause, params={"q": query, "format": "json"})
@@ -48,7 +48,7 @@ class SearXNG:
             raise WebUnavailable(f"{url} answers {status} without results: {str(found)[:200]}")
         return [_page(each, "content") for each in found["results"][:limit]]
 
-    async def page(self, url: str) -> Page:
+    async def page(self, url: str) -> WebPage:
         """See `Provider`. Whatever the page's own server does is an answer for the model, which has chosen it."""
         import aiohttp
 
@@ -67,7 +67,7 @@ class SearXNG:
             title, text = "", data.decode(errors="replace")
         else:
             raise ToolFailure(f"{url} is {kind}, which cannot be read as text")
-        return Page(url, title, text)
+        return WebPage(url, title, text)
 
     async def _opened(self, http: Any, url: str) -> tuple[str, bytes]:
         """Type and content of a page; every redirect is checked like the first address."""
@@ -99,20 +99,20 @@ class Firecrawl:
         if self._url == FIRECRAWL_URL and not os.environ.get("FIRECRAWL_API_KEY"):
             raise SettingsError("firecrawl needs a key in the variable FIRECRAWL_API_KEY, or firecrawl:URL a server")
 
-    async def search(self, query: str, limit: int) -> Sequence[Page]:
+    async def search(self, query: str, limit: int) -> Sequence[WebPage]:
         """See `Provider`."""
         data = await self._post("search", {"query": query, "limit": limit})
         found = data.get("web") or []
         return [_page(each, "description") for each in found[:limit]]
 
-    async def page(self, url: str) -> Page:
+    async def page(self, url: str) -> WebPage:
         """See `Provider`."""
         await check_url(url)
         data = await self._post("scrape", {"url": url, "formats": ["markdown"], "onlyMainContent": True})
         about = data.get("metadata") or {}
         if int(about.get("statusCode") or 200) >= 400:
             raise ToolFailure(f"{url} answers {about['statusCode']}")
-        return Page(url, str(about.get("title") or ""), str(data.get("markdown") or ""))
+        return WebPage(url, str(about.get("title") or ""), str(data.get("markdown") or ""))
 
     async def _post(self, what: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
         key = os.environ.get("FIRECRAWL_API_KEY")
@@ -132,8 +132,8 @@ def _of_page(found: Mapping[str, Any]) -> bool:
     return str(found.get("code", "")).startswith("SCRAPE_")
 
 
-def _page(found: Mapping[str, Any], text: str) -> Page:
-    return Page(*(str(found.get(key) or "") for key in ("url", "title", text)))
+def _page(found: Mapping[str, Any], text: str) -> WebPage:
+    return WebPage(*(str(found.get(key) or "") for key in ("url", "title", text)))
 
 
 def _object(data: bytes) -> Mapping[str, Any]:

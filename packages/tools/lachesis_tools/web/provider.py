@@ -20,7 +20,7 @@ class NotRecorded(WebUnavailable):
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class WebPage:
     """A page. In answers to a search, `text` is a short description."""
 
     url: str
@@ -31,8 +31,8 @@ class Page:
 class Provider(Protocol):
     """Where the tools find pages. Methods raise `ToolFailure` for the model's mistakes, else `WebUnavailable`."""
 
-    async def search(self, query: str, limit: int) -> Sequence[Page]:
+    async def search(self, query: str, limit: int) -> Sequence[WebPage]:
         """At most `limit` pages, the best first."""
 
-    async def page(self, url: str) -> Page:
+    async def page(self, url: str) -> WebPage:
         """The whole text of one page."""

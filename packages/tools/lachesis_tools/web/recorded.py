@@ -12,7 +12,7 @@ from typing import Any
 from backends.errors import SettingsError
 from backends.tasks import in_own_thread
 from lachesis_tools.tool_registry import ToolFailure
-from lachesis_tools.web.provider import NotRecorded, Page, Provider
+from lachesis_tools.web.provider import NotRecorded, Provider, WebPage
 
 
 class Recorded:
@@ -37,19 +37,21 @@ class Recorded:
         self._torn = bool(lines[-1])
         self._asking: dict[str, asyncio.Lock] = {}
 
-    async def search(self, query: str, limit: int) -> Sequence[Page]:
+    async def search(self, query: str, limit: int) -> Sequence[WebPage]:
         """See `Provider`."""
         return await self._answer(["search", query, limit], lambda provider: provider.search(query, limit))
 
-    async def page(self, url: str) -> Page:
+    async def page(self, url: str) -> WebPage:
         """See `Provider`."""
 
-        async def one(provider: Provider) -> Sequence[Page]:
+        async def one(provider: Provider) -> Sequence[WebPage]:
             return [await provider.page(url)]
 
         return (await self._answer(["page", url], one))[0]
 
-    async def _answer(self, request: list[Any], ask: Callable[[Provider], Awaitable[Sequence[Page]]]) -> Sequence[Page]:
+    async def _answer(
+        self, request: list[Any], ask: Callable[[Provider], Awaitable[Sequence[WebPage]]]
+    ) -> Sequence[WebPage]:
         key = json.dumps(request)
         async with self._asking.setdefault(key, asyncio.Lock()):  # equal requests of a moment get one answer
             if key not in self._answers:
@@ -68,7 +70,7 @@ class Recorded:
         found = self._answers[key]
         if "failure" in found:
             raise ToolFailure(found["failure"])
-        return [Page(**page) for page in found["pages"]]
+        return [WebPage(**page) for page in found["pages"]]
 
     def _append(self, entry: dict[str, Any]) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
