@@ -23,7 +23,7 @@ from lachesis.ours import PACKAGES  # noqa: E402
 LIMITS = {
     "backends": 17_500,
     "lachesis": 17_000,
-    "lachesis_client": 2_750,
+    "lachesis_client": 2_920,  # streams
     "lachesis_compat": 4_550,
     "lachesis_console": 3_800,  # the plays and findings of the audit
     "lachesis_data": 6_500,
