@@ -28,9 +28,11 @@ def piece(finish=None, **delta):
 async def streamed(script, **settings):
     """The answer to one streamed request, its pieces, and the requests."""
     deltas: list[Delta] = []
-    async with ScriptedServer(script) as server:
-        async with Router([OpenAIServer(server.settings(first_retry_delay=0.01, **settings))]) as router:
-            answer = await router.chat(ASK, tools=TOOLS, stream=AnswerStream(deltas.append))
+    async with (
+        ScriptedServer(script) as server,
+        Router([OpenAIServer(server.settings(first_retry_delay=0.01, **settings))]) as router,
+    ):
+        answer = await router.chat(ASK, tools=TOOLS, stream=AnswerStream(deltas.append))
     return answer, deltas, server.requests
 
 
@@ -67,7 +69,9 @@ async def test_pieces_are_joined_in_the_forms_that_servers_have():
             # Two calls of one index, as Gemini writes them, and a name in every piece.
             piece(tool_calls=[{"index": 0, "id": "a", "function": {"name": "python", "arguments": '{"code":'}}]),
             piece(tool_calls=[{"index": 0, "id": "a", "function": {"name": "python", "arguments": ' "1"}'}}]),
-            piece("tool_calls", tool_calls=[{"index": 0, "id": "b", "function": {"name": "python", "arguments": "{}"}}]),
+            piece(
+                "tool_calls", tool_calls=[{"index": 0, "id": "b", "function": {"name": "python", "arguments": "{}"}}]
+            ),
             {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 2}},
         )
     )

@@ -154,7 +154,6 @@ class AgentSession:
 
         Raises:
             MessageError: the messages are not a valid conversation.
-            ToolCrashed: a tool has a fault.
         """
         self._stop.clear()
         self._requests, self._ran_tools = 0, False

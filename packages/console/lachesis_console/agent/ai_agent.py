@@ -1,0 +1,304 @@
+"""`AIAgent`: the agent of the Hermes stack, for programs that are not asynchronous."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import uuid
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+from lachesis import BUILTIN_TOOLS, LachesisError, Outcome, Tool, ToolCall, ToolResult, tool
+from lachesis_client.streaming import Delta
+from lachesis_console.agent.parameters import AgentParameters, AgentSettings, other_model, read_parameters
+from lachesis_console.agent.recording import record_trajectory, write_session_log
+from lachesis_console.agent.resources import AgentResources, LoopThread
+from lachesis_console.agent.session import AgentAnswer, AgentEvents, AgentSession
+
+OnText = Callable[[str], object]
+
+
+class AIAgent:
+    """A model with tools in a sandbox. Every method may be called on any thread; one conversation runs at a time.
+
+    `docs/agent.md` describes the parameters. `close`, or a `with` block, removes the sandboxes; so does the end of the
+    process.
+    """
+
+    def __init__(self, **given: Unpack[AgentParameters]) -> None:
+        """
+        Raises:
+            TypeError: a parameter does not exist.
+            SettingsError, ToolsetError: a setting cannot be used.
+        """
+        self._settings: AgentSettings = read_parameters(given)
+        self._given = self._settings.given
+        self.session_id = self._given.get("session_id") or f"{datetime.now():%Y%m%d_%H%M%S}_{uuid.uuid4().hex[:6]}"
+        self._server, self._fallback = self._settings.server, self._settings.fallback
+        self._began = datetime.now()
+        self._iterations_left = self._given.get("iteration_budget")
+        clarify = self._given.get("clarify_callback")
+        registry = BUILTIN_TOOLS if clarify is None else BUILTIN_TOOLS.extended(_clarify_tool(clarify))
+        environment = self._settings.environment
+        if clarify is not None and environment.enabled_toolsets is not None:
+            environment = environment.model_copy(
+                update={"enabled_toolsets": [*environment.enabled_toolsets, "clarify"]}
+            )
+        self._resources = AgentResources(environment, registry)
+        self._thread = LoopThread()
+        self._connected = False
+        self._turn = threading.Lock()
+        self._session: AgentSession | None = None
+        self._steered: list[str] = []
+        self._interrupted_by: str | None = None
+        self._end = weakref.finalize(self, _close, self._thread, self._resources)
+
+    @property
+    def model(self) -> str:
+        return self._server.model_name
+
+    @property
+    def base_url(self) -> str | None:
+        return self._server.base_url
+
+    @property
+    def tools(self) -> list[dict[str, Any]]:
+        """OpenAI definitions of the tools that the model has."""
+        return list(self._resources.definitions)
+
+    @property
+    def valid_tool_names(self) -> set[str]:
+        return {definition["function"]["name"] for definition in self._resources.definitions}
+
+    def chat(self, message: str, stream_callback: OnText | None = None) -> str:
+        """The answer to one message, in a conversation of its own; empty if the model gave none.
+
+        Raises:
+            InferenceError, BackendError, ToolCrashed: the infrastructure failed.
+        """
+        answer, _ = self._converse([{"role": "user", "content": message}], None, stream_callback)
+        if answer.result.error is not None and not answer.interrupted:
+            raise answer.result.error
+        return answer.text
+
+    def run_conversation(
+        self,
+        user_message: str,
+        system_message: str | None = None,
+        conversation_history: Sequence[Mapping[str, Any]] | None = None,
+        task_id: str | None = None,
+        stream_callback: OnText | None = None,
+    ) -> dict[str, Any]:
+        """Continue a conversation with a message of the user.
+
+        Args:
+            system_message: put first, unless the history has a system message.
+            task_id: whose sandbox the tools use; None is the agent's own.
+
+        Returns:
+            `final_response` (None without one), `messages`, `api_calls`, `completed` (the model has answered),
+            `partial` (it wrote nothing usable, and the conversation is at its last valid state), `interrupted`,
+            `interrupt_message`, and `error` (None, or why it did not complete).
+        """
+        messages = [dict(message) for message in conversation_history or ()]
+        system = system_message or self._settings.system_prompt
+        if system and not (messages and messages[0].get("role") == "system"):
+            messages.insert(0, {"role": "system", "content": system})
+        messages.append({"role": "user", "content": user_message})
+        answer, said = self._converse(messages, task_id, stream_callback)
+        result = answer.result
+        return {
+            "final_response": answer.text or None,
+            "messages": result.messages,
+            "api_calls": result.api_calls,
+            "completed": answer.completed,
+            "partial": result.outcome in (Outcome.MODEL_ERROR, Outcome.CONTEXT_EXHAUSTED),
+            "interrupted": answer.interrupted,
+            "interrupt_message": said,
+            "error": None if answer.completed or answer.interrupted else result.reason,
+        }
+
+    def interrupt(self, message: str | None = None) -> None:
+        """Stop the conversation that runs now; its result has `message` as `interrupt_message`."""
+        if (session := self._session) is not None:
+            self._interrupted_by = message
+            self._thread.soon(session.interrupt)
+
+    def clear_interrupt(self) -> None:
+        """Forget the message of an interrupt. The next conversation is never stopped by an earlier one."""
+        self._interrupted_by = None
+
+    def steer(self, text: str) -> bool:
+        """Add a text after the next tool results of the conversation that runs, or of the next one. False if empty."""
+        if not text.strip():
+            return False
+        if (session := self._session) is not None:
+            self._thread.soon(session.steer, text)
+        else:
+            self._steered.append(text)
+        return True
+
+    def switch_model(self, model: str, base_url: str | None = None, api_key: str | None = None) -> None:
+        """Use another model from the next conversation on; of the same server, or of the one at `base_url`."""
+        with self._turn:
+            self._server = other_model(self._server, {"model": model, "base_url": base_url, "api_key": api_key})
+            self._connected = False
+
+    def close(self) -> None:
+        """Remove the sandboxes and close the connections. The agent cannot be used afterwards."""
+        with self._turn:
+            self._end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _converse(
+        self, messages: list[dict[str, Any]], task_id: str | None, on_text: OnText | None
+    ) -> tuple[AgentAnswer, str | None]:
+        with self._turn:
+            if not self._end.alive:
+                raise LachesisError("the agent is closed; make another one")
+            try:
+                answer = self._thread.result(self._run(messages, task_id or self.session_id, on_text))
+            finally:
+                said, self._session, self._interrupted_by = self._interrupted_by, None, None
+            self._record(answer)
+            return answer, said
+
+    async def _run(self, messages: list[dict[str, Any]], task_id: str, on_text: OnText | None) -> AgentAnswer:
+        if not self._connected:
+            await self._resources.connect([self._server, *([self._fallback] if self._fallback else [])])
+            self._connected = True
+        given, resources = self._given, self._resources
+        calls = await resources.calls(task_id)
+        server, *others = resources.servers
+        turns = self._settings.max_iterations
+        if self._iterations_left is not None:
+            turns = min(turns, self._iterations_left)
+        if turns < 1:
+            raise LachesisError("the agent's iteration_budget is used up; make another agent, or give a larger one")
+        session = AgentSession(
+            server,
+            resources.definitions,
+            calls,
+            events=self._events(on_text),
+            fallback=others[0] if others else None,
+            max_turns=turns,
+            max_tokens=given.get("max_tokens"),
+            ephemeral_system_prompt=given.get("ephemeral_system_prompt"),
+            prefill_messages=given.get("prefill_messages") or (),
+            compression=resources.compression,
+            tool_delay=given.get("tool_delay") or 0.0,
+        )
+        for text in self._steered:
+            session.steer(text)
+        self._steered = []
+        self._session = session
+        try:
+            answer = await session.run(messages)
+        except asyncio.CancelledError:  # Ctrl-C on the thread that waits
+            self._write(session.history, "interrupted", completed=False)
+            raise
+        if self._iterations_left is not None:
+            self._iterations_left -= answer.result.turns_used
+        return answer
+
+    def _record(self, answer: AgentAnswer) -> None:
+        self._write(answer.result.messages, answer.result.reason, completed=answer.completed)
+
+    def _write(self, messages: Sequence[Mapping[str, Any]], reason: str, *, completed: bool) -> None:
+        if self._settings.save_trajectories:
+            record_trajectory(messages, self.tools, model=self.model, completed=completed)
+        about = {"model": self.model, "base_url": self.base_url, "tools": self.tools}
+        write_session_log(self.session_id, messages, started=self._began, **about, completed=completed, reason=reason)
+
+    # Events
+
+    def _events(self, on_text: OnText | None) -> AgentEvents:
+        given = self._given
+        listeners = [each for each in (on_text, given.get("stream_delta_callback")) if each is not None]
+        others = ("reasoning_callback", "tool_gen_callback", "thinking_callback")
+        streams = bool(listeners) or any(name in given for name in others)
+
+        def delta(piece: Delta) -> None:
+            if piece.kind == "text":
+                _tell(given.get("thinking_callback"), "")
+                for listener in listeners:
+                    listener(piece.text)
+            elif piece.kind == "reasoning":
+                _tell(given.get("reasoning_callback"), piece.text)
+            elif piece.kind == "call":
+                _tell(given.get("tool_gen_callback"), piece.text)
+            else:
+                status("the answer broke off and is asked for again; its beginning is void")
+
+        def step(number: int) -> None:
+            _tell(given.get("step_callback"), number)
+            _tell(given.get("thinking_callback"), "thinking")
+
+        def started(call: ToolCall) -> None:
+            self._print(f"{call.name} {call.arguments}")
+            arguments = _arguments(call)
+            _tell(given.get("tool_progress_callback"), call.name, self._short(call.arguments), arguments)
+            _tell(given.get("tool_start_callback"), call.id, call.name, arguments)
+
+        def complete(call: ToolCall, result: ToolResult) -> None:
+            self._print(f"{call.name} took {result.duration:.1f} s: {result.content}")
+            _tell(given.get("tool_complete_callback"), call.id, call.name, _arguments(call), result.content)
+
+        def status(text: str) -> None:
+            self._print(text)
+            _tell(given.get("status_callback"), text)
+
+        return AgentEvents(
+            delta=delta if streams else None, tool_start=started, tool_complete=complete, step=step, status=status
+        )
+
+    def _print(self, text: str) -> None:
+        if not self._given.get("quiet_mode"):
+            print(f"{self._given.get('log_prefix', '')}{text if self._settings.verbose else self._short(text)}")
+
+    def _short(self, text: str) -> str:
+        limit = self._given.get("log_prefix_chars", 100)
+        line = " ".join(text.split())
+        return line if len(line) <= limit else f"{line[:limit]}…"
+
+
+def _close(thread: LoopThread, resources: AgentResources) -> None:
+    try:
+        thread.result(resources.close())
+    finally:
+        thread.close()
+
+
+def _tell(callback: Callable[..., object] | None, *about: Any) -> None:
+    if callback is not None:
+        callback(*about)
+
+
+def _arguments(call: ToolCall) -> dict[str, Any]:
+    found = json.loads(call.arguments or "{}")
+    return found if isinstance(found, dict) else {}
+
+
+def _clarify_tool(ask: Callable[[str, Sequence[str]], str]) -> Tool:
+    @tool(toolset="clarify", name="clarify", time_limit=None)
+    async def clarify(question: str, choices: list[str] | None = None) -> str:
+        """Ask the user a question when the task is not clear.
+
+        Args:
+            question: The question.
+            choices: Answers to choose from; the user may give another one.
+        """
+        return await asyncio.to_thread(ask, question, choices or [])
+
+    return clarify
