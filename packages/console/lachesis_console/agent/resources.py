@@ -19,7 +19,7 @@ from lachesis.runs.model_servers import start_servers
 from lachesis.runs.silence import SilenceWatch
 from lachesis.settings.agent_tools import AgentTools
 from lachesis.settings.settings import HermesAgentEnvConfig
-from lachesis_client.chat_completion_server import ChatServer
+from lachesis_client import Router
 from lachesis_tools import ToolSessions
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class AgentResources:
         self.config, self.registry = config, registry
         tools = AgentTools(config, registry)
         self.definitions: list[dict[str, Any]] = tools.definitions() if config.enabled_toolsets != [] else []
-        self.servers: list[ChatServer] = []
+        self.servers: list[Router] = []
         """The model's, and that of the fallback if there is one."""
         self.compression: Compression | None = None
         self._run: OpenRun | None = None
@@ -83,10 +83,11 @@ class AgentResources:
 
         await self._connections.aclose()
         self._connections = AsyncExitStack()
-        self.servers = [
-            await start_servers([config], settings=self.config, stack=self._connections, check=unchecked)
-            for config in configs
-        ]
+        self.servers = []
+        for config in configs:
+            server = await start_servers([config], settings=self.config, stack=self._connections, check=unchecked)
+            assert isinstance(server, Router)  # of an `openai` server
+            self.servers.append(server)
 
     async def calls(self, task_id: str) -> SessionCalls:
         """The tools in the sandbox of a task, which starts when one first needs it, and stays."""
