@@ -24,8 +24,8 @@ LIMITS = {
     "backends": 17_500,
     "lachesis": 17_000,
     "lachesis_client": 2_920,  # streams
-    "lachesis_compat": 4_550,
-    "lachesis_console": 3_800,  # the plays and findings of the audit
+    "lachesis_compat": 4_580,  # the agent under its old name
+    "lachesis_console": 4_960,  # the plays and findings of the audit, the agent
     "lachesis_data": 6_500,
     "lachesis_doors": 4_600,
     "lachesis_envs": 8_300,

@@ -18,6 +18,8 @@ NAMES = {
     "_convert_to_trajectory_format",
     "atropos.backends": "create_backend Backend SandboxSpec",
     "batch_runner": "main",
+    "run_agent": "AIAgent",
+    "tools.browser_tool": "cleanup_browser",
     "trajectory_compressor": "main",
     "environments.tool_call_parsers": "get_parser list_parsers register_parser ToolCallParser",
     "tools.file_tools": "check_file_requirements read_file_tool write_file_tool patch_tool search_tool",

@@ -391,5 +391,24 @@ def test_the_files_pass_the_check_of_datasets(own_folder: Path) -> None:
             timeout=60,
         )
         assert done.returncode == 0, done.stdout + done.stderr
+    program = """
+import json
+
+def load_trajectories(path: str):
+    entries = []
+    with open(path, "r", encoding="utf-8") as f:
+        for line in f:
+            line = line.strip()
+            if line:
+                entries.append(json.loads(line))
+    return entries
+
+successful = [e for e in load_trajectories("trajectory_samples.jsonl")
+    if e.get("completed")]
+training_data = [e["conversations"] for e in successful]
+print(len(training_data))
+"""  # as the format's description shows it
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "1\n", done.stderr
     rows = load_dataset("json", data_files="trajectory_samples.jsonl", split="train", cache_dir=str(own_folder / "c"))
     assert rows.column_names == ["conversations", "timestamp", "model", "completed"] and len(rows) == 1

@@ -114,9 +114,7 @@ def read_parameters(given: Mapping[str, Any]) -> AgentSettings:
     config = load_cli_config()
     agent, model = config["agent"], config["model"]
     toolsets = {"enabled_toolsets": config["toolsets"]} | {
-        name: list(known[name])
-        for name in ("enabled_toolsets", "disabled_toolsets")
-        if name in known
+        name: list(known[name]) for name in ("enabled_toolsets", "disabled_toolsets") if name in known
     }
     try:
         environment = HermesAgentEnvConfig(**{**environment_settings(config), **toolsets})
