@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 import uuid
 import weakref
@@ -18,6 +17,7 @@ from lachesis_console.agent.parameters import AgentParameters, AgentSettings, ot
 from lachesis_console.agent.recording import record_trajectory, write_session_log
 from lachesis_console.agent.resources import AgentResources, LoopThread
 from lachesis_console.agent.session import AgentAnswer, AgentEvents, AgentSession
+from lachesis_messages.markup import load_arguments
 
 OnText = Callable[[str], object]
 
@@ -54,6 +54,7 @@ class AIAgent:
         self._turn = threading.Lock()
         self._session: AgentSession | None = None
         self._steered: list[str] = []
+        self._running = self._interrupted = False
         self._interrupted_by: str | None = None
         self._end = weakref.finalize(self, _close, self._thread, self._resources)
 
@@ -124,23 +125,31 @@ class AIAgent:
 
     def interrupt(self, message: str | None = None) -> None:
         """Stop the conversation that runs now; its result has `message` as `interrupt_message`."""
-        if (session := self._session) is not None:
-            self._interrupted_by = message
-            self._thread.soon(session.interrupt)
+        if self._end.alive:
+            self._thread.soon(self._interrupt, message)
+
+    def _interrupt(self, message: str | None) -> None:
+        if self._running:
+            self._interrupted, self._interrupted_by = True, message
+            if self._session is not None:
+                self._session.interrupt()
 
     def clear_interrupt(self) -> None:
-        """Forget the message of an interrupt. The next conversation is never stopped by an earlier one."""
-        self._interrupted_by = None
+        """Forget an interrupt that has not taken effect. The next conversation is never stopped by an earlier one."""
+        self._interrupted, self._interrupted_by = False, None
 
     def steer(self, text: str) -> bool:
         """Add a text after the next tool results of the conversation that runs, or of the next one. False if empty."""
         if not text.strip():
             return False
-        if (session := self._session) is not None:
-            self._thread.soon(session.steer, text)
+        self._thread.soon(self._steer, text)
+        return True
+
+    def _steer(self, text: str) -> None:
+        if self._session is not None:
+            self._session.steer(text)
         else:
             self._steered.append(text)
-        return True
 
     def switch_model(self, model: str, base_url: str | None = None, api_key: str | None = None) -> None:
         """Use another model from the next conversation on; of the same server, or of the one at `base_url`."""
@@ -149,7 +158,8 @@ class AIAgent:
             self._connected = False
 
     def close(self) -> None:
-        """Remove the sandboxes and close the connections. The agent cannot be used afterwards."""
+        """Interrupt it, remove the sandboxes and close the connections. The agent cannot be used afterwards."""
+        self.interrupt()
         with self._turn:
             self._end()
 
@@ -167,14 +177,18 @@ class AIAgent:
         with self._turn:
             if not self._end.alive:
                 raise LachesisError("the agent is closed; make another one")
-            try:
-                answer = self._thread.result(self._run(messages, task_id or self.session_id, on_text))
-            finally:
-                said, self._session, self._interrupted_by = self._interrupted_by, None, None
-            self._record(answer)
-            return answer, said
+            self.clear_interrupt()
+            answer = self._thread.result(self._run(messages, task_id or self.session_id, on_text))
+            return answer, self._interrupted_by
 
     async def _run(self, messages: list[dict[str, Any]], task_id: str, on_text: OnText | None) -> AgentAnswer:
+        self._running = True
+        try:
+            return await self._play(messages, task_id, on_text)
+        finally:
+            self._running, self._session = False, None
+
+    async def _play(self, messages: list[dict[str, Any]], task_id: str, on_text: OnText | None) -> AgentAnswer:
         if not self._connected:
             await self._resources.connect([self._server, *([self._fallback] if self._fallback else [])])
             self._connected = True
@@ -203,22 +217,25 @@ class AIAgent:
             session.steer(text)
         self._steered = []
         self._session = session
+        if self._interrupted:  # before it began
+            asyncio.get_running_loop().call_soon(session.interrupt)
         try:
             answer = await session.run(messages)
         except asyncio.CancelledError:  # Ctrl-C on the thread that waits
-            self._write(session.history, "interrupted", completed=False)
+            self._write(session, list(session.history), "interrupted", completed=False)
             raise
+        self._write(session, answer.result.messages, answer.result.reason, completed=answer.completed)
         if self._iterations_left is not None:
             self._iterations_left -= answer.result.turns_used
         return answer
 
-    def _record(self, answer: AgentAnswer) -> None:
-        self._write(answer.result.messages, answer.result.reason, completed=answer.completed)
-
-    def _write(self, messages: Sequence[Mapping[str, Any]], reason: str, *, completed: bool) -> None:
+    def _write(
+        self, session: AgentSession, messages: Sequence[Mapping[str, Any]], reason: str, *, completed: bool
+    ) -> None:
+        server = self._fallback if session.fell_back and self._fallback is not None else self._server
         if self._settings.save_trajectories:
-            record_trajectory(messages, self.tools, model=self.model, completed=completed)
-        about = {"model": self.model, "base_url": self.base_url, "tools": self.tools}
+            record_trajectory(messages, self.tools, model=server.model_name, completed=completed)
+        about = {"model": server.model_name, "base_url": server.base_url, "tools": self.tools}
         write_session_log(self.session_id, messages, started=self._began, **about, completed=completed, reason=reason)
 
     # Events
@@ -229,9 +246,14 @@ class AIAgent:
         others = ("reasoning_callback", "tool_gen_callback", "thinking_callback")
         streams = bool(listeners) or any(name in given for name in others)
 
+        thinking = False
+
         def delta(piece: Delta) -> None:
-            if piece.kind == "text":
+            nonlocal thinking
+            if thinking and piece.kind in ("text", "call"):
+                thinking = False
                 _tell(given.get("thinking_callback"), "")
+            if piece.kind == "text":
                 for listener in listeners:
                     listener(piece.text)
             elif piece.kind == "reasoning":
@@ -242,6 +264,8 @@ class AIAgent:
                 status("the answer broke off and is asked for again; its beginning is void")
 
         def step(number: int) -> None:
+            nonlocal thinking
+            thinking = True
             _tell(given.get("step_callback"), number)
             _tell(given.get("thinking_callback"), "thinking")
 
@@ -286,8 +310,7 @@ def _tell(callback: Callable[..., object] | None, *about: Any) -> None:
 
 
 def _arguments(call: ToolCall) -> dict[str, Any]:
-    found = json.loads(call.arguments or "{}")
-    return found if isinstance(found, dict) else {}
+    return load_arguments(call.arguments.strip() or "{}")
 
 
 def _clarify_tool(ask: Callable[[str, Sequence[str]], str]) -> Tool:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import os
+import logging
 import threading
 from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from backends import create_backend
 from backends.errors import SettingsError
@@ -25,7 +25,11 @@ from lachesis_tools import ToolSessions
 if TYPE_CHECKING:
     from lachesis.loop.context_edits import Compression
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
+
+_ENDING: Final = 30.0
+"""Seconds that a cancelled call may take to end."""
 
 
 class LoopThread:
@@ -45,11 +49,20 @@ class LoopThread:
         if threading.current_thread() is self._thread:
             work.close()
             raise RuntimeError("a callback of an agent cannot wait for the agent: call it on another thread")
-        future = asyncio.run_coroutine_threadsafe(work, self.loop)
+        ended = threading.Event()
+
+        async def to_its_end() -> T:
+            try:
+                return await work
+            finally:
+                ended.set()
+
+        future = asyncio.run_coroutine_threadsafe(to_its_end(), self.loop)
         try:
             return future.result()
         except BaseException:
-            future.cancel()
+            if future.cancel():
+                ended.wait(_ENDING)  # it keeps what is there of the conversation
             raise
 
     def soon(self, function: Any, *arguments: Any) -> None:
@@ -70,6 +83,8 @@ class AgentResources:
         self.config, self.registry = config, registry
         tools = AgentTools(config, registry)
         self.definitions: list[dict[str, Any]] = tools.definitions() if config.enabled_toolsets != [] else []
+        if missing := tools.missing():
+            log.warning("toolsets without tools here are left out: %s", ", ".join(missing))
         self.servers: list[Router] = []
         """The model's, and that of the fallback if there is one."""
         self.compression: Compression | None = None
@@ -118,7 +133,7 @@ class AgentResources:
             asyncio.get_running_loop(),
             backend=config.terminal_backend,
             takes_images=config.terminal_backend not in ("local", "ssh"),
-            after_setup=dict(os.environ),
+            walls=config.terminal_backend != "local" or config.sandbox != "none",
         )
         self._sandboxes.enter_context(opened(self._run))
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -122,6 +123,8 @@ class AgentSession:
         """The conversation so far, also where `run` was cancelled."""
         self.max_turns = max_turns
         self._calls = calls
+        self.fell_back = False
+        """Whether the fallback gave the last answers."""
         self._servers = [server] if fallback is None else [server, fallback]
         self._tool_delay = tool_delay
         self._options: dict[str, Any] = {
@@ -209,6 +212,7 @@ class AgentSession:
                 if len(self._servers) == 1:
                     raise
                 del self._servers[0]
+                self.fell_back = True
                 self.events.tell("status", f"{error}; the fallback model goes on")
 
     async def _ask(
@@ -249,7 +253,8 @@ class AgentSession:
     async def _execute(self, calls: Sequence[ToolCall]) -> Sequence[ToolResult]:
         """Results of the calls of one turn. Neighbours that are safe to run concurrently do."""
         if self._tool_delay and self._ran_tools:
-            await asyncio.sleep(self._tool_delay)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), self._tool_delay)
         self._ran_tools = True
         registry = self._calls.registry
         results: list[ToolResult] = []
