@@ -368,6 +368,29 @@ print(agent.chat("Go."))
     assert done.stdout.startswith("terminal {") and done.stderr == ""
 
 
+def test_ctrl_c_ends_the_conversation_and_keeps_it(own_folder: Path) -> None:
+    with serving([TWO[0], lambda _: Endless()]) as server:
+        program = f"""
+import os, signal
+from run_agent import AIAgent
+agent = AIAgent(base_url={server.base_url!r}, model="scripted", save_trajectories=True, quiet_mode=True)
+try:
+    agent.chat("Go.", stream_callback=lambda _: os.kill(os.getpid(), signal.SIGINT))
+except KeyboardInterrupt:
+    print("ended")
+"""
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "ended\n" and done.stderr == ""
+    (entry,) = load_trajectories(own_folder / "failed_trajectories.jsonl")
+    assert [turn["from"] for turn in entry["conversations"]] == ["system", "human", "gpt", "tool"]
+
+
+def test_a_callback_that_waits_for_its_agent_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    with agent_for([say("Hello.")], step_callback=lambda _: agent.chat("Again.")) as (agent, server):
+        assert agent.chat("Hi") == "Hello." and len(server.requests) == 1
+    assert "call it on another thread" in caplog.text
+
+
 def test_a_dead_server_raises_from_chat() -> None:
     dead = AIAgent(base_url="http://127.0.0.1:9/v1", model="m", quiet_mode=True, enabled_toolsets=[])
     with dead, pytest.raises(ServerUnavailable):

@@ -6,20 +6,18 @@ import asyncio
 import threading
 import uuid
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Self, Unpack
 
-from lachesis import BUILTIN_TOOLS, LachesisError, Outcome, Tool, ToolCall, ToolResult, tool
-from lachesis_client.streaming import Delta
+from lachesis import BUILTIN_TOOLS, LachesisError, Outcome, Tool, tool
+from lachesis_console.agent.callbacks import AgentCallbacks, OnText
 from lachesis_console.agent.parameters import AgentParameters, AgentSettings, other_model, read_parameters
 from lachesis_console.agent.recording import record_trajectory, write_session_log
 from lachesis_console.agent.resources import AgentResources, LoopThread
-from lachesis_console.agent.session import AgentAnswer, AgentEvents, AgentSession
-from lachesis_messages.markup import load_arguments
-
-OnText = Callable[[str], object]
+from lachesis_console.agent.session import AgentAnswer, AgentSession
 
 
 class AIAgent:
@@ -49,6 +47,7 @@ class AIAgent:
                 update={"enabled_toolsets": [*environment.enabled_toolsets, "clarify"]}
             )
         self._resources = AgentResources(environment, registry)
+        self._callbacks = AgentCallbacks(self._given, verbose=self._settings.verbose)
         self._thread = LoopThread()
         self._connected = False
         self._turn = threading.Lock()
@@ -153,14 +152,15 @@ class AIAgent:
 
     def switch_model(self, model: str, base_url: str | None = None, api_key: str | None = None) -> None:
         """Use another model from the next conversation on; of the same server, or of the one at `base_url`."""
-        with self._turn:
+        with self._alone():
             self._server = other_model(self._server, {"model": model, "base_url": base_url, "api_key": api_key})
             self._connected = False
 
     def close(self) -> None:
         """Interrupt it, remove the sandboxes and close the connections. The agent cannot be used afterwards."""
+        self._thread.check_elsewhere()
         self.interrupt()
-        with self._turn:
+        with self._alone():
             self._end()
 
     def __enter__(self) -> Self:
@@ -174,19 +174,23 @@ class AIAgent:
     def _converse(
         self, messages: list[dict[str, Any]], task_id: str | None, on_text: OnText | None
     ) -> tuple[AgentAnswer, str | None]:
-        with self._turn:
+        with self._alone():
             if not self._end.alive:
                 raise LachesisError("the agent is closed; make another one")
             self.clear_interrupt()
-            answer = self._thread.result(self._run(messages, task_id or self.session_id, on_text))
+            self._running = True
+            try:
+                answer = self._thread.result(self._play(messages, task_id or self.session_id, on_text))
+            finally:
+                self._running, self._session = False, None
             return answer, self._interrupted_by
 
-    async def _run(self, messages: list[dict[str, Any]], task_id: str, on_text: OnText | None) -> AgentAnswer:
-        self._running = True
-        try:
-            return await self._play(messages, task_id, on_text)
-        finally:
-            self._running, self._session = False, None
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Nothing else happens to the agent. Raises RuntimeError in a callback, which would wait for itself."""
+        self._thread.check_elsewhere()
+        with self._turn:
+            yield
 
     async def _play(self, messages: list[dict[str, Any]], task_id: str, on_text: OnText | None) -> AgentAnswer:
         if not self._connected:
@@ -204,7 +208,7 @@ class AIAgent:
             server,
             resources.definitions,
             calls,
-            events=self._events(on_text),
+            events=self._callbacks.events(on_text),
             fallback=others[0] if others else None,
             max_turns=turns,
             max_tokens=given.get("max_tokens"),
@@ -238,79 +242,15 @@ class AIAgent:
         about = {"model": server.model_name, "base_url": server.base_url, "tools": self.tools}
         write_session_log(self.session_id, messages, started=self._began, **about, completed=completed, reason=reason)
 
-    # Events
-
-    def _events(self, on_text: OnText | None) -> AgentEvents:
-        given = self._given
-        listeners = [each for each in (on_text, given.get("stream_delta_callback")) if each is not None]
-        others = ("reasoning_callback", "tool_gen_callback", "thinking_callback")
-        streams = bool(listeners) or any(name in given for name in others)
-
-        thinking = False
-
-        def delta(piece: Delta) -> None:
-            nonlocal thinking
-            if thinking and piece.kind in ("text", "call"):
-                thinking = False
-                _tell(given.get("thinking_callback"), "")
-            if piece.kind == "text":
-                for listener in listeners:
-                    listener(piece.text)
-            elif piece.kind == "reasoning":
-                _tell(given.get("reasoning_callback"), piece.text)
-            elif piece.kind == "call":
-                _tell(given.get("tool_gen_callback"), piece.text)
-            else:
-                status("the answer broke off and is asked for again; its beginning is void")
-
-        def step(number: int) -> None:
-            nonlocal thinking
-            thinking = True
-            _tell(given.get("step_callback"), number)
-            _tell(given.get("thinking_callback"), "thinking")
-
-        def started(call: ToolCall) -> None:
-            self._print(f"{call.name} {call.arguments}")
-            arguments = _arguments(call)
-            _tell(given.get("tool_progress_callback"), call.name, self._short(call.arguments), arguments)
-            _tell(given.get("tool_start_callback"), call.id, call.name, arguments)
-
-        def complete(call: ToolCall, result: ToolResult) -> None:
-            self._print(f"{call.name} took {result.duration:.1f} s: {result.content}")
-            _tell(given.get("tool_complete_callback"), call.id, call.name, _arguments(call), result.content)
-
-        def status(text: str) -> None:
-            self._print(text)
-            _tell(given.get("status_callback"), text)
-
-        return AgentEvents(
-            delta=delta if streams else None, tool_start=started, tool_complete=complete, step=step, status=status
-        )
-
-    def _print(self, text: str) -> None:
-        if not self._given.get("quiet_mode"):
-            print(f"{self._given.get('log_prefix', '')}{text if self._settings.verbose else self._short(text)}")
-
-    def _short(self, text: str) -> str:
-        limit = self._given.get("log_prefix_chars", 100)
-        line = " ".join(text.split())
-        return line if len(line) <= limit else f"{line[:limit]}…"
-
 
 def _close(thread: LoopThread, resources: AgentResources) -> None:
+    if thread.here:  # the garbage collector runs on any thread
+        threading.Thread(target=_close, args=(thread, resources), name="close an agent").start()
+        return
     try:
         thread.result(resources.close())
     finally:
         thread.close()
-
-
-def _tell(callback: Callable[..., object] | None, *about: Any) -> None:
-    if callback is not None:
-        callback(*about)
-
-
-def _arguments(call: ToolCall) -> dict[str, Any]:
-    return load_arguments(call.arguments.strip() or "{}")
 
 
 def _clarify_tool(ask: Callable[[str, Sequence[str]], str]) -> Tool:

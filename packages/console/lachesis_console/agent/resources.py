@@ -40,15 +40,18 @@ class LoopThread:
         self._thread = threading.Thread(target=self.loop.run_forever, name="agent", daemon=True)
         self._thread.start()
 
-    def result(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of `work`, which is cancelled where this thread is interrupted (Ctrl-C).
+    @property
+    def here(self) -> bool:
+        """Whether this is the thread of the loop itself."""
+        return threading.current_thread() is self._thread
 
-        Raises:
-            RuntimeError: in a callback, which runs on the loop itself.
-        """
-        if threading.current_thread() is self._thread:
-            work.close()
+    def check_elsewhere(self) -> None:
+        """Raises RuntimeError on the thread of the loop itself."""
+        if self.here:
             raise RuntimeError("a callback of an agent cannot wait for the agent: call it on another thread")
+
+    def result(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of `work`, which is cancelled where this thread is interrupted (Ctrl-C)."""
         ended = threading.Event()
 
         async def to_its_end() -> T:
