@@ -25,7 +25,7 @@ LIMITS = {
     "lachesis": 17_000,
     "lachesis_client": 2_920,  # streams
     "lachesis_compat": 4_580,  # the agent under its old name
-    "lachesis_console": 5_010,  # the plays and findings of the audit, the agent
+    "lachesis_console": 5_040,  # the plays and findings of the audit, the agent
     "lachesis_data": 6_500,
     "lachesis_doors": 4_600,
     "lachesis_envs": 8_300,
