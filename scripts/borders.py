@@ -23,9 +23,9 @@ from lachesis.ours import PACKAGES  # noqa: E402
 LIMITS = {
     "backends": 17_500,
     "lachesis": 17_030,  # the setting web
-    "lachesis_client": 2_750,
-    "lachesis_compat": 4_580,  # tools.web_tools
-    "lachesis_console": 5_200,  # the plays and findings of the audit, chats
+    "lachesis_client": 2_920,  # streams
+    "lachesis_compat": 4_620,  # tools.web_tools, the agent under its old name
+    "lachesis_console": 6_500,  # the plays and findings of the audit, chats, the agent
     "lachesis_data": 6_500,
     "lachesis_doors": 4_600,
     "lachesis_envs": 8_500,  # web_research

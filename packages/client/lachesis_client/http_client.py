@@ -39,6 +39,7 @@ from lachesis_client.http_session import HttpSessionOwner
 from lachesis_client.rejections import of_conversation, rejection
 from lachesis_client.request_body import json_body
 from lachesis_client.server_words import REFUSING, error_of, is_transient, may_be_of_the_content
+from lachesis_client.streaming import STREAMED, AnswerStream
 from lachesis_messages.messages import FinishReason
 
 _CONNECT_TIMEOUT = 15.0
@@ -147,6 +148,7 @@ class HttpClient(HttpSessionOwner):
         *,
         max_retries: int | None = None,
         route: Route | None = None,
+        stream: AnswerStream | None = None,
         check: Callable[[dict[str, Any]], object] | None = None,
         harmless: Callable[[], Mapping[str, Any]] | None = None,
         continues: Callable[[], bool] | None = None,
@@ -158,6 +160,7 @@ class HttpClient(HttpSessionOwner):
             named,
             max_retries=max_retries,
             route=route,
+            stream=stream,
             check=check,
             harmless=None if harmless is None else lambda: {**named, **harmless()},
             continues=continues,
@@ -178,6 +181,7 @@ class HttpClient(HttpSessionOwner):
         in_slot: bool = False,
         route: Route | None = None,
         partial: bool = False,
+        stream: AnswerStream | None = None,
         check: Callable[[dict[str, Any]], object] | None = None,
         harmless: Callable[[], Mapping[str, Any]] | None = None,
         continues: Callable[[], bool] | None = None,
@@ -189,6 +193,7 @@ class HttpClient(HttpSessionOwner):
             in_slot: the caller holds a `concurrency_slot`.
             route: the rollout and the rank that the headers name.
             partial: aborted completions are answers too.
+            stream: asks for a stream, and gets its pieces.
             check: raises `BadResponse` for an answer that has no completion; the request is then sent again.
             harmless: makes the payload of another conversation, for a completion. After a 403 or 404 it tells whether
                 the server refuses this conversation (`ConversationRefused`) or everybody.
@@ -202,7 +207,9 @@ class HttpClient(HttpSessionOwner):
             for attempt in range(1, retries + 2):
                 started = time.monotonic()
                 try:
-                    answer = await self._request(url, payload, shorten=shorten, headers=headers, partial=partial)
+                    answer = await self._request(
+                        url, payload, shorten=shorten, headers=headers, partial=partial, stream=stream
+                    )
                     check_answer(answer, check)
                     ended = time.monotonic()
                     latency = ended - started
@@ -282,11 +289,14 @@ class HttpClient(HttpSessionOwner):
         shorten: Shorten | None = None,
         headers: Mapping[str, str] | None = None,
         partial: bool = False,
+        stream: AnswerStream | None = None,
     ) -> dict[str, Any]:
         """One attempt: the decoded answer, `Failed` for a transient failure, or the final error.
 
         Without a `payload` it is a GET.
         """
+        if stream is not None and payload is not None:
+            payload = {**payload, **STREAMED}
         session, method = self._open_session(), "GET" if payload is None else "POST"
         if not self._in_flight:
             self._waiting_since = time.monotonic()
@@ -297,7 +307,8 @@ class HttpClient(HttpSessionOwner):
             async with session.request(
                 method, url, data=None if payload is None else json_body(payload), headers=headers
             ) as response:
-                raw, status, answered = await response.read(), response.status, response.headers
+                raw = await (response.read() if stream is None else stream.read(response))
+                status, answered = response.status, response.headers
         except TimeoutError as error:
             self.outages += 1
             reason = str(error) or f"no answer within {self.settings.timeout:g} s"

@@ -22,6 +22,7 @@ from lachesis_client.client_settings import ServerSettings
 from lachesis_client.http_client import HttpClient
 from lachesis_client.parse_thread import is_long, parse
 from lachesis_client.sampling import recorded_fields
+from lachesis_client.streaming import AnswerStream
 from lachesis_messages.messages import Message
 from lachesis_messages.responses import ChatResponse, as_message
 
@@ -46,11 +47,13 @@ class OpenAIServer(HttpClient):
         *,
         max_retries: int | None = None,
         route: Route | None = None,
+        stream: AnswerStream | None = None,
         **options: Unpack[ChatOptions],
     ) -> ChatResponse:
         """One completion.
 
-        Options that are None are not sent. `max_retries` overrides the setting. `route` is for the headers. Raises
+        Options that are None are not sent. `max_retries` overrides the setting. `route` is for the headers. `stream`
+        gets the answer piece by piece; the completion is the same. Raises
         `ServerUnavailable`, `RequestRejected` (and its kinds `Unauthorized`, `ContextExhausted`, `ConversationRefused`)
         and `BadResponse`.
         """
@@ -67,6 +70,7 @@ class OpenAIServer(HttpClient):
             payload,
             max_retries=max_retries,
             route=route,
+            stream=stream,
             check=partial(read_choices, server=self.base_url),
             harmless=lambda: {**payload, "messages": HARMLESS},
             continues=lambda: any(as_message(message).role == "assistant" for message in messages),

@@ -17,6 +17,7 @@ from lachesis_client.http_client import HttpAnswer
 from lachesis_client.model_server import MessageServer
 from lachesis_client.openai_server import HARMLESS, OpenAIServer
 from lachesis_client.parse_thread import is_long, parse
+from lachesis_client.streaming import AnswerStream
 from lachesis_messages.messages import Message
 from lachesis_messages.responses import ChatResponse
 
@@ -40,12 +41,13 @@ class Router(Balancer[OpenAIServer], MessageServer):
         messages: Sequence[Message | Mapping[str, Any]],
         *,
         split: Split = "train",
+        stream: AnswerStream | None = None,
         **options: Unpack[ChatOptions],
     ) -> ChatResponse:
         """`OpenAIServer.chat` on the best server. `split="eval"` counts against the evaluation limit too."""
 
         async def send(server: OpenAIServer, retries: int | None, route: Route) -> list[ChatResponse]:
-            return [await server.chat(messages, max_retries=retries, route=route, **options)]
+            return [await server.chat(messages, max_retries=retries, route=route, stream=stream, **options)]
 
         demand = self._demand(messages, options.get("max_tokens"))
         responses = await self._run(

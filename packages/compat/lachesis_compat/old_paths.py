@@ -14,7 +14,17 @@ from typing import Any
 
 _MODULES = f"{__file__.rpartition('/')[0]}/modules"
 _TOP = frozenset(
-    {"agent", "atropos", "batch_runner", "environments", "model_tools", "tools", "toolset_distributions", "toolsets"}
+    {
+        "agent",
+        "atropos",
+        "batch_runner",
+        "environments",
+        "model_tools",
+        "run_agent",
+        "tools",
+        "toolset_distributions",
+        "toolsets",
+    }
     | {"trajectory_compressor"}
 )
 
