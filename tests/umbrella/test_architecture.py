@@ -43,7 +43,8 @@ TALKS = {
     "packages/envs/lachesis_envs/task_folders/inside/grade.py",
     "packages/tools/lachesis_tools/repl_driver.py",
 }
-"""Modules that print: commands, an agent that is not quiet, and programs of their own whose standard output is read by the project."""
+"""Modules that print: commands, an agent that is not quiet, and programs of their own whose standard output the
+project reads."""
 
 
 def name(path: Path) -> str:
