@@ -35,6 +35,7 @@ LIGHT = (
 )
 SOURCES = sorted(path for room in ROOMS.values() for path in room.rglob("*.py"))
 TALKS = {
+    "packages/console/lachesis_console/agent/callbacks.py",
     "packages/data/lachesis_data/batch/on_ray.py",
     "packages/doors/lachesis_doors/serving/command.py",
     "lachesis/runs/command_line.py",
@@ -42,7 +43,8 @@ TALKS = {
     "packages/envs/lachesis_envs/task_folders/inside/grade.py",
     "packages/tools/lachesis_tools/repl_driver.py",
 }
-"""Modules that print: commands, and programs of their own whose standard output is read by the project."""
+"""Modules that print: commands, an agent that is not quiet, and programs of their own whose standard output the
+project reads."""
 
 
 def name(path: Path) -> str:

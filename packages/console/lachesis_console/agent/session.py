@@ -36,7 +36,7 @@ SUMMARY: Final = (
 STEERED: Final = "[The user adds: {text}]"
 
 
-class Interrupted(InferenceError):
+class AgentInterrupted(InferenceError):
     """A person stopped the agent. The loop ends as it does where the server is gone: at its last finished turn."""
 
     def __init__(self) -> None:
@@ -183,7 +183,7 @@ class AgentSession:
         self.history = result.history
         if result.outcome is Outcome.MAX_TURNS and not self._stop.is_set():
             await self._summarise(result)
-        return AgentAnswer(result, interrupted=self._stop.is_set() and isinstance(result.error, Interrupted))
+        return AgentAnswer(result, interrupted=self._stop.is_set() and isinstance(result.error, AgentInterrupted))
 
     async def _summarise(self, result: AgentResult) -> None:
         """One more answer, without tools. If there is none, the conversation stays as it is."""
@@ -200,9 +200,9 @@ class AgentSession:
             result.error, result.reason = last.error, f"{result.reason}; {last.reason}"
 
     async def chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> ChatResponse:
-        """One completion, for the loop. Raises `Interrupted`, and what the server's `chat` raises."""
+        """One completion, for the loop. Raises `AgentInterrupted`, and what the server's `chat` raises."""
         if self._stop.is_set():
-            raise Interrupted
+            raise AgentInterrupted
         self._requests += 1
         self.events.tell("step", self._requests)
         while True:
@@ -231,7 +231,7 @@ class AgentSession:
         return response
 
     async def _unless_stopped(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of `work`, which is cancelled by `interrupt`. Raises `Interrupted` then."""
+        """The result of `work`, which is cancelled by `interrupt`. Raises `AgentInterrupted` then."""
         task, stopped = asyncio.ensure_future(work), asyncio.ensure_future(self._stop.wait())
         try:
             await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -241,7 +241,7 @@ class AgentSession:
                 task.cancel()
                 await asyncio.wait({task})
         if task.cancelled():
-            raise Interrupted
+            raise AgentInterrupted
         return task.result()
 
     async def _said_meanwhile(self, _: MessageHistory) -> str | None:
@@ -275,7 +275,7 @@ class AgentSession:
         self.events.tell("tool_start", call)
         try:
             (result,) = await self._unless_stopped(self._call(call))
-        except Interrupted:
+        except AgentInterrupted:
             result = _not_run("interrupted")
         self.events.tell("tool_complete", call, result)
         return result
