@@ -10,9 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Final
 
+from rich.cells import cell_len
 from rich.console import Console
+from rich.status import Status
 from rich.text import Text
 
+from lachesis_client.streaming import Delta
 from lachesis_tools import ToolResult
 
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -48,6 +51,10 @@ class Screen:
         """What the prompt completes."""
         self._history = history
         self._session: Any = None
+        self._spinner: Status | None = None
+        self.streamed = ""
+        """The text of the last answer, as far as it was shown while it came."""
+        self._column = 0
 
     async def ask(self, prompt: str) -> str | None:
         """A line of the person; None at the end of the input. Ctrl-C raises KeyboardInterrupt."""
@@ -98,8 +105,31 @@ class Screen:
             yield
             return
         words, spinner = PERSONALITIES[self.personality]
-        with self.console.status(words, spinner=spinner):
+        self.streamed, self._column = "", 0
+        with self.console.status(words, spinner=spinner) as self._spinner:
             yield
+        if self._column:
+            self.console.print()
+
+    def stream(self, piece: Delta) -> None:
+        """A piece of the answer, broken into lines at words."""
+        if piece.kind == "restart" and self.streamed:
+            self.console.print(Text("\n(the answer broke off and is asked for again)", style="dim"))
+            self.streamed, self._column = "", 0
+        if piece.kind != "text" or self._spinner is None:
+            return
+        if not self.streamed:
+            self._spinner.stop()
+            self.console.print(Text("agent: ", style="bold green"), end="")
+            self._column = 7
+        self.streamed += piece.text
+        for part in re.findall(r"\n|[^\S\n]+|\S+", clean(piece.text)):
+            if part == "\n" or self._column + cell_len(part) >= self.console.width:
+                self.console.print()
+                self._column = 0
+            if part != "\n" and (self._column or not part.isspace()):
+                self.console.print(part, end="", soft_wrap=True)
+                self._column += cell_len(part)
 
     def note(self, text: str) -> None:
         """A line of the program itself."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 import signal
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,8 +17,9 @@ from lachesis.loop.outcome import Outcome
 from lachesis.loop.result import AgentResult, TokenCount
 from lachesis.loop.rollout_player import RolloutPlayer
 from lachesis.rewards.reward import Reward
-from lachesis_client import InferenceError
+from lachesis_client import InferenceError, RequestRejected
 from lachesis_client.model_server import tracks_tokens
+from lachesis_client.streaming import AnswerStream
 from lachesis_console.chat.actions import Action
 from lachesis_console.chat.agent_lines import NotACall, read_line
 from lachesis_console.chat.journal import Journal
@@ -91,6 +93,8 @@ class Seat:
         self._shown = 0
         self._typed = ""
         """The user's last message, which the person sees already."""
+        self._streams = True
+        """The server has refused no stream yet."""
         self.images: list[str] = []
         """Data URLs for the user's next message."""
         self.tokens, self.seconds = TokenCount(), 0.0
@@ -187,9 +191,18 @@ class Seat:
         return said
 
     async def _ask_model(self, history: MessageHistory, options: Mapping[str, Any]) -> ChatResponse | None:
+        streams = not self.screen.plain and self._streams
+        if streams and "stream" in inspect.signature(type(self.server).chat).parameters:
+            options = {**options, "stream": AnswerStream(self.screen.stream)}
         try:
             with self.screen.thinking():
                 response: ChatResponse = await self._interruptible(self.server.chat(history, **options))
+        except RequestRejected as error:
+            if "stream" not in options:
+                self.screen.error(f"{error}. /retry asks again, /model NAME [URL] asks another one")
+                return None
+            self._streams = False  # the server may have no streams
+            return await self._ask_model(history, {k: v for k, v in options.items() if k != "stream"})
         except InferenceError as error:
             self.screen.error(f"{error}. /retry asks again, /model NAME [URL] asks another one")
             return None
@@ -375,8 +388,9 @@ class Seat:
         self.journal.follow(self.kept(history))
 
     def _show_turn(self, message: Message) -> None:
-        if message.text:
+        if message.text and message.text.strip() != self.screen.streamed.strip():
             self.screen.said("agent", message.text)
+        self.screen.streamed = ""
         for call in message.tool_calls:
             self.screen.call(call.name, call.arguments)
 
