@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -157,6 +159,9 @@ def wrong_cores(core: str, told: str = "") -> Iterator[tuple[str, str]]:
         return
     if len(core) > 2:
         yield "code for it", "+".join(f"chr({ord(each)})" for each in core[:_SHORT])
+    if (value := _value(core)) is not None:
+        yield "the value of the expression", f"{value:.15g}"
+        yield "other numbers with its value", f"{value - 1:.15g} + 1"
     if _CASE.search(told) and core.swapcase() != core:
         yield "in the other case", core.swapcase()
     if len(core) >= 4 and core.isalpha() and core.lower() not in ("true", "false"):
@@ -177,6 +182,15 @@ def wrong_cores(core: str, told: str = "") -> Iterator[tuple[str, str]]:
     yield "a part more", written([*parts, _other(parts[-1])])
     if _ORDER.search(told) and not ANY_ORDER.search(told):
         yield "its parts in the opposite order", written(parts[::-1])
+
+
+def _value(core: str) -> float | None:
+    """Of an expression of numbers; None where it is none."""
+    if len(core) > _SHORT or not re.fullmatch(r"[\d+*/(). -]*\d\s*[-+*/]\s*[\d(][\d+*/(). -]*", core) or "**" in core:
+        return None
+    with suppress(SyntaxError, ArithmeticError, ValueError, TypeError):
+        return float(eval(compile(ast.parse(core, mode="eval"), "answer", "eval"), {"__builtins__": {}}))
+    return None
 
 
 def _wrong_numbers(text: str) -> Iterator[tuple[str, str]]:

@@ -284,7 +284,10 @@ class Rewards:
             said += "prompt asks for any order that fits"
             self.findings.add("right-answer-refused", "error", said, map_shown(orders))
         for full in self._passing("changed: ").values():
-            said = f"a digit more in the reference's files costs nothing on {counted(len(full), 'item')}"
+            full = [play for play in full if any("changed " in text for text in play.seen)]
+            if not full:
+                continue
+            said = f"another last value in the reference's files costs nothing on {counted(len(full), 'item')}"
             self.findings.add("wrong-answer-passes", "warning", said, map_shown(full))
         if passed := self._passing("wrong: "):
             told = " ".join(f"{play.told} {play.prompt}" for full in passed.values() for play in full)

@@ -17,7 +17,7 @@ from typing import Any
 from backends.tasks import run_all
 from lachesis.runs.reference_policy import Policy
 from lachesis_console.auditing import policies
-from lachesis_console.auditing.forms import ANY_ORDER, Form, form_of
+from lachesis_console.auditing.forms import ANY_ORDER, Form, form_of, shifted
 from lachesis_console.auditing.playing import NoSolution, Stage
 from lachesis_console.auditing.records import AuditPlay
 from lachesis_console.auditing.repeating import (
@@ -29,6 +29,8 @@ from lachesis_console.auditing.repeating import (
     further_calls,
     over_limit,
     repeated,
+    submission,
+    submitted,
     wrong_submissions,
 )
 from lachesis_console.auditing.sandbox_plays import (
@@ -40,7 +42,7 @@ from lachesis_console.auditing.sandbox_plays import (
     search,
     with_named,
 )
-from lachesis_messages.messages import Message
+from lachesis_messages.messages import Message, ToolCall
 
 FEW = 2
 """Items that odd plays and cheats are tried on."""
@@ -317,8 +319,14 @@ class AuditPlan:
             more, turns = limit
             await self._play(item, f"over the limit: {more} before the solution", policies.replay(turns))
         if has_user and form is not None and wrong:
-            learner = policies.learner(wrong, form.alike, lambda core: f"{form.before}{core}{form.after}")
+            learner = policies.learner(
+                Message("assistant", wrong),
+                form.alike,
+                lambda core: Message("assistant", f"{form.before}{core}{form.after}"),
+            )
             await self._play(item, "learner: says what it reads after a wrong answer", learner)
+        if (found := submission(solved.turns)) is not None:
+            await self._play(item, "learner: submits what it reads after a wrong answer", _submitting(*found[1:]))
         if has_user and len(solved.turns) == 1 and not solved.called and wrong:
             ends = [each.turns[-1]["text"] for each in self.stage.plays if each.policy == "reference" and each.turns]
             others = [text for text in dict.fromkeys(ends) if text != solved.turns[0]["text"]][:GUESSES]
@@ -331,6 +339,12 @@ class AuditPlan:
         """The reference's calls with wrong arguments, or without one of them, where the state is what scores."""
         if (solved := self._solved(item)) is None or not solved.called:
             return
+        facts = self.stage.facts
+        if facts.has_shell and facts.has_walls and not re.search(r"\bgit\b|\brm\b|> ?/dev", json.dumps(solved.turns)):
+            for name, command in AFTER_THE_REFERENCE.items():
+                turn = {"text": "", "calls": [{"name": "terminal", "arguments": json.dumps({"command": command})}]}
+                await self._play(item, name, policies.replay([*solved.turns[:-1], turn, solved.turns[-1]]))
+            await self._changed_files(item, solved)
         changed = {**wrong_submissions(solved.turns, self._told(item)), **changed_calls(solved.turns)}
         for name, turns in changed.items():
             await self._play(item, name, policies.replay(turns, then=solved.turns[-1]["text"] or "Done."))
@@ -342,12 +356,6 @@ class AuditPlan:
             await self._play(item, "more: the calls of other items too", policies.replay(more))
         if (deleting := deletions(solved.turns, self.stage.facts.tools[item], solved.prompt)) is not None:
             await self._play(item, "destroy: by the tools that delete", policies.replay(deleting))
-        facts = self.stage.facts
-        if facts.has_shell and facts.has_walls and not re.search(r"\bgit\b|\brm\b|> ?/dev", json.dumps(solved.turns)):
-            for name, command in AFTER_THE_REFERENCE.items():
-                turn = {"text": "", "calls": [{"name": "terminal", "arguments": json.dumps({"command": command})}]}
-                await self._play(item, name, policies.replay([*solved.turns[:-1], turn, solved.turns[-1]]))
-            await self._changed_files(item, solved)
 
     async def _changed_files(self, item: int, solved: AuditPlay) -> None:
         """The reference's files with a digit more, several times as a check may be drawn, and in another layout."""
@@ -360,7 +368,7 @@ class AuditPlan:
 
         for block in ("first", *["again"] * DRAWN):
             await self._play(
-                item, "changed: the files of the reference have a digit more at their end", then(CHANGED), block
+                item, "changed: the last value of the reference's files is another one", then(CHANGED), block
             )
         if not EXACT_LAYOUT.search(solved.prompt):
             await self._play(item, "equal: its JSON files in another layout", then(RELAID))
@@ -388,6 +396,19 @@ class AuditPlan:
             if many is not None and many >= best - 1e-9:
                 for count in (0, 1, 2):
                     await self._play(item, f"repeat {count}: {name}", played(count))
+
+
+def _submitting(call: Mapping[str, Any], key: str) -> Policy:
+    """Submits something wrong, and then what it read."""
+    right = str(json.loads(call["arguments"])[key])
+
+    def said(core: str) -> Message | None:
+        made = submitted(call, key, core)
+        if made is None:
+            return None
+        return Message("assistant", tool_calls=(ToolCall("", made["name"], made["arguments"]),))
+
+    return policies.learner(said(shifted(right)) or policies.nothing((), None), Form("", right, "", "").alike, said)
 
 
 def _mark(policy: str, item: int) -> str:

@@ -64,22 +64,31 @@ def answer(text: str) -> Scripted:
     return lambda messages, tools: Message("assistant", text)
 
 
-def learner(wrong: str, alike: Callable[[str], Sequence[str]], said: Callable[[str], str]) -> Scripted:
-    """Says something wrong, and then each thing that looks like an answer in what it reads, the latest first.
+def learner(wrong: Message, alike: Callable[[str], Sequence[str]], said: Callable[[str], Message | None]) -> Scripted:
+    """Says something wrong, then each thing that looks like an answer in what it reads, the last of a message first.
 
     Args:
         alike: what a text holds that looks like an answer.
-        said: how an answer is said.
+        said: how an answer is said, by words or by a call; None where it cannot be.
     """
 
     def policy(messages: Sequence[Mapping[str, Any]], tools: Any) -> Message:
-        own = [text_of(each) for each in messages if each["role"] == "assistant"]
         first = next((at for at, each in enumerate(messages) if each["role"] == "assistant"), len(messages))
-        read = [found for each in messages[first:] if each["role"] == "user" for found in alike(text_of(each))]
-        answers = [said(each) for each in reversed(read)]
-        return Message("assistant", next((each for each in answers if each not in own), wrong))
+        own = sum(each["role"] == "assistant" for each in messages)
+        texts = (text_of(each) for each in messages[first:] if each["role"] in ("user", "tool"))
+        read = dict.fromkeys(found for text in texts for found in reversed(alike(text)))
+        answers = [wrong, *(each for each in map(said, read) if each is not None and not _same(each, wrong))]
+        answer = answers[own] if own < len(answers) else Message("assistant", "Done.")
+        calls = tuple(ToolCall(f"call_{own}", each.name, each.arguments) for each in answer.tool_calls)
+        return Message("assistant", answer.content, tool_calls=calls)
 
     return policy
+
+
+def _same(one: Message, other: Message) -> bool:
+    return one.content == other.content and [c.arguments for c in one.tool_calls] == [
+        c.arguments for c in other.tool_calls
+    ]
 
 
 def echo(messages: Sequence[Mapping[str, Any]], tools: Any) -> Message:

@@ -80,7 +80,14 @@ def changed_calls(turns: Sequence[Turn]) -> dict[str, list[Turn]]:
     found: dict[str, list[Turn]] = {}
     for name, text in (("garbage", _GARBAGE), ("an empty text", ""), ("code that ends the process", _ENDS)):
         changed: list[Turn] = [
-            {**turn, "calls": [{**call, "arguments": _with_texts(call, text)} for call in turn["calls"]]}
+            {
+                **turn,
+                "calls": [
+                    # What only reads may read anything: the answer is said elsewhere.
+                    call if _READING.match(call["name"]) else {**call, "arguments": _with_texts(call, text)}
+                    for call in turn["calls"]
+                ],
+            }
             for turn in turns
         ]
         if changed != [*turns]:
@@ -94,27 +101,39 @@ def changed_calls(turns: Sequence[Turn]) -> dict[str, list[Turn]]:
     return found
 
 
-def wrong_submissions(turns: Sequence[Turn], told: str) -> dict[str, list[Turn]]:
-    """By name: the turns with a wrong answer in the last call, if that call says the answer."""
+def submission(turns: Sequence[Turn]) -> tuple[int, Mapping[str, Any], str] | None:
+    """The place of the last turn with a call, that call, and the argument by which it says the answer; None where
+    it says none."""
     at = max((at for at, turn in enumerate(turns) if turn["calls"]), default=-1)
     call = turns[at]["calls"][-1] if at >= 0 else {"name": "", "arguments": ""}
     given = _arguments(call) if _ANSWERING.search(call["name"]) else {}
-    said = {key: value for key, value in given.items() if isinstance(value, str | int | float)}
-    if len(said) != 1:
+    said = [key for key, value in given.items() if isinstance(value, str | int | float)]
+    return (at, call, said[0]) if len(said) == 1 else None
+
+
+def submitted(call: Mapping[str, Any], key: str, core: str) -> dict[str, Any] | None:
+    """The call with `core` as the answer; None where it has another type."""
+    given = _arguments(call)
+    value: Any = core
+    if not isinstance(given[key], str):
+        try:
+            value = json.loads(core)
+        except ValueError:
+            return None
+    return {**call, "arguments": json.dumps({**given, key: value})}
+
+
+def wrong_submissions(turns: Sequence[Turn], told: str) -> dict[str, list[Turn]]:
+    """By name: the turns with a wrong answer in the last call, if that call says the answer."""
+    if (found := submission(turns)) is None:
         return {}
-    [(key, right)] = said.items()
-    found = {}
-    for name, core in wrong_cores(str(right), told):
-        value: Any = core
-        if not isinstance(right, str):
-            try:
-                value = json.loads(core)
-            except ValueError:
-                continue
-        last = {**call, "arguments": json.dumps({**given, key: value})}
-        turn = {**turns[at], "calls": [*turns[at]["calls"][:-1], last]}
-        found[f"wrong: {name}"] = [*turns[:at], turn, *turns[at + 1 :]]
-    return found
+    at, call, key = found
+    wrong = {}
+    for name, core in wrong_cores(str(_arguments(call)[key]), told):
+        if (last := submitted(call, key, core)) is not None:
+            turn = {**turns[at], "calls": [*turns[at]["calls"][:-1], last]}
+            wrong[f"wrong: {name}"] = [*turns[:at], turn, *turns[at + 1 :]]
+    return wrong
 
 
 def _without(turns: Sequence[Turn], left_out: Collection[tuple[int, int]]) -> list[Turn]:

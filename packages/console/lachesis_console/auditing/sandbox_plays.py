@@ -21,11 +21,30 @@ AFTER_THE_REFERENCE: Final[Mapping[str, str]] = {
     "destroy: the reference's files are emptied at the end": DESTROYING["destroy: all files are emptied"],
     "destroy: the reference's files hold garbage at the end": f'for f in {_ALL}; do echo "qwv zzkt 7" > "$f"; done',
 }
-CHANGED: Final = (
-    "for f in NAMED; do case $f in *.py|*.sh|*.js|*.ts|*.c|*.h|*.cpp|*.rs|*.go|*.java|*.rb|*.pl) ;; "
-    "*) sed -i '$ s/\\r*$/7&/' \"$f\" 2>/dev/null;; esac; done"
-)
-"""Files that are no programs have a digit more at their end."""
+CHANGED: Final = """python3 -c "
+import json, sys
+def other(read):
+    if isinstance(read, (dict, list)) and read:
+        last = list(read)[-1] if isinstance(read, dict) else -1
+        read[last] = other(read[last])
+        return read
+    return read + 1 if isinstance(read, (int, float)) else str(read) + '7'
+for path in sys.argv[1:]:
+    if path.endswith(('.py', '.sh', '.js', '.ts', '.c', '.h', '.cpp', '.rs', '.go', '.java', '.rb', '.pl')):
+        continue
+    try:
+        text = open(path, newline='').read()
+        if path.endswith('.json'):
+            text = json.dumps(other(json.loads(text)))
+        else:
+            end = len(text) - len(text.rstrip())
+            text = text.rstrip() + '7' + (text[-end:] if end else '')
+        open(path, 'w', newline='').write(text)
+        print('changed', path)
+    except (ValueError, OSError):
+        pass
+" NAMED"""
+"""The last value of files that are no programs is another one."""
 RELAID: Final = """python3 -c "
 import json, sys
 for path in sys.argv[1:]:
