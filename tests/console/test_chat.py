@@ -24,7 +24,7 @@ from lachesis_console.chat.journal import Journal
 from lachesis_console.chat.recordings import differs, find_rollout, recorded_policy
 from lachesis_messages.history import MessageHistory
 from lachesis_testing import FakeServer, ToolUser
-from lachesis_testing.scripted_server import ScriptedServer, call, say
+from lachesis_testing.scripted_server import Answer, ScriptedServer, call, say
 from tests.support.training_runs import with_tokens
 
 LIMIT = 90.0
@@ -232,6 +232,34 @@ async def test_ctrl_c_interrupts_an_answer_and_a_tool(tmp_path: Path) -> None:
     [record] = records(tmp_path / "run")
     assert record["scores"] == [0.0]
     assert [m["role"] for m in record["messages"][0]] == ["system", "user", "assistant", "tool", "user", "assistant"]
+
+
+async def test_a_chat_without_an_environment_takes_the_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    script: list[Answer] = [call(("terminal", {"command": "echo hi > a; cat a"})), say("it says hi"), say("bye"), 500]
+    async with ScriptedServer(script) as server:
+        model = {"default": "scripted", "base_url": server.base_url, "api_key": "secret-key"}
+        config = {
+            "model": model,
+            "agent": {"save_trajectories": True, "system_prompt": "Be: short"},
+            "toolsets": ["terminal"],
+        }
+        (tmp_path / "cli-config.yaml").write_text(json.dumps(config))  # JSON is YAML
+        typed = "\nwhat is in a?\nthanks\n/quit\n"
+        await asyncio.to_thread(chat, tmp_path, "--session", "p", "--openai.max_retries", "0", typed=typed)
+        said = await asyncio.to_thread(chat, tmp_path, "--session", "p", typed="more?\n/quit\n")
+    assert server.requests[0]["messages"][0] == {"role": "system", "content": "Be: short"}
+    assert {tool["function"]["name"] for tool in server.requests[0]["tools"]} == {"terminal", "process"}
+    assert "replayed 3 turns: 0 of 1 results differ" in said and "status 500" in said
+    [entry] = records(tmp_path, "trajectory_samples.jsonl")
+    assert entry["completed"]
+    said_by = [turn["from"] for turn in entry["conversations"]]
+    assert said_by == ["system", "human", "gpt", "tool", "gpt", "human", "gpt"]
+    [failed] = records(tmp_path, "failed_trajectories.jsonl")
+    assert not failed["completed"] and failed["conversations"][-1] == {"from": "human", "value": "more?"}
+    assert b"secret-key" not in (tmp_path / "state/lachesis/chats/p.jsonl").read_bytes()
 
 
 def killed(tmp_path: Path, lines: Sequence[str], until: int) -> None:

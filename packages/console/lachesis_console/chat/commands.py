@@ -55,7 +55,7 @@ async def _tools(seat: Seat, history: MessageHistory, response: ChatResponse | N
     for tool in seat.loop.tool_schemas:
         function = tool["function"]
         parameters = ", ".join((function.get("parameters") or {}).get("properties") or ())
-        first = (function.get("description") or "").strip().partition("\n")[0]
+        first = (function.get("description") or "").strip().partition("\n")[0].partition(". ")[0]
         seat.screen.note(f"{function['name']}({parameters})  {first}")
     return Action.STAY
 

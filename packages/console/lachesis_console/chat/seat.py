@@ -118,6 +118,10 @@ class Seat:
         loop.follow_up = self.user_message
         return loop
 
+    def begin(self, prompt: str) -> None:
+        """The person has typed the prompt."""
+        self._typed = prompt
+
     @property
     def tool_names(self) -> list[str]:
         return [each["function"]["name"] for each in self.loop.tool_schemas] if hasattr(self, "loop") else []

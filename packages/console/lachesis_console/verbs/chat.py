@@ -8,20 +8,24 @@ import io
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from backends.errors import SettingsError
 
 if TYPE_CHECKING:
     from lachesis.base_env import HermesAgentBaseEnv
+    from lachesis.runs.results import RunResult
     from lachesis_console.chat.recordings import RecordedRollout
     from lachesis_console.chat.seat import Seat
 
 _DESCRIPTION = """\
-Talk to a model inside an item of an environment: its prompt, its tools, its sandbox. /reward computes the reward as
+Talk to a model inside an item of an environment: its prompt, its tools, its sandbox. ENV is env.py, SCHEME:NAME, or a
+name of `lachesis envs`. /reward computes the reward as
 things stand; the end of the chat writes a rollout like any other. /help lists the commands, Ctrl-C interrupts the
-answer or the tool, Ctrl-D ends the chat.
+answer or the tool, Ctrl-D ends the chat. Without ENV it is a chat with the agent's tools, set by cli-config.yaml.
 
     lachesis chat terminal -m MODEL -b http://127.0.0.1:8000/v1
     lachesis chat gsm8k --item 3 --as agent              you are the model
@@ -36,12 +40,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Chat; the exit code."""
     parser = argparse.ArgumentParser(
         prog="lachesis chat",
+        usage="lachesis chat [ENV] [options]",
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
         epilog="Every other setting has its own flag, --env.NAME VALUE or --openai.NAME VALUE.",
     )
-    parser.add_argument("environment", metavar="ENV", nargs="?", help="env.py, SCHEME:NAME, or a name")
     parser.add_argument("--item", type=int, default=0, metavar="N", help="the item, counted from 0 (default: 0)")
     parser.add_argument("--as", dest="seat", choices=("user", "agent"), default="user", help="who you are")
     parser.add_argument(
@@ -56,31 +60,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "-o", "--output", metavar="FOLDER", help="where the rollout is written; FOLDER-2 where it exists"
     )
-    given, flags = parser.parse_known_args(argv)
+    arguments = [*(argv or ())]
+    target = arguments.pop(0) if arguments and not arguments[0].startswith("-") else None
+    given, flags = parser.parse_known_args(arguments)
     for name, value in (("model_name", given.model), ("base_url", given.base_url), ("api_key", given.api_key)):
         flags += [f"--openai.{name}={value}"] if value is not None else []
     if given.output:
         from lachesis.runs.run_folder import unused
 
         flags.append(f"--env.data_path_to_save_groups={unused(Path(given.output)) / 'groups.jsonl'}")
-    return asyncio.run(_chat(given, flags))
+    return asyncio.run(_chat(target, given, flags))
 
 
-async def _chat(given: argparse.Namespace, flags: list[str]) -> int:
-    from lachesis.cli.environment_classes import environment_class
-    from lachesis.runs.commands import process
+async def _chat(target: str | None, given: argparse.Namespace, flags: list[str]) -> int:
     from lachesis_console.chat.commands import COMMANDS, run_command
     from lachesis_console.chat.journal import Journal, chats_folder
+    from lachesis_console.chat.plain import NAME
     from lachesis_console.chat.recordings import RecordedRollout, find_rollout
     from lachesis_console.chat.screen import Screen
     from lachesis_console.chat.seat import Seat
 
     recorded = find_rollout(given.replay) if given.replay else None
-    journal = Journal.named(given.session or f"last-{uuid.uuid4().hex[:8]}")
-    target = given.environment or journal.about.get("environment")
-    if target is None:
+    journal = Journal.named(given.session or f"{datetime.now():%Y-%m-%d-%H%M%S}-{uuid.uuid4().hex[:4]}")
+    target = target or str(journal.about.get("environment") or NAME)
+    if target == NAME and (recorded is not None or given.seat == "agent"):
         raise SettingsError("name the environment: lachesis chat ENV; `lachesis envs` lists some")
-    turns = given.at
     if journal.about:
         if recorded is not None:
             raise SettingsError(f"the chat {given.session} exists; replay into another one")
@@ -89,18 +93,18 @@ async def _chat(given: argparse.Namespace, flags: list[str]) -> int:
         flags = [*journal.about["flags"], *flags]
         recorded = RecordedRollout(target, journal.about["item"], "", None, (), [*journal.messages])
     screen = Screen(plain=given.plain, history=chats_folder().parent / "typed")
-    if not any(flag.startswith(("--openai.", "--config")) for flag in flags) and given.seat == "agent":
-        flags.append("--openai.model_name=reference")
-    seat = Seat(screen, journal, COMMANDS, run_command, as_agent=given.seat == "agent", recorded=recorded, turns=turns)
+    as_agent = given.seat == "agent"
+    seat = Seat(screen, journal, COMMANDS, run_command, as_agent=as_agent, recorded=recorded, turns=given.at)
+    if target == NAME:
+        return await _plain_chat(seat, recorded, flags)
+    from lachesis.cli.environment_classes import environment_class
+
+    if as_agent and not any(flag.startswith(("--openai.", "--config")) for flag in flags):
+        flags = [*flags, "--openai.model_name=reference"]
     env = _environment(environment_class(target), flags, seat, recorded, given.item, target)
     screen.note(f"{env.run_name}: item {given.item}, {_who(env, seat)}. /help lists the commands.")
-    run = asyncio.ensure_future(process(env))
-    seat.stop = run.cancel
-    try:
-        result = await run
-    except asyncio.CancelledError:
-        if not seat.stopped:
-            raise
+    result = await _played(env, seat)
+    if result is None:
         screen.note(f"ended without a rollout; the messages are in {seat.journal.path}")
         return 0
     reward = f"{result.summary.reward.mean:g}" if result.summary.scored else "none"
@@ -110,6 +114,45 @@ async def _chat(given: argparse.Namespace, flags: list[str]) -> int:
     return 0
 
 
+async def _plain_chat(seat: Seat, recorded: RecordedRollout | None, flags: list[str]) -> int:
+    """A chat without an environment."""
+    from lachesis_console.agent.cli_config import load_cli_config
+    from lachesis_console.chat.plain import NAME, PlainChat, config_flags, save
+
+    config, screen = load_cli_config(), seat.screen
+    screen.note(f"a chat; /help lists the commands, and comes after the first message. Its file is {seat.journal.path}")
+    prompt = recorded.item["prompt"] if recorded is not None else await screen.ask("you> ")
+    while prompt is not None and not prompt.strip():
+        prompt = await screen.ask("you> ")
+    if prompt is None:
+        return 0
+    seat.begin(prompt)
+    with TemporaryDirectory(prefix="chat-") as folder:
+        names = {flag.partition("=")[0] for flag in flags}
+        given = [flag for flag in config_flags(config) if flag.partition("=")[0] not in names]
+        given = [*given, f"--env.data_path_to_save_groups={folder}/groups.jsonl", *flags]
+        env = _environment(PlainChat, given, seat, recorded, 0, NAME, item={"prompt": prompt}, chosen=flags)
+        await _played(env, seat)
+    if config["agent"]["save_trajectories"]:
+        model = env.server_configs[0].model_name
+        screen.note(f"the trajectory is in {save(prompt, seat.journal.messages, seat.loop.tool_schemas, model)}")
+    return 0
+
+
+async def _played(env: HermesAgentBaseEnv, seat: Seat) -> RunResult | None:
+    """The result; None if the person ended the chat without an answer."""
+    from lachesis.runs.commands import process
+
+    run = asyncio.ensure_future(process(env))
+    seat.stop = run.cancel
+    try:
+        return await run
+    except asyncio.CancelledError:
+        if not seat.stopped:
+            raise
+        return None
+
+
 def _environment(
     env_cls: type[HermesAgentBaseEnv],
     flags: list[str],
@@ -117,8 +160,16 @@ def _environment(
     recorded: RecordedRollout | None,
     number: int,
     target: str,
+    *,
+    item: Any = None,
+    chosen: Sequence[str] | None = None,
 ) -> HermesAgentBaseEnv:
-    """The environment with one item, whose rollout has `seat` in the place of the model."""
+    """The environment with one item, whose rollout has `seat` in the place of the model.
+
+    Args:
+        item: None means the one with that number.
+        chosen: the flags that the chat keeps, if not all.
+    """
     from rich.console import Console
 
     from lachesis.loop.loop import HermesAgentLoop
@@ -126,11 +177,20 @@ def _environment(
     from lachesis.settings.hooks import of_hook
 
     done: list[bool] = []
+    chosen = flags if chosen is None else chosen
 
     async def get_next_item(env: HermesAgentBaseEnv) -> Any:
         if done:
             return None
         done.append(True)
+        if (found := item) is None:
+            found = await drawn(env)
+        if not seat.journal.about:
+            kept = [flag for flag in chosen if ".api_key" not in flag]  # no secret is written down
+            seat.journal.begin({"environment": target, "flags": kept, "item": found})
+        return found
+
+    async def drawn(env: HermesAgentBaseEnv) -> Any:
         item = await of_hook(env_cls.get_next_item(env))
         # A recorded item is drawn too: an environment may keep what it knows of it.
         for _ in range(number if recorded is None else _DRAWN):
@@ -141,8 +201,6 @@ def _environment(
             item = recorded.item
         elif item is None:
             raise SettingsError(f"{target} has no item {number}")
-        if not seat.journal.about:
-            seat.journal.begin({"environment": target, "flags": flags, "item": item})
         return item
 
     def player_for(env: HermesAgentBaseEnv, item: Any) -> Any:
