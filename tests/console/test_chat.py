@@ -76,9 +76,7 @@ def test_a_person_is_the_agent_and_the_recording_solves_the_item(recorded: Path,
 
 def test_a_recording_is_played_again_and_handed_over(recorded: Path, tmp_path: Path) -> None:
     rollout = find_rollout(str(recorded)).rollout_id
-    said = chat(
-        tmp_path, "tool_result", "--replay", f"{recorded}#{rollout[:6]}", "-m", "reference", "-o", f"{tmp_path}/a"
-    )
+    said = chat(tmp_path, "--replay", f"{recorded}#{rollout[:6]}", "-m", "reference", "-o", f"{tmp_path}/a")
     assert "replayed 2 turns: 0 of 1 results differ" in said
     said = chat(
         tmp_path, "tool_result", "--replay", str(recorded), "--at", "1", "-m", "reference", "-o", f"{tmp_path}/b"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from lachesis_console.chat.recordings import find_rollout
 from lachesis_view.app import serve
 from lachesis_view.index import Index
 from tests.support.chromium import Page, needs_chromium, open_page
@@ -105,6 +107,17 @@ async def test_tokens_show_what_was_sampled_and_say_all_about_each(folder: Path)
         assert "discarded attempt" in await page.eval("document.querySelector('.stage').innerText")
         await page.press("t")
         await page.until("!document.querySelector('#conversation').hidden")
+
+
+async def test_a_button_has_the_command_that_plays_the_rollout_again(folder: Path) -> None:
+    async with browsed(folder) as (page, url, (honest, _)):
+        await page.open(f"{url.format('rollout')}/{honest}")
+        command = await page.eval("document.querySelector('[data-copy]').dataset.copy")
+        place = command.removeprefix("lachesis chat --replay ")
+        assert find_rollout(shlex.split(place)[0]).reward == 1.0
+        await page.eval("document.querySelector('[data-copy]').click()")
+        # A browser without a window may refuse to copy: then the command is shown.
+        await page.until("document.querySelector('[data-copy], p > code').textContent.match(/copied|lachesis chat/)")
 
 
 async def test_the_colour_of_tokens_is_in_the_address(folder: Path) -> None:

@@ -7,6 +7,7 @@ import json
 import logging
 import re
 import secrets
+import shlex
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -277,11 +278,13 @@ class Viewer:
             raise NoSuchGroup(f"{run}, group {number}: there is no rollout {n}")
         name = group_name(number, "step" in group)
         frame = {"run": run, "number": number, "name": name, "n": n, "before": before, "after": after, "filter": filter}
-        settings = await asyncio.to_thread(self.index.settings, run)
+        settings, file = await asyncio.to_thread(lambda: (self.index.settings(run), self.index.file_of(run, number)))
 
         def make() -> web.Response:
             context = rollout_context(group, n)
-            return self._page("rollout.html.jinja", {**context, "settings": settings, "frame": frame})
+            place = f"{file}#{context['rollout']['rollout_id'][:12]}"
+            again = f"lachesis chat --replay {shlex.quote(place)}"
+            return self._page("rollout.html.jinja", {**context, "settings": settings, "frame": frame, "again": again})
 
         return await self._of_record(group, make)
 

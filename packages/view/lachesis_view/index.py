@@ -463,6 +463,14 @@ class Index:
         row = self._database.execute("SELECT settings FROM runs WHERE name = ?", (run,)).fetchone()
         return {} if row is None else parsed(row[0])
 
+    def file_of(self, run: str, number: int) -> Path:
+        """The file that has the line of a group. Raises NoSuchGroup."""
+        query = "SELECT path FROM groups JOIN files ON files.id = file WHERE groups.run = ? AND number = ?"
+        row = self._database.execute(query, (run, number)).fetchone()
+        if row is None:
+            raise NoSuchGroup(f"{run} has no group {number}")
+        return self.root / str(row["path"])
+
     def group(self, run: str, number: int) -> dict[str, Any]:
         """The line of a group, parsed.
 

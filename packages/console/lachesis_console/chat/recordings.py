@@ -75,6 +75,17 @@ def find_rollout(name: str) -> RecordedRollout:
     return found[0]
 
 
+def installed(environment: str) -> str | None:
+    """The name by which `lachesis envs` lists the environment of a recording; None where it does not."""
+    from lachesis.cli.environment_classes import ENVIRONMENTS
+
+    for name in ENVIRONMENTS.names():
+        env_cls: Any = ENVIRONMENTS.load(name)
+        if environment in (name, env_cls.name or env_cls.__name__):
+            return name
+    return None
+
+
 def recorded_policy(*paths: str | Path) -> Policy:
     """A policy that says what the rollouts of these files said, for `reference_policy()`: a person's recording is then
     the solution that `lachesis check` plays. Of several rollouts of one item, it takes the one with the best reward.

@@ -76,12 +76,14 @@ async def _chat(target: str | None, given: argparse.Namespace, flags: list[str])
     from lachesis_console.chat.commands import COMMANDS, run_command
     from lachesis_console.chat.journal import Journal, chats_folder
     from lachesis_console.chat.plain import NAME
-    from lachesis_console.chat.recordings import RecordedRollout, find_rollout
+    from lachesis_console.chat.recordings import RecordedRollout, find_rollout, installed
     from lachesis_console.chat.screen import Screen
     from lachesis_console.chat.seat import Seat
 
     recorded = find_rollout(given.replay) if given.replay else None
     journal = Journal.named(given.session or f"{datetime.now():%Y-%m-%d-%H%M%S}-{uuid.uuid4().hex[:4]}")
+    if target is None and recorded is not None:
+        target = installed(recorded.environment)
     target = target or str(journal.about.get("environment") or NAME)
     if target == NAME and (recorded is not None or given.seat == "agent"):
         raise SettingsError("name the environment: lachesis chat ENV; `lachesis envs` lists some")

@@ -10,6 +10,18 @@
     return element;
   };
 
+  // A button copies the command that it holds, and shows it where the browser does not let it.
+  document.addEventListener("click", async (event) => {
+    const button = event.target.closest("button[data-copy]");
+    if (!button) return;
+    try {
+      await navigator.clipboard.writeText(button.dataset.copy);
+      button.textContent = "copied";
+    } catch {
+      button.replaceWith(make("code", "", button.dataset.copy));
+    }
+  });
+
   // Keys: j and k walk the messages, n and p the rollouts, t toggles the tokens.
   let current = null;
   function walk(step) {
