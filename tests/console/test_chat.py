@@ -88,6 +88,17 @@ def test_a_recording_is_played_again_and_handed_over(recorded: Path, tmp_path: P
         assert [name for name, *_ in record["rollouts"][0]["completions"]["models"]] == models
 
 
+async def test_a_recorded_answer_is_asked_for_again_with_the_tools(recorded: Path, tmp_path: Path) -> None:
+    async with ScriptedServer([say("292")]) as server:
+        line = ["--replay", str(recorded), "-m", "scripted", "-b", server.base_url, "-o", f"{tmp_path}/run"]
+        await asyncio.to_thread(chat, tmp_path, *line, typed="/retry\n/quit\n")
+    [request] = server.requests
+    assert [tool["function"]["name"] for tool in request["tools"]] == ["look_up"]
+    [record] = records(tmp_path / "run")
+    assert [m["content"] for m in record["messages"][0]][-1] == "292"
+    assert record["rollouts"][0]["discarded"][0]["reason"] == "asked again"
+
+
 async def test_the_branch_of_a_recording_has_exact_tokens(recorded: Path, tmp_path: Path) -> None:
     async with FakeServer(ToolUser()) as server:
         tokenizer = with_tokens(server, tmp_path).tokenizer_name

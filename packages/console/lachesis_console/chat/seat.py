@@ -144,7 +144,7 @@ class Seat:
         self._show_new(history)
         if (recorded := self._next_recorded(history)) is not None:
             self._show_turn(recorded.message)
-            return await self._settle(history, recorded)
+            return await self._settle(history, recorded, options)
         if self.as_agent:
             return await self._ask_person(history)
         paused, self._paused = self._paused, False
@@ -169,7 +169,9 @@ class Seat:
         self.stop()
         await asyncio.sleep(_CANCELLED)
 
-    async def _settle(self, history: MessageHistory, response: ChatResponse) -> ChatResponse:
+    async def _settle(
+        self, history: MessageHistory, response: ChatResponse, options: Mapping[str, Any]
+    ) -> ChatResponse:
         """After a recorded turn: what the user says to it, if the recording has no more."""
         if response.message.tool_calls or self._own_user is not None:
             return response
@@ -183,7 +185,7 @@ class Seat:
             if action is Action.STOP:
                 await self._stop()
             if action is Action.AGAIN:
-                return await self.chat(history)
+                return await self.chat(history, **options)
         return response
 
     async def user_message(self, history: MessageHistory) -> str | ToolResult | None:
