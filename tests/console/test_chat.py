@@ -159,6 +159,47 @@ async def test_odd_lines_end_no_chat(typed: bytes, tmp_path: Path) -> None:
     assert records(tmp_path / "run")[0]["rollouts"][0]["outcome"] == "completed"
 
 
+HOSTILE = (
+    *("/look_up {", "/look_up " + "[" * 5000, '/look_up {"part": NaN}', '/look_up {"part": 1e999}', "/look_up []"),
+    *('/look_up {"a": 1}', "/look_up part=", "/look_up 'unclosed", "/look_up \x00", "/look_up \u202e", "/look_up {}"),
+    *(
+        "/look_up " + "x" * 200_000,
+        "/look_up\t",
+        "/LOOK_UP x",
+        "/look_up null",
+        "/ look_up",
+        "//",
+        "/help me",
+        "/history x",
+    ),
+    *("/undo 99999999999999999999999", "/undo 0", "/undo 1.5", "/image", "/image /nonexistent.png", "/save", "/save /"),
+    *("/branch", "/branch .", "/branch a/b", "/model a b c d e", "/personality nobody"),
+)
+
+
+def test_hostile_lines_of_an_agent_end_no_chat(tmp_path: Path) -> None:
+    typed = "".join(f"{line}\n" for line in HOSTILE)
+    said = chat(
+        tmp_path, "tool_result", "--as", "agent", "-o", f"{tmp_path}/run", typed=f"{typed}/look_up gear-33\n291\n"
+    )
+    assert "\x1b" not in said and "\u202e" not in said and "reward 1;" in said
+    assert said.count("error: ") >= 18
+
+
+def test_a_closed_input_or_output_ends_a_chat(tmp_path: Path) -> None:
+    line = " ".join(command("tool_result", "-m", "reference", "-o", f"{tmp_path}/run"))
+    for closed in ("<&-", "</dev/null | head -n 1", "</dev/null >&-"):
+        ended = subprocess.run(
+            ["bash", "-c", f"{line} {closed}"],
+            capture_output=True,
+            timeout=LIMIT,
+            check=False,
+            env=environment(tmp_path),
+        )
+        assert b"Traceback" not in ended.stderr, (closed, ended.stderr.decode())
+    assert len(records(tmp_path / "run")) == 1
+
+
 class Terminal:
     """A chat on a terminal."""
 

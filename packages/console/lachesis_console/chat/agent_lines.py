@@ -37,8 +37,8 @@ async def read_line(
     rest = rest.strip()
     if rest.startswith("{"):
         try:
-            arguments = json.loads(rest)
-        except ValueError as error:
+            arguments = json.loads(rest, parse_constant=_no_number)
+        except (ValueError, RecursionError) as error:
             raise NotACall(f"these arguments are not JSON: {error}") from None
     elif not rest:
         arguments = {}
@@ -53,7 +53,14 @@ async def read_line(
         arguments = {required[0]: _value(rest, properties.get(required[0]) or {})}
     else:
         raise NotACall(f"give the arguments of {name} as JSON or as key=value; it has {', '.join(properties)}")
-    return name, json.dumps(arguments, ensure_ascii=False)
+    try:
+        return name, json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+    except ValueError as error:
+        raise NotACall(f"these arguments are not JSON: {error}") from None
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is no number of JSON")
 
 
 def _pairs(text: str, properties: Mapping[str, Any]) -> dict[str, str]:
@@ -68,6 +75,6 @@ def _value(text: str, schema: Mapping[str, Any]) -> Any:
     if schema.get("type", "string") == "string":
         return text
     try:
-        return json.loads(text)
+        return json.loads(text, parse_constant=_no_number)
     except ValueError:
         return text  # the tool says what is wrong with it

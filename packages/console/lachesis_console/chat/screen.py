@@ -44,7 +44,8 @@ class Screen:
     """
 
     def __init__(self, *, plain: bool = False, history: Path | None = None, output: IO[str] | None = None) -> None:
-        self.plain = plain or not sys.stdin.isatty() or not sys.stdout.isatty()
+        # A closed standard input is None.
+        self.plain = plain or sys.stdin is None or not (sys.stdin.isatty() and sys.stdout.isatty())
         self.console = Console(file=output, emoji=False, markup=False, highlight=False, no_color=self.plain or None)
         self.personality = "plain"
         self.words: Callable[[], Sequence[str]] = lambda: ()
@@ -59,7 +60,7 @@ class Screen:
     async def ask(self, prompt: str) -> str | None:
         """A line of the person; None at the end of the input. Ctrl-C raises KeyboardInterrupt."""
         if self.plain:
-            line: bytes = await asyncio.to_thread(sys.stdin.buffer.readline)
+            line: bytes = await asyncio.to_thread(sys.stdin.buffer.readline) if sys.stdin is not None else b""
             if not line:
                 return None
             text = line.decode(errors="replace").rstrip("\r\n")

@@ -110,6 +110,8 @@ async def _chat(target: str | None, given: argparse.Namespace, flags: list[str])
         screen.note(f"ended without a rollout; the messages are in {seat.journal.path}")
         return 0
     reward = f"{result.summary.reward.mean:g}" if result.summary.scored else "none"
+    ended = [name for name, count in result.summary.outcomes.items() if count and name != "completed"]
+    reward += f" ({', '.join(ended)})" if ended else ""
     screen.note(f"reward {reward}; the rollout is in {result.files.groups}")
     if not given.session and seat.journal.path.exists():
         seat.journal.path.unlink()
