@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,8 @@ async def test_a_name_a_package_and_a_setting_that_are_wrong_are_named(tmp_path:
             await generators.check("sudokus")
         if not ALL:
             for name, package in NEED_PACKAGES.items():
+                if find_spec(package) is not None:
+                    continue
                 with pytest.raises(DatasetError, match=f"reasoning_gym:{name} needs the package {package}"):
                     await generators.problem(name, SMALL, 0)
         with pytest.raises(DatasetError, match=r"cannot make problem 0 of .*min_termz"):

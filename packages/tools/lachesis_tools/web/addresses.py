@@ -16,6 +16,8 @@ from lachesis_tools.web.provider import WebUnavailable
 
 _TRANSLATED = ip_network("64:ff9b::/96")
 """IPv4 addresses as a NAT64 gateway reaches them."""
+_UNKNOWN = (socket.EAI_NONAME, socket.EAI_NODATA, socket.EAI_ADDRFAMILY)
+"""What a name server says of a host that does not exist. All else is a failure of the look-up."""
 
 
 def is_public(address: str) -> bool:
@@ -63,8 +65,8 @@ def public_resolver() -> Any:
             try:
                 found = await super().resolve(host, port, family)
             except socket.gaierror as error:
-                if error.errno == socket.EAI_AGAIN:
-                    raise WebUnavailable(f"the name server does not answer for {host}: {error}") from error
+                if error.errno not in _UNKNOWN:
+                    raise WebUnavailable(f"the name {host} cannot be looked up: {error}") from error
                 raise ToolFailure(f"there is no host {host}") from None
             require_public(host, (each["host"] for each in found))
             return found
