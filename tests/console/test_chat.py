@@ -200,6 +200,17 @@ def test_a_closed_input_or_output_ends_a_chat(tmp_path: Path) -> None:
     assert len(records(tmp_path / "run")) == 1
 
 
+async def test_another_model_is_asked_at_the_same_server_and_without_a_foreign_key(tmp_path: Path) -> None:
+    async with ScriptedServer([say("one")]) as server, ScriptedServer([say("two")]) as other:
+        line = ["tool_result", "-m", "a", "-b", server.base_url, "-k", "key-of-a", "-o", f"{tmp_path}/run"]
+        typed = f"/model b\n/retry\n/model c {other.base_url}\n/retry\n/quit\n"
+        await asyncio.to_thread(chat, tmp_path, *line, typed=typed)
+    assert [request["model"] for request in server.requests] == ["a", "b"]
+    assert [request["model"] for request in other.requests] == ["c"]
+    assert {headers.get("Authorization") for headers in server.headers} == {"Bearer key-of-a"}
+    assert all("key-of-a" not in str(headers) for headers in other.headers)
+
+
 class Terminal:
     """A chat on a terminal."""
 

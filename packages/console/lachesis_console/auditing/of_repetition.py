@@ -9,6 +9,7 @@ from typing import Any
 from backends.text import counted
 from lachesis_console.auditing.findings import Findings
 from lachesis_console.auditing.records import AuditPlay, shown
+from lachesis_console.replaced import without_volatile
 
 MARK = re.compile(r"mark-[0-9a-f]{10}")
 REPEATED = ("again", "later", "reversed", "interleaved")
@@ -89,8 +90,7 @@ def _add_differences(findings: Findings, pairs: Sequence[tuple[AuditPlay, AuditP
 
 
 def _texts(play: AuditPlay) -> list[str]:
-    """What was read, without what may differ between two runs of one program: times, addresses, names of folders."""
-    return [re.sub(r"/tmp/\S+|0x[0-9a-f]+|[0-9a-f]{8,}|\d+([.:]\d+)*", "#", text) for text in (play.prompt, *play.seen)]
+    return [without_volatile(text) for text in (play.prompt, *play.seen)]
 
 
 def _first_difference(before: AuditPlay, play: AuditPlay) -> tuple[str, str]:

@@ -37,6 +37,7 @@ from lachesis_console.auditing.records import (
     not_offered,
     shortened,
 )
+from lachesis_console.replaced import with_methods
 from lachesis_messages.messages import Message
 
 _LOOKS = frozenset({"terminal", "read_file", "read_bytes", "search", "call_tool", "download_file", "download_dir"})
@@ -100,14 +101,8 @@ class Stage:
         spent: dict[str, list[float]] = {"setup": [], "setup_sandbox": []}
         cls = self._env_cls
         own = [name for name in spent if getattr(cls, name) is not getattr(HermesAgentBaseEnv, name)]
-        overridden = {
-            "__module__": cls.__module__,
-            "__doc__": cls.__doc__,
-            "name": self.facts.name,
-            "reference_policy": lambda env: self._answer,
-            **{name: _timed(cls, name, spent[name]) for name in own},
-        }
-        self.env = env = type(cls.__name__, (cls,), overridden)(**self._settings)
+        timed = {name: _timed(cls, name, spent[name]) for name in own}
+        self.env = env = with_methods(cls, reference_policy=lambda env: self._answer, **timed)(**self._settings)
         env.console = Console(emoji=False, file=io.StringIO())
         self._reference = cls.reference_policy
         async with env.running():

@@ -7,12 +7,11 @@ import json
 import mimetypes
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from backends import BackendError
 from backends.errors import SettingsError
-from lachesis.settings.server_settings import ServerConfig
-from lachesis_client import InferenceError
+from lachesis_client import InferenceError, Router
 from lachesis_console.chat.actions import Action
 from lachesis_console.chat.screen import PERSONALITIES
 from lachesis_console.chat.seat import Seat
@@ -73,16 +72,16 @@ async def _toolsets(seat: Seat, history: MessageHistory, response: ChatResponse 
 async def _model(seat: Seat, history: MessageHistory, response: ChatResponse | None, rest: str) -> Action:
     if seat.as_agent or seat.exact:
         raise SettingsError("the model of a chat without exact tokens can be changed, and of no other")
-    name, *where = rest.split()
+    name, *where = rest.split() or [""]
     if not name:
         raise SettingsError("write /model NAME [URL [KEY]]")
     from lachesis.runs.model_servers import server_of
 
-    given: dict[str, Any] = dict(zip(("base_url", "api_key"), where, strict=False))
-    own: Any = seat.server
-    if not where and (clients := getattr(own, "clients", None)):
-        given["base_url"] = clients[0].base_url
-    seat.server = server_of(ServerConfig(model_name=name, **given), tool_call_parser=seat.tool_call_parser)
+    url, key, *_ = (*where, "", "")
+    given = {"base_url": url, "api_key": key} if url else {}  # a key is for the server that it was given for
+    config = seat.model.model_copy(update={"model_name": name, **given})
+    seat.server = Router([server_of(config, tool_call_parser=seat.tool_call_parser)])
+    seat.opened.append(seat.server)
     seat.screen.note(f"the next answer is of {name}")
     return Action.STAY
 
@@ -152,6 +151,8 @@ async def _image(seat: Seat, history: MessageHistory, response: ChatResponse | N
 
 async def _compress(seat: Seat, history: MessageHistory, response: ChatResponse | None, rest: str) -> Action:
     _editable(seat)
+    if seat.exact:
+        raise SettingsError("beside exact tokens, --env.compress_context_at compresses, which keeps what it samples")
     nodes = history.nodes()
     # A call and its results stay together: the part ends where a user speaks.
     ends = [at for at in range(seat.first + 1, len(nodes) - KEPT + 1) if nodes[at].message.role == "user"]
@@ -159,9 +160,11 @@ async def _compress(seat: Seat, history: MessageHistory, response: ChatResponse 
         raise SettingsError("the conversation is too short to be compressed")
     asked = [*history.to_openai("reasoning")[: ends[-1]], {"role": "user", "content": _SUMMARY}]
     try:
-        summary = (await seat.server.chat(asked)).message.text
+        answer = await seat.server.chat(asked)
     except InferenceError as error:
         raise SettingsError(f"the model did not write a summary: {error}") from None
+    seat.tokens.add(answer.usage)
+    summary = answer.message.text
     history[seat.first : ends[-1]] = [Message("user", f"[CONTEXT SUMMARY]: {summary}")]
     seat.journal.follow(seat.kept(history))
     seat.screen.note(f"{ends[-1] - seat.first} messages became a summary of {len(summary)} characters")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,14 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from backends.errors import SettingsError
 from lachesis.runs.reference_policy import Policy
+from lachesis_console.replaced import with_methods, without_volatile
 from lachesis_messages.messages import Message
 from lachesis_messages.records.jsonl import read_lines
 
 if TYPE_CHECKING:
     from lachesis.base_env import HermesAgentBaseEnv
-
-_VOLATILE = re.compile(r"/tmp/\S+|0x[0-9a-f]+|[0-9a-f]{8,}|\d+([.:]\d+)*")
-"""What may differ between two runs of one program: times, addresses, numbers, names of folders."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,13 +112,7 @@ def recorded_policy(*paths: str | Path) -> Policy:
 def with_recordings(env_cls: type[HermesAgentBaseEnv], path: str) -> type[HermesAgentBaseEnv]:
     """The environment, whose reference policy is what was recorded there."""
     policy = recorded_policy(path)
-    overridden = {
-        "__module__": env_cls.__module__,
-        "__doc__": env_cls.__doc__,
-        "name": env_cls.name or env_cls.__name__,
-        "reference_policy": lambda env: policy,
-    }
-    return type(env_cls.__name__, (env_cls,), overridden)
+    return with_methods(env_cls, reference_policy=lambda env: policy)
 
 
 def _key(prompt: Sequence[Mapping[str, Any]]) -> str:
@@ -132,4 +123,4 @@ def differs(recorded: str, now: str) -> str:
     """How two results of one call differ: nothing, `volatile` parts only (times, addresses, numbers), or `other`."""
     if recorded == now:
         return ""
-    return "volatile" if _VOLATILE.sub("#", recorded) == _VOLATILE.sub("#", now) else "other"
+    return "volatile" if without_volatile(recorded) == without_volatile(now) else "other"

@@ -9,7 +9,7 @@ import signal
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NoReturn, TypeAlias, TypeVar
 
 from backends.text import counted
 from lachesis.loop.loop import HermesAgentLoop
@@ -17,7 +17,8 @@ from lachesis.loop.outcome import Outcome
 from lachesis.loop.result import AgentResult, TokenCount
 from lachesis.loop.rollout_player import RolloutPlayer
 from lachesis.rewards.reward import Reward
-from lachesis_client import InferenceError, RequestRejected
+from lachesis.settings.server_settings import ServerConfig
+from lachesis_client import InferenceError, RequestRejected, Router
 from lachesis_client.model_server import tracks_tokens
 from lachesis_client.streaming import AnswerStream
 from lachesis_console.chat.actions import Action
@@ -34,8 +35,6 @@ T = TypeVar("T")
 RunCommand: TypeAlias = "Callable[[Seat, MessageHistory, ChatResponse | None, str], Awaitable[Action]]"
 
 INTERRUPTED = "The user interrupted this call."
-_CANCELLED = 60.0
-"""Seconds in which a run that was cancelled ends."""
 
 
 class InterruptedByUser(Exception):
@@ -101,8 +100,10 @@ class Seat:
         self.stopped = False
         self.stop: Callable[[], object] = lambda: None
         """Cancels the run."""
-        self.tool_call_parser: str | None = None
+        self.model, self.tool_call_parser = ServerConfig(), ""
         """Of the settings, for another model."""
+        self.opened: list[Router] = []
+        """Servers of other models, which the end of the chat closes."""
         screen.words = lambda: [f"/{name}" for name in (*commands, *self.tool_names)]
 
     def attach(self, loop: HermesAgentLoop, server: Any, player: RolloutPlayer, item: Any) -> HermesAgentLoop:
@@ -163,11 +164,12 @@ class Seat:
             if action in (Action.SAY, Action.END):
                 return response
 
-    async def _stop(self) -> None:
-        """End the run without an end of the rollout. Returns only if nobody ends it."""
+    async def _stop(self) -> NoReturn:
+        """End the run without an end of the rollout."""
         self.stopped = True
         self.stop()
-        await asyncio.sleep(_CANCELLED)
+        await asyncio.Future()  # until it is cancelled
+        raise AssertionError("the run was not cancelled")
 
     async def _settle(
         self, history: MessageHistory, response: ChatResponse, options: Mapping[str, Any]
@@ -225,7 +227,6 @@ class Seat:
             line = await self._line("agent> ")
             if line is None:
                 await self._stop()
-                continue
             if line.startswith("/") and line[1:].split(" ")[0] in self._commands:
                 if await self._run_command(self, history, None, line) is Action.END:
                     await self._stop()

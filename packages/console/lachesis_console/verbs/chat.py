@@ -155,6 +155,9 @@ async def _played(env: HermesAgentBaseEnv, seat: Seat) -> RunResult | None:
         if not seat.stopped:
             raise
         return None
+    finally:
+        for server in seat.opened:
+            await server.close()
 
 
 def _environment(
@@ -179,6 +182,7 @@ def _environment(
     from lachesis.loop.loop import HermesAgentLoop
     from lachesis.runs.command_line import read_settings
     from lachesis.settings.hooks import of_hook
+    from lachesis_console.replaced import with_methods
 
     done: list[bool] = []
     chosen = flags if chosen is None else chosen
@@ -223,14 +227,8 @@ def _environment(
         *flags,
     ]
     _, settings = read_settings(env_cls, ["process", *given])
-    overridden = {
-        "__module__": env_cls.__module__,
-        "__doc__": env_cls.__doc__,
-        "name": env_cls.name or env_cls.__name__,
-        "get_next_item": get_next_item,
-        "player_for": player_for,
-    }
-    env: HermesAgentBaseEnv = type(env_cls.__name__, (env_cls,), overridden)(**settings)
+    env = with_methods(env_cls, get_next_item=get_next_item, player_for=player_for)(**settings)
+    seat.model, seat.tool_call_parser = env.server_configs[0], env.config.tool_call_parser
     env.console = Console(emoji=False, file=io.StringIO())
     return env
 
