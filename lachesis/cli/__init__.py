@@ -97,7 +97,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         near = get_close_matches(parsed.verb, VERBS, n=1)
         hint = f"did you mean {near[0]}?" if near else f"choose from {', '.join(VERBS)}"
         parser.error(f"there is no verb {parsed.verb!r}; {hint}")
-    sys.path += [""] * ("" not in sys.path)  # plug-ins of the user, `module:name`, may be in the current folder
+    if "" not in sys.path:
+        sys.path.append("")  # plug-ins of the user, `module:name`, may be in the current folder
     try:
         return command(parsed.verb)(parsed.rest)
     except Exception as error:

@@ -465,11 +465,18 @@ class Index:
 
     def file_of(self, run: str, number: int) -> Path:
         """The file that has the line of a group. Raises NoSuchGroup."""
-        query = "SELECT path FROM groups JOIN files ON files.id = file WHERE groups.run = ? AND number = ?"
-        row = self._database.execute(query, (run, number)).fetchone()
+        return self.root / str(self._place(run, number)["path"])
+
+    def _place(self, run: str, number: int) -> sqlite3.Row:
+        """Where the line of a group is. Raises NoSuchGroup."""
+        row: sqlite3.Row | None = self._database.execute(
+            "SELECT path, start, length, key FROM groups JOIN files ON files.id = file "
+            "WHERE groups.run = ? AND number = ?",
+            (run, number),
+        ).fetchone()
         if row is None:
             raise NoSuchGroup(f"{run} has no group {number}")
-        return self.root / str(row["path"])
+        return row
 
     def group(self, run: str, number: int) -> dict[str, Any]:
         """The line of a group, parsed.
@@ -477,13 +484,7 @@ class Index:
         Raises:
             NoSuchGroup: there is none, or its file has been replaced and is not read again yet.
         """
-        row = self._database.execute(
-            "SELECT path, start, length, key FROM groups JOIN files ON files.id = file "
-            "WHERE groups.run = ? AND number = ?",
-            (run, number),
-        ).fetchone()
-        if row is None:
-            raise NoSuchGroup(f"{run} has no group {number}")
+        row = self._place(run, number)
         try:
             with (self.root / row["path"]).open("rb") as file:
                 file.seek(row["start"])
