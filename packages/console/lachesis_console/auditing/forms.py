@@ -120,6 +120,8 @@ def form_of(text: str, item: Any = None) -> Form | None:
         before, after = text.split(core, 1) if text.count(core) == 1 else ("", "")
         if before:
             return Form(before, core, after, core, rf"json|['\"`]{re.escape(key)}")
+    if isinstance(_read_json(text), dict | list):
+        return Form("", text, "", text)
     wrapped = [
         (match.end(), -at, match)
         for at, (pattern, _) in enumerate(_WRAPPINGS)

@@ -297,11 +297,17 @@ def _exceptions(plays: Sequence[AuditPlay], findings: Findings) -> None:
         elif kind == "too_slow":
             findings.add("too-slow", "error", said, evidence)
         elif kind in ("infra_error", "model_server", "broken_item"):
-            if found[0].block != "no network":
+            # A reference policy may raise where its own answer is replaced by another one.
+            of_reference = "the policy failed" in reason and all(play.policy != "reference" for play in found)
+            if found[0].block != "no network" and not of_reference:
                 findings.add("infrastructure", "error", said, evidence)
         elif kind != "timeout":
             reference = any(play.policy == "reference" for play in found)
-            findings.add("unscored", "error" if reference else "note", said, map_shown(found))
+            unread = [play for play in plays if play.policy.startswith(("garbage", "answer"))]
+            at_will = kind == "declined" and len(unread) > 3 and all(play.kind == kind for play in unread)
+            if at_will and any(play.reward for play in plays):
+                said = f"an answer that cannot be read has no score, so that an agent can choose to have none: {reason}"
+            findings.add("unscored", "error" if reference or at_will else "note", said, map_shown(found))
 
 
 def _network(

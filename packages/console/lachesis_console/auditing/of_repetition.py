@@ -15,6 +15,9 @@ MARK = re.compile(r"mark-[0-9a-f]{10}")
 REPEATED = ("again", "later", "reversed", "interleaved")
 """Blocks in which a policy plays an item after others, that it had played before."""
 
+PACES = {"slow": "with pauses before its messages", "fast": "without its own pauses"}
+"""Blocks in which the reference is played at another pace."""
+
 
 def judge_repetition(first: Sequence[AuditPlay], second: Sequence[AuditPlay], findings: Findings) -> None:
     """Whether equal plays are equal: in a second start with the same history, and after others.
@@ -33,8 +36,8 @@ def judge_repetition(first: Sequence[AuditPlay], second: Sequence[AuditPlay], fi
         _add_differences(findings, drawn, "not-deterministic", "in a second start, with the same plays before it")
     for play in first:
         before = begun.get((play.policy, play.item, "first"))
-        if play.block == "slow" and before is not None and before.reward != play.reward and not drawn:
-            _add_differences(findings, [(before, play)], "not-deterministic", "with pauses before its messages")
+        if play.block in PACES and before is not None and before.reward != play.reward and not drawn:
+            _add_differences(findings, [(before, play)], "not-deterministic", PACES[play.block])
     own = [play for play in first if play.block == "first"]
     known = {(play.policy, play.item): play for play in [*second, *own] if play.block in ("fresh", "first")}
     later = [
