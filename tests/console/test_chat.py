@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import os
-import pty
+import random
 import re
-import select
-import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,33 +22,8 @@ from lachesis_console.chat.recordings import differs, find_rollout, recorded_pol
 from lachesis_messages.history import MessageHistory
 from lachesis_testing import FakeServer, ToolUser
 from lachesis_testing.scripted_server import Answer, ScriptedServer, call, say
+from tests.support.chats import LIMIT, chat, command, environment, records
 from tests.support.training_runs import with_tokens
-
-LIMIT = 90.0
-
-
-def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "lachesis", "chat", *arguments]
-
-
-def environment(tmp_path: Path) -> dict[str, str]:
-    return {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state"), "TERM": "xterm", "COLUMNS": "80"}
-
-
-def chat(tmp_path: Path, *arguments: str, typed: str | bytes = "", code: int = 0) -> str:
-    """What a chat prints whose standard input is no terminal."""
-    given = typed.encode() if isinstance(typed, str) else typed
-    done = subprocess.run(
-        command(*arguments), input=given, capture_output=True, timeout=LIMIT, check=False, env=environment(tmp_path)
-    )
-    said = done.stdout.decode()
-    assert done.returncode == code, said + done.stderr.decode()
-    assert b"Traceback" not in done.stderr, done.stderr.decode()
-    return said + done.stderr.decode()
-
-
-def records(folder: Path, name: str = "groups.jsonl") -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / name).read_text().splitlines()]
 
 
 @pytest.fixture
@@ -99,18 +71,33 @@ async def test_a_recorded_answer_is_asked_for_again_with_the_tools(recorded: Pat
     assert record["rollouts"][0]["discarded"][0]["reason"] == "asked again"
 
 
-async def test_the_branch_of_a_recording_has_exact_tokens(recorded: Path, tmp_path: Path) -> None:
+async def sampled_and_trained(tmp_path: Path, *arguments: str, typed: str) -> tuple[list[int], list[list[int]]]:
+    """The tokens that a server of tokens sampled in a chat, and those that each sample trains."""
     async with FakeServer(ToolUser()) as server:
         tokenizer = with_tokens(server, tmp_path).tokenizer_name
-        line = ["tool_result", "--replay", str(recorded), "--at", "1", "-m", "fake", "-b", server.base_url]
+        line = ["tool_result", *arguments, "-m", "fake", "-b", server.base_url, "-o", f"{tmp_path}/run"]
         line += ["--openai.server_type", "vllm", "--openai.tokenizer_name", str(tokenizer)]
-        await asyncio.to_thread(chat, tmp_path, *line, "-o", f"{tmp_path}/run")
-        sampled = [list(each.ids) for request in server.requests for each in request.completions]
+        await asyncio.to_thread(chat, tmp_path, *line, typed=typed)
+        sampled = [token for request in server.requests for each in request.completions for token in each.ids]
     [record] = records(tmp_path / "run")
-    [sample] = record["samples"]
-    trained = [token for token, mask in zip(sample["tokens"], sample["masks"], strict=True) if mask != -100]
-    assert sampled and trained == [token for ids in sampled for token in ids]
+    trained = [
+        [token for token, mask in zip(each["tokens"], each["masks"], strict=True) if mask != -100]
+        for each in record["samples"]
+    ]
+    return sampled, trained
+
+
+async def test_the_branch_of_a_recording_has_exact_tokens(recorded: Path, tmp_path: Path) -> None:
+    sampled, [trained] = await sampled_and_trained(tmp_path, "--replay", str(recorded), "--at", "1", typed="")
+    assert sampled and trained == sampled
+    [record] = records(tmp_path / "run")
     assert record["messages"][0][1]["tool_calls"][0]["function"]["name"] == "look_up"
+
+
+async def test_tokens_of_answers_that_were_taken_back_are_delivered_once(tmp_path: Path) -> None:
+    typed = "/retry\nmore\n/retry\n/undo\nother\n/quit\n"
+    sampled, trained = await sampled_and_trained(tmp_path, typed=typed)
+    assert len(trained) == 4 and Counter(sampled) == Counter(token for each in trained for token in each)
 
 
 def test_a_result_that_differs_from_the_recording_is_shown(recorded: Path, tmp_path: Path) -> None:
@@ -211,90 +198,6 @@ async def test_another_model_is_asked_at_the_same_server_and_without_a_foreign_k
     assert all("key-of-a" not in str(headers) for headers in other.headers)
 
 
-class Terminal:
-    """A chat on a terminal."""
-
-    def __init__(self, tmp_path: Path, *arguments: str) -> None:
-        ours, theirs = pty.openpty()
-        self.file, self.text = ours, ""
-        self.process = subprocess.Popen(
-            command(*arguments),
-            stdin=theirs,
-            stdout=theirs,
-            stderr=theirs,
-            env=environment(tmp_path),
-            start_new_session=True,
-            preexec_fn=lambda: os.close(os.open(os.ttyname(0), os.O_RDWR)),  # the controlling terminal
-        )
-        os.close(theirs)
-
-    def until(self, text: str) -> None:
-        """Read until `text` is shown, without colours and movements of the cursor."""
-        end = time.monotonic() + LIMIT
-        while text not in self.plain:
-            assert time.monotonic() < end, self.plain
-            if select.select([self.file], [], [], 0.2)[0]:
-                with contextlib.suppress(OSError):
-                    data = os.read(self.file, 65536).decode(errors="replace")
-                    self.text += data
-                    if "\x1b[6n" in data:  # it asks where the cursor is
-                        os.write(self.file, b"\x1b[1;1R")
-        self.text = self.plain.partition(text)[2]
-
-    @property
-    def plain(self) -> str:
-        return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]|\r", "", self.text)
-
-    def type(self, text: str) -> None:
-        os.write(self.file, text.encode())
-
-    def close(self) -> int:
-        end = time.monotonic() + LIMIT
-        while self.process.poll() is None and time.monotonic() < end:
-            if select.select([self.file], [], [], 0.1)[0]:
-                with contextlib.suppress(OSError):
-                    os.read(self.file, 65536)
-        os.close(self.file)
-        return self.process.wait(5)
-
-
-async def test_ctrl_c_interrupts_an_answer_and_a_tool(tmp_path: Path) -> None:
-    asked = 0
-
-    async def answer(body: dict[str, Any]) -> dict[str, Any]:
-        nonlocal asked
-        asked += 1
-        if asked == 1:
-            await asyncio.sleep(60)
-        if asked == 2:
-            return call(("terminal", {"command": "sleep 50; echo late"}))
-        assert body["messages"][-1]["content"] == "leave it" and "interrupted" in body["messages"][-2]["content"]
-        return say("as you like")
-
-    async with ScriptedServer(answer) as server:
-        arguments = ("terminal", "-m", "scripted", "-b", server.base_url, "-o", f"{tmp_path}/run", "--session", "x")
-        terminal = Terminal(tmp_path, *arguments)
-        for seen, typed in (
-            ("thinking", "\x03"),
-            ("you>", "/retry\r"),
-            ("sleep 50", "\x03"),
-            ("you>", "leave it\r"),
-            ("as you like", ""),
-            ("you>", "/quit\r"),
-        ):
-            await asyncio.to_thread(terminal.until, seen)
-            if typed == "\x03":
-                await asyncio.sleep(0.3)  # the command runs
-                os.killpg(terminal.process.pid, signal.SIGINT)
-            else:
-                terminal.type(typed)
-        await asyncio.to_thread(terminal.until, "the rollout is in")
-        assert await asyncio.to_thread(terminal.close) == 0
-    [record] = records(tmp_path / "run")
-    assert record["scores"] == [0.0]
-    assert [m["role"] for m in record["messages"][0]] == ["system", "user", "assistant", "tool", "user", "assistant"]
-
-
 async def test_a_chat_without_an_environment_takes_the_configuration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -356,6 +259,38 @@ def test_a_chat_that_was_killed_goes_on(tmp_path: Path) -> None:
     [record] = records(tmp_path / "run")
     results = [json.loads(m["content"])["output"] for m in record["messages"][0] if m["role"] == "tool"]
     assert results == ["", "one\n", "one\none\n"]
+
+
+@pytest.mark.long
+async def test_of_a_chat_that_is_killed_ten_times_every_answer_that_was_shown_is_kept(tmp_path: Path) -> None:
+    asked = 0
+
+    async def answer(body: dict[str, Any]) -> dict[str, Any]:
+        nonlocal asked
+        asked += 1
+        await asyncio.sleep(0.05 * random.random())
+        return say(f"answer {asked}")
+
+    shown: list[str] = []
+    async with ScriptedServer(answer) as server:
+        line = command("tool_result", "-m", "scripted", "-b", server.base_url, "--session", "k")
+        for _ in range(10):
+            process = await asyncio.create_subprocess_exec(
+                *line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment(tmp_path), cwd=tmp_path
+            )
+            assert process.stdin is not None and process.stdout is not None
+            process.stdin.write(b"more\n" * 1000)
+            until, lines = len(shown) + random.randint(2, 12), list[str]()
+            while len(lines) < until:
+                text = (await asyncio.wait_for(process.stdout.readline(), LIMIT)).decode()
+                lines += re.findall(r"^agent: (answer \d+)\n", text)
+            process.kill()
+            lines += re.findall(r"^agent: (answer \d+)\n", (await process.stdout.read()).decode(), re.MULTILINE)
+            await process.wait()
+            kept = Journal.named("k", tmp_path / "state/lachesis/chats").messages
+            assert lines[: len(shown)] == shown
+            assert [m["content"] for m in kept if m["role"] == "assistant"][: len(lines)] == lines
+            shown = lines
 
 
 def test_a_journal_follows_edits_and_refuses_other_files(tmp_path: Path) -> None:

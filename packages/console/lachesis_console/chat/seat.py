@@ -83,7 +83,7 @@ class Seat:
         self._place = 0
         """Of the next recorded message."""
         self._summarised = False
-        self._said: str | ToolResult | None = None
+        self._said: ToolResult | None = None
         """The user's next message."""
         self._paused = False
         """The person interrupted a tool, and speaks before the model does."""
@@ -144,7 +144,7 @@ class Seat:
         history: MessageHistory = messages
         self._show_new(history)
         if (recorded := self._next_recorded(history)) is not None:
-            self._show_turn(recorded.message)
+            self._show_turn(history, recorded)
             return await self._settle(history, recorded, options)
         if self.as_agent:
             return await self._ask_person(history)
@@ -157,7 +157,7 @@ class Seat:
             if response is None:
                 action = await self.talk(history, None)
                 continue
-            self._show_turn(response.message)
+            self._show_turn(history, response)
             if response.message.tool_calls or self._own_user is not None:
                 return response
             action = await self.talk(history, response)
@@ -180,7 +180,9 @@ class Seat:
         more = self._place < len(self._recorded) and (self._left > 0 or self._whole)
         following = self._recorded[self._place] if more else None
         if following is not None and following["role"] == "user":
-            self._said = str(following["content"])
+            parts = following["content"] if isinstance(following["content"], list) else ()
+            images = tuple(part["image_url"]["url"] for part in parts if part["type"] == "image_url")
+            self._said = ToolResult(Message.from_openai(following).text, images=images)
             self._place += 1
         elif not self.as_agent:
             action = await self.talk(history, response)
@@ -286,10 +288,7 @@ class Seat:
 
     async def talk(self, history: MessageHistory, response: ChatResponse | None) -> Action:
         """Lines of the person until one says something, asks again or ends. `response` is not in `history` yet."""
-        kept = self.kept(history)
-        if response is not None:
-            kept = [*kept, response.message.to_openai("reasoning")]
-        self.journal.follow(kept)
+        self.journal.follow(self.kept(history, response))
         while True:
             line = await self._line("you> ")
             action = Action.END if line is None else Action.STAY
@@ -303,12 +302,12 @@ class Seat:
                 return action
             elif line is None or line.startswith("/"):
                 continue
-            elif response is not None and (line.strip() or self.images):
-                self._said = ToolResult(line, images=tuple(self.images)) if self.images else line
-                self.images, self._typed = [], line
-                return Action.SAY
-            elif line.strip():
-                history.append(Message("user", line))
+            elif line.strip() or self.images:
+                said, self.images = ToolResult(line, images=tuple(self.images)), []
+                if response is not None:
+                    self._said, self._typed = said, line
+                    return Action.SAY
+                history.append(Message("user", said.parts))
                 self._shown = len(history)
                 self.journal.follow(self.kept(history))
                 return Action.AGAIN
@@ -324,9 +323,10 @@ class Seat:
                     self.screen.note("Ctrl-C again, Ctrl-D or /quit ends the chat")
         return None
 
-    def kept(self, history: MessageHistory) -> list[dict[str, Any]]:
-        """The conversation after the prompt, as it is written down."""
-        return [dict(each) for each in history.to_openai("reasoning")[self.first :]]
+    def kept(self, history: MessageHistory, response: ChatResponse | None = None) -> list[dict[str, Any]]:
+        """The conversation after the prompt, as it is written down, with an answer that is not in `history` yet."""
+        more = [response.message.to_openai("reasoning")] if response is not None else []
+        return [dict(each) for each in (*history.to_openai("reasoning")[self.first :], *more)]
 
     async def reward(self, history: MessageHistory, response: ChatResponse | None) -> Reward | None:
         """The environment's reward, as the conversation and the sandbox stand.
@@ -394,7 +394,9 @@ class Seat:
         self._shown, self._typed = len(nodes), ""
         self.journal.follow(self.kept(history))
 
-    def _show_turn(self, message: Message) -> None:
+    def _show_turn(self, history: MessageHistory, response: ChatResponse) -> None:
+        self.journal.follow(self.kept(history, response))  # what a person has seen is on the disk
+        message = response.message
         if message.text and message.text.strip() != self.screen.streamed.strip():
             self.screen.said("agent", message.text)
         self.screen.streamed = ""
