@@ -15,8 +15,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-LIMITS = {"Phase 1": (27_430, 1_060), "Phase 2": (41_200, 3_900)}
-"""Lines, and moves, that a change may not exceed. A few moves more are made where killed runs left sandboxes."""
+LIMITS = {"Phase 1": (27_500, 1_200), "Phase 2": (41_300, 3_900)}
+"""Lines, and moves, that a change may not exceed. Up to 100 moves more are made where killed runs left sandboxes."""
 CHILD = """
 import json, sys, threading
 OURS = ("backends", "environments", "lachesis", "tool_call_parsers")

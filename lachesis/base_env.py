@@ -83,7 +83,7 @@ class HermesAgentBaseEnv(AtroposBase):
         if self._class_error is not None:
             raise self._class_error
         self.config = as_env_config(config, self.env_config_cls)
-        if not self.config.terminal_carries_cd or self.config.web is not None:
+        if not self.config.terminal_carries_cd or self.config.web is not None or self.config.vision is not None:
             self.__dict__["tools"] = chosen_tools(self.tools, self.config, self.run_name)
         self.server_configs = as_server_configs(server_configs)
         workers, per_server = self.config.max_num_workers, self.config.max_num_workers_per_node

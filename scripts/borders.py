@@ -24,7 +24,7 @@ LIMITS = {
     "backends": 17_500,
     "lachesis": 17_030,  # the setting web
     "lachesis_client": 2_920,  # streams
-    "lachesis_compat": 4_620,  # tools.web_tools, the agent under its old name
+    "lachesis_compat": 4_640,  # tools.web_tools and others, the agent under its old name
     "lachesis_console": 6_600,  # the plays and findings of the audit, chats, the agent
     "lachesis_data": 6_500,
     "lachesis_doors": 4_600,
@@ -32,7 +32,7 @@ LIMITS = {
     "lachesis_messages": 4_590,
     "lachesis_testing": 9_120,
     "lachesis_tokens": 13_000,
-    "lachesis_tools": 3_900,  # the tools of the web
+    "lachesis_tools": 4_080,  # tools of the web, images
     "lachesis_train": 13_850,
     "lachesis_view": 4_510,
     "tool_call_parsers": 12_000,

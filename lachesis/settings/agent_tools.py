@@ -22,7 +22,7 @@ from lachesis_tools.toolsets import (
 
 @dataclass(frozen=True, slots=True)
 class AgentTools:
-    """Toolsets of the removed stack, and those of the web, that have no tools here are left out: see `missing`."""
+    """Toolsets of the removed stack, and those of a setting, that have no tools here are left out: see `missing`."""
 
     config: HermesAgentEnvConfig
     registry: ToolRegistry
@@ -93,10 +93,9 @@ def chosen_tools(tools: ToolRegistry, config: HermesAgentEnvConfig, name: str) -
     """An environment's own tools, changed and extended as its settings say; `name` is that of its runs."""
     if not config.terminal_carries_cd:
         tools = without_carried_folder(tools)
-    if config.web is None:
-        return tools
-    from lachesis_tools.web import tools_of_setting
+    from lachesis_tools.provided import provided_tools
 
-    groups = config.data_path_to_save_groups or f"data/{name}/groups.jsonl"
-    record = Path(config.web_record or Path(groups).with_suffix(".web.jsonl"))
-    return tools.extended(*(tool for tool in tools_of_setting(config.web, record) if tool.name not in tools))
+    groups = Path(config.data_path_to_save_groups or f"data/{name}/groups.jsonl")
+    record = Path(config.web_record or groups.with_suffix(".web.jsonl"))
+    provided = provided_tools(config.web, record, vision=config.vision)
+    return tools.extended(*(tool for tool in provided if tool.name not in tools))

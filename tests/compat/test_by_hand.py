@@ -23,6 +23,7 @@ from lachesis.loop.outcome import Outcome
 from lachesis.runs.commands import EvaluationBroken, evaluate_alone
 from lachesis_client import ServerUnavailable
 from lachesis_tools.budget import ResultBudget
+from tests.support.job_groups import PICTURE
 from tests.support.scripted_server import ScriptedServer, call, say
 from tests.support.small_envs import SortWords, does_nothing, make, process, rollouts, sandboxes
 
@@ -358,3 +359,15 @@ def test_a_budget_that_nothing_reads_is_an_error() -> None:
 
     with pytest.raises(ValueError, match="budget_config has no effect"):
         HermesAgentLoop(Foreign(), [], budget_config=ResultBudget(), execute=execute)
+
+
+async def test_the_tool_that_looks_at_images_by_its_old_name(tmp_path: Path) -> None:
+    async def use(env: Any) -> None:
+        assert vision_tools.check_vision_requirements()
+        seen = json.loads(await vision_tools.vision_analyze_tool(PICTURE, "What is it?", task_id="t"))
+        assert seen["output"] == "A dot."
+
+    vision_tools = importlib.import_module("tools.vision_tools")
+    assert not vision_tools.check_vision_requirements(), "no run is open"
+    async with ScriptedServer([say("A dot.")]) as server:
+        await in_run(tmp_path, use, vision=f"m@{server.base_url}")

@@ -13,8 +13,9 @@ from aiohttp import web
 
 from backends.errors import BackendError, SettingsError
 from lachesis_tools import BUILTIN_TOOLS, ToolFailure, ToolRegistry, ToolSession, call_tool, get_tool_definitions
+from lachesis_tools.asking import ServiceUnavailable
 from lachesis_tools.toolsets import ToolsetError, has_toolset, resolve_tools
-from lachesis_tools.web import Corpus, Provider, WebPage, WebUnavailable, provider_of, web_tools
+from lachesis_tools.web import Corpus, Provider, WebPage, provider_of, web_tools
 from lachesis_tools.web.addresses import is_public, public_resolver
 from lachesis_tools.web.live import Firecrawl, SearXNG
 from lachesis_tools.web.recorded import Recorded
@@ -205,7 +206,7 @@ async def test_a_provider_that_fails_is_no_answer_for_the_model(status: int, att
             with pytest.raises(BackendError, match=url):
                 await said(provider, "web_search", query="q")
     assert asked == ["/search"] * attempts + ["/v2/search"] * attempts
-    with pytest.raises(WebUnavailable, match=r"does not answer.*check that it runs"):
+    with pytest.raises(ServiceUnavailable, match=r"does not answer.*check that it runs"):
         await said(SearXNG(url, pause=0), "web_search", query="q")
 
 
@@ -295,7 +296,7 @@ async def test_a_replay_gives_the_same_bytes_without_the_server(tmp_path: Path) 
     continued = Recorded(record, SearXNG(url, pause=0))
     assert await said(continued, "web_search", query="one") == first[0]
     for provider, told in ((again, "needs the same requests"), (continued, "does not answer")):
-        with pytest.raises(WebUnavailable, match=told):
+        with pytest.raises(ServiceUnavailable, match=told):
             await said(provider, "web_search", query="two")
 
 

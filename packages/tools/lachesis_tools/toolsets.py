@@ -59,17 +59,21 @@ PROVIDED_TOOLSETS: Mapping[str, Toolset] = MappingProxyType(
     {
         "web": Toolset("Search the web and read pages.", ("web_search", "web_extract")),
         "search": Toolset("Search the web.", ("web_search",)),
+        "vision": Toolset("Look at images.", ("vision_analyze",)),
     }
 )
-"""Toolsets that exist where a registry has their tools, which need a provider of web pages."""
-HOW_TO_PROVIDE = "tools of the web need a provider of pages: --env.web, for example corpus:pages.jsonl (docs/tools.md)"
+"""Toolsets that exist where a registry has their tools, which a setting provides."""
+HOW_TO_PROVIDE = (
+    "tools of the web need a provider of pages: --env.web, for example corpus:pages.jsonl; vision needs one who looks "
+    "at images: --env.vision policy, or MODEL@URL (docs/tools.md)"
+)
 """What to do about a missing one of `PROVIDED_TOOLSETS`."""
 
 REMOVED_TOOLSETS = frozenset(
     {
         *("browser", "clarify", "code_execution", "computer_use", "cronjob", "delegation", "homeassistant"),
         *("image_gen", "kanban", "memory", "messaging", "moa", "rl", "session_search", "skills", "tts"),
-        *("video", "video_gen", "vision"),
+        *("video", "video_gen"),
     }
 )
 """Toolsets of the removed Hermes stack without tools here, unless an environment's registry has some of that name."""
@@ -218,7 +222,7 @@ def _expand(names: Iterable[str], registry: ToolRegistry, toolsets: Mapping[str,
             found.add(name)
         elif name in ALL:
             found.update(registry)
-        elif name in PROVIDED_TOOLSETS or name in PROVIDED_TOOLSETS["web"].tools:
+        elif name in PROVIDED_TOOLSETS or any(name in each.tools for each in PROVIDED_TOOLSETS.values()):
             raise ToolsetError(f"{name!r} has no tools here: {HOW_TO_PROVIDE}")
         else:
             raise ToolsetError(f"unknown toolset or tool {name!r}{_known(name, dict.fromkeys([*toolsets, *registry]))}")

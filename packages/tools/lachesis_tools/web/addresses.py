@@ -11,8 +11,8 @@ from ipaddress import IPv6Address, ip_address, ip_network
 from typing import Any
 from urllib.parse import urlsplit
 
+from lachesis_tools.asking import ServiceUnavailable
 from lachesis_tools.tool_registry import ToolFailure
-from lachesis_tools.web.provider import WebUnavailable
 
 _TRANSLATED = ip_network("64:ff9b::/96")
 """IPv4 addresses as a NAT64 gateway reaches them."""
@@ -66,7 +66,7 @@ def public_resolver() -> Any:
                 found = await super().resolve(host, port, family)
             except socket.gaierror as error:
                 if error.errno not in _UNKNOWN:
-                    raise WebUnavailable(f"the name {host} cannot be looked up: {error}") from error
+                    raise ServiceUnavailable(f"the name {host} cannot be looked up: {error}") from error
                 raise ToolFailure(f"there is no host {host}") from None
             require_public(host, (each["host"] for each in found))
             return found

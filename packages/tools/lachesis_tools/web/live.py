@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,13 +9,13 @@ from urllib.parse import urljoin
 
 from backends.errors import SettingsError
 from backends.tasks import in_own_thread
+from lachesis_tools.asking import ServiceUnavailable, asked
 from lachesis_tools.tool_registry import ToolFailure
 from lachesis_tools.web.addresses import check_url, public_resolver
 from lachesis_tools.web.html_text import html_text
-from lachesis_tools.web.provider import WebPage, WebUnavailable
+from lachesis_tools.web.provider import WebPage
 
 FIRECRAWL_URL = "https://api.firecrawl.dev"
-_ATTEMPTS = 3
 _TIMEOUT = 30.0
 """Seconds for one request."""
 _MAX_BYTES = 5_000_000
@@ -41,11 +39,13 @@ class SearXNG:
     async def search(self, query: str, limit: int) -> Sequence[WebPage]:
         """See `Provider`."""
         url = f"{self._url}/search"
-        status, found = await _asked("GET", url, self._pause, params={"q": query, "format": "json"})
+        status, found = await asked(
+            "GET", url, timeout=_TIMEOUT, pause=self._pause, params={"q": query, "format": "json"}
+        )
         if status == 403:
-            raise WebUnavailable(f"{url} refuses JSON; add json to search.formats in its settings.yml")
+            raise ServiceUnavailable(f"{url} refuses JSON; add json to search.formats in its settings.yml")
         if status != 200 or not isinstance(found.get("results"), list):
-            raise WebUnavailable(f"{url} answers {status} without results: {str(found)[:200]}")
+            raise ServiceUnavailable(f"{url} answers {status} without results: {str(found)[:200]}")
         return [_page(each, "content") for each in found["results"][:limit]]
 
     async def page(self, url: str) -> WebPage:
@@ -118,13 +118,15 @@ class Firecrawl:
         key = os.environ.get("FIRECRAWL_API_KEY")
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         url = f"{self._url}/v2/{what}"
-        status, found = await _asked("POST", url, self._pause, json=body, headers=headers)
+        status, found = await asked(
+            "POST", url, timeout=_TIMEOUT, pause=self._pause, final=_of_page, json=body, headers=headers
+        )
         if status == 200 and found.get("success") and isinstance(found.get("data"), Mapping):
             data: Mapping[str, Any] = found["data"]
             return data
         if status in (400, 408, 422) or _of_page(found) or (status == 403 and what == "scrape"):
             raise ToolFailure(str(found.get("error") or f"{what} failed"))
-        raise WebUnavailable(f"{url} answers {status}: {str(found.get('error') or found)[:200]}")
+        raise ServiceUnavailable(f"{url} answers {status}: {str(found.get('error') or found)[:200]}")
 
 
 def _of_page(found: Mapping[str, Any]) -> bool:
@@ -134,35 +136,3 @@ def _of_page(found: Mapping[str, Any]) -> bool:
 
 def _page(found: Mapping[str, Any], text: str) -> WebPage:
     return WebPage(*(str(found.get(key) or "") for key in ("url", "title", text)))
-
-
-def _object(data: bytes) -> Mapping[str, Any]:
-    try:
-        found = json.loads(data)
-    except ValueError:
-        return {}
-    return found if isinstance(found, Mapping) else {}
-
-
-async def _asked(method: str, url: str, pause: float, **request: Any) -> tuple[int, Mapping[str, Any]]:
-    """Status and JSON object of an answer of the provider; an empty object where it is not JSON.
-
-    Raises:
-        WebUnavailable: it does not answer, is overloaded or broken, in every attempt.
-    """
-    import aiohttp
-
-    problem = ""
-    for attempt in range(_ATTEMPTS):
-        if attempt:
-            await asyncio.sleep(pause * attempt)
-        try:
-            timeout = aiohttp.ClientTimeout(_TIMEOUT)
-            async with aiohttp.request(method, url, timeout=timeout, **request) as response:
-                status, answer = response.status, _object(await response.read())
-            if (status != 429 and status < 500) or _of_page(answer):
-                return status, answer
-            problem = f"answers {status}"
-        except (aiohttp.ClientError, TimeoutError) as error:
-            problem = f"does not answer: {error or type(error).__name__}"
-    raise WebUnavailable(f"{url} {problem}, in {_ATTEMPTS} attempts; check that it runs and is not overloaded")

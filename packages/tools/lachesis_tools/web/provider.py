@@ -6,14 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from backends.errors import BackendError
+from lachesis_tools.asking import ServiceUnavailable
 
 
-class WebUnavailable(BackendError):
-    """A provider of web pages failed: nothing that a model did, and nothing that it reads."""
-
-
-class NotRecorded(WebUnavailable):
+class NotRecorded(ServiceUnavailable):
     """A replay was asked for what was not recorded. Another attempt ends in the same way."""
 
     may_pass = False
@@ -29,7 +25,7 @@ class WebPage:
 
 
 class Provider(Protocol):
-    """Where the tools find pages. Methods raise `ToolFailure` for the model's mistakes, else `WebUnavailable`."""
+    """Where the tools find pages. Methods raise `ToolFailure` for the model's mistakes, else `ServiceUnavailable`."""
 
     async def search(self, query: str, limit: int) -> Sequence[WebPage]:
         """At most `limit` pages, the best first."""

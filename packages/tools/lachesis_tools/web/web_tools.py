@@ -45,11 +45,6 @@ def provider_of(setting: str, record: Path) -> Provider:
     )
 
 
-def tools_of_setting(setting: str, record: Path) -> tuple[Tool, ...]:
-    """`web_tools` of `provider_of`."""
-    return web_tools(provider_of(setting, record))
-
-
 def web_tools(provider: Provider) -> tuple[Tool, ...]:
     """`web_search` and `web_extract`, which find pages at `provider`."""
 
