@@ -22,6 +22,7 @@ from lachesis_console.chat.recordings import differs, find_rollout, recorded_pol
 from lachesis_messages.history import MessageHistory
 from lachesis_testing import FakeServer, ToolUser
 from lachesis_testing.scripted_server import Answer, ScriptedServer, call, say
+from lachesis_tokens.verbs import verify
 from tests.support.chats import LIMIT, chat, command, environment, records
 from tests.support.training_runs import with_tokens
 
@@ -79,6 +80,7 @@ async def sampled_and_trained(tmp_path: Path, *arguments: str, typed: str) -> tu
         line += ["--openai.server_type", "vllm", "--openai.tokenizer_name", str(tokenizer)]
         await asyncio.to_thread(chat, tmp_path, *line, typed=typed)
         sampled = [token for request in server.requests for each in request.completions for token in each.ids]
+    assert verify.main([str(tmp_path / "run")]) == 0
     [record] = records(tmp_path / "run")
     trained = [
         [token for token, mask in zip(each["tokens"], each["masks"], strict=True) if mask != -100]

@@ -1,6 +1,6 @@
 """`lachesis verify FILE...`: check that sample files hold exactly the sampled tokens, each once.
 
-The files are JSON Lines of samples, or of groups that hold `samples`. Exit code 0 means that nothing is wrong; "old"
+The files are JSON Lines of samples, or of groups that hold `samples`; a folder stands for its groups.jsonl. Exit code 0 means that nothing is wrong; "old"
 in place of "ok", that some lines come from an older version, which wrote no digests of scores and messages.
 """
 
@@ -35,7 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--problems", type=int, default=10, metavar="N", help="problems to show for each file (default: 10)"
     )
     arguments = parser.parse_args(argv)
-    found = {str(path): verify_file(path, max_problems=max(0, arguments.problems)) for path in arguments.files}
+    files = [path / "groups.jsonl" if path.is_dir() else path for path in arguments.files]
+    found = {str(path): verify_file(path, max_problems=max(0, arguments.problems)) for path in files}
     ok = all(totals.ok for totals in found.values())
     console = Console(emoji=False)
     if arguments.json:
