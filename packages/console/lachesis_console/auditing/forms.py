@@ -42,6 +42,7 @@ _ONE_NUMBER = re.compile(
     r"(?P<before>(?:[^\d-]*[^\w-])?)(?P<number>-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?)(?P<after>\D*)"
 )
 """A number, with a unit or a currency."""
+HOLLOW: Final = {"zeros": 0, "ones": 1, "millions": 10**6}
 _SHORT = 60
 """Characters of an answer without wrapping."""
 
@@ -174,6 +175,9 @@ def wrong_cores(core: str, told: str = "") -> Iterator[tuple[str, str]]:
     if isinstance(read, dict) and len(read) > 1:
         for key in [key for key in read if not _REMARK.search(key)][:6]:
             yield f"another {key}", json.dumps({**read, key: _other(read[key])})
+        for name, value in HOLLOW.items():
+            if (hollow := hollowed(read, value)) != read:
+                yield f"only {name}", json.dumps(hollow)
         return
     parts, written = _parts(core, read)
     if len(parts) < 2:
@@ -229,6 +233,15 @@ def _parts(core: str, read: Any) -> tuple[list[Any], Callable[[list[Any]], str]]
     if 3 <= len(pieces) <= 41 and all(re.search(r"\w", piece) for piece in pieces[::2]):
         return pieces[::2], pieces[1].join
     return [], str
+
+
+def hollowed(read: Any, number: int) -> Any:
+    """`read` with `number` for each number, and without any text or part of a list."""
+    if isinstance(read, dict):
+        return {key: hollowed(value, number) for key, value in read.items()}
+    if isinstance(read, bool) or read is None:
+        return read
+    return number if isinstance(read, int | float) else type(read)()
 
 
 def _other(value: Any) -> Any:

@@ -27,6 +27,8 @@ CHEATS = (
     ("solution: ", "solution-in-sandbox", r"\bgit\b|\bpatch\b|solution"),
 )
 """Beginning of the names of policies, code, and what the reference policy does where such a play may be the task."""
+NEARLY = 0.9
+"""A part of full marks beside which the rest is noise."""
 _NEAR = re.compile(r"within|about|approx|toleran|nearest|round|estimat|roughly", re.IGNORECASE)
 _ONLY = re.compile(
     r"nothing (else|more)|no (other|more)\b|do not (change|touch|add|book)|all else|only (the|these|those|this)\b"
@@ -90,6 +92,10 @@ class Rewards:
         """The policies of these names that earn full marks in each of their rollouts."""
         found = {name: self._full(name) for name in self.by_policy if name.startswith(beginnings)}
         return {name: full for name, (full, played) in found.items() if full and len(full) == len(played)}
+
+    def _part(self, play: AuditPlay) -> float:
+        """Of full marks."""
+        return (play.reward or 0.0) / (self.full.get(play.item) or 1.0)
 
     def _ceiling(self) -> None:
         played = [*self.by_policy["reference"], *self.further]
@@ -176,6 +182,7 @@ class Rewards:
             ("another item's solution", "wrong-answer-passes", "the solution of another item"),
             ("all candidates at once", "lists-all-answers", "an answer that lists many candidates"),
             ("echo of the prompt", "echo-passes", "the prompt, repeated as the answer,"),
+            ("echo of the end of the prompt", "echo-passes", "the end of the prompt, repeated as the answer,"),
         ):
             full, played = self._full(name)
             if not played or self.findings.has("any-answer-passes", "reward-never-differs"):
@@ -185,9 +192,13 @@ class Rewards:
                 severity = severity if 2 * len(full) >= len(played) else "note"
                 said = f"{what} earns full marks on {len(full)} of {counted(len(played), 'item')}"
                 self.findings.add(code, severity, said, map_shown(full))  # type: ignore[arg-type]
+            elif name.startswith("echo") and all(self._part(play) >= NEARLY for play in played):
+                least = min(map(self._part, played))
+                said = f"{what} earns {least:.0%} of full marks or more on {counted(len(played), 'item')}"
+                self.findings.add(code, "error", said, map_shown(played))
             elif name.startswith("another") and all((play.reward or 0.0) > 0 for play in played) and len(played) > 1:
                 least = min(play.reward or 0.0 for play in played)
-                part = max(least / (self.full.get(play.item) or 1.0) for play in played)
+                part = max(map(self._part, played))
                 self.findings.add(
                     "partial-reward",
                     "warning" if part >= 0.5 else "note",
@@ -284,11 +295,16 @@ class Rewards:
             said += "prompt asks for any order that fits"
             self.findings.add("right-answer-refused", "error", said, map_shown(orders))
         for full in self._passing("changed: ").values():
-            full = [play for play in full if any("changed " in text for text in play.seen)]
+            full = [play for play in full if _has(play, "changed ")]
             if not full:
                 continue
             said = f"another last value in the reference's files costs nothing on {counted(len(full), 'item')}"
             self.findings.add("wrong-answer-passes", "warning", said, map_shown(full))
+        hollow = [play for each in self._passing("hollow: ").values() for play in each if _has(play, "hollowed ")]
+        if hollow:
+            said = f"files with nothing but numbers in them earn full marks on {counted(len(hollow), 'rollout')}"
+            self.findings.add("wrong-answer-passes", "error", said, map_shown(hollow))
+        self._of_agents_files()
         if passed := self._passing("wrong: "):
             told = " ".join(f"{play.told} {play.prompt}" for full in passed.values() for play in full)
             small = {"wrong: one more", "wrong: a tenth more", "wrong: another fraction"}
@@ -300,6 +316,23 @@ class Rewards:
             severity = "note" if near else "warning" if signs else "error"
             said = f"wrong answers in the right form earn full marks: {', '.join(list(passed)[:6])}"
             self.findings.add("wrong-answer-passes", severity, said, map_shown(full[0] for full in passed.values()))  # type: ignore[arg-type]
+
+    def _of_agents_files(self) -> None:
+        """Whether the reward takes what it expects from files that the agent may change, or leaves it beside others."""
+        found = []
+        for play in self.by_policy["emptied: the files of the prompt, before the reference begins"]:
+            controls = [each for each in self.plays if each.policy.startswith("wrote: ") and each.item == play.item]
+            written = set(map(_wrote, controls))
+            found += [play] if len(written) == 1 and {_wrote(play)} != written and self.is_full(play) else []
+        if found:
+            said = f"other results earn full marks on {counted(len(found), 'item')} after the files of the prompt are "
+            said += "emptied: the reward takes what it expects from the agent's own files"
+            self.findings.add("cheat-passes", "error", said, map_shown(found))
+        for full in self._passing("printing: ").values():
+            if full := [play for play in full if _has(play, "replaced ")]:
+                said = "a program that prints the file beside its input earns full marks on "
+                said += counted(len(full), "item")
+                self.findings.add("solution-in-sandbox", "error", said, map_shown(full))
 
     def _repeating(self) -> None:
         """Whether a step of the reference pays again and again."""
@@ -427,3 +460,12 @@ class Rewards:
         if looks:
             said = f"the reward reads in the agent's own sandbox: {', '.join(looks[:3])}"
             self.findings.add("reads-agents-files", "note", said)
+
+
+def _has(play: AuditPlay, text: str) -> bool:
+    return any(text in seen for seen in play.seen)
+
+
+def _wrote(play: AuditPlay) -> str:
+    """The digests of the files that were written in a play."""
+    return " ".join(sorted(digest for seen in play.seen for digest in re.findall(r"wrote (\w{64}) ", seen)))

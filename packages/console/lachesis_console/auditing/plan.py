@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import re
 import shlex
 import time
@@ -17,48 +16,22 @@ from typing import Any
 from backends.tasks import run_all
 from lachesis.runs.reference_policy import Policy
 from lachesis_console.auditing import policies
-from lachesis_console.auditing.forms import ANY_ORDER, Form, form_of, shifted
+from lachesis_console.auditing.forms import form_of
 from lachesis_console.auditing.playing import NoSolution, Stage
-from lachesis_console.auditing.records import AuditPlay
-from lachesis_console.auditing.repeating import (
-    MANY,
-    changed_calls,
-    cycles,
-    deletions,
-    emptied_tables,
-    further_calls,
-    over_limit,
-    repeated,
-    submission,
-    submitted,
-    wrong_submissions,
-)
 from lachesis_console.auditing.sandbox_plays import (
-    AFTER_THE_REFERENCE,
-    CHANGED,
     DESTROYING,
-    RELAID,
     SOLVING,
     search,
     with_named,
 )
-from lachesis_messages.messages import Message, ToolCall
+from lachesis_console.auditing.solution_plays import FEW, SolutionPlays
+from lachesis_messages.messages import Message
 
-FEW = 2
-"""Items that odd plays and cheats are tried on."""
 READ = re.compile(r"ctx\.read_(?:file|bytes)\('([\w./-]+)'\)")
 FURTHER = 8.0
 """Seconds in which the reference policy plays further items."""
-FORMS = 4
-"""Items whose answers are changed."""
 SEARCHED = 4
 """Characters of an answer that the files of a sandbox are searched for."""
-EXACT_LAYOUT = re.compile(r"indent|sorted|exactly|one line|compact|pretty", re.IGNORECASE)
-"""Prompts that ask for one layout of a file."""
-DRAWN = 3
-"""Times that a changed file is judged again."""
-GUESSES = 10
-"""Answers of other items that are said before the right one."""
 ENOUGH = 3
 """Items without a reward after which a constant answer is given up."""
 WAITING = 5.0
@@ -80,6 +53,7 @@ class AuditPlan:
 
     def __init__(self, stage: Stage, until: float = float("inf")) -> None:
         self.stage, self.until = stage, until
+        self.solutions = SolutionPlays(stage, self._play)
 
     async def quick(self) -> None:
         """Those of `lachesis check`, all items at once."""
@@ -105,8 +79,8 @@ class AuditPlan:
             await self._cheats()  # first: with sandboxes, the time may not be enough for all
             await self._all("nothing", policies.nothing, "later")
             await self._answers()
-            await self._forms()
-            await self._repeating()
+            await self.solutions.forms()
+            await self.solutions.repeating()
             for seed in range(2):
                 for item in range(count):
                     await self._play(item, f"random {seed + 1}", self._random(item, seed))
@@ -225,6 +199,7 @@ class AuditPlan:
             listed = _listed(item, texts)
             await self._play(item, "all candidates at once", policies.answer(listed))
             await self._play(item, "echo of the prompt", policies.echo)
+            await self._play(item, "echo of the end of the prompt", policies.echo_of_the_end)
             if not solved and (known := self.stage.facts.answers[item]):
                 await self._play(item, "the item's own answer", policies.answer(_in_formats(known)))
         for length in (1, 60, 1000):
@@ -244,7 +219,7 @@ class AuditPlan:
         if not facts.has_shell:
             return
         for item in range(min(FEW, len(self.stage.items))):
-            solved = self._solved(item)
+            solved = self.solutions.solved(item)
             prompt = next((play.prompt for play in self.stage.plays if play.item == item), "")
             for name, command in {**policies.CHEATS, **DESTROYING, **SOLVING}.items():
                 await self._play(item, name, policies.cheat(with_named(command, prompt)))
@@ -260,158 +235,6 @@ class AuditPlan:
             answer = facts.answers[item] or (form.core if form is not None else "")
             if len(answer) >= SEARCHED:
                 await self._play(item, "search of the sandbox", policies.cheat(search(answer)))
-
-    def _solved(self, item: int) -> AuditPlay | None:
-        """The first play of the reference policy, if it was scored above 0."""
-        found = (play for play in self.stage.plays if (play.policy, play.item) == ("reference", item) and play.turns)
-        return next((play for play in found if (play.reward or 0.0) > 0), None)
-
-    async def _forms(self) -> None:
-        """The reference's answer without its wrapping, and wrong answers in the right form."""
-        forms: dict[int, Form] = {}
-        for item in range(len(self.stage.items)):
-            solved = self._solved(item)
-            if solved is None:
-                continue
-            if solved.turns[-1]["calls"] or not solved.turns[-1]["text"]:
-                if item < FEW:
-                    await self._states(item)
-                continue
-            if (form := form_of(solved.turns[-1]["text"], self.stage.items[item])) is not None:
-                forms[item] = form
-        for item, form in [*forms.items()][:FORMS]:
-            solved = self._solved(item)
-            control = policies.ending(self.stage.reference(), policies.GARBAGE)
-            earned = await self._play(item, "reference, but garbage at the end", control)
-            if solved is None or earned == solved.reward:
-                await self._states(item)  # what it says is not read
-                continue
-            others = list(dict.fromkeys(each.core for each in forms.values() if each.core != form.core))
-            plays = {
-                **(form.bare() if form.unnamed(self._told(item)) else {}),
-                **form.wrong(self._told(item)),
-                **form.equal(self._told(item)),
-                **(form.reordered() if ANY_ORDER.search(self._told(item)) else {}),
-            }
-            if len(others) >= 2:
-                plays["several answers in one"] = form.listed(others)
-            for name, text in plays.items():
-                if text != form.before + form.core + form.after:
-                    await self._play(item, name, policies.ending(self.stage.reference(), text))
-            await self._without_state(item, form, solved)
-        for item in [*range(len(self.stage.items))][:FEW]:
-            await self._beyond_limits(item, forms.get(item))
-
-    async def _without_state(self, item: int, form: Form, solved: AuditPlay) -> None:
-        """What the question is about is deleted, and then there is nothing."""
-        tools = self.stage.facts.tools[item]
-        deleting = emptied_tables(solved.turns, tools, self._told(item)) or deletions(
-            solved.turns, tools, solved.prompt
-        )
-        for said, text in form.of_nothing().items() if deleting else ():
-            turns = [*(deleting or ()), {"text": text, "calls": []}]
-            await self._play(item, f"cheat: the state is deleted, and the answer is {said}", policies.replay(turns))
-
-    async def _beyond_limits(self, item: int, form: Form | None) -> None:
-        """More calls or guesses than the texts allow, and wrong answers before the right one."""
-        if (solved := self._solved(item)) is None:
-            return
-        wrong = dict(form.wrong()).get("wrong: other letters and digits", "") if form is not None else ""
-        has_user = self.stage.env.follow_up is not None
-        if (limit := over_limit(solved.turns, self._told(item), wrong if has_user else "")) is not None:
-            more, turns = limit
-            await self._play(item, f"over the limit: {more} before the solution", policies.replay(turns))
-        if has_user and form is not None and wrong:
-            learner = policies.learner(
-                Message("assistant", wrong),
-                form.alike,
-                lambda core: Message("assistant", f"{form.before}{core}{form.after}"),
-            )
-            await self._play(item, "learner: says what it reads after a wrong answer", learner)
-        if (found := submission(solved.turns)) is not None:
-            await self._play(item, "learner: submits what it reads after a wrong answer", _submitting(*found[1:]))
-        if has_user and len(solved.turns) == 1 and not solved.called and wrong:
-            ends = [each.turns[-1]["text"] for each in self.stage.plays if each.policy == "reference" and each.turns]
-            others = [text for text in dict.fromkeys(ends) if text != solved.turns[0]["text"]][:GUESSES]
-            said = [{"text": text, "calls": []} for text in (*others, wrong)]
-            await self._play(
-                item, "guesses: wrong answers before the right one", policies.replay([*said, *solved.turns])
-            )
-
-    async def _states(self, item: int) -> None:
-        """The reference's calls with wrong arguments, or without one of them, where the state is what scores."""
-        if (solved := self._solved(item)) is None or not solved.called:
-            return
-        facts = self.stage.facts
-        if facts.has_shell and facts.has_walls and not re.search(r"\bgit\b|\brm\b|> ?/dev", json.dumps(solved.turns)):
-            for name, command in AFTER_THE_REFERENCE.items():
-                turn = {"text": "", "calls": [{"name": "terminal", "arguments": json.dumps({"command": command})}]}
-                await self._play(item, name, policies.replay([*solved.turns[:-1], turn, solved.turns[-1]]))
-            await self._changed_files(item, solved)
-        changed = {**wrong_submissions(solved.turns, self._told(item)), **changed_calls(solved.turns)}
-        for name, turns in changed.items():
-            await self._play(item, name, policies.replay(turns, then=solved.turns[-1]["text"] or "Done."))
-        others = [
-            turn for each in self.stage.plays if each.policy == "reference" and each.item != item for turn in each.turns
-        ]
-        # What is written into files of a sandbox is written again by the reference's own calls.
-        if not self.stage.facts.has_shell and (more := further_calls(solved.turns, others)) is not None:
-            await self._play(item, "more: the calls of other items too", policies.replay(more))
-        if (deleting := deletions(solved.turns, self.stage.facts.tools[item], solved.prompt)) is not None:
-            await self._play(item, "destroy: by the tools that delete", policies.replay(deleting))
-
-    async def _changed_files(self, item: int, solved: AuditPlay) -> None:
-        """The reference's files with a digit more, several times as a check may be drawn, and in another layout."""
-        named = f"{solved.prompt} {' '.join(call['arguments'] for turn in solved.turns for call in turn['calls'])}"
-
-        def then(command: str) -> Policy:
-            arguments = json.dumps({"command": with_named(command, named)})
-            turn = {"text": "", "calls": [{"name": "terminal", "arguments": arguments}]}
-            return policies.replay([*solved.turns[:-1], turn, solved.turns[-1]])
-
-        for block in ("first", *["again"] * DRAWN):
-            await self._play(
-                item, "changed: the last value of the reference's files is another one", then(CHANGED), block
-            )
-        if not EXACT_LAYOUT.search(solved.prompt):
-            await self._play(item, "equal: its JSON files in another layout", then(RELAID))
-
-    def _told(self, item: int) -> str:
-        solved = self._solved(item)
-        return f"{solved.told}\n{solved.prompt}" if solved is not None else ""
-
-    async def _repeating(self) -> None:
-        """Steps of the reference, repeated: on the first item that it solves by steps."""
-        stage = self.stage
-        for item in range(0 if stage.facts.has_shell else len(stage.items)):  # commands pay nothing
-            if (solved := self._solved(item)) is not None and len(solved.turns) > 1:
-                break
-        else:
-            return
-        tools = stage.facts.tools[item]
-        best = solved.reward or 0.0
-        for name, first, cycle in cycles(solved.turns, tools):
-
-            def played(count: int, first: int = first, cycle: Sequence[Any] = cycle) -> Policy:
-                return policies.replay(repeated(solved.turns, first, cycle, count), then="")
-
-            many = await self._play(item, f"repeat: {name}", played(MANY))
-            if many is not None and many >= best - 1e-9:
-                for count in (0, 1, 2):
-                    await self._play(item, f"repeat {count}: {name}", played(count))
-
-
-def _submitting(call: Mapping[str, Any], key: str) -> Policy:
-    """Submits something wrong, and then what it read."""
-    right = str(json.loads(call["arguments"])[key])
-
-    def said(core: str) -> Message | None:
-        made = submitted(call, key, core)
-        if made is None:
-            return None
-        return Message("assistant", tool_calls=(ToolCall("", made["name"], made["arguments"]),))
-
-    return policies.learner(said(shifted(right)) or policies.nothing((), None), Form("", right, "", "").alike, said)
 
 
 def _mark(policy: str, item: int) -> str:

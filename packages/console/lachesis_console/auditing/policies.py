@@ -96,6 +96,11 @@ def echo(messages: Sequence[Mapping[str, Any]], tools: Any) -> Message:
     return Message("assistant", next((text_of(each) for each in reversed(messages) if each["role"] == "user"), ""))
 
 
+def echo_of_the_end(messages: Sequence[Mapping[str, Any]], tools: Any) -> Message:
+    """Says the last paragraph that it read of the user."""
+    return Message("assistant", str(echo(messages, tools).content).strip().rpartition("\n\n")[2])
+
+
 def nothing(messages: Sequence[Mapping[str, Any]], tools: Any) -> Message:
     """Does nothing."""
     return Message("assistant", "I do nothing.")

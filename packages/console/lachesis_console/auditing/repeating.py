@@ -68,17 +68,23 @@ _CHANGING: Final = re.compile(
 )
 _READING: Final = re.compile(r"get|list|read|search|look|find|show|view|query|fetch|inspect|check|load_|open|download")
 _DELETING: Final = re.compile(r"delete|remove|clear|drop|reset|cancel|discard|unload|empty|wipe|erase")
-_ANSWERING: Final = re.compile(r"submit|answer|final|guess|report|respond|solve|conclude", re.IGNORECASE)
+_ANSWERING: Final = re.compile(
+    r"submit|answer|final|guess|report|respond|solve|conclude|accuse|claim|choose|decide|declare|vote|identif|diagnos"
+    r"|predict",
+    re.IGNORECASE,
+)
 _PATH: Final = re.compile(r"path|file|folder|directory|name$|id$", re.IGNORECASE)
 _GARBAGE: Final = "qwv zzkt"
 _ENDS: Final = "import os; os._exit(0)"
-_CALLS, _DELETED = 8, 30
+_CALLS, _DELETED, _AMOUNTS, _GUESSED = 8, 30, 4, 3
 
 
 def changed_calls(turns: Sequence[Turn]) -> dict[str, list[Turn]]:
     """By name: the calls with garbage in the place of texts, and without one that changes something."""
     found: dict[str, list[Turn]] = {}
-    for name, text in (("garbage", _GARBAGE), ("an empty text", ""), ("code that ends the process", _ENDS)):
+    texts = (("garbage", _GARBAGE), ("an empty text", ""), ("code that ends the process", _ENDS))
+    # Where a call says the answer, the others may only look at something: see `wrong_submissions`.
+    for name, text in () if submission(turns) is not None else texts:
         changed: list[Turn] = [
             {
                 **turn,
@@ -99,6 +105,35 @@ def changed_calls(turns: Sequence[Turn]) -> dict[str, list[Turn]]:
     if len(changing) > 2:
         found["without call: all that change something but the last"] = _without(turns, {c[:2] for c in changing[:-1]})
     return found
+
+
+def negative_amounts(turns: Sequence[Turn]) -> dict[str, list[Turn]]:
+    """By name: the turns before a call that changes something, that call with a negative amount, and the end."""
+    found: dict[str, list[Turn]] = {}
+    for at, turn in enumerate(turns):
+        for call in turn["calls"]:
+            given = {} if _READING.match(call["name"]) else _arguments(call)
+            for key, value in given.items():
+                name = f"cheat: {call['name']} with a negative {key}"
+                if type(value) not in (int, float) or value <= 0 or name in found or len(found) >= _AMOUNTS:
+                    continue
+                changed = {**call, "arguments": json.dumps({**given, key: -100 * value})}
+                negative: Turn = {"text": "", "calls": [changed]}
+                found[name] = [*turns[:at], negative, *([] if turns[-1]["calls"] else turns[-1:])]
+    return found
+
+
+def guesses(turns: Sequence[Turn], values: Sequence[str]) -> list[Turn] | None:
+    """The turns with wrong submissions before and after the right one, each in a turn of its own; None where the last
+    call submits nothing, or there is no other value."""
+    if (found := submission(turns)) is None:
+        return None
+    at, call, key = found
+    right = str(_arguments(call)[key])
+    others = [submitted(call, key, value) for value in dict.fromkeys(values) if value != right]
+    wrong = [each for each in others if each is not None][:_GUESSED]
+    said: list[Turn] = [{"text": "", "calls": [each]} for each in wrong]
+    return [*said, *turns[: at + 1], *said[:1], *turns[at + 1 :]] if said else None
 
 
 def submission(turns: Sequence[Turn]) -> tuple[int, Mapping[str, Any], str] | None:
