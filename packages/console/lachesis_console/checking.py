@@ -93,8 +93,10 @@ async def check_environment(
 def _played(policy: str, stage: Stage) -> Played:
     played = [play for play in stage.plays if play.policy == policy]
     rewards: dict[str, list[float | None]] = {}
+    digests = stage.facts.digests
     for play in played:
-        rewards.setdefault(stage.facts.items[play.item][:60], []).append(play.reward)
+        first = digests.index(digests[play.item])  # items that begin alike may be different ones
+        rewards.setdefault(f"item {first}, {stage.facts.items[first][:60]}", []).append(play.reward)
     reasons = Counter(play.reason for play in played if play.reward is None)
     tracebacks = {play.reason: play.traceback for play in reversed(played) if play.traceback}
     return Played(
