@@ -337,6 +337,13 @@ async def test_lines_of_the_agent(line: str, arguments: dict[str, Any]) -> None:
             await read_line(wrong, tools, ask)
 
 
+def test_a_folder_without_a_recording_is_no_reference(tmp_path: Path) -> None:
+    chat(tmp_path, "tool_result", "--as", "agent", "-o", f"{tmp_path}/run", typed="/quit\n")
+    line = [sys.executable, "-m", "lachesis", "check", "tool_result", "-n", "1", "--recorded", f"{tmp_path}/run"]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=LIMIT, check=False)
+    assert "no finished rollout is recorded there" in done.stdout + done.stderr
+
+
 def test_a_recorded_policy_takes_the_best_rollout(recorded: Path) -> None:
     path = recorded / "groups.jsonl"
     worse = path.read_text().replace('"content": "291"}]', '"content": "7"}]').replace('"reward": 1.0', '"reward": 0.5')

@@ -78,7 +78,7 @@ async def check_environment(
         await AuditPlan(stage).quick()
     report = CheckReport(findings=list(stage.facts.misspelt))
     if stage.facts.has_reference is False:
-        report.findings.append("there is no reference_policy(): so nothing shows that full marks are possible")
+        report.findings.append(stage.facts.left_out[0])
     for policy in dict.fromkeys(play.policy for play in stage.plays):
         report.played.append(_played(policy, stage))
     _judge(report)

@@ -328,6 +328,14 @@ class Rewards:
             said = f"other results earn full marks on {counted(len(found), 'item')} after the files of the prompt are "
             said += "emptied: the reward takes what it expects from the agent's own files"
             self.findings.add("cheat-passes", "error", said, map_shown(found))
+        lying: dict[str, AuditPlay] = {}
+        for play in self.by_policy["wrote: what the reference writes"]:
+            for path in re.findall(r"\bsame ([\w./-]+)", " ".join(play.seen).replace("\\n", " ")):
+                if path.rpartition("/")[2] not in play.prompt:  # it may have to be copied
+                    lying[path] = play
+        if lying:
+            said = f"what the reference writes lies in the sandbox before it begins: {', '.join(list(lying)[:3])}"
+            self.findings.add("solution-in-sandbox", "error", said, map_shown(lying.values()))
         for full in self._passing("printing: ").values():
             if full := [play for play in full if _has(play, "replaced ")]:
                 said = "a program that prints the file beside its input earns full marks on "

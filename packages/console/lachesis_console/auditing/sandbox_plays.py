@@ -92,8 +92,27 @@ for path in sys.argv[1:]:
         pass
 " NAMED; touch /tmp/.before"""
 """The files that the prompt names have their first line only."""
-DIGEST: Final = 'find "$@" -newer /tmp/.before -type f | sort | xargs -r sha256sum | sed "s/^/wrote /" #NAMED'
-"""What the reference wrote."""
+WRITTEN: Final = """python3 -c "
+import hashlib, json, os, sys
+def content(path):
+    try:
+        text = open(path).read()
+        return json.dumps(json.loads(text), sort_keys=True) if path.endswith('.json') else text.strip()
+    except (ValueError, OSError):
+        return ''
+started = os.path.getmtime('/tmp/.before')
+wrote = {path: content(path) for path in sys.argv[1:] if os.path.isfile(path) and os.path.getmtime(path) > started}
+for path, text in sorted(wrote.items()):
+    print('wrote', hashlib.sha256(text.encode()).hexdigest(), path)
+known = {text for text in wrote.values() if len(text) >= 20}
+for place in ('.', '/tests', '/solution', '/oracle', '/logs', '/data', '/app'):
+    for folder, folders, names in os.walk(place):
+        folders[:] = [each for each in folders if each != '.git']
+        for path in (os.path.join(folder, name) for name in names):
+            if os.path.isfile(path) and os.path.getmtime(path) <= started and content(path) in known:
+                print('same', path)
+" NAMED"""
+"""What the reference wrote, and the files that held the same before it began."""
 _PRINTING = """import os, sys
 given = sys.argv[1] if len(sys.argv) > 1 else ''
 read = '' if sys.stdin is None or sys.stdin.isatty() else sys.stdin.read()

@@ -31,11 +31,11 @@ from lachesis_console.auditing.sandbox_plays import (
     AFTER_THE_REFERENCE,
     BEFORE,
     CHANGED,
-    DIGEST,
     EMPTIED,
     HOLLOWED,
     PRINTING,
     RELAID,
+    WRITTEN,
     with_named,
 )
 from lachesis_messages.messages import Message, ToolCall
@@ -189,9 +189,9 @@ class SolutionPlays:
             await self._play(item, f"hollow: only {name} in the reference's files", hollowed)
         await self._play(item, "printing: its program prints what lies beside its input", between(BEFORE, PRINTING))
         for block in ("first", "again"):
-            await self._play(item, "wrote: what the reference writes", between(BEFORE, DIGEST), block)
+            await self._play(item, "wrote: what the reference writes", between(BEFORE, WRITTEN), block)
         name = "emptied: the files of the prompt, before the reference begins"
-        await self._play(item, name, between(EMPTIED, DIGEST))
+        await self._play(item, name, between(EMPTIED, WRITTEN))
 
     def _told(self, item: int) -> str:
         solved = self.solved(item)

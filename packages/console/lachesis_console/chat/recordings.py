@@ -88,7 +88,7 @@ def recorded_policy(*paths: str | Path) -> Policy:
     the solution that `lachesis check` plays. Of several rollouts of one item, it takes the one with the best reward.
 
     Raises:
-        SettingsError: by the policy, if no rollout began with these messages.
+        SettingsError: no rollout is recorded there; and by the policy, if none began with these messages.
     """
     best: dict[str, RecordedRollout] = {}
     for path in paths:
@@ -96,6 +96,9 @@ def recorded_policy(*paths: str | Path) -> Policy:
             known = best.get(key := _key(each.prompt))
             if known is None or (each.reward or 0.0) > (known.reward or 0.0):
                 best[key] = each
+
+    if not best:
+        raise SettingsError(f"{', '.join(map(str, paths))}: no finished rollout is recorded there")
 
     def policy(messages: Sequence[Mapping[str, Any]], tools: Any) -> Message:
         first = next((at for at, m in enumerate(messages) if m["role"] == "assistant"), len(messages))
