@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lachesis.settings.settings import HermesAgentEnvConfig
 from lachesis_tools import ToolRegistry, get_tool_definitions
+from lachesis_tools.builtin import ON_REQUEST
 from lachesis_tools.terminal import without_carried_folder
 from lachesis_tools.toolsets import (
     HOW_TO_PROVIDE,
@@ -85,12 +86,33 @@ class AgentTools:
 
     @staticmethod
     def advice(missing: Sequence[str]) -> str:
-        """How to get the tools of missing toolsets, where a setting provides them."""
-        return f"; {HOW_TO_PROVIDE}" if PROVIDED_TOOLSETS.keys() & {*missing} else ""
+        """How to get the tools of missing toolsets, where a setting or the environment provides them."""
+        of_web = f"; {HOW_TO_PROVIDE}" if PROVIDED_TOOLSETS.keys() & {*missing} else ""
+        return of_web + (f"; {NEEDS_USER}" if "clarify" in missing else "")
 
 
-def chosen_tools(tools: ToolRegistry, config: HermesAgentEnvConfig, name: str) -> ToolRegistry:
-    """An environment's own tools, changed and extended as its settings say; `name` is that of its runs."""
+NEEDS_USER = "clarify needs a user: a `follow_up` of the environment, or a person"
+"""What to do about a missing toolset `clarify`."""
+
+
+def with_requested(tools: ToolRegistry, named: Collection[str] | None, *, user: bool) -> ToolRegistry:
+    """`tools` with those of `ON_REQUEST` that are named, themselves or by their toolsets.
+
+    Args:
+        user: whether somebody answers the questions of an agent.
+    """
+    asked = [
+        ON_REQUEST[name]
+        for name, toolset in ON_REQUEST.toolsets().items()
+        if {name, toolset} & {*(named or ())} and name not in tools and (user or name != "clarify")
+    ]
+    return tools.extended(*asked) if asked else tools
+
+
+def chosen_tools(tools: ToolRegistry, config: HermesAgentEnvConfig, name: str, *, user: bool) -> ToolRegistry:
+    """An environment's own tools, changed and extended as its settings say; `name` is that of its runs, and `user` says
+    whether somebody answers the agent."""
+    tools = with_requested(tools, config.enabled_toolsets, user=user)
     if not config.terminal_carries_cd:
         tools = without_carried_folder(tools)
     if config.web is None:
