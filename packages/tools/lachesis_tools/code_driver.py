@@ -39,7 +39,7 @@ def main() -> None:
             raise RuntimeError("only the process of the script itself can call tools")
         if len(values) > len(parameters):
             raise TypeError(f"{name}() takes {', '.join(parameters) or 'no arguments'}")
-        request = json.dumps({"call": name, "arguments": {**dict(zip(parameters, values)), **named}})
+        request = json.dumps({"call": name, "arguments": {**dict(zip(parameters, values)), **named}})  # noqa: B905
         with lock:
             print(request, file=channel, flush=True)
             answer = json.loads(answers.readline())

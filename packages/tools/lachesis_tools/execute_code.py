@@ -102,7 +102,7 @@ class _Script:
         try:
             while True:
                 if reading is None:
-                    reading = asyncio.create_task(self._process.read(position, wait=30.0, limit=_READ))  # type: ignore[arg-type]
+                    reading = asyncio.create_task(self._process.read(position, wait=30.0, limit=_READ))
                 # Both: a script that is killed, or killed itself, leaves no call of it running.
                 await asyncio.wait({reading, answering} - {None}, return_when=asyncio.FIRST_COMPLETED)  # type: ignore[type-var]
                 if answering is not None and answering.done():

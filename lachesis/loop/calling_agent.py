@@ -1,0 +1,115 @@
+"""The agent of a rollout, as its tools see it: its budget of calls, its sub-agents, its user."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from backends import SandboxExhausted
+from lachesis.loop.clock import RolloutClock
+from lachesis.loop.outcome import Outcome
+from lachesis_messages.history import MessageHistory
+from lachesis_messages.messages import Message
+from lachesis_messages.responses import ToolResponse
+from lachesis_tools import ToolResult
+from lachesis_tools.text import to_json
+
+if TYPE_CHECKING:
+    from lachesis.loop.loop import HermesAgentLoop, PlayedRollout
+
+_NAME: Final = "delegate_task"
+
+
+class LoopAgent:
+    """Implements `CallingAgent` for one rollout of an agent loop."""
+
+    def __init__(self, rollout: PlayedRollout) -> None:
+        self._rollout = rollout
+        self._playing: PlayedRollout | None = None
+        self._waited = 0.0
+        self._cut_off: list[MessageHistory] = []
+
+    def waited(self) -> float:
+        """Seconds so far that tools and sub-agents waited for the infrastructure."""
+        of_tools = getattr(self._rollout.execute, "waited", None)
+        of_sub_agent = self._playing.clock.now()[1] if self._playing is not None else 0.0
+        return (of_tools() if of_tools is not None else 0.0) + self._waited + of_sub_agent
+
+    def take_call(self) -> bool:
+        """Count a call of a tool that is made for it; False if it may make no more."""
+        limit = self._rollout.loop.limits.max_tool_calls
+        if limit is not None and self._rollout.tool_calls >= limit:
+            return False
+        self._rollout.tool_calls += 1
+        return True
+
+    async def ask_user(self, question: str, choices: Sequence[str]) -> ToolResult | None:
+        """What a person says, or what the environment's `follow_up` does to the question as the agent's answer."""
+        rollout = self._rollout
+        if rollout.loop.clarify is not None:
+            return ToolResult(await rollout.loop.clarify(question, choices))
+        if rollout.loop.follow_up is None:
+            return None
+        asked = rollout.conversation.history.fork()
+        asked.rewind(rollout.conversation.answered_length, "a question")
+        asked.append(Message("assistant", "\n".join([question, *(f"- {choice}" for choice in choices)])))
+        said = await rollout.loop.follow_up(asked)
+        return ToolResult(said) if isinstance(said, str) else said
+
+    async def delegate(self, task: str, tools: Collection[str], max_turns: int) -> ToolResult:
+        """Play a sub-agent in the same sandbox. Its tokens and its calls count as the agent's."""
+        rollout = self._rollout
+        loop = self._loop(tools, max_turns)
+        child = self._playing = type(rollout)(loop, self._messages(task), loop.execute)
+        child.tokens, child.tool_calls = rollout.tokens, rollout.tool_calls  # the budgets are the rollout's
+        child.clock = RolloutClock(None, None)  # the rollout's ends it, and knows for what the sandbox waits
+        self._cut_off.append(child.conversation.history)
+        try:
+            result = await child.play()
+        finally:
+            self._playing = None
+            self._waited += child.clock.waiting
+            rollout.tool_calls = child.tool_calls
+            rollout.api_calls += child.api_calls
+            rollout.seconds_in_model += child.seconds_in_model
+        if result.error is not None:
+            raise result.error
+        if result.outcome is Outcome.AGENT_FAULT:
+            raise SandboxExhausted(result.reason)
+        self._cut_off.pop()
+        rollout.step_rewards += [replace(each, turn=rollout.turns) for each in result.step_rewards]
+        more: dict[str, Any] = {"chat": result.history, "done": bool(child.ended_by)}
+        if result.outcome is Outcome.COMPLETED:
+            return ToolResult(result.final_response or "(The sub-agent answered nothing.)", **more)
+        error = f"the sub-agent has not finished: {result.reason}"
+        return ToolResult(to_json({"error": error, "last_answer": result.final_response}), error, **more)
+
+    def record_cut_off(self) -> None:
+        """Put the conversations of sub-agents that ended with the rollout at the end of its own, which is cut there."""
+        history = self._rollout.conversation.history
+        for chat in self._cut_off:
+            calls = [call for node in history.nodes() for call in node.message.tool_calls if call.name == _NAME]
+            said = Message("tool", "(cut off)", tool_call_id=calls[-1].id, name=_NAME)
+            self._rollout.conversation.append(ToolResponse(said, tool=_NAME, error="cut off", chat=chat))
+        self._cut_off = []
+
+    def _loop(self, tools: Collection[str], max_turns: int) -> HermesAgentLoop:
+        rollout = self._rollout
+        loop = copy.copy(rollout.loop.sub_agents or rollout.loop)
+        if rollout.loop.sub_agents is None:
+            loop.server, loop.execute = rollout.server, rollout.execute
+        loop.tool_schemas = [schema for schema in loop.tool_schemas if schema["function"]["name"] in tools]
+        loop.required_arguments = {name: args for name, args in loop.required_arguments.items() if name in tools}
+        loop.max_turns = max_turns
+        loop.follow_up = loop.clarify = None
+        return loop
+
+    def _messages(self, task: str) -> list[dict[str, Any]]:
+        """The system message of the agent, and the task."""
+        first = self._rollout.conversation.history.nodes()[:1]
+        return [
+            *(node.message.to_openai("reasoning") for node in first if node.message.role == "system"),
+            {"role": "user", "content": task},
+        ]
