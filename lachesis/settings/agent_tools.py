@@ -111,8 +111,12 @@ def with_requested(tools: ToolRegistry, named: Collection[str] | None, *, user: 
 
 def chosen_tools(tools: ToolRegistry, config: HermesAgentEnvConfig, name: str, *, user: bool) -> ToolRegistry:
     """An environment's own tools, changed and extended as its settings say; `name` is that of its runs, and `user` says
-    whether somebody answers the agent."""
+    whether somebody answers the agent. Those of MCP servers come when a run begins.
+
+    Raises ToolsetError for the toolset `mcp` without servers."""
     tools = with_requested(tools, config.enabled_toolsets, user=user)
+    if "mcp" in (config.enabled_toolsets or ()) and not config.mcp:
+        raise ToolsetError("'mcp' has no tools here: name servers with --env.mcp (docs/tools.md)")
     if not config.terminal_carries_cd:
         tools = without_carried_folder(tools)
     if config.web is None:

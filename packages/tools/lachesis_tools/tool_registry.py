@@ -9,8 +9,9 @@ from __future__ import annotations
 import copy
 import importlib
 import inspect
+import itertools
 import re
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast, get_type_hints
@@ -118,6 +119,7 @@ class Tool:
         max_result_chars: int = MAX_RESULT_CHARS,
         errors: Iterable[type[Exception]] = (),
         offered: bool = True,
+        in_session: bool = False,
     ) -> Tool:
         """A tool whose arguments have a JSON schema, such as a tool of another framework or of an MCP server.
 
@@ -129,6 +131,7 @@ class Tool:
                 tool does.
             offered: Whether the prompt tells the model of it. If not, the model may call it all the same: a message of
                 the environment describes it later, for the tools of a prompt cannot change during a rollout.
+            in_session: Whether `call` gets the `ToolSession` in place of what the environment yielded.
 
         The other arguments are those of `tool`.
 
@@ -141,7 +144,7 @@ class Tool:
             name=name,
             toolset=toolset,
             description=description,
-            function=partial(_call_with_arguments, call),
+            function=partial(_call_with_arguments, call, in_session),
             declared=read_schema(name, parameters),
             session_parameter=_SESSION,
             concurrency_safe=concurrency_safe,
@@ -266,6 +269,14 @@ class ToolReference:
         return cast("Tool", getattr(importlib.import_module(self.module), self.name))
 
 
+def function_name(name: str, taken: Container[str] = ()) -> str:
+    """The name of a tool as models may call it. Other standards allow longer ones, and dots and slashes."""
+    fit = re.sub(r"[^A-Za-z0-9_-]", "_", name)
+    fit = (fit if re.match(r"[A-Za-z_]", fit) else f"_{fit}")[:64]
+    numbered = (f"{fit[:60]}_{number}" for number in itertools.count(2))
+    return fit if fit not in taken else next(each for each in numbered if each not in taken)
+
+
 def _check_limits(label: str, time_limit: float | None, max_result_chars: int) -> None:
     if not _NAME.fullmatch(label):
         raise ValueError(f"tool name {label!r}: use letters, digits, '_' and '-', at most 64, not a digit first")
@@ -287,10 +298,12 @@ def _declared_errors(label: str, errors: Iterable[type[Exception]]) -> tuple[typ
     return declared
 
 
-async def _call_with_arguments(call: Callable[[dict[str, Any], Any], Awaitable[Any]], **keywords: Any) -> Any:
+async def _call_with_arguments(
+    call: Callable[[dict[str, Any], Any], Awaitable[Any]], in_session: bool, /, **keywords: Any
+) -> Any:
     session: ToolSession = keywords.pop(_SESSION)
     sent = {name: value for name, value in keywords.items() if value is not NOT_SENT}
-    return await call(sent, session.rollout_session)
+    return await call(sent, session if in_session else session.rollout_session)
 
 
 class ToolRegistry(Mapping[str, Tool]):

@@ -59,9 +59,11 @@ PROVIDED_TOOLSETS: Mapping[str, Toolset] = MappingProxyType(
     {
         "web": Toolset("Search the web and read pages.", ("web_search", "web_extract")),
         "search": Toolset("Search the web.", ("web_search",)),
+        "mcp": Toolset("The tools of MCP servers."),
     }
 )
-"""Toolsets that exist where a registry has their tools, which need a provider of web pages."""
+"""Toolsets that exist where a registry has their tools, which need a provider of web pages; and that of MCP servers,
+whose tools are known when a run has started them."""
 HOW_TO_PROVIDE = "tools of the web need a provider of pages: --env.web, for example corpus:pages.jsonl (docs/tools.md)"
 """What to do about a missing one of `PROVIDED_TOOLSETS`."""
 
