@@ -49,14 +49,15 @@ class LoopAgent:
         """What a person says, or what the environment's `follow_up` does to the question as the agent's answer."""
         rollout = self._rollout
         if rollout.loop.clarify is not None:
-            return ToolResult(await rollout.loop.clarify(question, choices))
+            said = await rollout.loop.clarify(question, choices)
+            return None if said is None else ToolResult(said)
         if rollout.loop.follow_up is None:
             return None
         asked = rollout.conversation.history.fork()
         asked.rewind(rollout.conversation.answered_length, "a question")
         asked.append(Message("assistant", "\n".join([question, *(f"- {choice}" for choice in choices)])))
-        said = await rollout.loop.follow_up(asked)
-        return ToolResult(said) if isinstance(said, str) else said
+        answer = await rollout.loop.follow_up(asked)
+        return ToolResult(answer) if isinstance(answer, str) else answer
 
     async def delegate(self, task: str, tools: Collection[str], max_turns: int) -> ToolResult:
         """Play a sub-agent in the same sandbox. Its tokens and its calls count as the agent's."""

@@ -60,7 +60,7 @@ class HermesAgentLoop:
 
     follow_up: Callable[[MessageHistory], Awaitable[str | ToolResult | None]] | None = None
     """Called when the model has answered: the user's message, or None at the end. It may be set before `run`."""
-    clarify: Callable[[str, Sequence[str]], Awaitable[str]] | None = None
+    clarify: Callable[[str, Sequence[str]], Awaitable[str | None]] | None = None
     """What a person answers to a question with choices; None asks `follow_up`."""
     sub_agents: HermesAgentLoop | None = None
     """What sub-agents play with its server and tools, where a person watches those of this one; None: this one."""
