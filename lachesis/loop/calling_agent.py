@@ -29,13 +29,11 @@ class LoopAgent:
         self._rollout = rollout
         self._playing: PlayedRollout | None = None
         self._waited = 0.0
-        self._cut_off: list[MessageHistory] = []
+        rollout.clock.wait_for(self._seconds_waited)
 
-    def waited(self) -> float:
-        """Seconds so far that tools and sub-agents waited for the infrastructure."""
-        of_tools = getattr(self._rollout.execute, "waited", None)
-        of_sub_agent = self._playing.clock.now()[1] if self._playing is not None else 0.0
-        return (of_tools() if of_tools is not None else 0.0) + self._waited + of_sub_agent
+    def _seconds_waited(self) -> float:
+        """Of sub-agents, for model servers, so far."""
+        return self._waited + (self._playing.clock.now()[1] if self._playing is not None else 0.0)
 
     def take_call(self) -> bool:
         """Count a call of a tool that is made for it; False if it may make no more."""
@@ -66,20 +64,20 @@ class LoopAgent:
         child = self._playing = type(rollout)(loop, self._messages(task), loop.execute)
         child.tokens, child.tool_calls = rollout.tokens, rollout.tool_calls  # the budgets are the rollout's
         child.clock = RolloutClock(None, None)  # the rollout's ends it, and knows for what the sandbox waits
-        self._cut_off.append(child.conversation.history)
+        finished = False
         try:
             result = await child.play()
+            finished = result.error is None and result.outcome is not Outcome.AGENT_FAULT
         finally:
             self._playing = None
+            if not finished:
+                rollout.conversation.cut_off.append(self._cut_off(child.conversation.history))
             self._waited += child.clock.waiting
             rollout.tool_calls = child.tool_calls
             rollout.api_calls += child.api_calls
             rollout.seconds_in_model += child.seconds_in_model
-        if result.error is not None:
-            raise result.error
-        if result.outcome is Outcome.AGENT_FAULT:
-            raise SandboxExhausted(result.reason)
-        self._cut_off.pop()
+        if not finished:
+            raise result.error or SandboxExhausted(result.reason)
         rollout.step_rewards += [replace(each, turn=rollout.turns) for each in result.step_rewards]
         more: dict[str, Any] = {"chat": result.history, "done": bool(child.ended_by)}
         if result.outcome is Outcome.COMPLETED:
@@ -87,14 +85,12 @@ class LoopAgent:
         error = f"the sub-agent has not finished: {result.reason}"
         return ToolResult(to_json({"error": error, "last_answer": result.final_response}), error, **more)
 
-    def record_cut_off(self) -> None:
-        """Put the conversations of sub-agents that ended with the rollout at the end of its own, which is cut there."""
-        history = self._rollout.conversation.history
-        for chat in self._cut_off:
-            calls = [call for node in history.nodes() for call in node.message.tool_calls if call.name == _NAME]
-            said = Message("tool", "(cut off)", tool_call_id=calls[-1].id, name=_NAME)
-            self._rollout.conversation.append(ToolResponse(said, tool=_NAME, error="cut off", chat=chat))
-        self._cut_off = []
+    def _cut_off(self, chat: MessageHistory) -> ToolResponse:
+        """The result of a sub-agent that did not come to its end."""
+        calls = (call for node in self._rollout.conversation.history.nodes() for call in node.message.tool_calls)
+        asked = [call.id for call in calls if call.name == _NAME][-1]
+        said = Message("tool", "(cut off)", tool_call_id=asked, name=_NAME)
+        return ToolResponse(said, tool=_NAME, error="cut off", chat=chat)
 
     def _loop(self, tools: Collection[str], max_turns: int) -> HermesAgentLoop:
         rollout = self._rollout

@@ -10,10 +10,10 @@ import asyncio
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from backends import BackendError, SandboxExhausted
-from lachesis.loop.calling_agent import LoopAgent
 from lachesis.loop.clock import RolloutClock, WaitedTooLong
 from lachesis.loop.conversation import AgentConversation
 from lachesis.loop.interrupted import note_agent
@@ -31,9 +31,10 @@ from lachesis_messages.messages import FinishReason, Message, ToolCall
 from lachesis_messages.responses import ChatResponse, ToolResponse
 from lachesis_tools import ToolCrashed, ToolResult
 from lachesis_tools.budget import ResultBudget
-from lachesis_tools.calling import calling_agent
+from lachesis_tools.dispatch import calling_agent
 
 if TYPE_CHECKING:
+    from lachesis.loop.calling_agent import LoopAgent
     from lachesis.loop.context_edits import Compression, RolloutCompression
     from lachesis_client.chat_completion_server import ChatCompletionServer, ChatServer, CompletionSource
 
@@ -62,8 +63,7 @@ class HermesAgentLoop:
     """Called when the model has answered: the user's message, or None at the end. It may be set before `run`."""
     clarify: Callable[[str, Sequence[str]], Awaitable[str | None]] | None = None
     """What a person answers to a question with choices; None asks `follow_up`."""
-    sub_agents: HermesAgentLoop | None = None
-    """What sub-agents play with its server and tools, where a person watches those of this one; None: this one."""
+    sub_agents: HermesAgentLoop | None = None  # whose server and tools they use, where a person watches those of this
 
     def __init__(
         self,
@@ -155,12 +155,18 @@ class PlayedRollout:
         self.seconds_in_model = 0.0
         self.seconds_in_tools = 0.0
         limits = loop.limits
-        self.agent = LoopAgent(self)
-        self.clock = RolloutClock(limits.max_seconds, limits.max_waiting, self.agent.waited)
+        self.clock = RolloutClock(limits.max_seconds, limits.max_waiting, getattr(execute, "waited", None))
         self.compression: RolloutCompression | None = None
         if loop.compression is not None:
             self.compression = loop.compression.of_rollout(self, max_resamples=limits.max_resamples)
             self.conversation.count_with(self.compression.size)
+
+    @cached_property
+    def agent(self) -> LoopAgent:
+        """The agent, as its tools see it."""
+        from lachesis.loop.calling_agent import LoopAgent  # few tools ask for it
+
+        return LoopAgent(self)
 
     async def play(self) -> AgentResult:
         error: Exception | None = None
@@ -213,10 +219,7 @@ class PlayedRollout:
         if compression is not None and compression.broken and full:
             outcome, error = Outcome.INFRA_ERROR, compression.broken
             reason = f"{reason}; its context could not be compressed: {error}"
-        conversation = self.conversation
-        self.agent.record_cut_off()
-        if len(conversation.history) > conversation.answered_length:
-            conversation.rewind(conversation.answered_length, f"unfinished turn: {reason}")
+        self.conversation.drop_unfinished(reason)
         return AgentResult(
             turns_used=self.turns,
             finished_naturally=outcome is Outcome.COMPLETED,
@@ -224,7 +227,7 @@ class PlayedRollout:
             tool_errors=self.tool_errors,
             outcome=outcome,
             reason=reason,
-            history=conversation.history,
+            history=self.conversation.history,
             tool_counts=self.tool_counts,
             tokens=self.tokens,
             api_calls=self.api_calls,
@@ -355,7 +358,7 @@ class PlayedRollout:
             started = time.monotonic()
             self.clock.run()
             self.tool_calls += len(allowed)
-            calling_agent.set(self.agent)
+            calling_agent.set(lambda: self.agent)
             done = await self.execute(allowed)
             self.clock.settle()
             self.seconds_in_tools += time.monotonic() - started

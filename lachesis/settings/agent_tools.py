@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lachesis.settings.settings import HermesAgentEnvConfig
 from lachesis_tools import ToolRegistry, get_tool_definitions
-from lachesis_tools.builtin import ON_REQUEST
 from lachesis_tools.terminal import without_carried_folder
 from lachesis_tools.toolsets import (
     HOW_TO_PROVIDE,
     PROVIDED_TOOLSETS,
     REMOVED_TOOLSETS,
+    TOOLSETS,
     ToolsetError,
     has_toolset,
     left_out_tools,
@@ -88,25 +88,11 @@ class AgentTools:
     def advice(missing: Sequence[str]) -> str:
         """How to get the tools of missing toolsets, where a setting or the environment provides them."""
         of_web = f"; {HOW_TO_PROVIDE}" if PROVIDED_TOOLSETS.keys() & {*missing} else ""
-        return of_web + (f"; {NEEDS_USER}" if "clarify" in missing else "")
+        if "clarify" not in missing:
+            return of_web
+        from lachesis_tools.on_request import NEEDS_USER
 
-
-NEEDS_USER = "clarify needs a user: a `follow_up` of the environment, or a person"
-"""What to do about a missing toolset `clarify`."""
-
-
-def with_requested(tools: ToolRegistry, named: Collection[str] | None, *, user: bool) -> ToolRegistry:
-    """`tools` with those of `ON_REQUEST` that are named, themselves or by their toolsets.
-
-    Args:
-        user: whether somebody answers the questions of an agent.
-    """
-    asked = [
-        ON_REQUEST[name]
-        for name, toolset in ON_REQUEST.toolsets().items()
-        if {name, toolset} & {*(named or ())} and name not in tools and (user or name != "clarify")
-    ]
-    return tools.extended(*asked) if asked else tools
+        return f"{of_web}; {NEEDS_USER}"
 
 
 def chosen_tools(tools: ToolRegistry, config: HermesAgentEnvConfig, name: str, *, user: bool) -> ToolRegistry:
@@ -114,8 +100,12 @@ def chosen_tools(tools: ToolRegistry, config: HermesAgentEnvConfig, name: str, *
     whether somebody answers the agent. Those of MCP servers come when a run begins.
 
     Raises ToolsetError for the toolset `mcp` without servers."""
-    tools = with_requested(tools, config.enabled_toolsets, user=user)
-    if "mcp" in (config.enabled_toolsets or ()) and not config.mcp:
+    named = {*(config.enabled_toolsets or ())}
+    if named - TOOLSETS.keys():
+        from lachesis_tools.on_request import with_requested
+
+        tools = with_requested(tools, named, user=user)
+    if "mcp" in named and not config.mcp:
         raise ToolsetError("'mcp' has no tools here: name servers with --env.mcp (docs/tools.md)")
     if not config.terminal_carries_cd:
         tools = without_carried_folder(tools)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lachesis_tools import BUILTIN_TOOLS, ToolFailure, ToolResult, ToolSession, call_tool, tool
-from lachesis_tools.builtin import ON_REQUEST
+from lachesis_tools.on_request import ON_REQUEST
 
 Run = Callable[..., Awaitable[dict[str, Any]]]
 

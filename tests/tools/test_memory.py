@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from lachesis_tools import ToolResult, ToolSession, ToolSessions, call_tool
-from lachesis_tools.builtin import ON_REQUEST
 from lachesis_tools.memory import MAX_CHARS
+from lachesis_tools.on_request import ON_REQUEST
 
 Call = Callable[..., Awaitable[ToolResult]]
 

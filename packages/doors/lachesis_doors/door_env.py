@@ -25,7 +25,7 @@ from lachesis import (
 from lachesis.cli.environment_classes import read_target
 from lachesis.rewards.reward import scored_by_steps
 from lachesis_tools import ToolSession
-from lachesis_tools.tool_registry import function_name
+from lachesis_tools.function_names import function_name
 
 PATIENCE = 0.8
 """The share of `setup_timeout` for which a rollout waits for a place where sessions are limited."""

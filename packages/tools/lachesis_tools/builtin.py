@@ -21,13 +21,3 @@ BUILTIN_TOOLS = ToolRegistry(
     ToolReference(name, toolset, f"{__package__}.{module}") for name, toolset, module in _TOOLS
 )
 """Immutable: `BUILTIN_TOOLS.extended(my_tool)` returns a new registry."""
-_ON_REQUEST: Final = (
-    ("memory", "memory", "memory"),
-    ("execute_code", "code_execution", "execute_code"),
-    ("delegate_task", "delegation", "delegate_task"),
-    ("clarify", "clarify", "clarify"),
-)
-ON_REQUEST = ToolRegistry(
-    ToolReference(name, toolset, f"{__package__}.{module}") for name, toolset, module in _ON_REQUEST
-)
-"""Tools that an agent gets where its toolsets name them, and that "all" does not mean."""

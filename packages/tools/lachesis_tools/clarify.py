@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from lachesis_tools.calling import calling_agent
+from lachesis_tools.calling_agent import agent_of_call
 from lachesis_tools.dispatch import ToolResult
 from lachesis_tools.tool_registry import ToolFailure, tool
 
@@ -19,7 +19,7 @@ async def clarify(question: Annotated[str, Field(min_length=1)], choices: list[s
         question: The question.
         choices: Answers to choose from; the user may give another one.
     """
-    agent = calling_agent.get()
+    agent = agent_of_call()
     said = None if agent is None else await agent.ask_user(question, choices or [])
     if said is None:
         raise ToolFailure("the user does not answer: decide yourself")

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from lachesis_tools.calling import OF_ITS_CONVERSATION, OF_THE_AGENT, callable_tools, calling_agent
-from lachesis_tools.dispatch import ToolResult
+from lachesis_tools.calling_agent import OF_ITS_CONVERSATION, OF_THE_AGENT, agent_of_call, callable_names
+from lachesis_tools.dispatch import ToolResult, callable_tools
 from lachesis_tools.tool_registry import ToolFailure, ToolUnavailable, tool
 from lachesis_tools.toolsets import ToolsetError, resolve_tools
 
@@ -31,13 +31,12 @@ async def delegate_task(
         toolsets: The toolsets or tools that it gets; all of yours without this.
         max_turns: How many turns it may take.
     """
-    agent, tools = calling_agent.get(), callable_tools.get()
+    agent, names = agent_of_call(), callable_names(*OF_THE_AGENT, *OF_ITS_CONVERSATION)
     if agent is None:
         raise ToolFailure("there is no agent here that could have a sub-agent")
-    names = tools.names(*OF_THE_AGENT, *OF_ITS_CONVERSATION)
     if toolsets is not None:
         try:
-            chosen = resolve_tools(toolsets, registry=tools.registry)
+            chosen = resolve_tools(toolsets, registry=callable_tools.get().registry)
         except (ToolsetError, ToolUnavailable) as error:
             raise ToolFailure(str(error)) from None
         names = [name for name in names if name in chosen]

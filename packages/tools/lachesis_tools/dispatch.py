@@ -21,7 +21,6 @@ from backends.errors import BackendError
 from backends.tasks import run_all
 from lachesis_tools.argument_schema import BadArguments, validate
 from lachesis_tools.builtin import BUILTIN_TOOLS
-from lachesis_tools.calling import CallableTools, callable_tools
 from lachesis_tools.json_results import as_json
 from lachesis_tools.text import cap_text, described, did_you_mean, shortened, to_json, valid_utf8
 from lachesis_tools.tool_registry import Tool, ToolCrashed, ToolFailure, ToolRegistry
@@ -59,6 +58,20 @@ class ToolResult:
             return self.content
         shown = [{"type": "image_url", "image_url": {"url": url}} for url in self.images]
         return {"type": "text", "text": self.content}, *shown
+
+
+@dataclass(frozen=True, slots=True)
+class CallableTools:
+    """The tools that the caller of a tool may call; `allowed` is None for all of the registry."""
+
+    registry: ToolRegistry
+    allowed: Collection[str] | None
+
+
+callable_tools: contextvars.ContextVar[CallableTools] = contextvars.ContextVar("callable_tools")
+"""Set in every call of a tool."""
+calling_agent: contextvars.ContextVar[Any] = contextvars.ContextVar("calling_agent", default=None)
+"""A function that returns the `CallingAgent` in calls by an agent loop."""
 
 
 class _TimeLimit(Exception):

@@ -20,8 +20,8 @@ from pydantic import Field
 from backends.base import Process, Sandbox
 from backends.first_use import in_turn
 from backends.tasks import cancel_all
-from lachesis_tools.calling import OF_THE_AGENT, callable_tools, calling_agent
-from lachesis_tools.dispatch import ToolResult, call_tool
+from lachesis_tools.calling_agent import OF_THE_AGENT, agent_of_call, callable_names
+from lachesis_tools.dispatch import ToolResult, call_tool, callable_tools
 from lachesis_tools.json_results import as_json
 from lachesis_tools.terminal import MAX_TIMEOUT, OUTPUT_CHARS
 from lachesis_tools.text import HeadTail, to_json
@@ -89,7 +89,7 @@ class _Script:
         self.done = False
         self._session, self._process = session, process
         self._registry = callable_tools.get().registry
-        self._names = callable_tools.get().names(*OF_THE_AGENT)
+        self._names = callable_names(*OF_THE_AGENT)
         self._output: str | None = None
 
     async def run(self, code: str) -> int:
@@ -126,7 +126,7 @@ class _Script:
             await cancel_all([task for task in (reading, answering) if task is not None])
 
     async def _answer(self, name: Any, arguments: Any) -> dict[str, Any]:
-        agent = calling_agent.get()
+        agent = agent_of_call()
         if self.calls.total() >= MAX_CALLS:
             return {"error": f"Not run: a script may make {MAX_CALLS} calls of tools."}
         if agent is not None and not agent.take_call():

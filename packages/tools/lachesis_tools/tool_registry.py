@@ -9,9 +9,8 @@ from __future__ import annotations
 import copy
 import importlib
 import inspect
-import itertools
 import re
-from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast, get_type_hints
@@ -267,14 +266,6 @@ class ToolReference:
     def load(self) -> Tool:
         """The tool."""
         return cast("Tool", getattr(importlib.import_module(self.module), self.name))
-
-
-def function_name(name: str, taken: Container[str] = ()) -> str:
-    """The name of a tool as models may call it. Other standards allow longer ones, and dots and slashes."""
-    fit = re.sub(r"[^A-Za-z0-9_-]", "_", name)
-    fit = (fit if re.match(r"[A-Za-z_]", fit) else f"_{fit}")[:64]
-    numbered = (f"{fit[:60]}_{number}" for number in itertools.count(2))
-    return fit if fit not in taken else next(each for each in numbered if each not in taken)
 
 
 def _check_limits(label: str, time_limit: float | None, max_result_chars: int) -> None:

@@ -18,7 +18,7 @@ from lachesis_console.agent.parameters import AgentParameters, AgentSettings, ot
 from lachesis_console.agent.recording import record_trajectory, write_session_log
 from lachesis_console.agent.resources import AgentResources, LoopThread
 from lachesis_console.agent.session import AgentAnswer, AgentSession
-from lachesis_tools.builtin import ON_REQUEST
+from lachesis_tools.on_request import ON_REQUEST
 
 
 class AIAgent:

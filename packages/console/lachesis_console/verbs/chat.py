@@ -181,9 +181,9 @@ def _environment(
 
     from lachesis.loop.loop import HermesAgentLoop
     from lachesis.runs.command_line import read_settings
-    from lachesis.settings.agent_tools import with_requested
     from lachesis.settings.hooks import of_hook
     from lachesis_console.replaced import with_methods
+    from lachesis_tools.on_request import with_requested
 
     done: list[bool] = []
     chosen = flags if chosen is None else chosen

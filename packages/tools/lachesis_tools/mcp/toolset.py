@@ -11,9 +11,10 @@ from typing import Any, Final
 
 from backends.errors import BackendError, SettingsError
 from lachesis_tools.dispatch import ToolResult
+from lachesis_tools.function_names import function_name
 from lachesis_tools.mcp.client import McpLost, McpRefused, McpStdioClient
 from lachesis_tools.text import to_json
-from lachesis_tools.tool_registry import Tool, function_name
+from lachesis_tools.tool_registry import Tool
 from lachesis_tools.tool_session import ToolSession, ToolSessions
 
 CALL_SECONDS: Final = 60.0
