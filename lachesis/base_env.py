@@ -83,8 +83,9 @@ class HermesAgentBaseEnv(AtroposBase):
         if self._class_error is not None:
             raise self._class_error
         self.config = as_env_config(config, self.env_config_cls)
-        if not self.config.terminal_carries_cd or self.config.web is not None or self.config.vision is not None:
-            self.__dict__["tools"] = chosen_tools(self.tools, self.config, self.run_name)
+        tools = chosen_tools(self.tools, self.config, self.run_name, user=self.follow_up is not None)
+        if tools is not self.tools:
+            self.__dict__["tools"] = tools
         self.server_configs = as_server_configs(server_configs)
         workers, per_server = self.config.max_num_workers, self.config.max_num_workers_per_node
         self.max_num_workers = per_server * len(self.server_configs) if workers == -1 else workers

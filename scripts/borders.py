@@ -22,17 +22,17 @@ from lachesis.ours import PACKAGES  # noqa: E402
 
 LIMITS = {
     "backends": 17_500,
-    "lachesis": 17_030,  # the setting web
+    "lachesis": 17_210,  # the settings web, vision and mcp, sub-agents
     "lachesis_client": 2_920,  # streams
     "lachesis_compat": 4_640,  # tools.web_tools and others, the agent under its old name
-    "lachesis_console": 6_600,  # the plays and findings of the audit, chats, the agent
+    "lachesis_console": 6_900,  # the plays and findings of the audit, chats, the agent
     "lachesis_data": 6_500,
-    "lachesis_doors": 4_600,
+    "lachesis_doors": 4_330,  # without the client of MCP, which tools have
     "lachesis_envs": 8_500,  # web_research
     "lachesis_messages": 4_590,
     "lachesis_testing": 9_120,
     "lachesis_tokens": 13_000,
-    "lachesis_tools": 4_080,  # tools of the web, images
+    "lachesis_tools": 4_950,  # tools of the web and on request, MCP servers, images
     "lachesis_train": 13_850,
     "lachesis_view": 4_510,
     "tool_call_parsers": 12_000,

@@ -45,6 +45,11 @@ class RolloutClock:
         self._timeout: asyncio.Timeout | None = None
         self._timer: asyncio.TimerHandle | None = None
 
+    def wait_for(self, others: Callable[[], float]) -> None:
+        """Count the seconds of `others` as waiting too, of which there are none so far."""
+        before = self._waited
+        self._waited = lambda: before() + others()
+
     def ask(self) -> None:
         """A request begins."""
         self._since, self._commands = time.monotonic(), False

@@ -32,6 +32,8 @@ class AgentConversation:
         self.turn_began = len(self.history)
         """The last turn that was answered begins here."""
         self.size: CountedMessages | None = None
+        self.cut_off: list[ToolResponse] = []
+        """Results without an end, of sub-agents that were still at work."""
 
     def count_with(self, size: CountedMessages) -> None:
         """Tell `size` of the messages, and of each change from now on."""
@@ -48,6 +50,14 @@ class AgentConversation:
         self.turn_began, self.answered_length = self.answered_length, len(self.history)
         if good:
             self.good_length = self.answered_length
+
+    def drop_unfinished(self, reason: str) -> None:
+        """Cut off the turn that is not answered to its end, with what sub-agents said for it."""
+        for result in self.cut_off:
+            self.append(result)
+        self.cut_off = []
+        if len(self.history) > self.answered_length:
+            self.rewind(self.answered_length, f"unfinished turn: {reason}")
 
     def append(self, entry: ChatResponse | ToolResponse | Message) -> None:
         self.history.append(entry)

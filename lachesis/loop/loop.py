@@ -10,6 +10,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from backends import BackendError, SandboxExhausted
@@ -18,7 +19,7 @@ from lachesis.loop.conversation import AgentConversation
 from lachesis.loop.interrupted import note_agent
 from lachesis.loop.limits import LoopLimits
 from lachesis.loop.open_runs import note_failure
-from lachesis.loop.outcome import Outcome
+from lachesis.loop.outcome import OF_A_FULL_CONTEXT, Outcome, RolloutEnded
 from lachesis.loop.result import AgentResult, StepReward, TokenCount, ToolCount, ToolError, step_rewards
 from lachesis.loop.tool_calls import ExecuteTools, in_open_run, unrun
 from lachesis.loop.turn_check import RESAMPLED, TurnCheck, check_turn
@@ -30,22 +31,12 @@ from lachesis_messages.messages import FinishReason, Message, ToolCall
 from lachesis_messages.responses import ChatResponse, ToolResponse
 from lachesis_tools import ToolCrashed, ToolResult
 from lachesis_tools.budget import ResultBudget
+from lachesis_tools.dispatch import calling_agent
 
 if TYPE_CHECKING:
+    from lachesis.loop.calling_agent import LoopAgent
     from lachesis.loop.context_edits import Compression, RolloutCompression
     from lachesis_client.chat_completion_server import ChatCompletionServer, ChatServer, CompletionSource
-
-_OF_A_FULL_CONTEXT = (Outcome.CONTEXT_EXHAUSTED, Outcome.MODEL_ERROR)
-"""How a rollout ends whose next completion has too little room."""
-
-
-class _Ended(Exception):
-    """The rollout is over. Carries the outcome."""
-
-    def __init__(self, outcome: Outcome, reason: str) -> None:
-        super().__init__(reason)
-        self.outcome = outcome
-        self.reason = reason
 
 
 class HermesAgentLoop:
@@ -70,6 +61,9 @@ class HermesAgentLoop:
 
     follow_up: Callable[[MessageHistory], Awaitable[str | ToolResult | None]] | None = None
     """Called when the model has answered: the user's message, or None at the end. It may be set before `run`."""
+    clarify: Callable[[str, Sequence[str]], Awaitable[str | None]] | None = None
+    """What a person answers to a question with choices; None asks `follow_up`."""
+    sub_agents: HermesAgentLoop | None = None  # whose server and tools they use, where a person watches those of this
 
     def __init__(
         self,
@@ -123,14 +117,14 @@ class HermesAgentLoop:
         execute = self.execute
         if execute is None and self.tool_schemas:
             execute = in_open_run(self.task_id, tuple(self.required_arguments), self.budget_config)
-        result = await _Rollout(self, messages, execute).play()
+        result = await PlayedRollout(self, messages, execute).play()
         if self.execute is None and result.error is not None:
             note_failure(self.task_id, result.error)
             raise result.error
         return result
 
 
-class _Rollout:
+class PlayedRollout:
     """The state of one run."""
 
     def __init__(
@@ -167,6 +161,13 @@ class _Rollout:
             self.compression = loop.compression.of_rollout(self, max_resamples=limits.max_resamples)
             self.conversation.count_with(self.compression.size)
 
+    @cached_property
+    def agent(self) -> LoopAgent:
+        """The agent, as its tools see it."""
+        from lachesis.loop.calling_agent import LoopAgent  # few tools ask for it
+
+        return LoopAgent(self)
+
     async def play(self) -> AgentResult:
         error: Exception | None = None
         deadline = asyncio.timeout(None)
@@ -178,7 +179,7 @@ class _Rollout:
                         await self.turn()
                 finally:
                     self.clock.stop()
-        except _Ended as end:
+        except RolloutEnded as end:
             outcome, reason = end.outcome, end.reason
         except ContextExhausted as refused:
             outcome, reason = Outcome.CONTEXT_EXHAUSTED, str(refused)
@@ -214,13 +215,11 @@ class _Rollout:
     def result(self, outcome: Outcome, reason: str, error: Exception | None = None) -> AgentResult:
         """The agent's result, without an unfinished turn."""
         compression = self.compression
-        full = outcome in _OF_A_FULL_CONTEXT and not self.tokens_are_spent
+        full = outcome in OF_A_FULL_CONTEXT and not self.tokens_are_spent
         if compression is not None and compression.broken and full:
             outcome, error = Outcome.INFRA_ERROR, compression.broken
             reason = f"{reason}; its context could not be compressed: {error}"
-        conversation = self.conversation
-        if len(conversation.history) > conversation.answered_length:
-            conversation.rewind(conversation.answered_length, f"unfinished turn: {reason}")
+        self.conversation.drop_unfinished(reason)
         return AgentResult(
             turns_used=self.turns,
             finished_naturally=outcome is Outcome.COMPLETED,
@@ -228,7 +227,7 @@ class _Rollout:
             tool_errors=self.tool_errors,
             outcome=outcome,
             reason=reason,
-            history=conversation.history,
+            history=self.conversation.history,
             tool_counts=self.tool_counts,
             tokens=self.tokens,
             api_calls=self.api_calls,
@@ -255,7 +254,7 @@ class _Rollout:
         if not message.tool_calls:
             self.conversation.answered_length = len(self.conversation.history)
             if response.finish_reason is FinishReason.LENGTH:
-                raise _Ended(Outcome.CONTEXT_EXHAUSTED, "the token limit cut the answer off")
+                raise RolloutEnded(Outcome.CONTEXT_EXHAUSTED, "the token limit cut the answer off")
             ask_user, history = self.loop.follow_up, self.conversation.history
             if ask_user is not None and (said := await ask_user(history)) is not None:
                 said = said if isinstance(said, ToolResult) else ToolResult(said)
@@ -265,7 +264,7 @@ class _Rollout:
                     self.conversation.begin_turn()
                     self.faulty_turns = 0
                     return
-            raise _Ended(Outcome.COMPLETED, "the model answered")
+            raise RolloutEnded(Outcome.COMPLETED, "the model answered")
         await self.run_tools(message, check)
         self.settle(check)
 
@@ -280,11 +279,11 @@ class _Rollout:
     def check_budgets(self) -> None:
         limits = self.loop.limits
         if self.clock.used_up:
-            raise _Ended(Outcome.TIMEOUT, self.time_is_over())
+            raise RolloutEnded(Outcome.TIMEOUT, self.time_is_over())
         if self.turns >= self.loop.max_turns:
-            raise _Ended(Outcome.MAX_TURNS, f"{self.turns} turns without a final answer")
+            raise RolloutEnded(Outcome.MAX_TURNS, f"{self.turns} turns without a final answer")
         if limits.max_tool_calls is not None and self.tool_calls >= limits.max_tool_calls:
-            raise _Ended(Outcome.MAX_TURNS, f"the budget of {limits.max_tool_calls} tool calls is used up")
+            raise RolloutEnded(Outcome.MAX_TURNS, f"the budget of {limits.max_tool_calls} tool calls is used up")
         if limits.rollout_token_budget is not None:
             if self.tokens.uncounted_requests:
                 raise InferenceError(
@@ -294,7 +293,7 @@ class _Rollout:
                 )
             if self.tokens_are_spent:
                 used_up = f"the budget of {limits.rollout_token_budget} tokens is used up"
-                raise _Ended(Outcome.CONTEXT_EXHAUSTED, used_up)
+                raise RolloutEnded(Outcome.CONTEXT_EXHAUSTED, used_up)
 
     async def sample(self) -> tuple[ChatResponse, TurnCheck]:
         """A completion that can stay, appended to the history; unusable ones are recorded and sampled again."""
@@ -304,10 +303,10 @@ class _Rollout:
             response = response.with_new_call_ids(self.call_ids)
             self.conversation.append(response)
             if self.clock.used_up:
-                raise _Ended(Outcome.TIMEOUT, self.time_is_over())
+                raise RolloutEnded(Outcome.TIMEOUT, self.time_is_over())
             if response.finish_reason is FinishReason.CONTENT_FILTER:
                 word = response.raw_finish_reason or response.finish_reason.value
-                raise _Ended(Outcome.REFUSED, f"the server withheld the answer: finish reason {word!r}")
+                raise RolloutEnded(Outcome.REFUSED, f"the server withheld the answer: finish reason {word!r}")
             check = check_turn(response, self.loop.required_arguments)
             if check.flaw not in RESAMPLED:
                 return response, check
@@ -315,7 +314,7 @@ class _Rollout:
             described = f"{check.flaw.value}: {check.detail}" if check.detail else check.flaw.value
             self.conversation.rewind(self.conversation.answered_length, described, attempt=True)
             if attempts > self.loop.limits.max_resamples:
-                raise _Ended(
+                raise RolloutEnded(
                     Outcome.MODEL_ERROR, f"{attempts} unusable completions in a row, the last one: {described}"
                 )
 
@@ -358,11 +357,12 @@ class _Rollout:
                 raise RuntimeError("a tool was called although none was offered")
             started = time.monotonic()
             self.clock.run()
+            self.tool_calls += len(allowed)
+            calling_agent.set(lambda: self.agent)
             done = await self.execute(allowed)
             self.clock.settle()
             self.seconds_in_tools += time.monotonic() - started
             results = {call.id: result for call, result in zip(allowed, done, strict=True)}
-            self.tool_calls += len(allowed)
         for call in message.tool_calls:
             self.answer(call, results.get(call.id) or unrun(call, check, ran=results))
 
@@ -372,6 +372,7 @@ class _Rollout:
             tool=call.name,
             duration=result.duration,
             error=result.error,
+            chat=result.chat,
         )
         self.conversation.append(response)
         self.step_rewards += step_rewards(self.turns, call.name, result)
@@ -388,7 +389,7 @@ class _Rollout:
         """The turn is answered. After too many faulty ones in a row, give up and roll back to before the first."""
         self.conversation.end_turn(good=check.flaw is None)
         if self.ended_by:
-            raise _Ended(Outcome.COMPLETED, f"the tool {self.ended_by} ended the task")
+            raise RolloutEnded(Outcome.COMPLETED, f"the tool {self.ended_by} ended the task")
         if check.flaw is None:
             self.faulty_turns = 0
             return
@@ -396,4 +397,4 @@ class _Rollout:
         if self.faulty_turns >= self.loop.limits.max_faulty_turns:
             reason = f"{self.faulty_turns} faulty turns in a row, the last one: {check.flaw.value}: {check.detail}"
             self.conversation.rewind(self.conversation.good_length, reason)
-            raise _Ended(Outcome.MODEL_ERROR, reason)
+            raise RolloutEnded(Outcome.MODEL_ERROR, reason)

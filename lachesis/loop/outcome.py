@@ -30,3 +30,16 @@ class Outcome(StrEnum):
     def scored(self) -> bool:
         """Whether the rollout says something about the model."""
         return self is not Outcome.INFRA_ERROR
+
+
+OF_A_FULL_CONTEXT = (Outcome.CONTEXT_EXHAUSTED, Outcome.MODEL_ERROR)
+"""How a rollout ends whose next completion has too little room."""
+
+
+class RolloutEnded(Exception):
+    """Raised in the agent loop when the rollout is over."""
+
+    def __init__(self, outcome: Outcome, reason: str) -> None:
+        super().__init__(reason)
+        self.outcome = outcome
+        self.reason = reason

@@ -73,10 +73,16 @@ async def run_resources(
         except ValueError as error:
             raise UnusableBackendSettings(f"the settings of the sandboxes: {with_settings(str(error))}") from error
         tools = _tools(env)
-        if env.needs_sandboxes or (env.needs_sandboxes is None and (tools or env.prepares_sandboxes)):
+        if env.needs_sandboxes or (env.needs_sandboxes is None and (tools or config.mcp or env.prepares_sandboxes)):
             await _check_backend(backend, spec)
         sessions = ToolSessions(backend, spec, terminal_timeout=float(config.terminal_timeout))
         stack.push_async_callback(sessions.close_all)
+        if config.mcp:
+            from lachesis_tools.mcp.toolset import mcp_tools
+
+            listed = await mcp_tools(config.mcp, sessions)
+            env.__dict__["tools"] = env.tools.extended(*(tool for tool in listed if tool.name not in env.tools))
+            tools = _tools(env)
         open_run = OpenRun(
             sessions,
             env.tools,

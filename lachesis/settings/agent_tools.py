@@ -14,6 +14,7 @@ from lachesis_tools.toolsets import (
     HOW_TO_PROVIDE,
     PROVIDED_TOOLSETS,
     REMOVED_TOOLSETS,
+    TOOLSETS,
     ToolsetError,
     has_toolset,
     left_out_tools,
@@ -85,14 +86,31 @@ class AgentTools:
 
     @staticmethod
     def advice(missing: Sequence[str]) -> str:
-        """How to get the tools of missing toolsets, where a setting provides them."""
-        return f"; {HOW_TO_PROVIDE}" if PROVIDED_TOOLSETS.keys() & {*missing} else ""
+        """How to get the tools of missing toolsets, where a setting or the environment provides them."""
+        of_web = f"; {HOW_TO_PROVIDE}" if PROVIDED_TOOLSETS.keys() & {*missing} else ""
+        if "clarify" not in missing:
+            return of_web
+        from lachesis_tools.on_request import NEEDS_USER
+
+        return f"{of_web}; {NEEDS_USER}"
 
 
-def chosen_tools(tools: ToolRegistry, config: HermesAgentEnvConfig, name: str) -> ToolRegistry:
-    """An environment's own tools, changed and extended as its settings say; `name` is that of its runs."""
+def chosen_tools(tools: ToolRegistry, config: HermesAgentEnvConfig, name: str, *, user: bool) -> ToolRegistry:
+    """An environment's own tools, changed and extended as its settings say; `name` is that of its runs, and `user` says
+    whether somebody answers the agent. Those of MCP servers come when a run begins.
+
+    Raises ToolsetError for the toolset `mcp` without servers."""
+    named = {*(config.enabled_toolsets or ())}
+    if named - TOOLSETS.keys():
+        from lachesis_tools.on_request import with_requested
+
+        tools = with_requested(tools, named, user=user)
+    if "mcp" in named and not config.mcp:
+        raise ToolsetError("'mcp' has no tools here: name servers with --env.mcp (docs/tools.md)")
     if not config.terminal_carries_cd:
         tools = without_carried_folder(tools)
+    if config.web is None and config.vision is None:
+        return tools
     from lachesis_tools.provided import provided_tools
 
     groups = Path(config.data_path_to_save_groups or f"data/{name}/groups.jsonl")

@@ -24,6 +24,7 @@ from lachesis_console.agent import load_cli_config
 from lachesis_console.agent.session import SUMMARY
 from lachesis_messages.records.dataset_entries import load_trajectories
 from lachesis_testing.scripted_server import ScriptedServer, call, say
+from tests.tools.test_mcp_toolset import COMMAND
 
 TWO = [
     call(("terminal", {"command": "echo one > a.txt; cat a.txt"}), reasoning_content="First a file."),
@@ -275,6 +276,28 @@ def test_the_model_can_ask_the_person() -> None:
     script = [call(("clarify", {"question": "Which?", "choices": ["a", "b"]})), say("Then b.")]
     with agent_for(script, clarify_callback=lambda question, choices: f"{question} {choices[1]}") as (agent, _):
         assert agent.run_conversation("Choose.")["messages"][2]["content"] == "Which? b"
+
+
+def test_a_sub_agent_works_unseen_with_the_tools_of_the_agent_and_of_a_server(own_folder: Path) -> None:
+    (own_folder / "cli-config.yaml").write_text(json.dumps({"env": {"mcp": {"sums": COMMAND}}}))
+    started: list[str] = []
+    texts: list[str] = []
+    script = [
+        call(("delegate_task", {"goal": "Add.", "toolsets": ["mcp"]})),
+        call(("sums__add", {"by": 4})),
+        say("It is 4."),
+        say("The sum is 4."),
+    ]
+    toolsets = ["terminal", "delegation", "mcp", "memory"]
+    with agent_for(script, enabled_toolsets=toolsets, tool_start_callback=lambda *of: started.append(of[1])) as (
+        agent,
+        server,
+    ):
+        result = agent.run_conversation("Go.", stream_callback=texts.append)
+        assert {"delegate_task", "memory"} < agent.valid_tool_names and "clarify" not in agent.valid_tool_names
+    assert result["messages"][2]["content"] == "It is 4." and result["final_response"] == "The sum is 4."
+    assert started == ["delegate_task"] and "".join(texts) == "The sum is 4."
+    assert [tool["function"]["name"] for tool in server.requests[1]["tools"]] == ["sums__add", "sums__fail_now"]
 
 
 def test_an_unknown_parameter_is_an_error_that_names_the_nearest() -> None:

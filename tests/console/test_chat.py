@@ -114,6 +114,23 @@ def test_a_result_that_differs_from_the_recording_is_shown(recorded: Path, tmp_p
     )
 
 
+async def test_the_person_answers_the_questions_of_the_model_and_sees_no_turn_of_a_sub_agent(tmp_path: Path) -> None:
+    script = [
+        call(("clarify", {"question": "Which part?", "choices": ["gear-33", "gear-34"]})),
+        call(("delegate_task", {"goal": "Find the price."})),
+        say("It costs 7."),
+        say("The price is 7."),
+    ]
+    async with ScriptedServer(script) as server:
+        line = ["tool_result", "-m", "scripted", "-b", server.base_url, "-o", f"{tmp_path}/run"]
+        flag = "--env.enabled_toolsets=[clarify, delegation]"
+        said = await asyncio.to_thread(chat, tmp_path, *line, flag, typed="2\n\n/quit\n")
+    assert "1. gear-33\n" in said and "agent: It costs 7." not in said and "agent: The price is 7." in said
+    [record] = records(tmp_path / "run")
+    results = [message["content"] for message in record["messages"][0] if message["role"] == "tool"]
+    assert results == ["gear-34", "It costs 7."]
+
+
 def test_commands_of_a_chat_with_a_model(tmp_path: Path) -> None:
     typed = "/help\n/tools\n/reward\n/usage\n/history\n/undo\n/retry\n/nope\n/undo x\n/save {}\n/branch b\n/quit\n"
     typed = typed.replace("{}", str(tmp_path / "saved.json"))

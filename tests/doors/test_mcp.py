@@ -16,8 +16,8 @@ from aiohttp import web
 from backends import SandboxSpec, create_backend
 from backends.errors import SettingsError
 from lachesis.cli.environment_classes import environment_class
-from lachesis_doors.guest_process import GuestError, GuestLost
-from lachesis_doors.mcp_client import GuestLate, McpHttpClient, McpStdioClient
+from lachesis_doors.mcp_http import McpHttpClient
+from lachesis_tools.mcp.client import McpLate, McpLost, McpRefused, McpStdioClient
 from tests.support.scripted_server import call, say
 from tests.support.small_envs import lines, process, rollouts
 
@@ -119,18 +119,18 @@ async def test_the_client_answers_what_the_server_asks_and_takes_answers_in_any_
         for number in range(300):
             assert (await client.call("add", {"by": 1}))["text"] == str(number + 2)
         assert (await client.call("big", {"by": 700_000}))["text"] == "x" * 700_000
-        with pytest.raises(GuestLost, match=r"ended with 3: y+the wheel came off"):
+        with pytest.raises(McpLost, match=r"ended with 3: y+the wheel came off"):
             await client.call("die", {})
-        with pytest.raises(GuestLost, match="ended with 3"):
+        with pytest.raises(McpLost, match="ended with 3"):
             await client.call("add", {"by": 1})
 
 
 @pytest.mark.parametrize(
     ("habit", "error", "said"),
     [
-        ("dies", GuestLost, "ended with 1: no licence"),
-        ("sleeps", GuestLate, "did not answer initialize in 2 s"),
-        ("pages", GuestError, "has not listed its tools after 1000 pages"),
+        ("dies", McpLost, "ended with 1: no licence"),
+        ("sleeps", McpLate, "did not answer initialize in 2 s"),
+        ("pages", McpRefused, "has not listed its tools after 1000 pages"),
     ],
 )
 async def test_a_server_that_does_not_start_is_named(habit: str, error: type[Exception], said: str) -> None:
@@ -144,9 +144,9 @@ async def test_a_server_that_does_not_read_is_late() -> None:
     async with in_sandbox() as client:
         await client.open()
         client.timeout = 1
-        with pytest.raises(GuestLate):
+        with pytest.raises(McpLate):
             await client.ask("tools/call", {"name": "slow", "arguments": {}})
-        with pytest.raises(GuestLate):
+        with pytest.raises(McpLate):
             await client.ask("tools/call", {"name": "add", "arguments": {"by": "x" * 5_000_000}})
 
 
@@ -246,7 +246,7 @@ async def test_over_http_the_session_the_version_and_long_events_are_kept() -> N
 @pytest.mark.parametrize("habit", ["fails", "half", "breaks"])
 async def test_over_http_a_server_that_fails_is_lost(habit: str) -> None:
     async with over_http(habit) as (_, client):
-        with pytest.raises(GuestLost, match=r"eyes at http://127"):
+        with pytest.raises(McpLost, match=r"eyes at http://127"):
             await client.call("see", {})
 
 
@@ -259,5 +259,5 @@ async def test_over_http_a_refusal_with_a_reason_is_an_answer() -> None:
 async def test_a_server_that_is_away_is_named_with_the_next_step(tmp_path: Path, query: str) -> None:
     (tmp_path / "tasks.jsonl").write_text('{"prompt": "", "answer": ""}')
     env_cls = environment_class(f"mcp:{tmp_path}/tasks.jsonl?{query}")
-    with pytest.raises(GuestLost, match=r"the MCP server eyes .*Next step: start the server"):
+    with pytest.raises(McpLost, match=r"the MCP server eyes .*Next step: start the server"):
         await process(env_cls, tmp_path, [], enabled_toolsets=[], total_steps=1)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-import re
 from abc import abstractmethod
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Any, ClassVar, Literal, Protocol, Self, cast
@@ -27,6 +25,7 @@ from lachesis import (
 from lachesis.cli.environment_classes import read_target
 from lachesis.rewards.reward import scored_by_steps
 from lachesis_tools import ToolSession
+from lachesis_tools.function_names import function_name
 
 PATIENCE = 0.8
 """The share of `setup_timeout` for which a rollout waits for a place where sessions are limited."""
@@ -184,11 +183,3 @@ def _result(answer: Mapping[str, Any]) -> ToolResult:
         text = json.dumps({"error": text or error}, ensure_ascii=False)
     images, reward = tuple(answer.get("images") or ()), None if reward is None else float(reward)
     return ToolResult(text, error or None, images=images, reward=reward, done=bool(answer.get("done")))
-
-
-def function_name(name: str, taken: Container[str] = ()) -> str:
-    """The name of a tool as models may call it. Other standards allow longer ones, and dots and slashes."""
-    fit = re.sub(r"[^A-Za-z0-9_-]", "_", name)
-    fit = (fit if re.match(r"[A-Za-z_]", fit) else f"_{fit}")[:64]
-    numbered = (f"{fit[:60]}_{number}" for number in itertools.count(2))
-    return fit if fit not in taken else next(each for each in numbered if each not in taken)

@@ -16,9 +16,9 @@ from typing import Any
 
 from backends.errors import SettingsError
 from lachesis_doors.door_env import DoorEnv, DoorSession
-from lachesis_doors.guest_process import GuestLost
-from lachesis_doors.mcp_client import McpClient, McpHttpClient, McpStdioClient
+from lachesis_doors.mcp_http import McpHttpClient
 from lachesis_tools import ToolSession
+from lachesis_tools.mcp.client import McpClient, McpLost, McpStdioClient
 
 _CHECK_SECONDS = 120.0
 
@@ -49,12 +49,12 @@ class McpEnv(DoorEnv):
                 await self._prepare(self._rows[number], session)
                 async with self._opened(session) as clients:
                     self._listed = [tool for client in clients.values() for tool in await client.tools()]
-            except GuestLost as error:
+            except McpLost as error:
                 next_step = (
                     "Next step: start the server, or correct its command or address. A command runs in the sandbox, "
                     "where programs of this machine are visible by terminal_options.mounts"
                 )
-                raise GuestLost(f"{error}. {next_step}") from error
+                raise McpLost(f"{error}. {next_step}") from error
             finally:
                 await self.player.sessions.close(session.task_id)
         return self._rows[number], self._listed

@@ -18,7 +18,7 @@ import aiohttp
 from backends.errors import SettingsError
 from lachesis_doors.door_env import DoorEnv, DoorSession
 from lachesis_doors.guest_process import GuestError, GuestLost, broken_answers
-from lachesis_doors.mcp_client import named_events
+from lachesis_doors.mcp_http import named_events
 from lachesis_tools import ToolSession
 
 _SECONDS = 300.0

@@ -9,6 +9,7 @@ rollout is not scored, and the run shows the traceback. So no model is trained o
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import itertools
 import math
 import time
@@ -47,6 +48,8 @@ class ToolResult:
     """The reward of this step, if the tool is an environment that has such."""
     done: bool = False
     """Whether the task is over: later calls of the turn are not run, and the agent has no further turn."""
+    chat: Any = None
+    """The `MessageHistory` of the sub-agent that made this answer, whose samples belong to the rollout."""
 
     @property
     def parts(self) -> str | tuple[Mapping[str, Any], ...]:
@@ -55,6 +58,20 @@ class ToolResult:
             return self.content
         shown = [{"type": "image_url", "image_url": {"url": url}} for url in self.images]
         return {"type": "text", "text": self.content}, *shown
+
+
+@dataclass(frozen=True, slots=True)
+class CallableTools:
+    """The tools that the caller of a tool may call; `allowed` is None for all of the registry."""
+
+    registry: ToolRegistry
+    allowed: Collection[str] | None
+
+
+callable_tools: contextvars.ContextVar[CallableTools] = contextvars.ContextVar("callable_tools")
+"""Set in every call of a tool."""
+calling_agent: contextvars.ContextVar[Any] = contextvars.ContextVar("calling_agent", default=None)
+"""A function that returns the `CallingAgent` in calls by an agent loop."""
 
 
 class _TimeLimit(Exception):
@@ -91,7 +108,7 @@ async def call_tool(
         session.require_open()
         if tool.session_parameter is not None:
             keywords[tool.session_parameter] = session
-        value = await _run(tool, keywords, session)
+        value = await _run(tool, keywords, session, CallableTools(registry, allowed))
         if not isinstance(value, ToolResult):
             value = ToolResult(value if isinstance(value, str) else to_json(value))
         if value.reward is not None and not math.isfinite(value.reward):
@@ -170,9 +187,11 @@ def _find(name: str, registry: ToolRegistry, allowed: Collection[str] | None) ->
     return tool
 
 
-async def _run(tool: Tool, keywords: dict[str, Any], session: ToolSession) -> Any:
+async def _run(tool: Tool, keywords: dict[str, Any], session: ToolSession, tools: CallableTools) -> Any:
     """Run the tool in a separate task, so that its own cancellations and exits do not reach the caller."""
-    task = asyncio.ensure_future(_contained(tool, keywords))
+    context = contextvars.copy_context()
+    context.run(callable_tools.set, tools)
+    task = asyncio.get_running_loop().create_task(_contained(tool, keywords), context=context)
     clock = asyncio.get_running_loop().time
     began = clock()
     try:

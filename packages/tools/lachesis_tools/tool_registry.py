@@ -118,6 +118,7 @@ class Tool:
         max_result_chars: int = MAX_RESULT_CHARS,
         errors: Iterable[type[Exception]] = (),
         offered: bool = True,
+        in_session: bool = False,
     ) -> Tool:
         """A tool whose arguments have a JSON schema, such as a tool of another framework or of an MCP server.
 
@@ -129,6 +130,7 @@ class Tool:
                 tool does.
             offered: Whether the prompt tells the model of it. If not, the model may call it all the same: a message of
                 the environment describes it later, for the tools of a prompt cannot change during a rollout.
+            in_session: Whether `call` gets the `ToolSession` in place of what the environment yielded.
 
         The other arguments are those of `tool`.
 
@@ -141,7 +143,7 @@ class Tool:
             name=name,
             toolset=toolset,
             description=description,
-            function=partial(_call_with_arguments, call),
+            function=partial(_call_with_arguments, call, in_session),
             declared=read_schema(name, parameters),
             session_parameter=_SESSION,
             concurrency_safe=concurrency_safe,
@@ -287,10 +289,12 @@ def _declared_errors(label: str, errors: Iterable[type[Exception]]) -> tuple[typ
     return declared
 
 
-async def _call_with_arguments(call: Callable[[dict[str, Any], Any], Awaitable[Any]], **keywords: Any) -> Any:
+async def _call_with_arguments(
+    call: Callable[[dict[str, Any], Any], Awaitable[Any]], in_session: bool, /, **keywords: Any
+) -> Any:
     session: ToolSession = keywords.pop(_SESSION)
     sent = {name: value for name, value in keywords.items() if value is not NOT_SENT}
-    return await call(sent, session.rollout_session)
+    return await call(sent, session if in_session else session.rollout_session)
 
 
 class ToolRegistry(Mapping[str, Tool]):

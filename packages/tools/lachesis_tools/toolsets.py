@@ -60,9 +60,10 @@ PROVIDED_TOOLSETS: Mapping[str, Toolset] = MappingProxyType(
         "web": Toolset("Search the web and read pages.", ("web_search", "web_extract")),
         "search": Toolset("Search the web.", ("web_search",)),
         "vision": Toolset("Look at images.", ("vision_analyze",)),
+        "mcp": Toolset("The tools of MCP servers."),
     }
 )
-"""Toolsets that exist where a registry has their tools, which a setting provides."""
+"""Toolsets that exist where a setting provides their tools; those of MCP servers are known when a run has begun."""
 HOW_TO_PROVIDE = (
     "tools of the web need a provider of pages: --env.web, for example corpus:pages.jsonl; vision needs one who looks "
     "at images: --env.vision policy, or MODEL@URL (docs/tools.md)"

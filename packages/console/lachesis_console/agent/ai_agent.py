@@ -6,18 +6,19 @@ import asyncio
 import threading
 import uuid
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Self, Unpack
 
-from lachesis import BUILTIN_TOOLS, LachesisError, Outcome, Tool, tool
+from lachesis import BUILTIN_TOOLS, LachesisError, Outcome
 from lachesis_console.agent.callbacks import AgentCallbacks, OnText
 from lachesis_console.agent.parameters import AgentParameters, AgentSettings, other_model, read_parameters
 from lachesis_console.agent.recording import record_trajectory, write_session_log
 from lachesis_console.agent.resources import AgentResources, LoopThread
 from lachesis_console.agent.session import AgentAnswer, AgentSession
+from lachesis_tools.on_request import ON_REQUEST
 
 
 class AIAgent:
@@ -40,7 +41,7 @@ class AIAgent:
         self._began = datetime.now()
         self._iterations_left = self._given.get("iteration_budget")
         clarify = self._given.get("clarify_callback")
-        registry = BUILTIN_TOOLS if clarify is None else BUILTIN_TOOLS.extended(_clarify_tool(clarify))
+        registry = BUILTIN_TOOLS if clarify is None else BUILTIN_TOOLS.extended(ON_REQUEST["clarify"])
         environment = self._settings.environment
         if clarify is not None and environment.enabled_toolsets is not None:
             environment = environment.model_copy(
@@ -216,6 +217,7 @@ class AIAgent:
             prefill_messages=given.get("prefill_messages") or (),
             compression=resources.compression,
             tool_delay=given.get("tool_delay") or 0.0,
+            clarify=given.get("clarify_callback"),
         )
         for text in self._steered:
             session.steer(text)
@@ -251,17 +253,3 @@ def _close(thread: LoopThread, resources: AgentResources) -> None:
         thread.result(resources.close())
     finally:
         thread.close()
-
-
-def _clarify_tool(ask: Callable[[str, Sequence[str]], str]) -> Tool:
-    @tool(toolset="clarify", name="clarify", time_limit=None)
-    async def clarify(question: str, choices: list[str] | None = None) -> str:
-        """Ask the user a question when the task is not clear.
-
-        Args:
-            question: The question.
-            choices: Answers to choose from; the user may give another one.
-        """
-        return await asyncio.to_thread(ask, question, choices or [])
-
-    return clarify

@@ -51,7 +51,7 @@ class AgentParameters(TypedDict, total=False):
     skip_context_files: bool
     """No effect: no context files are read."""
     skip_memory: bool
-    """No effect: there is no memory."""
+    """No effect: no memory lasts longer than a conversation."""
     providers_allowed: Sequence[str] | None
     providers_ignored: Sequence[str] | None
     providers_order: Sequence[str] | None

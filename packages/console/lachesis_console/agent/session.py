@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -97,6 +98,7 @@ class AgentSession:
         calls: the session of the tools, which the caller closes.
         fallback: asked from the first request on that `server` cannot answer.
         tool_delay: seconds between the tool calls of two turns.
+        clarify: `(question, choices)`; a person's answer. It is called on a thread of its own.
     """
 
     def __init__(
@@ -116,6 +118,7 @@ class AgentSession:
         prefill_messages: Sequence[Mapping[str, Any]] = (),
         compression: Compression | None = None,
         tool_delay: float = 0.0,
+        clarify: Callable[[str, Sequence[str]], str] | None = None,
     ) -> None:
         self.definitions = list(definitions)
         self.events = events or AgentEvents()
@@ -136,6 +139,7 @@ class AgentSession:
             "prefill_messages": prefill_messages,
         }
         self._compression = compression
+        self._clarify = clarify
         self._stop = asyncio.Event()
         self._steered: list[str] = []
         self._requests = 0
@@ -179,6 +183,10 @@ class AgentSession:
             **self._options,
         )
         loop.follow_up = self._said_meanwhile
+        loop.sub_agents = copy.copy(loop)  # nobody watches them
+        loop.sub_agents.server, loop.sub_agents.execute = self._servers[0], self._calls
+        if (ask := self._clarify) is not None:
+            loop.clarify = lambda question, choices: asyncio.to_thread(ask, question, choices)
         result = await loop.run(messages)
         self.history = result.history
         if result.outcome is Outcome.MAX_TURNS and not self._stop.is_set():

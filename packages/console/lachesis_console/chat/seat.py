@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import functools
 import inspect
 import signal
@@ -109,6 +110,8 @@ class Seat:
     def attach(self, loop: HermesAgentLoop, server: Any, player: RolloutPlayer, item: Any) -> HermesAgentLoop:
         """Take the place of the server in `loop`, and run its calls so that they are shown and can be interrupted."""
         self.loop, self.server, self.player, self.item = loop, server, player, item
+        loop.sub_agents = copy.copy(loop)  # whose turns are not shown
+        loop.clarify = self.clarify
         self._execute: Any = loop.execute
         loop.server = self
         loop.execute = self._run_calls
@@ -313,6 +316,14 @@ class Seat:
                 return Action.AGAIN
             elif response is None:
                 return Action.AGAIN
+
+    async def clarify(self, question: str, choices: Sequence[str]) -> str | None:
+        """The person's answer to a question of the model: a text, or the number of a choice."""
+        numbered = (f"{number}. {choice}" for number, choice in enumerate(choices, 1))
+        self.screen.said("agent", "\n".join([question, *numbered]))
+        line = (await self._line("you> ") or "").strip()
+        chosen = line.isdecimal() and 0 < int(line) <= len(choices)
+        return choices[int(line) - 1] if chosen else line or None
 
     async def _line(self, prompt: str) -> str | None:
         for second in (False, True):

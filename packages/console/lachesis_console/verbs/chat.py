@@ -183,6 +183,7 @@ def _environment(
     from lachesis.runs.command_line import read_settings
     from lachesis.settings.hooks import of_hook
     from lachesis_console.replaced import with_methods
+    from lachesis_tools.on_request import with_requested
 
     done: list[bool] = []
     chosen = flags if chosen is None else chosen
@@ -227,7 +228,8 @@ def _environment(
         *flags,
     ]
     _, settings = read_settings(env_cls, ["process", *given])
-    env = with_methods(env_cls, get_next_item=get_next_item, player_for=player_for)(**settings)
+    tools = with_requested(env_cls.tools, settings["config"].enabled_toolsets, user=True)
+    env = with_methods(env_cls, get_next_item=get_next_item, player_for=player_for, tools=tools)(**settings)
     seat.model, seat.tool_call_parser = env.server_configs[0], env.config.tool_call_parser
     env.console = Console(emoji=False, file=io.StringIO())
     return env

@@ -1,7 +1,8 @@
 """`lachesis verify FILE...`: check that sample files hold exactly the sampled tokens, each once.
 
-The files are JSON Lines of samples, or of groups that hold `samples`; a folder stands for its groups.jsonl. Exit code 0 means that nothing is wrong; "old"
-in place of "ok", that some lines come from an older version, which wrote no digests of scores and messages.
+The files are JSON Lines of samples, or of groups that hold `samples`; a folder stands for its groups.jsonl. Exit code 0
+means that nothing is wrong; "old" in place of "ok", that some lines come from an older version, which wrote no digests
+of scores and messages.
 """
 
 from __future__ import annotations

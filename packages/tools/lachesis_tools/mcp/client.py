@@ -1,4 +1,4 @@
-"""A client of the Model Context Protocol: tools of a server over lines of JSON in a sandbox, or over HTTP.
+"""A client of the Model Context Protocol: tools of a server over lines of JSON in a sandbox.
 
 Source: the specification of 2025-11-25 (https://modelcontextprotocol.io/specification), with the messages that tools
 need: `initialize`, `notifications/initialized`, `tools/list`, `tools/call`, `ping`.
@@ -12,15 +12,11 @@ import itertools
 import json
 import shlex
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import aclosing
+from collections.abc import Mapping
 from typing import Any, Final
 
-import aiohttp
-
 from backends.base import Process, Sandbox
-from backends.errors import BackendError, SandboxLost
-from lachesis_doors.guest_process import GuestError, GuestLost
+from backends.errors import BackendError, LachesisError, SandboxLost
 
 VERSION: Final = "2025-11-25"
 """Of the protocol, as it is asked for; a server may answer with an older one."""
@@ -28,6 +24,18 @@ _LONGEST = 1 << 24
 """Bytes of one message."""
 _PAGES = 1000
 """Of a list of tools. A server that has more does not come to an end."""
+
+
+class McpLost(BackendError):
+    """A server is gone, or says what is not of the protocol: a failure of the infrastructure."""
+
+
+class McpLate(McpLost):
+    """A server has not answered in time."""
+
+
+class McpRefused(LachesisError):
+    """A server answers with an error, or with more than there is room for."""
 
 
 class McpClient(ABC):
@@ -48,8 +56,8 @@ class McpClient(ABC):
         """The result of a request.
 
         Raises:
-            GuestError: the server answers with an error.
-            GuestLost: it is gone, or what it says is not of the protocol; `GuestLate` if it does not answer in time.
+            McpRefused: the server answers with an error.
+            McpLost: it is gone, or what it says is not of the protocol; `McpLate` if it does not answer in time.
         """
 
     @abstractmethod
@@ -82,15 +90,15 @@ class McpClient(ABC):
             cursor = page.get("nextCursor")
             if cursor is None:
                 return found
-        raise GuestError(f"the MCP server {self.name} has not listed its tools after {_PAGES} pages")
+        raise McpRefused(f"the MCP server {self.name} has not listed its tools after {_PAGES} pages")
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         """`text`, `images` (data URLs), and `error` if the call failed."""
         try:
             result = await self.ask("tools/call", {"name": tool, "arguments": dict(arguments)})
-        except GuestError as refused:  # such as unknown arguments: what the agent did
+        except McpRefused as refused:  # such as unknown arguments: what the agent did
             return {"text": str(refused.args[0]), "error": str(refused.args[0])}
-        except GuestLate:
+        except McpLate:
             late = f"{tool} took longer than {self.timeout:g} s"
             return {"text": late, "error": late}
         texts, images = [], []
@@ -109,20 +117,16 @@ class McpClient(ABC):
     def _result(self, method: str, answer: Mapping[str, Any]) -> Mapping[str, Any]:
         error, result = answer.get("error"), answer.get("result")
         if isinstance(error, Mapping):
-            raise GuestError(f"{self.name}: {error.get('message')}")
+            raise McpRefused(f"{self.name}: {error.get('message')}")
         if not isinstance(result, Mapping):
-            raise GuestLost(f"the MCP server {self.name} answered {method} with neither a result nor an error")
+            raise McpLost(f"the MCP server {self.name} answered {method} with neither a result nor an error")
         return result
 
-    def _late(self, method: str) -> GuestLate:
-        return GuestLate(f"the MCP server {self.name} did not answer {method} in {self.timeout:g} s")
+    def _late(self, method: str) -> McpLate:
+        return McpLate(f"the MCP server {self.name} did not answer {method} in {self.timeout:g} s")
 
 
-class GuestLate(GuestLost):
-    """The server has not answered in time."""
-
-
-def _reply(request: Mapping[str, Any]) -> dict[str, Any]:
+def reply_to(request: Mapping[str, Any]) -> dict[str, Any]:
     """The answer to a request of the server: it may ask whether somebody is there, and nothing else."""
     reply: dict[str, Any] = {"jsonrpc": "2.0", "id": request["id"]}
     if request["method"] == "ping":
@@ -130,7 +134,7 @@ def _reply(request: Mapping[str, Any]) -> dict[str, Any]:
     return {**reply, "error": {"code": -32601, "message": f"{request['method']} is not supported"}}
 
 
-def _messages(text: bytes | str) -> list[dict[str, Any]]:
+def messages_of(text: bytes | str) -> list[dict[str, Any]]:
     """The messages of a line, or of a body, which may be a list of them. Raises ValueError if it is no JSON."""
     try:
         found = json.loads(text)
@@ -151,6 +155,11 @@ class McpStdioClient(McpClient):
         self._waiting: dict[int, asyncio.Future[Mapping[str, Any]]] = {}
         self._reading: asyncio.Task[None] | None = None
         self._end: BackendError | None = None
+
+    @property
+    def processes(self) -> set[str]:
+        """The id of its process, once that is started."""
+        return {self._process.id} if self._process is not None else set()
 
     async def open(self) -> None:
         self._process = await self._sandbox.start(self._command)
@@ -179,12 +188,12 @@ class McpStdioClient(McpClient):
         if self._end is not None:
             raise self._end
         if self._process is None or self._reading is None:
-            raise GuestLost(f"the MCP server {self.name} is not started")
+            raise McpLost(f"the MCP server {self.name} is not started")
         try:
             await self._write(self._process, message)
         except ProcessLookupError:
             await asyncio.wait({self._reading}, timeout=5)  # it says how the server ended
-            raise self._end or GuestLost(f"the MCP server {self.name} has ended") from None
+            raise self._end or McpLost(f"the MCP server {self.name} has ended") from None
 
     async def _write(self, process: Process, message: Mapping[str, Any]) -> None:
         await process.write(json.dumps(message).encode() + b"\n")
@@ -195,7 +204,7 @@ class McpStdioClient(McpClient):
             while True:
                 chunk = await process.read(offset, wait=30.0, limit=1 << 20)
                 if chunk.offset > offset or size > _LONGEST:
-                    self._fail(GuestError(f"{self.name}: the answer was too large"))
+                    self._fail(McpRefused(f"{self.name}: the answer was too large"))
                     rest, size = [b"(a part of a line)"], 0
                 offset = chunk.offset + len(chunk.data)
                 first, *lines = chunk.data.split(b"\n")
@@ -204,11 +213,11 @@ class McpStdioClient(McpClient):
                     await self._take(process, b"".join(rest))
                     rest, size = [line], len(line)
                 if chunk.exit_code is not None and not chunk.data:
-                    raise GuestLost(f"the MCP server {self.name} ended with {chunk.exit_code}{await self._said()}")
+                    raise McpLost(f"the MCP server {self.name} ended with {chunk.exit_code}{await self._said()}")
         except BackendError as error:  # of the sandbox too, whose end may be the agent's doing
             self._end = error
         except Exception as error:
-            self._end = GuestLost(f"the MCP server {self.name} is gone: {type(error).__name__}: {error}")
+            self._end = McpLost(f"the MCP server {self.name} is gone: {type(error).__name__}: {error}")
         assert self._end is not None
         self._fail(self._end)
 
@@ -220,7 +229,7 @@ class McpStdioClient(McpClient):
 
     async def _take(self, process: Process, line: bytes) -> None:
         try:
-            messages = _messages(line)
+            messages = messages_of(line)
         except ValueError:
             return  # a server that prints: not of the protocol
         for message in messages:
@@ -228,7 +237,7 @@ class McpStdioClient(McpClient):
             if "method" in message:
                 if number is not None:
                     with contextlib.suppress(ProcessLookupError):
-                        await self._write(process, _reply(message))
+                        await self._write(process, reply_to(message))
             elif isinstance(number, int) and (waiting := self._waiting.get(number)) is not None and not waiting.done():
                 waiting.set_result(message)
 
@@ -245,93 +254,3 @@ class McpStdioClient(McpClient):
         if self._process is not None:
             with contextlib.suppress(SandboxLost):
                 await self._process.kill()
-
-
-class McpHttpClient(McpClient):
-    """A server somewhere else, over streamable HTTP."""
-
-    def __init__(self, name: str, url: str, *, timeout: float, headers: Mapping[str, str] | None = None) -> None:
-        super().__init__(name, timeout)
-        self.url = url
-        self._headers = {"Accept": "application/json, text/event-stream", **(headers or {})}
-        self._http: aiohttp.ClientSession | None = None
-
-    async def open(self) -> None:
-        self._http = aiohttp.ClientSession()
-        await super().open()
-
-    async def ask(self, method: str, params: Mapping[str, Any]) -> Mapping[str, Any]:
-        number = next(self._numbers)
-        request = {"jsonrpc": "2.0", "id": number, "method": method, "params": dict(params)}
-        try:
-            async with asyncio.timeout(self.timeout), aclosing(self._posted(request)) as messages:
-                async for message in messages:
-                    if "method" in message and "id" in message:
-                        await self._post(_reply(message))
-                    elif message.get("id") == number:
-                        result = self._result(method, message)
-                        if method == "initialize":
-                            self._headers["MCP-Protocol-Version"] = str(result.get("protocolVersion", VERSION))
-                        return result
-        except TimeoutError:
-            raise self._late(method) from None
-        raise GuestLost(f"the MCP server {self.name} at {self.url} did not answer {method}")
-
-    async def tell(self, method: str) -> None:
-        await self._post({"jsonrpc": "2.0", "method": method})
-
-    async def _post(self, message: Mapping[str, Any]) -> None:
-        """Send what has no answer."""
-        try:
-            async with asyncio.timeout(self.timeout), aclosing(self._posted(message)) as messages:
-                async for _ in messages:
-                    pass
-        except TimeoutError:
-            raise self._late(str(message.get("method", "a reply"))) from None
-
-    async def _posted(self, message: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any]]:
-        assert self._http is not None
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=30)
-        try:
-            async with self._http.post(self.url, json=message, headers=self._headers, timeout=timeout) as response:
-                if session := response.headers.get("Mcp-Session-Id"):
-                    self._headers["Mcp-Session-Id"] = session
-                if response.content_type == "text/event-stream" and response.status < 400:
-                    async for _, data in named_events(response.content):
-                        for each in _messages(data) if data else ():  # an event without data is only a number
-                            yield each
-                    return
-                body = await response.read()
-                answers = _messages(body) if body and response.content_type == "application/json" else []
-                if response.status >= 400 and not any("error" in each and "id" in each for each in answers):
-                    raise GuestLost(f"the MCP server {self.name} at {self.url}: HTTP {response.status}")
-                for each in answers:
-                    yield each
-        except (aiohttp.ClientError, ValueError) as error:
-            raise GuestLost(f"the MCP server {self.name} at {self.url}: {type(error).__name__}: {error}") from error
-
-    async def close(self) -> None:
-        if self._http is not None:
-            with contextlib.suppress(aiohttp.ClientError, TimeoutError):
-                if "Mcp-Session-Id" in self._headers:
-                    async with asyncio.timeout(5), self._http.delete(self.url, headers=self._headers):
-                        pass
-            await self._http.close()
-
-
-async def named_events(stream: aiohttp.StreamReader) -> AsyncIterator[tuple[str, str]]:
-    """The names and the data of server-sent events."""
-    kind, data, rest = "message", list[str](), list[bytes]()
-    async for part in stream.iter_any():  # no lines: an image is a longer one than the stream's
-        first, *lines = part.split(b"\n")
-        rest.append(first)
-        for following in lines:
-            text = b"".join(rest).decode().rstrip("\r")
-            rest = [following]
-            if text.startswith("event:"):
-                kind = text[6:].strip()
-            elif text.startswith("data:"):
-                data.append(text[5:].removeprefix(" "))
-            elif not text and (data or kind != "message"):
-                yield kind, "\n".join(data)
-                kind, data = "message", []
