@@ -18,7 +18,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -56,10 +56,15 @@ class Figure:
     part: str
     dtype: str
     case: str
-    lachesis: str
-    plain: str
+    lachesis: Mapping[str, float]
+    plain: Mapping[str, float] | None
     note: str = ""
     failed: bool = False
+
+    def cells(self) -> list[str]:
+        """Of the table."""
+        note = f"{'FAILED ' * self.failed}{self.note}"
+        return [self.part, self.dtype, self.case, _shown(self.lachesis), _shown(self.plain), note]
 
 
 class Benchmark:
@@ -132,7 +137,7 @@ class Benchmark:
         yield Figure("logprobs", dtype, "same weights", ours, theirs, f"{same.size} tokens", inexact)
         for case, control in (("control: one step later", later), ("control: one token later", moved)):
             small = float(np.abs(control).mean()) < CONTROL_FACTOR * float(np.abs(same).mean())
-            yield Figure("logprobs", dtype, case, _differences(control), "", "must differ", small)
+            yield Figure("logprobs", dtype, case, _differences(control), None, "must differ", small)
 
     def sampling(self, dtype: str) -> Iterator[Figure]:
         """Tokens a second of all rows."""
@@ -177,8 +182,8 @@ class Benchmark:
 
                 yield Figure("contexts", dtype, f"{length} tokens", self.peak(ours), self.peak(theirs))
 
-    def peak(self, make: Callable[[], Callable[[], Any]]) -> str:
-        """Seconds of the work that is made, and GiB of the device at its peak."""
+    def peak(self, make: Callable[[], Callable[[], Any]]) -> dict[str, float]:
+        """Seconds of the work that is made, and GiB of the device at its peak; nothing where it does not fit."""
         import torch
 
         gc.collect()
@@ -188,9 +193,9 @@ class Benchmark:
         try:
             (taken,) = self.seconds(make())
         except torch.OutOfMemoryError:
-            return "does not fit"
-        memory = f", {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB" if self.cuda else ""
-        return f"{statistics.median(taken):.2f} s{memory}"
+            return {}
+        memory = {"GiB": torch.cuda.max_memory_allocated() / 2**30} if self.cuda else {}
+        return {"seconds": statistics.median(taken), **memory}
 
     def curve(self, dtype: str) -> Iterator[Figure]:
         """The demonstration of training through all processes: rate of whole calls, before and after."""
@@ -202,22 +207,36 @@ class Benchmark:
         curves = [run(name, where / name.split()[0], settings, *flags) for name in (TRAINED, CONTROL)]
         conclude(curves, where / "reward.svg")
         for curve in curves:
-            before, after = (f"{rate.mean:.2f} ({rate.low:.2f} to {rate.high:.2f})" for rate in curve.whole)
+            rates = {
+                f"{when} {name}".strip(): value
+                for when, rate in zip(("before", "after"), curve.whole, strict=True)
+                for name, value in (("", rate.mean), ("low", rate.low), ("high", rate.high))
+            }
             wrong = curve.learned == (curve.name == CONTROL)
-            yield Figure("curve", dtype, curve.name, f"{before}, then {after}", "", f"{curve.seconds:.0f} s", wrong)
+            yield Figure("curve", dtype, curve.name, rates, None, f"{curve.seconds:.0f} s", wrong)
 
 
-def _differences(found: Any) -> str:
+def _shown(figures: Mapping[str, float] | None) -> str:
+    if figures is None:
+        return ""
+    texts = (f"{name} {value:,.0f}" if value >= 100 else f"{name} {value:.2g}" for name, value in figures.items())
+    return ", ".join(texts) or "does not fit"
+
+
+def _differences(found: Any) -> dict[str, float]:
     """Largest and mean of absolute differences of logprobs, and the KL divergence that they estimate."""
     import numpy as np
 
-    return f"max {np.abs(found).max():.1e}, mean {np.abs(found).mean():.1e}, KL {(np.expm1(found) - found).mean():.1e}"
+    sizes, divergence = np.abs(found), np.expm1(found.astype(float)) - found
+    return {"max": float(sizes.max()), "mean": float(sizes.mean()), "KL": float(divergence.mean())}
 
 
 def _rates(part: str, dtype: str, case: str, tokens: int, taken: Sequence[Sequence[float]]) -> Figure:
-    ours, theirs = ([tokens / each for each in seconds] for seconds in taken)
-    shown = [f"{statistics.median(each):,.0f} ({min(each):,.0f} to {max(each):,.0f})" for each in (ours, theirs)]
-    return Figure(part, dtype, case, *shown, f"ratio {statistics.median(ours) / statistics.median(theirs):.2f}")
+    ours, theirs = (
+        {"tokens/s": tokens / statistics.median(each), "low": tokens / max(each), "high": tokens / min(each)}
+        for each in taken
+    )
+    return Figure(part, dtype, case, ours, theirs, f"ratio {ours['tokens/s'] / theirs['tokens/s']:.2f}")
 
 
 def _longer(folder: Path, length: int, made: Path) -> Path:
@@ -267,10 +286,10 @@ def main() -> int:
         for dtype in given.dtype[:1] if part == "curve" else given.dtype:
             for figure in () if given.small and part == "curve" else getattr(benchmark, part)(dtype):
                 figures.append(figure)
-                print(" | ".join(map(str, asdict(figure).values())), flush=True)
+                print(" | ".join(figure.cells()), flush=True)
     table = Table("part", "dtype", "case", "Lachesis", "plain transformers", "", box=None)
     for one in figures:
-        table.add_row(one.part, one.dtype, one.case, one.lachesis, one.plain, f"{'FAILED ' * one.failed}{one.note}")
+        table.add_row(*one.cells())
     Console(width=200).print(table)
     record = {"card": card, "model": given.model, "versions": versions, "figures": [asdict(one) for one in figures]}
     if given.json:

@@ -107,7 +107,7 @@ def test_a_common_beginning_that_goes_through_the_model_once_changes_nothing(
     monkeypatch.setattr(training, "MICRO_BATCH_TOKENS", 60)
     trained = changed_adapter(model, "run:train:0", spec=spec)
     data = family(masked=masked)
-    parts = list(training._micro_batches(data, "weights"))
+    parts = list(training._micro_batches(data, "weights", 60))
     assert any(shared for _, shared in parts) == masked
     for places, shared in parts:  # what is held at once, whether or not the beginning is trained
         assert shared + sum(len(data[place].tokens) - shared for place in places) <= 60
