@@ -80,15 +80,29 @@ class Plain(PlainLoop):
         assert found.sequences.shape[1] == width + new_tokens
         return found
 
-    def difference(self, prompt: Sequence[int], count: int, new_tokens: int) -> Any:
+    def difference(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> Any:
         """Logprobs of a forward pass less those of `generate`, flat."""
         import torch
 
-        found = self.generate([prompt] * count, new_tokens)
-        targets = found.sequences[:, -new_tokens:, None]
+        found = self.generate(prompts, new_tokens)
+        ids, targets = found.sequences, found.sequences[:, -new_tokens:, None]
+        before = [ids.shape[1] - new_tokens - len(prompt) for prompt in prompts]
+        places = torch.arange(ids.shape[1], device=ids.device) - torch.tensor(before, device=ids.device)[:, None]
         with torch.inference_mode():
-            again = self.model(input_ids=found.sequences).logits[:, -new_tokens - 1 : -1]
+            given = {"attention_mask": (places >= 0).long(), "position_ids": places.clamp(min=0)}
+            again = self.model(input_ids=ids, **given).logits[:, -new_tokens - 1 : -1]
             one, other = (
                 logits.float().log_softmax(-1).gather(-1, targets) for logits in (again, torch.stack(found.logits, 1))
             )
         return (one - other).flatten().cpu().numpy()
+
+    def take(self, engine: Engine) -> None:
+        """The adapter of the engine."""
+        import torch
+
+        theirs = engine.model.parameters(engine.trained.adapter)
+        with torch.no_grad():
+            for name, parameter in self.model.named_parameters():
+                if "lora_" in name:
+                    key = name.removeprefix("base_model.model.").replace(".default.", ".")
+                    parameter.copy_(theirs[key])

@@ -205,9 +205,9 @@ def _micro_batch_tokens(model: Model) -> int:
     if model.device.type != "cuda":
         return MICRO_BATCH_TOKENS
     config = model.network.config.get_text_config()
-    kept = 4 * config.num_hidden_layers * (15 * config.hidden_size + 6 * config.intermediate_size)  # bytes of a token
+    values = config.num_hidden_layers * (15 * config.hidden_size + 6 * config.intermediate_size)  # kept of a token
     room = ACTIVATIONS_OF_A_GPU * torch.cuda.get_device_properties(model.device).total_memory
-    return max(MICRO_BATCH_TOKENS, int(room / kept))
+    return max(MICRO_BATCH_TOKENS, int(room / (values * model.network.dtype.itemsize)))
 
 
 def _micro_batches(data: Sequence[TrainingDatum], weight: str | None, limit: int) -> Iterator[tuple[list[int], int]]:
