@@ -50,14 +50,17 @@ def main() -> int:
     return conclude(curves, given.run_dir / "reward.svg")
 
 
-def run(name: str, folder: Path, settings: Mapping[str, Any]) -> Curve:
-    """Train in a new folder, then play the held-out items with the model that it began with, and with the last one."""
+def run(name: str, folder: Path, settings: Mapping[str, Any], *flags: str) -> Curve:
+    """Train in a new folder, then play the held-out items with the model that it began with, and with the last one.
+
+    `flags` are more arguments of `lachesis train`.
+    """
     shutil.rmtree(folder, ignore_errors=True)
     began = time.monotonic()
     command = [sys.executable, "-m", "lachesis", "train", "--env", ENVIRONMENTS[name], "--config", str(CONFIG)]
     run_flags = ("--training.run_dir", str(folder), "--training.num_steps", str(settings["steps"]))
     seed = ("--env.dataset_seed", str(settings["seed"]), "--training.lora_seed", str(settings["seed"]))
-    subprocess.run([*command, *run_flags, *seed], check=True)
+    subprocess.run([*command, *run_flags, *seed, *flags], check=True)
     seconds = time.monotonic() - began
     before, after = asyncio.run(evaluated(folder, settings))
     metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

@@ -45,12 +45,14 @@ def batch(groups: int, size: int) -> list[tuple[list[int], list[float], list[flo
 class PlainLoop:
     """transformers, peft and torch, as one writes them first."""
 
-    def __init__(self, folder: str, rows: list[Any], layers: int | None) -> None:
+    def __init__(
+        self, folder: str, rows: list[Any], layers: int | None, *, dtype: str = "float32", device: str = "cpu"
+    ) -> None:
         import torch
         from peft import LoraConfig, get_peft_model
         from transformers import AutoModelForCausalLM
 
-        base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        base = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).to(device)
         count = base.config.num_hidden_layers
         config = LoraConfig(
             r=RANK,
@@ -64,7 +66,7 @@ class PlainLoop:
         width = max(len(tokens) for tokens, _, _ in rows) - 1
 
         def padded(values: list[list[Any]], kind: Any) -> Any:
-            return torch.tensor([[*row, *[0] * (width - len(row))] for row in values], dtype=kind)
+            return torch.tensor([[*row, *[0] * (width - len(row))] for row in values], dtype=kind, device=device)
 
         self.ids = padded([tokens[:-1] for tokens, _, _ in rows], torch.long)
         self.mask = padded([[1] * (len(tokens) - 1) for tokens, _, _ in rows], torch.long)
@@ -74,7 +76,7 @@ class PlainLoop:
 
     def step(self) -> float:
         """The loss before the step."""
-        logits = self.model(input_ids=self.ids, attention_mask=self.mask).logits
+        logits = self.model(input_ids=self.ids, attention_mask=self.mask).logits.float()
         logprobs = logits.log_softmax(-1).gather(-1, self.targets[..., None])[..., 0]
         loss = -((logprobs - self.sampled).exp() * self.advantages).sum()
         loss.backward()

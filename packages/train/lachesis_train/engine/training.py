@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import DynamicCache
 
 from lachesis_train.engine.errors import RequestError
-from lachesis_train.engine.limits import LOGITS_AT_ONCE, MICRO_BATCH_TOKENS
+from lachesis_train.engine.limits import ACTIVATIONS_OF_A_GPU, LOGITS_AT_ONCE, MICRO_BATCH_TOKENS
 from lachesis_train.engine.losses import loss_metrics, loss_named, loss_settings
 from lachesis_train.engine.model import LoraSpec, Model, token_logprobs
 
@@ -97,7 +97,7 @@ def forward_backward(
     metrics: dict[str, float] = {"loss:sum": 0.0} if scored else {}
     trains = scored and not forward_only
     try:
-        for places, shared in _micro_batches(data, loss.weight if trains else None):
+        for places, shared in _micro_batches(data, loss.weight if trains else None, _micro_batch_tokens(model)):
             part = [data[place] for place in places]
             flat = _flat_inputs(model, part, loss.inputs if scored else ())
             found = _logprobs(model, part, shared, flat["target_tokens"], flat[loss.weight] if trains else None)
@@ -200,15 +200,30 @@ def _check(model: Model, data: Sequence[TrainingDatum], loss_fn: str, needed: Se
                 )
 
 
-def _micro_batches(data: Sequence[TrainingDatum], weight: str | None) -> Iterator[tuple[list[int], int]]:
+def _micro_batch_tokens(model: Model) -> int:
+    """Tokens of one forward pass."""
+    if model.device.type != "cuda":
+        return MICRO_BATCH_TOKENS
+    config = model.network.config.get_text_config()
+    values = config.num_hidden_layers * (15 * config.hidden_size + 6 * config.intermediate_size)  # kept of a token
+    room = ACTIVATIONS_OF_A_GPU * torch.cuda.get_device_properties(model.device).total_memory
+    return max(MICRO_BATCH_TOKENS, int(room / (values * model.network.dtype.itemsize)))
+
+
+def _micro_batches(data: Sequence[TrainingDatum], weight: str | None, limit: int) -> Iterator[tuple[list[int], int]]:
     """Indices of sequences that go through the model together, and the number of tokens of their common beginning.
 
     Families, as the rollouts of a group, come first; of the others those of similar lengths, so that little is padded.
+    On a GPU, where passes cost more than tokens, a family that fits into a part without sharing goes with the others.
     """
     alone = []
     for family, shared in _families(data, weight):
-        own = max(len(data[place].tokens) for place in family) - shared
-        count = max(1, (MICRO_BATCH_TOKENS - shared) // own)
+        longest = max(len(data[place].tokens) for place in family)
+        if limit > MICRO_BATCH_TOKENS and longest * len(family) <= limit:
+            alone += family
+            continue
+        own = longest - shared
+        count = max(1, (limit - shared) // own)
         for at in range(0, len(family), count):
             part = family[at : at + count]
             if len(part) == 1:
@@ -219,7 +234,7 @@ def _micro_batches(data: Sequence[TrainingDatum], weight: str | None) -> Iterato
     for place in sorted(alone, key=lambda place: len(data[place].tokens), reverse=True):
         length = len(data[place].tokens)
         longest = len(data[batch[0]].tokens) if batch else length
-        if batch and (longest * (len(batch) + 1) > MICRO_BATCH_TOKENS or length < longest // 2):
+        if batch and (longest * (len(batch) + 1) > limit or length < longest // 2):
             yield batch, 0
             batch = []
         batch.append(place)

@@ -107,7 +107,7 @@ def test_a_common_beginning_that_goes_through_the_model_once_changes_nothing(
     monkeypatch.setattr(training, "MICRO_BATCH_TOKENS", 60)
     trained = changed_adapter(model, "run:train:0", spec=spec)
     data = family(masked=masked)
-    parts = list(training._micro_batches(data, "weights"))
+    parts = list(training._micro_batches(data, "weights", 60))
     assert any(shared for _, shared in parts) == masked
     for places, shared in parts:  # what is held at once, whether or not the beginning is trained
         assert shared + sum(len(data[place].tokens) - shared for place in places) <= 60
@@ -120,6 +120,15 @@ def test_a_common_beginning_that_goes_through_the_model_once_changes_nothing(
         np.testing.assert_allclose(again, one, atol=1e-5)
     for parameter, gradient in zip(model.parameters(trained.adapter).values(), gradients, strict=True):
         assert (parameter.grad - gradient).norm() <= 1e-4 * gradient.norm()
+
+
+def test_on_a_gpu_a_family_that_fits_into_a_part_goes_with_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "MICRO_BATCH_TOKENS", 60)
+    data = family(masked=True)
+    parts = list(training._micro_batches(data, "weights", 4096))
+    assert not any(shared for _, shared in parts)
+    assert sorted(place for places, _ in parts for place in places) == list(range(len(data)))
+    assert len(parts) < len(list(training._micro_batches(data, "weights", 60)))
 
 
 def test_gradients_of_several_batches_add_up(model: Model, trained: TrainingModel) -> None:
