@@ -83,8 +83,8 @@ class HermesAgentBaseEnv(AtroposBase):
         if self._class_error is not None:
             raise self._class_error
         self.config = as_env_config(config, self.env_config_cls)
-        if not self.config.terminal_carries_cd or self.config.web is not None:
-            self.__dict__["tools"] = chosen_tools(self.tools, self.config, self.run_name)
+        if (tools := chosen_tools(self.tools, self.config, self.run_name)) is not self.tools:
+            self.__dict__["tools"] = tools
         self.server_configs = as_server_configs(server_configs)
         workers, per_server = self.config.max_num_workers, self.config.max_num_workers_per_node
         self.max_num_workers = per_server * len(self.server_configs) if workers == -1 else workers

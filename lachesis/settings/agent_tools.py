@@ -11,11 +11,11 @@ from lachesis.settings.settings import HermesAgentEnvConfig
 from lachesis_tools import ToolRegistry, get_tool_definitions
 from lachesis_tools.terminal import without_carried_folder
 from lachesis_tools.toolsets import (
-    HOW_TO_PROVIDE,
     PROVIDED_TOOLSETS,
     REMOVED_TOOLSETS,
     ToolsetError,
     has_toolset,
+    how_to_provide,
     left_out_tools,
 )
 
@@ -86,13 +86,14 @@ class AgentTools:
     @staticmethod
     def advice(missing: Sequence[str]) -> str:
         """How to get the tools of missing toolsets, where a setting provides them."""
-        return f"; {HOW_TO_PROVIDE}" if PROVIDED_TOOLSETS.keys() & {*missing} else ""
+        return "".join(dict.fromkeys(f"; {how_to_provide(name)}" for name in missing if name in PROVIDED_TOOLSETS))
 
 
 def chosen_tools(tools: ToolRegistry, config: HermesAgentEnvConfig, name: str) -> ToolRegistry:
     """An environment's own tools, changed and extended as its settings say; `name` is that of its runs."""
     if not config.terminal_carries_cd:
         tools = without_carried_folder(tools)
+    tools = with_browser(tools, config)
     if config.web is None:
         return tools
     from lachesis_tools.web import tools_of_setting
@@ -100,3 +101,12 @@ def chosen_tools(tools: ToolRegistry, config: HermesAgentEnvConfig, name: str) -
     groups = config.data_path_to_save_groups or f"data/{name}/groups.jsonl"
     record = Path(config.web_record or Path(groups).with_suffix(".web.jsonl"))
     return tools.extended(*(tool for tool in tools_of_setting(config.web, record) if tool.name not in tools))
+
+
+def with_browser(tools: ToolRegistry, config: HermesAgentEnvConfig) -> ToolRegistry:
+    """The tools, and those of the browser where the settings name their toolset and this machine has the programs."""
+    if "browser" not in (AgentTools(config, tools).toolsets or ()) or "browser_navigate" in tools:
+        return tools
+    from lachesis_tools.browser import BROWSER_TOOLS, check_browser_requirements
+
+    return tools if check_browser_requirements() else tools.extended(*BROWSER_TOOLS)

@@ -17,7 +17,7 @@ from lachesis.loop.tool_calls import SessionCalls
 from lachesis.other_packages import DATA
 from lachesis.runs.model_servers import start_servers
 from lachesis.runs.silence import SilenceWatch
-from lachesis.settings.agent_tools import AgentTools
+from lachesis.settings.agent_tools import AgentTools, with_browser
 from lachesis.settings.settings import HermesAgentEnvConfig
 from lachesis_client import Router
 from lachesis_tools import ToolSessions
@@ -83,8 +83,8 @@ class AgentResources:
 
     def __init__(self, config: HermesAgentEnvConfig, registry: ToolRegistry = BUILTIN_TOOLS) -> None:
         """Raises ToolsetError for toolsets that do not exist."""
-        self.config, self.registry = config, registry
-        tools = AgentTools(config, registry)
+        self.config, self.registry = config, with_browser(registry, config)
+        tools = AgentTools(config, self.registry)
         self.definitions: list[dict[str, Any]] = tools.definitions() if config.enabled_toolsets != [] else []
         if missing := tools.missing():
             log.warning("toolsets without tools here are left out: %s", ", ".join(missing))

@@ -22,8 +22,8 @@ from lachesis_tools.text import printable, shortened
 from lachesis_tools.tool_registry import ToolFailure
 from lachesis_tools.tool_session import ToolSession
 
-COMMAND_SECONDS = 30.0
-"""How long a page may take to answer."""
+COMMAND_SECONDS = 40.0
+"""How long a page may take to answer. agent-browser itself waits 25 s for a page that a dialog keeps from loading."""
 START_SECONDS = 120.0
 MAX_DIALOGS = 5
 """Dialogs in a row that are answered."""
@@ -32,6 +32,13 @@ _ARGUMENTS = (
     *("--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"),  # it is in a sandbox already
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
 )
+_CLEAN_UP = """
+for process in /proc/[0-9]*; do
+  [ $process != /proc/$$ ] && grep -qsF -e "=$FOLDER" $process/cmdline $process/environ && kill -9 ${process#/proc/}
+done
+rm -rf "$FOLDER"
+"""
+"""Ends what agent-browser's process left: it is not a child of `_process` where one of the calls started it again."""
 Command = Sequence[str]
 
 
@@ -44,6 +51,7 @@ class Browser:
 
     def __init__(self) -> None:
         self._process: Process | None = None
+        self._sandbox: Sandbox | None = None
         self._folder = ""
         self._program = ""
         self.dialogs: list[str] = []
@@ -79,9 +87,10 @@ class Browser:
 
     async def close(self) -> None:
         """End the browser, and remove its files. The next command starts another."""
-        process, self._process = self._process, None
-        if process is not None:
+        process, self._process, self.dialogs = self._process, None, []
+        if process is not None and self._sandbox is not None:
             await process.kill()
+            await self._sandbox.exec(_CLEAN_UP, timeout=30, cwd="/", env={"FOLDER": self._folder}, fresh=True)
 
     async def _exec(self, session: ToolSession, *commands: Command) -> list[dict[str, Any]]:
         sandbox = await session.sandbox()
@@ -104,15 +113,18 @@ class Browser:
                 raise ValueError
         except ValueError:
             raise await self._lost(f"the browser ended ({shortened(printable(done.stdout + done.stderr))!r})") from None
+        if "no response came back" in str(replies[-1].get("error")):  # agent-browser's own limit
+            raise await self._lost("the page did not answer")
         found: list[dict[str, Any]] = replies
         return found
 
     async def _lost(self, why: str) -> ToolFailure:
-        await self.close()
-        return ToolFailure(
+        failure = ToolFailure(
             f"{why}, so the browser was closed. The next call starts another, with an empty page and without cookies: "
             "use browser_navigate"
         )
+        await self.close()
+        return failure
 
     async def _answered_dialogs(self, session: ToolSession) -> bool:
         """Answer dialogs with OK. Whether there were any."""
@@ -149,8 +161,8 @@ class Browser:
 
     async def _start(self, session: ToolSession) -> None:
         """Raises `_NotStarted`."""
-        sandbox = await session.sandbox()
-        before, self._folder = self._folder, f"/tmp/browser-{secrets.token_hex(4)}"
+        self._sandbox = sandbox = await session.sandbox()
+        self._folder = f"/tmp/browser-{secrets.token_hex(4)}"
         try:
             self._program = await self._placed(sandbox)
         except OSError as error:
@@ -158,7 +170,7 @@ class Browser:
         folder, program = shlex.quote(self._folder), shlex.quote(self._program)
         # The process ends when agent-browser's does, and to kill it ends the browser.
         command = (
-            f"rm -rf {shlex.quote(before) if before else ''}; mkdir -p {folder} && cd {folder} && "
+            f"mkdir -p {folder} && cd {folder} && "
             f"{program} --json open about:blank && while kill -0 $(cat {folder}/s.pid); do sleep 1; done 2>/dev/null"
         )
         self._process = process = await sandbox.start(command, cwd="/", env=self._variables())
