@@ -82,7 +82,8 @@ def order(rng: Random) -> Task:
     )
     form = (
         f"<fieldset><legend>Size</legend>{radios}</fieldset>"
-        f"{_select('Colour', 'colour', ('Black', 'Red', 'Green', 'Blue'))}{_input('Quantity', 'quantity', '1', 'number')}"
+        f"{_select('Colour', 'colour', ('Black', 'Red', 'Green', 'Blue'))}"
+        f"{_input('Quantity', 'quantity', '1', 'number')}"
         "<label><input type=checkbox name=gift value=yes> Wrap it as a gift</label>"
     )
     steps = (
