@@ -70,9 +70,7 @@ def how_to_provide(name: str) -> str:
     if name.startswith("browser"):
         from lachesis_tools.browser.program import check_browser_requirements
 
-        return (
-            f"tools of the browser are added where their toolset is enabled: {check_browser_requirements() or 'do so'}"
-        )
+        return f"the browser {check_browser_requirements() or 'is there where its toolset is enabled by name'}"
     return "tools of the web need a provider of pages: --env.web, for example corpus:pages.jsonl (docs/tools.md)"
 
 

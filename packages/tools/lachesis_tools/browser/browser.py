@@ -208,7 +208,7 @@ class Browser:
     def _variables(self) -> Mapping[str, str]:
         return {
             "AGENT_BROWSER_ARGS": ",".join(_ARGUMENTS),
-            "AGENT_BROWSER_DEFAULT_TIMEOUT": "10000",
+            "AGENT_BROWSER_DEFAULT_TIMEOUT": "5000",
             "AGENT_BROWSER_EXECUTABLE_PATH": chromium(),
             "AGENT_BROWSER_NO_AUTO_DIALOG": "1",
             "AGENT_BROWSER_NO_VERSION_CHECK": "1",

@@ -67,6 +67,7 @@ async def browser_click(session: ToolSession, ref: str) -> Any:
         if role == "option" and "box model" in str(failure):
             raise ToolFailure(f"{ref} is an option of a list that is closed: type its name into the combobox") from None
         raise
+    await _settled(session)
     return _done(session, clicked=ref)
 
 
@@ -125,6 +126,7 @@ async def browser_press(session: ToolSession, key: str) -> Any:
             f"{shortened(key)!r} is no key; keys are single characters and names such as Enter or ArrowUp"
         )
     await _run(session, ("press", key))
+    await _settled(session)
     return _done(session, pressed=key)
 
 
@@ -197,6 +199,16 @@ def _done(session: ToolSession, **found: Any) -> dict[str, Any]:
 def _shown(page: Mapping[str, Any]) -> dict[str, Any]:
     text, _ = cap_text(page["snapshot"], SNAPSHOT_CHARS)
     return {"snapshot": text, "element_count": len(page["refs"])}
+
+
+async def _settled(session: ToolSession) -> None:
+    """Wait until the page has asked for nothing for half a second, so that what was sent has arrived, and what comes of
+    it is in the next snapshot."""
+    try:
+        await _run(session, ("wait", "--load", "networkidle"))
+    except ToolFailure as failure:
+        if "imed out" not in str(failure):  # a page that asks all the time
+            raise
 
 
 async def _check_value(session: ToolSession, ref: str, role: str, text: str) -> None:
