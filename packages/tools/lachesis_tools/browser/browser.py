@@ -62,17 +62,18 @@ class Browser:
         """A path in the sandbox for pictures."""
         return f"{self._folder}/screenshot.png"
 
-    async def run(self, session: ToolSession, *commands: Command) -> list[Any]:
-        """The results of commands of agent-browser, one after the other.
+    async def run(self, session: ToolSession, *commands: Command, annotate: bool = False) -> list[Any]:
+        """The results of commands of agent-browser, one after the other. Dialogs are answered with OK.
 
-        Dialogs are answered with OK, and are in `dialogs`.
+        Args:
+            annotate: screenshots have the numbers of refs.
 
         Raises:
             ToolFailure: a command failed, or the page did not answer; later commands have not run.
             BackendError: no browser starts, also in a new sandbox.
         """
         await self._ready(session)
-        replies = await self._exec(session, *commands)
+        replies = await self._exec(session, *commands, annotate=annotate)
         if not replies[-1]["success"] and await self._answered_dialogs(session):
             # One that opened before the command blocked it; one that opened while a page loads made that late.
             *done, last = replies
@@ -92,10 +93,10 @@ class Browser:
             await process.kill()
             await self._sandbox.exec(_CLEAN_UP, timeout=30, cwd="/", env={"FOLDER": self._folder}, fresh=True)
 
-    async def _exec(self, session: ToolSession, *commands: Command) -> list[dict[str, Any]]:
+    async def _exec(self, session: ToolSession, *commands: Command, annotate: bool = False) -> list[dict[str, Any]]:
         sandbox = await session.sandbox()
         done = await sandbox.exec(
-            f"{shlex.quote(self._program)} --json batch --bail",
+            f"{shlex.quote(self._program)} --json {'--annotate' if annotate else ''} batch --bail",
             timeout=COMMAND_SECONDS,
             cwd=self._folder,
             env=self._variables(),

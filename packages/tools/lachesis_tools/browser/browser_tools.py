@@ -146,9 +146,8 @@ async def browser_vision(session: ToolSession, question: str, annotate: bool = F
         annotate: Draw the numbers of refs on the elements: 5 is @e5.
     """
     browser = session.state(Browser)
-    flags = ("--annotate",) if annotate else ()
     await _run(session, ("eval", "1"))  # starts the browser; fails under a dialog, where a screenshot would wait
-    await _run(session, ("screenshot", *flags, browser.screenshot))
+    await _run(session, ("screenshot", browser.screenshot), annotate=annotate)
     data = await (await session.sandbox()).read_bytes(browser.screenshot, limit=20_000_000)
     url = f"data:image/png;base64,{base64.b64encode(data).decode()}"
     return ToolResult(to_json(_done(session, question=question)), images=(url,))
@@ -184,10 +183,10 @@ BROWSER_TOOLS = (
 )
 
 
-async def _run(session: ToolSession, *commands: tuple[str, ...]) -> list[Any]:
+async def _run(session: ToolSession, *commands: tuple[str, ...], annotate: bool = False) -> list[Any]:
     if any("\0" in word for command in commands for word in command):
         raise ToolFailure("a NUL character cannot be typed")
-    return await session.state(Browser).run(session, *commands)
+    return await session.state(Browser).run(session, *commands, annotate=annotate)
 
 
 def _done(session: ToolSession, **found: Any) -> dict[str, Any]:
