@@ -22,17 +22,17 @@ from lachesis.ours import PACKAGES  # noqa: E402
 
 LIMITS = {
     "backends": 17_500,
-    "lachesis": 17_030,  # the setting web
+    "lachesis": 17_050,  # the setting web, the browser where it is named
     "lachesis_client": 2_920,  # streams
-    "lachesis_compat": 4_620,  # tools.web_tools, the agent under its old name
+    "lachesis_compat": 4_680,  # tools.web_tools, tools.browser_tool, the agent under its old name
     "lachesis_console": 6_600,  # the plays and findings of the audit, chats, the agent
     "lachesis_data": 6_500,
     "lachesis_doors": 4_600,
-    "lachesis_envs": 8_500,  # web_research
+    "lachesis_envs": 9_000,  # web_research, browser_tasks
     "lachesis_messages": 4_590,
     "lachesis_testing": 9_120,
     "lachesis_tokens": 13_000,
-    "lachesis_tools": 3_900,  # the tools of the web
+    "lachesis_tools": 4_420,  # the tools of the web and of the browser
     "lachesis_train": 13_850,
     "lachesis_view": 4_510,
     "tool_call_parsers": 12_000,
