@@ -138,9 +138,9 @@ def test_killed_browsers_leave_nothing(tmp_path: Path, capsys: pytest.CaptureFix
     memory, spent = zip(*killer.figures.values(), strict=True)
     took, mib = time.monotonic() - began, [peak / 2**20 for peak in memory]
     with capsys.disabled():
+        print(f"\n{ROLLOUTS} rollouts, {AT_ONCE} at a time, in {took:.0f} s; load {os.getloadavg()[0]:.1f}")
         print(
-            f"\n{ROLLOUTS} rollouts, {AT_ONCE} at a time, in {took:.0f} s; {KILLED_RUNS} kills of the run and {killer.killed} "
-            f"of sandboxes: 0 processes left, after at most {max(waits):.1f} s\n{len(mib)} sandboxes: memory at most "
-            f"{statistics.median(mib):.0f} MiB (median; largest {max(mib):.0f}), processor {statistics.median(spent):.1f} s "
-            f"(median; longest {max(spent):.1f}); load {os.getloadavg()[0]:.1f}"
+            f"{KILLED_RUNS} kills of the run, {killer.killed} of sandboxes: 0 processes left after {max(waits):.1f} s"
         )
+        print(f"{len(mib)} sandboxes: memory {statistics.median(mib):.0f} MiB in the median, at most {max(mib):.0f}")
+        print(f"processor {statistics.median(spent):.1f} s in the median, at most {max(spent):.1f}")
