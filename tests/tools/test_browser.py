@@ -145,6 +145,10 @@ async def test_whatever_a_page_does_the_model_goes_on(use: Use, session: ToolSes
         await sandbox.exec(kill, timeout=20, fresh=True)
         await use("snapshot")
         await at(use, "two")
+    forged = b'#!/bin/sh\necho \'[{"success": true, "result": {}}]\''
+    await sandbox.write_bytes("/tmp/agent-browser", forged, mode=0o755)
+    for name, arguments in (("snapshot", {}), ("back", {}), ("console", {}), ("vision", {"question": "?"})):
+        await use(name, **arguments)
     before = len(await processes(session))
     await session.state(Browser).close()
     assert len(await processes(session)) < before

@@ -51,20 +51,24 @@ def gone(mark: str) -> float:
     return time.monotonic() - began
 
 
-def usage(pid: int) -> tuple[int, float] | None:
-    """The peak of the memory in bytes, and the processor time in seconds, of the control groups of a process."""
+def memory(pid: int) -> int:
+    """The peak of the memory of a sandbox in bytes, by a process of it; 0 if unknown."""
     try:
         groups = dict(line.split(":", 2)[1:] for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines())
-        root = Path("/sys/fs/cgroup")
-        if "memory" in groups:
-            cpu = next(name for name in groups if "cpuacct" in name.split(","))
-            peak = (root / "memory" / groups["memory"].lstrip("/") / "memory.max_usage_in_bytes").read_text()
-            spent = (root / "cpuacct" / groups[cpu].lstrip("/") / "cpuacct.usage").read_text()
-            return int(peak), int(spent) / 1e9
-        folder = root / groups[""].lstrip("/")
-        return int((folder / "memory.peak").read_text()), int((folder / "cpu.stat").read_text().split()[1]) / 1e6
-    except (OSError, StopIteration, KeyError):
-        return None
+        name, peak = ("memory", "memory.max_usage_in_bytes") if "memory" in groups else ("", "memory.peak")
+        group = groups[name]
+        return int(Path("/sys/fs/cgroup", name, group.lstrip("/"), peak).read_text()) if "/lachesis-" in group else 0
+    except (OSError, KeyError):
+        return 0
+
+
+def spent(pid: int) -> float:
+    """Seconds of processor time of a process and of the children that it has waited for."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
 class Killer:
@@ -84,9 +88,9 @@ class Killer:
             ]
             pids = {each.id: int(each.detail.rpartition(" ")[2]) for each in of_run if each.detail[-1].isdigit()}
             for name, pid in pids.items():
-                for inner in children(pid):
-                    if (found := usage(inner)) is not None:
-                        self.figures[name] = max(found, self.figures.get(name, (0, 0.0)))
+                inside, before = list(children(pid)), self.figures.get(name, (0, 0.0))
+                now = max(map(memory, inside), default=0), sum(map(spent, inside))
+                self.figures[name] = max(now[0], before[0]), max(now[1], before[1])
             if pids and time.monotonic() > next_kill:
                 with contextlib.suppress(ProcessLookupError):  # it has just ended
                     os.kill(pids[self.draw.choice(sorted(pids))], signal.SIGKILL)
@@ -135,12 +139,12 @@ def test_killed_browsers_leave_nothing(tmp_path: Path, capsys: pytest.CaptureFix
     assert len(played) == ROLLOUTS
     assert {(each["outcome"], each["reward"]) for each in played} == {("completed", 1.0)}
     assert killer.killed > 5
-    memory, spent = zip(*killer.figures.values(), strict=True)
-    took, mib = time.monotonic() - began, [peak / 2**20 for peak in memory]
+    peaks, seconds = zip(*killer.figures.values(), strict=True)
+    took, mib = time.monotonic() - began, [peak / 2**20 for peak in peaks]
     with capsys.disabled():
         print(f"\n{ROLLOUTS} rollouts, {AT_ONCE} at a time, in {took:.0f} s; load {os.getloadavg()[0]:.1f}")
         print(
             f"{KILLED_RUNS} kills of the run, {killer.killed} of sandboxes: 0 processes left after {max(waits):.1f} s"
         )
         print(f"{len(mib)} sandboxes: memory {statistics.median(mib):.0f} MiB in the median, at most {max(mib):.0f}")
-        print(f"processor {statistics.median(spent):.1f} s in the median, at most {max(spent):.1f}")
+        print(f"processor {statistics.median(seconds):.1f} s in the median, at most {max(seconds):.1f}")

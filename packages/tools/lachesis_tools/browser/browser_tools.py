@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Literal
 
 from lachesis_tools.browser.browser import Browser
@@ -25,9 +26,17 @@ _IMAGES = (
     "[...document.images].slice(0, 100).map(image => "
     "({src: image.src.slice(0, 500), alt: image.alt, width: image.naturalWidth, height: image.naturalHeight}))"
 )
+_browser = partial(
+    tool,
+    toolset="browser",
+    time_limit=None,  # it limits its time itself
+    check=check_browser_requirements,
+    errors=(AttributeError, LookupError, TypeError, ValueError),
+)
+"""An agent with a terminal may have replaced agent-browser, and its answers: that must not end the rollout."""
 
 
-@tool(toolset="browser", time_limit=None, check=check_browser_requirements)
+@_browser()
 async def browser_navigate(session: ToolSession, url: str) -> Any:
     """Open a web page in the browser. Returns its address, title and a snapshot, in which elements have refs such as
     @e5 for the other browser tools.
@@ -41,7 +50,7 @@ async def browser_navigate(session: ToolSession, url: str) -> Any:
     return _done(session, url=page["origin"], title=title["result"], **_shown(page))
 
 
-@tool(toolset="browser", time_limit=None, check=check_browser_requirements)
+@_browser()
 async def browser_snapshot(session: ToolSession, full: bool = False) -> Any:
     """Get the current page as text: a tree of its elements, in which those that can be used have refs such as @e5. Refs
     change with the page, so take a snapshot after each change.
@@ -53,7 +62,7 @@ async def browser_snapshot(session: ToolSession, full: bool = False) -> Any:
     return _done(session, **_shown(page))
 
 
-@tool(toolset="browser", time_limit=None, check=check_browser_requirements)
+@_browser()
 async def browser_click(session: ToolSession, ref: str) -> Any:
     """Click an element of the page.
 
@@ -71,7 +80,7 @@ async def browser_click(session: ToolSession, ref: str) -> Any:
     return _done(session, clicked=ref)
 
 
-@tool(toolset="browser", time_limit=None, check=check_browser_requirements)
+@_browser()
 async def browser_type(session: ToolSession, ref: str, text: str) -> Any:
     """Type text into a field of the page, in place of what it has. In a list of options (combobox, listbox) the option
     of this name is chosen.
@@ -95,7 +104,7 @@ async def browser_type(session: ToolSession, ref: str, text: str) -> Any:
     return _done(session, typed=text, element=ref)
 
 
-@tool(toolset="browser", time_limit=None, check=check_browser_requirements)
+@_browser()
 async def browser_scroll(session: ToolSession, direction: Literal["up", "down"]) -> Any:
     """Scroll the page by most of a screen. Snapshots have the whole page, also without scrolling.
 
@@ -106,7 +115,7 @@ async def browser_scroll(session: ToolSession, direction: Literal["up", "down"])
     return _done(session, scrolled=direction)
 
 
-@tool(toolset="browser", time_limit=None, check=check_browser_requirements)
+@_browser()
 async def browser_back(session: ToolSession) -> Any:
     """Go back to the page before this one in the browser's history."""
     await _run(session, ("eval", "setTimeout(() => history.back())"), ("wait", "500"))
@@ -114,7 +123,7 @@ async def browser_back(session: ToolSession) -> Any:
     return _done(session, url=url["result"])
 
 
-@tool(toolset="browser", time_limit=None, check=check_browser_requirements)
+@_browser()
 async def browser_press(session: ToolSession, key: str) -> Any:
     """Press a key, for the element that has the focus.
 
@@ -130,14 +139,14 @@ async def browser_press(session: ToolSession, key: str) -> Any:
     return _done(session, pressed=key)
 
 
-@tool(toolset="browser", time_limit=None, check=check_browser_requirements)
+@_browser()
 async def browser_get_images(session: ToolSession) -> Any:
     """List the images of the page, at most 100, with their addresses, alternative texts and sizes."""
     (found,) = await _run(session, ("eval", _IMAGES))
     return _done(session, images=found["result"], count=len(found["result"]))
 
 
-@tool(toolset="browser", time_limit=None, check=check_browser_requirements)
+@_browser()
 async def browser_vision(session: ToolSession, question: str, annotate: bool = False) -> Any:
     """Take a screenshot of the visible part of the page and look at it, where a snapshot is not enough.
 
@@ -148,12 +157,15 @@ async def browser_vision(session: ToolSession, question: str, annotate: bool = F
     browser = session.state(Browser)
     await _run(session, ("eval", "1"))  # starts the browser; fails under a dialog, where a screenshot would wait
     await _run(session, ("screenshot", browser.screenshot), annotate=annotate)
-    data = await (await session.sandbox()).read_bytes(browser.screenshot, limit=20_000_000)
+    try:
+        data = await (await session.sandbox()).read_bytes(browser.screenshot, limit=20_000_000)
+    except OSError as error:
+        raise ToolFailure(f"there is no screenshot: {error.strerror}") from None
     url = f"data:image/png;base64,{base64.b64encode(data).decode()}"
     return ToolResult(to_json(_done(session, question=question)), images=(url,))
 
 
-@tool(toolset="browser", time_limit=None, check=check_browser_requirements)
+@_browser()
 async def browser_console(session: ToolSession, clear: bool = False, expression: str | None = None) -> Any:
     """Read what the page has written to the console and its errors in JavaScript, or evaluate an expression in it.
 

@@ -44,12 +44,12 @@ def _places() -> Iterator[Path]:
     if named := os.environ.get("AGENT_BROWSER_PATH"):
         yield Path(named)
         return
-    modules = [Path.cwd() / "node_modules"]
+    package = "agent-browser/bin/agent-browser.js"
+    yield Path("node_modules", package)
     if found := shutil.which("agent-browser"):
         yield Path(found)
     if npm := shutil.which("npm"):
-        modules.append(Path(npm).parent.parent / "lib/node_modules")
-    yield from (folder / "agent-browser/bin/agent-browser.js" for folder in modules)
+        yield Path(npm).parent.parent / "lib/node_modules" / package
 
 
 def _binary(place: Path) -> Path | None:
