@@ -24,15 +24,15 @@ LIMITS = {
     "backends": 17_500,
     "lachesis": 17_210,  # the settings web, vision and mcp, sub-agents
     "lachesis_client": 2_920,  # streams
-    "lachesis_compat": 4_640,  # tools.web_tools and others, the agent under its old name
+    "lachesis_compat": 4_690,  # tools.web_tools and others, the agent under its old name
     "lachesis_console": 6_900,  # the plays and findings of the audit, chats, the agent
     "lachesis_data": 6_500,
     "lachesis_doors": 4_330,  # without the client of MCP, which tools have
-    "lachesis_envs": 8_500,  # web_research
+    "lachesis_envs": 9_000,  # web_research, browser_tasks
     "lachesis_messages": 4_590,
     "lachesis_testing": 9_120,
     "lachesis_tokens": 13_000,
-    "lachesis_tools": 4_950,  # tools of the web and on request, MCP servers, images
+    "lachesis_tools": 5_490,  # tools of the web and on request, MCP servers, images, the browser
     "lachesis_train": 13_850,
     "lachesis_view": 4_510,
     "tool_call_parsers": 12_000,

@@ -2,6 +2,7 @@
 # Tests against programs of others, installed on first use: scripts/test-with.sh NAME, that is `make test-NAME`.
 #
 #   atropos     all environments of atroposlib's source distribution that play without the network
+#   browser     hostile pages, all tasks of browser_tasks, and 50 rollouts that are killed, in a Chromium (npm; 120 MB)
 #   doors       environments of TextArena, Gymnasium, BFCL, OpenEnv, ORS and MCP servers (600 MB); NeMo Gym and
 #               verifiers where they are installed
 #   guests      verifiers and Inspect (350 MB)
@@ -14,8 +15,8 @@
 #   tinker-sdks the embedded engine against an older Tinker SDK too
 #   vllm        a real vLLM on the CPU (3.5 GB)
 #
-# They are installed into ~/.cache/lachesis, or where a variable says (GUESTS, PROGRAMS, RAY, SKYRL, TEMPLATES). PYTHON312
-# names a Python that doors (TextArena), harbor and skyrl take, if there is more than one.
+# They are installed into ~/.cache/lachesis, or where a variable says (AGENT_BROWSER, GUESTS, PROGRAMS, RAY, SKYRL,
+# TEMPLATES). PYTHON312 names a Python that doors (TextArena), harbor and skyrl take, if there is more than one.
 set -eu
 name=$1
 VENV=${VENV:-.venv}
@@ -34,6 +35,14 @@ case $name in
     scripts/atropos-environments.sh "$bin/python"
     scripts/atropos_venv.sh "$VENV" "$VENV-atropos"
     "$VENV-atropos/bin/python" -m benchmarks.atropos_environments
+    ;;
+  browser)
+    # As root: scripts/debian-packages.sh browser
+    browser=${AGENT_BROWSER:-$cache/agent-browser}
+    [ -d "$browser/node_modules" ] || npm install --silent --prefix "$browser" agent-browser@0.41.2
+    export AGENT_BROWSER_PATH="$browser/node_modules/agent-browser/bin/agent-browser.js" LACHESIS_NEED_BROWSER=1
+    "$bin/pytest" -s tests/tools/test_browser.py tests/envs/environments/test_browser_tasks.py \
+      tests/envs/environments/test_browser_kills.py
     ;;
   doors)
     doors=${LACHESIS_DOORS:-$cache/doors}

@@ -11,12 +11,12 @@ from lachesis.settings.settings import HermesAgentEnvConfig
 from lachesis_tools import ToolRegistry, get_tool_definitions
 from lachesis_tools.terminal import without_carried_folder
 from lachesis_tools.toolsets import (
-    HOW_TO_PROVIDE,
     PROVIDED_TOOLSETS,
     REMOVED_TOOLSETS,
     TOOLSETS,
     ToolsetError,
     has_toolset,
+    how_to_provide,
     left_out_tools,
 )
 
@@ -87,12 +87,12 @@ class AgentTools:
     @staticmethod
     def advice(missing: Sequence[str]) -> str:
         """How to get the tools of missing toolsets, where a setting or the environment provides them."""
-        of_web = f"; {HOW_TO_PROVIDE}" if PROVIDED_TOOLSETS.keys() & {*missing} else ""
-        if "clarify" not in missing:
-            return of_web
-        from lachesis_tools.on_request import NEEDS_USER
+        found = [f"; {how_to_provide(name)}" for name in missing if name in PROVIDED_TOOLSETS]
+        if "clarify" in missing:
+            from lachesis_tools.on_request import NEEDS_USER
 
-        return f"{of_web}; {NEEDS_USER}"
+            found.append(f"; {NEEDS_USER}")
+        return "".join(dict.fromkeys(found))
 
 
 def chosen_tools(tools: ToolRegistry, config: HermesAgentEnvConfig, name: str, *, user: bool) -> ToolRegistry:
@@ -100,20 +100,19 @@ def chosen_tools(tools: ToolRegistry, config: HermesAgentEnvConfig, name: str, *
     whether somebody answers the agent. Those of MCP servers come when a run begins.
 
     Raises ToolsetError for the toolset `mcp` without servers."""
-    named = {*(config.enabled_toolsets or ())}
+    named = {*(AgentTools(config, tools).toolsets or ())}
     if named - TOOLSETS.keys():
         from lachesis_tools.on_request import with_requested
 
         tools = with_requested(tools, named, user=user)
     if "mcp" in named and not config.mcp:
-        raise ToolsetError("'mcp' has no tools here: name servers with --env.mcp (docs/tools.md)")
+        raise ToolsetError(f"'mcp' has no tools here: {how_to_provide('mcp')}")
     if not config.terminal_carries_cd:
         tools = without_carried_folder(tools)
     if config.web is None and config.vision is None:
         return tools
-    from lachesis_tools.provided import provided_tools
+    from lachesis_tools.provided import with_provided
 
     groups = Path(config.data_path_to_save_groups or f"data/{name}/groups.jsonl")
     record = Path(config.web_record or groups.with_suffix(".web.jsonl"))
-    provided = provided_tools(config.web, record, vision=config.vision)
-    return tools.extended(*(tool for tool in provided if tool.name not in tools))
+    return with_provided(tools, config.web, record, vision=config.vision)

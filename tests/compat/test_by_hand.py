@@ -23,6 +23,7 @@ from lachesis.loop.outcome import Outcome
 from lachesis.runs.commands import EvaluationBroken, evaluate_alone
 from lachesis_client import ServerUnavailable
 from lachesis_tools.budget import ResultBudget
+from tests.support.browsers import on_request
 from tests.support.job_groups import PICTURE
 from tests.support.scripted_server import ScriptedServer, call, say
 from tests.support.small_envs import SortWords, does_nothing, make, process, rollouts, sandboxes
@@ -168,6 +169,27 @@ async def test_the_tools_of_the_web_by_their_old_names(tmp_path: Path) -> None:
     web_tools = importlib.import_module("tools.web_tools")
     assert not web_tools.check_firecrawl_api_key(), "no run is open"
     await in_run(tmp_path, use, web=f"corpus:{tmp_path}")
+
+
+@on_request
+async def test_the_browser_of_a_task_ends_and_its_sandbox_stays(tmp_path: Path) -> None:
+    browser = importlib.import_module("tools.browser_tool")
+
+    async def use(env: Any) -> None:
+        assert browser.check_browser_requirements()
+        opened = json.loads(await asyncio.to_thread(browser.browser_navigate, "about:blank", task_id="t"))
+        assert opened["success"] and opened["snapshot"] == "(empty page)"
+        sandbox = await open_run("t").session("t").sandbox()
+
+        async def programs() -> bytes:
+            return (await sandbox.exec("cat /proc/[0-9]*/comm", timeout=20)).stdout
+
+        assert b"chromium" in await programs()
+        await asyncio.to_thread(browser.cleanup_browser, "t")
+        assert b"chromium" not in await programs()
+        assert get_active_env("t") is not None
+
+    await in_run(tmp_path, use, enabled_toolsets=["browser"])
 
 
 async def test_tools_by_name_on_threads(tmp_path: Path) -> None:

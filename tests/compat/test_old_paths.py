@@ -19,7 +19,8 @@ NAMES = {
     "atropos.backends": "create_backend Backend SandboxSpec",
     "batch_runner": "main",
     "run_agent": "AIAgent",
-    "tools.browser_tool": "cleanup_browser",
+    "tools.browser_tool": "browser_navigate browser_snapshot browser_click browser_type browser_scroll browser_back "
+    "browser_press browser_get_images browser_vision browser_console check_browser_requirements cleanup_browser",
     "trajectory_compressor": "main",
     "environments.tool_call_parsers": "get_parser list_parsers register_parser ToolCallParser",
     "tools.file_tools": "check_file_requirements read_file_tool write_file_tool patch_tool search_tool",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from typing import Any
 
 import pytest
@@ -12,8 +13,9 @@ from lachesis_testing.scripted_server import ScriptedServer, say
 from lachesis_tools import BUILTIN_TOOLS, ToolRegistry, ToolSession, call_tool
 from lachesis_tools.asking import ServiceUnavailable
 from lachesis_tools.dispatch import ToolResult
+from lachesis_tools.tool_registry import tool
 from lachesis_tools.toolsets import ToolsetError, has_toolset, resolve_tools
-from lachesis_tools.vision import MAX_IMAGE_BYTES, look_of, vision_tools
+from lachesis_tools.vision import MAX_IMAGE_BYTES, browser_seen_by, look_of, vision_tools
 from tests.support.job_groups import PICTURE
 
 PIXEL = base64.b64decode(PICTURE.partition(",")[2])
@@ -88,3 +90,18 @@ def test_the_toolset_exists_where_somebody_looks_at_images() -> None:
     for setting in ("", "qwen", "@http://x", "m@ftp://x"):
         with pytest.raises(SettingsError, match="neither policy nor MODEL@URL"):
             look_of(setting)
+
+
+async def test_a_second_model_looks_at_the_browser_too(session: ToolSession) -> None:
+    @tool(toolset="browser")
+    async def browser_vision(session: ToolSession, question: str, annotate: bool = False) -> ToolResult:
+        """Show the page."""
+        return ToolResult(json.dumps({"success": True, "question": question}), images=(PICTURE,))
+
+    async with ScriptedServer([say("A dot.")]) as server:
+        look = look_of(f"m@{server.base_url}", pause=0)
+        registry = browser_seen_by(ToolRegistry([browser_vision]), look)
+        result = await call_tool("browser_vision", {"question": "What is it?"}, session, registry=registry)
+    assert json.loads(result.content) == {"success": True, "question": "What is it?", "analysis": "A dot."}
+    assert result.images == ()
+    assert browser_seen_by(registry, look_of("policy")) is registry

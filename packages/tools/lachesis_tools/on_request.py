@@ -31,4 +31,8 @@ def with_requested(tools: ToolRegistry, named: Collection[str] | None, *, user: 
         for name, toolset in _TOOLS.items()
         if {name, toolset} & {*(named or ())} and name not in tools and (user or name != "clarify")
     ]
+    if "browser" in (named or ()) and "browser_navigate" not in tools:
+        from lachesis_tools.browser import BROWSER_TOOLS, check_browser_requirements
+
+        asked += () if check_browser_requirements() else BROWSER_TOOLS
     return tools.extended(*asked) if asked else tools

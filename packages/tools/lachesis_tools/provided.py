@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
-from lachesis_tools.tool_registry import Tool
+from lachesis_tools.tool_registry import Tool, ToolRegistry
 
 
-def provided_tools(web: str | None, record: Path, *, vision: str | None = None) -> Iterator[Tool]:
-    """The tools of these settings.
+def with_provided(tools: ToolRegistry, web: str | None, record: Path, *, vision: str | None = None) -> ToolRegistry:
+    """`tools`, and those of these settings that are not among them.
 
     Args:
         web: Where pages come from; see `lachesis_tools.web.provider_of`.
@@ -19,11 +18,15 @@ def provided_tools(web: str | None, record: Path, *, vision: str | None = None) 
     Raises:
         SettingsError: one of them cannot work.
     """
+    found: list[Tool] = []
     if web is not None:
         from lachesis_tools.web import provider_of, web_tools
 
-        yield from web_tools(provider_of(web, record))
+        found += web_tools(provider_of(web, record))
     if vision is not None:
-        from lachesis_tools.vision import look_of, vision_tools
+        from lachesis_tools.vision import browser_seen_by, look_of, vision_tools
 
-        yield from vision_tools(look_of(vision))
+        look = look_of(vision)
+        tools = browser_seen_by(tools, look)
+        found += vision_tools(look)
+    return tools.extended(*(tool for tool in found if tool.name not in tools))

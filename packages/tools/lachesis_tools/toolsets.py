@@ -60,19 +60,30 @@ PROVIDED_TOOLSETS: Mapping[str, Toolset] = MappingProxyType(
         "web": Toolset("Search the web and read pages.", ("web_search", "web_extract")),
         "search": Toolset("Search the web.", ("web_search",)),
         "vision": Toolset("Look at images.", ("vision_analyze",)),
+        "browser": Toolset("Use web pages in a browser.", ("browser_navigate", "browser_snapshot")),
         "mcp": Toolset("The tools of MCP servers."),
     }
 )
-"""Toolsets that exist where a setting provides their tools; those of MCP servers are known when a run has begun."""
-HOW_TO_PROVIDE = (
-    "tools of the web need a provider of pages: --env.web, for example corpus:pages.jsonl; vision needs one who looks "
-    "at images: --env.vision policy, or MODEL@URL (docs/tools.md)"
-)
-"""What to do about a missing one of `PROVIDED_TOOLSETS`."""
+"""Toolsets that exist where a registry has their tools, of which these are some. Those of MCP servers are known when a
+run has begun."""
+
+
+def how_to_provide(name: str) -> str:
+    """What to do about a missing one of `PROVIDED_TOOLSETS`, or a tool of it."""
+    if name.startswith("browser"):
+        from lachesis_tools.browser.program import check_browser_requirements
+
+        return f"the browser {check_browser_requirements() or 'is there where its toolset is enabled by name'}"
+    if name.startswith("vision"):
+        return "vision needs one who looks at images: --env.vision policy, or MODEL@URL (docs/tools.md)"
+    if name == "mcp":
+        return "name servers with --env.mcp (docs/tools.md)"
+    return "tools of the web need a provider of pages: --env.web, for example corpus:pages.jsonl (docs/tools.md)"
+
 
 REMOVED_TOOLSETS = frozenset(
     {
-        *("browser", "clarify", "code_execution", "computer_use", "cronjob", "delegation", "homeassistant"),
+        *("clarify", "code_execution", "computer_use", "cronjob", "delegation", "homeassistant"),
         *("image_gen", "kanban", "memory", "messaging", "moa", "rl", "session_search", "skills", "tts"),
         *("video", "video_gen"),
     }
@@ -223,8 +234,8 @@ def _expand(names: Iterable[str], registry: ToolRegistry, toolsets: Mapping[str,
             found.add(name)
         elif name in ALL:
             found.update(registry)
-        elif name in PROVIDED_TOOLSETS or any(name in each.tools for each in PROVIDED_TOOLSETS.values()):
-            raise ToolsetError(f"{name!r} has no tools here: {HOW_TO_PROVIDE}")
+        elif name in PROVIDED_TOOLSETS or any(name in provided.tools for provided in PROVIDED_TOOLSETS.values()):
+            raise ToolsetError(f"{name!r} has no tools here: {how_to_provide(name)}")
         else:
             raise ToolsetError(f"unknown toolset or tool {name!r}{_known(name, dict.fromkeys([*toolsets, *registry]))}")
     return found

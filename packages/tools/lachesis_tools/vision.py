@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import json
 import os
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Annotated, Final, TypeAlias
 
 from pydantic import Field
@@ -13,7 +15,8 @@ from backends.errors import SettingsError
 from lachesis_tools.asking import ServiceUnavailable, asked
 from lachesis_tools.dispatch import ToolResult
 from lachesis_tools.files import file_error
-from lachesis_tools.tool_registry import Tool, ToolFailure, tool
+from lachesis_tools.text import to_json
+from lachesis_tools.tool_registry import Tool, ToolFailure, ToolRegistry, tool
 from lachesis_tools.tool_session import ToolSession
 
 MAX_IMAGE_BYTES: Final = 5_000_000
@@ -98,6 +101,20 @@ def vision_tools(look: Look) -> tuple[Tool, ...]:
         return await look(await _image(session, image_url), question)
 
     return (vision_analyze,)
+
+
+def browser_seen_by(tools: ToolRegistry, look: Look) -> ToolRegistry:
+    """The same tools, with a `browser_vision` whose screenshots `look` looks at, if there is one."""
+    found = tools.get("browser_vision")
+    if found is None or look is shown:
+        return tools
+
+    async def browser_vision(session: ToolSession, question: str, annotate: bool = False) -> ToolResult:
+        result = await found(session, question, annotate)
+        seen = await look(result.images[0], question)
+        return ToolResult(to_json({**json.loads(result.content), "analysis": seen.content}))
+
+    return tools.replaced(replace(found, function=browser_vision))
 
 
 async def _image(session: ToolSession, named: str) -> str:
