@@ -42,7 +42,7 @@ case $name in
     [ -d "$browser/node_modules" ] || npm install --silent --prefix "$browser" agent-browser@0.41.2
     export AGENT_BROWSER_PATH="$browser/node_modules/agent-browser/bin/agent-browser.js" LACHESIS_NEED_BROWSER=1
     "$bin/pytest" -s tests/tools/test_browser.py tests/envs/environments/test_browser_tasks.py \
-      tests/envs/environments/test_browser_kills.py
+      tests/umbrella/test_every_tool.py tests/envs/environments/test_browser_kills.py
     ;;
   doors)
     doors=${LACHESIS_DOORS:-$cache/doors}

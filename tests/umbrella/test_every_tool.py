@@ -13,7 +13,10 @@ from typing import Any, NamedTuple
 
 from lachesis import HermesAgentBaseEnv
 from lachesis_testing.fake_server import Ask, FakeServer
+from lachesis_testing.scripted_server import ScriptedServer, say
 from lachesis_tokens.verbs.verify import main, verify_file
+from lachesis_tools.browser import check_browser_requirements
+from tests.support.job_groups import PICTURE
 from tests.support.small_envs import lines
 from tests.support.training_runs import environment, with_tokens
 from tests.tools.test_mcp_toolset import COMMAND
@@ -45,8 +48,27 @@ STEPS = (
     Step("execute_code", {"code": "import tools; print(tools.read_file('fruit.txt')['content'])"}, '{"read_file": 1}'),
     Step("clarify", {"question": "Which one?", "choices": ["pear", "kiwi"]}, "the pear"),
     Step("sums__add", {"by": 5}, "5"),
+    Step("vision_analyze", {"image_url": PICTURE, "question": "What is it?"}, "A dot."),
     Step("delegate_task", {"goal": SUBTASK, "toolsets": ["terminal"]}, "There is a pear in it."),
 )
+PAGE = "<title>Fruit</title><h1>Pears</h1><input aria-label=Name><a href=/more.txt>More</a><img src=/dot.png alt=dot>"
+BROWSER_STEPS = (
+    Step("terminal", {"command": f"echo '{PAGE}' > index.html"}, '"exit_code": 0'),
+    Step("terminal", {"command": "python3 -m http.server -b 127.0.0.1 8123", "background": True}, "session_id"),
+    Step("terminal", {"command": "for i in $(seq 50); do (: </dev/tcp/127.0.0.1/8123) && break; sleep 0.1; done"}, "0"),
+    Step("browser_navigate", {"url": "http://127.0.0.1:8123/"}, "Pears"),
+    Step("browser_snapshot", {}, "[ref=e2]"),
+    Step("browser_type", {"ref": "@e2", "text": "kiwi"}, "kiwi"),
+    Step("browser_press", {"key": "Tab"}, '"success": true'),
+    Step("browser_scroll", {"direction": "down"}, '"success": true'),
+    Step("browser_get_images", {}, "dot.png"),
+    Step("browser_vision", {"question": "What is it?"}, "A dot."),
+    Step("browser_click", {"ref": "@e3"}, '"clicked": "@e3"'),
+    Step("browser_back", {}, "http://127.0.0.1:8123/"),
+    Step("browser_console", {"expression": "document.title"}, "Fruit"),
+)
+HAS_BROWSER = check_browser_requirements() is None
+ALL = (*STEPS, *(BROWSER_STEPS if HAS_BROWSER else ()))
 SUB_AGENT = (Step("terminal", {"command": "cat fruit.txt"}, "pear"),)
 
 
@@ -54,7 +76,10 @@ class EveryTool(HermesAgentBaseEnv):
     """A task for all tools."""
 
     name = "every-tool"
-    toolsets = ("terminal", "file", "python", "todo", "memory", "web", "code_execution", "clarify", "mcp", "delegation")
+    toolsets = (
+        *("terminal", "file", "python", "todo", "memory", "web", "vision", "code_execution", "clarify", "mcp"),
+        *("delegation", *(["browser"] if HAS_BROWSER else [])),
+    )
 
     async def get_next_item(self) -> str:
         return TASK
@@ -70,7 +95,7 @@ class EveryTool(HermesAgentBaseEnv):
 
 
 def model(ask: Ask) -> str:
-    steps, answer = (STEPS, "All are called.") if TASK in ask.prompt else (SUB_AGENT, "There is a pear in it.")
+    steps, answer = (ALL, "All are called.") if TASK in ask.prompt else (SUB_AGENT, "There is a pear in it.")
     if ask.turn >= len(steps):
         return answer
     call = {"name": steps[ask.turn].tool, "arguments": steps[ask.turn].arguments}
@@ -81,10 +106,11 @@ async def test_a_rollout_that_calls_every_tool_is_delivered_exactly(tmp_path: Pa
     pages = tmp_path / "pages.jsonl"
     page = {"url": "https://fruit.example/pear", "title": "Pears", "text": "A pear is a fruit."}
     pages.write_text(json.dumps(page) + "\n")
-    async with FakeServer(model) as server:
+    async with FakeServer(model) as server, ScriptedServer([say("A dot.")]) as eyes:
         settings = {"web": f"corpus:{pages}", "mcp": {"sums": COMMAND}, "group_size": 1, "max_agent_turns": 60}
+        settings["vision"] = f"eyes@{eyes.base_url}"
         env = environment(EveryTool, tmp_path, with_tokens(server, tmp_path), **settings)
-        assert {*env.tools, "sums__add"} == {step.tool for step in STEPS}
+        assert {*env.tools, "sums__add"} == {step.tool for step in ALL}
         await env.process_manager()
         sampled = Counter(
             (tuple(seen.call.prompts[made.prompt]), tuple(made.ids))
@@ -95,7 +121,7 @@ async def test_a_rollout_that_calls_every_tool_is_delivered_exactly(tmp_path: Pa
     ((group,), file) = lines(tmp_path / "groups.jsonl"), tmp_path / "groups.jsonl"
     (rollout,) = group["rollouts"]
     results = [message["content"] for message in group["messages"][0] if message["role"] == "tool"]
-    for step, result in zip(STEPS, results, strict=True):
+    for step, result in zip(ALL, results, strict=True):
         assert step.said in result, (step.tool, result)
     assert (rollout["reward"], rollout["outcome"]) == (1.0, "completed")
     (sub_agent,) = [call["subagent"] for call in rollout["calls"].values() if "subagent" in call]
@@ -105,7 +131,7 @@ async def test_a_rollout_that_calls_every_tool_is_delivered_exactly(tmp_path: Pa
         for sample in group["samples"]
         for span in sample["spans"]
     )
-    assert delivered == sampled and len(sampled) == len(STEPS) + len(SUB_AGENT) + 2
+    assert delivered == sampled and len(sampled) == len(ALL) + len(SUB_AGENT) + 2
     totals, count = verify_file(file), sum(len(ids) for _, ids in sampled)
     assert (totals.sampled, totals.delivered, totals.duplicated, totals.wrong_prefix) == (count, count, 0, 0)
     capsys.readouterr()
