@@ -215,11 +215,12 @@ def _micro_batches(data: Sequence[TrainingDatum], weight: str | None, limit: int
 
     Families, as the rollouts of a group, come first; of the others those of similar lengths, so that little is padded.
     On a GPU, where passes cost more than tokens, a family that fits into a part without sharing goes with the others.
+    Sequences above `MICRO_BATCH_TOKENS` go alone: float32 attention there holds the square of their length.
     """
     alone = []
     for family, shared in _families(data, weight):
         longest = max(len(data[place].tokens) for place in family)
-        if limit > MICRO_BATCH_TOKENS and longest * len(family) <= limit:
+        if limit > MICRO_BATCH_TOKENS >= longest and longest * len(family) <= limit:
             alone += family
             continue
         own = longest - shared
@@ -234,7 +235,8 @@ def _micro_batches(data: Sequence[TrainingDatum], weight: str | None, limit: int
     for place in sorted(alone, key=lambda place: len(data[place].tokens), reverse=True):
         length = len(data[place].tokens)
         longest = len(data[batch[0]].tokens) if batch else length
-        if batch and (longest * (len(batch) + 1) > limit or length < longest // 2):
+        full = longest * (len(batch) + 1) > limit or longest > MICRO_BATCH_TOKENS
+        if batch and (full or length < longest // 2):
             yield batch, 0
             batch = []
         batch.append(place)

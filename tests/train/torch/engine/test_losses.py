@@ -129,6 +129,8 @@ def test_on_a_gpu_a_family_that_fits_into_a_part_goes_with_the_others(monkeypatc
     assert not any(shared for _, shared in parts)
     assert sorted(place for places, _ in parts for place in places) == list(range(len(data)))
     assert len(parts) < len(list(training._micro_batches(data, "weights", 60)))
+    monkeypatch.setattr(training, "MICRO_BATCH_TOKENS", 10)  # now all are long
+    assert all(shared or len(places) == 1 for places, shared in training._micro_batches(data, "weights", 4096))
 
 
 def test_gradients_of_several_batches_add_up(model: Model, trained: TrainingModel) -> None:
