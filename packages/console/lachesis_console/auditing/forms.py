@@ -27,6 +27,8 @@ _EXACTLY = re.compile(
     r"alone|nothing else|only|exact|digits|integer|json|separator|comma|single|one (word|letter|number|line)", re.I
 )
 """Texts that ask for one form of an answer."""
+EXACT_LAYOUT = re.compile(r"indent|sorted|exactly|(one|single) line|compact|pretty|spaces", re.IGNORECASE)
+"""Texts that ask for one layout of JSON."""
 ANY_ORDER = re.compile(
     r"\ban? (\w+ )?(order|sequence|arrangement|permutation|plan|route|schedule)\b"
     r"|\bany (\w+ )?(order|sequence)|possible order",
@@ -75,6 +77,9 @@ class Form:
             found["after a line of reasoning"] = f"I looked at 3, 17 and B first.\n{self.before}{self.core}{self.after}"
         if re.fullmatch(r"-?\d{4,}", self.core) and not _EXACTLY.search(told):
             found["with separators"] = f"{self.before}{int(self.core):,}{self.after}"
+        read = _read_json(f"{self.before}{self.core}{self.after}")
+        if isinstance(read, dict | list) and not EXACT_LAYOUT.search(told):
+            found["as JSON in another layout"] = json.dumps(read, indent=1, ensure_ascii=False)
         return {f"equal: {name}": text for name, text in found.items()}
 
     def wrong(self, told: str = "") -> dict[str, str]:

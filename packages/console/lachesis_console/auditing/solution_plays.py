@@ -9,7 +9,7 @@ from typing import Any
 
 from lachesis.runs.reference_policy import Policy
 from lachesis_console.auditing import policies
-from lachesis_console.auditing.forms import ANY_ORDER, HOLLOW, Form, form_of, shifted
+from lachesis_console.auditing.forms import ANY_ORDER, EXACT_LAYOUT, HOLLOW, Form, form_of, shifted
 from lachesis_console.auditing.playing import Stage
 from lachesis_console.auditing.records import AuditPlay
 from lachesis_console.auditing.repeating import (
@@ -44,8 +44,6 @@ FEW = 2
 """Items that odd plays and cheats are tried on."""
 FORMS = 4
 """Items whose answers are changed."""
-EXACT_LAYOUT = re.compile(r"indent|sorted|exactly|one line|compact|pretty", re.IGNORECASE)
-"""Prompts that ask for one layout of a file."""
 DRAWN = 3
 """Times that a changed file is judged again."""
 GUESSES = 10
