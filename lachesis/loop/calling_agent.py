@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from backends import SandboxExhausted
 from lachesis.loop.clock import RolloutClock
@@ -16,18 +16,16 @@ from lachesis_messages.responses import ToolResponse
 from lachesis_tools import ToolResult
 from lachesis_tools.text import to_json
 
-if TYPE_CHECKING:
-    from lachesis.loop.loop import HermesAgentLoop, PlayedRollout
-
 _NAME: Final = "delegate_task"
 
 
 class LoopAgent:
-    """Implements `CallingAgent` for one rollout of an agent loop."""
+    """Implements `CallingAgent` for one run of an agent loop."""
 
-    def __init__(self, rollout: PlayedRollout) -> None:
+    def __init__(self, rollout: Any) -> None:
+        """`rollout` is a `PlayedRollout`, whose module loads this one."""
         self._rollout = rollout
-        self._playing: PlayedRollout | None = None
+        self._playing: Any = None
         self._waited = 0.0
         rollout.clock.wait_for(self._seconds_waited)
 
@@ -92,7 +90,7 @@ class LoopAgent:
         said = Message("tool", "(cut off)", tool_call_id=asked, name=_NAME)
         return ToolResponse(said, tool=_NAME, error="cut off", chat=chat)
 
-    def _loop(self, tools: Collection[str], max_turns: int) -> HermesAgentLoop:
+    def _loop(self, tools: Collection[str], max_turns: int) -> Any:
         rollout = self._rollout
         loop = copy.copy(rollout.loop.sub_agents or rollout.loop)
         if rollout.loop.sub_agents is None:

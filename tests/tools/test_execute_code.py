@@ -77,7 +77,8 @@ tools.odd_name(-1)
     done = await run(code)
     assert "caught" in done["output"] and "missing" in done["output"]
     assert "odd-name() takes count" in done["output"] and "False\n" in done["output"]
-    assert done["output"].endswith("    tools.odd_name(-1)\nToolError: too small\n") or "too small" in done["output"]
+    assert '"<script>", line 12, in <module>' in done["output"]
+    assert done["output"].endswith("\ntools.ToolError: too small\n") and "    tools.odd_name(-1)\n" in done["output"]
     assert "code_driver" not in done["output"]
     assert (done["exit_code"], done["tool_calls"]) == (1, {"read_file": 1, "odd-name": 1})
 

@@ -41,6 +41,7 @@ TALKS = {
     "lachesis/runs/command_line.py",
     "packages/envs/lachesis_envs/gsm8k/math_child.py",
     "packages/envs/lachesis_envs/task_folders/inside/grade.py",
+    "packages/tools/lachesis_tools/code_driver.py",
     "packages/tools/lachesis_tools/repl_driver.py",
 }
 """Modules that print: commands, an agent that is not quiet, and programs of their own whose standard output the

@@ -16,10 +16,6 @@ import traceback
 import types
 
 
-class ToolError(Exception):
-    """A call that failed."""
-
-
 def main() -> None:
     answers = os.fdopen(os.dup(0), "r", encoding="utf-8")
     channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -33,6 +29,7 @@ def main() -> None:
         )
     print(json.dumps({"output": path}), file=channel, flush=True)
     lock, owner = threading.Lock(), os.getpid()
+    failed = type("ToolError", (Exception,), {"__module__": "tools"})
 
     def call(name, parameters, *values, **named):  # type: ignore[no-untyped-def]
         if os.getpid() != owner:
@@ -44,11 +41,11 @@ def main() -> None:
             print(request, file=channel, flush=True)
             answer = json.loads(answers.readline())
         if "error" in answer:
-            raise ToolError(answer["error"])
+            raise failed(answer["error"])
         return answer["value"]
 
     tools = types.ModuleType("tools")
-    tools.ToolError = ToolError  # type: ignore[attr-defined]
+    tools.ToolError = failed  # type: ignore[attr-defined]
     for function, (name, *parameters) in given["tools"].items():
         setattr(tools, function, functools.partial(call, name, parameters))
     sys.modules["tools"] = sys.modules["hermes_tools"] = tools
