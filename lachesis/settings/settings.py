@@ -81,7 +81,7 @@ class HermesAgentEnvConfig(ServeSettings, RemovedSettings):
         "ignored.",
     )
     web: str | None = Field(default=None, description="Web pages: corpus:PATH, searxng:URL, firecrawl, replay:FILE.")
-    mcp: dict[str, str] = Field(default_factory=dict, description="MCP servers: commands in each sandbox, by name.")
+    mcp: dict[str, str] | None = Field(default=None, description="MCP servers: commands in each sandbox, by name.")
     web_record: Annotated[str | None, HOW] = Field(default=None, description="File that keeps live answers of web.")
     max_agent_turns: int = Field(default=30, ge=1, description="Completions per rollout, including the final answer.")
     max_token_length: int = Field(default=2048, ge=1, description="Tokens of one completion.")
