@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from lachesis_testing.fake_server import Ask, FakeServer
 from lachesis_tokens.verbs.verify import verify_file
-from tests.support.small_envs import SortWords, kill_sandboxes, lines
+from tests.support.scripted_server import ScriptedServer, call, say
+from tests.support.small_envs import SortWords, kill_sandboxes, lines, make, rollouts
 from tests.support.training_runs import environment, with_tokens
 
 TOOLSETS = ["terminal", "memory", "delegation", "clarify"]
@@ -182,3 +184,19 @@ async def test_without_a_user_there_is_no_question(tmp_path: Path) -> None:
     assert "clarify" not in json.dumps(group["tools"]) and "delegate_task" in json.dumps(group["tools"])
     note = "skipped toolsets of the removed stack that have no tools here: clarify; clarify needs a user"
     assert note in (tmp_path / "console.txt").read_text()
+
+
+async def test_the_time_that_a_server_lets_a_sub_agent_wait_is_not_the_agents(tmp_path: Path) -> None:
+    script = [
+        call(("delegate_task", {"goal": "SUBTASK"})),
+        lambda _: web.json_response({}, status=429, headers={"Retry-After": "2"}),
+        say("A pear."),
+        say("Done."),
+    ]
+    async with ScriptedServer(script) as server:
+        env = make(Delegates, server, tmp_path, total_steps=1, group_size=1, enabled_toolsets=TOOLSETS)
+        env.server_configs[0].max_retries = 1
+        await Delegates(env.config, env.server_configs).process_manager()
+    (rollout,) = rollouts(tmp_path / "groups.jsonl")
+    assert rollout["outcome"] == "completed" and rollout["seconds_waiting"] >= 1.9
+    assert rollout["completion_tokens"] == 15
