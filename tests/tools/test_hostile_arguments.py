@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from lachesis_tools import BUILTIN_TOOLS, ToolSession, call_tool
+from lachesis_tools.on_request import ON_REQUEST
 
+TOOLS = BUILTIN_TOOLS.extended(*ON_REQUEST.values())
 ORDINARY = {
     "path": "f.txt",
     "content": "c",
@@ -18,6 +20,8 @@ ORDINARY = {
     "old_string": "a",
     "new_string": "b",
     "timeout": 5,
+    "question": "?",
+    "goal": "g",
 }
 HOSTILE = [
     *("", "a\0b", "~", "/dev/full", "/proc/self/mem", "x" * 5000, "-rf", "\n", "(", "fifo", "loop", "p" * 200_000),
@@ -27,16 +31,16 @@ HOSTILE = [
 ]
 
 
-@pytest.mark.parametrize("name", BUILTIN_TOOLS)
+@pytest.mark.parametrize("name", TOOLS)
 async def test_any_text_is_answered(session: ToolSession, name: str) -> None:
     sandbox = await session.sandbox()
     await sandbox.exec("ln -s loop loop; mkfifo fifo", timeout=20)
-    properties = BUILTIN_TOOLS[name].parameters["properties"]
+    properties = TOOLS[name].parameters["properties"]
     usual = {key: value for key, value in ORDINARY.items() if key in properties}
     for key in [key for key, schema in properties.items() if schema.get("type") == "string"]:
         for text in HOSTILE:
             for more in [{"action": "log"}, {"action": "write"}] if name == "process" else [{}]:
-                result = await call_tool(name, {**usual, **more, key: text}, session)
+                result = await call_tool(name, {**usual, **more, key: text}, session, registry=TOOLS)
                 assert result.content, (key, text[:50])
 
 
@@ -52,6 +56,6 @@ async def test_any_text_is_answered(session: ToolSession, name: str) -> None:
 async def test_a_broken_place_is_answered(session: ToolSession, deed: str) -> None:
     sandbox = await session.sandbox()
     await sandbox.exec(deed, timeout=20)
-    for name, tool in BUILTIN_TOOLS.items():
+    for name, tool in TOOLS.items():
         usual = {key: value for key, value in ORDINARY.items() if key in tool.parameters["properties"]}
-        assert (await call_tool(name, usual, session)).content, name
+        assert (await call_tool(name, usual, session, registry=TOOLS)).content, name

@@ -183,8 +183,8 @@ class AgentSession:
             **self._options,
         )
         loop.follow_up = self._said_meanwhile
-        loop.sub_agents = copy.copy(loop)  # nobody watches them
-        loop.sub_agents.server, loop.sub_agents.execute = self._servers[0], self._calls
+        self._sub_agents = loop.sub_agents = copy.copy(loop)  # nobody watches them
+        self._sub_agents.server, self._sub_agents.execute = self._servers[0], self._calls
         if (ask := self._clarify) is not None:
             loop.clarify = lambda question, choices: asyncio.to_thread(ask, question, choices)
         result = await loop.run(messages)
@@ -220,6 +220,7 @@ class AgentSession:
                 if len(self._servers) == 1:
                     raise
                 del self._servers[0]
+                self._sub_agents.server = self._servers[0]
                 self.fell_back = True
                 self.events.tell("status", f"{error}; the fallback model goes on")
 

@@ -80,8 +80,7 @@ async def _model(seat: Seat, history: MessageHistory, response: ChatResponse | N
     url, key, *_ = (*where, "", "")
     given = {"base_url": url, "api_key": key} if url else {}  # a key is for the server that it was given for
     config = seat.model.model_copy(update={"model_name": name, **given})
-    seat.server = Router([server_of(config, tool_call_parser=seat.tool_call_parser)])
-    seat.opened.append(seat.server)
+    seat.use(Router([server_of(config, tool_call_parser=seat.tool_call_parser)]))
     seat.screen.note(f"the next answer is of {name}")
     return Action.STAY
 

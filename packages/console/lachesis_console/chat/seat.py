@@ -110,7 +110,7 @@ class Seat:
     def attach(self, loop: HermesAgentLoop, server: Any, player: RolloutPlayer, item: Any) -> HermesAgentLoop:
         """Take the place of the server in `loop`, and run its calls so that they are shown and can be interrupted."""
         self.loop, self.server, self.player, self.item = loop, server, player, item
-        loop.sub_agents = copy.copy(loop)  # whose turns are not shown
+        self._sub_agents = loop.sub_agents = copy.copy(loop)  # whose turns are not shown
         loop.clarify = self.clarify
         self._execute: Any = loop.execute
         loop.server = self
@@ -121,6 +121,11 @@ class Seat:
         """The environment plays the user."""
         loop.follow_up = self.user_message
         return loop
+
+    def use(self, server: Router) -> None:
+        """Ask another model from now on. The end of the chat closes its server."""
+        self.server = self._sub_agents.server = server
+        self.opened.append(server)
 
     def begin(self, prompt: str) -> None:
         """The person has typed the prompt."""
