@@ -32,7 +32,7 @@ LIMITS = {
     "lachesis_messages": 4_590,
     "lachesis_testing": 9_120,
     "lachesis_tokens": 13_000,
-    "lachesis_tools": 4_420,  # the tools of the web and of the browser
+    "lachesis_tools": 4_440,  # the tools of the web and of the browser
     "lachesis_train": 13_850,
     "lachesis_view": 4_510,
     "tool_call_parsers": 12_000,
