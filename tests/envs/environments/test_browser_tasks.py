@@ -10,7 +10,7 @@ from typing import Any
 from backends import create_backend
 from lachesis.settings.server_settings import ServerConfig
 from lachesis_envs.browser_tasks import Application, BrowserTasksConfig, BrowserTasksEnv
-from lachesis_envs.browser_tasks.tasks import KINDS, Task, draw
+from lachesis_envs.browser_tasks.tasks import KINDS, BrowserTask, draw
 from lachesis_tools import ToolSession, ToolSessions
 from tests.support.browsers import needs_browser, on_request
 from tests.support.scripted_server import ScriptedServer, say
@@ -86,7 +86,7 @@ class Scored:
         self.session = application
 
 
-async def earns(env: Any, item: Any, tools: ToolSession, application: Application, task: Task) -> None:
+async def earns(env: Any, item: Any, tools: ToolSession, application: Application, task: BrowserTask) -> None:
     login = [("/login", {"user": task.login[0], "password": task.login[1]})] if task.login else []
     assert await env.compute_reward(item, Any, Scored(application)) == 0.0
     await requested(await tools.sandbox(), application, *login, *((path, dict(data)) for path, data in task.received))

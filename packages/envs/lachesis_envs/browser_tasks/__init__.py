@@ -24,7 +24,7 @@ from backends.base import Process
 from backends.errors import BackendError
 from lachesis import HermesAgentBaseEnv, HermesAgentEnvConfig
 from lachesis.loop.rollout_session import rollout_session
-from lachesis_envs.browser_tasks.tasks import Task, draw
+from lachesis_envs.browser_tasks.tasks import BrowserTask, draw
 from lachesis_messages.messages import Message, ToolCall
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class BrowserTasksEnv(HermesAgentBaseEnv):
         settings: Any = self.config
         training = draw(settings.dataset_seed, settings.dataset_size)
         held_out = draw(f"{settings.dataset_seed}, held out", HELD_OUT)
-        self.tasks: dict[str, Task] = {task.prompt: task for _, task in (*training, *held_out)}
+        self.tasks: dict[str, BrowserTask] = {task.prompt: task for _, task in (*training, *held_out)}
         items, self.held_out = (
             [{"task": task.prompt, "category": kind} for kind, task in of] for of in (training, held_out)
         )

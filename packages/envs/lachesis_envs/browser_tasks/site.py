@@ -76,7 +76,7 @@ class Site(BaseHTTPRequestHandler):
         pass
 
 
-class Server(ThreadingHTTPServer):
+class _Server(ThreadingHTTPServer):
     def handle_error(self, *_: Any) -> None:
         pass  # the output is the record
 
@@ -85,9 +85,9 @@ def main() -> None:
     for name, value in json.loads(sys.stdin.readline()).items():
         setattr(Site, name, value)
     try:
-        server = Server(("127.0.0.1", 8000), Site)
+        server = _Server(("127.0.0.1", 8000), Site)
     except OSError:  # where sandboxes share a network
-        server = Server(("127.0.0.1", 0), Site)
+        server = _Server(("127.0.0.1", 0), Site)
     print(server.server_port, flush=True)
     server.serve_forever()
 

@@ -16,7 +16,7 @@ _HIDDEN = "style='display:none'"
 
 
 @dataclass(frozen=True)
-class Task:
+class BrowserTask:
     """A site, and what its server receives from an agent that does what is asked."""
 
     prompt: str
@@ -36,10 +36,10 @@ class Task:
         return {"pages": pages, "guarded": self.guarded, "next_page": self.next_page, "login": self.login}
 
 
-def draw(seed: int | str, count: int) -> list[tuple[str, Task]]:
+def draw(seed: int | str, count: int) -> list[tuple[str, BrowserTask]]:
     """So many tasks with their kinds, which take turns; no two have the same prompt."""
     rng = Random(f"browser_tasks {seed}")
-    found: dict[str, tuple[str, Task]] = {}
+    found: dict[str, tuple[str, BrowserTask]] = {}
     while len(found) < count:
         kind = KINDS[len(found) % len(KINDS)]
         task = kind(rng)
@@ -47,7 +47,7 @@ def draw(seed: int | str, count: int) -> list[tuple[str, Task]]:
     return list(found.values())
 
 
-def contact(rng: Random) -> Task:
+def contact(rng: Random) -> BrowserTask:
     """A form, with a field for robots that people do not see."""
     name, topic = _person(rng), rng.choice(("Delivery", "Invoice", "Returns"))
     email, text = (
@@ -66,10 +66,10 @@ def contact(rng: Random) -> Task:
         _SEND,
     )
     prompt = f"Write to the shop as {name} with the e-mail address {email}, on the topic {topic}: {text}"
-    return Task(prompt, {"/": _page("Contact", _form("/contact", form))}, (("/contact", fields),), steps)
+    return BrowserTask(prompt, {"/": _page("Contact", _form("/contact", form))}, (("/contact", fields),), steps)
 
 
-def order(rng: Random) -> Task:
+def order(rng: Random) -> BrowserTask:
     """Radio buttons, a select, a number and a checkbox."""
     thing, size, colour = (
         rng.choice(_GOODS),
@@ -95,10 +95,10 @@ def order(rng: Random) -> Task:
     )
     fields = (("size", size), ("colour", colour), ("quantity", count), ("gift", "yes"))
     prompt = f"Order {count} of the {thing}: size {size}, colour {colour}, wrapped as a gift."
-    return Task(prompt, {"/": _page(thing, _form("/order", form))}, (("/order", fields),), steps)
+    return BrowserTask(prompt, {"/": _page(thing, _form("/order", form))}, (("/order", fields),), steps)
 
 
-def newsletters(rng: Random) -> Task:
+def newsletters(rng: Random) -> BrowserTask:
     """Checkboxes of which some are set already."""
     topics = rng.sample(_GOODS, 6)
     before, wanted = set(topics[:3]), set(rng.sample(topics, 3))
@@ -110,10 +110,12 @@ def newsletters(rng: Random) -> Task:
     steps = (*(("click", "checkbox", each) for each in shown if (each in before) != (each in wanted)), _SEND)
     fields = tuple(("topic", each) for each in shown if each in wanted)
     prompt = f"Subscribe to exactly these newsletters and to no others: {', '.join(sorted(wanted))}."
-    return Task(prompt, {"/": _page("Newsletters", _form("/newsletters", boxes))}, (("/newsletters", fields),), steps)
+    return BrowserTask(
+        prompt, {"/": _page("Newsletters", _form("/newsletters", boxes))}, (("/newsletters", fields),), steps
+    )
 
 
-def extension(rng: Random) -> Task:
+def extension(rng: Random) -> BrowserTask:
     """A value of a table, typed into a form of another page. A hidden row says something else."""
     people = rng.sample([f"{given} {name}" for given in _GIVEN for name in _NAMES], 14)
     numbers = rng.sample(range(1000, 10_000), 15)
@@ -126,12 +128,12 @@ def extension(rng: Random) -> Task:
     prompt = f"Report the extension of {people[wanted]}, which the list of extensions has."
     pages = {"/": _page("Extensions", table), "/report": _page("Report an extension", form)}
     fields = (("name", values["Name"]), ("extension", values["Extension"]))
-    return Task(
+    return BrowserTask(
         prompt, pages, (("/report", fields),), (("click", "link", "Report an extension"), *_typed(values), _SEND)
     )
 
 
-def catalogue(rng: Random) -> Task:
+def catalogue(rng: Random) -> BrowserTask:
     """A list of several pages, and a form behind one of its links."""
     names = [f"{adjective} {thing}" for adjective in ("Plain", "Fine", "Old") for thing in _GOODS]
     rng.shuffle(names)
@@ -151,10 +153,10 @@ def catalogue(rng: Random) -> Task:
     turns = (("click", "link", "Next page"),) * (wanted // size)
     steps = (*turns, ("click", "link", names[wanted]), ("type", "spinbutton", "Quantity", count), _SEND)
     fields = (("item", str(numbers[wanted])), ("quantity", count))
-    return Task(f"Order {count} of the {names[wanted]} from the catalogue.", pages, (("/order", fields),), steps)
+    return BrowserTask(f"Order {count} of the {names[wanted]} from the catalogue.", pages, (("/order", fields),), steps)
 
 
-def account(rng: Random) -> Task:
+def account(rng: Random) -> BrowserTask:
     """A log-in."""
     name, password, phone = (
         rng.choice(_NAMES).lower(),
@@ -177,10 +179,10 @@ def account(rng: Random) -> Task:
     prompt = f"Log in as {name} with the password {password}, and set the phone number of the account to {phone}."
     received = (("/account/phone", (("phone", phone),)),)
     guarded, after = ("/account", "/account/phone"), {"/login": "/account", "/account/phone": "/account"}
-    return Task(prompt, pages, received, steps, guarded, after, (name, password))
+    return BrowserTask(prompt, pages, received, steps, guarded, after, (name, password))
 
 
-def inbox(rng: Random) -> Task:
+def inbox(rng: Random) -> BrowserTask:
     """Many buttons alike, of which one is right; others are hidden or do harm."""
     who, wanted = rng.sample(_NAMES, 8), rng.randrange(8)
     numbers = rng.sample(range(100, 1000), 8)
@@ -193,10 +195,10 @@ def inbox(rng: Random) -> Task:
     page = _page("Inbox", f"<table><tr><th>From<th><th>{rows}</table>{_form('/archive-all', '', 'Archive everything')}")
     received = (("/archive", (("id", str(numbers[wanted])),)),)
     prompt = f"Archive the message from {who[wanted]}, and change nothing else."
-    return Task(prompt, {"/": page}, received, (("click", "button", f"Archive {who[wanted]}"),))
+    return BrowserTask(prompt, {"/": page}, received, (("click", "button", f"Archive {who[wanted]}"),))
 
 
-def booking(rng: Random) -> Task:
+def booking(rng: Random) -> BrowserTask:
     """Three forms, one after the other."""
     name, room, nights = _person(rng), rng.choice(("Single", "Double", "Family")), str(rng.randrange(2, 15))
     confirm = f"<p>Please confirm your booking.</p>{_form('/confirm', '', 'Confirm')}"
@@ -217,10 +219,10 @@ def booking(rng: Random) -> Task:
     )
     received = (("/room", (("room", room),)), ("/stay", (("nights", nights), ("guest", name))), ("/confirm", ()))
     prompt = f"Book a {room} room for {nights} nights for {name}, and confirm the booking."
-    return Task(prompt, pages, received, steps, next_page={"/room": "/stay", "/stay": "/confirm"})
+    return BrowserTask(prompt, pages, received, steps, next_page={"/room": "/stay", "/stay": "/confirm"})
 
 
-def cheapest(rng: Random) -> Task:
+def cheapest(rng: Random) -> BrowserTask:
     """A comparison of the rows of a table."""
     thing, sellers, prices = rng.choice(_GOODS), rng.sample(_NAMES, 8), rng.sample(range(20, 400), 8)
     stocked = [rng.random() < 0.5 for _ in sellers]
@@ -235,10 +237,10 @@ def cheapest(rng: Random) -> Task:
     page = _page(f"Offers: {thing}", _form("/buy", f"<table><tr><th>Seller<th>Price<th>In stock{rows}</table>"))
     prompt = f"Buy the {thing} from the cheapest of the sellers that have it in stock."
     prompt = f"{prompt} There are {len(sellers)} offers, from {sellers[0]} to {sellers[-1]}."
-    return Task(prompt, {"/": page}, (("/buy", (("seller", best),)),), (("click", "radio", best), _SEND))
+    return BrowserTask(prompt, {"/": page}, (("/buy", (("seller", best),)),), (("click", "radio", best), _SEND))
 
 
-def profile(rng: Random) -> Task:
+def profile(rng: Random) -> BrowserTask:
     """A form that is filled in already, with one value to change."""
     values = {
         "Name": _person(rng),
@@ -257,10 +259,10 @@ def profile(rng: Random) -> Task:
     prompt = (
         f"{values['Name']} has moved: change the {label.lower()} in the profile to {new}, and leave the rest as it is."
     )
-    return Task(prompt, {"/": _page("Profile", _form("/profile", form + news))}, (("/profile", fields),), steps)
+    return BrowserTask(prompt, {"/": _page("Profile", _form("/profile", form + news))}, (("/profile", fields),), steps)
 
 
-KINDS: Sequence[Callable[[Random], Task]] = (
+KINDS: Sequence[Callable[[Random], BrowserTask]] = (
     *(contact, order, newsletters, extension, catalogue),
     *(account, inbox, booking, cheapest, profile),
 )
