@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import random
 import re
@@ -24,6 +25,7 @@ from lachesis_testing import FakeServer, ToolUser
 from lachesis_testing.scripted_server import Answer, ScriptedServer, call, say
 from lachesis_tokens.verbs import verify
 from tests.support.chats import LIMIT, chat, command, environment, records
+from tests.support.job_groups import PICTURE
 from tests.support.training_runs import with_tokens
 
 
@@ -352,6 +354,21 @@ async def test_lines_of_the_agent(line: str, arguments: dict[str, Any]) -> None:
     for wrong in ("/g x", "/f {"):
         with pytest.raises(NotACall):
             await read_line(wrong, tools, ask)
+
+
+async def test_an_image_of_a_person_is_there_again_in_a_replay(tmp_path: Path) -> None:
+    (tmp_path / "dot.png").write_bytes(base64.b64decode(PICTURE.partition(",")[2]))
+    async with ScriptedServer([say("one"), say("a dot"), say("the end")]) as server:
+        line = ["tool_result", "-m", "scripted", "-b", server.base_url]
+        typed = f"/image {tmp_path}/dot.png\nwhat is it?\n/quit\n"
+        await asyncio.to_thread(chat, tmp_path, *line, "-o", f"{tmp_path}/run", typed=typed)
+        line = [*line, "--replay", f"{tmp_path}/run", "--at", "1"]
+        await asyncio.to_thread(chat, tmp_path, *line, "-o", f"{tmp_path}/cut", typed="/quit\n")
+        await asyncio.to_thread(chat, tmp_path, *line[:-2], "-o", f"{tmp_path}/again", typed="/quit\n")
+    asked = [{"type": "text", "text": "what is it?"}, {"type": "image_url", "image_url": {"url": PICTURE}}]
+    for folder, said in (("run", ["one", asked, "a dot"]), ("again", ["one", asked, "a dot"]), ("cut", ["one"])):
+        [record] = records(tmp_path / folder)
+        assert [m["content"] for m in record["messages"][0]][1:] == said, folder
 
 
 def test_a_folder_without_a_recording_is_no_reference(tmp_path: Path) -> None:

@@ -9,10 +9,9 @@ import inspect
 import signal
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NoReturn, TypeAlias, TypeVar
 
-from backends.text import counted
 from lachesis.loop.loop import HermesAgentLoop
 from lachesis.loop.outcome import Outcome
 from lachesis.loop.result import AgentResult, TokenCount
@@ -25,7 +24,8 @@ from lachesis_client.streaming import AnswerStream
 from lachesis_console.chat.actions import Action
 from lachesis_console.chat.agent_lines import NotACall, read_line
 from lachesis_console.chat.journal import Journal
-from lachesis_console.chat.recordings import RecordedRollout, differs
+from lachesis_console.chat.recordings import RecordedRollout
+from lachesis_console.chat.replay import Replay
 from lachesis_console.chat.screen import Screen
 from lachesis_messages.history import MessageHistory
 from lachesis_messages.messages import FinishReason, Message, Purpose, ToolCall
@@ -40,17 +40,6 @@ INTERRUPTED = "The user interrupted this call."
 
 class InterruptedByUser(Exception):
     """The person pressed Ctrl-C while the model or a tool worked."""
-
-
-@dataclass(slots=True)
-class Replayed:
-    """What a replay showed."""
-
-    turns: int = 0
-    results: int = 0
-    volatile: int = 0
-    """Results that differ in times, addresses or numbers only."""
-    differing: int = 0
 
 
 class Seat:
@@ -77,13 +66,7 @@ class Seat:
     ) -> None:
         self.screen, self.journal, self.as_agent = screen, journal, as_agent
         self._commands, self._run_command = commands, run_command
-        self.replayed = Replayed()
-        self._recorded = [*recorded.turns] if recorded is not None else []
-        self._left = turns if turns is not None else sum(each["role"] == "assistant" for each in self._recorded)
-        self._whole = turns is None
-        self._place = 0
-        """Of the next recorded message."""
-        self._summarised = False
+        self._replay = Replay(screen, recorded, turns)
         self._said: ToolResult | None = None
         """The user's next message."""
         self._paused = False
@@ -151,7 +134,8 @@ class Seat:
         """The next turn of the agent."""
         history: MessageHistory = messages
         self._show_new(history)
-        if (recorded := self._next_recorded(history)) is not None:
+        if (message := self._replay.turn(history)) is not None:
+            recorded = self._given(message, "recording")
             self._show_turn(history, recorded)
             return await self._settle(history, recorded, options)
         if self.as_agent:
@@ -185,13 +169,8 @@ class Seat:
         """After a recorded turn: what the user says to it, if the recording has no more."""
         if response.message.tool_calls or self._own_user is not None:
             return response
-        more = self._place < len(self._recorded) and (self._left > 0 or self._whole)
-        following = self._recorded[self._place] if more else None
-        if following is not None and following["role"] == "user":
-            parts = following["content"] if isinstance(following["content"], list) else ()
-            images = tuple(part["image_url"]["url"] for part in parts if part["type"] == "image_url")
-            self._said = ToolResult(Message.from_openai(following).text, images=images)
-            self._place += 1
+        if (said := self._replay.user()) is not None:
+            self._said = said
         elif not self.as_agent:
             action = await self.talk(history, response)
             if action is Action.STOP:
@@ -251,46 +230,6 @@ class Seat:
             if call is None:
                 return self._given(Message("assistant", line), "person")
             return self._given(Message("assistant", tool_calls=(ToolCall(f"call_{len(history)}", *call),)), "person")
-
-    def _next_recorded(self, history: MessageHistory) -> ChatResponse | None:
-        """The next turn of the recording, after its results up to here were compared."""
-        now = {node.message.tool_call_id: node.message.text for node in history.nodes() if node.message.tool_call_id}
-        while self._place < len(self._recorded) and self._recorded[self._place]["role"] == "tool":
-            self._compare(self._recorded[self._place], now)
-            self._place += 1
-        if self._left <= 0 or self._place >= len(self._recorded):
-            self._summarise()
-            return None
-        while self._recorded[self._place]["role"] != "assistant":
-            self._place += 1
-        said = Message.from_openai(self._recorded[self._place])
-        self._place += 1
-        self._left -= 1
-        self.replayed.turns += 1
-        if self._place == len(self._recorded):
-            self._summarise()
-        return self._given(said, "recording")
-
-    def _compare(self, recorded: Mapping[str, Any], now: Mapping[str, str]) -> None:
-        said = str(recorded.get("content") or "")
-        how = differs(said, now.get(recorded["tool_call_id"], ""))
-        self.replayed.results += 1
-        self.replayed.volatile += how == "volatile"
-        if how == "other":
-            self.replayed.differing += 1
-            self.screen.error(f"{recorded.get('name') or 'a tool'} answered something else in the recording:")
-            self.screen.note(said[:500])
-
-    def _summarise(self) -> None:
-        """Once, when the replay is over."""
-        if self._recorded and not self._summarised:
-            self._summarised = True
-            self.screen.note(self._summary())
-
-    def _summary(self) -> str:
-        seen = self.replayed
-        more = f", {seen.volatile} in times or numbers only" if seen.volatile else ""
-        return f"replayed {counted(seen.turns, 'turn')}: {seen.differing} of {seen.results} results differ{more}"
 
     # The person.
 
