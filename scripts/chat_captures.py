@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shlex
 import subprocess
 import sys
 import tempfile
@@ -58,14 +57,12 @@ async def captured(width: int, folder: Path) -> str:
         return say(ANSWER if asked == 2 else "As you like.")
 
     async with ScriptedServer(answer) as server:
-        line = ["lachesis", "chat", "tool_result", "-m", "my-model", "-b", server.base_url, "-o", str(folder)]
-        bin_folder = Path(sys.executable).parent
-        shell = f"PS1='$ ' PATH={bin_folder}:$PATH XDG_STATE_HOME={folder}/state bash --norc"
-        tmux("new-session", "-d", "-s", SESSION, "-x", str(width), "-y", "40", shell)
+        shell = f"PS1='$ ' PATH={Path(sys.executable).parent}:$PATH XDG_STATE_HOME={folder}/state bash --norc"
+        tmux("new-session", "-d", "-s", SESSION, "-x", str(width), "-y", "60", "-c", str(folder), shell)
         try:
-            shown = "lachesis chat tool_result -m my-model -b $URL -o run"
-            tmux("send-keys", "-t", SESSION, "-l", f"clear; lachesis() {{ {bin_folder}/{shlex.join(line)}; }}; {shown}")
-            tmux("send-keys", "-t", SESSION, "Enter")
+            await type_line(f"URL={server.base_url}; clear")
+            await asyncio.sleep(0.5)
+            await type_line("lachesis chat tool_result -m my-model -b $URL -o run")
             await until("thinking")
             tmux("resize-window", "-t", SESSION, "-x", str(width + 7))
             await asyncio.sleep(0.2)
@@ -76,16 +73,21 @@ async def captured(width: int, folder: Path) -> str:
             await asyncio.sleep(1)
             tmux("send-keys", "-t", SESSION, "C-c")
             await until("interrupted")
-            for typed, text in (("leave it", "As you like."), ("/reward", "reward 0"), ("/quit", "the rollout is in")):
+            for typed, text in (
+                ("leave it", "As you like."),
+                ("/reward", "reward 0"),
+                ("/quit", "the rollout is in run/groups.jsonl $"),
+                ("lachesis chat --replay run --at 1 --as agent -o again", "results differ agent>"),
+                ("291", "the rollout is in again/groups.jsonl $"),
+            ):
                 await type_line(typed)
                 await until(text)
-            await asyncio.sleep(0.5)
             pane = tmux("capture-pane", "-p", "-S", "-", "-t", SESSION)
         finally:
             tmux("kill-session", "-t", SESSION)
-    lines = [part.rstrip().replace(str(folder), "run") for part in pane.splitlines()]
-    start = max(at for at, part in enumerate(lines) if part.startswith("tool-result:"))
-    return "\n".join(["$ " + shown, *lines[start:]]).rstrip().removesuffix("$").rstrip() + "\n"
+    lines = [part.rstrip() for part in pane.splitlines()]
+    start = next(at for at, part in enumerate(lines) if part.startswith("$ lachesis chat"))
+    return "\n".join(lines[start:]).rstrip().removesuffix("$").rstrip() + "\n"
 
 
 async def main() -> None:
