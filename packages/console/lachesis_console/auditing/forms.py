@@ -70,6 +70,15 @@ class Form:
         texts = {"without its wrapping": self.rest, "alone": self.core, "in a sentence": f"The answer is {self.core}."}
         return {f"right: {name}": text for name, text in texts.items()} if self.named else {}
 
+    def renamed(self, told: str) -> dict[str, str]:
+        """The right answer with other keys for those that `told` does not name, by name; empty if it names all."""
+        read = _read_json(f"{self.before}{self.core}{self.after}")
+        keys = [key for key in read if key.casefold() not in told.casefold()] if isinstance(read, dict) else []
+        if not keys:
+            return {}
+        text = json.dumps({f"the_{key}" if key in keys else key: value for key, value in read.items()})
+        return {"right: with other keys, which no text names": text}
+
     def equal(self, told: str) -> dict[str, str]:
         """The right answer in other words, by name, as far as `told` does not ask for one form exactly."""
         found = {"with a line break after it": f"{self.before}{self.core}{self.after}\n"}

@@ -150,9 +150,12 @@ def _answers(plays: Sequence[AuditPlay], facts: EnvironmentFacts, findings: Find
         answers = {facts.answers[item], last, form.core if form is not None else ""}
         secrets = [form.core] if form is not None and not facts.answers[item] else [facts.answers[item]]
         cores = "|".join(re.escape(each) for each in (*secrets, *facts.secrets[item]) if each)
+        # What right steps show is no answer to a wrong one after them.
+        right = {text for play in plays if (play.policy, play.item) == ("reference", item) for text in play.seen}
         for play in plays if cores else ():
             wrong = play.item == item and play.policy.startswith(("random", "every tool", "nothing", "noise", "wrong"))
-            seen = "\n".join(play.seen) if wrong else ""
+            after = play.seen if not play.policy.startswith("wrong") else [t for t in play.seen if t not in right]
+            seen = "\n".join(after) if wrong else ""
             if match := re.search(rf"{_REVEALED}({cores})(?!\w)", seen, re.IGNORECASE):
                 shown_by.setdefault(item, shown(play, match[0]))
         for answer in (each for each in answers if 0 < len(each) < 200 and each != "Done."):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import inspect
 import io
 import json
 import os
+import random
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -211,7 +213,7 @@ class Stage:
         deadline = asyncio.timeout(self._seconds)
         size = 2 if self.env.compute_group_reward is not None else 1
         token = self._playing.set(playing)
-        before = item_digest(self.items[item])
+        before, numbers = item_digest(self.items[item]), random.getstate()
         try:
             async with deadline:
                 groups = await play_item(self.env, self.items[item], f"item{item}", size=size)
@@ -226,6 +228,8 @@ class Stage:
         finally:
             self._playing.reset(token)
         play.changed = item_digest(self.items[item]) != before
+        if (state := random.getstate()) != numbers:
+            play.drew = hashlib.sha256(repr(state).encode()).hexdigest()
         play.seconds = time.monotonic() - started
         play.memory, play.held = resident(), held()
         if playing.unsolved:

@@ -53,6 +53,8 @@ class AuditPlay:
     """MiB of all processes of the environment when it ended, at most."""
     held: int = 0
     """Open files, threads and child processes of the environment's process when it ended."""
+    drew: str = ""
+    """Digest of the state of Python's global random numbers when it ended; empty if it drew none."""
     began: float = 0.0
     """Seconds since 1970."""
 

@@ -87,7 +87,7 @@ class SolutionPlays:
                 continue
             others = list(dict.fromkeys(each.core for each in forms.values() if each.core != form.core))
             plays = {
-                **(form.bare() if form.unnamed(self._told(item)) else {}),
+                **(form.bare() if form.unnamed(self._told(item)) else form.renamed(self._told(item))),
                 **form.wrong(self._told(item)),
                 **form.equal(self._told(item)),
                 **(form.reordered() if ANY_ORDER.search(self._told(item)) else {}),
