@@ -84,8 +84,8 @@ async def test_answers_of_a_chat_get_their_sampled_tokens_and_keep_their_scores(
 
 
 async def test_the_environment_of_the_page_plays_unmodified(tmp_path: Path) -> None:
-    (tmp_path / "capitals.py").write_text(shown("from-atropos.md")["capitals.py"])
-    cls = load_env(str(tmp_path / "capitals.py"))
+    (tmp_path / "capitals_of_page.py").write_text(shown("from-atropos.md")["capitals.py"])
+    cls = load_env(str(tmp_path / "capitals_of_page.py"))
     (group,) = await played(cls, tmp_path, "--env.total_steps", "1", policy=Scripted("Lima"))
     assert group["scores"] == [1.0] * 4
 

@@ -198,7 +198,7 @@ class Rewards:
                 self.findings.add(code, "error", said, map_shown(played))
             elif name.startswith("another") and all((play.reward or 0.0) > 0 for play in played) and len(played) > 1:
                 least = min(play.reward or 0.0 for play in played)
-                part = max(map(self._part, played))
+                part = max(least / (self.full.get(play.item) or 1.0) for play in played)
                 self.findings.add(
                     "partial-reward",
                     "warning" if part >= 0.5 else "note",
