@@ -50,12 +50,13 @@ def judge_repetition(first: Sequence[AuditPlay], second: Sequence[AuditPlay], fi
         # One start alone, or one item directly after itself, cannot tell which of both it is.
         code = "state-leaks" if second and any(play.block != "again" for _, play in differing) else "not-deterministic"
         _add_differences(findings, differing, code, "after other rollouts")
-    elif unseeded := [(before, play) for before, play in later if before.drew and play.drew not in ("", before.drew)]:
+    unseeded = [play for before, play in later if before.drew and play.drew not in ("", before.drew)]
+    if unseeded and not (differing or drawn):
         said = (
-            f"{counted(len(unseeded), 'rollout')} drew other numbers of the module random than an equal one, which had "
+            f"{counted(len(unseeded), 'rollout')} drew other numbers of the module random than an equal one: no seed "
         )
-        said += "the same reward: no seed decides what is drawn"
-        findings.add("not-deterministic", "warning", said, map_shown(play for _, play in unseeded))
+        said += "decides what is drawn"
+        findings.add("not-deterministic", "warning", said, map_shown(unseeded))
     leaked = _marks_of_others([*first, *second])
     if leaked:
         said = f"{counted(len(leaked), 'rollout')} read what another rollout had written"
