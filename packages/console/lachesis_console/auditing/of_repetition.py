@@ -52,10 +52,8 @@ def judge_repetition(first: Sequence[AuditPlay], second: Sequence[AuditPlay], fi
         _add_differences(findings, differing, code, "after other rollouts")
     unseeded = [play for before, play in later if before.drew and play.drew not in ("", before.drew)]
     if unseeded and not (differing or drawn):
-        said = (
-            f"{counted(len(unseeded), 'rollout')} drew other numbers of the module random than an equal one: no seed "
-        )
-        said += "decides what is drawn"
+        said = f"{counted(len(unseeded), 'rollout')} drew other numbers of the module random than an equal one: "
+        said += "no seed decides what is drawn"
         findings.add("not-deterministic", "warning", said, map_shown(unseeded))
     leaked = _marks_of_others([*first, *second])
     if leaked:
