@@ -921,12 +921,12 @@ def test_72_an_import_of_what_is_removed_can_be_caught(tmp_path: Path) -> None:
     program = """
 import lachesis
 try:
-    from tools.vision_tools import vision_analyze_tool, check_vision_requirements
+    from tools.mixture_of_agents_tool import mixture_of_agents_tool, check_moa_requirements
 except ModuleNotFoundError:
-    vision_analyze_tool = None
-    def check_vision_requirements(): return False
+    mixture_of_agents_tool = None
+    def check_moa_requirements(): return False
 from tools.web_tools import web_search_tool, check_firecrawl_api_key
-print(vision_analyze_tool, check_vision_requirements(), web_search_tool.__name__, check_firecrawl_api_key())
+print(mixture_of_agents_tool, check_moa_requirements(), web_search_tool.__name__, check_firecrawl_api_key())
 """
     assert fresh(program, tmp_path).stdout.split() == ["None", "False", "web_search_tool", "False"]
 

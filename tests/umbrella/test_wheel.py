@@ -228,7 +228,7 @@ def test_an_old_path_can_be_the_first_import_of_a_process(python: Path, tmp_path
     (tmp_path / "tools").mkdir()
     (tmp_path / "tools" / "__init__.py").write_text("OWN = True\n")
     run(python, "-c", "import tools; assert tools.OWN", cwd=tmp_path)
-    program = "try:\n    import tools.vision_tools\nexcept ModuleNotFoundError:\n    print('left out')"
+    program = "try:\n    import tools.mixture_of_agents_tool\nexcept ModuleNotFoundError:\n    print('left out')"
     assert run(python, "-c", program, cwd=tmp_path).strip() == "left out"
 
 
