@@ -19,6 +19,7 @@ NAMES = {
     "atropos.backends": "create_backend Backend SandboxSpec",
     "batch_runner": "main",
     "run_agent": "AIAgent",
+    "tools.vision_tools": "vision_analyze_tool check_vision_requirements",
     "tools.browser_tool": "browser_navigate browser_snapshot browser_click browser_type browser_scroll browser_back "
     "browser_press browser_get_images browser_vision browser_console check_browser_requirements cleanup_browser",
     "trajectory_compressor": "main",
