@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from lachesis_console.auditing.forms import wrong_cores
+from lachesis_tools import BUILTIN_TOOLS
 
 MANY: Final = 60
 """Repetitions."""
@@ -107,19 +108,22 @@ def changed_calls(turns: Sequence[Turn]) -> dict[str, list[Turn]]:
     return found
 
 
-def negative_amounts(turns: Sequence[Turn]) -> dict[str, list[Turn]]:
-    """By name: the turns before a call that changes something, that call with a negative amount, and the end."""
-    found: dict[str, list[Turn]] = {}
+def negative_amounts(turns: Sequence[Turn]) -> dict[str, tuple[list[Turn], list[Turn]]]:
+    """By name: the turns before a call that changes something, and the end; and with a negative amount in that call
+    between them."""
+    found: dict[str, tuple[list[Turn], list[Turn]]] = {}
+    end = [] if turns[-1]["calls"] else [turns[-1]]
     for at, turn in enumerate(turns):
         for call in turn["calls"]:
-            given = {} if _READING.match(call["name"]) else _arguments(call)
+            own = call["name"] in BUILTIN_TOOLS or _READING.match(call["name"])
+            given = {} if own else _arguments(call)
             for key, value in given.items():
-                name = f"cheat: {call['name']} with a negative {key}"
+                name = f"{call['name']} with a negative {key}"
                 if type(value) not in (int, float) or value <= 0 or name in found or len(found) >= _AMOUNTS:
                     continue
                 changed = {**call, "arguments": json.dumps({**given, key: -100 * value})}
                 negative: Turn = {"text": "", "calls": [changed]}
-                found[name] = [*turns[:at], negative, *([] if turns[-1]["calls"] else turns[-1:])]
+                found[name] = [*turns[:at], *end], [*turns[:at], negative, *end]
     return found
 
 

@@ -157,7 +157,11 @@ class SolutionPlays:
                 await self._play(item, name, policies.replay([*solved.turns[:-1], turn, solved.turns[-1]]))
             await self._changed_files(item, solved)
         changed = {**wrong_submissions(solved.turns, self._told(item)), **changed_calls(solved.turns)}
-        for name, turns in {**changed, **negative_amounts(solved.turns)}.items():
+        for name, (before, negative) in negative_amounts(solved.turns).items():
+            # What comes before it may have been enough.
+            if (await self._play(item, f"without {name}", policies.replay(before)) or 0.0) < (solved.reward or 0.0):
+                await self._play(item, f"cheat: {name}", policies.replay(negative))
+        for name, turns in changed.items():
             await self._play(item, name, policies.replay(turns, then=solved.turns[-1]["text"] or "Done."))
         others = [
             turn for each in self.stage.plays if each.policy == "reference" and each.item != item for turn in each.turns
