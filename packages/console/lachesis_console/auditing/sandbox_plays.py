@@ -57,7 +57,7 @@ for path in sys.argv[1:]:
 " NAMED"""
 """JSON files are written in one line, with the keys in another order."""
 
-BEFORE: Final = "touch /tmp/.before"
+BEFORE: Final = "touch ~/.before"
 """What is younger was written by the reference."""
 HOLLOWED: Final = """python3 -c "
 import json, os, sys
@@ -65,7 +65,7 @@ def hollowed(read):
     if isinstance(read, dict):
         return {key: hollowed(value) for key, value in read.items()}
     return read if isinstance(read, bool) or read is None else VALUE if isinstance(read, (int, float)) else type(read)()
-new = [path for path in sys.argv[1:] if os.path.getmtime(path) > os.path.getmtime('/tmp/.before')]
+new = [path for path in sys.argv[1:] if os.path.getmtime(path) > os.path.getmtime(os.path.expanduser('~/.before'))]
 try:
     found = {path: json.load(open(path)) for path in new}
 except ValueError:
@@ -90,7 +90,7 @@ for path in sys.argv[1:]:
         open(path, 'w').write(text)
     except (ValueError, OSError):
         pass
-" NAMED; touch /tmp/.before"""
+" NAMED; touch ~/.before"""
 """The files that the prompt names have their first line only."""
 WRITTEN: Final = """python3 -c "
 import hashlib, json, os, sys
@@ -100,7 +100,7 @@ def content(path):
         return json.dumps(json.loads(text), sort_keys=True) if path.endswith('.json') else text.strip()
     except (ValueError, OSError):
         return ''
-started = os.path.getmtime('/tmp/.before')
+started = os.path.getmtime(os.path.expanduser('~/.before'))
 wrote = {path: content(path) for path in sys.argv[1:] if os.path.isfile(path) and os.path.getmtime(path) > started}
 for path, text in sorted(wrote.items()):
     print('wrote', hashlib.sha256(text.encode()).hexdigest(), path)
@@ -131,7 +131,7 @@ for folder, _, names in os.walk('.'):
                 sys.exit()
 """
 PRINTING: Final = (
-    'for p in NAMED; do [ "${p##*.}" = py ] && [ "$p" -nt /tmp/.before ] && printf %s '
+    'for p in NAMED; do [ "${p##*.}" = py ] && [ "$p" -nt ~/.before ] && printf %s '
     + shlex.quote(_PRINTING)
     + ' > "$p" && echo replaced "$p"; done'
 )
