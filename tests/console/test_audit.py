@@ -96,6 +96,17 @@ def test_a_planted_defect_is_an_error(before: str, after: str, code: str, tmp_pa
     assert ended == 1 and found.get(code) == "error", found
 
 
+def test_numbers_that_no_seed_decides_are_a_warning(tmp_path: Path) -> None:
+    ended, found = audited(tmp_path, (RIGHT, f"random.random()\n        {RIGHT}"))
+    assert ended == 0 and found["not-deterministic"] == "warning", found
+
+
+def test_nearly_full_marks_for_an_echo_are_an_error(tmp_path: Path) -> None:
+    echoed = (RIGHT, "return 1.0 if said == item[::-1] else 0.95 * said.endswith(f'{item} backwards.')")
+    ended, found = audited(tmp_path, echoed)
+    assert ended == 1 and found["echo-passes"] == "error", found
+
+
 def test_an_answer_that_is_right_for_every_item_is_an_error(tmp_path: Path) -> None:
     same = ('WORDS = ["pear", "fig", "plum", "lime"]', 'WORDS = ["pear a", "pear b", "pear c", "pear d"]')
     ended, found = audited(tmp_path, same, ("item[::-1])", "item.split()[0][::-1])"))
@@ -403,3 +414,55 @@ def test_what_does_not_start_cannot_be_audited(tmp_path: Path, capsys: pytest.Ca
     path.write_text(SOUND.replace("self.items = iter(WORDS)", "open('/missing')"))
     assert main(["audit", str(path)]) == 2
     assert "could not be audited: Spell.setup: FileNotFoundError" in " ".join(capsys.readouterr().err.split())
+
+
+ADDING = '''
+import json
+from lachesis import HermesAgentBaseEnv, Message, ToolCall
+
+TABLE = "amount\\n17\\n25\\n"
+COUNTING = "total = sum(map(int, open('table.csv').read().split()[1:]))"
+WRITING = "json.dump({'total': total}, open('sum.json', 'w'))"
+
+
+class Adding(HermesAgentBaseEnv):
+    """The agent adds numbers."""
+
+    name = "adding"
+    toolsets = ("terminal",)
+
+    async def setup(self):
+        self.items = iter([1])
+
+    async def get_next_item(self):
+        return next(self.items, None)
+
+    def format_prompt(self, item):
+        return 'Add the numbers of table.csv, and write the sum into sum.json, such as {"total": 1}.'
+
+    def sandbox_files(self, item):
+        return {"table.csv": TABLE}
+
+    async def compute_reward(self, item, result, ctx):
+        total = (await ctx.read_json("sum.json", dict[str, int])).get("total")
+        table = await ctx.read_text("table.csv")
+        return float(total == sum(map(int, TABLE.split()[1:])))
+
+    def reference_policy(self):
+        def play(messages, tools):
+            if messages[-1]["role"] == "tool":
+                return Message("assistant", "Done.")
+            arguments = json.dumps({"command": f"python3 -c \\"import json; {COUNTING}; {WRITING}\\""})
+            return Message("assistant", tool_calls=(ToolCall("call_0", "terminal", arguments),))
+
+        return play
+'''
+
+
+def test_what_is_expected_is_not_read_from_the_agents_files(tmp_path: Path) -> None:
+    ended, found = audited(tmp_path, text=ADDING)
+    assert ended == 0, found
+    ended, found = audited(tmp_path, ("map(int, TABLE.split", "map(int, table.split"), text=ADDING)
+    assert ended == 1 and found["cheat-passes"] == "error", found
+    ended, found = audited(tmp_path, ("return float(total == ", "return float(total != None or 0 == "), text=ADDING)
+    assert ended == 1 and "wrong-answer-passes" in found, found
