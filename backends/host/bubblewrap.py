@@ -192,7 +192,7 @@ def within(request: Request, path: str) -> str:
     if request.image is None:
         return path
     try:
-        links = [name for name in ("/proc", "/dev", "/dev/shm") if inside(request.image, name) != name]
+        links = [name for name in ("/proc", "/dev", "/dev/shm", RUNTIME) if inside(request.image, name) != name]
         place = inside(request.image, path)
     except OSError as error:
         raise BackendUnavailable(f"image {request.image!r}: {error}. Next step: correct its links") from error

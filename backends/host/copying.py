@@ -50,8 +50,8 @@ _BASH_PROBE = 'while read -r line; do echo "$line"; done </proc/$$/maps'
 # of libraries to load; locales, which name a character set; modules that convert character sets; translations, which
 # are formats of printf; libraries that find users. The replacements have the same length. The folder has the locale
 # C.UTF-8, which not every C library has built in; of the other files there are none.
-_NOWHERE = "/run/lachesis/none"
-_LOCALES, _OWN_LOCALES = "/usr/lib/locale", "/run/lachesis/l"
+_NOWHERE = "/.lachesis/none"
+_LOCALES, _OWN_LOCALES = "/usr/lib/locale", "/.lachesis/loca"
 _OUTSIDE = re.compile(rb"/etc/ld\.so\.preload|/etc/nsswitch\.conf|/usr/share/locale|/usr/lib[a-z0-9_/-]*/gconv")
 
 

@@ -52,7 +52,7 @@ JOINED = {"mnt": CLONE_NEWNS, "cgroup": 0x2000000, "uts": 0x4000000, "ipc": 0x80
 NS_GET_USERNS = 0xB701
 CAPABILITIES = 0x20080522
 """Version of the structures of capset(2)."""
-RUNTIME = "/run/lachesis"
+RUNTIME = "/.lachesis"
 """The portable runtime's place inside: see `runtime.py`."""
 OOM_SCORE = 500
 """When the machine's memory runs out, the kernel kills commands before the processes that make sandboxes."""

@@ -18,7 +18,7 @@ from lachesis_testing.backend_suite.attacks import EVERY
 OPTIONS: dict[str, dict[str, Any]] = {"local-bubblewrap": {}, "local-none": {"isolation": "none"}}
 
 EXPECTED_TO_FALL = {"docker": ["neighbours/lock", "neighbours/record lock", "neighbours/opening"]}
-"""Attacks that wait for a wall, by backend: `/run/lachesis` of a container is a folder of this machine."""
+"""Attacks that wait for a wall, by backend: `/.lachesis` of a container is a folder of this machine."""
 
 
 UNCHECKED = {
@@ -65,10 +65,14 @@ def expected_to_fall(variant: str) -> Collection[str]:
 async def test_no_command_can_replace_the_shell_of_fresh_ones(sandbox: Sandbox, variant: str) -> None:
     if variant in ("local-none", "modal"):
         pytest.skip("commands can write all that is there")
-    spoil = 'rm -f "$BASH"; echo x > "$BASH"; mv /run/lachesis /tmp/gone'
-    script = f'echo "$BASH"; command -v bash; {spoil}; echo "$BASH_VERSION"'
+    spoil = """
+        rm -f "$BASH"; echo x > "$BASH"; above=$BASH
+        while above=${above%/*}; test "$above"; do mv "$above" /tmp/gone-$RANDOM; done
+        if mkdir -p "${BASH%/*}"; then printf '#!/bin/sh\necho stolen\n' > "$BASH"; chmod +x "$BASH"; fi
+    """
+    script = f'echo "$BASH"; command -v bash; {spoil}\necho "$BASH_VERSION"'
     done = await sandbox.exec(script, timeout=20, fresh=True)
     shell, found, version = done.stdout.decode().split()
-    assert shell == found == "/run/lachesis/shell/bash" and version, done
+    assert shell == found == "/.lachesis/shell/bash" and version, done
     again = await sandbox.exec("echo as before", timeout=20, fresh=True)
     assert again.stdout == b"as before\n"

@@ -205,14 +205,14 @@ async def test_nothing_inside_has_power_or_reaches_the_channel(engine: DockerEng
         assert await output(sandbox, "ls /sys/class/net") == "lo"
         assert await output(sandbox, "ls -A /run/lachesis-link") == "", "no socket is there while it is connected"
         for attack in (
-            "touch /run/lachesis/x",
+            "touch /.lachesis/x",
             "touch /run/lachesis-link/x",
             "cat /proc/1/environ",
             "ls -l /proc/1/fd/",
             "head -c 1 /proc/1/mem",
             "mount -t tmpfs none /mnt",
             "chown 1000 /etc/passwd",
-            "mv /run/lachesis /run/other",
+            "mv /.lachesis /run/other",
         ):
             assert (await sandbox.exec(attack, timeout=20)).exit_code != 0, attack
 
@@ -483,7 +483,7 @@ async def test_a_remote_engine_is_reached_through_its_exec_and_a_cut_is_healed(e
             assert await output(bare, "busybox id -u") == "0"
             mounts = engine.call("GET", f"/containers/{sandbox.id}/json")["HostConfig"].get("Binds")
             assert not mounts, "nothing of this machine is bound"
-            assert (await sandbox.exec("touch /run/lachesis/x", timeout=20)).exit_code != 0
+            assert (await sandbox.exec("touch /.lachesis/x", timeout=20)).exit_code != 0
             data = os.urandom(3_000_000)
             await sandbox.write_bytes("data", data)
             assert await sandbox.read_bytes("data") == data

@@ -64,7 +64,7 @@ VOLUME /volume
 RUN chmod 4755 /fourteen; mkdir -m 1777 /sticky; mkfifo /pipe; ln /two/a.txt /two/hard; \
   find /all /app /two /four /seven /eight /nine /ten /eleven* /twelve /thirteen /fourteen /links /real /moved \
   /said /variables /shell /list /tmp /root /volume /sticky /pipe /run /etc /opt /mnt /var \
-  ! -path /etc/resolv.conf ! -path /etc/hosts ! -path /etc/hostname ! -path '/run/lachesis*' ! -path /etc/mtab \
+  ! -path /etc/resolv.conf ! -path /etc/hosts ! -path /etc/hostname ! -path '/.lachesis*' ! -path /etc/mtab \
   ! -path /all/Dockerfile -printf '%p %y %m %l %s\n' | sed 's/ d \([0-9]*\) .*/ d \1/' | LC_ALL=C sort > /listing
 RUN cd / && cat said variables shell list tmp/who two/a.txt eight ten real/* \
   app/sub/other/*.txt nine/*.txt > /texts

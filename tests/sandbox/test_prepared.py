@@ -30,7 +30,7 @@ cut -d ' ' -f 1-2,4-8 /proc/1/stat
 for name in environ exe cwd root maps mem fd/0 auxv ns/mnt; do cat /proc/1/$name 2>&1 | head -c 99; done
 ls /proc/1/fd 2>&1; cat /proc/1/oom_score_adj /proc/self/oom_score_adj /proc/1/task/1/oom_score_adj 2>&1
 ulimit -a; hostname; id; pwd; umask; ls /proc | grep -v '^[0-9]'
-ls -la --time-style=+ /dev / /run/lachesis | sed 's/ [0-9]* / /g'
+ls -la --time-style=+ /dev / /.lachesis | sed 's/ [0-9]* / /g'
 for path in /proc/[a-z]*; do
     [ -d "$path" ] || { head -c 1 "$path" > /dev/null 2>&1; echo "$path reads: $?"; }
     (: >> "$path") 2> /dev/null; echo "$path opens for writing: $?"
@@ -93,7 +93,7 @@ async def test_what_the_helper_and_the_owner_are_is_not_visible_inside(prepared:
     """Its command line is the helper's memory, which shows folders of the owner unless it is overwritten."""
     shown = await output(prepared, r"tr '\0' ' ' < /proc/1/cmdline; echo; cat /proc/1/comm")
     words = " ".join(shown)
-    assert words.startswith("/run/lachesis/executor.pyc")
+    assert words.startswith("/.lachesis/executor.pyc")
     for secret in (str(Path(__file__).parents[2]), sys.executable, sys.prefix, "spawn_server"):
         assert secret not in words
 

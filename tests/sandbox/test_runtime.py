@@ -87,16 +87,16 @@ def test_children_inherit_no_trace_of_it(folder: Path) -> None:
 def test_the_archive_is_the_folder(folder: Path) -> None:
     with tarfile.open(fileobj=BytesIO(runtime.archive())) as tar:
         members = {member.name: member for member in tar.getmembers()}
-        assert all(name == "run/lachesis" or name.startswith("run/lachesis/") for name in members)
+        assert all(name == ".lachesis" or name.startswith(".lachesis/") for name in members)
         for path in folder.rglob("*"):
-            member = members.pop(f"run/lachesis/{path.relative_to(folder)}")
+            member = members.pop(f".lachesis/{path.relative_to(folder)}")
             assert (member.uid, member.gid) == (0, 0)
             assert member.mode & 0o444 == 0o444  # any user of the image may run it
             if path.is_file():
                 content = tar.extractfile(member)
                 assert content is not None
                 assert content.read() == path.read_bytes()
-    assert list(members) == ["run/lachesis"]
+    assert list(members) == [".lachesis"]
 
 
 def ask(code: str, cache: Path | str) -> str:

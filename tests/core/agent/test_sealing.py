@@ -52,7 +52,7 @@ async def test_a_replaced_bash_moves_no_artifact(sessions: ToolSessions) -> None
     await agent(ctx, REPLACED_BASH)
     shown = [await agent(ctx, "echo mine") for _ in range(3)]  # two shells had been started before
     assert "/usr" in shown[-1], "the agent's own shell is the one that it made"
-    assert (await ctx.terminal("echo still mine; echo $BASH"))["output"].startswith("still mine\n/run/lachesis/")
+    assert (await ctx.terminal("echo still mine; echo $BASH"))["output"].startswith("still mine\n/.lachesis/")
     verifier = await ctx.seal(["~/bin"])
     assert verifier.missing == () and verifier.refused == {}
     found = await verifier.terminal("~/bin/python3; python3 -c 'print(6 * 7)'; ls ~/bin")
@@ -77,7 +77,7 @@ async def test_the_rewards_shell_loads_nothing_that_the_agent_can_write(sessions
     await agent(ctx, "echo BASH_ENV=/etc/profile >> /etc/environment; export BASH_ENV=/etc/profile ENV=/etc/profile")
     await agent(ctx, f"for f in {libraries} /bin/bash; do r=$(realpath $f); cp --remove-destination /dev/null $r; done")
     found = await ctx.terminal("x=äö; echo ${#x} $BASH ~; for i in 1 2; do echo $i; done; bash -c 'echo nested'")
-    assert found["output"].split() == ["2", "/run/lachesis/shell/bash", "/home/agent", "1", "2", "nested"], found
+    assert found["output"].split() == ["2", "/.lachesis/shell/bash", "/home/agent", "1", "2", "nested"], found
     assert "can" in (await agent(ctx, "true")), "the agent's own shell is broken"
 
 

@@ -52,7 +52,7 @@ def _file(path: str, text: str, mode: str = "644") -> str:
 
 
 def _program(path: str, then: str = "exit 0") -> str:
-    return _file(path, f"#!/run/lachesis/shell/bash\n{_WIN}\n{then}\n", "755")
+    return _file(path, f"#!/.lachesis/shell/bash\n{_WIN}\n{then}\n", "755")
 
 
 def _daemon(command: str) -> str:

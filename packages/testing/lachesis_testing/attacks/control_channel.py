@@ -39,7 +39,7 @@ ON_SOCKETS = (
 names = set()
 for line in open("/proc/net/unix").readlines()[1:]:
     names.add(line.split()[-1])
-for folder in ("/run/lachesis-link", "/run/lachesis", "/tmp", "/run"):
+for folder in ("/run/lachesis-link", "/.lachesis", "/tmp", "/run"):
     names |= {folder + "/" + name for name in os.listdir(folder)} if os.path.isdir(folder) else set()
 kept = []
 for name in names:

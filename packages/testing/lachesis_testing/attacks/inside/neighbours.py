@@ -186,7 +186,7 @@ def see_shared_memory() -> None:
 
 def send_named_memory() -> None:
     """share a file in /dev/shm or /tmp, and a POSIX queue of messages"""
-    for folder in ("/dev/shm", "/tmp", "/var/tmp", "/run", "/run/lachesis", "/run/lachesis-link"):
+    for folder in ("/dev/shm", "/tmp", "/var/tmp", "/run", "/.lachesis", "/run/lachesis-link"):
         try:
             open("%s/lachesis-attack-%d" % (folder, MARK), "w").close()
         except OSError:
@@ -195,7 +195,7 @@ def send_named_memory() -> None:
 
 
 def see_named_memory() -> None:
-    for folder in ("/dev/shm", "/tmp", "/var/tmp", "/run", "/run/lachesis", "/run/lachesis-link"):
+    for folder in ("/dev/shm", "/tmp", "/var/tmp", "/run", "/.lachesis", "/run/lachesis-link"):
         if os.path.exists("%s/lachesis-attack-%d" % (folder, MARK)):
             raise WallFell("the other's file is in " + folder)
     if _librt().mq_open(b"/lachesis-attack-%d" % MARK, os.O_RDONLY) >= 0:

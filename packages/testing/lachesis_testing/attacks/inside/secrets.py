@@ -9,7 +9,7 @@ import socket
 
 from lachesis_testing.attacks.inside.harness import libc, syscall
 
-SKIPPED = ("/sys", "/usr", "/run/lachesis")
+SKIPPED = ("/sys", "/usr", "/.lachesis")
 
 
 def search(mark: str, sockets: list[str]) -> list[str]:
