@@ -17,6 +17,7 @@ _RIGHT: Mapping[str, Callable[[Any], bool]] = {
     "seconds": lambda value: isinstance(value, int | float) and math.isfinite(value) and value >= 0,
     "text": lambda value: isinstance(value, str),
     "flag": lambda value: isinstance(value, bool),
+    "texts": lambda value: isinstance(value, list) and all(isinstance(each, str) for each in value),
     "pairs": lambda value: isinstance(value, list) and all(map(_is_pair, value)),
 }
 """What a field may be. A name that ends in `?` may be None as well."""
@@ -36,6 +37,8 @@ _FIELDS: Mapping[str, Mapping[str, str]] = {
     "status": {"exit_code": "integer?", "output_size": "size"},
     "output": {"exit_code": "integer?", "offset": "size"},
     "stat": {"path": "text"},
+    "hold": {"held": "flag", "running": "texts"},
+    "go_on": {"left": "size"},
     "pull": {"end": "flag"},
     "listen": {"port": "size"},
     "accept": {"refused": "size"},

@@ -32,6 +32,8 @@ ACCEPTED = 64
 class Listener(OpenTransfer):
     """A socket on a free port of the sandbox's loopback address."""
 
+    has_files = False
+
     def __init__(self, services: Services) -> None:
         super().__init__(services, "")
         import socket  # here, as loading it takes time
@@ -106,6 +108,8 @@ class Listener(OpenTransfer):
 
 class Connected(OpenTransfer):
     """One connection, or the wait for it. `commit` ends its outgoing half."""
+
+    has_files = False
 
     def __init__(self, services: Services, listener: Listener) -> None:
         super().__init__(services, "")

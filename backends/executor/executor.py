@@ -14,12 +14,12 @@ from .background import Background
 from .carried import Connected, Listener
 from .files import Upload, read_file
 from .framing import LONGEST_PATH, failure, log_error
-from .ipc import remove_ipc
+from .ipc import remove_ipc, shared_objects
 from .jobs import Exec
 from .loop import Loop
 from .output import SPILL, Spills
 from .owner_session import OwnerSession
-from .processes import kill_tree
+from .processes import command_line, kill_tree, living_tree, send_signal, stop_processes
 from .programs import find_python
 from .services import Services
 from .shell import ShellState
@@ -30,6 +30,7 @@ from .trees import make_folders
 if TYPE_CHECKING:
     from .framing import LONGEST_PATH, Header
     from .groups import CommandGroup
+    from .loop import Timer
     from .output import Capped
     from .transfers import OpenTransfer
 
@@ -55,6 +56,12 @@ class Executor(Services):
         self.execs: dict[int, Exec] = {}
         self.processes: dict[str, Background] = {}
         self.transfers: dict[int, OpenTransfer] = {}
+        self.held: list[tuple[Header, bytes]] | None = None
+        """Requests that wait while the files are being changed from outside; None: they are served."""
+        self.stopped: set[int] = set()
+        self.lifetime: Timer = [0.0, 0, None]
+        self.python: str | None = None
+        """The path of one inside, empty where there is none; None before `init`."""
         self.signals, wakeup = os.pipe()
         for fd in (self.signals, wakeup):
             os.set_blocking(fd, False)
@@ -68,7 +75,8 @@ class Executor(Services):
 
     def prepare(self) -> None:
         """Start shells for the next commands, one at a time, while no command runs."""
-        if not self.execs and self.loop.reason is None and self.session.goodbye is None and self.prewarmed.prepare():
+        idle = not self.execs and self.held is None
+        if idle and self.loop.reason is None and self.session.goodbye is None and self.prewarmed.prepare():
             self.loop.after(0.0, self.prepare)
 
     def running_outputs(self) -> list[Capped]:
@@ -88,6 +96,9 @@ class Executor(Services):
                     process.ring.drop()
 
     def serve(self, header: Header, payload: bytes) -> None:
+        if self.held is not None and header["op"] not in ("go_on", "shutdown"):
+            self.held.append((header, payload))
+            return
         try:
             getattr(self, "op_" + header["op"])(header, payload)
         except Exception as error:
@@ -118,6 +129,8 @@ class Executor(Services):
 
     def op_init(self, header: Header, _: bytes) -> None:
         workdir, env, lifetime = header["workdir"], header["env"], header["lifetime"]
+        if self.python is not None:  # another user begins
+            self.forget()
         make_folders(workdir)
         self.shells.state = ShellState(workdir, env)
         self.wall_time = header.get("wall_time") or math.inf
@@ -125,9 +138,10 @@ class Executor(Services):
         self.waiting.cpus = header.get("cpus") or math.inf
         if header.get("memory"):
             self.spills.limit = min(SPILL, header["memory"] // 8)
-        self.loop.after(lifetime, lambda: self.session.stop("its lifetime of %g s is over" % lifetime))
-        python = find_python(env.get("PATH", os.defpath))
-        self.session.send({"id": header["id"], "python": python, "unfiltered": self.unfiltered})
+        self.lifetime[2] = None
+        self.lifetime = self.loop.after(lifetime, lambda: self.session.stop("its lifetime of %g s is over" % lifetime))
+        self.python = find_python(env.get("PATH", os.defpath)) or ""
+        self.session.send({"id": header["id"], "python": self.python or None, "unfiltered": self.unfiltered})
 
     def op_exec(self, header: Header, payload: bytes) -> None:
         self.execs[header["id"]] = Exec(self, header, payload, self.on_exec_ended)
@@ -171,6 +185,42 @@ class Executor(Services):
         kill_tree(os.getpid())
         remove_ipc()
         self.session.send({"id": header["id"]})
+
+    def op_hold(self, header: Header, _: bytes) -> None:
+        """Hold all later requests back until `go_on`, unless something runs, which is then named; with `stop`, it is
+        stopped until then."""
+        running = living_tree(os.getpid()) - self.prewarmed.numbers()
+        names = [command_line(pid) for pid in sorted(running)]
+        names += ["a transfer of files" for each in self.transfers.values() if each.has_files]
+        names += ["a file that is being read"] * len(self.session.files)
+        held = not names or bool(header.get("stop"))
+        if held:
+            self.held = []
+            self.stopped = stop_processes(running)
+        self.session.send({"id": header["id"], "held": held, "running": names}, self.shells.given_state())
+
+    def op_go_on(self, header: Header, state: bytes) -> None:
+        """Serve the requests that were held back; with the shell of `state`, if there is one, and new shells for the
+        next commands if the root was `moved`: those that wait have the folders of the old one."""
+        for pid in self.stopped:
+            send_signal(pid, signal.SIGCONT)
+        held, self.held, self.stopped = self.held or [], None, set()
+        if state:
+            self.shells.take_over(state)
+        self.session.send({"id": header["id"], "left": shared_objects()})
+        if header.get("moved") and self.prewarmed.waiting:
+            self.prewarmed.discard()
+            self.loop.after(0.0, self.prepare)
+        for request in held:
+            self.serve(*request)
+
+    def forget(self) -> None:
+        """Forget what earlier commands have left here."""
+        for transfer in self.transfers.values():
+            transfer.drop()
+        self.transfers, self.processes, self.spills = {}, {}, Spills(self.running_outputs)
+        self.waiting.total = 0.0
+        self.shells.forget()
 
     def op_read(self, header: Header, _: bytes) -> None:
         chunks = read_file(self.path(header["path"]), header["offset"], header["limit"])

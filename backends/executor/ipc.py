@@ -21,6 +21,17 @@ def is_shared_ipc() -> bool:
         return True
 
 
+def shared_objects() -> int:
+    """How many there are in this IPC namespace; 0 where it is shared."""
+    if is_shared_ipc():
+        return 0
+    count = 0
+    for kind in ("shm", "msg", "sem"):
+        with contextlib.suppress(OSError), open("/proc/sysvipc/" + kind) as file:
+            count += max(0, sum(1 for _ in file) - 1)
+    return count
+
+
 def remove_ipc(*, orphans: bool = False) -> None:
     """Remove all objects of this IPC namespace, none where it is shared.
 

@@ -23,6 +23,11 @@ class Preload:
         self.running = 0
         """Fresh commands that do not name it."""
 
+    def expect(self, content: bytes | None) -> None:
+        """The files are others, which commands may have changed; before any command, the file had this `content`."""
+        self.first, self.content = (), content
+        self.aside = ""
+
     def begin(self, command: str) -> bool:
         """Before a fresh command; whether `end` has to be called after it."""
         if NAME in command:

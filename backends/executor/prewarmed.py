@@ -127,10 +127,12 @@ class PrewarmedShell:
 
     def discard(self) -> None:
         send_signal(self.pid, signal.SIGKILL)
+        self.pool.ending.add(self.pid)
         self.close([])
 
     def on_exit(self, _: int) -> None:
         """It ended, or a process inside has killed it."""
+        self.pool.ending.discard(self.pid)
         self.close([])
         self.pool.forget(self)
 
@@ -141,6 +143,8 @@ class PrewarmedShells:
     def __init__(self, shells: Shells) -> None:
         self.shells = shells
         self.waiting: list[PrewarmedShell] = []
+        self.ending: set[int] = set()
+        """The process ids of those that were killed."""
 
     def prepare(self) -> bool:
         """Start one if too few wait. Returns whether one was started."""
@@ -165,6 +169,10 @@ class PrewarmedShells:
                 return shell
             shell.discard()
         return None
+
+    def numbers(self) -> set[int]:
+        """The process ids of all, those included that are being ended."""
+        return {*self.ending, *(shell.pid for shell in self.waiting)}
 
     def forget(self, shell: PrewarmedShell) -> None:
         if shell in self.waiting:

@@ -37,6 +37,24 @@ def living_tree(root: int) -> set[int]:
     return {pid for pid in tree if pid != root and pid in table and table[pid][0] not in "ZX"}
 
 
+def command_line(pid: int) -> str:
+    """What a process shows of itself, shortened; its number if it shows nothing."""
+    with contextlib.suppress(OSError), open("/proc/%d/cmdline" % pid, "rb") as file:
+        words = file.read(120).replace(b"\0", b" ").strip()
+        if words:
+            return ascii(os.fsdecode(words))[1:-1]
+    return "process %d" % pid
+
+
+def stop_processes(pids: set[int]) -> set[int]:
+    """Stop those that are not stopped already; returns them."""
+    table = process_table()
+    running = {pid for pid in pids if pid in table and table[pid][0] != "T"}
+    for pid in running:
+        send_signal(pid, signal.SIGSTOP)
+    return running
+
+
 def send_signal(pid: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, number)

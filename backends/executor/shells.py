@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import json
 import os
 import resource
 import signal
@@ -64,6 +65,25 @@ class Shells:
         if self.own_bash is None:
             return first
         return {**first, "PATH": os.path.dirname(self.own_bash) + ":" + first.get("PATH", os.defpath)}
+
+    def given_state(self) -> bytes:
+        """What `take_over` takes."""
+        preload = self.preload.content if self.preload is not None else None
+        kept = None if preload is None else preload.decode("latin-1")
+        return json.dumps({"cwd": self.state.cwd, "env": self.state.env, "preload": kept}).encode()
+
+    def take_over(self, given: bytes) -> None:
+        """Go on with the folder and the variables of a checkpoint."""
+        state = json.loads(given.decode())
+        self.state.cwd, self.state.env = state["cwd"], dict(state["env"])
+        self.state.version += 1
+        if self.preload is not None:
+            kept = state["preload"]
+            self.preload.expect(None if kept is None else kept.encode("latin-1"))
+
+    def forget(self) -> None:
+        """The files are new, as before any command."""
+        self.preload = Preload() if self.own_bash is not None else None
 
     def start_shell(
         self, arguments: list[bytes], fds: list[int], cwd: str | None, env: list[bytes], inherited: dict[int, int]

@@ -29,6 +29,8 @@ STALL = 30.0
 class OpenTransfer:
     """A file or a folder that is open for transfer."""
 
+    has_files = True
+
     def __init__(self, services: Services, path: str, most: float = math.inf) -> None:
         """`most` bounds the members of a folder that is packed."""
         self.loop, self.session = services.loop, services.session
