@@ -30,6 +30,8 @@ if TYPE_CHECKING:
         Process,
         ProcessStatus,
         Sandbox,
+        SandboxCheckpoint,
+        SupportsCheckpoint,
         SupportsForward,
         SupportsPty,
         SupportsSnapshot,
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
         ExitCode,
         ImageUnavailable,
         LachesisError,
+        ProcessesRunning,
         SandboxExhausted,
         SandboxLost,
         SettingsError,
@@ -60,24 +63,27 @@ if TYPE_CHECKING:
     from .sandbox import ExecutorSandbox, initialise
     from .spec import SandboxInfo, SandboxSpec, reject_fields, sandbox_title
     from .tasks import cancel_requests, finish, in_own_thread, run_all, seen, stop_event
+    from .warm import WarmSandboxes
 
 __all__ = [
     "BACKENDS", "INSIDE", "MAX_DOWNLOAD", "MAX_MEMBERS", "MAX_OUTPUT", "Availability", "Backend", "BackendError",
     "BackendOption", "BackendUnavailable", "ByteStream", "Connection", "ExecResult", "ExecutorSandbox", "ExitCode",
     "FileStatus", "Forward", "ImageUnavailable", "LachesisError", "Lease", "LeaseOver", "Lessor", "OutputChunk",
-    "PluginBroken", "Process", "ProcessStatus", "Registry", "Room", "Sandbox", "SandboxExhausted", "SandboxInfo",
-    "SandboxLost", "SandboxPerLease", "SandboxSpec", "SettingsError", "SupportsForward", "SupportsPty",
-    "SupportsSnapshot", "SupportsWaited", "UnknownPlugin", "asyncio_stream", "backend_names", "backend_options",
-    "cache_folder", "cancel_requests", "create_backend", "executor_bytecode", "executor_source", "finish",
-    "in_own_thread", "in_turn", "initialise", "is_gone", "new_id", "owner_of", "parse", "reject_fields",
-    "remove_tree", "run_all", "sandbox_title", "seen", "stop_event", "this_owner", "walk",
+    "PluginBroken", "Process", "ProcessStatus", "ProcessesRunning", "Registry", "Room", "Sandbox", "SandboxCheckpoint",
+    "SandboxExhausted", "SandboxInfo", "SandboxLost", "SandboxPerLease", "SandboxSpec", "SettingsError",
+    "SupportsCheckpoint", "SupportsForward", "SupportsPty", "SupportsSnapshot", "SupportsWaited", "UnknownPlugin",
+    "WarmSandboxes", "asyncio_stream", "backend_names", "backend_options", "cache_folder", "cancel_requests",
+    "create_backend", "executor_bytecode", "executor_source", "finish", "in_own_thread", "in_turn", "initialise",
+    "is_gone", "new_id", "owner_of", "parse", "reject_fields", "remove_tree", "run_all", "sandbox_title", "seen",
+    "stop_event", "this_owner", "walk",
 ]  # fmt: skip
 _HOMES = {
-    "errors": "INSIDE BackendError BackendUnavailable ExitCode ImageUnavailable LachesisError SandboxExhausted "
-    "SandboxLost SettingsError",
+    "errors": "INSIDE BackendError BackendUnavailable ExitCode ImageUnavailable LachesisError ProcessesRunning "
+    "SandboxExhausted SandboxLost SettingsError",
     "spec": "SandboxInfo SandboxSpec reject_fields sandbox_title",
     "base": "MAX_DOWNLOAD MAX_MEMBERS MAX_OUTPUT Availability Backend ExecResult FileStatus OutputChunk Process "
-    "ProcessStatus Sandbox SupportsForward SupportsPty SupportsSnapshot SupportsWaited",
+    "ProcessStatus Sandbox SandboxCheckpoint SupportsCheckpoint SupportsForward SupportsPty SupportsSnapshot "
+    "SupportsWaited",
     "lease": "Lease LeaseOver Lessor SandboxPerLease",
     "factory": "BACKENDS BackendOption backend_names backend_options create_backend",
     "forwarding": "Forward",
@@ -90,6 +96,7 @@ _HOMES = {
     "owner": "is_gone new_id owner_of this_owner",
     "first_use": "in_turn parse",
     "plugins": "PluginBroken Registry UnknownPlugin",
+    "warm": "WarmSandboxes",
     "tasks": "cancel_requests finish in_own_thread run_all seen stop_event",
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names.split()}

@@ -282,6 +282,65 @@ class SupportsSnapshot(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class SandboxCheckpoint:
+    """The files of a sandbox, and the folder and the variables of its shell, at one moment. Processes are not in it.
+
+    What it takes is freed when nothing refers to it any more: neither this object nor a sandbox made from it.
+    """
+
+    sandbox: str
+    """The id of the sandbox that it was made of."""
+    cwd: str
+    """The folder in which the next command would have begun."""
+    left_out: tuple[str, ...]
+    """The command lines of the processes that ran."""
+
+
+@runtime_checkable
+class SupportsCheckpoint(Protocol):
+    """A sandbox that can be continued in several ways from one moment on.
+
+    Calls that arrive meanwhile wait. Devices, locks, memory and connections are in no checkpoint.
+    """
+
+    async def checkpoint(self, *, running: Literal["error", "left out"] = "error") -> SandboxCheckpoint:
+        """What is there now. It costs no copy, unless processes run and are `left out`: they are stopped meanwhile.
+
+        Raises:
+            ProcessesRunning: something runs, also a command of `exec` or a transfer of files.
+        """
+        ...
+
+    async def restore(self, checkpoint: SandboxCheckpoint) -> None:
+        """End everything that runs, and go back to `checkpoint`, which may be that of another sandbox of this backend
+        with the same settings."""
+        ...
+
+    async def fork(
+        self, checkpoint: SandboxCheckpoint | None = None, *, labels: Mapping[str, str] | None = None
+    ) -> Sandbox:
+        """Another sandbox with the same settings that goes on from `checkpoint`, or else from now. Neither sees what
+        the other one does. It has its own limits, and a lifetime that begins now.
+
+        Args:
+            labels: in place of those of this sandbox.
+
+        Raises:
+            ProcessesRunning: as `checkpoint`, which can also be called first.
+        """
+        ...
+
+    async def reset(self, base: SandboxCheckpoint, *, labels: Mapping[str, str] | None = None) -> None:
+        """Make it what it was at `base`, for another user: no process, file, output or variable is left, which is
+        verified. Its lifetime begins again.
+
+        Raises:
+            BackendError: something is left. Close it.
+        """
+        ...
+
+
 @runtime_checkable
 class SupportsWaited(Protocol):
     """A sandbox that measures for how long its commands wait for a processor."""

@@ -66,6 +66,18 @@ class SandboxExhausted(SandboxLost):
     """What ran inside used up the sandbox's own limits, and that ended it. A new attempt would excuse the agent."""
 
 
+class ProcessesRunning(LachesisError):
+    """A checkpoint was asked for while something ran inside. It is not in `running="left out"` checkpoints."""
+
+    def __init__(self, sandbox: str, commands: list[str]) -> None:
+        super().__init__(
+            f"sandbox {sandbox} still runs {', '.join(commands)}: processes are in no checkpoint. Next step: end them, "
+            "or pass running='left out'"
+        )
+        self.commands = commands
+        """The command lines, one of each process."""
+
+
 def os_error_hint(error: OSError) -> str:
     """What to do about an error of the system; empty if nothing is known."""
     if error.errno in (errno.EMFILE, errno.ENFILE):

@@ -210,12 +210,18 @@ class Cgroup:
         except OSError as error:
             raise BackendError(f"no process can be moved into the cgroup {folder}: {error}") from error
 
-    def open(self) -> list[int]:
-        """Descriptors for a process that is to join: it writes "0" into each, before it runs anything."""
+    def open(self, *, commands: bool = False) -> list[int]:
+        """Descriptors for a process that is to join: it writes "0" into each, before it runs anything.
+
+        Args:
+            commands: whether it joins the commands, if they have a group of their own, and not the executor.
+        """
         opened: list[int] = []
         try:
+            own = [folder for folder in self.folders if commands and folder.name == _COMMANDS]
             leaves = [folder for folder in self.folders if folder.name == _EXECUTOR]
-            for folder in leaves or (folder for folder in self.folders if folder.name != _COMMANDS):
+            others = [folder for folder in self.folders if folder.name != _COMMANDS]
+            for folder in (own or leaves) if leaves else [*others, *own]:
                 opened.append(os.open(folder / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC))
         except OSError as error:
             for fd in opened:

@@ -15,6 +15,9 @@ CLONE_PARENT = 0x8000
 CLONE = {"x86_64": 56, "aarch64": 220}.get(os.uname().machine)
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
 MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 0x20, 0x1000, 0x4000, 0x40000
+MNT_DETACH = 2
+PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}.get(os.uname().machine)
+OPEN_TREE, MOVE_MOUNT, OPEN_TREE_CLONE, AT_RECURSIVE, AT_FDCWD, EMPTY_PATHS = 428, 429, 1, 0x8000, -100, 0x44
 IPC_LIMITS = {"kernel.shm_rmid_forced": "1", "kernel.msgmni": "64", "kernel.sem": "250 32000 32 128"}
 """Settings of an IPC namespace. System V objects belong to no process, so memory in them outlives those that are killed
 for it. Shared memory that no process has attached is therefore removed; the rest takes 3 MiB at most."""
@@ -34,6 +37,19 @@ def bind(source: str, place: str, flags: int) -> None:
         check(libc.mount(os.fsencode(source), os.fsencode(place), None, kind, None), f"mounting {place}")
 
 
+def cloned_mount(path: str, recursive: bool = False) -> int:
+    """A descriptor of a copy of the mount at `path`, which is attached nowhere and lives as long as the descriptor."""
+    flags = OPEN_TREE_CLONE | os.O_CLOEXEC | (AT_RECURSIVE if recursive else 0)
+    fd = libc.syscall(OPEN_TREE, AT_FDCWD, os.fsencode(path), flags)
+    check(min(fd, 0), f"copying the mount {path}")
+    return int(fd)
+
+
+def attach_mount(mount: int, place: int) -> None:
+    """Attach a copy to the file or folder that the descriptor `place` is of."""
+    check(libc.syscall(MOVE_MOUNT, mount, b"", place, b"", EMPTY_PATHS), "attaching a mount")
+
+
 def in_container() -> bool:
     """Whether this process is in a container of Docker or podman."""
     return any(os.path.exists(path) for path in ("/.dockerenv", "/run/.containerenv"))
@@ -46,6 +62,12 @@ def holds(capability: int) -> bool:
             if line.startswith("CapEff:"):
                 return bool(int(line.split()[1], 16) >> capability & 1)
     return False
+
+
+def is_real_root() -> bool:
+    """Whether this is root of the machine, and of no user namespace below."""
+    with open("/proc/self/uid_map") as file:
+        return holds(CAP_SYS_ADMIN) and file.read().split() == ["0", "0", str(0xFFFFFFFF)]
 
 
 def kernel_files() -> Iterator[tuple[str, str]]:

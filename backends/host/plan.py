@@ -37,9 +37,15 @@ def job(
     prepared: Prepared | None = None,
     env: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """What `starting.become` takes, for so many groups and files."""
+    """What `starting.become` takes, for so many groups and files.
+
+    The spawner adds: `layers`, how many sealed disks lie below the new one; `users`, whether a user namespace is given,
+    in which the disk is mounted; `keeps`, whether a socket is given, to which the mounted disk is sent; `moved`, that
+    a sandbox gets the disk as its new root, in place of running a program (see `rooting.move_root`).
+    """
     described = {"disk": disk and vars(disk), "prepared": prepared and vars(prepared), "env": dict(env or {})}
-    return {"argv": list(argv), "groups": groups, "files": list(numbers(files)), **described}
+    given = {"layers": 0, "users": False, "keeps": False, "moved": 0}
+    return {"argv": list(argv), "groups": groups, "files": list(numbers(files)), **described, **given}
 
 
 @dataclass(frozen=True)

@@ -84,6 +84,10 @@ class Record:
     def started(self, pid: int) -> Record:
         return replace(self, pid=pid, start=start_time(pid))
 
+    def of(self, spec: SandboxSpec) -> Record:
+        """The same sandbox in the use of another run or task."""
+        return replace(self, run_id=spec.labels.get("run_id", ""), task_id=spec.labels.get("task_id", ""))
+
     def info(self) -> SandboxInfo:
         detail = f"{self.detail}, process {self.pid}" if self.runs else f"{self.detail}, no process"
         detail += f", not removed: {self.left}" if self.left else ""

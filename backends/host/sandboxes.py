@@ -16,27 +16,33 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, Literal, TypeVar
 
+from backends.answers import shown
+from backends.base import SandboxCheckpoint
 from backends.connection import PATIENCE, Connection, asyncio_stream
-from backends.errors import BackendError, SandboxLost
+from backends.errors import BackendError, BackendUnavailable, ProcessesRunning, SandboxExhausted, SandboxLost
 from backends.limits import MissingDefaults, with_defaults
 from backends.owner import new_id
 from backends.sandbox import ExecutorSandbox, initialise
 from backends.spec import SandboxInfo, SandboxSpec, sandbox_title
 
 from . import cgroups, delegation, records
+from .disks import Another, Descriptor, DiskLayer, HostCheckpoint, SandboxDisk, receive, require_room, shell_folder
 from .folders import remove_sandbox
+from .layout import MISPLACED
 from .plan import FIRST_FILE, Disk, Plan, Prepared, memory_file
 from .records import Record
 from .requests import executor_death, write_inside
 from .spawner import Child, Spawner
 
 _LOG = logging.getLogger(__name__)
+_MOVING = 60.0
+"""Seconds for a new root."""
 _AT_START = 2.0
 """Seconds that the first sandbox waits for the removal of all orphans; the rest of them is removed meanwhile."""
 _REAPING = 120.0
@@ -45,6 +51,8 @@ _LEAST = 0.2
 """Seconds for each of the orphans, however many there are."""
 _ENDING = 5.0
 """Seconds that a sandbox has to end by itself once its stream has ended."""
+_STATE = 8 << 20
+"""Bytes of the state of a shell."""
 _T = TypeVar("_T")
 MakePlan = Callable[[str, SandboxSpec, list[str], int | None], Plan]
 
@@ -63,6 +71,10 @@ class _Launched:
     errors: int
     group: cgroups.Cgroup
     marked: bool
+    disk: SandboxDisk | None
+    """None where it cannot be changed: without isolation, or where executors start slowly."""
+    asked: SandboxSpec
+    """Without default limits."""
 
 
 class HostSandboxes:
@@ -82,6 +94,8 @@ class HostSandboxes:
         self._threads = ThreadPoolExecutor(4, f"lachesis-{backend}")
         self._lock = threading.Lock()
         self._cgroups: cgroups.Cgroups | None = None
+        self.users: Sequence[Descriptor] = ()
+        """The user namespace in which all disks are mounted, where this user needs one: so they can lie over others."""
 
     async def in_thread(self, call: Callable[[], _T]) -> _T:
         return await asyncio.wrap_future(_submit(self._threads, call))
@@ -128,6 +142,7 @@ class HostSandboxes:
         detail: str,
         countable: bool = False,
         file_systems: Callable[[], int] = lambda: 1,
+        layers: tuple[DiskLayer, ...] = (),
     ) -> HostSandbox:
         """A sandbox that is ready for commands.
 
@@ -138,12 +153,18 @@ class HostSandboxes:
             detail: one line for listings.
             countable: whether `plan` can set RLIMIT_NPROC inside a user namespace.
             file_systems: called in a worker thread: how many file systems in memory it will have.
+            layers: what its disk lies over, the newest first.
 
         Raises:
             BackendUnavailable: a limit cannot be enforced; and what `plan` raises.
             BackendError: it did not start.
         """
-        make = partial(self._launch, new_id(), spec, plan, detail, countable, file_systems)
+        require_room(layers)
+
+        def another(spec: SandboxSpec, layers: tuple[DiskLayer, ...]) -> Coroutine[Any, Any, HostSandbox]:
+            return self.create(spec, plan, detail=detail, countable=countable, file_systems=file_systems, layers=layers)
+
+        make = partial(self._launch, new_id(), spec, plan, detail, countable, file_systems, layers, another)
         launching = _submit(self._starting, make)
         try:
             launched = await asyncio.wrap_future(launching)
@@ -182,6 +203,8 @@ class HostSandboxes:
         detail: str,
         countable: bool,
         file_systems: Callable[[], int],
+        layers: tuple[DiskLayer, ...],
+        another: Another,
     ) -> _Launched:
         available = self.available()
         can = available.enforced(countable=countable)
@@ -212,6 +235,10 @@ class HostSandboxes:
             passed.callback(theirs.close)
             errors = os.memfd_create("stderr")
             undo.callback(os.close, errors)
+            keeper, kept = socket.socketpair() if plan.prepared is not None else (None, None)
+            for end in (keeper, kept):
+                if end is not None:
+                    passed.callback(end.close)
             # Others can see its environment and command line: neither has secrets.
             child = self.spawner.spawn(
                 plan.command,
@@ -222,19 +249,80 @@ class HostSandboxes:
                 disk=plan.disk,
                 prepared=plan.prepared,
                 env=plan.own_env,
+                layers=[layer.fd for layer in layers],
+                users=[each.fd for each in self.users] if plan.disk is not None else (),
+                keeper=[kept.fileno()] if kept is not None else (),
             )
             undo.callback(child.release)
             undo.callback(child.wait, _ENDING)
             undo.callback(child.kill)
             record = record.started(child.pid)
             records.save(record)
+            disk = None
+            with contextlib.suppress(BackendError):  # it ended before it had one
+                if keeper is not None:
+                    own, (users, namespace) = receive(keeper)
+                    change = partial(self.new_disk, plan, group, sandbox_title(id, spec.labels))
+                    disk = SandboxDisk(own, namespace, layers, change, another)
+                    self.users = self.users or ([] if plan.disk is None or os.geteuid() == 0 else [users])
             ours.setblocking(False)
             undo.pop_all()
         # Until it has started, it keeps its thread: the next one would only slow it down.
         greeting = select.poll()
         greeting.register(ours, select.POLLIN)
         greeting.poll(PATIENCE * 1000)
-        return _Launched(plan, spec, record, sandbox_title(id, spec.labels), child, ours, errors, group, self._marked)
+        name = sandbox_title(id, spec.labels)
+        return _Launched(plan, spec, record, name, child, ours, errors, group, self._marked, disk, asked)
+
+    def new_disk(
+        self, plan: Plan, group: cgroups.Cgroup, name: str, layers: Sequence[DiskLayer], namespace: int
+    ) -> DiskLayer:
+        """A new disk over `layers` for a sandbox, which is its root from now on.
+
+        Args:
+            name: of the sandbox, in messages.
+            namespace: its mount namespace; -1: the disk is only a copy of the first layer.
+
+        Raises:
+            SandboxExhausted: commands have moved what the sandbox has mounts in, or the kernel has ended this for want
+                of the sandbox' memory.
+            BackendError: it failed, and nothing has changed.
+        """
+        require_room(layers)
+        with contextlib.ExitStack() as passed:
+            keeper, kept = socket.socketpair()
+            null, errors = os.open(os.devnull, os.O_RDWR), os.memfd_create("errors")
+            passed.callback(keeper.close)
+            passed.callback(kept.close)
+            for fd in (null, errors):
+                passed.callback(os.close, fd)
+            joined = group.open(commands=True) if group.folders else []
+            for fd in joined:
+                passed.callback(os.close, fd)
+            child = self.spawner.spawn(
+                [],
+                stream=null,
+                errors=errors,
+                files=[namespace] if namespace >= 0 else (),
+                groups=joined,
+                disk=plan.disk,
+                layers=[layer.fd for layer in layers],
+                users=[each.fd for each in self.users],
+                keeper=[kept.fileno()],
+                moved=-1 if namespace < 0 else 1,
+            )
+            passed.callback(child.release)
+            done = select.poll()
+            done.register(keeper, select.POLLIN)
+            done.register(child.handle, select.POLLIN)
+            if not done.poll(_MOVING * 1000):
+                child.kill()
+            with contextlib.suppress(BackendError):
+                return receive(keeper)[0]
+            child.wait(_ENDING)
+            text = f"{name} gets no new disk: {_tail(errors) or f'exit code {child.code}'}"
+            own_doing = child.code == MISPLACED or (child.code == -signal.SIGKILL and group.starved())
+            raise SandboxExhausted(text) if own_doing else BackendError(text)
 
     def _reap(self, run_id: str | None, everyone: bool, seconds: float) -> list[SandboxInfo]:
         removed = []
@@ -257,6 +345,10 @@ class HostSandbox(ExecutorSandbox):
     def __init__(self, connection: Connection, launched: _Launched, threads: ThreadPoolExecutor) -> None:
         super().__init__(connection, id=launched.record.id, workdir=launched.plan.workdir, python=None)
         self._launched, self._threads = launched, threads
+        self._raw = connection
+        """Without the lease of a `leased` one: the end of a lease must not leave requests held."""
+        self._changing = asyncio.Lock()
+        self._left_objects = 0
         self.last_words = ""
         """The end of its standard error, once it has ended."""
         connection.throttled = self._throttled
@@ -272,6 +364,130 @@ class HostSandbox(ExecutorSandbox):
         plan = self._launched.plan
         self.python = (await initialise(self._connection, spec, workdir=plan.workdir, env=plan.env)).python
         await write_inside(self, plan.written)
+
+    async def checkpoint(self, *, running: Literal["error", "left out"] = "error") -> HostCheckpoint:
+        """See `SupportsCheckpoint`. Later, a folder that is in it cannot be renamed in one step (EXDEV), unless
+        root makes the sandboxes."""
+        stopped = running == "left out"
+
+        async def take(ran: list[str], state: bytes) -> tuple[HostCheckpoint, bytes]:
+            disk = self._disk()
+            layers = disk.below
+            if ran:
+                layers = (await self._in_thread(disk.copied), *layers)
+            elif not disk.untouched:
+                layers = (disk.own, *layers)
+                await self._in_thread(partial(disk.move, layers))
+            return HostCheckpoint(self.id, shell_folder(state), tuple(ran), layers, state), b""
+
+        return await self._change(take, stop=stopped)
+
+    async def restore(self, checkpoint: SandboxCheckpoint) -> None:
+        """See `SupportsCheckpoint.restore`."""
+        wanted = self._own_kind(checkpoint)
+        await self.stop_processes()
+        await self._go_back(wanted)
+
+    async def _go_back(self, wanted: HostCheckpoint) -> None:
+        async def go_back(_: list[str], __: bytes) -> tuple[None, bytes]:
+            disk = self._disk()
+            if disk.below != wanted.layers or not disk.untouched:
+                await self._in_thread(partial(disk.move, wanted.layers))
+            return None, wanted.state
+
+        await self._change(go_back)
+
+    async def fork(
+        self, checkpoint: SandboxCheckpoint | None = None, *, labels: Mapping[str, str] | None = None
+    ) -> HostSandbox:
+        """See `SupportsCheckpoint.fork`."""
+        taken = self._own_kind(checkpoint or await self.checkpoint())
+        asked = self._launched.asked
+        spec = asked if labels is None else replace(asked, labels=labels)
+        child: HostSandbox = await self._connection.guard(self._disk().another(spec, taken.layers))
+        try:
+            await child._raw.request("go_on", taken.state)
+        except BaseException:
+            await asyncio.shield(child.close())
+            raise
+        return child
+
+    async def reset(self, base: SandboxCheckpoint, *, labels: Mapping[str, str] | None = None) -> None:
+        """See `SupportsCheckpoint.reset`."""
+        disk, wanted = self._disk(), self._own_kind(base)
+        if self._launched.group.starved():
+            raise BackendError(f"{self._launched.name} has reached its limit of memory: the next user would be blamed")
+        probe = f"/tmp/{os.urandom(16).hex()}"
+        await self.stop_processes()
+        if disk.below != wanted.layers or not disk.untouched:
+            with contextlib.suppress(OSError):  # its disk may be full
+                await self.write_bytes(probe, b"")
+        await self._go_back(wanted)
+        launched = self._launched
+        spec = launched.spec if labels is None else replace(launched.spec, labels=labels)
+        record = launched.record.of(spec)
+        await self._in_thread(partial(records.save, record))
+        self._launched = replace(launched, spec=spec, record=record, name=sandbox_title(self.id, spec.labels))
+        self._waited = 0.0
+        await self.begin(spec)
+        left = await self._change(_what_runs, stop=True)
+        if (await self.stat(probe)).mode is not None:
+            left.append("a file")
+        if left or self._left_objects:
+            raise BackendError(f"{launched.name} could not be reset: {left or 'System V objects'} are left")
+
+    def _disk(self) -> SandboxDisk:
+        disk = self._launched.disk
+        if disk is None:
+            raise BackendUnavailable(
+                f"{self._launched.name} cannot make checkpoints: without isolation, or where `lachesis doctor` says "
+                "that executors start slowly. Next step: use another backend"
+            )
+        return disk
+
+    def _own_kind(self, checkpoint: SandboxCheckpoint) -> HostCheckpoint:
+        self._disk()
+        if not isinstance(checkpoint, HostCheckpoint):
+            raise BackendUnavailable(f"{self._launched.name} cannot use a checkpoint of another backend")
+        return checkpoint
+
+    async def _in_thread(self, call: Callable[[], _T]) -> _T:
+        return await asyncio.wrap_future(_submit(self._threads, call))
+
+    async def _change(
+        self, act: Callable[[list[str], bytes], Awaitable[tuple[_T, bytes]]], *, stop: bool = False
+    ) -> _T:
+        """The result of `act`, which may change the files: no request is served meanwhile. It gets what runs and the
+        state of the shell, and also returns the state for the shell to take over, or nothing.
+
+        Raises:
+            ProcessesRunning: something runs, unless it is to `stop` meanwhile.
+        """
+        self._disk()
+
+        async def change() -> _T:
+            async with self._changing:
+                answer, state = await self._raw.request("hold", stop=stop, room=_STATE)
+                if not answer["held"]:
+                    raise ProcessesRunning(self.id, [shown(each) for each in answer["running"]])
+                taken, own = b"", self._disk().own
+                try:
+                    result, taken = await act([shown(each) for each in answer["running"]], state)
+                finally:
+                    moved = self._disk().own is not own
+                    ended, _ = await self._raw.request("go_on", taken, moved=moved)
+                self._left_objects = ended["left"]
+                return result
+
+        async def completed() -> _T:
+            call = asyncio.ensure_future(change())  # cancelled halfway, it would leave the sandbox held
+            try:
+                return await asyncio.shield(call)
+            except asyncio.CancelledError:
+                await asyncio.wait({call})
+                raise
+
+        return await self._connection.guard(completed())
 
     async def _throttled(self) -> int:
         return self._launched.group.throttled()
@@ -295,6 +511,10 @@ class HostSandbox(ExecutorSandbox):
         await asyncio.wrap_future(_cleaned(self._threads, lambda: _finish(launched)))
         lost = SandboxLost(reason) if reason else executor_death(launched.child.code, self.last_words, starved)
         self._connection.fail(f"{launched.name} is gone: {lost}", type(lost))
+
+
+async def _what_runs(running: list[str], _: bytes) -> tuple[list[str], bytes]:
+    return running, b""
 
 
 def _submit(pool: ThreadPoolExecutor, call: Callable[[], _T]) -> Future[_T]:
@@ -341,6 +561,8 @@ def _finish(launched: _Launched) -> None:
     _remove(launched.record, launched.marked and child.code != 0)
     child.release()
     os.close(launched.errors)
+    if launched.disk is not None:
+        launched.disk.end()
 
 
 def _remove(record: Record, marked: bool, seconds: float | None = None) -> bool:

@@ -70,9 +70,14 @@ class SpawnServer:
             if job.get("prepared"):
                 program = self.program(job["prepared"]["code"])
                 report, theirs = os.pipe()
+            move_root = None
+            if job.get("layers"):
+                from . import rooting  # late: few owners need it, and each process would load it again
+
+                move_root = rooting.move_root
             pid = os.fork()
             if pid == 0:
-                become(job, fds[1:], parent, program, theirs)
+                become(job, fds[1:], parent, program, theirs, move_root)
             self.watch(pid, reply, report)
         except (OSError, ValueError) as error:
             if report >= 0:

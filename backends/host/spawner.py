@@ -44,7 +44,7 @@ class Child:
 
     def __init__(self, pid: int, handle: int, replies: socket.socket, spawner: Spawner) -> None:
         self.pid = pid
-        self._handle, self._replies = handle, replies
+        self.handle, self._replies = handle, replies
         self._spawner: Spawner | None = spawner
         self.code: int | None = None
         """Exit code, negative for a signal; None while it runs, or until somebody has waited."""
@@ -52,7 +52,7 @@ class Child:
     def kill(self) -> None:
         if self.code is None:
             with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+                signal.pidfd_send_signal(self.handle, signal.SIGKILL)
 
     async def exited(self, timeout: float) -> bool:
         """Wait for its end. False when `timeout` seconds pass first."""
@@ -84,14 +84,14 @@ class Child:
 
     def release(self) -> None:
         """Close the descriptors; the process itself lives on while anything else holds its spawner."""
-        if self._handle >= 0:
-            os.close(self._handle)
-            self._handle = -1
+        if self.handle >= 0:
+            os.close(self.handle)
+            self.handle = -1
             self._replies.close()
             self._spawner = None
 
     def _waits_on(self) -> int:
-        return self._handle if self._replies.fileno() < 0 else self._replies.fileno()
+        return self.handle if self._replies.fileno() < 0 else self._replies.fileno()
 
     def _look(self) -> bool:
         """Read the helper's report. If the helper is gone, its children are being killed."""
@@ -109,7 +109,7 @@ class Child:
                 return True
             self._replies.close()
         poll = select.poll()
-        poll.register(self._handle, select.POLLIN)
+        poll.register(self.handle, select.POLLIN)
         if poll.poll(0):
             self.code = -signal.SIGKILL
         return self.code is not None
@@ -138,6 +138,10 @@ class Spawner:
         disk: Disk | None = None,
         prepared: Prepared | None = None,
         env: Mapping[str, str] | None = None,
+        layers: Sequence[int] = (),
+        users: Sequence[int] = (),
+        keeper: Sequence[int] = (),
+        moved: int = 0,
     ) -> Child:
         """Start `argv`, whose first item is a path, in a new session; with an empty environment but for `env`.
 
@@ -147,13 +151,15 @@ class Spawner:
             files: descriptors to pass on; it knows them by `plan.numbers`.
             groups: descriptors of the `cgroup.procs` that it joins before it runs anything.
             prepared: runs in the sandbox that `argv` makes.
+            layers, users, keeper, moved: see `plan.job`.
 
         Raises:
             BackendError: no process could be made.
         """
         described = job(argv, groups=len(groups), files=len(files), disk=disk, prepared=prepared, env=env)
+        described.update(layers=len(layers), users=bool(users), keeps=bool(keeper), moved=moved)
         encoded = json.dumps(described).encode()
-        fds = [stream, errors, *groups, *files]
+        fds = [stream, errors, *groups, *layers, *users, *keeper, *files]
         requests: socket.socket | None = None
         for _ in range(2):  # the helper may have been killed since it was last used
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

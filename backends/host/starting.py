@@ -35,7 +35,9 @@ from .kernel import (
     MS_REC,
     bind,
     check,
+    cloned_mount,
     holds,
+    is_real_root,
     kernel_files,
     libc,
     own_settings,
@@ -43,6 +45,7 @@ from .kernel import (
 
 TYPE_CHECKING = False  # importing typing costs start-up time
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
     from types import ModuleType
     from typing import Any
 
@@ -66,7 +69,9 @@ INSIDE = (min(FILES[0], FILES[1] * 7 // 8), FILES[1] * 7 // 8)
 at the limit of who passes them: what runs inside must reach its own before its owner's."""
 ROOT = os.geteuid() == 0
 RESET = (signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)
-ESCAPED, BACKSLASHED = r"[\\:,]", r"\\\g<0>"
+OVERLAY = ",redirect_dir=on" if is_real_root() else ",userxattr"
+"""Any user's overlay keeps its attributes as the user's own (Linux 5.11 and later). Folders of lower layers can then
+not be renamed in one step (EXDEV), so root has the other kind."""
 with open("/proc/self/stat") as _file:
     ARGUMENTS = [int(field) for field in _file.read().rpartition(")")[2].split()[45:47]]
     """Where the memory of this process has its command line, which others can read: begin and end."""
@@ -78,10 +83,20 @@ def make_disk(
     folders: list[tuple[str, int]],
     overlays: list[tuple[str, str]],
     copied: list[tuple[str, str]],
+    layers: Sequence[int] = (),
+    users: int = -1,
 ) -> None:
-    """Mount a `plan.Disk`, which only this process and its descendants see."""
+    """Mount a `plan.Disk`, which only this process and its descendants see.
+
+    Args:
+        layers: sealed disks, the newest first. The new one shows what they hold, and takes the changes.
+        users: the user namespace in which those were mounted; -1: a new one, where this user needs it.
+    """
     uid, gid = os.geteuid(), os.getegid()
-    if libc.unshare(CLONE_NEWNS) != 0:
+    if users >= 0:
+        check(libc.setns(users, CLONE_NEWUSER), "entering the user namespace of disks")
+        check(libc.unshare(CLONE_NEWNS), "making a mount namespace")
+    elif libc.unshare(CLONE_NEWNS) != 0:
         check(libc.unshare(CLONE_NEWUSER | CLONE_NEWNS), "making a user namespace")
         for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
             with open(f"/proc/self/{name}", "w") as file:
@@ -94,36 +109,87 @@ def make_disk(
 
     def make(name: str, mode: int) -> str:
         path = os.path.join(mount, name)
-        os.makedirs(path, exist_ok=True)
-        os.chmod(path, mode)
+        if not (layers and os.path.isdir(path)):
+            os.makedirs(path, exist_ok=True)
+            os.chmod(path, mode)
         return path
 
+    def overlay(changes: str, lower: str, name: str, below: Sequence[int], mode: int) -> None:
+        under = [f"/proc/self/fd/{layer}/{changes}" for layer in below]
+        upper = make(changes, mode)
+        parts = {"upperdir": upper, "workdir": make("work-" + changes, 0o755)}
+        options = ",".join([f"{key}={escaped(path)}" for key, path in parts.items()])
+        options += ",lowerdir=" + ":".join([*under, *([escaped(lower)] if lower else [])]) + OVERLAY
+        if below:
+            like(under[0], upper)
+        target = make(name, mode)
+        check(
+            libc.mount(b"overlay", os.fsencode(target), b"overlay", flags, os.fsencode(options)),
+            f"overlay mount on {lower or 'a disk'}",
+        )
+
+    if layers:  # over the folders of their own changes, which are then hidden
+        for name in ("shm",) if any(name == "root" for _, name in overlays) else ("shm", "root"):
+            overlay(name, "", name, layers, 0o1777)
+        folders = []
     for name, mode in folders:
         make(name, mode)
     for number, (lower, name) in enumerate(overlays):
         mode = os.stat(lower).st_mode & 0o777 | 0o700
-        parts = {"lowerdir": lower, "upperdir": make(f"upper{number}", mode), "workdir": make(f"work{number}", 0o755)}
-        # As for any user: attributes of the overlay are the user's own (Linux 5.11 and later).
-        options = ",".join([f"{key}={re.sub(ESCAPED, BACKSLASHED, path)}" for key, path in parts.items()])
-        options += ",userxattr"
-        target = os.fsencode(make(name, mode))
-        check(libc.mount(b"overlay", target, b"overlay", flags, os.fsencode(options)), f"overlay mount on {lower}")
+        overlay(f"upper{number}", lower, name, layers if name.startswith("root") else (), mode)
     empty = make("empty", 0o755)
     for source, name in copied:
         path = os.path.join(mount, name)
         if os.path.isdir(source):
             make(name, 0o755)
-            options = "lowerdir=" + ":".join(re.sub(ESCAPED, BACKSLASHED, lower) for lower in (source, empty))
+            options = f"lowerdir={escaped(source)}:{escaped(empty)}"
             done = libc.mount(b"overlay", os.fsencode(path), b"overlay", MS_RDONLY | flags, os.fsencode(options))
             check(done, f"overlay mount on {source}")
-        elif os.path.exists(source):
+        elif os.path.exists(source) and not layers:
             os.makedirs(os.path.dirname(path), exist_ok=True)
             with open(source, "rb") as original, open(path, "wb") as copy:
                 copy.write(original.read())
 
 
+def split(fds: list[int], *counts: int) -> list[list[int]]:
+    """Take so many descriptors from the beginning of a list, for each count."""
+    taken = []
+    for count in counts:
+        taken.append(fds[: int(count)])
+        del fds[: int(count)]
+    return taken
+
+
+def kept_disk(mount: str, known: bool) -> list[int]:
+    """Descriptors of the mounted disk, and of the user namespace in which it was mounted; unless that is `known`."""
+    users = os.devnull if known else "/proc/self/ns/user"
+    return [cloned_mount(mount), os.open(users, os.O_RDONLY | os.O_CLOEXEC)]
+
+
+def send_disk(keeper: int, fds: list[int]) -> None:
+    with socket.socket(fileno=keeper) as stream:
+        socket.send_fds(stream, [b"disk"], fds)
+
+
+def escaped(path: str) -> str:
+    """As options of an overlay have it."""
+    return re.sub(r"[\\:,]", r"\\\g<0>", path)
+
+
+def like(model: str, folder: str) -> None:
+    """Give a folder the mode and the times of another one."""
+    facts = os.stat(model)
+    os.chmod(folder, facts.st_mode & 0o7777)
+    os.utime(folder, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+
+
 def become(
-    job: dict[str, Any], fds: list[int], parent: int, program: ModuleType | None = None, report: int = -1
+    job: dict[str, Any],
+    fds: list[int],
+    parent: int,
+    program: ModuleType | None = None,
+    report: int = -1,
+    move_root: Callable[..., None] | None = None,
 ) -> None:
     """In the child: turn into the program of a job. Never returns.
 
@@ -131,11 +197,13 @@ def become(
         job: `argv`; `env` (empty if missing); `disk`, a `plan.Disk` or None; `groups`, the number of cgroups to join;
             `files`, the numbers of descriptors to pass on; `signal`, sent when the parent dies (SIGKILL if missing).
             With `prepared`, a `plan.Prepared`, `argv` is bubblewrap's, which makes the sandbox that `join` enters.
+            The rest is described at `plan.job`.
         fds: standard input and output, standard error (which also gets the reason of a failure), `cgroup.procs` of the
-            groups, files.
+            groups, layers, a user namespace, the socket that gets the disk, files.
         parent: the process that has forked this one.
         program: its `main` runs inside, of a prepared job; None only tries whether that is possible.
         report: gets the number of the process that runs it.
+        move_root: `rooting.move_root`, for a job with layers.
     """
     what = "starting"
     try:
@@ -154,8 +222,15 @@ def become(
             os._exit(1)
         os.umask(0o022)
         what = "joining the cgroup"
-        for fd in others[: job["groups"]]:
+        groups, layers, users, keeper = split(others, job["groups"], job["layers"], job["users"], job["keeps"])
+        for fd in groups:
             os.write(fd, b"0")
+        if job["moved"]:
+            what = "moving its root"
+            os.dup2(errors, 2)
+            assert move_root is not None
+            move_root(job, layers, (users or [-1])[0], keeper[0], (others or [-1])[0])
+            os._exit(0)
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "r+") as file:
             # If this is privileged, commands cannot lower the score again. Otherwise it stays: the sandbox' init
             # process must never have a higher one than a command can choose for itself.
@@ -170,11 +245,11 @@ def become(
                         file.write(value)
         what = "making its disk"
         if job["disk"] is not None:
-            make_disk(**job["disk"])
+            make_disk(**job["disk"], users=(users or [-1])[0])
         what = f"running {job['argv'][0]}"
         for target, fd in zip((0, 1, 2), (stream, stream, errors)):
             os.dup2(fd, target)
-        for target, fd in zip(job["files"], others[job["groups"] :]):
+        for target, fd in zip(job["files"], others):
             os.dup2(fd, target)
         for number in RESET:
             signal.signal(number, signal.SIG_DFL)
@@ -183,7 +258,7 @@ def become(
         resource.setrlimit(resource.RLIMIT_NOFILE, INSIDE)
         if report >= 0:
             what = "joining its sandbox"
-            os._exit(join(job, program, server, report))
+            os._exit(join(job, program, server, report, layers, users, keeper, move_root))
         os.execve(job["argv"][0], job["argv"], job.get("env", {}))
     except BaseException as error:
         os.write(fds[1], f"{what}: {error}".encode())
@@ -191,7 +266,16 @@ def become(
         os._exit(126)
 
 
-def join(job: dict[str, Any], program: ModuleType | None, server: int, report: int) -> int:
+def join(
+    job: dict[str, Any],
+    program: ModuleType | None,
+    server: int,
+    report: int,
+    layers: list[int],
+    users: list[int],
+    keeper: list[int],
+    move_root: Callable[..., None] | None,
+) -> int:
     """Run a program as PID 1 of the sandbox that bubblewrap makes; returns the exit code of this process.
 
     The sandbox' command waits, so that its namespaces stay until they have been entered. PID 1 is a child of the
@@ -199,6 +283,8 @@ def join(job: dict[str, Any], program: ModuleType | None, server: int, report: i
 
     Args:
         server: a descriptor of the server's process.
+        layers: the sandbox gets a disk over them as its root, before anything runs in it.
+        keeper: a socket that gets the disk, and the mount namespace of the sandbox.
     """
     prepared = job["prepared"]
     with open("/proc/self/oom_score_adj", "rb") as file:
@@ -221,6 +307,11 @@ def join(job: dict[str, Any], program: ModuleType | None, server: int, report: i
     others = {name: os.readlink(f"/proc/{waiting}/ns/{name}") for name in JOINED}
     flags = sum(JOINED[name] for name, link in others.items() if link != os.readlink(f"/proc/self/ns/{name}"))
     handle = os.pidfd_open(waiting)
+    if layers:
+        assert move_root is not None
+        move_root(job, layers, (users or [-1])[0], keeper[0], mounts)
+    elif keeper:
+        send_disk(keeper[0], [*kept_disk(job["disk"]["mount"], ROOT or job["users"]), mounts])
     check(libc.setns(outer, CLONE_NEWUSER), "entering the outer user namespace")
     check(libc.setns(handle, flags), "entering the namespaces")
     check(libc.unshare(CLONE_NEWPID), "making a PID namespace")

@@ -41,7 +41,7 @@ class Sealing:
     def __init__(
         self, session: ToolSession, shared: SharedState, open_verifier: Callable[..., ToolSession] | None
     ) -> None:
-        self._session, self._shared, self._open_verifier = session, shared, open_verifier
+        self._session, self._shared, self.open_verifier = session, shared, open_verifier
         self._over = False
         self._into: tuple[list[str], Any] | None = None
         self._judged: Judgement | None = None
@@ -54,12 +54,12 @@ class Sealing:
     def opened(self, spec: SandboxSpec | None = None) -> ToolSession:
         """A fresh sandbox."""
         self._require_agents()
-        assert self._open_verifier is not None
-        self._shared.sessions.append(self._open_verifier() if spec is None else self._open_verifier(spec=spec))
+        assert self.open_verifier is not None
+        self._shared.sessions.append(self.open_verifier() if spec is None else self.open_verifier(spec=spec))
         return self._shared.sessions[-1]
 
     def _require_agents(self) -> None:
-        if self._open_verifier is None:
+        if self.open_verifier is None:
             raise Sealed("this context already belongs to a verifier sandbox; it cannot be sealed again")
 
     @contextlib.asynccontextmanager

@@ -17,6 +17,7 @@ from lachesis.rewards.agent_fault import AgentFault, acceptable
 from lachesis.rewards.call_scope import CallScope, Runs, as_it_is, current_scope
 from lachesis.rewards.calls import result_of
 from lachesis.tool_context.blame import blamed
+from lachesis.tool_context.branching import Branching
 from lachesis.tool_context.context_calls import ContextCalls, RewardCall, SharedState, context_method
 from lachesis.tool_context.context_results import Data, DictReply, FileText, Replies, Text, failed_command
 from lachesis.tool_context.file_copies import chunks, files_below, members, remove_dead_links, write_local
@@ -30,7 +31,7 @@ MAX_TERMINAL_OUTPUT = 10_000_000
 _RAISE: Any = object()
 
 
-class ToolContext:
+class ToolContext(Branching):
     """The sandbox of one rollout, for its reward.
 
     Every path is a path in the sandbox; relative ones start at the workspace, and `~` is the agent's home. Methods
@@ -83,7 +84,7 @@ class ToolContext:
             self.shared.sessions.append(session)
         self.session: Any = self.shared.sessions[0].rollout_session
         """What the environment's `session(item)` yielded; None if it has no such method."""
-        self._is_verifier = shared is not None and not shared.before_agent
+        self._is_verifier = shared is not None and open_verifier is None and not shared.before_agent
         self._calls = ContextCalls(session, self.shared, loop, blamed, in_verifier=self._is_verifier)
         self._sealing = Sealing(session, self.shared, open_verifier)
         if (scope := current_scope() or self.shared.scope) is not None:
@@ -245,18 +246,12 @@ class ToolContext:
         """The absolute path without symbolic links, even if nothing is there, resolved without a program inside."""
         return Text((await (await self._sandbox()).stat(await self._path(path))).path)
 
-    @context_method
-    async def stop_processes(self) -> DictReply:
-        """Kill everything that the agent and earlier calls left running."""
-        await (await self._sandbox()).stop_processes()
-        return DictReply(success=True)
-
     async def pace(self) -> Pace:
         """How much of a CPU a program gets here now. Not reliable in a sandbox where an agent was root."""
         return await pace(await self._sandbox(), self._session.cpus)
 
     async def pace_without_agent(self) -> Pace | None:
-        """The same in a fresh sandbox, after everything in the others of the rollout is killed; None without one."""
+        """The same in a fresh sandbox, after all in the others of the rollout is killed; None without one."""
         return await pace_without_agent(self.shared.sessions)
 
     @context_method
@@ -331,6 +326,9 @@ class ToolContext:
         """A fresh sandbox as in `seal`, without any of the agent's files: a failure there is not the agent's doing.
         Call `cleanup` of the sealed context before, and `cleanup` of the returned context before the next `seal`."""
         return self._verifier(self._sealing.opened(spec))
+
+    def _like_this(self, session: ToolSession) -> Self:
+        return type(self)(session, self._registry, shared=self.shared, open_verifier=self._sealing.open_verifier)
 
     def _verifier(self, session: ToolSession) -> Self:
         return type(self)(session, self._registry, shared=self.shared)

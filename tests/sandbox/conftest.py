@@ -16,6 +16,7 @@ import pytest
 from sandbox_watch import missing
 
 from backends import Backend, create_backend
+from tests.support.branched_backends import ForkedBackend, ResetBackend
 from tests.support.docker_engine import DockerEngine, docker_engine
 from tests.support.modal_server import ModalServer
 from tests.support.root_images import full_root
@@ -28,6 +29,8 @@ Engine = Callable[[str], Any]
 VARIANTS: Mapping[str, Callable[[Engine], Backend]] = {
     "local-bubblewrap": lambda _: create_backend("local"),
     "local-none": lambda _: create_backend("local", isolation="none"),
+    "local-forked": lambda _: ForkedBackend(),
+    "local-reset": lambda _: ResetBackend(),
     "docker": lambda engine: create_backend("docker", **engine("docker").options),
     "singularity": lambda engine: create_backend("singularity", **engine("singularity").options),
     "ssh": lambda engine: create_backend("ssh", **engine("ssh").options),
@@ -49,7 +52,8 @@ FEWER = {
 }
 """Tests of the suite that are of the executor, which is the same on all backends: all cases run on the default backend,
 and so many on the others."""
-WALLED = [name for name in VARIANTS if name != "local-none"]
+RARE = ("local-none", "local-forked", "local-reset")
+WALLED = [name for name in VARIANTS if name not in RARE]
 """Backends that promise isolation."""
 
 
@@ -133,7 +137,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(
     # The executor is that of `local-bubblewrap`, and modules of their own try what is different without walls.
-    params=[pytest.param(name, marks=pytest.mark.long) if name == "local-none" else name for name in VARIANTS]
+    params=[pytest.param(name, marks=pytest.mark.long) if name in RARE else name for name in VARIANTS]
 )
 async def backend(request: pytest.FixtureRequest) -> Backend:
     return await usable(request.param, request)

@@ -15,7 +15,12 @@ from lachesis_testing.attacks import ATTACKS
 from lachesis_testing.backend_suite import *  # noqa: F403
 from lachesis_testing.backend_suite.attacks import EVERY
 
-OPTIONS: dict[str, dict[str, Any]] = {"local-bubblewrap": {}, "local-none": {"isolation": "none"}}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "local-bubblewrap": {},
+    "local-none": {"isolation": "none"},
+    "local-forked": {},
+    "local-reset": {},
+}
 
 EXPECTED_TO_FALL = {"docker": ["neighbours/lock", "neighbours/record lock", "neighbours/opening"]}
 """Attacks that wait for a wall, by backend: `/.lachesis` of a container is a folder of this machine."""

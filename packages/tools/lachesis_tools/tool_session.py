@@ -72,12 +72,14 @@ class ToolSession:
         self._state: dict[type[Any], Any] = {}
         self._others: list[ToolSession] = []
 
-    def another(self) -> ToolSession:
-        """A session like this one, with its own sandbox. Closing this one closes it too."""
+    def another(self, create: Callable[[], Awaitable[Sandbox]] | None = None) -> ToolSession:
+        """A session like this one, with its own sandbox, from `create` if that is given. Closing this one closes it
+        too."""
         self.require_open()
         name = f"{self.task_id}-{len(self._others) + 2}"
-        self._others.append(ToolSession(name, self._create, terminal_timeout=self.terminal_timeout, cpus=self.cpus))
-        return self._others[-1]
+        other = ToolSession(name, create or self._create, terminal_timeout=self.terminal_timeout, cpus=self.cpus)
+        self._others.append(other)
+        return other
 
     @property
     def closed(self) -> bool:

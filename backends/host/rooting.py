@@ -1,0 +1,147 @@
+"""A running sandbox gets another root: a new disk over sealed ones, between two commands.
+
+What belongs to the sandbox and not to its files stays: /proc, /dev, the runtime and what is read from the machine.
+Its first process keeps running, and finds itself at the new root.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+
+from .kernel import (
+    CLONE_NEWNS,
+    MNT_DETACH,
+    PIVOT_ROOT,
+    attach_mount,
+    check,
+    cloned_mount,
+    libc,
+)
+from .layout import MISPLACED
+from .starting import ROOT, kept_disk, make_disk, send_disk
+
+TYPE_CHECKING = False  # importing typing costs start-up time
+if TYPE_CHECKING:
+    from typing import Any
+
+SHARED = "/dev/shm"
+
+
+def move_root(job: dict[str, Any], layers: list[int], users: int, keeper: int, inner: int) -> None:
+    """Mount a disk over `layers`, and make it the root of a sandbox.
+
+    Args:
+        job: `disk`, a `plan.Disk`; `moved`, 1, or -1 to only copy the first layer.
+        users: see `starting.make_disk`.
+        keeper: a socket that gets the disk.
+        inner: its mount namespace.
+    """
+    disk = job["disk"]
+    if job["moved"] < 0:
+        copy_disk(disk, layers.pop(0), users, keeper)
+        return
+    mount = disk["mount"]
+    overlays = [pair for pair in disk["overlays"] if pair[1].startswith("root")]  # all but the runtime
+    make_disk(**{**disk, "overlays": overlays, "copied": []}, layers=layers, users=users)
+    join_links(f"/proc/self/fd/{layers[0]}", mount, overlays)
+    root, shared = cloned_mount(f"{mount}/root", recursive=True), cloned_mount(f"{mount}/shm")
+    kept = kept_disk(mount, ROOT or users >= 0)
+    check(libc.setns(inner, CLONE_NEWNS), "entering its mount namespace")
+    paths = carried({name[4:] for _, name in overlays})
+    before = os.open("/", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    mounts = [(path, cloned_mount(path, recursive=True)) for path in paths]
+    attach_mount(root, os.open("/proc", os.O_PATH | os.O_CLOEXEC))  # commands cannot have changed this folder
+    os.fchdir(root)
+    try:
+        for path, copy in mounts:
+            try:
+                target = place(root, path)
+            except OSError as error:
+                os.write(2, f"commands have moved {path}: {error.strerror}".encode())
+                os._exit(MISPLACED)
+            attach_mount(copy, target)
+        libc.umount2(os.fsencode(SHARED[1:]), MNT_DETACH)
+        attach_mount(shared, place(root, SHARED))
+        check(libc.syscall(PIVOT_ROOT, b".", b"."), "changing the root")
+    except BaseException:
+        libc.umount2(b".", MNT_DETACH)
+        raise
+    os.fchdir(before)
+    check(libc.umount2(b".", MNT_DETACH), "detaching the root of before")
+    send_disk(keeper, [*kept, inner])  # the end of this process takes longer than all of that
+
+
+def copy_disk(disk: dict[str, Any], layer: int, users: int, keeper: int) -> None:
+    """Send a copy of a disk's changes, which is a sealed layer itself."""
+    mount = disk["mount"]
+    make_disk(mount, disk["size"], [], [], [], users=users)
+    os.set_inheritable(layer, True)
+    source = f"/proc/self/fd/{layer}"
+    folders = [name for name in os.listdir(source) if name.startswith(("root", "shm", "upper"))]
+    argv = ["/bin/cp", "-a", *[f"{source}/{name}" for name in folders], mount]
+    code = os.waitstatus_to_exitcode(os.waitpid(os.posix_spawn(argv[0], argv, {}), 0)[1])
+    if code:
+        raise OSError(f"cp has failed (exit code {code})")
+    send_disk(keeper, kept_disk(mount, ROOT or users >= 0))
+
+
+def carried(targets: set[str]) -> list[str]:
+    """Where in this mount namespace something is mounted that does not belong to the disk, outermost first; without
+    what lies below that."""
+    found, own = [], set()
+    with open("/proc/1/mountinfo", "rb") as file:
+        for line in file:
+            number, parent, _, _, place, *_ = line.split()
+            path = os.fsdecode(re.sub(rb"\\([0-7]{3})", lambda match: bytes([int(match[1], 8)]), place))
+            if path == "/" or (parent in own and path in targets):
+                own.add(number)
+            elif parent in own and path not in found:
+                found.append(path)
+    return found
+
+
+def place(root: int, path: str) -> int:
+    """A descriptor of what is at `path` below `root`. Commands can have put links in the way: none is followed."""
+    fd = os.dup(root)
+    for name in path.strip("/").split("/"):
+        inner = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
+        os.close(fd)
+        fd = inner
+    return fd
+
+
+def join_links(layer: str, mount: str, overlays: list[tuple[str, str]]) -> None:
+    """Files that have several names in the newest layer are made new, with all of these names: an overlay would give
+    the one that is written to a file of its own."""
+    changes = {"root": "root", "shm": "shm", **{name: f"upper{number}" for number, (_, name) in enumerate(overlays)}}
+    for name, folder in changes.items():
+        below = f"{layer}/{folder}"
+        if not os.path.isdir(below):
+            continue
+        names: dict[int, list[str]] = {}
+        left = [""]
+        while left:
+            inner = left.pop()
+            with os.scandir(f"{below}/{inner}") as entries:
+                for entry in entries:
+                    path = f"{inner}/{entry.name}" if inner else entry.name
+                    if entry.is_dir(follow_symlinks=False):
+                        left.append(path)
+                        continue
+                    facts = entry.stat(follow_symlinks=False)
+                    if facts.st_nlink > 1 and not stat.S_ISCHR(facts.st_mode):  # else what marks removed files
+                        names.setdefault(facts.st_ino, []).append(path)
+        for paths in names.values():
+            join_names([f"{mount}/{name}/{path}" for path in paths])
+
+
+def join_names(paths: list[str]) -> None:
+    first, *others = paths
+    for path in others:
+        folder = os.path.dirname(path)
+        facts = os.stat(folder)
+        os.unlink(path)
+        os.link(first, path, follow_symlinks=False)
+        os.utime(folder, ns=(facts.st_atime_ns, facts.st_mtime_ns))

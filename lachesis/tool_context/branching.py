@@ -1,0 +1,78 @@
+"""The part of a `ToolContext` that ends what runs, tries something in a copy of the sandbox, and goes back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, Self
+
+from backends import BackendUnavailable, Sandbox, SandboxCheckpoint, SupportsCheckpoint
+from lachesis.rewards.call_scope import CallScope
+from lachesis.tool_context.context_calls import ContextCalls, context_method
+from lachesis.tool_context.context_results import DictReply
+from lachesis_tools import ToolSession
+
+
+class Branching:
+    """What a `ToolContext` has of `SupportsCheckpoint`."""
+
+    session: Any
+    _calls: ContextCalls
+    _session: ToolSession
+
+    def _given(self, method: str, what: str, make: Callable[[], Any], scope: CallScope | None) -> Any:
+        raise NotImplementedError
+
+    async def _sandbox(self) -> Sandbox:
+        raise NotImplementedError
+
+    def _like_this(self, session: ToolSession) -> Self:
+        """A context of another sandbox with the same files."""
+        raise NotImplementedError
+
+    @context_method
+    async def stop_processes(self) -> DictReply:
+        """Kill everything that the agent and earlier calls left running."""
+        await (await self._sandbox()).stop_processes()
+        return DictReply(success=True)
+
+    @context_method
+    async def checkpoint(self, *, running: Literal["error", "left out"] = "error") -> SandboxCheckpoint:
+        """What is in the sandbox now, for `fork` and `restore`: its files, and the agent's folder and variables.
+
+        Raises:
+            ProcessesRunning: something runs. Call `stop_processes` before, or pass `running="left out"`: processes go
+                on in this sandbox, and are not in the checkpoint.
+            BackendUnavailable: the backend makes none.
+        """
+        return await self._branching(await self._sandbox()).checkpoint(running=running)
+
+    @context_method
+    async def restore(self, checkpoint: SandboxCheckpoint) -> DictReply:
+        """End everything that runs, and go back to a checkpoint of this rollout."""
+        await self._branching(await self._sandbox()).restore(checkpoint)
+        return DictReply(success=True)
+
+    @context_method
+    async def fork(self, checkpoint: SandboxCheckpoint | None = None) -> Self:
+        """A context of another sandbox, which goes on from `checkpoint`, or else from now, and is removed with this
+        rollout or by its `cleanup`. What is done there does not change this sandbox, nor the other way round.
+
+        Raises:
+            ProcessesRunning: as `checkpoint`.
+        """
+        child = self._session.another(lambda: self._branching(sandbox).fork(checkpoint))
+        sandbox = await self._sandbox()
+        await child.sandbox()
+        return self._like_this(child)
+
+    def _branching(self, sandbox: Sandbox) -> SupportsCheckpoint:
+        if self.session is not None:
+            raise BackendUnavailable(
+                f"task {self._session.task_id!r}: what `session(item)` has opened is in no checkpoint, so a copy of "
+                "the sandbox would not go with it. Next step: keep that state in the sandbox"
+            )
+        if not isinstance(sandbox, SupportsCheckpoint):
+            raise BackendUnavailable(
+                f"sandbox {sandbox.id}: its backend makes no checkpoints. Next step: use backend 'local', or `seal`"
+            )
+        return sandbox
