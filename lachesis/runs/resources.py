@@ -11,7 +11,15 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from backends import Backend, BackendError, BackendUnavailable, ImageUnavailable, SandboxSpec, create_backend
+from backends import (
+    Backend,
+    BackendError,
+    BackendUnavailable,
+    ImageUnavailable,
+    Lessor,
+    SandboxSpec,
+    create_backend,
+)
 from backends.errors import ExitCode
 from lachesis.loop.limits import LoopLimits
 from lachesis.loop.loop import HermesAgentLoop
@@ -75,7 +83,13 @@ async def run_resources(
         tools = _tools(env)
         if env.needs_sandboxes or (env.needs_sandboxes is None and (tools or config.mcp or env.prepares_sandboxes)):
             await _check_backend(backend, spec)
-        sessions = ToolSessions(backend, spec, terminal_timeout=float(config.terminal_timeout))
+        lessor: Backend | Lessor = backend
+        if config.terminal_warm:
+            from backends.warm import WarmSandboxes
+
+            lessor = WarmSandboxes(backend, config.terminal_warm)
+            stack.push_async_callback(lessor.close)
+        sessions = ToolSessions(lessor, spec, terminal_timeout=float(config.terminal_timeout))
         stack.push_async_callback(sessions.close_all)
         if config.mcp:
             from lachesis_tools.mcp.toolset import mcp_tools

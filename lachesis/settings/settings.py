@@ -211,8 +211,7 @@ class HermesAgentEnvConfig(ServeSettings, RemovedSettings):
     )
     sandbox_profile: Literal["standard", "hardened"] = Field(
         default="standard",
-        description="'hardened' requires every isolation feature and limit that the backend supports; a missing one "
-        "is an error.",
+        description="'hardened' requires every wall and limit that the backend supports; a missing one is an error.",
     )
     terminal_timeout: int = Field(
         default=120, ge=1, description="Time limit of a command in seconds, unless the call asks for more."
@@ -220,6 +219,7 @@ class HermesAgentEnvConfig(ServeSettings, RemovedSettings):
     terminal_lifetime: int = Field(
         default=3600, ge=1, description="Seconds after which a sandbox ends itself; extended if a rollout needs longer."
     )
+    terminal_warm: Annotated[int, HOW] = Field(default=0, ge=0, description="Sandboxes kept for later rollouts.")
     terminal_image: str | None = Field(
         default=None, description="Image of the sandboxes, in the backend's notation; null: the backend's default."
     )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field
 
-from backends import BackendError, SandboxExhausted, SandboxPerLease
+from backends import BackendError, SandboxExhausted, SandboxPerLease, WarmSandboxes
 from backends.errors import SettingsError
 from backends.executor.trees import remove_tree
 from backends.tasks import in_own_thread
@@ -181,7 +181,7 @@ class HarborEnv(HermesAgentBaseEnv):
         if known is None or (known.done() and (known.cancelled() or known.exception() is not None)):
             config, sessions = self.config, self.player.sessions
             lessor = sessions.lessor
-            assert isinstance(lessor, SandboxPerLease)
+            assert isinstance(lessor, SandboxPerLease | WarmSandboxes)
             self._places[key] = known = asyncio.ensure_future(
                 places_of(
                     task,
