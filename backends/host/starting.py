@@ -258,7 +258,7 @@ def become(
         resource.setrlimit(resource.RLIMIT_NOFILE, INSIDE)
         if report >= 0:
             what = "joining its sandbox"
-            os._exit(join(job, program, server, report, layers, users, keeper, move_root))
+            os._exit(join(job, program, server, report, layers, keeper, move_root))
         os.execve(job["argv"][0], job["argv"], job.get("env", {}))
     except BaseException as error:
         os.write(fds[1], f"{what}: {error}".encode())
@@ -272,7 +272,6 @@ def join(
     server: int,
     report: int,
     layers: list[int],
-    users: list[int],
     keeper: list[int],
     move_root: Callable[..., None] | None,
 ) -> int:
@@ -309,7 +308,7 @@ def join(
     handle = os.pidfd_open(waiting)
     if layers:
         assert move_root is not None
-        move_root(job, layers, (users or [-1])[0], keeper[0], mounts)
+        move_root(job, layers, -1, keeper[0], mounts)  # this process is in their user namespace already
     elif keeper:
         send_disk(keeper[0], [*kept_disk(job["disk"]["mount"], ROOT or job["users"]), mounts])
     check(libc.setns(outer, CLONE_NEWUSER), "entering the outer user namespace")
