@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from .base import Backend, Sandbox, SandboxCheckpoint, SupportsCheckpoint
-from .errors import BackendError
+from .errors import LachesisError
 from .lease import Lease
 from .spec import SandboxSpec
 
@@ -80,7 +80,7 @@ class WarmSandboxes:
         assert isinstance(warm.sandbox, SupportsCheckpoint)
         try:
             await warm.sandbox.reset(warm.base, labels=spec.labels)
-        except BackendError as error:
+        except (LachesisError, OSError) as error:
             _LOG.info("a sandbox is not used again: %s", error)
             await warm.sandbox.close()
             return False

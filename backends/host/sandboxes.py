@@ -94,6 +94,7 @@ class HostSandboxes:
         self._threads = ThreadPoolExecutor(4, f"lachesis-{backend}")
         self._lock = threading.Lock()
         self._cgroups: cgroups.Cgroups | None = None
+        self._first_users = threading.Lock()
         self.users: Sequence[Descriptor] = ()
         """The user namespace in which all disks are mounted, where this user needs one: so they can lie over others."""
 
@@ -239,6 +240,8 @@ class HostSandboxes:
             for end in (keeper, kept):
                 if end is not None:
                     passed.callback(end.close)
+            if keeper is not None and not self.users and os.geteuid() != 0:
+                passed.enter_context(self._first_users)  # the others use the namespace of the first one
             # Others can see its environment and command line: neither has secrets.
             child = self.spawner.spawn(
                 plan.command,
