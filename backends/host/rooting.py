@@ -24,12 +24,15 @@ from .starting import ROOT, kept_disk, make_disk, send_disk
 
 TYPE_CHECKING = False  # importing typing costs start-up time
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
 SHARED = "/dev/shm"
 
 
-def move_root(job: dict[str, Any], layers: list[int], users: int, keeper: int, inner: int) -> None:
+def move_root(
+    job: dict[str, Any], layers: list[int], users: int, keeper: int, inner: int, groups: Sequence[int] = ()
+) -> None:
     """Mount a disk over `layers`, and make it the root of a sandbox.
 
     Args:
@@ -37,15 +40,21 @@ def move_root(job: dict[str, Any], layers: list[int], users: int, keeper: int, i
         users: see `starting.make_disk`.
         keeper: a socket that gets the disk.
         inner: its mount namespace.
+        groups: joined only before files are copied, as that takes longer than all else.
     """
     disk = job["disk"]
     if job["moved"] < 0:
+        join_groups(groups)
         copy_disk(disk, layers.pop(0), users, keeper)
         return
     mount = disk["mount"]
     overlays = [pair for pair in disk["overlays"] if pair[1].startswith("root")]  # all but the runtime
     make_disk(**{**disk, "overlays": overlays, "copied": []}, layers=layers, users=users)
-    join_links(f"/proc/self/fd/{layers[0]}", mount, overlays)
+    linked = linked_files(f"/proc/self/fd/{layers[0]}", mount, overlays)
+    if linked:
+        join_groups(groups)
+    for paths in linked:
+        join_names(paths)
     root, shared = cloned_mount(f"{mount}/root", recursive=True), cloned_mount(f"{mount}/shm")
     kept = kept_disk(mount, ROOT or users >= 0)
     check(libc.setns(inner, CLONE_NEWNS), "entering its mount namespace")
@@ -112,9 +121,15 @@ def place(root: int, path: str) -> int:
     return fd
 
 
-def join_links(layer: str, mount: str, overlays: list[tuple[str, str]]) -> None:
-    """Files that have several names in the newest layer are made new, with all of these names: an overlay would give
-    the one that is written to a file of its own."""
+def join_groups(groups: Sequence[int]) -> None:
+    """What is copied counts as the sandbox' memory."""
+    for fd in groups:
+        os.write(fd, b"0")
+
+
+def linked_files(layer: str, mount: str, overlays: list[tuple[str, str]]) -> list[list[str]]:
+    """The files that have several names in the newest layer, each with its paths on the new disk."""
+    found = []
     changes = {"root": "root", "shm": "shm", **{name: f"upper{number}" for number, (_, name) in enumerate(overlays)}}
     for name, folder in changes.items():
         below = f"{layer}/{folder}"
@@ -133,11 +148,12 @@ def join_links(layer: str, mount: str, overlays: list[tuple[str, str]]) -> None:
                     facts = entry.stat(follow_symlinks=False)
                     if facts.st_nlink > 1 and not stat.S_ISCHR(facts.st_mode):  # else what marks removed files
                         names.setdefault(facts.st_ino, []).append(path)
-        for paths in names.values():
-            join_names([f"{mount}/{name}/{path}" for path in paths])
+        found += [[f"{mount}/{name}/{path}" for path in paths] for paths in names.values()]
+    return found
 
 
 def join_names(paths: list[str]) -> None:
+    """Make a file new, with all of its names: an overlay would give the one that is written to a file of its own."""
     first, *others = paths
     for path in others:
         folder = os.path.dirname(path)

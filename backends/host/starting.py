@@ -223,14 +223,14 @@ def become(
         os.umask(0o022)
         what = "joining the cgroup"
         groups, layers, users, keeper = split(others, job["groups"], job["layers"], job["users"], job["keeps"])
-        for fd in groups:
-            os.write(fd, b"0")
         if job["moved"]:
             what = "moving its root"
             os.dup2(errors, 2)
             assert move_root is not None
-            move_root(job, layers, (users or [-1])[0], keeper[0], (others or [-1])[0])
+            move_root(job, layers, (users or [-1])[0], keeper[0], (others or [-1])[0], groups)
             os._exit(0)
+        for fd in groups:
+            os.write(fd, b"0")
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "r+") as file:
             # If this is privileged, commands cannot lower the score again. Otherwise it stays: the sandbox' init
             # process must never have a higher one than a command can choose for itself.
