@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from backends import SandboxSpec
 from backends.host.sandboxes import HostSandbox
 from backends.local import LocalBackend
@@ -16,15 +18,18 @@ class ForkedBackend(LocalBackend):
     """Each sandbox is the child of a child of one that is gone."""
 
     async def create(self, spec: SandboxSpec) -> HostSandbox:
-        sandbox = await super().create(spec)
-        for _ in range(2):
-            try:
-                child = await sandbox.fork(labels=spec.labels)
-                await sandbox.exec("echo other > /workspace/other; echo other > /dev/shm/other", timeout=60, fresh=True)
-            finally:
+        made = [await super().create(spec)]
+        try:
+            for _ in range(2):
+                made.append(await made[-1].fork(labels=spec.labels))
+                other = "echo other > /workspace/other; echo other > /dev/shm/other"
+                await made[-2].exec(other, timeout=60, fresh=True)
+            for sandbox in made[:-1]:
                 await sandbox.close()
-            sandbox = child
-        return sandbox
+        except BaseException:
+            await asyncio.shield(asyncio.gather(*(sandbox.close() for sandbox in made)))
+            raise
+        return made[-1]
 
 
 class ResetBackend(LocalBackend):
@@ -37,6 +42,6 @@ class ResetBackend(LocalBackend):
             await sandbox.exec(USED, timeout=60)
             await sandbox.reset(base, labels=spec.labels)
         except BaseException:
-            await sandbox.close()
+            await asyncio.shield(sandbox.close())
             raise
         return sandbox
