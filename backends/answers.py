@@ -37,7 +37,7 @@ _FIELDS: Mapping[str, Mapping[str, str]] = {
     "status": {"exit_code": "integer?", "output_size": "size"},
     "output": {"exit_code": "integer?", "offset": "size"},
     "stat": {"path": "text"},
-    "hold": {"held": "flag", "running": "texts"},
+    "hold": {"held": "flag", "running": "texts", "ran": "flag"},
     "go_on": {"left": "size"},
     "pull": {"end": "flag"},
     "listen": {"port": "size"},

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from .base import Backend, Sandbox, SandboxCheckpoint, SupportsCheckpoint
-from .errors import LachesisError
+from .errors import BackendUnavailable, LachesisError
 from .lease import Lease
 from .spec import SandboxSpec
 
@@ -26,8 +26,8 @@ class WarmSandboxes:
     """A lessor that keeps sandboxes for the next leases of the same specification, labels aside.
 
     A sandbox that comes back is reset: what ran is ended, its files are dropped as a whole, and it is verified that
-    nothing of the lease is left. One that cannot be reset is removed. Backends without `SupportsCheckpoint` make a new
-    sandbox for every lease.
+    nothing of the lease is left. One that cannot be reset is removed. Where there are no checkpoints, every lease gets
+    a new sandbox.
     """
 
     def __init__(self, backend: Backend, most: int) -> None:
@@ -49,14 +49,17 @@ class WarmSandboxes:
             if await self._reset(warm, spec):
                 return self._lent(kind, warm, spec)
         sandbox = await self.backend.create(spec)
+        single = Lease(sandbox, sandbox.close, lifetime=spec.lifetime)
         if not isinstance(sandbox, SupportsCheckpoint):
-            return Lease(sandbox, sandbox.close, lifetime=spec.lifetime)
+            return single
         try:
             if kind not in self._bases:
                 self._bases[kind] = await sandbox.checkpoint()
             base = self._bases[kind]
             if base.sandbox != sandbox.id:  # all share the files of the first one
                 await sandbox.restore(base)
+        except BackendUnavailable:  # the backend can, and not here
+            return single
         except BaseException:
             await asyncio.shield(sandbox.close())
             raise

@@ -59,6 +59,8 @@ class Executor(Services):
         self.held: list[tuple[Header, bytes]] | None = None
         """Requests that wait while the files are being changed from outside; None: they are served."""
         self.stopped: set[int] = set()
+        self.ran = False
+        """Whether a command has begun since `init`."""
         self.lifetime: Timer = [0.0, 0, None]
         self.python: str | None = None
         """The path of one inside, empty where there is none; None before `init`."""
@@ -138,12 +140,14 @@ class Executor(Services):
         self.waiting.cpus = header.get("cpus") or math.inf
         if header.get("memory"):
             self.spills.limit = min(SPILL, header["memory"] // 8)
+        self.ran = False
         self.lifetime[2] = None
         self.lifetime = self.loop.after(lifetime, lambda: self.session.stop("its lifetime of %g s is over" % lifetime))
         self.python = find_python(env.get("PATH", os.defpath)) or ""
         self.session.send({"id": header["id"], "python": self.python or None, "unfiltered": self.unfiltered})
 
     def op_exec(self, header: Header, payload: bytes) -> None:
+        self.ran = True
         self.execs[header["id"]] = Exec(self, header, payload, self.on_exec_ended)
 
     def op_waited(self, header: Header, _: bytes) -> None:
@@ -156,6 +160,7 @@ class Executor(Services):
         self.session.send_file(header["id"], chunks)
 
     def op_start(self, header: Header, _: bytes) -> None:
+        self.ran = True
         name = "p%d" % (len(self.processes) + 1)
         self.processes[name] = Background(self, header, self.on_process_ended)
         self.session.send({"id": header["id"], "process": name})
@@ -197,7 +202,8 @@ class Executor(Services):
         if held:
             self.held = []
             self.stopped = stop_processes(running)
-        self.session.send({"id": header["id"], "held": held, "running": names}, self.shells.given_state())
+        answer = {"id": header["id"], "held": held, "running": names, "ran": self.ran}
+        self.session.send(answer, self.shells.given_state())
 
     def op_go_on(self, header: Header, state: bytes) -> None:
         """Serve the requests that were held back; with the shell of `state`, if there is one, and new shells for the

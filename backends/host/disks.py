@@ -17,7 +17,7 @@ from backends.base import SandboxCheckpoint
 from backends.errors import BackendError, SandboxLost
 from backends.spec import SandboxSpec
 
-Change = Callable[[Sequence["DiskLayer"], int], "DiskLayer"]
+Change = Callable[[Sequence["DiskLayer"], Sequence[int]], "DiskLayer"]
 Another = Callable[[SandboxSpec, tuple["DiskLayer", ...]], Coroutine[Any, Any, Any]]
 _DEEPEST = 100
 """Layers below a disk: the kernel takes their names in one page."""
@@ -59,15 +59,21 @@ class SandboxDisk:
     """The disk of a running sandbox."""
 
     def __init__(
-        self, own: DiskLayer, namespace: Descriptor, below: tuple[DiskLayer, ...], change: Change, another: Another
+        self,
+        own: DiskLayer,
+        namespaces: Sequence[Descriptor],
+        below: tuple[DiskLayer, ...],
+        change: Change,
+        another: Another,
     ) -> None:
         """
         Args:
-            change: makes a new disk over layers, for the mount namespace or, with -1, as a copy of the first layer.
+            namespaces: the sandbox' mount and IPC namespaces.
+            change: makes a new disk over layers for some of these; without any, a copy of the first layer.
             another: makes another sandbox, over layers.
         """
         self.below = below
-        self._held: tuple[DiskLayer, Descriptor, Change, Another] | None = (own, namespace, change, another)
+        self._held: tuple[DiskLayer, Sequence[Descriptor], Change, Another] | None = (own, namespaces, change, another)
 
     @property
     def own(self) -> DiskLayer:
@@ -85,18 +91,19 @@ class SandboxDisk:
 
     def copied(self) -> DiskLayer:
         """A copy of what it writes on, as a layer. Blocks."""
-        return self._require()[2]((self.own,), -1)
+        return self._require()[2]((self.own,), [])
 
-    def move(self, layers: tuple[DiskLayer, ...]) -> None:
-        """Go on over `layers`. Blocks."""
-        _, namespace, change, another = self._require()
-        self._held, self.below = (change(layers, namespace.fd), namespace, change, another), layers
+    def move(self, layers: tuple[DiskLayer, ...], *, back: bool = False) -> None:
+        """Go on over `layers`; with `back` also without the message queues, which are in no checkpoint. Blocks."""
+        _, namespaces, change, another = self._require()
+        entered = [each.fd for each in (namespaces if back else namespaces[:1])]
+        self._held, self.below = (change(layers, entered), namespaces, change, another), layers
 
     def end(self) -> None:
         """Let go of all: a descriptor would keep the files in memory."""
         self._held, self.below = None, ()
 
-    def _require(self) -> tuple[DiskLayer, Descriptor, Change, Another]:
+    def _require(self) -> tuple[DiskLayer, Sequence[Descriptor], Change, Another]:
         if self._held is None:
             raise SandboxLost("the sandbox has ended")
         return self._held
@@ -118,14 +125,14 @@ def shell_folder(state: bytes) -> str:
 
 
 def receive(keeper: socket.socket) -> tuple[DiskLayer, list[Descriptor]]:
-    """What `starting.send_disk` has sent: the disk, its user namespace, and the sandbox' mount namespace.
+    """What `starting.send_disk` has sent: the disk, its user namespace, and those of the sandbox.
 
     Raises:
         BackendError: nothing came.
     """
     keeper.setblocking(False)
     try:
-        _, fds, _, _ = socket.recv_fds(keeper, 16, 3)
+        _, fds, _, _ = socket.recv_fds(keeper, 16, 4)
     except BlockingIOError:
         fds = []
     if len(fds) < 2:

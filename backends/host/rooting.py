@@ -11,6 +11,7 @@ import re
 import stat
 
 from .kernel import (
+    CLONE_NEWIPC,
     CLONE_NEWNS,
     MNT_DETACH,
     PIVOT_ROOT,
@@ -31,7 +32,7 @@ SHARED = "/dev/shm"
 
 
 def move_root(
-    job: dict[str, Any], layers: list[int], users: int, keeper: int, inner: int, groups: Sequence[int] = ()
+    job: dict[str, Any], layers: list[int], users: int, keeper: int, inner: Sequence[int], groups: Sequence[int] = ()
 ) -> None:
     """Mount a disk over `layers`, and make it the root of a sandbox.
 
@@ -39,7 +40,7 @@ def move_root(
         job: `disk`, a `plan.Disk`; `moved`, 1, or -1 to only copy the first layer.
         users: see `starting.make_disk`.
         keeper: a socket that gets the disk.
-        inner: its mount namespace.
+        inner: its mount namespace; then its IPC namespace, if message queues are to be removed from it.
         groups: joined only before files are copied, as that takes longer than all else.
     """
     disk = job["disk"]
@@ -57,7 +58,9 @@ def move_root(
         join_names(paths)
     root, shared = cloned_mount(f"{mount}/root", recursive=True), cloned_mount(f"{mount}/shm")
     kept = kept_disk(mount, ROOT or users >= 0)
-    check(libc.setns(inner, CLONE_NEWNS), "entering its mount namespace")
+    if inner[1:]:
+        remove_queues(inner[1], f"{mount}/empty")
+    check(libc.setns(inner[0], CLONE_NEWNS), "entering its mount namespace")
     paths = carried({name[4:] for _, name in overlays})
     before = os.open("/", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     mounts = [(path, cloned_mount(path, recursive=True)) for path in paths]
@@ -79,7 +82,16 @@ def move_root(
         raise
     os.fchdir(before)
     check(libc.umount2(b".", MNT_DETACH), "detaching the root of before")
-    send_disk(keeper, [*kept, inner])  # the end of this process takes longer than all of that
+    send_disk(keeper, [*kept, *inner])  # the end of this process takes longer than all of that
+
+
+def remove_queues(ipc: int, place: str) -> None:
+    """Remove the POSIX message queues of an IPC namespace: they outlive processes, and only a mount lists them."""
+    check(libc.setns(ipc, CLONE_NEWIPC), "entering its IPC namespace")
+    check(libc.mount(b"mqueue", os.fsencode(place), b"mqueue", 0, None), "mounting its message queues")
+    for name in os.listdir(place):
+        os.unlink(os.path.join(place, name))
+    check(libc.umount2(os.fsencode(place), MNT_DETACH), "detaching its message queues")
 
 
 def copy_disk(disk: dict[str, Any], layer: int, users: int, keeper: int) -> None:

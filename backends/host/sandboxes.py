@@ -264,9 +264,9 @@ class HostSandboxes:
             disk = None
             with contextlib.suppress(BackendError):  # it ended before it had one
                 if keeper is not None:
-                    own, (users, namespace) = receive(keeper)
+                    own, (users, *namespaces) = receive(keeper)
                     change = partial(self.new_disk, plan, group, sandbox_title(id, spec.labels))
-                    disk = SandboxDisk(own, namespace, layers, change, another)
+                    disk = SandboxDisk(own, namespaces, layers, change, another)
                     self.users = self.users or ([] if plan.disk is None or os.geteuid() == 0 else [users])
             ours.setblocking(False)
             undo.pop_all()
@@ -278,13 +278,13 @@ class HostSandboxes:
         return _Launched(plan, spec, record, name, child, ours, errors, group, self._marked, disk, asked)
 
     def new_disk(
-        self, plan: Plan, group: cgroups.Cgroup, name: str, layers: Sequence[DiskLayer], namespace: int
+        self, plan: Plan, group: cgroups.Cgroup, name: str, layers: Sequence[DiskLayer], namespaces: Sequence[int]
     ) -> DiskLayer:
         """A new disk over `layers` for a sandbox, which is its root from now on.
 
         Args:
             name: of the sandbox, in messages.
-            namespace: its mount namespace; -1: the disk is only a copy of the first layer.
+            namespaces: those of `rooting.move_root`; none: the disk is only a copy of the first layer.
 
         Raises:
             SandboxExhausted: commands have moved what the sandbox has mounts in, or the kernel has ended this for want
@@ -306,13 +306,13 @@ class HostSandboxes:
                 [],
                 stream=null,
                 errors=errors,
-                files=[namespace] if namespace >= 0 else (),
+                files=namespaces,
                 groups=joined,
                 disk=plan.disk,
                 layers=[layer.fd for layer in layers],
                 users=[each.fd for each in self.users],
                 keeper=[kept.fileno()],
-                moved=-1 if namespace < 0 else 1,
+                moved=1 if namespaces else -1,
             )
             passed.callback(child.release)
             done = select.poll()
@@ -352,6 +352,7 @@ class HostSandbox(ExecutorSandbox):
         """Without the lease of a `leased` one: the end of a lease must not leave requests held."""
         self._changing = asyncio.Lock()
         self._left_objects = 0
+        self._ran = False
         self.last_words = ""
         """The end of its standard error, once it has ended."""
         connection.throttled = self._throttled
@@ -394,8 +395,8 @@ class HostSandbox(ExecutorSandbox):
     async def _go_back(self, wanted: HostCheckpoint) -> None:
         async def go_back(_: list[str], __: bytes) -> tuple[None, bytes]:
             disk = self._disk()
-            if disk.below != wanted.layers or not disk.untouched:
-                await self._in_thread(partial(disk.move, wanted.layers))
+            if self._ran or disk.below != wanted.layers or not disk.untouched:
+                await self._in_thread(partial(disk.move, wanted.layers, back=True))
             return None, wanted.state
 
         await self._change(go_back)
@@ -473,6 +474,7 @@ class HostSandbox(ExecutorSandbox):
                 answer, state = await self._raw.request("hold", stop=stop, room=_STATE)
                 if not answer["held"]:
                     raise ProcessesRunning(self.id, [shown(each) for each in answer["running"]])
+                self._ran = answer["ran"]
                 taken, own = b"", self._disk().own
                 try:
                     result, taken = await act([shown(each) for each in answer["running"]], state)

@@ -145,7 +145,7 @@ def make_disk(
             options = f"lowerdir={escaped(source)}:{escaped(empty)}"
             done = libc.mount(b"overlay", os.fsencode(path), b"overlay", MS_RDONLY | flags, os.fsencode(options))
             check(done, f"overlay mount on {source}")
-        elif os.path.exists(source) and not layers:
+        elif os.path.exists(source):
             os.makedirs(os.path.dirname(path), exist_ok=True)
             with open(source, "rb") as original, open(path, "wb") as copy:
                 copy.write(original.read())
@@ -227,7 +227,7 @@ def become(
             what = "moving its root"
             os.dup2(errors, 2)
             assert move_root is not None
-            move_root(job, layers, (users or [-1])[0], keeper[0], (others or [-1])[0], groups)
+            move_root(job, layers, (users or [-1])[0], keeper[0], others, groups)
             os._exit(0)
         for fd in groups:
             os.write(fd, b"0")
@@ -283,7 +283,7 @@ def join(
     Args:
         server: a descriptor of the server's process.
         layers: the sandbox gets a disk over them as its root, before anything runs in it.
-        keeper: a socket that gets the disk, and the mount namespace of the sandbox.
+        keeper: a socket that gets the disk, and the mount and IPC namespaces of the sandbox.
     """
     prepared = job["prepared"]
     with open("/proc/self/oom_score_adj", "rb") as file:
@@ -300,7 +300,7 @@ def join(
         os.waitpid(bwrap, 0)
         return 126  # it has written why
     waiting = int(json.loads(os.read(facts, 4096))["child-pid"])
-    inner, mounts = (os.open(f"/proc/{waiting}/ns/{name}", os.O_RDONLY) for name in ("user", "mnt"))
+    inner, mounts, ipc = (os.open(f"/proc/{waiting}/ns/{name}", os.O_RDONLY) for name in ("user", "mnt", "ipc"))
     outer = fcntl.ioctl(mounts, NS_GET_USERNS)
     own_users = os.stat("/proc/self/ns/user").st_ino
     others = {name: os.readlink(f"/proc/{waiting}/ns/{name}") for name in JOINED}
@@ -308,9 +308,9 @@ def join(
     handle = os.pidfd_open(waiting)
     if layers:
         assert move_root is not None
-        move_root(job, layers, -1, keeper[0], mounts)  # this process is in their user namespace already
+        move_root(job, layers, -1, keeper[0], [mounts, ipc])  # this process is in their user namespace already
     elif keeper:
-        send_disk(keeper[0], [*kept_disk(job["disk"]["mount"], ROOT or job["users"]), mounts])
+        send_disk(keeper[0], [*kept_disk(job["disk"]["mount"], ROOT or job["users"]), mounts, ipc])
     check(libc.setns(outer, CLONE_NEWUSER), "entering the outer user namespace")
     check(libc.setns(handle, flags), "entering the namespaces")
     check(libc.unshare(CLONE_NEWPID), "making a PID namespace")

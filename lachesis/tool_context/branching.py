@@ -60,8 +60,8 @@ class Branching:
         Raises:
             ProcessesRunning: as `checkpoint`.
         """
-        child = self._session.another(lambda: self._branching(sandbox).fork(checkpoint))
-        sandbox = await self._sandbox()
+        parent = self._branching(await self._sandbox())
+        child = self._session.another(lambda: parent.fork(checkpoint))
         await child.sandbox()
         return self._like_this(child)
 

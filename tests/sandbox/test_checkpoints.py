@@ -341,6 +341,26 @@ async def test_a_reset_sandbox_has_nothing_of_its_last_user(parent: Any) -> None
     )
 
 
+QUEUE = """python3 -c '
+import ctypes, os, sys
+print(ctypes.CDLL(None).mq_open(b"/queue", os.O_RDWR | int(sys.argv[1]), 0o600, None) >= 0)
+' """
+
+
+async def test_message_queues_do_not_reach_the_next_user(parent: Any) -> None:
+    base = await parent.checkpoint()
+    assert await output(parent, f"{QUEUE} {os.O_CREAT}; echo x > x") == "True\n"
+    assert await output(parent, f"{QUEUE} 0") == "True\n", "without a process that has it open"
+    await parent.checkpoint()
+    assert await output(parent, f"{QUEUE} 0") == "True\n", "a checkpoint takes nothing from its parent"
+    await parent.reset(base)
+    assert await output(parent, f"{QUEUE} 0") == "False\n"
+    await parent.reset(base)
+    assert await output(parent, f"{QUEUE} {os.O_CREAT}") == "True\n"
+    await parent.reset(base)
+    assert await output(parent, f"{QUEUE} 0") == "False\n", "where no file was written"
+
+
 async def test_a_checkpoint_can_be_used_by_another_sandbox_and_after_its_own_is_closed(local: Backend) -> None:
     first: Any = await local.create(SandboxSpec())
     await first.exec("echo kept > file", timeout=20)
@@ -364,6 +384,12 @@ async def test_what_a_session_has_opened_is_in_no_checkpoint() -> None:
 
 
 async def test_without_isolation_there_are_no_checkpoints() -> None:
+    warm = WarmSandboxes(create_backend("local", isolation="none"), most=1)
+    for _ in range(2):
+        lease = await warm.lease(SandboxSpec())
+        assert await output(lease.sandbox, "ls; touch x") == "\n"
+        await lease.release()
+    await warm.close()
     sandbox: Any = await create_backend("local", isolation="none").create(SandboxSpec())
     try:
         assert isinstance(sandbox, SupportsCheckpoint)
