@@ -20,7 +20,8 @@ from .host.bubblewrap import Bubblewrap
 from .host.machine import Machine
 from .host.plan import Plan
 from .host.requests import explained, request_of
-from .host.sandboxes import HostSandbox, HostSandboxes
+from .host.sandbox import HostSandbox
+from .host.sandboxes import HostSandboxes
 from .limits import countable
 from .spec import Profile, SandboxInfo, SandboxSpec, check_profile, hardened_spec
 

@@ -23,7 +23,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from backends import SandboxSpec, WarmSandboxes, create_backend
+from backends import Lease, SandboxSpec, WarmSandboxes, create_backend
 from backends.host.records import folder
 from benchmarks.sandbox_cost import control_group, cpu_ms
 
@@ -61,6 +61,7 @@ class Operations:
     def __init__(self, backend: Any, parent: Any, idle: Any) -> None:
         self.backend, self.parent, self.idle = backend, parent, idle
         self.warm = WarmSandboxes(backend, 1)
+        self.lent: Lease | None = None
 
     async def begin(self) -> None:
         self.base = await self.idle.checkpoint()
@@ -103,9 +104,9 @@ class Operations:
             self.lent = await self.warm.lease(SPEC)
 
         async def lent() -> None:
-            if lease_over := getattr(self, "lent", None):
-                await lease_over.sandbox.exec(WRITE, timeout=60)
-                await lease_over.release()
+            if self.lent is not None:
+                await self.lent.sandbox.exec(WRITE, timeout=60)
+                await self.lent.release()
 
         return {
             "create, close": (nothing, create),

@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT))  # the checkout's own, wherever this is started
 from lachesis.ours import PACKAGES  # noqa: E402
 
 LIMITS = {
-    "backends": 18_450,  # checkpoints, forks, warm sandboxes
+    "backends": 18_510,  # checkpoints, forks, warm sandboxes
     "lachesis": 17_285,  # the settings web, vision and mcp, sub-agents; checkpoints in rewards
     "lachesis_client": 2_920,  # streams
     "lachesis_compat": 4_690,  # tools.web_tools and others, the agent under its old name

@@ -10,7 +10,7 @@ from pathlib import Path
 from backends.first_use import in_turn
 
 _BACKENDS = Path(__file__).parents[1]
-_NEAR = {"program", "records", "requests", "sandboxes", "spawn_server", "spawner"}
+_NEAR = {"disks", "program", "records", "requests", "rooting", "sandbox", "sandboxes", "spawn_server", "spawner"}
 
 # Arguments: the size of the zip file, which is the beginning of standard input, then those of `far.main`. The file is
 # read by sys.stdin.buffer, which reads ahead: nothing else may be sent before the program has answered.

@@ -9,38 +9,31 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import select
 import signal
 import socket
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
-from backends.answers import shown
-from backends.base import SandboxCheckpoint
 from backends.connection import PATIENCE, Connection, asyncio_stream
-from backends.errors import BackendError, BackendUnavailable, ProcessesRunning, SandboxExhausted, SandboxLost
+from backends.errors import BackendError, SandboxExhausted
 from backends.limits import MissingDefaults, with_defaults
 from backends.owner import new_id
-from backends.sandbox import ExecutorSandbox, initialise
 from backends.spec import SandboxInfo, SandboxSpec, sandbox_title
 
 from . import cgroups, delegation, records
-from .disks import Another, Descriptor, DiskLayer, HostCheckpoint, SandboxDisk, receive, require_room, shell_folder
-from .folders import remove_sandbox
+from .disks import Another, Descriptor, DiskLayer, SandboxDisk, receive, require_room
 from .layout import MISPLACED
 from .plan import FIRST_FILE, Disk, Plan, Prepared, memory_file
 from .records import Record
-from .requests import executor_death, write_inside
-from .spawner import Child, Spawner
+from .sandbox import ENDING, HostSandbox, Launched, cleaned, finish, remove, submitted, tail
+from .spawner import Spawner
 
-_LOG = logging.getLogger(__name__)
 _MOVING = 60.0
 """Seconds for a new root."""
 _AT_START = 2.0
@@ -49,32 +42,8 @@ _REAPING = 120.0
 """Seconds for which a call of `reap` removes."""
 _LEAST = 0.2
 """Seconds for each of the orphans, however many there are."""
-_ENDING = 5.0
-"""Seconds that a sandbox has to end by itself once its stream has ended."""
-_STATE = 8 << 20
-"""Bytes of the state of a shell."""
 _T = TypeVar("_T")
 MakePlan = Callable[[str, SandboxSpec, list[str], int | None], Plan]
-
-
-@dataclass(frozen=True, slots=True)
-class _Launched:
-    """A started process, and everything that is removed with it."""
-
-    plan: Plan
-    spec: SandboxSpec
-    """With its default limits."""
-    record: Record
-    name: str
-    child: Child
-    stream: socket.socket
-    errors: int
-    group: cgroups.Cgroup
-    marked: bool
-    disk: SandboxDisk | None
-    """None where it cannot be changed: without isolation, or where executors start slowly."""
-    asked: SandboxSpec
-    """Without default limits."""
 
 
 class HostSandboxes:
@@ -99,7 +68,7 @@ class HostSandboxes:
         """The user namespace in which all disks are mounted, where this user needs one: so they can lie over others."""
 
     async def in_thread(self, call: Callable[[], _T]) -> _T:
-        return await asyncio.wrap_future(_submit(self._threads, call))
+        return await asyncio.wrap_future(submitted(self._threads, call))
 
     def available(self) -> cgroups.Cgroups:
         """The cgroups of this machine. The first call removes the orphans of earlier owners. Blocks."""
@@ -128,7 +97,7 @@ class HostSandboxes:
                     return "it does not end"
             finally:
                 child.release()
-            return "" if child.code == 0 else _tail(errors) or f"exit code {child.code}"
+            return "" if child.code == 0 else tail(errors) or f"exit code {child.code}"
         except (OSError, BackendError) as error:
             return str(error)
         finally:
@@ -166,12 +135,12 @@ class HostSandboxes:
             return self.create(spec, plan, detail=detail, countable=countable, file_systems=file_systems, layers=layers)
 
         make = partial(self._launch, new_id(), spec, plan, detail, countable, file_systems, layers, another)
-        launching = _submit(self._starting, make)
+        launching = submitted(self._starting, make)
         try:
             launched = await asyncio.wrap_future(launching)
             reader, writer = await asyncio.open_unix_connection(sock=launched.stream)
         except BaseException:
-            await asyncio.shield(asyncio.wrap_future(_cleaned(self._threads, lambda: _discard(launching))))
+            await asyncio.shield(asyncio.wrap_future(cleaned(self._threads, lambda: _discard(launching))))
             raise
         sandbox = HostSandbox(Connection(asyncio_stream(reader, writer)), launched, self._threads)
         if spec.network or self._marked:
@@ -206,7 +175,7 @@ class HostSandboxes:
         file_systems: Callable[[], int],
         layers: tuple[DiskLayer, ...],
         another: Another,
-    ) -> _Launched:
+    ) -> Launched:
         available = self.available()
         can = available.enforced(countable=countable)
         missing = [field for field in cgroups.FIELDS if field not in can]
@@ -219,7 +188,7 @@ class HostSandboxes:
         record = Record.new(self._backend, id, spec, detail, groups)
         with contextlib.ExitStack() as undo, contextlib.ExitStack() as passed:
             records.prepare()
-            undo.callback(_remove, record, self._marked)
+            undo.callback(remove, record, self._marked)
             records.save(record)
             plan = make_plan(id, spec, group.arguments(FIRST_FILE), counted)
             joined = available.create(id, limits).open() if groups else []
@@ -257,7 +226,7 @@ class HostSandboxes:
                 keeper=[kept.fileno()] if kept is not None else (),
             )
             undo.callback(child.release)
-            undo.callback(child.wait, _ENDING)
+            undo.callback(child.wait, ENDING)
             undo.callback(child.kill)
             record = record.started(child.pid)
             records.save(record)
@@ -275,7 +244,7 @@ class HostSandboxes:
         greeting.register(ours, select.POLLIN)
         greeting.poll(PATIENCE * 1000)
         name = sandbox_title(id, spec.labels)
-        return _Launched(plan, spec, record, name, child, ours, errors, group, self._marked, disk, asked)
+        return Launched(plan, spec, record, name, child, ours, errors, group, self._marked, disk, asked)
 
     def new_disk(
         self, plan: Plan, group: cgroups.Cgroup, name: str, layers: Sequence[DiskLayer], namespaces: Sequence[int]
@@ -322,8 +291,8 @@ class HostSandboxes:
                 child.kill()
             with contextlib.suppress(BackendError):
                 return receive(keeper)[0]
-            child.wait(_ENDING)
-            text = f"{name} gets no new disk: {_tail(errors) or f'exit code {child.code}'}"
+            child.wait(ENDING)
+            text = f"{name} gets no new disk: {tail(errors) or f'exit code {child.code}'}"
             own_doing = child.code == MISPLACED or (child.code == -signal.SIGKILL and group.starved())
             raise SandboxExhausted(text) if own_doing else BackendError(text)
 
@@ -337,250 +306,17 @@ class HostSandboxes:
             if run_id is None or record.run_id == run_id:
                 _kill_first(record)
                 # Marked: it may have been made with another isolation.
-                if _remove(record, True, max(_LEAST, end - time.monotonic())):
+                if remove(record, True, max(_LEAST, end - time.monotonic())):
                     removed.append(record.info())
         return removed
 
 
-class HostSandbox(ExecutorSandbox):
-    """A sandbox whose executor is the child of a process of this machine."""
-
-    def __init__(self, connection: Connection, launched: _Launched, threads: ThreadPoolExecutor) -> None:
-        super().__init__(connection, id=launched.record.id, workdir=launched.plan.workdir, python=None)
-        self._launched, self._threads = launched, threads
-        self._raw = connection
-        """Without the lease of a `leased` one: the end of a lease must not leave requests held."""
-        self._changing = asyncio.Lock()
-        self._left_objects = 0
-        self._ran = False
-        self.last_words = ""
-        """The end of its standard error, once it has ended."""
-        connection.throttled = self._throttled
-        self._end = asyncio.create_task(self._watch())
-
-    @property
-    def pid(self) -> int:
-        """Its first process on this machine."""
-        return self._launched.child.pid
-
-    async def begin(self, spec: SandboxSpec) -> None:
-        """Wait until it is ready for commands."""
-        plan = self._launched.plan
-        self.python = (await initialise(self._connection, spec, workdir=plan.workdir, env=plan.env)).python
-        await write_inside(self, plan.written)
-
-    async def checkpoint(self, *, running: Literal["error", "left out"] = "error") -> HostCheckpoint:
-        """See `SupportsCheckpoint`. Later, a folder that is in it cannot be renamed in one step (EXDEV), unless
-        root makes the sandboxes."""
-        stopped = running == "left out"
-
-        async def take(ran: list[str], state: bytes) -> tuple[HostCheckpoint, bytes]:
-            disk = self._disk()
-            layers = disk.below
-            if ran:
-                layers = (await self._in_thread(disk.copied), *layers)
-            elif not disk.untouched:
-                layers = (disk.own, *layers)
-                await self._in_thread(partial(disk.move, layers))
-            return HostCheckpoint(self.id, shell_folder(state), tuple(ran), layers, state), b""
-
-        return await self._change(take, stop=stopped)
-
-    async def restore(self, checkpoint: SandboxCheckpoint) -> None:
-        """See `SupportsCheckpoint.restore`."""
-        wanted = self._own_kind(checkpoint)
-        await self.stop_processes()
-        await self._go_back(wanted)
-
-    async def _go_back(self, wanted: HostCheckpoint) -> None:
-        async def go_back(_: list[str], __: bytes) -> tuple[None, bytes]:
-            disk = self._disk()
-            if self._ran or disk.below != wanted.layers or not disk.untouched:
-                await self._in_thread(partial(disk.move, wanted.layers, back=True))
-            return None, wanted.state
-
-        await self._change(go_back)
-
-    async def fork(
-        self, checkpoint: SandboxCheckpoint | None = None, *, labels: Mapping[str, str] | None = None
-    ) -> HostSandbox:
-        """See `SupportsCheckpoint.fork`."""
-        taken = self._own_kind(checkpoint or await self.checkpoint())
-        asked = self._launched.asked
-        spec = asked if labels is None else replace(asked, labels=labels)
-        child: HostSandbox = await self._connection.guard(self._disk().another(spec, taken.layers))
-        try:
-            await child._raw.request("go_on", taken.state)
-        except BaseException:
-            await asyncio.shield(child.close())
-            raise
-        return child
-
-    async def reset(self, base: SandboxCheckpoint, *, labels: Mapping[str, str] | None = None) -> None:
-        """See `SupportsCheckpoint.reset`."""
-        disk, wanted = self._disk(), self._own_kind(base)
-        if self._launched.group.starved():
-            raise BackendError(f"{self._launched.name} has reached its limit of memory: the next user would be blamed")
-        probe = f"/tmp/{os.urandom(16).hex()}"
-        await self.stop_processes()
-        if disk.below != wanted.layers or not disk.untouched:
-            with contextlib.suppress(OSError):  # its disk may be full
-                await self.write_bytes(probe, b"")
-        await self._go_back(wanted)
-        launched = self._launched
-        spec = launched.spec if labels is None else replace(launched.spec, labels=labels)
-        record = launched.record.of(spec)
-        await self._in_thread(partial(records.save, record))
-        self._launched = replace(launched, spec=spec, record=record, name=sandbox_title(self.id, spec.labels))
-        self._waited = 0.0
-        await self.begin(spec)
-        left = await self._change(_what_runs, stop=True)
-        if (await self.stat(probe)).mode is not None:
-            left.append("a file")
-        if left or self._left_objects:
-            raise BackendError(f"{launched.name} could not be reset: {left or 'System V objects'} are left")
-
-    def _disk(self) -> SandboxDisk:
-        disk = self._launched.disk
-        if disk is None:
-            raise BackendUnavailable(
-                f"{self._launched.name} cannot make checkpoints: without isolation, or where `lachesis doctor` says "
-                "that executors start slowly. Next step: use another backend"
-            )
-        return disk
-
-    def _own_kind(self, checkpoint: SandboxCheckpoint) -> HostCheckpoint:
-        self._disk()
-        if not isinstance(checkpoint, HostCheckpoint):
-            raise BackendUnavailable(f"{self._launched.name} cannot use a checkpoint of another backend")
-        return checkpoint
-
-    async def _in_thread(self, call: Callable[[], _T]) -> _T:
-        return await asyncio.wrap_future(_submit(self._threads, call))
-
-    async def _change(
-        self, act: Callable[[list[str], bytes], Awaitable[tuple[_T, bytes]]], *, stop: bool = False
-    ) -> _T:
-        """The result of `act`, which may change the files: no request is served meanwhile. It gets what runs and the
-        state of the shell, and also returns the state for the shell to take over, or nothing.
-
-        Raises:
-            ProcessesRunning: something runs, unless it is to `stop` meanwhile.
-        """
-        self._disk()
-
-        async def change() -> _T:
-            async with self._changing:
-                answer, state = await self._raw.request("hold", stop=stop, room=_STATE)
-                if not answer["held"]:
-                    raise ProcessesRunning(self.id, [shown(each) for each in answer["running"]])
-                self._ran = answer["ran"]
-                taken, own = b"", self._disk().own
-                try:
-                    result, taken = await act([shown(each) for each in answer["running"]], state)
-                finally:
-                    moved = self._disk().own is not own
-                    ended, _ = await self._raw.request("go_on", taken, moved=moved)
-                self._left_objects = ended["left"]
-                return result
-
-        async def completed() -> _T:
-            call = asyncio.ensure_future(change())  # cancelled halfway, it would leave the sandbox held
-            try:
-                return await asyncio.shield(call)
-            except asyncio.CancelledError:
-                await asyncio.wait({call})
-                raise
-
-        return await self._connection.guard(completed())
-
-    async def _throttled(self) -> int:
-        return self._launched.group.throttled()
-
-    async def close(self) -> None:
-        self._connection.fail(f"{self._launched.name} was closed")
-        await asyncio.shield(self._end)
-
-    async def _watch(self) -> None:
-        """From the end of the stream to the end of everything: afterwards nothing is left."""
-        launched = self._launched
-        try:
-            reason = await self._connection.ended
-            await launched.child.exited(_ENDING)
-        except asyncio.CancelledError:  # the event loop ends first: without its stream the executor ends by itself
-            self._connection.fail(f"{launched.name} is gone: its event loop has ended")
-            _cleaned(self._threads, lambda: _finish(launched))
-            raise
-        self.last_words = _tail(launched.errors)
-        starved = launched.group.starved()
-        await asyncio.wrap_future(_cleaned(self._threads, lambda: _finish(launched)))
-        lost = SandboxLost(reason) if reason else executor_death(launched.child.code, self.last_words, starved)
-        self._connection.fail(f"{launched.name} is gone: {lost}", type(lost))
-
-
-async def _what_runs(running: list[str], _: bytes) -> tuple[list[str], bytes]:
-    return running, b""
-
-
-def _submit(pool: ThreadPoolExecutor, call: Callable[[], _T]) -> Future[_T]:
-    """`pool.submit`, which keeps the call for later even if it raises, for want of a thread."""
-    wanted = [True]
-
-    def run() -> _T:
-        if not wanted:
-            raise CancelledError
-        return call()
-
-    try:
-        return pool.submit(run)
-    except RuntimeError:
-        wanted.clear()
-        raise
-
-
-def _cleaned(pool: ThreadPoolExecutor, call: Callable[[], None]) -> Future[None]:
-    """Run what must not be left out, in a worker thread, or here if there can be none."""
-    try:
-        return _submit(pool, call)
-    except RuntimeError:
-        done: Future[None] = Future()
-        call()
-        done.set_result(None)
-        return done
-
-
-def _discard(launching: Future[_Launched]) -> None:
+def _discard(launching: Future[Launched]) -> None:
     """End a sandbox whose creation was cancelled."""
     with contextlib.suppress(BaseException):
         launched = launching.result()
         launched.stream.close()
-        _finish(launched)
-
-
-def _finish(launched: _Launched) -> None:
-    """From the end of the stream to the end of everything."""
-    child = launched.child
-    if not child.wait(_ENDING):
-        child.kill()
-        child.wait(_ENDING)
-    _remove(launched.record, launched.marked and child.code != 0)
-    child.release()
-    os.close(launched.errors)
-    if launched.disk is not None:
-        launched.disk.end()
-
-
-def _remove(record: Record, marked: bool, seconds: float | None = None) -> bool:
-    """Remove what is left of a sandbox whose first process has ended. What takes longer is named and left to `reap`."""
-    folder = records.folder(record.id)
-    try:
-        left = remove_sandbox(folder, record.groups, record.id if marked else "", seconds)
-    except OSError as error:  # there is no descriptor to look at processes, for example
-        left = str(error)
-    if left:
-        _LOG.warning("%s could not be removed: %s. `lachesis sandboxes reap` and the next start go on", folder, left)
-    records.forget(record, left)
-    return not left
+        finish(launched)
 
 
 def _kill_first(record: Record) -> None:
@@ -592,9 +328,4 @@ def _kill_first(record: Record) -> None:
             signal.pidfd_send_signal(handle.fileno(), signal.SIGKILL)
             ended = select.poll()
             ended.register(handle, select.POLLIN)
-            ended.poll(_ENDING * 1000)
-
-
-def _tail(errors: int) -> str:
-    text = os.pread(errors, 4096, max(0, os.fstat(errors).st_size - 4096)).decode(errors="replace")
-    return "; ".join(line.strip() for line in text.splitlines() if line.strip())
+            ended.poll(ENDING * 1000)

@@ -28,7 +28,8 @@ from backends.host.kernel import CAP_SYS_ADMIN, holds
 from backends.host.machine import environment
 from backends.host.plan import Disk, Plan
 from backends.host.runtime import portable_runtime, runtime_command
-from backends.host.sandboxes import HostSandbox, HostSandboxes
+from backends.host.sandbox import HostSandbox
+from backends.host.sandboxes import HostSandboxes
 from backends.limits import countable
 from backends.spec import Profile, SandboxInfo, SandboxSpec, check_profile, disk_in_memory, hardened_spec, reject_fields
 from backends.tasks import in_own_thread

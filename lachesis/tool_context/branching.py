@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, Literal, Self
 
 from backends import BackendUnavailable, Sandbox, SandboxCheckpoint, SupportsCheckpoint
-from lachesis.rewards.call_scope import CallScope
 from lachesis.tool_context.context_calls import ContextCalls, context_method
 from lachesis.tool_context.context_results import DictReply
 from lachesis_tools import ToolSession
@@ -18,16 +17,10 @@ class Branching:
     session: Any
     _calls: ContextCalls
     _session: ToolSession
-
-    def _given(self, method: str, what: str, make: Callable[[], Any], scope: CallScope | None) -> Any:
-        raise NotImplementedError
-
-    async def _sandbox(self) -> Sandbox:
-        raise NotImplementedError
-
-    def _like_this(self, session: ToolSession) -> Self:
-        """A context of another sandbox with the same files."""
-        raise NotImplementedError
+    _given: Callable[..., Any]
+    _sandbox: Callable[[], Coroutine[Any, Any, Sandbox]]
+    _like_this: Callable[[ToolSession], Self]
+    """A context of another sandbox with the same files."""
 
     @context_method
     async def stop_processes(self) -> DictReply:

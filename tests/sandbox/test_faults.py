@@ -145,8 +145,8 @@ async def test_a_time_limit_holds_for_every_kind_of_child(sandbox: Sandbox) -> N
     assert await output(sandbox, "echo usable") == "usable"
 
 
-DEADLINES = ["attaching", "connection", "byte_stream", "sandbox", "transfer", "lease", "host/sandboxes", "host/spawner"]
-DEADLINES += ["host/spawn_server", "host/starting", "host/supervisor", "ssh/link"]
+DEADLINES = ["attaching", "connection", "byte_stream", "sandbox", "transfer", "lease", "host/sandbox", "host/sandboxes"]
+DEADLINES += ["host/spawner", "host/spawn_server", "host/starting", "host/supervisor", "ssh/link"]
 DEADLINES += sorted(f"executor/{file.stem}" for file in (ROOT / "backends/executor").glob("*.py"))
 
 

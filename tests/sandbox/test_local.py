@@ -29,7 +29,7 @@ from backends import (
     create_backend,
 )
 from backends.host import cgroups, records
-from backends.host.sandboxes import HostSandbox
+from backends.host.sandbox import HostSandbox
 from backends.local import LocalBackend
 from backends.owner import new_id, this_machine
 

@@ -18,7 +18,7 @@ from sandbox_watch import missing
 from backends import BackendError, SandboxLost, SandboxSpec, create_backend
 from backends.host.bubblewrap import Bubblewrap, waiting
 from backends.host.plan import FIRST_FILE, Prepared, Request
-from backends.host.sandboxes import HostSandbox
+from backends.host.sandbox import HostSandbox
 from backends.host.spawner import Spawner
 from backends.local import LocalBackend
 

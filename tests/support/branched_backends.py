@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from backends import SandboxSpec
-from backends.host.sandboxes import HostSandbox
+from backends.host.sandbox import HostSandbox
 from backends.local import LocalBackend
 
 USED = """
