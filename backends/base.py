@@ -305,16 +305,11 @@ class SupportsCheckpoint(Protocol):
     """
 
     async def checkpoint(self, *, running: Literal["error", "left out"] = "error") -> SandboxCheckpoint:
-        """What is there now. It costs no copy, unless processes run and are `left out`: they are stopped meanwhile.
+        """What is there now. Processes that run and are `left out` are stopped meanwhile.
 
         Raises:
             ProcessesRunning: something runs, also a command of `exec` or a transfer of files.
         """
-        ...
-
-    async def restore(self, checkpoint: SandboxCheckpoint) -> None:
-        """End everything that runs, and go back to `checkpoint`, which may be that of another sandbox of this backend
-        with the same settings."""
         ...
 
     async def fork(
@@ -329,6 +324,16 @@ class SupportsCheckpoint(Protocol):
         Raises:
             ProcessesRunning: as `checkpoint`, which can also be called first.
         """
+        ...
+
+
+@runtime_checkable
+class SupportsRestore(SupportsCheckpoint, Protocol):
+    """A sandbox that can itself go back to a checkpoint."""
+
+    async def restore(self, checkpoint: SandboxCheckpoint) -> None:
+        """End everything that runs, and go back to `checkpoint`, which may be that of another sandbox of this backend
+        with the same settings."""
         ...
 
     async def reset(self, base: SandboxCheckpoint, *, labels: Mapping[str, str] | None = None) -> None:

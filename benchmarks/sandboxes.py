@@ -1,4 +1,4 @@
-"""The cost of sandboxes: a command, a start, 64 at once, memory, files, 100 MB of output; and `swe-rex` beside them.
+"""The cost of sandboxes: a command, a start, branches, 64 at once, memory, files, 100 MB of output; and `swe-rex`.
 
     python benchmarks/sandboxes.py [--backends local-bubblewrap,docker] [--parts exec,start] [--no-peer]
 
@@ -31,12 +31,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from backends import Backend, Sandbox, SandboxSpec
+from backends import Backend, BackendUnavailable, Sandbox, SandboxSpec, SupportsCheckpoint, WarmSandboxes
 from benchmarks.machine import disturbance, forget_peak, memory_mb
 from benchmarks.sandbox_engines import VARIANTS, Variant, memory_of_others, supervised, variants
 from benchmarks.swe_rex import PeerMissing, SweRex, installed, swe_rex
 
-PARTS = ("exec", "start", "many", "files", "output")
+PARTS = ("exec", "start", "branches", "many", "files", "output")
 SINGLE, BURST, PAUSE = 3, 5, 0.03
 """Commands of a candidate in a round: single ones, each after PAUSE seconds, like a model's; then some without a
 pause. They differ, because between two commands a sandbox starts the shell for the next one."""
@@ -217,6 +217,48 @@ async def cold_start(made: Sequence[Variant], peer: SweRex | None, rounds: int) 
         row(name, both(ready, 1000), both(closed, 1000), both([sum(pair) for pair in pairs], 1000))
 
 
+# Branches
+
+
+async def branches(made: Sequence[Variant], rounds: int) -> None:
+    heads = ("create and first exec", "checkpoint", "child and first exec", "warm lease")
+    title(f"a checkpoint of {FILES} files in {FILES * SMALL / 1e3:.0f} kB, ms, {rounds} rounds", *heads)
+    for variant in made:
+        taken: list[tuple[float, float, float, float]] = []
+        warm = WarmSandboxes(variant.backend, 1)
+        try:
+            for _ in range(rounds):
+                await asyncio.sleep(PAUSE)
+                taken.append(await _branch(variant.backend, warm))
+        except BackendUnavailable:
+            row(variant.name, "none")
+            continue
+        finally:
+            await warm.close()
+        row(variant.name, *(both([one[at] for one in taken], 1000) for at in range(4)))
+
+
+async def _branch(backend: Backend, warm: WarmSandboxes) -> tuple[float, float, float, float]:
+    times = [time.perf_counter()]
+    async with opened(backend, "branches") as parent:
+        times.append(time.perf_counter())
+        if not isinstance(parent, SupportsCheckpoint):
+            raise BackendUnavailable("it makes no checkpoints")
+        await run(parent, f"for i in $(seq {FILES}); do head -c {SMALL} /dev/zero > $i; done")
+        begin = time.perf_counter()
+        checkpoint = await parent.checkpoint()
+        saved = time.perf_counter()
+        child = await parent.fork(checkpoint)
+        await run(child)
+        forked = time.perf_counter()
+        await child.close()
+    lent = time.perf_counter()
+    lease = await warm.lease(SandboxSpec())
+    ready = time.perf_counter()
+    await lease.release()
+    return times[1] - times[0], saved - begin, forked - saved, ready - lent
+
+
 # Many at once
 
 
@@ -371,6 +413,8 @@ async def measure(given: argparse.Namespace, peer_python: str | None) -> list[st
             await exec_latency(made, peer, given.rounds, report)
         if "start" in given.parts:
             await cold_start(made, peer, STARTS)
+        if "branches" in given.parts:
+            await branches(made, STARTS)
         if "many" in given.parts:
             await many(made, given.at_once)
         if "files" in given.parts:

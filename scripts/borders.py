@@ -21,8 +21,8 @@ sys.path.insert(0, str(ROOT))  # the checkout's own, wherever this is started
 from lachesis.ours import PACKAGES  # noqa: E402
 
 LIMITS = {
-    "backends": 18_510,  # checkpoints, forks, warm sandboxes
-    "lachesis": 17_285,  # the settings web, vision and mcp, sub-agents; checkpoints in rewards
+    "backends": 18_760,  # checkpoints, forks, warm sandboxes
+    "lachesis": 17_290,  # the settings web, vision and mcp, sub-agents; checkpoints in rewards
     "lachesis_client": 2_920,  # streams
     "lachesis_compat": 4_690,  # tools.web_tools and others, the agent under its old name
     "lachesis_console": 6_950,  # the plays and findings of the audit, chats, the agent

@@ -30,6 +30,7 @@ from .container import OWNER, Options
 from .creation import Creation, DockerSandbox
 from .images import Pull, build, ensure_image
 from .route import remove_stale_folders
+from .saving import remove_images
 from .shared import DockerShared, listed, rows
 
 
@@ -123,7 +124,7 @@ class DockerBackend(DockerShared):
             raise BackendUnavailable(str(error)) from error
         options = self._options_for(found)
         async with client(engine, found.api) as docker:
-            creation = Creation(self, spec, id, name, engine, found, docker, options)
+            creation = Creation(self, spec, id, name, engine, found, docker, options, self.create)
             try:
                 return await creation.sandbox()
             except BaseException:
@@ -174,6 +175,7 @@ class DockerBackend(DockerShared):
             removed = await asyncio.gather(
                 *(self._remove(docker, engine, name) for name in names), return_exceptions=True
             )
+            await remove_images(docker, engine, run_id, everyone)
         await asyncio.to_thread(remove_stale_folders)
         for failure in removed:
             if failure is not None:

@@ -17,6 +17,8 @@ from .client import EngineInfo
 
 LABEL = "lachesis."
 ID, OWNER = f"{LABEL}id", f"{LABEL}owner"
+CHECKPOINT = f"{LABEL}checkpoint"
+"""Of an image: who has made the checkpoint."""
 PIDS = 1024
 """The default limit of processes, against fork bombs."""
 LIMITS = ("cpus", "memory_bytes", "pids")

@@ -8,8 +8,8 @@ import json
 import secrets
 import tarfile
 import time
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import aiodocker
@@ -26,14 +26,14 @@ from backends.tasks import finish
 from . import container as containers
 from . import hardened
 from .client import PATIENCE, Engine, EngineError, EngineInfo, client, explained, request, upload
-from .container import ID, LABEL, Account, Image, Options
+from .container import CHECKPOINT, ID, LABEL, Account, Image, Options
+from .images import CHECKPOINTS, SNAPSHOTS
 from .route import RelayRoute, Route, SocketRoute, runtime_volume, tar_of
+from .saving import SavedImage
 from .shared import DockerShared
 
 START_TIMEOUT = 120.0
 """Seconds from the start of a container to the first message of its executor: engines are slow under load."""
-SNAPSHOTS = "lachesis-snapshot"
-"""Repository of the images of `snapshot`, which carry the label `lachesis.snapshot`."""
 
 
 @dataclass
@@ -49,11 +49,19 @@ class Creation:
     docker: aiodocker.Docker
     """Closed once the sandbox exists."""
     options: Options
+    another: Callable[[SandboxSpec], Coroutine[Any, Any, DockerSandbox]]
+    """Makes more sandboxes of this backend."""
     created: float = field(default_factory=time.time)
-    asked: bool = False
+    may_exist: bool = False
     """Whether a container of that name may exist."""
     route: Route | None = None
     connection: Connection | None = None
+    image: Image | None = None
+    asked: SandboxSpec = field(init=False)
+    """Without default limits."""
+
+    def __post_init__(self) -> None:
+        self.asked = self.spec
 
     @property
     def labels(self) -> dict[str, str]:
@@ -62,6 +70,7 @@ class Creation:
     async def sandbox(self) -> DockerSandbox:
         backend = self.backend
         image = await backend._ensure_image(self.docker, self.engine, self.spec.image or backend._image)
+        self.image = image
         if backend._hardened:
             self.spec, self.options = hardened.in_image(self.spec, self.options, image)
         spec, options = self.spec, self.options
@@ -98,7 +107,7 @@ class Creation:
         else:
             self.backend._volume = None  # it may have been removed
         try:
-            if self.asked:
+            if self.may_exist:
                 async with client(self.engine, self.facts.api) as docker:
                     await self.backend._remove(docker, self.engine, self.id)
         except BackendError:
@@ -203,7 +212,7 @@ class Creation:
 
     async def _ask(self, config: dict[str, Any]) -> None:
         """Create a container with the sandbox' name. It is awaited even when cancelled, so that `undo` finds it."""
-        self.asked = True
+        self.may_exist = True
         async with explained(self.engine, f"creating the container of {self.name}", None):
             await finish(asyncio.wait_for(self.docker.containers.create(config, name=self.id), PATIENCE))
 
@@ -262,11 +271,29 @@ class DockerSandbox(RemoteSandbox):
     def __init__(
         self, creation: Creation, connection: Connection, *, workdir: str, python: str | None, in_memory: bool
     ) -> None:
-        super().__init__(connection, id=creation.id, name=creation.name, workdir=workdir, python=python)
+        super().__init__(
+            connection, creation.backend, id=creation.id, name=creation.name, workdir=workdir, python=python
+        )
         self._creation, self._in_memory = creation, in_memory
 
     async def _remove(self) -> None:
         await self._creation.undo(strict=True)
+
+    async def _saved(self) -> tuple[str, object]:
+        creation = self._creation
+        image = creation.image
+        if image is not None and image.volumes:
+            raise BackendUnavailable(
+                f"{creation.name} cannot be saved: its image declares volumes ({', '.join(image.volumes)}), which are "
+                "in no other image. Next step: use an image without VOLUME"
+            )
+        marks = {CHECKPOINT: this_owner(), f"{CHECKPOINT}.run_id": creation.spec.labels.get("run_id", "")}
+        name = await self._commit(CHECKPOINTS, marks)
+        return name, SavedImage(creation.engine, creation.facts.api, name)
+
+    async def _another(self, image: str, labels: Mapping[str, str] | None) -> DockerSandbox:
+        asked = replace(self._creation.asked, image=image)
+        return await self._creation.another(asked if labels is None else replace(asked, labels=labels))
 
     async def close(self) -> None:
         """See `Sandbox.close`."""
@@ -282,9 +309,10 @@ class DockerSandbox(RemoteSandbox):
             BackendUnavailable: written files are in memory, outside the root.
             SandboxLost: the sandbox is gone.
         """
-        return await self._connection.guard(self._snapshot())
+        marks = {f"{LABEL}snapshot.run_id": self._creation.spec.labels.get("run_id", ""), CHECKPOINT: ""}
+        return await self._connection.guard(self._commit(SNAPSHOTS, {f"{LABEL}snapshot": self.id, **marks}))
 
-    async def _snapshot(self) -> str:
+    async def _commit(self, repository: str, marks: Mapping[str, str]) -> str:
         creation = self._creation
         if self._connection.lost is not None:
             raise SandboxLost(self._connection.lost)
@@ -294,9 +322,9 @@ class DockerSandbox(RemoteSandbox):
                 "leave these out, or use an engine whose storage driver limits the disk"
             )
         tag = f"{self.id.removeprefix(ID_PREFIX)}-{secrets.token_hex(4)}"
-        marks = {ID: "", f"{LABEL}snapshot": self.id, f"{LABEL}snapshot.run_id": creation.spec.labels.get("run_id", "")}
+        env = [f"{name}={value}" for name, value in (creation.image.env if creation.image else {}).items()]
         async with explained(creation.engine, f"saving {creation.name} as an image", None):
-            config = {"Entrypoint": [], "Cmd": ["/bin/sh"], "Labels": marks}
+            config = {"Entrypoint": [], "Cmd": ["/bin/sh"], "Env": env, "Labels": {ID: "", **marks}}
             async with client(creation.engine, creation.facts.api) as docker:
-                await docker.containers.container(self.id).commit(repository=SNAPSHOTS, tag=tag, config=config)
-        return f"{SNAPSHOTS}:{tag}"
+                await docker.containers.container(self.id).commit(repository=repository, tag=tag, config=config)
+        return f"{repository}:{tag}"

@@ -24,7 +24,11 @@ from .client import Engine, EngineError, explained
 Pull = Literal["missing", "always", "never"]
 HUB = "docker.io"
 BUILT = "lachesis-build:"
-"""What begins the names of images that `build` makes; no registry has them."""
+"""What begins the names of images that `build` makes."""
+SNAPSHOTS, CHECKPOINTS = "lachesis-snapshot", "lachesis-checkpoint"
+"""Repositories of images that are made from sandboxes. Those of checkpoints are removed with them, or by `reap`."""
+_OWN = (BUILT, f"{SNAPSHOTS}:", f"{CHECKPOINTS}:")
+"""What begins the names of images that no registry has."""
 _LOG = logging.getLogger(__name__)
 
 
@@ -39,7 +43,7 @@ async def ensure_image(
         BackendUnavailable: the image is missing and cannot be pulled, with the reason and the next step.
         EngineError: the engine failed.
     """
-    if pull != "always" or name.startswith(BUILT):
+    if pull != "always" or name.startswith(_OWN):
         try:
             return await _inspect(docker, engine, name)
         except EngineError as error:

@@ -6,7 +6,6 @@ Whoever holds a layer keeps it in memory; with the last descriptor, or with this
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 from collections.abc import Callable, Coroutine, Sequence
@@ -114,14 +113,6 @@ class HostCheckpoint(SandboxCheckpoint):
     layers: tuple[DiskLayer, ...] = ()
     state: bytes = b""
     """The folder and the variables of the shell, as the executor has given them."""
-
-
-def shell_folder(state: bytes) -> str:
-    """The folder that the executor has given with the state of its shell."""
-    try:
-        return str(json.loads(state)["cwd"])
-    except (ValueError, LookupError, TypeError):
-        raise BackendError("the executor has given no state of its shell") from None
 
 
 def receive(keeper: socket.socket) -> tuple[DiskLayer, list[Descriptor]]:

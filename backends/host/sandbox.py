@@ -13,15 +13,16 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, TypeVar
 
-from backends.answers import shown
 from backends.base import SandboxCheckpoint
 from backends.connection import Connection
-from backends.errors import BackendError, BackendUnavailable, ProcessesRunning, SandboxLost
+from backends.errors import BackendError, BackendUnavailable, SandboxLost
+from backends.holding import Hold, held
 from backends.sandbox import ExecutorSandbox, initialise
 from backends.spec import SandboxSpec, sandbox_title
+from backends.tasks import finish as to_its_end
 
 from . import cgroups, records
-from .disks import HostCheckpoint, SandboxDisk, shell_folder
+from .disks import HostCheckpoint, SandboxDisk
 from .folders import remove_sandbox
 from .plan import Plan
 from .records import Record
@@ -31,8 +32,6 @@ from .spawner import Child
 _LOG = logging.getLogger(__name__)
 ENDING = 5.0
 """Seconds that a sandbox has to end by itself once its stream has ended."""
-_STATE = 8 << 20
-"""Bytes of the state of a shell."""
 _T = TypeVar("_T")
 
 
@@ -65,8 +64,6 @@ class HostSandbox(ExecutorSandbox):
         self._raw = connection
         """Without the lease of a `leased` one: the end of a lease must not leave requests held."""
         self._changing = asyncio.Lock()
-        self._left_objects = 0
-        self._ran = False
         self.last_words = ""
         """The end of its standard error, once it has ended."""
         connection.throttled = self._throttled
@@ -86,19 +83,18 @@ class HostSandbox(ExecutorSandbox):
     async def checkpoint(self, *, running: Literal["error", "left out"] = "error") -> HostCheckpoint:
         """See `SupportsCheckpoint`. Later, a folder that is in it cannot be renamed in one step (EXDEV), unless
         root makes the sandboxes."""
-        stopped = running == "left out"
 
-        async def take(ran: list[str], state: bytes) -> tuple[HostCheckpoint, bytes]:
+        async def take(now: Hold) -> HostCheckpoint:
             disk = self._disk()
             layers = disk.below
-            if ran:
+            if now.running:
                 layers = (await self._in_thread(disk.copied), *layers)
             elif not disk.untouched:
                 layers = (disk.own, *layers)
                 await self._in_thread(partial(disk.move, layers))
-            return HostCheckpoint(self.id, shell_folder(state), tuple(ran), layers, state), b""
+            return HostCheckpoint(self.id, now.folder, tuple(now.running), layers, now.state)
 
-        return await self._change(take, stop=stopped)
+        return await self._change(take, stop=running == "left out")
 
     async def restore(self, checkpoint: SandboxCheckpoint) -> None:
         """See `SupportsCheckpoint.restore`."""
@@ -107,11 +103,11 @@ class HostSandbox(ExecutorSandbox):
         await self._go_back(wanted)
 
     async def _go_back(self, wanted: HostCheckpoint) -> None:
-        async def go_back(_: list[str], __: bytes) -> tuple[None, bytes]:
+        async def go_back(now: Hold) -> None:
             disk = self._disk()
-            if self._ran or disk.below != wanted.layers or not disk.untouched:
+            if now.ran or disk.below != wanted.layers or not disk.untouched:
                 await self._in_thread(partial(disk.move, wanted.layers, back=True))
-            return None, wanted.state
+            now.resumed = wanted.state
 
         await self._change(go_back)
 
@@ -148,11 +144,12 @@ class HostSandbox(ExecutorSandbox):
         self._launched = replace(launched, spec=spec, record=record, name=sandbox_title(self.id, spec.labels))
         self._waited = 0.0
         await self.begin(spec)
-        left = await self._change(_what_runs, stop=True)
+        last = await self._change(_nothing, stop=True)
+        left = [*last.running, *["System V objects"] * bool(last.objects)]
         if (await self.stat(probe)).mode is not None:
             left.append("a file")
-        if left or self._left_objects:
-            raise BackendError(f"{launched.name} could not be reset: {left or 'System V objects'} are left")
+        if left:
+            raise BackendError(f"{launched.name} could not be reset: {left} are left")
 
     def _disk(self) -> SandboxDisk:
         disk = self._launched.disk
@@ -172,41 +169,23 @@ class HostSandbox(ExecutorSandbox):
     async def _in_thread(self, call: Callable[[], _T]) -> _T:
         return await asyncio.wrap_future(submitted(self._threads, call))
 
-    async def _change(
-        self, act: Callable[[list[str], bytes], Awaitable[tuple[_T, bytes]]], *, stop: bool = False
-    ) -> _T:
-        """The result of `act`, which may change the files: no request is served meanwhile. It gets what runs and the
-        state of the shell, and also returns the state for the shell to take over, or nothing.
+    async def _change(self, act: Callable[[Hold], Awaitable[_T]], *, stop: bool = False) -> _T:
+        """The result of `act`, which may change the files: no request is served meanwhile.
 
         Raises:
             ProcessesRunning: something runs, unless it is to `stop` meanwhile.
         """
-        self._disk()
+        disk = self._disk()
 
         async def change() -> _T:
-            async with self._changing:
-                answer, state = await self._raw.request("hold", stop=stop, room=_STATE)
-                if not answer["held"]:
-                    raise ProcessesRunning(self.id, [shown(each) for each in answer["running"]])
-                self._ran = answer["ran"]
-                taken, own = b"", self._disk().own
+            async with self._changing, held(self._raw, self.id, stop=stop) as now:
+                own = disk.own
                 try:
-                    result, taken = await act([shown(each) for each in answer["running"]], state)
+                    return await act(now)
                 finally:
-                    moved = self._disk().own is not own
-                    ended, _ = await self._raw.request("go_on", taken, moved=moved)
-                self._left_objects = ended["left"]
-                return result
+                    now.moved = disk.own is not own
 
-        async def completed() -> _T:
-            call = asyncio.ensure_future(change())  # cancelled halfway, it would leave the sandbox held
-            try:
-                return await asyncio.shield(call)
-            except asyncio.CancelledError:
-                await asyncio.wait({call})
-                raise
-
-        return await self._connection.guard(completed())
+        return await self._connection.guard(to_its_end(change()))
 
     async def _throttled(self) -> int:
         return self._launched.group.throttled()
@@ -232,8 +211,8 @@ class HostSandbox(ExecutorSandbox):
         self._connection.fail(f"{launched.name} is gone: {lost}", type(lost))
 
 
-async def _what_runs(running: list[str], _: bytes) -> tuple[list[str], bytes]:
-    return running, b""
+async def _nothing(now: Hold) -> Hold:
+    return now
 
 
 def submitted(pool: ThreadPoolExecutor, call: Callable[[], _T]) -> Future[_T]:

@@ -330,7 +330,9 @@ class ModalBackend:
             if isinstance(error, BackendError):
                 raise type(error)(f"{name} could not be started: {error}") from error
             raise
-        return ModalSandbox(connection, sandbox, id=id, name=name, workdir=workdir, python=inside.python)
+        return ModalSandbox(
+            connection, sandbox, spec, self, self.create, id=id, name=name, workdir=workdir, python=inside.python
+        )
 
     async def _secret_variables(self, sandbox: modal.Sandbox) -> dict[str, str]:
         """Variables of the secrets. Modal sets them only for processes that it starts itself."""

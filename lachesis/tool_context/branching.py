@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any, Literal, Self
 
-from backends import BackendUnavailable, Sandbox, SandboxCheckpoint, SupportsCheckpoint
+from backends import BackendUnavailable, Sandbox, SandboxCheckpoint, SupportsCheckpoint, SupportsRestore
 from lachesis.tool_context.context_calls import ContextCalls, context_method
 from lachesis.tool_context.context_results import DictReply
 from lachesis_tools import ToolSession
@@ -41,8 +41,18 @@ class Branching:
 
     @context_method
     async def restore(self, checkpoint: SandboxCheckpoint) -> DictReply:
-        """End everything that runs, and go back to a checkpoint of this rollout."""
-        await self._branching(await self._sandbox()).restore(checkpoint)
+        """End everything that runs, and go back to a checkpoint of this rollout.
+
+        Raises:
+            BackendUnavailable: the backend cannot, and may be able to `fork`.
+        """
+        sandbox = self._branching(await self._sandbox())
+        if not isinstance(sandbox, SupportsRestore):
+            raise BackendUnavailable(
+                f"task {self._session.task_id!r}: sandboxes of this backend cannot go back. Next step: "
+                "`ctx.fork(checkpoint)`, or backend 'local'"
+            )
+        await sandbox.restore(checkpoint)
         return DictReply(success=True)
 
     @context_method
@@ -66,6 +76,7 @@ class Branching:
             )
         if not isinstance(sandbox, SupportsCheckpoint):
             raise BackendUnavailable(
-                f"sandbox {sandbox.id}: its backend makes no checkpoints. Next step: use backend 'local', or `seal`"
+                f"sandbox {sandbox.id}: its backend makes no checkpoints. Next step: use 'local', "
+                "'docker' or 'modal', or `seal`"
             )
         return sandbox
