@@ -25,7 +25,7 @@ LIMITS = {
     "lachesis": 17_290,  # the settings web, vision and mcp, sub-agents; checkpoints in rewards
     "lachesis_client": 2_920,  # streams
     "lachesis_compat": 4_690,  # tools.web_tools and others, the agent under its old name
-    "lachesis_console": 6_950,  # the plays and findings of the audit, chats, the agent
+    "lachesis_console": 7_010,  # the plays and findings of the audit, chats, the agent
     "lachesis_data": 6_500,
     "lachesis_doors": 4_330,  # without the client of MCP, which tools have
     "lachesis_envs": 9_000,  # web_research, browser_tasks

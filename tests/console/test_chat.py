@@ -104,6 +104,39 @@ async def test_tokens_of_answers_that_were_taken_back_are_delivered_once(tmp_pat
     assert len(trained) == 4 and Counter(sampled) == Counter(token for each in trained for token in each)
 
 
+async def test_a_checkpoint_is_gone_back_to_with_its_files(tmp_path: Path) -> None:
+    script = [
+        call(("terminal", {"command": "echo one > /tmp/log"})),
+        say("done"),
+        call(("terminal", {"command": "echo two >> /tmp/log"})),
+        say("done again"),
+        call(("terminal", {"command": "cat /tmp/log"})),
+        say("read"),
+        say("from the beginning"),
+    ]
+    typed = "/checkpoint here\nwrite more\n/back\nread it\n/back nowhere\n/undo 9\n/back here\n/retry\n/quit\n"
+    async with ScriptedServer(script) as server:
+        line = ["terminal", "-m", "scripted", "-b", server.base_url, "-o", f"{tmp_path}/run"]
+        said = await asyncio.to_thread(chat, tmp_path, *line, typed=typed)
+    assert "with a name of /checkpoint: here" in said and "messages before here were taken back" in said
+    [record] = records(tmp_path / "run")
+    taken_back = [message for each in record["rollouts"][0]["discarded"] for message in each["messages"]]
+    results = [json.loads(each["content"])["output"].strip() for each in taken_back if each["role"] == "tool"]
+    assert results[-1] == "one", "the file has what was written after the checkpoint"
+
+
+def test_a_place_is_kept_by_the_person_who_is_the_agent(tmp_path: Path) -> None:
+    said = chat(
+        tmp_path,
+        *("terminal", "--as", "agent", "-o", f"{tmp_path}/run"),
+        typed="/checkpoint\n/terminal touch x; sleep 100 &\n/checkpoint\n/back\n/terminal ls\n291\n/quit\n",
+    )
+    assert "/back 1 comes back to here" in said and "sleep 100" in said and "/back 2" not in said
+    [record] = records(tmp_path / "run")
+    last = [each["content"] for each in record["messages"][0] if each["role"] == "tool"][-1]
+    assert json.loads(last)["output"] == ""
+
+
 def test_a_result_that_differs_from_the_recording_is_shown(recorded: Path, tmp_path: Path) -> None:
     path = recorded / "groups.jsonl"
     path.write_text(path.read_text().replace('"content": "291"}, {', '"content": "no such part"}, {'))

@@ -110,6 +110,27 @@ async def _undo(seat: Seat, history: MessageHistory, response: ChatResponse | No
     return Action.CUT
 
 
+async def _checkpoint(seat: Seat, history: MessageHistory, response: ChatResponse | None, rest: str) -> Action:
+    name = rest or str(len(seat.places.kept) + 1)
+    await seat.places.keep(name, seat.session, history, response)
+    seat.screen.note(f"/back {name} comes back to here, with the files as they are now")
+    return Action.STAY
+
+
+async def _back(seat: Seat, history: MessageHistory, response: ChatResponse | None, rest: str) -> Action:
+    _editable(seat)
+    keep = await seat.places.go_back(rest or next(reversed(seat.places.kept), ""), seat.session, history)
+    if keep > len(history) or (keep == len(history) and response is None):
+        seat.screen.note("no message was taken back; the sandbox is as it was there")
+        return Action.STAY
+    if response is not None:
+        history.branch(response, "taken back")
+    history.rewind(keep, "taken back")
+    seat.journal.follow(seat.kept(history))
+    seat.screen.note(f"{keep - seat.first} messages are left after the prompt; the sandbox is as it was there")
+    return Action.CUT
+
+
 async def _retry(seat: Seat, history: MessageHistory, response: ChatResponse | None, rest: str) -> Action:
     if response is not None:
         history.branch(response, "asked again")
@@ -210,6 +231,8 @@ COMMANDS: Final[Mapping[str, tuple[str, Command]]] = {
     "toolsets": ("list toolsets; * marks those that the agent has", _toolsets),
     "model": ("NAME [URL [KEY]]: ask another model from here on", _model),
     "undo": ("[N]: take back the last N messages of yours and what followed; commands that ran are not undone", _undo),
+    "checkpoint": ("[NAME]: keep the conversation and the sandbox as they are now", _checkpoint),
+    "back": ("[NAME]: go back to a checkpoint, or to the last one; files too", _back),
     "retry": ("ask for another answer", _retry),
     "branch": ("NAME: go on under another name, and keep the chat as it is", _branch),
     "history": ("show all messages", _history),

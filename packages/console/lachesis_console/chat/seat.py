@@ -24,13 +24,14 @@ from lachesis_client.streaming import AnswerStream
 from lachesis_console.chat.actions import Action
 from lachesis_console.chat.agent_lines import NotACall, read_line
 from lachesis_console.chat.journal import Journal
+from lachesis_console.chat.places import ChatPlaces
 from lachesis_console.chat.recordings import RecordedRollout
 from lachesis_console.chat.replay import Replay
 from lachesis_console.chat.screen import Screen
 from lachesis_messages.history import MessageHistory
 from lachesis_messages.messages import FinishReason, Message, Purpose, ToolCall
 from lachesis_messages.responses import ChatResponse
-from lachesis_tools import ToolResult
+from lachesis_tools import ToolResult, ToolSession
 
 T = TypeVar("T")
 RunCommand: TypeAlias = "Callable[[Seat, MessageHistory, ChatResponse | None, str], Awaitable[Action]]"
@@ -67,6 +68,7 @@ class Seat:
         self.screen, self.journal, self.as_agent = screen, journal, as_agent
         self._commands, self._run_command = commands, run_command
         self._replay = Replay(screen, recorded, turns)
+        self.places = ChatPlaces()
         self._said: ToolResult | None = None
         """The user's next message."""
         self._paused = False
@@ -113,6 +115,12 @@ class Seat:
     def begin(self, prompt: str) -> None:
         """The person has typed the prompt."""
         self._typed = prompt
+
+    @property
+    def session(self) -> ToolSession:
+        """Of the agent's sandbox."""
+        session: ToolSession = self._execute.session
+        return session
 
     @property
     def tool_names(self) -> list[str]:
@@ -294,7 +302,7 @@ class Seat:
         if response is not None:
             now.append(response)
         result = AgentResult(len(now) - self.first, True, [], [], Outcome.COMPLETED, "asked by the user", now)
-        session, player = self._execute.session, self.player
+        session, player = self.session, self.player
         verifier = f"{self.loop.task_id}-reward"
         context = player.scorer.context_class(
             session, player.registry, open_verifier=functools.partial(player.sessions.open, verifier)
