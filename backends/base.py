@@ -336,6 +336,11 @@ class SupportsRestore(SupportsCheckpoint, Protocol):
         with the same settings."""
         ...
 
+
+@runtime_checkable
+class SupportsReset(SupportsRestore, Protocol):
+    """A sandbox that can be used again by somebody else."""
+
     async def reset(self, base: SandboxCheckpoint, *, labels: Mapping[str, str] | None = None) -> None:
         """Make it what it was at `base`, for another user: no process, file, output or variable is left, which is
         verified. Its lifetime begins again.

@@ -7,7 +7,7 @@ import logging
 from dataclasses import dataclass, replace
 from functools import partial
 
-from .base import Backend, Sandbox, SandboxCheckpoint, SupportsRestore
+from .base import Backend, Sandbox, SandboxCheckpoint, SupportsReset
 from .errors import BackendUnavailable, LachesisError
 from .lease import Lease
 from .spec import SandboxSpec
@@ -26,7 +26,7 @@ class WarmSandboxes:
     """A lessor that keeps sandboxes for the next leases of the same specification, labels aside.
 
     A sandbox that comes back is reset: what ran is ended, its files are dropped as a whole, and it is verified that
-    nothing of the lease is left. One that cannot be reset is removed. Where sandboxes cannot go back, every lease gets
+    nothing of the lease is left. One that cannot be reset is removed. Where sandboxes cannot be reset, every lease gets
     a new one.
     """
 
@@ -50,7 +50,7 @@ class WarmSandboxes:
                 return self._lent(kind, warm, spec)
         sandbox = await self.backend.create(spec)
         single = Lease(sandbox, sandbox.close, lifetime=spec.lifetime)
-        if not isinstance(sandbox, SupportsRestore):
+        if not isinstance(sandbox, SupportsReset):
             return single
         try:
             if kind not in self._bases:
@@ -80,7 +80,7 @@ class WarmSandboxes:
 
     async def _reset(self, warm: _Warm, spec: SandboxSpec) -> bool:
         """Whether it is as before any lease. It is closed if not."""
-        assert isinstance(warm.sandbox, SupportsRestore)
+        assert isinstance(warm.sandbox, SupportsReset)
         try:
             await warm.sandbox.reset(warm.base, labels=spec.labels)
         except (LachesisError, OSError) as error:
