@@ -1,0 +1,259 @@
+"""Who gets which slot, and how many workers there are: a thousand slots on a simulated clock."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections import Counter, defaultdict
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from lachesis_pools.slots import Scale, SlotPool, SlotState, TooManyFailures, Wish
+
+
+def lease(number: int) -> bytes:
+    return number.to_bytes(16, "big")
+
+
+class Simulation:
+    """A pool of workers that take 1 to 60 s to start, of which some fail, and rollouts that come in bursts."""
+
+    def __init__(self, seed: int, scale: Scale, *, failing: float, deaths: float) -> None:
+        self.chance, self.pool = random.Random(seed), SlotPool(scale)
+        self.failing, self.deaths = failing, deaths
+        self.now = 0.0
+        self.events: list[tuple[float, int, Any]] = []
+        self.numbers = itertools.count(1)
+        self.waits: dict[str, list[float]] = defaultdict(list)
+        self.asked: dict[bytes, tuple[str, float, int]] = {}
+        """Of each lease that waits or runs: the run, since when, and which rollout it is."""
+        self.finished: Counter[int] = Counter()
+        self.scored: dict[int, bytes] = {}
+        self.lost = 0
+        self.most = 0
+        self.created = 0
+
+    def after(self, seconds: float, act: Any) -> None:
+        heapq.heappush(self.events, (self.now + seconds, next(self.numbers), act))
+
+    def ask(self, run: str, rollout: int) -> None:
+        number = next(self.numbers)
+        self.asked[lease(number)] = run, self.now, rollout
+        assert self.pool.ask(Wish(lease(number), run, "", self.now))
+
+    def starts(self) -> None:
+        missing = self.pool.missing()
+        existing = len(self.pool.workers) + len(self.pool.starting)
+        assert existing + missing <= self.pool.scale.most
+        assert len(self.pool.starting) + missing <= self.pool.scale.starting
+        for _ in range(missing):
+            name = f"w{next(self.numbers)}"
+            self.created += 1
+            self.pool.begins(name, self.now)
+            if self.chance.random() < self.failing:
+                self.after(self.chance.uniform(1, 60), lambda name=name: self.pool.failed(name, "no room"))
+            else:
+                self.after(self.chance.uniform(1, 60), lambda name=name: self.join(name))
+        self.most = max(self.most, len(self.pool.workers) + len(self.pool.starting))
+
+    def join(self, name: str) -> None:
+        self.pool.joined(name, self.pool.scale.slots, self.now)
+        if self.chance.random() < self.deaths:
+            self.after(self.chance.uniform(5, 120), lambda: self.die(name))
+
+    def die(self, name: str) -> None:
+        if name in self.pool.workers:
+            for gone in self.pool.left(name):
+                run, _, rollout = self.asked.pop(gone)
+                self.lost += 1
+                self.ask(run, rollout)  # from the beginning, in a new lease
+
+    def end(self, one: bytes) -> None:
+        if one not in self.asked:  # it was lost
+            return
+        _, _, rollout = self.asked.pop(one)
+        assert self.pool.leases[one].state is SlotState.EXECUTING, "what is scored has its sandbox to the end"
+        assert rollout not in self.scored
+        self.scored[rollout] = one
+        self.finished[rollout] += 1
+        assert self.pool.releasing(one) is not None
+        self.pool.released(one, self.now)
+
+    def step(self) -> None:
+        for wish, slot in self.pool.assign():
+            run, since, _ = self.asked[wish.lease]
+            self.waits[run].append(self.now - since)
+            assert slot.lease == wish.lease and slot.worker in self.pool.workers
+            self.pool.ready(wish.lease)
+            self.after(self.chance.expovariate(1 / 20), lambda one=wish.lease: self.end(one))
+        self.starts()
+
+    def run(self, rollouts: int, until: float = 20_000.0) -> None:
+        while len(self.finished) < rollouts and self.now < until:
+            self.step()
+            if self.events:
+                self.now, _, act = heapq.heappop(self.events)
+                act()
+        assert len(self.finished) == rollouts, f"{len(self.finished)} of {rollouts} at {self.now:.0f} s"
+
+
+@pytest.mark.parametrize("deaths", [0.0, 0.2])
+def test_a_thousand_slots_serve_bursts_and_no_rollout_is_scored_in_a_lost_sandbox(deaths: float) -> None:
+    simulation = Simulation(7, Scale(0, 1000, 1, starting=128), failing=0.05, deaths=deaths)
+    rollouts = itertools.count()
+    for burst in range(8):
+        simulation.after(
+            burst * 30,
+            lambda burst=burst: [simulation.ask(f"run-{burst % 4}", next(rollouts)) for _ in range(500)],
+        )
+    simulation.run(4000)
+    assert set(simulation.finished.values()) == {1}
+    assert simulation.most <= 1000
+    assert (simulation.lost > 0) == (deaths > 0)
+    assert not simulation.pool.leases and not simulation.pool.waiting
+
+
+def test_runs_that_ask_at_once_wait_alike() -> None:
+    simulation = Simulation(3, Scale(0, 50, 4), failing=0.0, deaths=0.0)
+    rollouts = itertools.count()
+    for run, count in (("large", 2000), ("small", 100)):
+        for _ in range(count):
+            simulation.ask(run, next(rollouts))
+    simulation.run(2100)
+    waits = {run: sorted(found)[len(found) // 2] for run, found in simulation.waits.items()}
+    assert waits["small"] < 0.5 * waits["large"], "a run of 100 does not wait behind one of 2,000"
+
+
+def test_too_many_failures_end_a_pool_with_the_commonest_reason() -> None:
+    pool = SlotPool(Scale(0, 100, 1, attempts=10, failures=0.5))
+    for number in range(4):
+        pool.begins(f"good{number}", 0.0)
+        pool.joined(f"good{number}", 1, 1.0)
+    with pytest.raises(TooManyFailures, match="5 times: no image"):
+        for number in range(20):
+            pool.begins(f"bad{number}", 2.0)
+            pool.failed(f"bad{number}", "no image" if number != 2 else "no room")
+    assert number == 5, "6 of 10 are more than half"
+
+
+def test_workers_without_work_end_and_the_least_stay() -> None:
+    pool = SlotPool(Scale(1, 3, 2, idle=100.0))
+    for number in range(3):
+        pool.joined(f"w{number}", 2, float(number))
+    pool.ask(Wish(lease(1), "run"))
+    [(_, slot)] = pool.assign()
+    assert pool.idle(50.0) == []
+    ended = pool.idle(1000.0)
+    assert len(ended) == 2 and slot.worker not in ended
+    for name in ended:
+        pool.drain(name)
+    assert pool.idle(1000.0) == [] and pool.missing() == 0
+    pool.ask(Wish(lease(2), "run"))
+    assert [slot.worker for _, slot in pool.assign()] == [slot.worker], "a draining worker gets no more"
+
+
+def test_a_broken_slot_is_used_no_more_and_its_worker_ends() -> None:
+    pool = SlotPool(Scale(1, 3, 1))
+    pool.joined("w", 1, 0.0)
+    pool.ask(Wish(lease(1), "run"))
+    pool.assign()
+    pool.releasing(lease(1))
+    pool.released(lease(1), 1.0, error=True)
+    assert pool.states()["error"] == 1 and pool.idle(1.0) == ["w"]
+    pool.ask(Wish(lease(2), "run"))
+    assert pool.assign() == [] and pool.missing() == 1
+
+
+def test_the_same_question_again_is_one_lease() -> None:
+    pool = SlotPool(Scale(0, 1, 2))
+    pool.joined("w", 2, 0.0)
+    assert pool.ask(Wish(lease(1), "run")) and not pool.ask(Wish(lease(1), "run"))
+    assert len(pool.assign()) == 1
+    assert not pool.ask(Wish(lease(1), "run")) and pool.assign() == []
+
+
+class Slots(RuleBasedStateMachine):
+    """Any sequence of events, against what must always hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = SlotPool(Scale(1, 4, 3, starting=2))
+        self.numbers = itertools.count(1)
+        self.now = 0.0
+        self.known: set[bytes] = set()
+        self.starting: list[str] = []
+
+    @rule(run=st.sampled_from(["a", "b"]), beside=st.booleans())
+    def ask(self, run: str, beside: bool) -> None:
+        one = lease(next(self.numbers))
+        worker = next((slot.worker for slot in self.pool.leases.values()), "") if beside else ""
+        self.known.add(one)
+        self.pool.ask(Wish(one, run, run, self.now, worker))
+
+    @rule()
+    def assign(self) -> None:
+        for wish, slot in self.pool.assign():
+            assert wish.worker in ("", slot.worker)
+            self.pool.ready(wish.lease)
+
+    @rule()
+    def start(self) -> None:
+        for _ in range(self.pool.missing()):
+            self.starting.append(f"w{next(self.numbers)}")
+            self.pool.begins(self.starting[-1], self.now)
+
+    @precondition(lambda self: self.starting)
+    @rule(joins=st.booleans())
+    def started(self, joins: bool) -> None:
+        name = self.starting.pop()
+        if joins:
+            self.pool.joined(name, 3, self.now)
+        else:
+            try:
+                self.pool.failed(name, "no room")
+            except TooManyFailures:
+                self.pool._failed = 0
+
+    @precondition(lambda self: self.pool.workers)
+    @rule(data=st.data(), dies=st.booleans())
+    def lose(self, data: st.DataObject, dies: bool) -> None:
+        name = data.draw(st.sampled_from(sorted(self.pool.workers)))
+        if dies:
+            self.known -= {*self.pool.left(name)}
+        else:
+            self.pool.drain(name)
+
+    @precondition(lambda self: self.known)
+    @rule(data=st.data(), error=st.booleans())
+    def release(self, data: st.DataObject, error: bool) -> None:
+        one = data.draw(st.sampled_from(sorted(self.known)))
+        if not self.pool.forget(one):
+            assert self.pool.releasing(one) is not None and self.pool.releasing(one) is None
+            self.pool.released(one, self.now, error=error)
+        self.known.discard(one)
+
+    @rule(seconds=st.floats(0, 500))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        for name in self.pool.idle(self.now):
+            assert not any(slot.lease for slot in self.pool.workers[name].slots)
+
+    @invariant()
+    def each_lease_has_one_place(self) -> None:
+        used = [slot.lease for worker in self.pool.workers.values() for slot in worker.slots if slot.lease]
+        assert len(used) == len({*used}) == len(self.pool.leases)
+        waiting = [wish.lease for wish in self.pool._wishes()]
+        assert {*used, *waiting} == self.known and len(waiting) == len({*waiting}) and not {*used} & {*waiting}
+
+    @invariant()
+    def never_more_than_wanted(self) -> None:
+        assert len(self.pool.workers) + len(self.pool.starting) <= 4 and len(self.pool.starting) <= 2
+
+
+TestSlots = Slots.TestCase
+TestSlots.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
