@@ -16,6 +16,7 @@ PACKAGES = (
     "lachesis_doors",
     "lachesis_envs",
     "lachesis_messages",
+    "lachesis_pools",
     "lachesis_testing",
     "lachesis_tokens",
     "lachesis_tools",

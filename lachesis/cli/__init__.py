@@ -51,6 +51,7 @@ GROUPS = {
     "more": {
         "fake-server": "serve completions without a model, for tests and load measurements",
         "images": "build images from Dockerfiles without an engine; list and remove their layers",
+        "pool": "run sandboxes on many machines: workers that Slurm, Ray or ssh place",
         "sandboxes": "list sandboxes, remove what killed runs left behind, and attack their isolation",
         "tasks": "show and convert tasks in Harbor's folder format",
     },
@@ -64,6 +65,7 @@ PACKAGES = {
     **dict.fromkeys(("api", "engine", "policy", "train"), "lachesis-train"),
     **dict.fromkeys(("eval compare", "report", "view"), "lachesis-view"),
     "play": "lachesis-compat",
+    "pool": "lachesis-pools",
     "serve as": "lachesis-doors",
     "verify": "lachesis-tokens",
 }

@@ -19,6 +19,7 @@ from backends import Backend, create_backend
 from tests.support.branched_backends import ForkedBackend, ResetBackend
 from tests.support.docker_engine import DockerEngine, docker_engine
 from tests.support.modal_server import ModalServer
+from tests.support.pool_engine import PoolEngine, pool_engine
 from tests.support.root_images import full_root
 from tests.support.singularity_engine import SingularityEngine, singularity_engine
 from tests.support.ssh_engine import SshEngine, ssh_engine
@@ -34,6 +35,7 @@ VARIANTS: Mapping[str, Callable[[Engine], Backend]] = {
     "docker": lambda engine: create_backend("docker", **engine("docker").options),
     "singularity": lambda engine: create_backend("singularity", **engine("singularity").options),
     "ssh": lambda engine: create_backend("ssh", **engine("ssh").options),
+    "pool": lambda engine: create_backend("pool", **engine("pool").options),
     "modal": lambda engine: create_backend("modal", client=engine("modal_client")),
 }
 """How to create each of our backends. The argument returns the value of a fixture by its name."""
@@ -97,6 +99,13 @@ def singularity(roots: Path) -> Iterator[SingularityEngine]:
 @pytest.fixture(scope="session")
 def ssh() -> Iterator[SshEngine]:
     with started(ssh_engine()) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="session")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PoolEngine]:
+    with started(pool_engine(tmp_path_factory.mktemp("pool"), "--slots", "64", "--least", "1")) as engine:
+        engine.ready(1)
         yield engine
 
 

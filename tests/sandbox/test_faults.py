@@ -79,7 +79,7 @@ class Place:
         assert sandbox.id not in [info.id for info in await self.backend.sandboxes() if info.owner == this_owner()]
 
 
-ENGINES = {"docker": "docker", "ssh": "ssh", "singularity": "singularity", "modal": "modal_server"}
+ENGINES = {"docker": "docker", "ssh": "ssh", "singularity": "singularity", "pool": "pool", "modal": "modal_server"}
 
 
 @pytest.fixture

@@ -40,6 +40,7 @@ TALKS = {
     "packages/doors/lachesis_doors/serving/command.py",
     "lachesis/runs/command_line.py",
     "packages/envs/lachesis_envs/browser_tasks/site.py",
+    "packages/pools/lachesis_pools/command.py",
     "packages/envs/lachesis_envs/gsm8k/math_child.py",
     "packages/envs/lachesis_envs/task_folders/inside/grade.py",
     "packages/tools/lachesis_tools/code_driver.py",

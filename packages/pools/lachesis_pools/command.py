@@ -1,0 +1,219 @@
+"""`lachesis pool`: sandboxes of many machines.
+
+lachesis pool up --engine slurm --slots 16 --most 4   # in the foreground, until Ctrl-C or `down`
+lachesis pool worker --connect URL --slots 16         # by hand, on a machine
+lachesis pool status
+lachesis pool down
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import secrets
+import socket
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from aiohttp import web
+
+from backends import BackendUnavailable, create_backend
+from backends.errors import ExitCode, LachesisError, SettingsError
+from backends.owner import new_id
+
+from .backend import PoolLink
+from .engines.engine import ENGINES, StartLedger, WorkerCommand, WorkerEngine
+from .places import folder, known_pool, publish, published
+from .pool import Pool
+from .slots import Scale
+from .wire import TOKEN
+from .worker import PoolWorker, drained_by_signals
+
+_LOG = logging.getLogger(__name__)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `lachesis pool`; the exit code."""
+    given = _parser().parse_args(argv)
+    try:
+        verb: Any = given.verb
+        return int(asyncio.run(verb(given)))
+    except LachesisError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return ExitCode.STOPPED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="lachesis pool", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    verbs = parser.add_subparsers(required=True, metavar="VERB")
+    up = verbs.add_parser("up", help="run a pool, and start its workers")
+    up.set_defaults(verb=_up)
+    up.add_argument("--name", default="default", help="of the pool, for `status` and `down`")
+    up.add_argument("--listen", default="127.0.0.1:0", metavar="HOST:PORT", help="what runs and workers connect to")
+    up.add_argument("--url", default="", help="how they reach it, if not by the address of --listen")
+    up.add_argument("--engine", choices=[*ENGINES.names(), "none"], default="processes", help="what starts workers")
+    up.add_argument(
+        "--engine-option",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="an option of the engine; see its docs",
+    )
+    up.add_argument("--least", type=int, default=0, help="workers that are kept without work")
+    up.add_argument("--most", type=int, default=1, help="workers at most")
+    up.add_argument("--starting", type=int, default=8, help="workers that start at once")
+    up.add_argument(
+        "--idle", type=float, default=300.0, metavar="S", help="seconds until a worker without work is ended"
+    )
+    up.add_argument("--failures", type=float, default=0.5, help="the share of starts that may fail (0 to 1)")
+    up.add_argument("--start-timeout", type=float, default=600.0, metavar="S", help="seconds until a worker is ready")
+    worker = verbs.add_parser("worker", help="serve sandboxes of this machine to a pool")
+    worker.set_defaults(verb=_work)
+    worker.add_argument("--connect", required=True, metavar="URL", help=f"the pool; its key is in {TOKEN}")
+    worker.add_argument("--name", default="", help="unique in the pool")
+    worker.add_argument(
+        "--end-with-input", action="store_true", help="read the key from standard input, and end with it"
+    )
+    for each in (up, worker):
+        each.add_argument("--slots", type=int, default=os.cpu_count() or 1, help="sandboxes of a worker at once")
+        each.add_argument("--backend", default="local", help="what makes them")
+        each.add_argument("--options", default="{}", type=_options, metavar="JSON", help="options of that backend")
+        each.add_argument(
+            "--warm", action="store_true", help="make sandboxes before they are asked for, and use them again"
+        )
+    for name, call, text in (("status", _status, "what a pool does"), ("down", _down, "end a pool and its workers")):
+        each = verbs.add_parser(name, help=text)
+        each.set_defaults(verb=call)
+        each.add_argument("name", nargs="?", default="", help="of the pool; not needed if there is one")
+    verbs.choices["status"].add_argument("--json", action="store_true", help="for programs")
+    return parser
+
+
+def _options(text: str) -> str:
+    if not isinstance(json.loads(text), dict):
+        raise ValueError("options are a JSON object")
+    return text
+
+
+async def _up(given: argparse.Namespace) -> int:
+    host, _, port = given.listen.rpartition(":")
+    if given.name in published() and await _answers(given.name):
+        raise SettingsError(f"pool {given.name!r} runs already. Next step: --name another, or `lachesis pool down`")
+    token = os.environ.get(TOKEN) or secrets.token_hex(24)
+    scale = Scale(given.least, given.most, given.slots, given.starting, given.idle, given.failures)
+    listening = socket.create_server((host, int(port)), reuse_port=False)
+    bound = f"{host}:{listening.getsockname()[1]}"
+    url = (given.url or f"http://{bound}").rstrip("/")
+    engine = _engine(given, url, token)
+    pool = Pool(token, scale, engine, start_timeout=given.start_timeout, ledger=StartLedger(given.name))
+    runner = web.AppRunner(pool.application(), access_log=None, shutdown_timeout=5.0)
+    await runner.setup()
+    await web.SockSite(runner, listening).start()
+    place = publish(given.name, url, token)
+    print(f"pool {given.name} is at {url}; runs on this machine find it, others need LACHESIS_POOL_URL and {TOKEN}")
+    print(f"the key is in {place}", flush=True)
+    drained_by_signals(pool.stop)
+    try:
+        await pool.keep()
+    finally:
+        place.unlink(missing_ok=True)
+        await runner.cleanup()
+    left = pool.described()
+    print(f"pool {given.name} has ended: {left['leases']} leases, {left['lost']} lost with workers, nothing is left")
+    return 0
+
+
+def _engine(given: argparse.Namespace, url: str, token: str) -> WorkerEngine | None:
+    if given.engine == "none":
+        return None
+    worker = WorkerCommand(url, token, given.slots, given.backend, given.options, given.warm)
+    options: dict[str, Any] = {}
+    for each in given.engine_option:
+        name, equals, value = each.partition("=")
+        if not equals:
+            raise SettingsError(f"--engine-option {each!r} is not NAME=VALUE")
+        options[name] = value
+    try:
+        engine: WorkerEngine = ENGINES.load(given.engine)(worker, **options)
+    except TypeError as error:
+        raise SettingsError(f"engine {given.engine!r}: {error}") from None
+    return engine
+
+
+async def _work(given: argparse.Namespace) -> int:
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(message)s")
+    token = os.environ.get(TOKEN, "")
+    name = given.name or f"{socket.gethostname()}-{new_id()[-6:]}"
+    ended = None
+    if given.end_with_input:
+        reader = asyncio.StreamReader()
+        loop = asyncio.get_running_loop()
+        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+        token = (await reader.readline()).decode().strip()
+        ended = asyncio.create_task(reader.read())
+    backend = create_backend(given.backend, **json.loads(given.options))
+    available = await backend.check()
+    if not available.ok:
+        raise SettingsError(f"backend {given.backend!r}: {available.detail}. Next step: {available.fix}")
+    worker = PoolWorker(given.connect, token, backend, name=name, slots=given.slots, warm=given.warm)
+    drained_by_signals(worker.drain)
+    serving = asyncio.create_task(worker.serve())
+    await asyncio.wait({serving, *([ended] if ended is not None else [])}, return_when=asyncio.FIRST_COMPLETED)
+    if not serving.done():  # whoever has started it is gone
+        serving.cancel()
+        await asyncio.wait({serving})
+        return 0
+    if ended is not None:
+        ended.cancel()
+    serving.result()
+    return 0
+
+
+async def _answers(pool: str) -> bool:
+    try:
+        await _ask("GET", "status", pool)
+    except LachesisError:
+        return False
+    return True
+
+
+async def _ask(method: str, path: str, pool: str) -> Any:
+    try:
+        return await PoolLink(*known_pool(pool=pool)).ask(method, path)
+    except BackendUnavailable as error:
+        step = f"if it was killed, `lachesis pool up` removes what it left; its file is in {folder()}"
+        raise SettingsError(f"{error}; {step}") from None
+
+
+async def _status(given: argparse.Namespace) -> int:
+    said = await _ask("GET", "status", given.name)
+    if given.json:
+        print(json.dumps(said))
+        return 0
+    states = ", ".join(f"{count} {state}" for state, count in said["slots"].items() if count)
+    engine, workers = said["engine"] or "no engine", len(said["workers"])
+    print(f"pool {said['pool']} ({engine}): {workers} workers, {said['starting']} starting")
+    print(f"slots: {states or 'none'}; {said['waiting']} leases wait")
+    print(f"so far: {said['leases']} leases, {said['refused']} refused, {said['lost']} lost with their workers")
+    for worker in said["workers"]:
+        print(
+            f"  {worker['name']:<40} {worker['busy']} of {worker['slots']}{' draining' if worker['draining'] else ''}"
+        )
+    return 0
+
+
+async def _down(given: argparse.Namespace) -> int:
+    await _ask("POST", "stop", given.name)
+    url, _ = known_pool(pool=given.name)
+    while any(place["url"] == url for place in published().values()):  # noqa: ASYNC110  (another process removes it)
+        await asyncio.sleep(0.1)
+    print("the pool and its workers have ended")
+    return 0

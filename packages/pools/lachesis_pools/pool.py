@@ -1,0 +1,379 @@
+"""The pool: workers and runs connect to it, and it passes their messages on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import logging
+import secrets
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import WSMsgType, web
+
+from backends.errors import BackendError, SandboxLost
+from backends.tasks import cancel_all
+
+from .engines.engine import StartLedger, WorkerEngine
+from .slots import Scale, SlotPool, TooManyFailures, Wish
+from .wire import CONTROL, HEARTBEAT, LARGEST, error_header, message, opened
+
+_LOG = logging.getLogger(__name__)
+_LOOK = 1.0
+"""Seconds between looks at the engine and at idle workers."""
+_DRAIN = 60.0
+"""Seconds that workers have to end at the end of a pool."""
+
+
+@dataclass(eq=False, slots=True)
+class _Peer:
+    """The connection of a worker or of a run."""
+
+    socket: web.WebSocketResponse
+    name: str
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def post(self, data: bytes) -> None:
+        """Send it soon, in order; nothing if the peer is gone."""
+        task = asyncio.ensure_future(self.send(data))
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    async def send(self, data: bytes) -> None:
+        with contextlib.suppress(ConnectionError, RuntimeError):
+            await self.socket.send_bytes(data)
+
+
+class Pool:
+    """Serves workers at /worker, runs at /run, and what it does at /status, /metrics and /stop.
+
+    Args:
+        token: what everybody who connects has to know.
+        engine: starts and ends workers; without one, they are started by hand.
+        start_timeout: seconds from the start of a worker until it is ready.
+    """
+
+    def __init__(
+        self,
+        token: str,
+        scale: Scale,
+        engine: WorkerEngine | None = None,
+        *,
+        start_timeout: float = 600.0,
+        ledger: StartLedger,
+    ) -> None:
+        self.slots = SlotPool(scale)
+        self.engine, self.ledger = engine, ledger
+        self.failure: TooManyFailures | None = None
+        self._token, self._start_timeout = token, start_timeout
+        self._workers: dict[str, _Peer] = {}
+        self._runs: dict[bytes, _Peer] = {}
+        """By lease."""
+        self._asked: dict[bytes, bytes] = {}
+        """The messages of those that wait, which their workers get."""
+        self._facts: dict[bytes, dict[str, Any]] = {}
+        """Of each lease that waits or runs: whose it is, and the name of its sandbox."""
+        self._changed = asyncio.Event()
+        self.stopped = asyncio.Event()
+        self._empty = asyncio.Event()
+        """There are no workers."""
+        self._empty.set()
+        self._counts = {"leases": 0, "lost": 0, "refused": 0, "started": 0}
+        self._begun = time.time()
+        self._number = 0
+        self._mark = f"{ledger.pool}-{secrets.token_hex(4)}"
+
+    def application(self) -> web.Application:
+        application = web.Application()
+        application.add_routes(
+            [
+                web.get("/worker", self._worker),
+                web.get("/run", self._run),
+                web.get("/status", self._status),
+                web.get("/metrics", self._metrics),
+                web.get("/leases", self._leases),
+                web.post("/end", self._end_leases),
+                web.post("/stop", self._stop),
+            ]
+        )
+        return application
+
+    async def keep(self) -> None:
+        """Keep the number of workers right until `stopped`, then end all.
+
+        Raises:
+            TooManyFailures: too large a share of workers did not start.
+        """
+        if self.engine is not None:
+            await self.ledger.reap(self.engine)
+        try:
+            while not self.stopped.is_set():
+                self._give()
+                if self.engine is not None:
+                    await self._scale(self.engine)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._changed.wait(), _LOOK)
+                self._changed.clear()
+        except TooManyFailures as error:
+            self.failure = error
+            raise
+        finally:
+            await self._end()
+
+    async def _scale(self, engine: WorkerEngine) -> None:
+        now = time.monotonic()
+        count = self.slots.missing()
+        if count:
+            self._number += 1
+            base = f"{self._mark}-{self._number}"
+            names = [f"{base}.{at}" for at in range(1, count + 1)]
+            for name in names:
+                self.slots.begins(name, now)
+            self._counts["started"] += count
+            self.ledger.write(base, "")
+            try:
+                self.ledger.write(base, await engine.start(base, count))
+            except BackendError as error:
+                for name in names:
+                    self.slots.failed(name, str(error))
+        late = [name for name, began in self.slots.starting.items() if now - began > self._start_timeout]
+        for name, reason in (await engine.ended([*self.slots.starting])).items():
+            self.slots.failed(name, reason)
+        for name in late:
+            await engine.stop([name])
+            self.slots.failed(name, f"not ready within {self._start_timeout:g} s")
+        for name in self.slots.idle(now):
+            self._drain(name)
+
+    def _drain(self, name: str) -> None:
+        self.slots.drain(name)
+        if name in self._workers:
+            self._workers[name].post(message(CONTROL, {"do": "drain"}))
+
+    def _give(self) -> None:
+        for wish, slot in self.slots.assign():
+            self._workers[slot.worker].post(self._asked.pop(wish.lease))
+
+    async def _end(self) -> None:
+        for peer in [*self._workers.values()]:
+            await peer.send(message(CONTROL, {"do": "drain", "now": True}))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_DRAIN):
+                await self._empty.wait()
+        for peer in {*self._runs.values()}:
+            with contextlib.suppress(ConnectionError, RuntimeError):
+                await peer.socket.close()
+        if self.engine is not None:
+            await self.ledger.reap(self.engine)
+            await self.engine.close()
+
+    def _settle(self) -> None:
+        if self._workers:
+            self._empty.clear()
+        else:
+            self._empty.set()
+
+    # connections
+
+    def _require(self, request: web.Request) -> None:
+        given = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        if not hmac.compare_digest(given.encode(), self._token.encode()):
+            raise web.HTTPUnauthorized(text="the key is wrong: set LACHESIS_POOL_TOKEN to that of the pool")
+
+    async def _worker(self, request: web.Request) -> web.StreamResponse:
+        self._require(request)
+        name, slots = request.query["name"], int(request.query["slots"])
+        socket = web.WebSocketResponse(heartbeat=HEARTBEAT, max_msg_size=LARGEST, compress=False)
+        await socket.prepare(request)
+        if name in self._workers:  # it has another connection now, and has ended its sandboxes
+            await self._gone(name, self._workers[name])
+        peer = self._workers[name] = _Peer(socket, name)
+        self._settle()
+        self.slots.joined(name, slots, time.monotonic())
+        _LOG.info("worker %s has joined with %d slots", name, slots)
+        self._changed.set()
+        await self._read(socket, lambda data: self._from_worker(peer, data))
+        if self._workers.get(name) is peer:
+            await self._gone(name, peer)
+        return socket
+
+    async def _gone(self, name: str, peer: _Peer) -> None:
+        """A worker is gone: what it had is lost, and is never continued elsewhere."""
+        del self._workers[name]
+        self._settle()
+        lost = self.slots.left(name)
+        self._counts["lost"] += len(lost)
+        reason = error_header(SandboxLost(f"its worker {name} is gone"))
+        for lease in lost:
+            self._asked.pop(lease, None)
+            self._lost(lease, reason)
+        self._changed.set()
+        with contextlib.suppress(ConnectionError, RuntimeError):
+            await peer.socket.close()
+        await cancel_all(peer.tasks)
+        _LOG.info("worker %s is gone, with %d leases", name, len(lost))
+
+    async def _run(self, request: web.Request) -> web.StreamResponse:
+        self._require(request)
+        socket = web.WebSocketResponse(heartbeat=HEARTBEAT, max_msg_size=LARGEST, compress=False)
+        await socket.prepare(request)
+        peer = _Peer(socket, request.query.get("run", ""))
+        await self._read(socket, lambda data: self._from_run(peer, data))
+        for lease in [lease for lease, run in self._runs.items() if run is peer]:
+            del self._runs[lease]
+            self._release(lease, message(lease, {"do": "release"}))
+        await cancel_all(peer.tasks)
+        return socket
+
+    async def _read(self, socket: web.WebSocketResponse, take: Callable[[bytes], Coroutine[Any, Any, None]]) -> None:
+        async for arrived in socket:
+            if arrived.type is WSMsgType.BINARY:
+                try:
+                    await take(arrived.data)
+                except (ValueError, LookupError, TypeError) as error:
+                    _LOG.warning("a connection is closed, as a message is none: %r", error)
+                    await socket.close(message=b"a message is none")
+
+    async def _from_run(self, peer: _Peer, data: bytes) -> None:
+        lease = data[: len(CONTROL)]
+        slot = self.slots.leases.get(lease)
+        if slot is not None and self._runs.get(lease) is peer and not _is_ours(data):
+            await self._workers[slot.worker].send(data)
+            return
+        header, _ = opened(data)
+        if header.get("do") == "acquire":
+            beside = bytes.fromhex(header["beside"]) if header.get("beside") else b""
+            worker = self.slots.leases[beside].worker if beside in self.slots.leases else ""
+            if beside and not worker:
+                peer.post(message(lease, {"lost": error_header(SandboxLost("its parent is gone"))}))
+                return
+            wish = Wish(lease, peer.name, header["kind"], time.monotonic(), worker)
+            if self.slots.ask(wish):
+                self._asked[lease], self._runs[lease] = data, peer
+                self._facts[lease] = {**header["labels"], "lease": lease.hex(), "sandbox": ""}
+                self._counts["leases"] += 1
+                self._give()
+                self._changed.set()
+        elif header.get("do") == "release" and self._runs.get(lease) is peer:
+            self._release(lease, data)
+        elif slot is None and "id" in header:
+            peer.post(message(lease, {"lost": error_header(SandboxLost("the pool does not know its lease"))}))
+
+    def _lost(self, lease: bytes, reason: dict[str, Any]) -> None:
+        """Tell the run of a lease."""
+        self._facts.pop(lease, None)
+        run = self._runs.pop(lease, None)
+        if run is not None:
+            run.post(message(lease, {"lost": reason}))
+
+    def _release(self, lease: bytes, data: bytes) -> None:
+        if self.slots.forget(lease):
+            self._asked.pop(lease, None)
+            self._facts.pop(lease, None)
+            run = self._runs.pop(lease, None)
+            if run is not None:
+                run.post(message(lease, {"do": "released"}))
+        elif (worker := self.slots.releasing(lease)) is not None:
+            self._workers[worker].post(data)
+
+    async def _from_worker(self, peer: _Peer, data: bytes) -> None:
+        lease = data[: len(CONTROL)]
+        run = self._runs.get(lease)
+        if _is_ours(data):
+            header, _ = opened(data)
+            said = header["do"]
+            if said == "acquired":
+                self.slots.ready(lease)
+                self._facts.setdefault(lease, {})["sandbox"] = header["sandbox"]
+                if run is None:  # it is gone meanwhile
+                    self._release(lease, message(lease, {"do": "release"}))
+            elif said in ("refused", "released"):
+                self._counts["refused"] += said == "refused"
+                self.slots.released(lease, time.monotonic(), error=bool(header.get("error_left")))
+                self._runs.pop(lease, None)
+                self._facts.pop(lease, None)
+                self._changed.set()
+                self._give()
+            elif said == "draining":
+                self._drain(peer.name)
+                return
+        if run is not None:
+            await run.send(data)
+
+    # what is seen from outside
+
+    async def _status(self, request: web.Request) -> web.Response:
+        self._require(request)
+        return web.json_response(self.described())
+
+    def described(self) -> dict[str, Any]:
+        slots = self.slots
+        workers = [
+            {
+                "name": worker.name,
+                "slots": len(worker.slots),
+                "busy": worker.busy,
+                "draining": worker.draining,
+                "states": [slot.state.value for slot in worker.slots],
+            }
+            for worker in slots.workers.values()
+        ]
+        return {
+            "pool": self.ledger.pool,
+            "engine": self.engine.name if self.engine is not None else "",
+            "begun": self._begun,
+            "workers": workers,
+            "starting": len(slots.starting),
+            "waiting": slots.waiting,
+            "slots": slots.states(),
+            **self._counts,
+        }
+
+    async def _leases(self, request: web.Request) -> web.Response:
+        self._require(request)
+        return web.json_response([*self._facts.values()])
+
+    async def _end_leases(self, request: web.Request) -> web.Response:
+        """End leases of others, whose runs find them lost."""
+        self._require(request)
+        for each in await request.json():
+            lease = bytes.fromhex(each)
+            run = self._runs.get(lease)
+            self._release(lease, message(lease, {"do": "release"}))
+            if run is not None:
+                self._runs.pop(lease, None)
+                run.post(message(lease, {"lost": error_header(SandboxLost("somebody has reaped it"))}))
+        return web.json_response({})
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        self._require(request)
+        lines = ["# TYPE lachesis_pool_slots gauge"]
+        lines += [f'lachesis_pool_slots{{state="{state}"}} {count}' for state, count in self.slots.states().items()]
+        gauges = {
+            "workers": len(self.slots.workers),
+            "workers_starting": len(self.slots.starting),
+            "leases_waiting": self.slots.waiting,
+        }
+        for name, count in gauges.items():
+            lines += [f"# TYPE lachesis_pool_{name} gauge", f"lachesis_pool_{name} {count}"]
+        for name, count in self._counts.items():
+            lines += [f"# TYPE lachesis_pool_{name}_total counter", f"lachesis_pool_{name}_total {count}"]
+        return web.Response(text="\n".join(lines) + "\n")
+
+    def stop(self) -> None:
+        """End the pool and its workers."""
+        self.stopped.set()
+        self._changed.set()
+
+    async def _stop(self, request: web.Request) -> web.Response:
+        self._require(request)
+        self.stop()
+        return web.json_response({"stopping": True})
+
+
+def _is_ours(data: bytes) -> bool:
+    """Whether the pool has to read a message: its header begins with what it does."""
+    return data[len(CONTROL) + 8 : len(CONTROL) + 14] == b'{"do":'

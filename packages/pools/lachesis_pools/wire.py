@@ -1,0 +1,95 @@
+"""Messages between a run, the pool and its workers: websockets, on connections that runs and workers open.
+
+A message is the 16 bytes of a lease, then a frame as of the executor (`framing.encode`): a header in JSON and a
+payload. The pool passes the messages of a lease on without reading them, but for those that begin or end it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from backends import (
+    BackendError,
+    BackendUnavailable,
+    LachesisError,
+    ProcessesRunning,
+    SandboxExhausted,
+    SandboxLost,
+    SandboxSpec,
+)
+from backends.errors import INSIDE, ImageUnavailable
+from backends.executor.framing import Frames, encode
+
+CONTROL = bytes(16)
+LARGEST = 1 << 29
+"""Bytes of a message: the largest answer of an executor, and its header."""
+HEARTBEAT = 20.0
+"""Seconds between pings of an idle connection: proxies and servers close silent ones after a minute."""
+TOKEN = "LACHESIS_POOL_TOKEN"
+"""The variable with the pool's key: it is in no argument, which every user of a machine can read."""
+URL = "LACHESIS_POOL_URL"
+_KINDS: Mapping[str, type[LachesisError]] = {
+    kind.__name__: kind for kind in (BackendError, BackendUnavailable, ImageUnavailable, SandboxLost, SandboxExhausted)
+}
+
+
+def new_lease() -> bytes:
+    return secrets.token_bytes(16)
+
+
+def message(lease: bytes, header: dict[str, Any], payload: bytes = b"") -> bytes:
+    return lease + encode(header, payload)
+
+
+def opened(data: bytes) -> tuple[dict[str, Any], bytes]:
+    """The header and the payload of a message. Raises `ValueError` if it is none."""
+    frames = Frames()
+    frames.arrived += data[len(CONTROL) :]
+    found = frames.next()
+    if found is None or frames.arrived:
+        raise ValueError("a message is no frame")
+    return found[0], found[1]
+
+
+def error_header(error: BaseException) -> dict[str, Any]:
+    """An error as it is sent. What is no error of a sandbox is a `BackendError` with its class."""
+    if isinstance(error, ProcessesRunning):
+        return {"kind": "ProcessesRunning", "message": str(error), "commands": error.commands}
+    if isinstance(error, OSError):
+        inside = INSIDE in getattr(error, "__notes__", ())
+        number = error.errno if error.errno is not None else errno.EIO
+        return {"kind": "OSError", "errno": number, "message": error.strerror or str(error), "path": error.filename,
+                "inside": inside}  # fmt: skip
+    kind = next((name for name in reversed([*_KINDS]) if isinstance(error, _KINDS[name])), None)
+    text = str(error) if kind is not None else f"{type(error).__name__}: {error}"
+    return {"kind": kind or "BackendError", "message": text}
+
+
+def raised(header: Mapping[str, Any], sandbox: str = "") -> Exception:
+    """The error that `error_header` has described."""
+    text = str(header.get("message", ""))
+    if header["kind"] == "ProcessesRunning":
+        return ProcessesRunning(sandbox, [str(each) for each in header["commands"]])
+    if header["kind"] == "OSError":
+        error = OSError(int(header["errno"]), text, header.get("path"))
+        if header.get("inside"):
+            error.add_note(INSIDE)
+        return error
+    return _KINDS.get(header["kind"], BackendError)(text)
+
+
+def spec_header(spec: SandboxSpec) -> dict[str, Any]:
+    return asdict(spec)
+
+
+def spec_of(header: Mapping[str, Any]) -> SandboxSpec:
+    return SandboxSpec(**header)
+
+
+def token_of(given: str = "") -> str:
+    return given or os.environ.get(TOKEN, "")

@@ -1,0 +1,278 @@
+"""A worker: it connects to the pool, and serves so many sandboxes of its own machine at once.
+
+What it needs of a sandbox is the connection to its executor: requests of a run go there as they are. Everything that it
+has made ends with it, since it is the owner, and with its connection to the pool.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+
+from backends import Backend, BackendError, BackendUnavailable, Lease, SandboxSpec, SupportsRestore, WarmSandboxes
+from backends.base import SandboxCheckpoint, SupportsCheckpoint
+from backends.sandbox import ExecutorSandbox
+from backends.tasks import cancel_all, finish, run_all
+
+from .wire import CONTROL, HEARTBEAT, LARGEST, error_header, message, opened, spec_of
+
+_LOG = logging.getLogger(__name__)
+_BACKOFF = (0.2, 10.0)
+"""Seconds until the pool is tried again: at first, at most."""
+
+
+@dataclass(eq=False, slots=True)
+class _Held:
+    """What a lease has here."""
+
+    lease: Lease
+    sandbox: ExecutorSandbox
+    checkpoints: dict[int, SandboxCheckpoint] = field(default_factory=dict)
+    calls: dict[int, asyncio.Task[None]] = field(default_factory=dict)
+
+
+class PoolWorker:
+    """Serves `slots` sandboxes of `backend` to the pool at `url`.
+
+    Args:
+        token: the pool's key.
+        warm: sandboxes of the backend's defaults are made before the first lease, and all that come back are reset and
+            used again, where the backend can.
+        patience: seconds for which a pool that does not answer is tried again.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        token: str,
+        backend: Backend,
+        *,
+        name: str,
+        slots: int,
+        warm: bool = False,
+        patience: float = 300.0,
+    ) -> None:
+        self._url, self._token, self._name, self._slots = url.rstrip("/"), token, name, slots
+        self._backend, self._ahead, self._patience = backend, warm, patience
+        self._warm = WarmSandboxes(backend, slots if warm else 0)
+        self._held: dict[bytes, _Held] = {}
+        self._making: dict[bytes, asyncio.Task[None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._draining = asyncio.Event()
+        self._socket: aiohttp.ClientWebSocketResponse | None = None
+
+    def drain(self) -> None:
+        """Take no more leases, and end when the last one has ended."""
+        self._draining.set()
+        self._post(message(CONTROL, {"do": "draining"}))
+        self._ends_if_idle()
+
+    async def serve(self) -> None:
+        """Until it has drained.
+
+        Raises:
+            BackendUnavailable: no sandbox can be made here, or the key is wrong.
+            BackendError: the pool has not answered for `patience` seconds.
+        """
+        probe = await self._warm.lease(SandboxSpec())
+        try:
+            answered = await probe.sandbox.exec("echo ready", timeout=60)
+            if answered.stdout != b"ready\n":
+                raise BackendUnavailable(f"a probe command was answered with {answered!r}")
+        finally:
+            await probe.release()
+        if self._ahead:  # as many as there are slots, which wait for the first leases
+            made = await run_all(self._warm.lease(SandboxSpec()) for _ in range(self._slots))
+            await run_all(lease.release() for lease in made)
+        loop = asyncio.get_running_loop()
+        reached, wait = loop.time(), _BACKOFF[0]
+        try:
+            async with aiohttp.ClientSession() as session:
+                while not self._draining.is_set():
+                    try:
+                        await self._connected(session)
+                        reached, wait = loop.time(), _BACKOFF[0]
+                    except aiohttp.WSServerHandshakeError as error:
+                        if error.status == 401:
+                            raise BackendUnavailable(f"{self._url}: the pool's key is another one") from None
+                        _LOG.info("the pool refuses the connection: %s", error)
+                    except (aiohttp.ClientError, OSError, TimeoutError) as error:
+                        _LOG.info("the pool does not answer: %s", error)
+                    if loop.time() - reached > self._patience:
+                        raise BackendError(f"the pool at {self._url} has not answered for {self._patience:g} s")
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(self._draining.wait(), wait)
+                    wait = min(_BACKOFF[1], 2 * wait)
+        finally:
+            await finish(self._end_all())
+            await finish(self._warm.close())
+
+    async def _connected(self, session: aiohttp.ClientSession) -> None:
+        query = {"name": self._name, "slots": str(self._slots)}
+        headers = {"Authorization": f"Bearer {self._token}"}
+        async with session.ws_connect(
+            f"{self._url}/worker", params=query, headers=headers, heartbeat=HEARTBEAT, max_msg_size=LARGEST
+        ) as socket:
+            _LOG.info("connected to %s", self._url)
+            self._socket = socket
+            try:
+                async for arrived in socket:
+                    if arrived.type is aiohttp.WSMsgType.BINARY:
+                        self._take(arrived.data)
+            finally:
+                self._socket = None
+                await finish(self._end_all())  # a pool that is gone knows none of them any more
+
+    async def _end_all(self) -> None:
+        await cancel_all([*self._making.values(), *self._tasks])
+        await asyncio.gather(*(self._release(lease) for lease in [*self._held]))
+
+    # messages
+
+    def _take(self, data: bytes) -> None:
+        lease = data[: len(CONTROL)]
+        header, payload = opened(data)
+        said = header.get("do")
+        held = self._held.get(lease)
+        if said == "drain":
+            if header.get("now"):
+                for each in [*self._held]:
+                    self._begin(self._give_back(each))
+            self.drain()
+        elif said == "acquire":
+            making = self._making[lease] = self._begin(self._acquire(lease, header))
+            making.add_done_callback(lambda _: self._making.pop(lease, None))
+        elif said == "release":
+            if lease in self._making:
+                self._making[lease].cancel()
+            else:
+                self._begin(self._give_back(lease))
+        elif held is None:
+            self._post(message(lease, {"id": header.get("id"), "error": _gone()}))
+        elif "cancel" in header:
+            if header["cancel"] in held.calls:
+                held.calls[header["cancel"]].cancel()
+        elif "post" in header:
+            held.sandbox._connection.post(header["post"], **header["fields"])
+        elif "forget" in header:
+            held.checkpoints.pop(header["forget"], None)
+        else:
+            number = header["id"]
+            call = held.calls[number] = self._begin(self._answer(lease, held, header, payload))
+            call.add_done_callback(lambda _: held.calls.pop(number, None))
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _post(self, data: bytes) -> None:
+        if self._socket is not None:
+            self._begin(_sent(self._socket, data))
+
+    async def _acquire(self, lease: bytes, header: Mapping[str, Any]) -> None:
+        try:
+            spec = spec_of(header["spec"])
+            if header.get("beside"):
+                parent = self._held[bytes.fromhex(header["beside"])]
+                assert isinstance(parent.sandbox, SupportsCheckpoint)
+                child = await parent.sandbox.fork(parent.checkpoints[header["checkpoint"]], labels=spec.labels)
+                made = Lease(child, child.close, lifetime=spec.lifetime)
+            else:
+                made = await self._warm.lease(spec)
+        except BaseException as error:
+            if isinstance(error, asyncio.CancelledError):
+                self._post(message(lease, {"do": "released"}))
+                raise
+            error = BackendError("its parent has no such checkpoint") if isinstance(error, KeyError) else error
+            self._post(message(lease, {"do": "refused", "error": error_header(error)}))
+            return
+        sandbox = made.sandbox
+        assert isinstance(sandbox, ExecutorSandbox), f"{self._backend.name} makes sandboxes without our executor"
+        self._held[lease] = _Held(made, sandbox)
+        facts = {"workdir": sandbox.workdir, "python": sandbox.python, "home": sandbox.home, "sandbox": sandbox.id}
+        powers = [isinstance(sandbox, SupportsCheckpoint), isinstance(sandbox, SupportsRestore)]
+        shared = sandbox.shared_network != "none"
+        self._post(message(lease, {"do": "acquired", **facts, "powers": powers, "shared": shared}))
+
+    async def _give_back(self, lease: bytes) -> None:
+        error = await self._release(lease)
+        more = {} if error is None else {"error_left": error}
+        self._post(message(lease, {"do": "released", **more}))
+        self._ends_if_idle()
+
+    async def _release(self, lease: bytes) -> str | None:
+        """Why the sandbox of a lease could not be removed; None if it was."""
+        held = self._held.pop(lease, None)
+        if held is None:
+            return None
+        try:
+            await cancel_all([*held.calls.values()])
+            await held.lease.release()
+        except BackendError as error:
+            _LOG.warning("%s could not be given back: %s", held.sandbox.id, error)
+            return str(error)
+        return None
+
+    def _ends_if_idle(self) -> None:
+        if self._draining.is_set() and not self._held and not self._making and self._socket is not None:
+            self._begin(_closed(self._socket))
+
+    async def _answer(self, lease: bytes, held: _Held, header: Mapping[str, Any], payload: bytes) -> None:
+        number = header["id"]
+        try:
+            if "op" in header:
+                options = {"patience": header["patience"], "room": header["room"], **header["fields"]}
+                answer, data = await held.sandbox._connection.request(header["op"], payload, **options)
+                answer = {**answer, "id": number}
+            else:
+                answer, data = {"id": number, **await _whole(held, header)}, b""
+        except Exception as error:
+            answer, data = {"id": number, "error": error_header(error)}, b""
+            if held.sandbox._connection.lost is not None:
+                answer["lost"] = held.sandbox._connection.lost
+        if self._socket is not None:
+            await _sent(self._socket, message(lease, answer, data))
+
+
+async def _whole(held: _Held, header: Mapping[str, Any]) -> dict[str, Any]:
+    """Do something to the sandbox as a whole."""
+    sandbox, kind = held.sandbox, header["whole"]
+    if kind == "checkpoint" and isinstance(sandbox, SupportsCheckpoint):
+        taken = await sandbox.checkpoint(running=header["running"])
+        number = max(held.checkpoints, default=0) + 1
+        held.checkpoints[number] = taken
+        return {"number": number, "sandbox": taken.sandbox, "cwd": taken.cwd, "left_out": list(taken.left_out)}
+    if kind == "restore" and isinstance(sandbox, SupportsRestore):
+        await sandbox.restore(held.checkpoints[header["number"]])
+        return {}
+    raise BackendUnavailable(f"{sandbox.id}: the worker's backend cannot do that ({kind})")
+
+
+def _gone() -> dict[str, Any]:
+    return {"kind": "SandboxLost", "message": "its lease is over"}
+
+
+async def _sent(socket: aiohttp.ClientWebSocketResponse, data: bytes) -> None:
+    with contextlib.suppress(ConnectionError, RuntimeError, aiohttp.ClientError):
+        await socket.send_bytes(data)
+
+
+async def _closed(socket: aiohttp.ClientWebSocketResponse) -> None:
+    with contextlib.suppress(ConnectionError, RuntimeError, aiohttp.ClientError):
+        await socket.close()
+
+
+def drained_by_signals(drain: Callable[[], None]) -> None:
+    """SIGTERM and Ctrl-C drain: what runs is finished first, as far as whoever sent it waits."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, drain)

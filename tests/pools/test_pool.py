@@ -1,0 +1,207 @@
+"""A real pool with real workers: leases, kills of every process, workers that cannot start, drains."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from backends import BackendError, BackendUnavailable, SandboxLost, SandboxSpec, create_backend
+from tests.support.pool_engine import PoolEngine, pool_engine, workers
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PoolEngine]:
+    folder = tmp_path_factory.mktemp("pool")
+    with pool_engine(folder, "--slots", "3", "--least", "1", "--most", "3", "--warm", "--idle", "3600") as engine:
+        engine.ready(1)
+        yield engine
+    assert workers() == []
+
+
+def ours(engine: PoolEngine) -> list[int]:
+    """Its workers' processes."""
+    return [pid for worker in engine.status()["workers"] for pid in workers(worker["name"])]
+
+
+async def settled(engine: PoolEngine, **wanted: int) -> dict[str, Any]:
+    """Wait until the pool has so many leases in these states."""
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
+        said = await asyncio.to_thread(engine.status)
+        if all(said["slots"][state] == count for state, count in wanted.items()):
+            return said
+        await asyncio.sleep(0.1)
+    raise AssertionError(said)
+
+
+async def test_a_full_pool_starts_workers_and_makes_the_others_wait(pool: PoolEngine) -> None:
+    backend = create_backend("pool", **pool.options)
+    made = await asyncio.gather(*(backend.create(SandboxSpec()) for _ in range(9)))
+    assert len({sandbox.id for sandbox in made}) == 9
+    late = asyncio.create_task(backend.create(SandboxSpec()))
+    await asyncio.sleep(0.3)
+    said = await settled(pool, executing=9)
+    assert said["waiting"] == 1 and len(said["workers"]) == 3 and not late.done()
+    outputs = await asyncio.gather(*(each.exec(f"echo {n} > f; cat f", timeout=30) for n, each in enumerate(made)))
+    assert [each.stdout for each in outputs] == [f"{n}\n".encode() for n in range(9)]
+    await made[0].close()
+    last = await late
+    assert (await last.exec("ls", timeout=20)).stdout == b"", "a slot is used again, and its files are not"
+    await asyncio.gather(*(each.close() for each in (*made, last)))
+    await settled(pool, available=9)
+
+
+async def test_a_lease_that_is_cancelled_while_it_waits_or_starts_takes_no_slot(pool: PoolEngine) -> None:
+    backend = create_backend("pool", **pool.options)
+    chance = random.Random(4)
+    for _ in range(20):
+        call = asyncio.create_task(backend.create(SandboxSpec()))
+        await asyncio.sleep(chance.uniform(0, 0.05))
+        call.cancel()
+        for each in await asyncio.gather(call, return_exceptions=True):
+            if not isinstance(each, BaseException):
+                await each.close()
+    await settled(pool, acquired=0, executing=0, releasing=0)
+
+
+async def test_a_worker_that_is_killed_loses_its_sandboxes_and_nothing_else(pool: PoolEngine) -> None:
+    backend = create_backend("pool", **pool.options)
+    for _ in range(3):
+        made = await asyncio.gather(*(backend.create(SandboxSpec()) for _ in range(4)))
+        running = [asyncio.create_task(each.exec("sleep 3; echo done", timeout=60)) for each in made]
+        await asyncio.sleep(0.2)
+        os.kill(random.choice(ours(pool)), signal.SIGKILL)
+        ended = await asyncio.gather(*running, return_exceptions=True)
+        lost = [each for each in ended if isinstance(each, SandboxLost)]
+        assert lost and len(lost) < 4 and all("worker" in str(each) for each in lost)
+        assert all(each.stdout == b"done\n" for each in ended if not isinstance(each, BaseException))
+        for sandbox, end in zip(made, ended, strict=True):
+            if isinstance(end, SandboxLost):
+                with pytest.raises(SandboxLost):
+                    await sandbox.exec("true", timeout=20)
+        await asyncio.gather(*(each.close() for each in made))
+        await settled(pool, executing=0)
+
+
+async def test_a_run_that_is_killed_gives_its_slots_back(pool: PoolEngine) -> None:
+    code = (
+        "import asyncio, json, sys\nfrom backends import SandboxSpec, create_backend\n"
+        "async def main():\n"
+        "    backend = create_backend('pool', **json.loads(sys.argv[1]))\n"
+        "    made = await asyncio.gather(*(backend.create(SandboxSpec()) for _ in range(2)))\n"
+        "    await asyncio.gather(*(each.start('sleep 1000') for each in made))\n"
+        "    print('ready', flush=True)\n    await asyncio.sleep(1000)\nasyncio.run(main())\n"
+    )
+    arguments = [sys.executable, "-c", code, json.dumps(pool.options)]
+    owner = await asyncio.create_subprocess_exec(*arguments, cwd=ROOT, stdout=subprocess.PIPE)
+    assert owner.stdout is not None and await owner.stdout.readline() == b"ready\n"
+    await settled(pool, executing=2)
+    owner.kill()
+    await owner.wait()
+    await settled(pool, executing=0, releasing=0)
+
+
+async def test_a_wrong_key_is_refused(pool: PoolEngine, tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_text("wrong")
+    backend = create_backend("pool", url=pool.place["url"], token_file=str(key))
+    assert not (await backend.check()).ok
+    with pytest.raises(BackendUnavailable, match=r"cannot be reached.*Next step"):
+        await backend.create(SandboxSpec())
+    arguments = ["worker", "--connect", pool.place["url"], "--slots", "1"]
+    done = await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, "-m", "lachesis_pools", *arguments],
+        env={**os.environ, "LACHESIS_POOL_TOKEN": "wrong"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1 and "the pool's key is another one" in done.stderr
+
+
+async def test_what_is_seen_from_outside_is_counted(pool: PoolEngine) -> None:
+    place = pool.place
+    headers = {"Authorization": f"Bearer {place['token']}"}
+    async with (
+        aiohttp.ClientSession(headers=headers) as session,
+        session.get(f"{place['url']}/metrics") as answer,
+    ):
+        text = await answer.text()
+    assert 'lachesis_pool_slots{state="available"} ' in text and "lachesis_pool_leases_total " in text
+    assert "leases wait" in pool.run("status")
+
+
+# --- pools of their own ----------------------------------------------------------------------------------------------
+
+
+async def test_a_pool_that_is_killed_leaves_no_worker_and_its_runs_find_their_sandboxes_lost(tmp_path: Path) -> None:
+    engine = PoolEngine(tmp_path, "--slots", "2", "--least", "2", "--most", "2")
+    engine.ready(2)
+    pids = ours(engine)
+    backend = create_backend("pool", **engine.options)
+    sandbox = await backend.create(SandboxSpec())
+    running = asyncio.create_task(sandbox.exec("sleep 100", timeout=200))
+    await asyncio.sleep(0.2)
+    engine.process.kill()
+    with pytest.raises(SandboxLost, match="connection to the pool"):
+        await running
+    await sandbox.close()
+    for _ in range(200):
+        if not {*pids} & {*workers()}:
+            break
+        await asyncio.sleep(0.1)
+    assert not {*pids} & {*workers()}, "a worker ends with the pool that has started it"
+    engine.process.wait()
+    engine.start()
+    assert len(engine.ready(2)["workers"]) == 2
+    assert "nothing is left" in await asyncio.to_thread(engine.end)
+
+
+async def test_workers_that_cannot_start_end_the_pool_with_the_reason(tmp_path: Path) -> None:
+    options = ["--backend", "docker", "--options", '{"url": "unix:///nowhere"}']
+    engine = PoolEngine(tmp_path, "--least", "4", "--most", "4", *options)
+    code = await asyncio.to_thread(engine.process.wait, 120)
+    said = (tmp_path / "log").read_text()
+    assert code == 1 and "workers did not start" in said and "docker" in said and "Next step" in said
+
+
+async def test_a_worker_that_is_told_to_end_finishes_what_runs(tmp_path: Path) -> None:
+    with pool_engine(tmp_path, "--slots", "2", "--least", "1", "--most", "1") as engine:
+        engine.ready(1)
+        [pid] = ours(engine)
+        sandbox = await create_backend("pool", **engine.options).create(SandboxSpec())
+        running = asyncio.create_task(sandbox.exec("sleep 1; echo done", timeout=60))
+        await asyncio.sleep(0.2)
+        os.kill(pid, signal.SIGTERM)
+        assert (await running).stdout == b"done\n"
+        assert (await sandbox.exec("echo still", timeout=20)).stdout == b"still\n"
+        await sandbox.close()
+        for _ in range(100):
+            if pid not in workers():
+                break
+            await asyncio.sleep(0.1)
+        assert pid not in workers()
+
+
+async def test_no_slot_in_time_is_an_error_of_the_infrastructure(tmp_path: Path) -> None:
+    with pool_engine(tmp_path, "--engine", "none") as engine:
+        backend = create_backend("pool", **engine.options, start_timeout=0.5)
+        with pytest.raises(BackendError, match=r"given no slot within 0\.5 s"):
+            await backend.create(SandboxSpec())
+        assert engine.status()["waiting"] == 0
