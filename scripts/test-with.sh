@@ -7,6 +7,7 @@
 #               verifiers where they are installed
 #   guests      verifiers and Inspect (350 MB)
 #   harbor      task folders and jobs against Harbor's own models and viewer
+#   pools       pools of sandboxes: workers by ssh, Slurm and Ray (200 MB; as root, with Debian's slurm-wlm and munge)
 #   programs    agent programs in sandboxes (1.5 GB from PyPI and npm)
 #   ray         batches on a real Ray of this machine (200 MB)
 #   skyrl       a training run with SkyRL as the engine (Python 3.12; 6 GB)
@@ -88,6 +89,12 @@ case $name in
     mkdir -p "$(dirname "$ray")"
     scripts/venv_beside.sh "$VENV" "$ray" requirements/guests/ray.txt
     LACHESIS_NEED_RAY=1 "$ray/bin/python" -m pytest tests/data/batch/test_ray.py
+    ;;
+  pools)
+    ray=${RAY:-$cache/ray}
+    mkdir -p "$(dirname "$ray")"
+    scripts/venv_beside.sh "$VENV" "$ray" requirements/guests/ray.txt
+    LACHESIS_NEED_RAY=1 LACHESIS_NEED_SLURM=1 "$ray/bin/python" -m pytest tests/pools
     ;;
   skyrl)
     older_tinker

@@ -1,0 +1,112 @@
+"""The same rollouts on workers that each engine has placed; and what is left when each part of it is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from backends import SandboxLost, SandboxSpec, create_backend
+from tests.support.chats import records
+from tests.support.pool_engine import PoolEngine, pool_engine, workers
+from tests.support.slurm_engine import NEEDS_SLURM, slurm_engine
+from tests.support.ssh_engine import ssh_engine
+
+NEEDS_RAY = [
+    pytest.mark.skipif("LACHESIS_NEED_RAY" not in os.environ, reason="`make test-ray` asks for it"),
+    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed"),
+]
+
+
+@contextmanager
+def by_ssh(folder: Path, *arguments: str) -> Iterator[PoolEngine]:
+    with ssh_engine() as sshd:
+        key, known = sshd.options["client_keys"][0], sshd.options["known_hosts"]
+        options = f"-F none -p {sshd.port} -i {key} -o UserKnownHostsFile={known}"
+        given = ["--engine-option", f"hosts={sshd.user}@127.0.0.1,{sshd.user}@127.0.0.1", "--engine-option"]
+        with pool_engine(folder, "--engine", "ssh", *given, f"options={options}", *arguments) as pool:
+            yield pool
+
+
+@contextmanager
+def by_slurm(folder: Path, *arguments: str) -> Iterator[PoolEngine]:
+    with (
+        slurm_engine(folder / "slurm", processors=64) as variables,
+        pool_engine(folder / "pool", "--engine", "slurm", *arguments, env=variables) as pool,
+    ):
+        yield pool
+        pool.end()
+        queue = subprocess.run(["squeue", "--noheader"], env=variables, capture_output=True, text=True, check=True)
+        assert queue.stdout == "", "a job is left"
+
+
+@contextmanager
+def by_ray(folder: Path, *arguments: str) -> Iterator[PoolEngine]:
+    temporary = tempfile.mkdtemp(prefix="ray")  # not of pytest: the names of sockets may have 107 characters
+    variables = {"RAY_TMPDIR": temporary, "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
+    try:
+        with pool_engine(folder, "--engine", "ray", *arguments, env=variables) as pool:
+            yield pool
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+ENGINES = [
+    pytest.param(pool_engine, id="processes"),
+    pytest.param(by_ssh, id="ssh"),
+    pytest.param(by_slurm, id="slurm", marks=NEEDS_SLURM),
+    pytest.param(by_ray, id="ray", marks=NEEDS_RAY),
+]
+
+
+async def gone(pids: set[int], seconds: float = 60.0) -> bool:
+    end = time.monotonic() + seconds
+    while pids & {*workers()} and time.monotonic() < end:  # noqa: ASYNC110  (other processes end)
+        await asyncio.sleep(0.1)
+    return not pids & {*workers()}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+async def test_rollouts_are_played_on_workers_of_each_engine(tmp_path: Path, engine: object) -> None:
+    make = engine
+    with make(tmp_path / "e", "--slots", "2", "--least", "2", "--most", "2") as pool:  # type: ignore[operator]
+        assert len(pool.ready(2)["workers"]) == 2
+        pids = {*workers()}
+        out = tmp_path / "out"
+        command = [sys.executable, "-m", "lachesis", "process", "terminal", "-n", "2", "-r", "2", "-m", "reference"]
+        command += ["--env.terminal_backend", "pool", "-o", str(out)]
+        done = await asyncio.to_thread(
+            subprocess.run, command, env=pool.env, capture_output=True, text=True, timeout=300, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        groups = records(out)
+        assert [group["scores"] for group in groups] == [[1.0, 1.0], [1.0, 1.0]]
+        said = pool.status()
+        assert said["leases"] >= 4 and said["lost"] == 0 and said["slots"]["available"] == 4
+        # A worker that is killed is replaced, and what it had is lost and not continued elsewhere.
+        sandbox = await create_backend("pool", **pool.options).create(SandboxSpec())
+        running = asyncio.create_task(sandbox.exec("sleep 100", timeout=200))
+        await asyncio.sleep(0.5)
+        for worker in said["workers"]:
+            for pid in workers(worker["name"]):
+                with_name = Path(f"/proc/{pid}/cmdline").read_bytes()
+                if b"ssh" not in with_name.split(b"\0")[0]:
+                    os.kill(pid, signal.SIGKILL)
+        with pytest.raises(SandboxLost):
+            await running
+        await sandbox.close()
+        pids |= {*workers()}
+        assert len(pool.ready(2)["workers"]) == 2
+        pids |= {*workers()}
+    assert await gone(pids), "a worker is left"
