@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PACKAGES := backends environments lachesis packages tool_call_parsers
 CODE := $(PACKAGES) tests benchmarks scripts
-BENCHMARKS := startup trajectories agent_loop imports parsers message_graph token_turns long_rollouts live_compression endpoint token_exactness trainer_gets routing rollout_memory loop_lag process_lag serve_lag rollout_api staleness sandboxes sandbox_cost checkpoints evaluation_coverage interval_coverage batch view weight
+BENCHMARKS := startup trajectories agent_loop imports parsers message_graph token_turns long_rollouts live_compression endpoint token_exactness trainer_gets routing rollout_memory loop_lag process_lag serve_lag rollout_api staleness sandboxes sandbox_cost checkpoints pools evaluation_coverage interval_coverage batch view weight
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all train-venv test-train train-demo lint format docs bench bench-train lock release clean atropos-environments force

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -39,6 +40,10 @@ def by_ssh(folder: Path, *arguments: str) -> Iterator[PoolEngine]:
             yield pool
 
 
+STARTED: list[subprocess.Popen[bytes]] = []
+"""Daemons in the place of killed ones."""
+
+
 @contextmanager
 def by_slurm(folder: Path, *arguments: str) -> Iterator[PoolEngine]:
     with (
@@ -48,7 +53,13 @@ def by_slurm(folder: Path, *arguments: str) -> Iterator[PoolEngine]:
         yield pool
         pool.end()
         queue = subprocess.run(["squeue", "--noheader"], env=variables, capture_output=True, text=True, check=True)
-        assert queue.stdout == "", "a job is left"
+        logs = "\n".join(
+            f"{path.name}: {path.read_text()[-800:]}" for path in folder.glob("pool/lachesis/pools/logs/*")
+        )
+        while STARTED:
+            STARTED[-1].terminate()
+            STARTED.pop().wait()
+        assert queue.stdout == "", f"a job is left; {logs}; {(folder / 'pool/log').read_text()[-1000:]}"
 
 
 @contextmanager
@@ -70,11 +81,11 @@ ENGINES = [
 ]
 
 
-async def gone(pids: set[int], seconds: float = 60.0) -> bool:
+async def gone(pool: PoolEngine, seconds: float = 60.0) -> bool:
     end = time.monotonic() + seconds
-    while pids & {*workers()} and time.monotonic() < end:  # noqa: ASYNC110  (other processes end)
+    while pool.workers() and time.monotonic() < end:  # noqa: ASYNC110  (other processes end)
         await asyncio.sleep(0.1)
-    return not pids & {*workers()}
+    return not pool.workers()
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -82,7 +93,6 @@ async def test_rollouts_are_played_on_workers_of_each_engine(tmp_path: Path, eng
     make = engine
     with make(tmp_path / "e", "--slots", "2", "--least", "2", "--most", "2") as pool:  # type: ignore[operator]
         assert len(pool.ready(2)["workers"]) == 2
-        pids = {*workers()}
         out = tmp_path / "out"
         command = [sys.executable, "-m", "lachesis", "process", "terminal", "-n", "2", "-r", "2", "-m", "reference"]
         command += ["--env.terminal_backend", "pool", "-o", str(out)]
@@ -106,7 +116,73 @@ async def test_rollouts_are_played_on_workers_of_each_engine(tmp_path: Path, eng
         with pytest.raises(SandboxLost):
             await running
         await sandbox.close()
-        pids |= {*workers()}
         assert len(pool.ready(2)["workers"]) == 2
-        pids |= {*workers()}
-    assert await gone(pids), "a worker is left"
+    assert await gone(pool), "a worker is left"
+
+
+ROUNDS = 20 if os.environ.get("LACHESIS_TESTS") == "all" else 2
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("victim", ["worker", "pool", "slurmd", "actor"])
+async def test_rollouts_are_played_to_their_end_whatever_is_killed(
+    tmp_path: Path, engine: object, victim: str, request: pytest.FixtureRequest
+) -> None:
+    """Each rollout is scored once, by a sandbox that it had from its beginning to its end."""
+    name = request.node.callspec.id
+    if (victim == "slurmd" and "slurm" not in name.split("-")[-1]) or (victim == "actor" and "ray" not in name):
+        pytest.skip("the engine has no such part")
+    make, chance = engine, random.Random(name)
+    with make(tmp_path / "e", "--slots", "3", "--least", "2", "--most", "2") as pool:  # type: ignore[operator]
+        pool.ready(2)
+        out = tmp_path / "out"
+        command = [sys.executable, "-m", "lachesis", "process", "terminal", "-n", str(40 * ROUNDS), "-r", "1"]
+        command += ["-m", "reference", "--env.terminal_backend", "pool", "-o", str(out), "--env.max_num_workers", "6"]
+        run = await asyncio.create_subprocess_exec(
+            *command, env=pool.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        saying = asyncio.create_task(run.communicate())
+        while not (await asyncio.to_thread(pool.status))["leases"] and not saying.done():  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+        killed = 0
+        while killed < ROUNDS and not saying.done():
+            await asyncio.sleep(chance.uniform(0.5, 2.0))
+            killed += await asyncio.to_thread(kill, pool, victim, chance)
+        said, _ = await asyncio.wait_for(saying, 900)
+        assert run.returncode == 0, said.decode()[-3000:]
+        scores = [score for group in records(out) for score in group["scores"]]
+        assert scores == [1.0] * 40 * ROUNDS, said.decode()[-3000:]
+        assert killed, "the run was over before anything was killed"
+    assert await gone(pool), "a worker is left"
+
+
+def kill(pool: PoolEngine, victim: str, chance: random.Random) -> int:
+    """Kill it, and wait until the pool has its workers again. Returns how many were killed."""
+    if victim == "pool":
+        pool.process.kill()
+        pool.process.wait()
+        pool.start()
+        pool.ready(2)
+        return 1
+    if victim == "slurmd":
+        [pid] = [int(place.name) for place in Path("/proc").glob("[0-9]*") if _runs(place, "slurmd")][:1] or [0]
+    elif victim == "actor":
+        pid = chance.choice([int(p.name) for p in Path("/proc").glob("[0-9]*") if _runs(p, "ray::_Holder")] or [0])
+    else:
+        pid = chance.choice([each for name in pool.status()["workers"] for each in workers(name["name"])] or [0])
+    if not pid:
+        return 0
+    os.kill(pid, signal.SIGKILL)
+    if victim == "slurmd":  # what started it starts it again
+        time.sleep(0.5)
+        STARTED.append(
+            subprocess.Popen(["slurmd", "-D"], env=pool.env, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT)
+        )
+    return 1
+
+
+def _runs(place: Path, program: str) -> bool:
+    try:
+        return (place / "cmdline").read_bytes().split(b"\0")[0].decode().rpartition("/")[2].startswith(program)
+    except (OSError, UnicodeDecodeError):
+        return False

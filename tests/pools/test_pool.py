@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from backends import BackendError, BackendUnavailable, SandboxLost, SandboxSpec, create_backend
+from lachesis_pools.engines.engine import StartLedger, WorkerCommand
+from lachesis_pools.engines.processes import ProcessEngine
+from lachesis_pools.pool import Pool
+from lachesis_pools.slots import Scale
 from tests.support.pool_engine import PoolEngine, pool_engine, workers
 
 ROOT = Path(__file__).parents[2]
@@ -29,7 +36,7 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PoolEngine]:
     with pool_engine(folder, "--slots", "3", "--least", "1", "--most", "3", "--warm", "--idle", "3600") as engine:
         engine.ready(1)
         yield engine
-    assert workers() == []
+    assert engine.workers() == set()
 
 
 def ours(engine: PoolEngine) -> list[int]:
@@ -76,6 +83,56 @@ async def test_a_lease_that_is_cancelled_while_it_waits_or_starts_takes_no_slot(
             if not isinstance(each, BaseException):
                 await each.close()
     await settled(pool, acquired=0, executing=0, releasing=0)
+
+
+async def test_no_slot_is_lost_by_creates_that_are_cut_short_at_any_time(pool: PoolEngine) -> None:
+    backend = create_backend("pool", **pool.options)
+    chance = random.Random(5)
+
+    async def one() -> None:
+        try:
+            async with asyncio.timeout(chance.uniform(0.001, 0.3)):
+                sandbox = await backend.create(SandboxSpec())
+        except (TimeoutError, BackendError):
+            return
+        child = None
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(chance.uniform(0.001, 0.1)):
+                    child = await sandbox.fork()  # type: ignore[attr-defined]
+        finally:
+            await asyncio.gather(sandbox.close(), *([child.close()] if child is not None else []))
+
+    for _ in range(12):
+        await asyncio.gather(*(one() for _ in range(8)))
+    said = await settled(pool, acquired=0, executing=0, releasing=0, error=0)
+    assert said["waiting"] == 0
+
+
+async def test_a_run_that_does_not_read_costs_the_others_nothing(pool: PoolEngine) -> None:
+    code = (
+        "import asyncio, json, sys\nfrom backends import SandboxSpec, create_backend\n"
+        "async def main():\n"
+        "    sandbox = await create_backend('pool', **json.loads(sys.argv[1])).create(SandboxSpec())\n"
+        "    await sandbox.exec('head -c 50000000 /dev/zero > big', timeout=60)\n"
+        "    calls = [asyncio.create_task(sandbox.read_bytes('big')) for _ in range(4)]\n"
+        "    await asyncio.sleep(0.01)\n"
+        "    print('ready', flush=True)\n    await asyncio.gather(*calls)\nasyncio.run(main())\n"
+    )
+    other = await create_backend("pool", **pool.options).create(SandboxSpec())
+    arguments = [sys.executable, "-c", code, json.dumps(pool.options)]
+    owner = await asyncio.create_subprocess_exec(*arguments, cwd=ROOT, stdout=subprocess.PIPE)
+    assert owner.stdout is not None and await owner.stdout.readline() == b"ready\n"
+    owner.send_signal(signal.SIGSTOP)
+    try:
+        for _ in range(30):
+            assert (await other.exec("echo on", timeout=5)).stdout == b"on\n"
+            await asyncio.sleep(0.1)
+    finally:
+        owner.kill()
+        await owner.wait()
+    await other.close()
+    await settled(pool, executing=0, releasing=0)
 
 
 async def test_a_worker_that_is_killed_loses_its_sandboxes_and_nothing_else(pool: PoolEngine) -> None:
@@ -163,10 +220,10 @@ async def test_a_pool_that_is_killed_leaves_no_worker_and_its_runs_find_their_sa
         await running
     await sandbox.close()
     for _ in range(200):
-        if not {*pids} & {*workers()}:
+        if not {*pids} & engine.workers():
             break
         await asyncio.sleep(0.1)
-    assert not {*pids} & {*workers()}, "a worker ends with the pool that has started it"
+    assert not {*pids} & engine.workers(), "a worker ends with the pool that has started it"
     engine.process.wait()
     engine.start()
     assert len(engine.ready(2)["workers"]) == 2
@@ -193,10 +250,56 @@ async def test_a_worker_that_is_told_to_end_finishes_what_runs(tmp_path: Path) -
         assert (await sandbox.exec("echo still", timeout=20)).stdout == b"still\n"
         await sandbox.close()
         for _ in range(100):
-            if pid not in workers():
+            if pid not in engine.workers():
                 break
             await asyncio.sleep(0.1)
-        assert pid not in workers()
+        assert pid not in engine.workers()
+
+
+class Unsteady(ProcessEngine):
+    """An engine that cannot be asked now and then, and whose first start fails halfway."""
+
+    def __init__(self, worker: WorkerCommand) -> None:
+        super().__init__(worker)
+        self.questions = self.starts = 0
+
+    async def start(self, base: str, count: int) -> str:
+        self.starts += 1
+        await super().start(base, 1 if self.starts == 1 else count)
+        if self.starts == 1:
+            raise BackendError("the second worker was refused")
+        return ""
+
+    async def ended(self, names: Collection[str]) -> Mapping[str, str]:
+        self.questions += 1
+        if self.questions % 2:
+            raise BackendError("the engine does not answer")
+        return await super().ended(names)
+
+
+async def test_an_engine_that_fails_now_and_then_costs_time_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    listening = socket.create_server(("127.0.0.1", 0))
+    url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+    engine = Unsteady(WorkerCommand(url, "key", slots=1, warm=False))
+    pool = Pool("key", Scale(0, 2, 1, attempts=20), engine, ledger=StartLedger("unsteady"))
+    runner = web.AppRunner(pool.application())
+    await runner.setup()
+    await web.SockSite(runner, listening).start()
+    keeping = asyncio.create_task(pool.keep())
+    monkeypatch.setenv("LACHESIS_POOL_TOKEN", "key")
+    backend = create_backend("pool", url=url)
+    try:
+        made = await asyncio.gather(*(backend.create(SandboxSpec()) for _ in range(2)))
+        assert engine.starts > 1 and engine.questions > 1
+        assert len(pool.slots.workers) + len(pool.slots.starting) <= 2
+        await asyncio.gather(*(each.close() for each in made))
+    finally:
+        pool.stop()
+        await keeping
+        await runner.cleanup()
 
 
 async def test_no_slot_in_time_is_an_error_of_the_infrastructure(tmp_path: Path) -> None:

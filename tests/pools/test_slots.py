@@ -167,6 +167,20 @@ def test_a_broken_slot_is_used_no_more_and_its_worker_ends() -> None:
     assert pool.states()["error"] == 1 and pool.idle(1.0) == ["w"]
     pool.ask(Wish(lease(2), "run"))
     assert pool.assign() == [] and pool.missing() == 1
+    assert pool.idle(1.0) == ["w"], "also while a rollout waits"
+
+
+def test_a_child_gets_its_slot_beside_its_parent_also_while_the_worker_drains() -> None:
+    pool = SlotPool(Scale(0, 2, 2))
+    pool.joined("w", 2, 0.0)
+    pool.joined("other", 2, 0.0)
+    pool.ask(Wish(lease(1), "run"))
+    [(_, slot)] = pool.assign()
+    pool.drain(slot.worker)
+    pool.ask(Wish(lease(2), "run", worker=slot.worker))
+    pool.ask(Wish(lease(3), "run"))
+    places = {wish.lease: slot.worker for wish, slot in pool.assign()}
+    assert places[lease(2)] == slot.worker != places[lease(3)]
 
 
 def test_the_same_question_again_is_one_lease() -> None:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ class PoolEngine:
     """A running pool. `options` go to `create_backend("pool", ...)`."""
 
     def __init__(self, folder: Path, *arguments: str, env: dict[str, str] | None = None) -> None:
-        self.folder = folder
+        self.folder, self.name = folder, f"pool{uuid.uuid4().hex[:8]}"
         folder.mkdir(parents=True, exist_ok=True)
         self.env = {**os.environ, **(env or {}), "XDG_STATE_HOME": str(folder)}
         self._arguments = arguments
@@ -26,7 +27,7 @@ class PoolEngine:
 
     @property
     def place(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.folder / "lachesis/pools/default.json").read_text())
+        found: dict[str, Any] = json.loads((self.folder / f"lachesis/pools/{self.name}.json").read_text())
         return found
 
     @property
@@ -36,7 +37,7 @@ class PoolEngine:
         return {"url": self.place["url"], "token_file": str(key)}
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "lachesis_pools", "up", *self._arguments]
+        command = [sys.executable, "-m", "lachesis_pools", "up", "--name", self.name, *self._arguments]
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(command, env=self.env, stdout=subprocess.PIPE, stderr=log, text=True)
         assert self.process.stdout is not None
@@ -67,6 +68,10 @@ class PoolEngine:
             time.sleep(0.2)
         raise AssertionError(f"{said}; {(self.folder / 'log').read_text()[-3000:]}")
 
+    def workers(self) -> set[int]:
+        """The processes of its workers."""
+        return {*workers(self.name)}
+
     def end(self) -> str:
         """Ctrl-C, and what it says then."""
         self.process.send_signal(signal.SIGINT)
@@ -84,8 +89,8 @@ def pool_engine(folder: Path, *arguments: str, env: dict[str, str] | None = None
             engine.end()
 
 
-def workers(base: str = "") -> list[int]:
-    """The processes that are workers of pools, or of one start of workers."""
+def workers(base: str) -> list[int]:
+    """The processes of workers whose names have this."""
     found = []
     for place in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):

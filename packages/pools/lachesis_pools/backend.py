@@ -7,8 +7,9 @@ import contextlib
 import itertools
 import time
 import weakref
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, TypeVar, cast
 
 import aiohttp
@@ -34,6 +35,8 @@ from .places import known_pool
 from .wire import CONTROL, HEARTBEAT, LARGEST, message, new_lease, opened, raised, spec_header
 
 T = TypeVar("T")
+_AGAIN = 0.5
+"""Seconds until a pool that does not answer is tried again."""
 _SLACK = 30.0
 """Seconds, beyond those that a worker waits, after which its answer counts as lost."""
 
@@ -63,7 +66,7 @@ class PoolBackend:
     def _link(self) -> PoolLink:
         loop = asyncio.get_running_loop()
         if loop not in self._links:
-            self._links[loop] = PoolLink(*known_pool(self._given, self._token_file))
+            self._links[loop] = PoolLink(partial(known_pool, self._given, self._token_file))
         return self._links[loop]
 
     async def check(self) -> Availability:
@@ -89,10 +92,15 @@ class PoolBackend:
         ended = {lease: info for lease, info in found if run_id is None or info.run_id == run_id}
         if ended:
             await self._link().ask("POST", "end", [*ended])
-            async with asyncio.timeout(PATIENCE):
-                while ended.keys() & {lease for lease, _ in await self._list()}:  # noqa: ASYNC110  (workers do it)
-                    await asyncio.sleep(0.05)
+            try:
+                await asyncio.wait_for(self._until_gone({*ended}), PATIENCE)
+            except TimeoutError:
+                raise BackendError(f"leases of the pool do not end: {', '.join(ended)}") from None
         return [*ended.values()]
+
+    async def _until_gone(self, leases: set[str]) -> None:
+        while leases & {lease for lease, _ in await self._list()}:  # noqa: ASYNC110  (workers do it)
+            await asyncio.sleep(0.05)
 
     async def _list(self) -> list[tuple[str, SandboxInfo]]:
         found = await self._link().ask("GET", "leases")
@@ -100,11 +108,21 @@ class PoolBackend:
         return [(lease, info) for lease, info in described if info.id]
 
 
+class _Away(BackendUnavailable):
+    """The pool does not answer."""
+
+
 class PoolLink:
     """The connection of an event loop to a pool, made when it is needed, and closed with its last lease."""
 
-    def __init__(self, url: str, token: str) -> None:
-        self.url, self._token = url, token
+    def __init__(self, find: Callable[[], tuple[str, str]]) -> None:
+        """
+        Args:
+            find: the address and the key of the pool, which another `lachesis pool up` changes.
+        """
+        self._find = find
+        self.url = "?"
+        self._reached = False
         self._connecting = asyncio.Lock()
         self._session: aiohttp.ClientSession | None = None
         self._socket: aiohttp.ClientWebSocketResponse | None = None
@@ -113,17 +131,21 @@ class PoolLink:
         self._asked: dict[bytes, asyncio.Future[dict[str, Any]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    @property
     def _headers(self) -> dict[str, str]:
-        return {"Authorization": f"Bearer {self._token}"}
+        try:
+            self.url, token = self._find()
+        except BackendUnavailable as error:
+            raise _Away(str(error)) from None
+        return {"Authorization": f"Bearer {token}"}
 
     async def ask(self, method: str, path: str, body: object = None) -> Any:
         """The pool's answer to a request. Raises `BackendUnavailable`."""
+        headers = self._headers()
         try:
             async with (
                 aiohttp.ClientSession() as session,
                 session.request(
-                    method, f"{self.url}/{path}", json=body, headers=self._headers, timeout=aiohttp.ClientTimeout(30)
+                    method, f"{self.url}/{path}", json=body, headers=headers, timeout=aiohttp.ClientTimeout(30)
                 ) as answer,
             ):
                 if answer.status != 200:
@@ -134,22 +156,24 @@ class PoolLink:
 
     async def _connected(self, run: str) -> aiohttp.ClientWebSocketResponse:
         async with self._connecting:
-            if self._socket is None or self._socket.closed:
+            if self._socket is None or self._socket.closed or self._reading is None or self._reading.done():
                 await self._close()
+                headers = self._headers()
                 self._session = aiohttp.ClientSession()
                 try:
                     self._socket = await self._session.ws_connect(
                         f"{self.url}/run",
                         params={"run": run},
-                        headers=self._headers,
+                        headers=headers,
                         heartbeat=HEARTBEAT,
                         max_msg_size=LARGEST,
                     )
                 except (aiohttp.ClientError, OSError, TimeoutError) as error:
                     await self._close()
-                    raise BackendUnavailable(
+                    raise _Away(
                         f"the pool at {self.url} cannot be reached: {error}. Next step: lachesis pool status"
                     ) from None
+                self._reached = True
                 self._reading = asyncio.create_task(self._read(self._socket))
                 self._reading.add_done_callback(seen)
             return self._socket
@@ -166,6 +190,19 @@ class PoolLink:
         self, spec: SandboxSpec, seconds: float, parent: PoolConnection | None = None, checkpoint: int = 0
     ) -> PoolSandbox:
         """A sandbox in a slot: that of any worker, or of the worker of `parent`."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + seconds
+        while True:
+            try:
+                return await self._acquire(spec, end - loop.time(), parent, checkpoint)
+            except _Away:  # a pool that was there is started again, most likely
+                if parent is not None or not self._reached or loop.time() + _AGAIN > end:
+                    raise
+                await asyncio.sleep(_AGAIN)
+
+    async def _acquire(
+        self, spec: SandboxSpec, seconds: float, parent: PoolConnection | None, checkpoint: int
+    ) -> PoolSandbox:
         socket = await self._connected(spec.labels.get("run_id", ""))
         lease = new_lease()
         asked = self._asked[lease] = asyncio.get_running_loop().create_future()
@@ -177,7 +214,8 @@ class PoolLink:
             header |= {"beside": parent.lease.hex(), "checkpoint": checkpoint}
         try:
             async with asyncio.timeout(seconds):
-                await self.send(socket, message(lease, header))
+                with contextlib.suppress(SandboxLost):  # the end of the connection is an answer to all
+                    await self.send(socket, message(lease, header))
                 facts = await asked
         except BaseException as error:
             asked.cancel()
@@ -186,10 +224,11 @@ class PoolLink:
                 raise
             await finish(connection.release())
             if isinstance(error, TimeoutError):
-                raise BackendError(f"the pool at {self.url} has given no slot within {seconds:g} s") from None
+                raise BackendError(f"the pool at {self.url} has given no slot within {seconds:.3g} s") from None
             raise
         finally:
             self._asked.pop(lease, None)
+        connection.title = sandbox_title(facts["sandbox"], spec.labels)
         connection.home = facts["home"]
         kind = (PoolSandbox, ForkablePoolSandbox, RestorablePoolSandbox)[sum(facts["powers"])]
         return kind(connection, spec, facts, seconds)
@@ -214,9 +253,14 @@ class PoolLink:
                 if arrived.type is aiohttp.WSMsgType.BINARY:
                     self._take(arrived.data)
         finally:
+            with contextlib.suppress(aiohttp.ClientError, RuntimeError, ConnectionError):
+                await socket.close()
             for connection in [each for each in self._leases.values() if each.socket is socket]:
                 connection.fail("the connection to the pool broke, and the pool has ended it")
                 connection.released.set()
+                asked = self._asked.get(connection.lease)
+                if asked is not None and not asked.done():
+                    asked.set_exception(_Away(f"the connection to the pool at {self.url} broke"))
 
     def _take(self, data: bytes) -> None:
         lease = data[: len(CONTROL)]
@@ -224,6 +268,8 @@ class PoolLink:
         connection, asked = self._leases.get(lease), self._asked.get(lease)
         said = header.get("do")
         if said in ("acquired", "refused") or (asked is not None and "lost" in header):
+            if said != "acquired" and connection is not None:
+                connection.released.set()
             if asked is not None and not asked.done():
                 if said == "acquired":
                     asked.set_result(header)
@@ -254,6 +300,7 @@ class PoolConnection:
     def __init__(self, link: PoolLink, socket: aiohttp.ClientWebSocketResponse, lease: bytes) -> None:
         self._link, self.socket, self.lease = link, socket, lease
         self.home = "/"
+        self.title = "a sandbox"
         self.lost: str | None = None
         self.released = asyncio.Event()
         """Nothing is left of it at the worker."""
@@ -278,10 +325,14 @@ class PoolConnection:
         if self.lost is not None:
             raise self._loss(self.lost)
         number = next(self._numbers)
+        try:
+            asked = message(self.lease, {"id": number, **header}, payload)
+        except ValueError as large:
+            raise BackendError(f"{self.title}: {large}") from None
         answer = self._pending[number] = asyncio.get_running_loop().create_future()
         try:
             async with asyncio.timeout(None if patience is None else patience + _SLACK):
-                await self._link.send(self.socket, message(self.lease, {"id": number, **header}, payload))
+                await self._link.send(self.socket, asked)
                 found, data = await answer
         except TimeoutError:
             self.fail(f"its worker has not answered {header.get('op', 'it')!r}")
@@ -295,7 +346,7 @@ class PoolConnection:
         error = found.get("error")
         if error is None:
             return found, data
-        failure = raised(error, self.lease.hex())
+        failure = raised(error, self.title)
         if isinstance(failure, SandboxLost) or "lost" in found:
             self.fail(
                 str(found.get("lost", failure)), type(failure) if isinstance(failure, SandboxLost) else SandboxLost

@@ -17,6 +17,7 @@ import secrets
 import socket
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -187,7 +188,7 @@ async def _answers(pool: str) -> bool:
 
 async def _ask(method: str, path: str, pool: str) -> Any:
     try:
-        return await PoolLink(*known_pool(pool=pool)).ask(method, path)
+        return await PoolLink(partial(known_pool, pool=pool)).ask(method, path)
     except BackendUnavailable as error:
         step = f"if it was killed, `lachesis pool up` removes what it left; its file is in {folder()}"
         raise SettingsError(f"{error}; {step}") from None

@@ -8,14 +8,13 @@ import hmac
 import logging
 import secrets
 import time
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection
 from typing import Any
 
 from aiohttp import WSMsgType, web
 
 from backends.errors import BackendError, SandboxLost
-from backends.tasks import cancel_all
+from backends.tasks import seen
 
 from .engines.engine import StartLedger, WorkerEngine
 from .slots import Scale, SlotPool, TooManyFailures, Wish
@@ -24,27 +23,45 @@ from .wire import CONTROL, HEARTBEAT, LARGEST, error_header, message, opened
 _LOG = logging.getLogger(__name__)
 _LOOK = 1.0
 """Seconds between looks at the engine and at idle workers."""
+_PAUSES = (1.0, 60.0)
+"""Seconds without a start after one that failed: at first, at most."""
+_UNREAD = 1 << 29
+"""Bytes that may wait for a peer."""
 _DRAIN = 60.0
 """Seconds that workers have to end at the end of a pool."""
 
 
-@dataclass(eq=False, slots=True)
 class _Peer:
-    """The connection of a worker or of a run."""
+    """The connection of a worker or of a run. What it is sent waits here: nobody waits for one that does not read."""
 
-    socket: web.WebSocketResponse
-    name: str
-    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    def __init__(self, socket: web.WebSocketResponse, transport: asyncio.BaseTransport | None, name: str) -> None:
+        self.socket, self.name = socket, name
+        self._transport = transport
+        self._queue: asyncio.Queue[bytes] = asyncio.Queue()
+        self._size = 0
+        self._writing = asyncio.create_task(self._write())
+        self._writing.add_done_callback(seen)
 
     def post(self, data: bytes) -> None:
-        """Send it soon, in order; nothing if the peer is gone."""
-        task = asyncio.ensure_future(self.send(data))
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
+        """Send it, in order; nothing if the peer is gone. One that has too much left to read loses its connection."""
+        self._size += len(data)
+        if self._size > _UNREAD:
+            _LOG.warning("%s does not read what it is sent, and loses its connection", self.name or "a run")
+            self.end()
+        elif not self._writing.done():
+            self._queue.put_nowait(data)
 
-    async def send(self, data: bytes) -> None:
-        with contextlib.suppress(ConnectionError, RuntimeError):
+    async def _write(self) -> None:
+        while True:
+            data = await self._queue.get()
             await self.socket.send_bytes(data)
+            self._size -= len(data)
+
+    def end(self) -> None:
+        """Break the connection: a close would wait until all was read."""
+        self._writing.cancel()
+        if isinstance(self._transport, asyncio.WriteTransport):
+            self._transport.abort()
 
 
 class Pool:
@@ -84,6 +101,10 @@ class Pool:
         self._counts = {"leases": 0, "lost": 0, "refused": 0, "started": 0}
         self._begun = time.time()
         self._number = 0
+        self._ended: set[str] = set()
+        """Workers that were given up: they are ended, and do not come back."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._next_start, self._pause = 0.0, _PAUSES[0]
         self._mark = f"{ledger.pool}-{secrets.token_hex(4)}"
 
     def application(self) -> web.Application:
@@ -125,7 +146,7 @@ class Pool:
 
     async def _scale(self, engine: WorkerEngine) -> None:
         now = time.monotonic()
-        count = self.slots.missing()
+        count = self.slots.missing() if now >= self._next_start else 0
         if count:
             self._number += 1
             base = f"{self._mark}-{self._number}"
@@ -137,16 +158,43 @@ class Pool:
             try:
                 self.ledger.write(base, await engine.start(base, count))
             except BackendError as error:
+                self._give_up(names)  # some may have been started
                 for name in names:
-                    self.slots.failed(name, str(error))
-        late = [name for name, began in self.slots.starting.items() if now - began > self._start_timeout]
-        for name, reason in (await engine.ended([*self.slots.starting])).items():
-            self.slots.failed(name, reason)
-        for name in late:
-            await engine.stop([name])
-            self.slots.failed(name, f"not ready within {self._start_timeout:g} s")
+                    self._failed(name, str(error))
+        try:
+            await self._look(engine, now)
+        except BackendError as error:  # of an engine that does not answer now
+            _LOG.warning("engine %s: %s", engine.name, error)
         for name in self.slots.idle(now):
             self._drain(name)
+
+    async def _look(self, engine: WorkerEngine, now: float) -> None:
+        """Find starts that have failed."""
+        late = [name for name, began in self.slots.starting.items() if now - began > self._start_timeout]
+        for name, reason in (await engine.ended([*self.slots.starting])).items():
+            self._failed(name, reason)
+        for name in late:
+            if name in self.slots.starting:  # still
+                self._give_up([name])
+                self._failed(name, f"not ready within {self._start_timeout:g} s")
+
+    def _failed(self, name: str, reason: str) -> None:
+        """A start failed: the next one waits."""
+        if name in self.slots.starting:
+            now = time.monotonic()
+            if now >= self._next_start:  # the first of those that were started together
+                self._next_start, self._pause = now + self._pause, min(_PAUSES[1], 2 * self._pause)
+            self.slots.failed(name, reason)
+
+    def _give_up(self, names: Collection[str]) -> None:
+        """End workers, and let them not join any more."""
+        if self.engine is None:
+            return
+        self._ended |= {*names}
+        ending = asyncio.create_task(self.engine.stop(names))
+        self._tasks.add(ending)
+        ending.add_done_callback(self._tasks.discard)
+        ending.add_done_callback(seen)
 
     def _drain(self, name: str) -> None:
         self.slots.drain(name)
@@ -158,14 +206,17 @@ class Pool:
             self._workers[slot.worker].post(self._asked.pop(wish.lease))
 
     async def _end(self) -> None:
-        for peer in [*self._workers.values()]:
-            await peer.send(message(CONTROL, {"do": "drain", "now": True}))
+        self.stopped.set()
+        for name, peer in self._workers.items():
+            self.slots.drain(name)
+            peer.post(message(CONTROL, {"do": "drain", "now": True}))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_DRAIN):
                 await self._empty.wait()
-        for peer in {*self._runs.values()}:
-            with contextlib.suppress(ConnectionError, RuntimeError):
-                await peer.socket.close()
+        for peer in {*self._runs.values(), *self._workers.values()}:
+            peer.end()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
         if self.engine is not None:
             await self.ledger.reap(self.engine)
             await self.engine.close()
@@ -186,21 +237,28 @@ class Pool:
     async def _worker(self, request: web.Request) -> web.StreamResponse:
         self._require(request)
         name, slots = request.query["name"], int(request.query["slots"])
+        if name in self._ended or self.stopped.is_set():
+            raise web.HTTPGone(text="the pool has given it up")
         socket = web.WebSocketResponse(heartbeat=HEARTBEAT, max_msg_size=LARGEST, compress=False)
         await socket.prepare(request)
         if name in self._workers:  # it has another connection now, and has ended its sandboxes
-            await self._gone(name, self._workers[name])
-        peer = self._workers[name] = _Peer(socket, name)
+            self._gone(name, self._workers[name])
+        peer = self._workers[name] = _Peer(socket, request.transport, name)
         self._settle()
         self.slots.joined(name, slots, time.monotonic())
+        self._pause = _PAUSES[0]
         _LOG.info("worker %s has joined with %d slots", name, slots)
         self._changed.set()
-        await self._read(socket, lambda data: self._from_worker(peer, data))
-        if self._workers.get(name) is peer:
-            await self._gone(name, peer)
+        try:
+            await self._read(socket, lambda data: self._from_worker(peer, data))
+        finally:
+            if self._workers.get(name) is peer:
+                self._gone(name, peer)
+                if self.engine is not None and name.startswith(self._mark):  # another one takes its place
+                    self._give_up([name])
         return socket
 
-    async def _gone(self, name: str, peer: _Peer) -> None:
+    def _gone(self, name: str, peer: _Peer) -> None:
         """A worker is gone: what it had is lost, and is never continued elsewhere."""
         del self._workers[name]
         self._settle()
@@ -211,40 +269,42 @@ class Pool:
             self._asked.pop(lease, None)
             self._lost(lease, reason)
         self._changed.set()
-        with contextlib.suppress(ConnectionError, RuntimeError):
-            await peer.socket.close()
-        await cancel_all(peer.tasks)
+        peer.end()
         _LOG.info("worker %s is gone, with %d leases", name, len(lost))
 
     async def _run(self, request: web.Request) -> web.StreamResponse:
         self._require(request)
         socket = web.WebSocketResponse(heartbeat=HEARTBEAT, max_msg_size=LARGEST, compress=False)
         await socket.prepare(request)
-        peer = _Peer(socket, request.query.get("run", ""))
-        await self._read(socket, lambda data: self._from_run(peer, data))
-        for lease in [lease for lease, run in self._runs.items() if run is peer]:
-            del self._runs[lease]
-            self._release(lease, message(lease, {"do": "release"}))
-        await cancel_all(peer.tasks)
+        peer = _Peer(socket, request.transport, request.query.get("run", ""))
+        try:
+            await self._read(socket, lambda data: self._from_run(peer, data))
+        finally:
+            for lease in [lease for lease, run in self._runs.items() if run is peer]:
+                del self._runs[lease]
+                self._release(lease, message(lease, {"do": "release"}))
+            peer.end()
         return socket
 
-    async def _read(self, socket: web.WebSocketResponse, take: Callable[[bytes], Coroutine[Any, Any, None]]) -> None:
+    async def _read(self, socket: web.WebSocketResponse, take: Callable[[bytes], None]) -> None:
         async for arrived in socket:
             if arrived.type is WSMsgType.BINARY:
                 try:
-                    await take(arrived.data)
+                    take(arrived.data)
                 except (ValueError, LookupError, TypeError) as error:
                     _LOG.warning("a connection is closed, as a message is none: %r", error)
                     await socket.close(message=b"a message is none")
 
-    async def _from_run(self, peer: _Peer, data: bytes) -> None:
+    def _from_run(self, peer: _Peer, data: bytes) -> None:
         lease = data[: len(CONTROL)]
         slot = self.slots.leases.get(lease)
         if slot is not None and self._runs.get(lease) is peer and not _is_ours(data):
-            await self._workers[slot.worker].send(data)
+            self._workers[slot.worker].post(data)
             return
         header, _ = opened(data)
-        if header.get("do") == "acquire":
+        if header.get("do") == "acquire" and self.stopped.is_set():
+            peer.post(message(lease, {"lost": error_header(SandboxLost("the pool ends"))}))
+        elif header.get("do") == "acquire":
             beside = bytes.fromhex(header["beside"]) if header.get("beside") else b""
             worker = self.slots.leases[beside].worker if beside in self.slots.leases else ""
             if beside and not worker:
@@ -279,7 +339,7 @@ class Pool:
         elif (worker := self.slots.releasing(lease)) is not None:
             self._workers[worker].post(data)
 
-    async def _from_worker(self, peer: _Peer, data: bytes) -> None:
+    def _from_worker(self, peer: _Peer, data: bytes) -> None:
         lease = data[: len(CONTROL)]
         run = self._runs.get(lease)
         if _is_ours(data):
@@ -298,10 +358,11 @@ class Pool:
                 self._changed.set()
                 self._give()
             elif said == "draining":
-                self._drain(peer.name)
+                self.slots.drain(peer.name)
+                peer.post(message(CONTROL, {"do": "drained"}))  # it gets no more after this
                 return
         if run is not None:
-            await run.send(data)
+            run.post(data)
 
     # what is seen from outside
 

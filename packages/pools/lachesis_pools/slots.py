@@ -65,9 +65,12 @@ class Worker:
     def busy(self) -> int:
         return sum(slot.state is not SlotState.AVAILABLE for slot in self.slots)
 
+    @property
+    def usable(self) -> bool:
+        """Whether it gets leases, now or later."""
+        return not self.draining and any(slot.state is not SlotState.ERROR for slot in self.slots)
+
     def free(self) -> Slot | None:
-        if self.draining:
-            return None
         return next((slot for slot in self.slots if slot.state is SlotState.AVAILABLE), None)
 
 
@@ -172,15 +175,22 @@ class SlotPool:
     def assign(self) -> list[tuple[Wish, Slot]]:
         """Slots for those that wait, one for each run in turn."""
         given: list[tuple[Wish, Slot]] = []
-        open_ones = {name: worker for name, worker in self.workers.items() if worker.free() is not None}
+        placed = {wish.worker for wish in self._wishes() if wish.worker}  # also of a draining worker
+        open_ones = {
+            name: worker
+            for name, worker in self.workers.items()
+            if (not worker.draining or name in placed) and worker.free() is not None
+        }
         served = True
         while served and open_ones:
             served = False
             for run in list(self._waiting):
-                wish = next((wish for wish in self._waiting[run] if wish.worker in ("", *open_ones)), None)
-                if wish is None or not open_ones:
+                anywhere = [worker for worker in open_ones.values() if not worker.draining]
+                places = {*open_ones, *([""] if anywhere else [])}
+                wish = next((wish for wish in self._waiting[run] if wish.worker in places), None)
+                if wish is None:
                     continue
-                worker = open_ones[wish.worker] if wish.worker else _best(open_ones.values(), wish.kind)
+                worker = open_ones[wish.worker] if wish.worker else _best(anywhere, wish.kind)
                 slot = worker.free()
                 assert slot is not None
                 served = True
@@ -229,7 +239,7 @@ class SlotPool:
     def missing(self) -> int:
         """How many workers to start now: never more than are wanted while others are not ready yet."""
         scale = self.scale
-        usable = sum(not worker.draining for worker in self.workers.values())
+        usable = sum(worker.usable for worker in self.workers.values())
         placeless = sum(1 for wish in self._wishes() if not wish.worker)
         wanted = usable + math.ceil(placeless / scale.slots)
         wanted = min(scale.most, max(scale.least, wanted))
@@ -238,15 +248,13 @@ class SlotPool:
 
     def idle(self, now: float) -> list[str]:
         """Workers to end, as they have had nothing to do for long; those with broken slots and nothing else at once."""
-        if self._waiting:
-            return []
-        spare = sum(not worker.draining for worker in self.workers.values()) - self.scale.least
+        spare = sum(worker.usable for worker in self.workers.values()) - self.scale.least
         found: list[str] = []
         for worker in sorted(self.workers.values(), key=lambda worker: worker.idle_since):
             if worker.draining or any(slot.lease for slot in worker.slots):
                 continue
             broken = any(slot.state is SlotState.ERROR for slot in worker.slots)
-            if broken or (len(found) < spare and now - worker.idle_since > self.scale.idle):
+            if broken or (not self._waiting and len(found) < spare and now - worker.idle_since > self.scale.idle):
                 found.append(worker.name)
         return found
 

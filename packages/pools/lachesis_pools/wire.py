@@ -43,7 +43,11 @@ def new_lease() -> bytes:
 
 
 def message(lease: bytes, header: dict[str, Any], payload: bytes = b"") -> bytes:
-    return lease + encode(header, payload)
+    """Raises `ValueError` if it is larger than the other side takes."""
+    made = lease + encode(header, payload)
+    if len(made) > LARGEST:
+        raise ValueError(f"{len(made)} bytes are too many for a message of a pool, {LARGEST} are the most")
+    return made
 
 
 def opened(data: bytes) -> tuple[dict[str, Any], bytes]:
@@ -63,7 +67,9 @@ def error_header(error: BaseException) -> dict[str, Any]:
     if isinstance(error, OSError):
         inside = INSIDE in getattr(error, "__notes__", ())
         number = error.errno if error.errno is not None else errno.EIO
-        return {"kind": "OSError", "errno": number, "message": error.strerror or str(error), "path": error.filename,
+        path = error.filename
+        shown = os.fsdecode(path) if isinstance(path, str | bytes | os.PathLike) else None
+        return {"kind": "OSError", "errno": number, "message": error.strerror or str(error), "path": shown,
                 "inside": inside}  # fmt: skip
     kind = next((name for name in reversed([*_KINDS]) if isinstance(error, _KINDS[name])), None)
     text = str(error) if kind is not None else f"{type(error).__name__}: {error}"

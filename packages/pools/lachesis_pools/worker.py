@@ -65,7 +65,11 @@ class PoolWorker:
         self._held: dict[bytes, _Held] = {}
         self._making: dict[bytes, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._unwanted: set[bytes] = set()
+        """Leases that ended while their sandboxes were made."""
         self._draining = asyncio.Event()
+        self._drained = False
+        """The pool sends no more leases."""
         self._socket: aiohttp.ClientWebSocketResponse | None = None
 
     def drain(self) -> None:
@@ -100,6 +104,8 @@ class PoolWorker:
                         await self._connected(session)
                         reached, wait = loop.time(), _BACKOFF[0]
                     except aiohttp.WSServerHandshakeError as error:
+                        if error.status == 410:
+                            raise BackendError(f"the pool at {self._url} has given this worker up") from None
                         if error.status == 401:
                             raise BackendUnavailable(f"{self._url}: the pool's key is another one") from None
                         _LOG.info("the pool refuses the connection: %s", error)
@@ -121,7 +127,9 @@ class PoolWorker:
             f"{self._url}/worker", params=query, headers=headers, heartbeat=HEARTBEAT, max_msg_size=LARGEST
         ) as socket:
             _LOG.info("connected to %s", self._url)
-            self._socket = socket
+            self._socket, self._drained = socket, False
+            if self._draining.is_set():
+                self.drain()
             try:
                 async for arrived in socket:
                     if arrived.type is aiohttp.WSMsgType.BINARY:
@@ -132,6 +140,7 @@ class PoolWorker:
 
     async def _end_all(self) -> None:
         await cancel_all([*self._making.values(), *self._tasks])
+        self._unwanted.clear()
         await asyncio.gather(*(self._release(lease) for lease in [*self._held]))
 
     # messages
@@ -142,18 +151,17 @@ class PoolWorker:
         said = header.get("do")
         held = self._held.get(lease)
         if said == "drain":
-            if header.get("now"):
-                for each in [*self._held]:
-                    self._begin(self._give_back(each))
+            for each in [*self._held, *self._making] if header.get("now") else []:
+                self._end_lease(each)
             self.drain()
+        elif said == "drained":
+            self._drained = True
+            self._ends_if_idle()
         elif said == "acquire":
             making = self._making[lease] = self._begin(self._acquire(lease, header))
-            making.add_done_callback(lambda _: self._making.pop(lease, None))
+            making.add_done_callback(lambda _: self._made(lease))
         elif said == "release":
-            if lease in self._making:
-                self._making[lease].cancel()
-            else:
-                self._begin(self._give_back(lease))
+            self._end_lease(lease)
         elif held is None:
             self._post(message(lease, {"id": header.get("id"), "error": _gone()}))
         elif "cancel" in header:
@@ -168,6 +176,21 @@ class PoolWorker:
             call = held.calls[number] = self._begin(self._answer(lease, held, header, payload))
             call.add_done_callback(lambda _: held.calls.pop(number, None))
 
+    def _end_lease(self, lease: bytes) -> None:
+        if lease in self._making:  # it may not have begun, or be over: what follows is the same
+            self._unwanted.add(lease)
+            self._making[lease].cancel()
+        else:
+            self._begin(self._give_back(lease))
+
+    def _made(self, lease: bytes) -> None:
+        """The sandbox of a lease exists, or does not."""
+        self._making.pop(lease, None)
+        if lease in self._unwanted:
+            self._unwanted.discard(lease)
+            self._begin(self._give_back(lease))
+        self._ends_if_idle()
+
     def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
@@ -180,28 +203,38 @@ class PoolWorker:
 
     async def _acquire(self, lease: bytes, header: Mapping[str, Any]) -> None:
         try:
-            spec = spec_of(header["spec"])
-            if header.get("beside"):
-                parent = self._held[bytes.fromhex(header["beside"])]
-                assert isinstance(parent.sandbox, SupportsCheckpoint)
-                child = await parent.sandbox.fork(parent.checkpoints[header["checkpoint"]], labels=spec.labels)
-                made = Lease(child, child.close, lifetime=spec.lifetime)
-            else:
-                made = await self._warm.lease(spec)
-        except BaseException as error:
-            if isinstance(error, asyncio.CancelledError):
-                self._post(message(lease, {"do": "released"}))
-                raise
-            error = BackendError("its parent has no such checkpoint") if isinstance(error, KeyError) else error
-            self._post(message(lease, {"do": "refused", "error": error_header(error)}))
+            made = await self._sandbox(header)
+        except Exception as error:
+            if isinstance(error, OSError):  # of this machine, and not of the run's
+                error = BackendError(f"worker {self._name}: {error}")
+            if lease not in self._unwanted:
+                self._post(message(lease, {"do": "refused", "error": error_header(error)}))
             return
         sandbox = made.sandbox
-        assert isinstance(sandbox, ExecutorSandbox), f"{self._backend.name} makes sandboxes without our executor"
+        assert isinstance(sandbox, ExecutorSandbox)
         self._held[lease] = _Held(made, sandbox)
+        if lease in self._unwanted:
+            return
         facts = {"workdir": sandbox.workdir, "python": sandbox.python, "home": sandbox.home, "sandbox": sandbox.id}
         powers = [isinstance(sandbox, SupportsCheckpoint), isinstance(sandbox, SupportsRestore)]
         shared = sandbox.shared_network != "none"
         self._post(message(lease, {"do": "acquired", **facts, "powers": powers, "shared": shared}))
+
+    async def _sandbox(self, header: Mapping[str, Any]) -> Lease:
+        spec = spec_of(header["spec"])
+        if not header.get("beside"):
+            made = await self._warm.lease(spec)
+        else:
+            parent = self._held.get(bytes.fromhex(header["beside"]))
+            checkpoint = parent.checkpoints.get(header["checkpoint"]) if parent is not None else None
+            if parent is None or checkpoint is None or not isinstance(parent.sandbox, SupportsCheckpoint):
+                raise BackendError("its parent has no such checkpoint: it is closed, or the checkpoint is given up")
+            child = await parent.sandbox.fork(checkpoint, labels=spec.labels)
+            made = Lease(child, child.close, lifetime=spec.lifetime)
+        if not isinstance(made.sandbox, ExecutorSandbox):
+            await made.release()
+            raise BackendUnavailable(f"backend {self._backend.name!r} has another executor, which a pool cannot serve")
+        return made
 
     async def _give_back(self, lease: bytes) -> None:
         error = await self._release(lease)
@@ -215,15 +248,15 @@ class PoolWorker:
         if held is None:
             return None
         try:
-            await cancel_all([*held.calls.values()])
-            await held.lease.release()
-        except BackendError as error:
+            await finish(_given_back(held))  # also if the connection breaks meanwhile
+        except Exception as error:
             _LOG.warning("%s could not be given back: %s", held.sandbox.id, error)
             return str(error)
         return None
 
     def _ends_if_idle(self) -> None:
-        if self._draining.is_set() and not self._held and not self._making and self._socket is not None:
+        busy = self._held or self._making or not self._drained
+        if self._draining.is_set() and not busy and self._socket is not None:
             self._begin(_closed(self._socket))
 
     async def _answer(self, lease: bytes, held: _Held, header: Mapping[str, Any], payload: bytes) -> None:
@@ -232,7 +265,8 @@ class PoolWorker:
             if "op" in header:
                 options = {"patience": header["patience"], "room": header["room"], **header["fields"]}
                 answer, data = await held.sandbox._connection.request(header["op"], payload, **options)
-                answer = {**answer, "id": number}
+                # The pool reads what the first key says: an executor must not choose it.
+                answer = {"id": number, **{key: value for key, value in answer.items() if key != "id"}}
             else:
                 answer, data = {"id": number, **await _whole(held, header)}, b""
         except Exception as error:
@@ -240,7 +274,16 @@ class PoolWorker:
             if held.sandbox._connection.lost is not None:
                 answer["lost"] = held.sandbox._connection.lost
         if self._socket is not None:
-            await _sent(self._socket, message(lease, answer, data))
+            try:
+                await _sent(self._socket, message(lease, answer, data))
+            except ValueError as error:
+                answer = {"id": number, "error": error_header(BackendError(str(error)))}
+                await _sent(self._socket, message(lease, answer))
+
+
+async def _given_back(held: _Held) -> None:
+    await cancel_all([*held.calls.values()])
+    await held.lease.release()
 
 
 async def _whole(held: _Held, header: Mapping[str, Any]) -> dict[str, Any]:

@@ -56,9 +56,10 @@ class ProcessEngine:
 
     async def _listen(self, name: str, process: asyncio.subprocess.Process) -> None:
         assert process.stderr is not None
-        async for line in process.stderr:
-            if line.strip():
-                self._said[name] = line.strip()
+        said = b""
+        while data := await process.stderr.read(4096):  # no lines: one may be longer than a reader takes
+            said = (said + data)[-4096:]
+            self._said[name] = said
 
     async def ended(self, names: Collection[str]) -> Mapping[str, str]:
         """See `WorkerEngine.ended`."""
@@ -66,7 +67,8 @@ class ProcessEngine:
         for name in names:
             process = self._running.get(name)
             if process is not None and process.returncode is not None:
-                said = self._said.get(name, b"").decode(errors="replace")[:500]
+                lines = self._said.get(name, b"").decode(errors="replace").strip().splitlines()
+                said = lines[-1][:500] if lines else ""
                 found[name] = said or f"exit code {process.returncode}"
         return found
 
@@ -122,7 +124,8 @@ class SshEngine(ProcessEngine):
             raise BackendError("engine 'ssh' needs hosts. Next step: --engine-option hosts=a,b")
 
     def _line(self, name: str) -> Sequence[str]:
-        used = Counter(self._places[each] for each in self._running if each in self._places)
+        living = [each for each, process in self._running.items() if process.returncode is None]
+        used = Counter(self._places[each] for each in living)
         host = self._places[name] = min(self._hosts, key=lambda each: used[each])
         command = f"exec {shlex.join(super()._line(name))}"
         return ["ssh", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=15", *self._options, host, command]

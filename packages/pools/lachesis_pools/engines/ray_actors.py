@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import subprocess
+import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from backends.errors import BackendUnavailable
+from backends.errors import BackendError, BackendUnavailable
 from lachesis_pools.engines.engine import WorkerCommand
 
 
@@ -20,8 +21,9 @@ class _Holder:
     """The actor."""
 
     def __init__(self, command: Sequence[str], token: str) -> None:
+        self._said = tempfile.TemporaryFile()  # a pipe that nobody reads would stop it  # noqa: SIM115
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
+            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=self._said, start_new_session=True
         )
         assert self._process.stdin is not None
         self._process.stdin.write(f"{token}\n".encode())
@@ -31,8 +33,8 @@ class _Holder:
         """Why the worker has ended; None while it runs."""
         if self._process.poll() is None:
             return None
-        assert self._process.stderr is not None
-        lines = self._process.stderr.read().decode(errors="replace").strip().splitlines()
+        self._said.seek(max(0, self._said.seek(0, 2) - 4096))
+        lines = self._said.read().decode(errors="replace").strip().splitlines()
         return lines[-1][:500] if lines else f"exit code {self._process.returncode}"
 
     def end(self) -> None:
@@ -83,7 +85,10 @@ class RayEngine:
             name = f"{base}.{number}"
             command = [*self._worker.arguments(name), "--end-with-input"]
             make = holder.options(name=name, namespace=self._namespace, lifetime="detached").remote
-            self._actors[name] = await asyncio.to_thread(make, command, self._worker.token)
+            try:
+                self._actors[name] = await asyncio.to_thread(make, command, self._worker.token)
+            except (ray.exceptions.RayError, ValueError, ConnectionError) as error:
+                raise BackendError(f"Ray made no actor for worker {name}: {error}") from error
         return str(count)
 
     async def ended(self, names: Collection[str]) -> Mapping[str, str]:

@@ -1,0 +1,122 @@
+"""Pools: what a sandbox of a worker costs beside one of this machine, and a thousand slots on a simulated clock.
+
+    python benchmarks/pools.py [--rounds 300] [--slots 64]
+
+First, a real pool of one worker on this machine: a command beside one of a local sandbox, in turn; the
+wait for a warm slot; the memory and the CPU time of a worker with `--slots` idle warm sandboxes. Then the waits for
+a slot in bursts of 500 rollouts on 1,000 slots whose workers take 1 to 60 s to start, of which 5 % fail; then the same
+with 20 % of the workers dying.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from backends import Sandbox, SandboxSpec, create_backend
+from lachesis_pools.slots import Scale
+from tests.pools.test_slots import Simulation
+from tests.support.pool_engine import PoolEngine, pool_engine, workers
+
+EXEC_RATIO, ACQUIRE_MS, IDLE_MB, IDLE_CORE = 1.5, 10.0, 150.0, 0.01
+"""Goals: a command beside a local one; a warm slot; a worker of 64 idle slots."""
+
+
+def cpu_seconds(pids: list[int]) -> float:
+    total = 0.0
+    for pid in pids:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return total
+
+
+def memory_mb(pid: int) -> float:
+    text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    return sum(int(line.split()[1]) for line in text.splitlines() if line.startswith("Pss:")) / 1024
+
+
+async def seconds(sandbox: Sandbox) -> float:
+    begin = time.perf_counter()
+    await sandbox.exec("true", timeout=60)
+    return time.perf_counter() - begin
+
+
+async def real(engine: PoolEngine, rounds: int, slots: int) -> bool:
+    backend, local = create_backend("pool", **engine.options), create_backend("local")
+    far, near = await backend.create(SandboxSpec()), await local.create(SandboxSpec())
+    taken: dict[str, list[float]] = {"local": [], "pool": []}
+    for number in range(rounds):
+        for name, sandbox in sorted({"local": near, "pool": far}.items(), reverse=bool(number % 2)):
+            await asyncio.sleep(0.02)
+            taken[name].append(await seconds(sandbox))
+    middle = {name: 1000 * statistics.median(found) for name, found in taken.items()}
+    ratio = middle["pool"] / middle["local"]
+    both = f"local {middle['local']:.2f} ms, pool {middle['pool']:.2f} ms"
+    print(f"a command: {both}, {ratio:.2f} times (goal {EXEC_RATIO})")
+    await far.close()
+    await near.close()
+    waits = []
+    for _ in range(30):
+        begin = time.perf_counter()
+        sandbox = await backend.create(SandboxSpec())
+        waits.append(1000 * (time.perf_counter() - begin))
+        await sandbox.exec("date > f", timeout=60)
+        await sandbox.close()
+    wait = statistics.median(waits)
+    print(f"a warm slot: {wait:.1f} ms, p99 {max(waits):.1f} (goal {ACQUIRE_MS:g})")
+    [worker] = [pid for each in engine.status()["workers"] for pid in workers(each["name"])]
+    await asyncio.sleep(2.0)
+    before = cpu_seconds([worker])
+    await asyncio.sleep(20.0)
+    core, memory = (cpu_seconds([worker]) - before) / 20, memory_mb(worker)
+    print(f"a worker with {slots} idle warm sandboxes: {memory:.0f} MB, {100 * core:.2f} % of a core", end=" ")
+    print(f"(goals {IDLE_MB:g} MB, {100 * IDLE_CORE:g} %)")
+    return ratio <= EXEC_RATIO and wait <= ACQUIRE_MS and memory <= IDLE_MB and core <= IDLE_CORE
+
+
+def simulated(deaths: float) -> bool:
+    simulation = Simulation(11, Scale(0, 1000, 1, starting=128), failing=0.05, deaths=deaths)
+    rollouts = itertools.count()
+
+    def burst(run: str) -> None:
+        for _ in range(500):
+            simulation.ask(run, next(rollouts))
+
+    for number in range(8):
+        simulation.after(60 * number, lambda number=number: burst(f"run {number % 4}"))
+    simulation.run(4000)
+    waits = sorted(wait for found in simulation.waits.values() for wait in found)
+    high = waits[int(0.99 * len(waits))]
+    by_run = [statistics.median(found) for found in simulation.waits.values()]
+    print(
+        f"{100 * deaths:.0f} % of workers die: {len(simulation.finished)} of 4000 rollouts finished, each once; "
+        f"{simulation.lost} leases lost; waits p50 {statistics.median(waits):.1f} s, p99 {high:.0f} s; medians of runs "
+        f"{min(by_run):.1f} to {max(by_run):.1f} s; at most {simulation.most} workers, {simulation.created} started"
+    )
+    return simulation.most <= 1000 and not simulation.pool.leases
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=300)
+    parser.add_argument("--slots", type=int, default=64)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="lachesis-bench-") as folder:
+        options = ("--slots", str(given.slots), "--least", "1", "--warm")
+        with pool_engine(Path(folder), *options) as engine:
+            engine.ready(1)
+            met = asyncio.run(real(engine, given.rounds, given.slots))
+    return int(not all([met, simulated(0.0), simulated(0.2)]))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
