@@ -132,6 +132,8 @@ async def test_rollouts_are_played_to_their_end_whatever_is_killed(
     name = request.node.callspec.id
     if (victim == "slurmd" and "slurm" not in name.split("-")[-1]) or (victim == "actor" and "ray" not in name):
         pytest.skip("the engine has no such part")
+    if name != "worker-processes" and not {"LACHESIS_NEED_RAY", "LACHESIS_NEED_SLURM"} & {*os.environ}:
+        pytest.skip("`make test-pools` kills it")
     make, chance = engine, random.Random(name)
     with make(tmp_path / "e", "--slots", "3", "--least", "2", "--most", "2") as pool:  # type: ignore[operator]
         pool.ready(2)

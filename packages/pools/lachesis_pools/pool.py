@@ -17,7 +17,7 @@ from backends.errors import BackendError, SandboxLost
 from backends.tasks import seen
 
 from .engines.engine import StartLedger, WorkerEngine
-from .slots import Scale, SlotPool, TooManyFailures, Wish
+from .slots import Scale, SlotPool, Wish
 from .wire import CONTROL, HEARTBEAT, LARGEST, error_header, message, opened
 
 _LOG = logging.getLogger(__name__)
@@ -44,12 +44,13 @@ class _Peer:
 
     def post(self, data: bytes) -> None:
         """Send it, in order; nothing if the peer is gone. One that has too much left to read loses its connection."""
+        if self._writing.done():
+            return
         self._size += len(data)
+        self._queue.put_nowait(data)
         if self._size > _UNREAD:
             _LOG.warning("%s does not read what it is sent, and loses its connection", self.name or "a run")
             self.end()
-        elif not self._writing.done():
-            self._queue.put_nowait(data)
 
     async def _write(self) -> None:
         while True:
@@ -84,7 +85,6 @@ class Pool:
     ) -> None:
         self.slots = SlotPool(scale)
         self.engine, self.ledger = engine, ledger
-        self.failure: TooManyFailures | None = None
         self._token, self._start_timeout = token, start_timeout
         self._workers: dict[str, _Peer] = {}
         self._runs: dict[bytes, _Peer] = {}
@@ -138,9 +138,6 @@ class Pool:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._changed.wait(), _LOOK)
                 self._changed.clear()
-        except TooManyFailures as error:
-            self.failure = error
-            raise
         finally:
             await self._end()
 

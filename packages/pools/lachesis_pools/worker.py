@@ -65,6 +65,8 @@ class PoolWorker:
         self._held: dict[bytes, _Held] = {}
         self._making: dict[bytes, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._returning: set[bytes] = set()
+        """Leases whose sandboxes are being removed or reset."""
         self._unwanted: set[bytes] = set()
         """Leases that ended while their sandboxes were made."""
         self._draining = asyncio.Event()
@@ -181,14 +183,22 @@ class PoolWorker:
             self._unwanted.add(lease)
             self._making[lease].cancel()
         else:
-            self._begin(self._give_back(lease))
+            self._return(lease)
+
+    def _return(self, lease: bytes) -> None:
+        self._returning.add(lease)
+        self._begin(self._give_back(lease)).add_done_callback(lambda _: self._returned(lease))
+
+    def _returned(self, lease: bytes) -> None:
+        self._returning.discard(lease)
+        self._ends_if_idle()
 
     def _made(self, lease: bytes) -> None:
         """The sandbox of a lease exists, or does not."""
         self._making.pop(lease, None)
         if lease in self._unwanted:
             self._unwanted.discard(lease)
-            self._begin(self._give_back(lease))
+            self._return(lease)
         self._ends_if_idle()
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -239,8 +249,8 @@ class PoolWorker:
     async def _give_back(self, lease: bytes) -> None:
         error = await self._release(lease)
         more = {} if error is None else {"error_left": error}
-        self._post(message(lease, {"do": "released", **more}))
-        self._ends_if_idle()
+        if self._socket is not None:
+            await _sent(self._socket, message(lease, {"do": "released", **more}))
 
     async def _release(self, lease: bytes) -> str | None:
         """Why the sandbox of a lease could not be removed; None if it was."""
@@ -255,7 +265,7 @@ class PoolWorker:
         return None
 
     def _ends_if_idle(self) -> None:
-        busy = self._held or self._making or not self._drained
+        busy = self._held or self._making or self._returning or not self._drained
         if self._draining.is_set() and not busy and self._socket is not None:
             self._begin(_closed(self._socket))
 
