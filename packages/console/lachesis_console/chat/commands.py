@@ -102,11 +102,16 @@ async def _undo(seat: Seat, history: MessageHistory, response: ChatResponse | No
     if count < 1:
         raise SettingsError("write /undo N, with N at least 1")
     keep = users[-count] if count <= len(users) else seat.first
+    return _cut(seat, history, response, keep, "the sandbox is as it was")
+
+
+def _cut(seat: Seat, history: MessageHistory, response: ChatResponse | None, keep: int, sandbox: str) -> Action:
+    """Take back what follows the first `keep` messages."""
     if response is not None:
         history.branch(response, "taken back")
     history.rewind(keep, "taken back")
     seat.journal.follow(seat.kept(history))
-    seat.screen.note(f"{len(history) - seat.first} messages are left after the prompt; the sandbox is as it was")
+    seat.screen.note(f"{keep - seat.first} messages are left after the prompt; {sandbox}")
     return Action.CUT
 
 
@@ -123,12 +128,7 @@ async def _back(seat: Seat, history: MessageHistory, response: ChatResponse | No
     if keep > len(history) or (keep == len(history) and response is None):
         seat.screen.note("no message was taken back; the sandbox is as it was there")
         return Action.STAY
-    if response is not None:
-        history.branch(response, "taken back")
-    history.rewind(keep, "taken back")
-    seat.journal.follow(seat.kept(history))
-    seat.screen.note(f"{keep - seat.first} messages are left after the prompt; the sandbox is as it was there")
-    return Action.CUT
+    return _cut(seat, history, response, keep, "the sandbox is as it was there")
 
 
 async def _retry(seat: Seat, history: MessageHistory, response: ChatResponse | None, rest: str) -> Action:
