@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         Sandbox,
         SandboxCheckpoint,
         SupportsCheckpoint,
+        SupportsClose,
         SupportsForward,
         SupportsPty,
         SupportsReset,
@@ -73,8 +74,8 @@ __all__ = [
     "FileStatus", "Forward", "ImageUnavailable", "LachesisError", "Lease", "LeaseOver", "Lessor", "OutputChunk",
     "PluginBroken", "Process", "ProcessStatus", "ProcessesRunning", "Registry", "Room", "Sandbox",
     "SandboxCheckpoint", "SandboxExhausted", "SandboxInfo", "SandboxLost", "SandboxPerLease", "SandboxSpec",
-    "SettingsError", "SupportsCheckpoint", "SupportsForward", "SupportsPty", "SupportsReset", "SupportsRestore",
-    "SupportsSnapshot", "SupportsWaited", "UnknownPlugin", "WarmSandboxes", "asyncio_stream", "backend_names",
+    "SettingsError", "SupportsCheckpoint", "SupportsClose", "SupportsForward", "SupportsPty", "SupportsReset",
+    "SupportsRestore", "SupportsSnapshot", "SupportsWaited", "UnknownPlugin", "WarmSandboxes", "asyncio_stream", "backend_names",
     "backend_options", "cache_folder", "cancel_requests", "create_backend", "executor_bytecode", "executor_source",
     "finish", "in_own_thread", "in_turn", "initialise", "is_gone", "new_id", "owner_of", "parse", "reject_fields",
     "remove_tree", "run_all", "sandbox_title", "seen", "stop_event", "this_owner", "walk",
@@ -84,8 +85,8 @@ _HOMES = {
     "SandboxExhausted SandboxLost SettingsError",
     "spec": "SandboxInfo SandboxSpec reject_fields sandbox_title",
     "base": "MAX_DOWNLOAD MAX_MEMBERS MAX_OUTPUT Availability Backend ExecResult FileStatus OutputChunk Process "
-    "ProcessStatus Sandbox SandboxCheckpoint SupportsCheckpoint SupportsForward SupportsPty SupportsReset "
-    "SupportsRestore SupportsSnapshot SupportsWaited",
+    "ProcessStatus Sandbox SandboxCheckpoint SupportsCheckpoint SupportsClose SupportsForward SupportsPty "
+    "SupportsReset SupportsRestore SupportsSnapshot SupportsWaited",
     "lease": "Lease LeaseOver Lessor SandboxPerLease",
     "factory": "BACKENDS BackendOption backend_names backend_options create_backend",
     "forwarding": "Forward",

@@ -399,6 +399,13 @@ class SupportsForward(Protocol):
 
 
 @runtime_checkable
+class SupportsClose(Protocol):
+    """A backend that has started something of its own, which ends with its run."""
+
+    async def close(self) -> None: ...
+
+
+@runtime_checkable
 class Backend(Protocol):
     """A technology that makes sandboxes.
 

@@ -18,6 +18,7 @@ from backends import (
     ImageUnavailable,
     Lessor,
     SandboxSpec,
+    SupportsClose,
     create_backend,
 )
 from backends.errors import ExitCode
@@ -76,6 +77,8 @@ async def run_resources(
             backend = create_backend(config.terminal_backend, **config.backend_options())
         except ValueError as error:
             raise UnusableBackendSettings(f"terminal_backend {config.terminal_backend!r}: {error}") from error
+        if isinstance(backend, SupportsClose):
+            stack.push_async_callback(backend.close)
         try:
             spec = config.sandbox_spec({"environment": env.run_name})
         except ValueError as error:

@@ -23,7 +23,7 @@ from aiohttp import web
 from backends import BackendError, BackendUnavailable, SandboxLost, SandboxSpec, create_backend
 from lachesis_pools.engines.engine import StartLedger, WorkerCommand
 from lachesis_pools.engines.processes import ProcessEngine
-from lachesis_pools.pool import Pool
+from lachesis_pools.pool import Pool, Profile
 from lachesis_pools.slots import Scale
 from tests.support.pool_engine import PoolEngine, pool_engine, workers
 
@@ -284,7 +284,7 @@ async def test_an_engine_that_fails_now_and_then_costs_time_only(
     listening = socket.create_server(("127.0.0.1", 0))
     url = f"http://127.0.0.1:{listening.getsockname()[1]}"
     engine = Unsteady(WorkerCommand(url, "key", slots=1, warm=False))
-    pool = Pool("key", Scale(0, 2, 1, attempts=20), engine, ledger=StartLedger("unsteady"))
+    pool = Pool("key", {"": Profile(Scale(0, 2, 1, attempts=20), engine)}, ledger=StartLedger("unsteady"))
     runner = web.AppRunner(pool.application())
     await runner.setup()
     await web.SockSite(runner, listening).start()

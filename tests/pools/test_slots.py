@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
 import random
@@ -24,7 +25,7 @@ class Simulation:
     """A pool of workers that take 1 to 60 s to start, of which some fail, and rollouts that come in bursts."""
 
     def __init__(self, seed: int, scale: Scale, *, failing: float, deaths: float) -> None:
-        self.chance, self.pool = random.Random(seed), SlotPool(scale)
+        self.chance, self.pool = random.Random(seed), SlotPool({"": scale})
         self.failing, self.deaths = failing, deaths
         self.now = 0.0
         self.events: list[tuple[float, int, Any]] = []
@@ -49,8 +50,8 @@ class Simulation:
     def starts(self) -> None:
         missing = self.pool.missing()
         existing = len(self.pool.workers) + len(self.pool.starting)
-        assert existing + missing <= self.pool.scale.most
-        assert len(self.pool.starting) + missing <= self.pool.scale.starting
+        assert existing + missing <= self.pool.scales[""].most
+        assert len(self.pool.starting) + missing <= self.pool.scales[""].starting
         for _ in range(missing):
             name = f"w{next(self.numbers)}"
             self.created += 1
@@ -62,7 +63,7 @@ class Simulation:
         self.most = max(self.most, len(self.pool.workers) + len(self.pool.starting))
 
     def join(self, name: str) -> None:
-        self.pool.joined(name, self.pool.scale.slots, self.now)
+        self.pool.joined(name, self.pool.scales[""].slots, self.now)
         if self.chance.random() < self.deaths:
             self.after(self.chance.uniform(5, 120), lambda: self.die(name))
 
@@ -130,7 +131,7 @@ def test_runs_that_ask_at_once_wait_alike() -> None:
 
 
 def test_too_many_failures_end_a_pool_with_the_commonest_reason() -> None:
-    pool = SlotPool(Scale(0, 100, 1, attempts=10, failures=0.5))
+    pool = SlotPool({"": Scale(0, 100, 1, attempts=10, failures=0.5)})
     for number in range(4):
         pool.begins(f"good{number}", 0.0)
         pool.joined(f"good{number}", 1, 1.0)
@@ -142,7 +143,7 @@ def test_too_many_failures_end_a_pool_with_the_commonest_reason() -> None:
 
 
 def test_workers_without_work_end_and_the_least_stay() -> None:
-    pool = SlotPool(Scale(1, 3, 2, idle=100.0))
+    pool = SlotPool({"": Scale(1, 3, 2, idle=100.0)})
     for number in range(3):
         pool.joined(f"w{number}", 2, float(number))
     pool.ask(Wish(lease(1), "run"))
@@ -158,7 +159,7 @@ def test_workers_without_work_end_and_the_least_stay() -> None:
 
 
 def test_a_broken_slot_is_used_no_more_and_its_worker_ends() -> None:
-    pool = SlotPool(Scale(1, 3, 1))
+    pool = SlotPool({"": Scale(1, 3, 1)})
     pool.joined("w", 1, 0.0)
     pool.ask(Wish(lease(1), "run"))
     pool.assign()
@@ -171,7 +172,7 @@ def test_a_broken_slot_is_used_no_more_and_its_worker_ends() -> None:
 
 
 def test_a_child_gets_its_slot_beside_its_parent_also_while_the_worker_drains() -> None:
-    pool = SlotPool(Scale(0, 2, 2))
+    pool = SlotPool({"": Scale(0, 2, 2)})
     pool.joined("w", 2, 0.0)
     pool.joined("other", 2, 0.0)
     pool.ask(Wish(lease(1), "run"))
@@ -184,11 +185,45 @@ def test_a_child_gets_its_slot_beside_its_parent_also_while_the_worker_drains() 
 
 
 def test_the_same_question_again_is_one_lease() -> None:
-    pool = SlotPool(Scale(0, 1, 2))
+    pool = SlotPool({"": Scale(0, 1, 2)})
     pool.joined("w", 2, 0.0)
     assert pool.ask(Wish(lease(1), "run")) and not pool.ask(Wish(lease(1), "run"))
     assert len(pool.assign()) == 1
     assert not pool.ask(Wish(lease(1), "run")) and pool.assign() == []
+
+
+def test_a_full_pool_ends_an_idle_worker_for_one_of_another_profile_and_starts_it_then() -> None:
+    pool = SlotPool({"": Scale(1, 3, 1, idle=1000.0), "gpu": Scale(0, 2, 1)}, most=3)
+    for number in range(3):
+        pool.joined(f"w{number}", 1, float(number))
+    assert pool.idle(5.0) == []
+    pool.ask(Wish(lease(1), "run", profile="gpu"))
+    assert pool.assign() == [], "no other worker serves it"
+    assert pool.missing("gpu") == 0, "it would be the fourth"
+    assert pool.idle(5.0) == ["w0"], "as many as are needed"
+    pool.drain("w0")
+    assert pool.idle(5.0) == [] and pool.missing("gpu") == 0, "it still exists"
+    pool.left("w0")
+    assert pool.missing("gpu") == 1
+    pool.begins("g", 6.0, "gpu")
+    pool.joined("g", 1, 7.0, "gpu")
+    [(_, slot)] = pool.assign()
+    assert slot.worker == "g"
+
+
+def test_no_lease_begins_that_its_worker_may_not_see_the_end_of() -> None:
+    pool = SlotPool({"": Scale(1, 3, 2, lifetime=100.0)})
+    pool.joined("old", 2, 0.0)
+    pool.ask(Wish(lease(1), "run", lifetime=40.0))
+    assert [slot.worker for _, slot in pool.assign(10.0)] == ["old"]
+    pool.ask(Wish(lease(2), "run", lifetime=40.0))
+    assert pool.assign(61.0) == [] and pool.missing(now=61.0) == 1, "another one takes its place"
+    assert pool.idle(61.0) == [], "it has a lease"
+    pool.joined("new", 2, 65.0)
+    assert [slot.worker for _, slot in pool.assign(66.0)] == ["new"]
+    pool.releasing(lease(1))
+    pool.released(lease(1), 70.0)
+    assert pool.idle(70.0) == ["old"]
 
 
 class Slots(RuleBasedStateMachine):
@@ -196,42 +231,42 @@ class Slots(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.pool = SlotPool(Scale(1, 4, 3, starting=2))
+        self.pool = SlotPool({"": Scale(1, 4, 3, starting=2), "gpu": Scale(0, 2, 1)}, most=5)
         self.numbers = itertools.count(1)
         self.now = 0.0
         self.known: set[bytes] = set()
-        self.starting: list[str] = []
+        self.starting: list[tuple[str, str]] = []
 
-    @rule(run=st.sampled_from(["a", "b"]), beside=st.booleans())
-    def ask(self, run: str, beside: bool) -> None:
+    @rule(run=st.sampled_from(["a", "b"]), beside=st.booleans(), profile=st.sampled_from(["", "gpu"]))
+    def ask(self, run: str, beside: bool, profile: str) -> None:
         one = lease(next(self.numbers))
         worker = next((slot.worker for slot in self.pool.leases.values()), "") if beside else ""
         self.known.add(one)
-        self.pool.ask(Wish(one, run, run, self.now, worker))
+        profile = self.pool.workers[worker].profile if worker else profile
+        self.pool.ask(Wish(one, run, run, self.now, worker, profile))
 
     @rule()
     def assign(self) -> None:
         for wish, slot in self.pool.assign():
             assert wish.worker in ("", slot.worker)
+            assert self.pool.workers[slot.worker].profile == wish.profile
             self.pool.ready(wish.lease)
 
-    @rule()
-    def start(self) -> None:
-        for _ in range(self.pool.missing()):
-            self.starting.append(f"w{next(self.numbers)}")
-            self.pool.begins(self.starting[-1], self.now)
+    @rule(profile=st.sampled_from(["", "gpu"]))
+    def start(self, profile: str) -> None:
+        for _ in range(self.pool.missing(profile)):
+            self.starting.append((f"w{next(self.numbers)}", profile))
+            self.pool.begins(self.starting[-1][0], self.now, profile)
 
     @precondition(lambda self: self.starting)
     @rule(joins=st.booleans())
     def started(self, joins: bool) -> None:
-        name = self.starting.pop()
+        name, profile = self.starting.pop()
         if joins:
-            self.pool.joined(name, 3, self.now)
+            self.pool.joined(name, self.pool.scales[profile].slots, self.now, profile)
         else:
-            try:
+            with contextlib.suppress(TooManyFailures):
                 self.pool.failed(name, "no room")
-            except TooManyFailures:
-                self.pool._failed = 0
 
     @precondition(lambda self: self.pool.workers)
     @rule(data=st.data(), dies=st.booleans())
@@ -266,7 +301,11 @@ class Slots(RuleBasedStateMachine):
 
     @invariant()
     def never_more_than_wanted(self) -> None:
-        assert len(self.pool.workers) + len(self.pool.starting) <= 4 and len(self.pool.starting) <= 2
+        assert len(self.pool.workers) + len(self.pool.starting) <= 5
+        for profile, most in (("", 4), ("gpu", 2)):
+            starting = sum(of == profile for _, of in self.starting)
+            there = sum(worker.profile == profile for worker in self.pool.workers.values())
+            assert starting + there <= most and starting <= 2
 
 
 TestSlots = Slots.TestCase

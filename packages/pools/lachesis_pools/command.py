@@ -12,25 +12,27 @@ import argparse
 import asyncio
 import json
 import logging
+import math
 import os
 import secrets
 import socket
 import sys
 from collections.abc import Sequence
+from dataclasses import fields
 from functools import partial
-from typing import Any
+from typing import Any, TextIO
 
 from aiohttp import web
 
-from backends import BackendUnavailable, create_backend
+from backends import BackendUnavailable, SandboxSpec, create_backend
 from backends.errors import ExitCode, LachesisError, SettingsError
 from backends.owner import new_id
 
-from .backend import PoolLink
-from .engines.engine import ENGINES, StartLedger, WorkerCommand, WorkerEngine
+from .engines.engine import ENGINES, StartLedger
+from .link import PoolLink
 from .places import folder, known_pool, publish, published
 from .pool import Pool
-from .slots import Scale
+from .profiles import ProfileSettings, read_profiles
 from .wire import TOKEN
 from .worker import PoolWorker, drained_by_signals
 
@@ -75,18 +77,28 @@ def _parser() -> argparse.ArgumentParser:
         "--idle", type=float, default=300.0, metavar="S", help="seconds until a worker without work is ended"
     )
     up.add_argument("--failures", type=float, default=0.5, help="the share of starts that may fail (0 to 1)")
+    up.add_argument(
+        "--lifetime", type=float, default=math.inf, metavar="S", help="seconds after which the engine ends a worker"
+    )
+    up.add_argument("--profiles", default="", metavar="FILE", help="workers of several kinds; see the docs")
+    up.add_argument("--most-of-all", type=float, default=math.inf, metavar="N", help="workers of all profiles at most")
+    up.add_argument("--end-with-input", action="store_true", help="end with standard input")
     up.add_argument("--start-timeout", type=float, default=600.0, metavar="S", help="seconds until a worker is ready")
     worker = verbs.add_parser("worker", help="serve sandboxes of this machine to a pool")
     worker.set_defaults(verb=_work)
     worker.add_argument("--connect", required=True, metavar="URL", help=f"the pool; its key is in {TOKEN}")
     worker.add_argument("--name", default="", help="unique in the pool")
+    worker.add_argument("--profile", default="", help="what it is good for")
     worker.add_argument(
         "--end-with-input", action="store_true", help="read the key from standard input, and end with it"
     )
     for each in (up, worker):
         each.add_argument("--slots", type=int, default=os.cpu_count() or 1, help="sandboxes of a worker at once")
         each.add_argument("--backend", default="local", help="what makes them")
-        each.add_argument("--options", default="{}", type=_options, metavar="JSON", help="options of that backend")
+        each.add_argument("--options", default={}, type=_options, metavar="JSON", help="options of that backend")
+        each.add_argument(
+            "--spec", default={}, type=_options, metavar="JSON", help="fields of SandboxSpec that rollouts leave open"
+        )
         each.add_argument(
             "--warm", action="store_true", help="make sandboxes before they are asked for, and use them again"
         )
@@ -98,10 +110,17 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _options(text: str) -> str:
-    if not isinstance(json.loads(text), dict):
+def _options(text: str) -> dict[str, Any]:
+    found = json.loads(text)
+    if not isinstance(found, dict):
         raise ValueError("options are a JSON object")
-    return text
+    return found
+
+
+async def _input(pipe: TextIO) -> asyncio.StreamReader:
+    reader = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
+    return reader
 
 
 async def _up(given: argparse.Namespace) -> int:
@@ -109,12 +128,17 @@ async def _up(given: argparse.Namespace) -> int:
     if given.name in published() and await _answers(given.name):
         raise SettingsError(f"pool {given.name!r} runs already. Next step: --name another, or `lachesis pool down`")
     token = os.environ.get(TOKEN) or secrets.token_hex(24)
-    scale = Scale(given.least, given.most, given.slots, given.starting, given.idle, given.failures)
+    profiles = read_profiles(given.profiles, _settings(given))
     listening = socket.create_server((host, int(port)), reuse_port=False)
     bound = f"{host}:{listening.getsockname()[1]}"
     url = (given.url or f"http://{bound}").rstrip("/")
-    engine = _engine(given, url, token)
-    pool = Pool(token, scale, engine, start_timeout=given.start_timeout, ledger=StartLedger(given.name))
+    pool = Pool(
+        token,
+        {name: settings.profile(name, url, token) for name, settings in profiles.items()},
+        most=given.most_of_all,
+        start_timeout=given.start_timeout,
+        ledger=StartLedger(given.name),
+    )
     runner = web.AppRunner(pool.application(), access_log=None, shutdown_timeout=5.0)
     await runner.setup()
     await web.SockSite(runner, listening).start()
@@ -122,6 +146,9 @@ async def _up(given: argparse.Namespace) -> int:
     print(f"pool {given.name} is at {url}; runs on this machine find it, others need LACHESIS_POOL_URL and {TOKEN}")
     print(f"the key is in {place}", flush=True)
     drained_by_signals(pool.stop)
+    if given.end_with_input:
+        ended = asyncio.create_task((await _input(sys.stdin)).read())
+        ended.add_done_callback(lambda _: pool.stop())
     try:
         await pool.keep()
     finally:
@@ -132,21 +159,15 @@ async def _up(given: argparse.Namespace) -> int:
     return 0
 
 
-def _engine(given: argparse.Namespace, url: str, token: str) -> WorkerEngine | None:
-    if given.engine == "none":
-        return None
-    worker = WorkerCommand(url, token, given.slots, given.backend, given.options, given.warm)
+def _settings(given: argparse.Namespace) -> ProfileSettings:
     options: dict[str, Any] = {}
     for each in given.engine_option:
         name, equals, value = each.partition("=")
         if not equals:
             raise SettingsError(f"--engine-option {each!r} is not NAME=VALUE")
         options[name] = value
-    try:
-        engine: WorkerEngine = ENGINES.load(given.engine)(worker, **options)
-    except TypeError as error:
-        raise SettingsError(f"engine {given.engine!r}: {error}") from None
-    return engine
+    names = {each.name for each in fields(ProfileSettings)} - {"engine_options"}
+    return ProfileSettings(**{name: getattr(given, name) for name in names}, engine_options=options)
 
 
 async def _work(given: argparse.Namespace) -> int:
@@ -155,16 +176,24 @@ async def _work(given: argparse.Namespace) -> int:
     name = given.name or f"{socket.gethostname()}-{new_id()[-6:]}"
     ended = None
     if given.end_with_input:
-        reader = asyncio.StreamReader()
-        loop = asyncio.get_running_loop()
-        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+        reader = await _input(sys.stdin)
         token = (await reader.readline()).decode().strip()
         ended = asyncio.create_task(reader.read())
-    backend = create_backend(given.backend, **json.loads(given.options))
+    backend = create_backend(given.backend, **given.options)
     available = await backend.check()
     if not available.ok:
         raise SettingsError(f"backend {given.backend!r}: {available.detail}. Next step: {available.fix}")
-    worker = PoolWorker(given.connect, token, backend, name=name, slots=given.slots, warm=given.warm)
+    defaults = SandboxSpec(**given.spec)
+    worker = PoolWorker(
+        given.connect,
+        token,
+        backend,
+        name=name,
+        slots=given.slots,
+        profile=given.profile,
+        defaults=defaults,
+        warm=given.warm,
+    )
     drained_by_signals(worker.drain)
     serving = asyncio.create_task(worker.serve())
     await asyncio.wait({serving, *([ended] if ended is not None else [])}, return_when=asyncio.FIRST_COMPLETED)
@@ -188,7 +217,7 @@ async def _answers(pool: str) -> bool:
 
 async def _ask(method: str, path: str, pool: str) -> Any:
     try:
-        return await PoolLink(partial(known_pool, pool=pool)).ask(method, path)
+        return await PoolLink(partial(asyncio.to_thread, known_pool, pool=pool)).ask(method, path)
     except BackendUnavailable as error:
         step = f"if it was killed, `lachesis pool up` removes what it left; its file is in {folder()}"
         raise SettingsError(f"{error}; {step}") from None

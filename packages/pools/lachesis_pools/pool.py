@@ -6,63 +6,38 @@ import asyncio
 import contextlib
 import hmac
 import logging
+import math
 import secrets
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from aiohttp import WSMsgType, web
+from aiohttp import web
 
-from backends.errors import BackendError, SandboxLost
+from backends.errors import BackendError, BackendUnavailable, SandboxLost
 from backends.tasks import seen
 
 from .engines.engine import StartLedger, WorkerEngine
 from .slots import Scale, SlotPool, Wish
-from .wire import CONTROL, HEARTBEAT, LARGEST, error_header, message, opened
+from .stream import PoolStream
+from .wire import CONTROL, error_header, is_read, message, opened
 
 _LOG = logging.getLogger(__name__)
 _LOOK = 1.0
 """Seconds between looks at the engine and at idle workers."""
 _PAUSES = (1.0, 60.0)
 """Seconds without a start after one that failed: at first, at most."""
-_UNREAD = 1 << 29
-"""Bytes that may wait for a peer."""
 _DRAIN = 60.0
 """Seconds that workers have to end at the end of a pool."""
 
 
-class _Peer:
-    """The connection of a worker or of a run. What it is sent waits here: nobody waits for one that does not read."""
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Workers of one kind: how many, and what starts them. Without an engine, they are started by hand."""
 
-    def __init__(self, socket: web.WebSocketResponse, transport: asyncio.BaseTransport | None, name: str) -> None:
-        self.socket, self.name = socket, name
-        self._transport = transport
-        self._queue: asyncio.Queue[bytes] = asyncio.Queue()
-        self._size = 0
-        self._writing = asyncio.create_task(self._write())
-        self._writing.add_done_callback(seen)
-
-    def post(self, data: bytes) -> None:
-        """Send it, in order; nothing if the peer is gone. One that has too much left to read loses its connection."""
-        if self._writing.done():
-            return
-        self._size += len(data)
-        self._queue.put_nowait(data)
-        if self._size > _UNREAD:
-            _LOG.warning("%s does not read what it is sent, and loses its connection", self.name or "a run")
-            self.end()
-
-    async def _write(self) -> None:
-        while True:
-            data = await self._queue.get()
-            await self.socket.send_bytes(data)
-            self._size -= len(data)
-
-    def end(self) -> None:
-        """Break the connection: a close would wait until all was read."""
-        self._writing.cancel()
-        if isinstance(self._transport, asyncio.WriteTransport):
-            self._transport.abort()
+    scale: Scale
+    engine: WorkerEngine | None = None
 
 
 class Pool:
@@ -70,24 +45,26 @@ class Pool:
 
     Args:
         token: what everybody who connects has to know.
-        engine: starts and ends workers; without one, they are started by hand.
+        profiles: by name; "" is that of rollouts that ask for none.
+        most: workers of all profiles together.
         start_timeout: seconds from the start of a worker until it is ready.
     """
 
     def __init__(
         self,
         token: str,
-        scale: Scale,
-        engine: WorkerEngine | None = None,
+        profiles: Mapping[str, Profile],
         *,
+        most: float = math.inf,
         start_timeout: float = 600.0,
         ledger: StartLedger,
     ) -> None:
-        self.slots = SlotPool(scale)
-        self.engine, self.ledger = engine, ledger
+        self.slots = SlotPool({name: profile.scale for name, profile in profiles.items()}, most)
+        self.engines = {name: profile.engine for name, profile in profiles.items() if profile.engine is not None}
+        self.ledger = ledger
         self._token, self._start_timeout = token, start_timeout
-        self._workers: dict[str, _Peer] = {}
-        self._runs: dict[bytes, _Peer] = {}
+        self._workers: dict[str, PoolStream] = {}
+        self._runs: dict[bytes, PoolStream] = {}
         """By lease."""
         self._asked: dict[bytes, bytes] = {}
         """The messages of those that wait, which their workers get."""
@@ -103,6 +80,8 @@ class Pool:
         self._number = 0
         self._ended: set[str] = set()
         """Workers that were given up: they are ended, and do not come back."""
+        self._placed: dict[str, str] = {}
+        """The profile of each worker that was started."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._next_start, self._pause = 0.0, _PAUSES[0]
         self._mark = f"{ledger.pool}-{secrets.token_hex(4)}"
@@ -128,47 +107,48 @@ class Pool:
         Raises:
             TooManyFailures: too large a share of workers did not start.
         """
-        if self.engine is not None:
-            await self.ledger.reap(self.engine)
+        await self.ledger.reap(self.engines)
         try:
             while not self.stopped.is_set():
                 self._give()
-                if self.engine is not None:
-                    await self._scale(self.engine)
+                for profile, engine in self.engines.items():
+                    await self._scale(profile, engine)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._changed.wait(), _LOOK)
                 self._changed.clear()
         finally:
             await self._end()
 
-    async def _scale(self, engine: WorkerEngine) -> None:
+    async def _scale(self, profile: str, engine: WorkerEngine) -> None:
         now = time.monotonic()
-        count = self.slots.missing() if now >= self._next_start else 0
+        count = self.slots.missing(profile, now) if now >= self._next_start else 0
         if count:
             self._number += 1
             base = f"{self._mark}-{self._number}"
             names = [f"{base}.{at}" for at in range(1, count + 1)]
             for name in names:
-                self.slots.begins(name, now)
+                self.slots.begins(name, now, profile)
+                self._placed[name] = profile
             self._counts["started"] += count
-            self.ledger.write(base, "")
+            self.ledger.write(base, profile, "")
             try:
-                self.ledger.write(base, await engine.start(base, count))
+                self.ledger.write(base, profile, await engine.start(base, count))
             except BackendError as error:
                 self._give_up(names)  # some may have been started
                 for name in names:
                     self._failed(name, str(error))
         try:
-            await self._look(engine, now)
+            await self._look(profile, engine, now)
         except BackendError as error:  # of an engine that does not answer now
             _LOG.warning("engine %s: %s", engine.name, error)
         for name in self.slots.idle(now):
             self._drain(name)
 
-    async def _look(self, engine: WorkerEngine, now: float) -> None:
+    async def _look(self, profile: str, engine: WorkerEngine, now: float) -> None:
         """Find starts that have failed."""
-        late = [name for name, began in self.slots.starting.items() if now - began > self._start_timeout]
-        for name, reason in (await engine.ended([*self.slots.starting])).items():
+        mine = {name: at for name, at in self.slots.starting.items() if self._placed[name] == profile}
+        late = [name for name, began in mine.items() if now - began > self._start_timeout]
+        for name, reason in (await engine.ended([*mine])).items():
             self._failed(name, reason)
         for name in late:
             if name in self.slots.starting:  # still
@@ -181,17 +161,21 @@ class Pool:
             now = time.monotonic()
             if now >= self._next_start:  # the first of those that were started together
                 self._next_start, self._pause = now + self._pause, min(_PAUSES[1], 2 * self._pause)
+            self._placed.pop(name, None)
             self.slots.failed(name, reason)
 
     def _give_up(self, names: Collection[str]) -> None:
-        """End workers, and let them not join any more."""
-        if self.engine is None:
-            return
-        self._ended |= {*names}
-        ending = asyncio.create_task(self.engine.stop(names))
-        self._tasks.add(ending)
-        ending.add_done_callback(self._tasks.discard)
-        ending.add_done_callback(seen)
+        """End workers that were started, and let them not join any more."""
+        mine: dict[str, list[str]] = {}
+        for name in names:
+            if name in self._placed:
+                self._ended.add(name)
+                mine.setdefault(self._placed.pop(name), []).append(name)
+        for profile, found in mine.items():
+            ending = asyncio.create_task(self.engines[profile].stop(found))
+            self._tasks.add(ending)
+            ending.add_done_callback(self._tasks.discard)
+            ending.add_done_callback(seen)
 
     def _drain(self, name: str) -> None:
         self.slots.drain(name)
@@ -199,7 +183,7 @@ class Pool:
             self._workers[name].post(message(CONTROL, {"do": "drain"}))
 
     def _give(self) -> None:
-        for wish, slot in self.slots.assign():
+        for wish, slot in self.slots.assign(time.monotonic()):
             self._workers[slot.worker].post(self._asked.pop(wish.lease))
 
     async def _end(self) -> None:
@@ -211,12 +195,12 @@ class Pool:
             async with asyncio.timeout(_DRAIN):
                 await self._empty.wait()
         for peer in {*self._runs.values(), *self._workers.values()}:
-            peer.end()
+            peer.close()
         if self._tasks:
             await asyncio.wait(self._tasks)
-        if self.engine is not None:
-            await self.ledger.reap(self.engine)
-            await self.engine.close()
+        await self.ledger.reap(self.engines)
+        for engine in self.engines.values():
+            await engine.close()
 
     def _settle(self) -> None:
         if self._workers:
@@ -236,26 +220,26 @@ class Pool:
         name, slots = request.query["name"], int(request.query["slots"])
         if name in self._ended or self.stopped.is_set():
             raise web.HTTPGone(text="the pool has given it up")
-        socket = web.WebSocketResponse(heartbeat=HEARTBEAT, max_msg_size=LARGEST, compress=False)
-        await socket.prepare(request)
+        profile = request.query.get("profile", "")
+        peer = PoolStream(self._from_worker, name)
+        peer.accept(request)
         if name in self._workers:  # it has another connection now, and has ended its sandboxes
             self._gone(name, self._workers[name])
-        peer = self._workers[name] = _Peer(socket, request.transport, name)
+        self._workers[name] = peer
         self._settle()
-        self.slots.joined(name, slots, time.monotonic())
+        self.slots.joined(name, slots, time.monotonic(), profile)
         self._pause = _PAUSES[0]
         _LOG.info("worker %s has joined with %d slots", name, slots)
         self._changed.set()
         try:
-            await self._read(socket, lambda data: self._from_worker(peer, data))
+            await asyncio.shield(peer.ended)
         finally:
             if self._workers.get(name) is peer:
                 self._gone(name, peer)
-                if self.engine is not None and name.startswith(self._mark):  # another one takes its place
-                    self._give_up([name])
-        return socket
+                self._give_up([name])  # another one takes its place
+        return web.Response()
 
-    def _gone(self, name: str, peer: _Peer) -> None:
+    def _gone(self, name: str, peer: PoolStream) -> None:
         """A worker is gone: what it had is lost, and is never continued elsewhere."""
         del self._workers[name]
         self._settle()
@@ -266,36 +250,25 @@ class Pool:
             self._asked.pop(lease, None)
             self._lost(lease, reason)
         self._changed.set()
-        peer.end()
+        peer.abort()
         _LOG.info("worker %s is gone, with %d leases", name, len(lost))
 
     async def _run(self, request: web.Request) -> web.StreamResponse:
         self._require(request)
-        socket = web.WebSocketResponse(heartbeat=HEARTBEAT, max_msg_size=LARGEST, compress=False)
-        await socket.prepare(request)
-        peer = _Peer(socket, request.transport, request.query.get("run", ""))
+        peer = PoolStream(self._from_run, request.query.get("run", ""))
+        peer.accept(request)
         try:
-            await self._read(socket, lambda data: self._from_run(peer, data))
+            await asyncio.shield(peer.ended)
         finally:
             for lease in [lease for lease, run in self._runs.items() if run is peer]:
                 del self._runs[lease]
                 self._release(lease, message(lease, {"do": "release"}))
-            peer.end()
-        return socket
+        return web.Response()
 
-    async def _read(self, socket: web.WebSocketResponse, take: Callable[[bytes], None]) -> None:
-        async for arrived in socket:
-            if arrived.type is WSMsgType.BINARY:
-                try:
-                    take(arrived.data)
-                except (ValueError, LookupError, TypeError) as error:
-                    _LOG.warning("a connection is closed, as a message is none: %r", error)
-                    await socket.close(message=b"a message is none")
-
-    def _from_run(self, peer: _Peer, data: bytes) -> None:
+    def _from_run(self, peer: PoolStream, data: bytes) -> None:
         lease = data[: len(CONTROL)]
         slot = self.slots.leases.get(lease)
-        if slot is not None and self._runs.get(lease) is peer and not _is_ours(data):
+        if slot is not None and self._runs.get(lease) is peer and not is_read(data):
             self._workers[slot.worker].post(data)
             return
         header, _ = opened(data)
@@ -304,10 +277,13 @@ class Pool:
         elif header.get("do") == "acquire":
             beside = bytes.fromhex(header["beside"]) if header.get("beside") else b""
             worker = self.slots.leases[beside].worker if beside in self.slots.leases else ""
-            if beside and not worker:
-                peer.post(message(lease, {"lost": error_header(SandboxLost("its parent is gone"))}))
+            profile = self.slots.workers[worker].profile if worker else header["profile"]
+            lifetime = float(header["spec"]["lifetime"])
+            refused = self._refusal(profile, lifetime) if not beside or worker else SandboxLost("its parent is gone")
+            if refused is not None:
+                peer.post(message(lease, {"lost": error_header(refused)}))
                 return
-            wish = Wish(lease, peer.name, header["kind"], time.monotonic(), worker)
+            wish = Wish(lease, peer.name, header["kind"], time.monotonic(), worker, profile, lifetime)
             if self.slots.ask(wish):
                 self._asked[lease], self._runs[lease] = data, peer
                 self._facts[lease] = {**header["labels"], "lease": lease.hex(), "sandbox": ""}
@@ -318,6 +294,22 @@ class Pool:
             self._release(lease, data)
         elif slot is None and "id" in header:
             peer.post(message(lease, {"lost": error_header(SandboxLost("the pool does not know its lease"))}))
+
+    def _refusal(self, profile: str, lifetime: float) -> BackendUnavailable | None:
+        """Why no rollout of a profile can be served, ever."""
+        scale = self.slots.scales.get(profile)
+        if scale is not None and lifetime > scale.lifetime:
+            return BackendUnavailable(
+                f"the pool's workers live {scale.lifetime:g} s, and a sandbox may be needed for {lifetime:g} s (to set "
+                "up, for the agent, and for its reward). Next step: let workers live longer, or lower rollout_timeout "
+                "and reward_timeout"
+            )
+        known = {*self.slots.scales, *(worker.profile for worker in self.slots.workers.values())}
+        if profile in known:
+            return None
+        return BackendUnavailable(
+            f"the pool has no profile {profile!r}, but {', '.join(repr(each) for each in sorted(known))}"
+        )
 
     def _lost(self, lease: bytes, reason: dict[str, Any]) -> None:
         """Tell the run of a lease."""
@@ -336,10 +328,10 @@ class Pool:
         elif (worker := self.slots.releasing(lease)) is not None:
             self._workers[worker].post(data)
 
-    def _from_worker(self, peer: _Peer, data: bytes) -> None:
+    def _from_worker(self, peer: PoolStream, data: bytes) -> None:
         lease = data[: len(CONTROL)]
         run = self._runs.get(lease)
-        if _is_ours(data):
+        if is_read(data):
             header, _ = opened(data)
             said = header["do"]
             if said == "acquired":
@@ -372,6 +364,7 @@ class Pool:
         workers = [
             {
                 "name": worker.name,
+                "profile": worker.profile,
                 "slots": len(worker.slots),
                 "busy": worker.busy,
                 "draining": worker.draining,
@@ -381,7 +374,7 @@ class Pool:
         ]
         return {
             "pool": self.ledger.pool,
-            "engine": self.engine.name if self.engine is not None else "",
+            "engine": next((engine.name for engine in self.engines.values()), ""),
             "begun": self._begun,
             "workers": workers,
             "starting": len(slots.starting),
@@ -430,8 +423,3 @@ class Pool:
         self._require(request)
         self.stop()
         return web.json_response({"stopping": True})
-
-
-def _is_ours(data: bytes) -> bool:
-    """Whether the pool has to read a message: its header begins with what it does."""
-    return data[len(CONTROL) + 8 : len(CONTROL) + 14] == b'{"do":'

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -50,6 +50,10 @@ class Wish:
     since: float = 0.0
     worker: str = ""
     """The only one that will do, if there is one."""
+    profile: str = ""
+    """Of the workers that will do."""
+    lifetime: float = 0.0
+    """Seconds for which it may need the slot."""
 
 
 @dataclass(slots=True)
@@ -60,6 +64,9 @@ class Worker:
     """Of the sandboxes that it may have warm."""
     idle_since: float = 0.0
     draining: bool = False
+    profile: str = ""
+    ends: float = math.inf
+    """When its engine will end it."""
 
     @property
     def busy(self) -> int:
@@ -76,7 +83,7 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How many workers a pool may have."""
+    """How many workers of a profile a pool may have."""
 
     least: int = 0
     most: int = 1
@@ -90,27 +97,46 @@ class Scale:
     """The share of starts that may fail."""
     attempts: int = 10
     """Starts before that share counts."""
+    lifetime: float = math.inf
+    """Seconds after which the engine ends a worker: no lease begins that could last longer."""
+
+
+@dataclass(slots=True)
+class _Starts:
+    """What came of the starts of a profile."""
+
+    joined: int = 0
+    failed: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
 
 
 class SlotPool:
-    """Every slot, every lease, and who waits."""
+    """Every slot, every lease, and who waits.
 
-    def __init__(self, scale: Scale) -> None:
-        self.scale = scale
+    Args:
+        scales: by profile. A worker serves the leases of one profile.
+        most: workers of all profiles together.
+    """
+
+    def __init__(self, scales: Mapping[str, Scale], most: float = math.inf) -> None:
+        self.scales, self._most = scales, most
         self.workers: dict[str, Worker] = {}
         self.leases: dict[bytes, Slot] = {}
         self.starting: dict[str, float] = {}
         """Workers that were started and have not joined, with the time."""
+        self._profiles: dict[str, str] = {}
+        """Of those."""
         self._waiting: dict[str, deque[Wish]] = {}
         """By run, in the order in which the runs are served next."""
-        self._joined = self._failed = 0
-        self._reasons: Counter[str] = Counter()
+        self._starts = {profile: _Starts() for profile in scales}
+        self._longest: dict[str, float] = {}
+        """By profile, the longest lifetime that was asked for."""
 
     # workers
 
-    def begins(self, name: str, now: float) -> None:
+    def begins(self, name: str, now: float, profile: str = "") -> None:
         """A worker was started."""
-        self.starting[name] = now
+        self.starting[name], self._profiles[name] = now, profile
 
     def failed(self, name: str, reason: str) -> None:
         """A worker that was started ended, or never joined.
@@ -120,21 +146,26 @@ class SlotPool:
         """
         if self.starting.pop(name, None) is None:
             return
-        self._failed += 1
-        self._reasons[reason] += 1
-        tried = self._failed + self._joined
-        if tried >= self.scale.attempts and self._failed > self.scale.failures * tried:
-            most, count = self._reasons.most_common(1)[0]
+        profile = self._profiles.pop(name)
+        scale, starts = self.scales[profile], self._starts[profile]
+        starts.failed += 1
+        starts.reasons[reason] += 1
+        tried = starts.failed + starts.joined
+        if tried >= scale.attempts and starts.failed > scale.failures * tried:
+            most, count = starts.reasons.most_common(1)[0]
+            of = f" of profile {profile}" if profile else ""
             raise TooManyFailures(
-                f"{self._failed} of {tried} workers did not start; {count} times: {most}. Next step: start one by hand "
-                "(`lachesis pool worker`), and see what it says"
+                f"{starts.failed} of {tried} workers{of} did not start; {count} times: {most}. Next step: start one by "
+                "hand (`lachesis pool worker`), and see what it says"
             )
 
-    def joined(self, name: str, slots: int, now: float) -> None:
+    def joined(self, name: str, slots: int, now: float, profile: str = "") -> None:
         """A worker is ready: a probe command was answered."""
         if self.starting.pop(name, None) is not None:
-            self._joined += 1
-        self.workers[name] = Worker(name, [Slot(name, at) for at in range(slots)], idle_since=now)
+            self._starts[self._profiles.pop(name)].joined += 1
+        ends = now + self.scales[profile].lifetime if profile in self.scales else math.inf
+        slots_of = [Slot(name, at) for at in range(slots)]
+        self.workers[name] = Worker(name, slots_of, idle_since=now, profile=profile, ends=ends)
 
     def left(self, name: str) -> list[bytes]:
         """A worker is gone: the leases that are lost with it."""
@@ -159,6 +190,7 @@ class SlotPool:
         if wish.lease in self.leases or any(other.lease == wish.lease for other in self._wishes()):
             return False
         self._waiting.setdefault(wish.run, deque()).append(wish)
+        self._longest[wish.profile] = max(wish.lifetime, self._longest.get(wish.profile, 0.0))
         return True
 
     def forget(self, lease: bytes) -> bool:
@@ -172,9 +204,11 @@ class SlotPool:
                     return True
         return False
 
-    def assign(self) -> list[tuple[Wish, Slot]]:
+    def assign(self, now: float = 0.0) -> list[tuple[Wish, Slot]]:
         """Slots for those that wait, one for each run in turn."""
         given: list[tuple[Wish, Slot]] = []
+        if not self._waiting:
+            return given
         placed = {wish.worker for wish in self._wishes() if wish.worker}  # also of a draining worker
         open_ones = {
             name: worker
@@ -186,11 +220,12 @@ class SlotPool:
             served = False
             for run in list(self._waiting):
                 anywhere = [worker for worker in open_ones.values() if not worker.draining]
-                places = {*open_ones, *([""] if anywhere else [])}
-                wish = next((wish for wish in self._waiting[run] if wish.worker in places), None)
+                wish = next((each for each in self._waiting[run] if _places(each, open_ones, anywhere, now)), None)
                 if wish is None:
                     continue
-                worker = open_ones[wish.worker] if wish.worker else _best(anywhere, wish.kind)
+                places = _places(wish, open_ones, anywhere, now)
+                # One where such sandboxes may be warm, else the fullest: so that others become idle.
+                worker = max(places, key=lambda worker: (wish.kind in worker.kinds, worker.busy))
                 slot = worker.free()
                 assert slot is not None
                 served = True
@@ -236,26 +271,53 @@ class SlotPool:
         for wishes in self._waiting.values():
             yield from wishes
 
-    def missing(self) -> int:
+    def missing(self, profile: str = "", now: float = 0.0) -> int:
         """How many workers to start now: never more than are wanted while others are not ready yet."""
-        scale = self.scale
-        usable = sum(worker.usable for worker in self.workers.values())
-        placeless = sum(1 for wish in self._wishes() if not wish.worker)
+        scale = self.scales[profile]
+        starting = sum(of == profile for of in self._profiles.values())
+        mine = [worker for worker in self.workers.values() if worker.profile == profile]
+        room = min(scale.starting, scale.most - len(mine)) - starting
+        of_all = self._most - len(self.workers) - len(self.starting)
+        return max(0, int(min(self._wanted(profile, now) - starting, room, of_all)))
+
+    def _wanted(self, profile: str, now: float) -> int:
+        """Workers of a profile that are not there, or starting."""
+        scale = self.scales[profile]
+        usable = self._usable(profile, now)
+        placeless = sum(1 for wish in self._wishes() if not wish.worker and wish.profile == profile)
         wanted = usable + math.ceil(placeless / scale.slots)
-        wanted = min(scale.most, max(scale.least, wanted))
-        room = min(scale.starting, scale.most - len(self.workers)) - len(self.starting)
-        return max(0, min(wanted - usable - len(self.starting), room))
+        return min(scale.most, max(scale.least, wanted)) - usable
+
+    def _usable(self, profile: str, now: float) -> int:
+        mine = [worker for worker in self.workers.values() if worker.profile == profile]
+        return sum(worker.usable and not self._spent(worker, now) for worker in mine)
+
+    def _spent(self, worker: Worker, now: float) -> bool:
+        """Whether its engine may end it before a lease would end."""
+        return now + self._longest.get(worker.profile, 0.0) > worker.ends
 
     def idle(self, now: float) -> list[str]:
-        """Workers to end, as they have had nothing to do for long; those with broken slots and nothing else at once."""
-        spare = sum(worker.usable for worker in self.workers.values()) - self.scale.least
+        """Workers to end: those that have had nothing to do for long; at once, those whose slots are broken or too
+        old for a lease and that have nothing else, and those in whose place another profile needs one."""
+        spare = {profile: self._usable(profile, now) - scale.least for profile, scale in self.scales.items()}
+        wanted = sum(max(0, self._wanted(profile, now)) for profile in self.scales) - len(self.starting)
+        full = len(self.workers) + len(self.starting) >= self._most
+        leaving = sum(worker.draining for worker in self.workers.values())
+        waiting = {wish.profile for wish in self._wishes()}
         found: list[str] = []
         for worker in sorted(self.workers.values(), key=lambda worker: worker.idle_since):
             if worker.draining or any(slot.lease for slot in worker.slots):
                 continue
-            broken = any(slot.state is SlotState.ERROR for slot in worker.slots)
-            if broken or (not self._waiting and len(found) < spare and now - worker.idle_since > self.scale.idle):
+            if any(slot.state is SlotState.ERROR for slot in worker.slots) or self._spent(worker, now):
                 found.append(worker.name)
+                continue
+            if worker.profile in waiting or spare.get(worker.profile, 0) <= 0:
+                continue
+            replaced = full and leaving < wanted
+            if replaced or now - worker.idle_since > self.scales[worker.profile].idle:
+                found.append(worker.name)
+                leaving += 1
+                spare[worker.profile] -= 1
         return found
 
     def states(self) -> dict[str, int]:
@@ -264,6 +326,8 @@ class SlotPool:
         return {state.value: found[state.value] for state in SlotState}
 
 
-def _best(workers: Iterable[Worker], kind: str) -> Worker:
-    """One where such sandboxes may be warm, else the fullest: so that others become idle."""
-    return max(workers, key=lambda worker: (kind in worker.kinds, worker.busy))
+def _places(wish: Wish, open_ones: Mapping[str, Worker], anywhere: Iterable[Worker], now: float) -> list[Worker]:
+    """The workers that a lease can have."""
+    if wish.worker:
+        return [open_ones[wish.worker]] if wish.worker in open_ones else []
+    return [each for each in anywhere if each.profile == wish.profile and now + wish.lifetime <= each.ends]

@@ -1,7 +1,7 @@
-"""Messages between a run, the pool and its workers: websockets, on connections that runs and workers open.
+"""Messages between a run, the pool and its workers, on connections that runs and workers open.
 
-A message is the 16 bytes of a lease, then a frame as of the executor (`framing.encode`): a header in JSON and a
-payload. The pool passes the messages of a lease on without reading them, but for those that begin or end it.
+A message is the 16 bytes of a lease, a byte that says whether the pool reads it, and a frame as of the executor
+(`framing.encode`): a header in JSON and a payload. The pool reads what begins or ends a lease, and passes all else on.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from backends.errors import INSIDE, ImageUnavailable
 from backends.executor.framing import Frames, encode
 
 CONTROL = bytes(16)
+PASSED, READ = 0, 1
+"""Of the pool."""
 LARGEST = 1 << 29
 """Bytes of a message: the largest answer of an executor, and its header."""
-HEARTBEAT = 20.0
-"""Seconds between pings of an idle connection: proxies and servers close silent ones after a minute."""
 TOKEN = "LACHESIS_POOL_TOKEN"
 """The variable with the pool's key: it is in no argument, which every user of a machine can read."""
 URL = "LACHESIS_POOL_URL"
@@ -44,7 +44,7 @@ def new_lease() -> bytes:
 
 def message(lease: bytes, header: dict[str, Any], payload: bytes = b"") -> bytes:
     """Raises `ValueError` if it is larger than the other side takes."""
-    made = lease + encode(header, payload)
+    made = lease + bytes([READ if "do" in header else PASSED]) + encode(header, payload)
     if len(made) > LARGEST:
         raise ValueError(f"{len(made)} bytes are too many for a message of a pool, {LARGEST} are the most")
     return made
@@ -53,11 +53,16 @@ def message(lease: bytes, header: dict[str, Any], payload: bytes = b"") -> bytes
 def opened(data: bytes) -> tuple[dict[str, Any], bytes]:
     """The header and the payload of a message. Raises `ValueError` if it is none."""
     frames = Frames()
-    frames.arrived += data[len(CONTROL) :]
+    frames.arrived += data[len(CONTROL) + 1 :]
     found = frames.next()
     if found is None or frames.arrived:
         raise ValueError("a message is no frame")
     return found[0], found[1]
+
+
+def is_read(data: bytes) -> bool:
+    """Whether a message is for the pool."""
+    return data[len(CONTROL)] == READ
 
 
 def error_header(error: BaseException) -> dict[str, Any]:

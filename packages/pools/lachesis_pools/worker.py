@@ -11,17 +11,16 @@ import contextlib
 import logging
 import signal
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
-
-import aiohttp
 
 from backends import Backend, BackendError, BackendUnavailable, Lease, SandboxSpec, SupportsRestore, WarmSandboxes
 from backends.base import SandboxCheckpoint, SupportsCheckpoint
 from backends.sandbox import ExecutorSandbox
 from backends.tasks import cancel_all, finish, run_all
 
-from .wire import CONTROL, HEARTBEAT, LARGEST, error_header, message, opened, spec_of
+from .stream import PoolStream, Refused, connect
+from .wire import CONTROL, error_header, message, opened, spec_of
 
 _LOG = logging.getLogger(__name__)
 _BACKOFF = (0.2, 10.0)
@@ -43,7 +42,9 @@ class PoolWorker:
 
     Args:
         token: the pool's key.
-        warm: sandboxes of the backend's defaults are made before the first lease, and all that come back are reset and
+        profile: what it is good for; only rollouts of that profile get its slots.
+        defaults: values for what a rollout's specification leaves open.
+        warm: sandboxes of these defaults are made before the first lease, and all that come back are reset and
             used again, where the backend can.
         patience: seconds for which a pool that does not answer is tried again.
     """
@@ -56,10 +57,13 @@ class PoolWorker:
         *,
         name: str,
         slots: int,
+        profile: str = "",
+        defaults: SandboxSpec | None = None,
         warm: bool = False,
         patience: float = 300.0,
     ) -> None:
         self._url, self._token, self._name, self._slots = url.rstrip("/"), token, name, slots
+        self._profile, self._defaults = profile, defaults or SandboxSpec()
         self._backend, self._ahead, self._patience = backend, warm, patience
         self._warm = WarmSandboxes(backend, slots if warm else 0)
         self._held: dict[bytes, _Held] = {}
@@ -72,7 +76,7 @@ class PoolWorker:
         self._draining = asyncio.Event()
         self._drained = False
         """The pool sends no more leases."""
-        self._socket: aiohttp.ClientWebSocketResponse | None = None
+        self._stream: PoolStream | None = None
 
     def drain(self) -> None:
         """Take no more leases, and end when the last one has ended."""
@@ -87,7 +91,7 @@ class PoolWorker:
             BackendUnavailable: no sandbox can be made here, or the key is wrong.
             BackendError: the pool has not answered for `patience` seconds.
         """
-        probe = await self._warm.lease(SandboxSpec())
+        probe = await self._warm.lease(self._defaults)
         try:
             answered = await probe.sandbox.exec("echo ready", timeout=60)
             if answered.stdout != b"ready\n":
@@ -95,50 +99,46 @@ class PoolWorker:
         finally:
             await probe.release()
         if self._ahead:  # as many as there are slots, which wait for the first leases
-            made = await run_all(self._warm.lease(SandboxSpec()) for _ in range(self._slots))
+            made = await run_all(self._warm.lease(self._defaults) for _ in range(self._slots))
             await run_all(lease.release() for lease in made)
         loop = asyncio.get_running_loop()
         reached, wait = loop.time(), _BACKOFF[0]
         try:
-            async with aiohttp.ClientSession() as session:
-                while not self._draining.is_set():
-                    try:
-                        await self._connected(session)
-                        reached, wait = loop.time(), _BACKOFF[0]
-                    except aiohttp.WSServerHandshakeError as error:
-                        if error.status == 410:
-                            raise BackendError(f"the pool at {self._url} has given this worker up") from None
-                        if error.status == 401:
-                            raise BackendUnavailable(f"{self._url}: the pool's key is another one") from None
-                        _LOG.info("the pool refuses the connection: %s", error)
-                    except (aiohttp.ClientError, OSError, TimeoutError) as error:
-                        _LOG.info("the pool does not answer: %s", error)
-                    if loop.time() - reached > self._patience:
-                        raise BackendError(f"the pool at {self._url} has not answered for {self._patience:g} s")
-                    with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(self._draining.wait(), wait)
-                    wait = min(_BACKOFF[1], 2 * wait)
+            while not self._draining.is_set():
+                try:
+                    await self._connected()
+                    reached, wait = loop.time(), _BACKOFF[0]
+                except Refused as error:
+                    if error.status == 410:
+                        raise BackendError(f"the pool at {self._url} has given this worker up") from None
+                    if error.status == 401:
+                        raise BackendUnavailable(f"{self._url}: the pool's key is another one") from None
+                    _LOG.info("the pool refuses the connection: %s", error)
+                except (OSError, TimeoutError) as error:
+                    _LOG.info("the pool does not answer: %s", error)
+                if loop.time() - reached > self._patience:
+                    raise BackendError(f"the pool at {self._url} has not answered for {self._patience:g} s")
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._draining.wait(), wait)
+                wait = min(_BACKOFF[1], 2 * wait)
         finally:
             await finish(self._end_all())
             await finish(self._warm.close())
 
-    async def _connected(self, session: aiohttp.ClientSession) -> None:
-        query = {"name": self._name, "slots": str(self._slots)}
-        headers = {"Authorization": f"Bearer {self._token}"}
-        async with session.ws_connect(
-            f"{self._url}/worker", params=query, headers=headers, heartbeat=HEARTBEAT, max_msg_size=LARGEST
-        ) as socket:
-            _LOG.info("connected to %s", self._url)
-            self._socket, self._drained = socket, False
-            if self._draining.is_set():
-                self.drain()
-            try:
-                async for arrived in socket:
-                    if arrived.type is aiohttp.WSMsgType.BINARY:
-                        self._take(arrived.data)
-            finally:
-                self._socket = None
-                await finish(self._end_all())  # a pool that is gone knows none of them any more
+    async def _connected(self) -> None:
+        stream = await connect(
+            self._url, "worker", self._token, self._take, name=self._name, slots=str(self._slots), profile=self._profile
+        )
+        _LOG.info("connected to %s", self._url)
+        self._stream, self._drained = stream, False
+        if self._draining.is_set():
+            self.drain()
+        try:
+            await asyncio.shield(stream.ended)
+        finally:
+            self._stream = None
+            stream.abort()
+            await finish(self._end_all())  # a pool that is gone knows none of them any more
 
     async def _end_all(self) -> None:
         await cancel_all([*self._making.values(), *self._tasks])
@@ -147,7 +147,7 @@ class PoolWorker:
 
     # messages
 
-    def _take(self, data: bytes) -> None:
+    def _take(self, _: PoolStream, data: bytes) -> None:
         lease = data[: len(CONTROL)]
         header, payload = opened(data)
         said = header.get("do")
@@ -208,8 +208,8 @@ class PoolWorker:
         return task
 
     def _post(self, data: bytes) -> None:
-        if self._socket is not None:
-            self._begin(_sent(self._socket, data))
+        if self._stream is not None:
+            self._stream.post(data)
 
     async def _acquire(self, lease: bytes, header: Mapping[str, Any]) -> None:
         try:
@@ -231,8 +231,9 @@ class PoolWorker:
         self._post(message(lease, {"do": "acquired", **facts, "powers": powers, "shared": shared}))
 
     async def _sandbox(self, header: Mapping[str, Any]) -> Lease:
-        spec = spec_of(header["spec"])
+        spec = filled(spec_of(header["spec"]), self._defaults)
         if not header.get("beside"):
+            await self._warm.make_room(spec, self._slots - len(self._held) - len(self._making))
             made = await self._warm.lease(spec)
         else:
             parent = self._held.get(bytes.fromhex(header["beside"]))
@@ -248,9 +249,7 @@ class PoolWorker:
 
     async def _give_back(self, lease: bytes) -> None:
         error = await self._release(lease)
-        more = {} if error is None else {"error_left": error}
-        if self._socket is not None:
-            await _sent(self._socket, message(lease, {"do": "released", **more}))
+        self._post(message(lease, {"do": "released", **({} if error is None else {"error_left": error})}))
 
     async def _release(self, lease: bytes) -> str | None:
         """Why the sandbox of a lease could not be removed; None if it was."""
@@ -266,8 +265,8 @@ class PoolWorker:
 
     def _ends_if_idle(self) -> None:
         busy = self._held or self._making or self._returning or not self._drained
-        if self._draining.is_set() and not busy and self._socket is not None:
-            self._begin(_closed(self._socket))
+        if self._draining.is_set() and not busy and self._stream is not None:
+            self._stream.close()
 
     async def _answer(self, lease: bytes, held: _Held, header: Mapping[str, Any], payload: bytes) -> None:
         number = header["id"]
@@ -275,20 +274,18 @@ class PoolWorker:
             if "op" in header:
                 options = {"patience": header["patience"], "room": header["room"], **header["fields"]}
                 answer, data = await held.sandbox._connection.request(header["op"], payload, **options)
-                # The pool reads what the first key says: an executor must not choose it.
-                answer = {"id": number, **{key: value for key, value in answer.items() if key != "id"}}
+                # An executor must not choose what is said to the pool, or to another request.
+                answer = {**{key: value for key, value in answer.items() if key != "do"}, "id": number}
             else:
                 answer, data = {"id": number, **await _whole(held, header)}, b""
         except Exception as error:
             answer, data = {"id": number, "error": error_header(error)}, b""
             if held.sandbox._connection.lost is not None:
                 answer["lost"] = held.sandbox._connection.lost
-        if self._socket is not None:
-            try:
-                await _sent(self._socket, message(lease, answer, data))
-            except ValueError as error:
-                answer = {"id": number, "error": error_header(BackendError(str(error)))}
-                await _sent(self._socket, message(lease, answer))
+        try:
+            self._post(message(lease, answer, data))
+        except ValueError as error:
+            self._post(message(lease, {"id": number, "error": error_header(BackendError(str(error)))}))
 
 
 async def _given_back(held: _Held) -> None:
@@ -314,14 +311,11 @@ def _gone() -> dict[str, Any]:
     return {"kind": "SandboxLost", "message": "its lease is over"}
 
 
-async def _sent(socket: aiohttp.ClientWebSocketResponse, data: bytes) -> None:
-    with contextlib.suppress(ConnectionError, RuntimeError, aiohttp.ClientError):
-        await socket.send_bytes(data)
-
-
-async def _closed(socket: aiohttp.ClientWebSocketResponse) -> None:
-    with contextlib.suppress(ConnectionError, RuntimeError, aiohttp.ClientError):
-        await socket.close()
+def filled(spec: SandboxSpec, defaults: SandboxSpec) -> SandboxSpec:
+    """`spec` with the values of `defaults` for what it leaves open."""
+    names = ("image", "workdir", "cpus", "memory_bytes", "pids", "disk_bytes", "wall_time")
+    more = {name: getattr(defaults, name) for name in names if getattr(spec, name) is None}
+    return replace(spec, **more, env={**defaults.env, **spec.env})
 
 
 def drained_by_signals(drain: Callable[[], None]) -> None:

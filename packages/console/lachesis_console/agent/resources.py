@@ -9,7 +9,7 @@ from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from backends import create_backend
+from backends import SupportsClose, create_backend
 from backends.errors import SettingsError
 from lachesis import BUILTIN_TOOLS, ServerConfig, ToolRegistry
 from lachesis.loop.open_runs import OpenRun, opened
@@ -123,6 +123,8 @@ class AgentResources:
             spec = config.sandbox_spec({"environment": "agent"})
         except ValueError as error:
             raise SettingsError(f"the agent's sandboxes: {error}") from error
+        if isinstance(backend, SupportsClose):
+            self._sandboxes.push_async_callback(backend.close)
         sessions = ToolSessions(backend, spec, terminal_timeout=float(config.terminal_timeout))
         self._sandboxes.push_async_callback(sessions.close_all)
         if config.mcp:

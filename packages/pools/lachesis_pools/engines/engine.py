@@ -24,12 +24,16 @@ class WorkerCommand:
     backend: str = "local"
     options: str = "{}"
     warm: bool = True
+    profile: str = ""
+    spec: str = "{}"
     python: str = sys.executable
 
     def arguments(self, name: str) -> list[str]:
         """The command line. The key is not in it."""
         words = [self.python, "-m", "lachesis_pools", "worker", "--connect", self.url, "--name", name]
         words += ["--slots", str(self.slots), "--backend", self.backend, "--options", self.options]
+        words += ["--profile", self.profile] if self.profile else []
+        words += ["--spec", self.spec] if self.spec != "{}" else []
         return [*words, *(["--warm"] if self.warm else [])]
 
     def line(self, name: str) -> str:
@@ -70,6 +74,7 @@ ENGINES: Registry[type] = Registry(
     "engine",
     "lachesis.engines",
     {
+        "modal": "lachesis_pools.engines.modal:ModalEngine",
         "processes": "lachesis_pools.engines.processes:ProcessEngine",
         "ray": "lachesis_pools.engines.ray_actors:RayEngine",
         "slurm": "lachesis_pools.engines.slurm:SlurmEngine",
@@ -86,19 +91,22 @@ class StartLedger:
         self.pool = pool
         self._path: Path = folder() / f"{pool}.started"
 
-    def _entries(self) -> dict[str, str]:
+    def _entries(self) -> dict[str, tuple[str, str]]:
         try:
-            found: dict[str, str] = json.loads(self._path.read_text())
+            found: dict[str, tuple[str, str]] = json.loads(self._path.read_text())
         except (OSError, ValueError):
             return {}
         return found
 
-    def write(self, base: str, note: str) -> None:
+    def write(self, base: str, profile: str, note: str) -> None:
         """Written before a start, without a note, and after it."""
-        write_private(self._path, json.dumps({**self._entries(), base: note}) + "\n")
+        write_private(self._path, json.dumps({**self._entries(), base: (profile, note)}) + "\n")
 
-    async def reap(self, engine: WorkerEngine) -> None:
-        """End all that is written here."""
-        for base, note in self._entries().items():
-            await engine.reap(base, note)
+    async def reap(self, engines: Mapping[str, WorkerEngine]) -> None:
+        """End all that is written here: each by the engine of its profile, which may be another one than then."""
+        entries = self._entries()
+        if entries and not engines:
+            return
+        for base, (profile, note) in entries.items():
+            await engines.get(profile, next(iter(engines.values()))).reap(base, note)
         self._path.unlink(missing_ok=True)
