@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 import warnings
 from pathlib import Path
 from typing import Any
@@ -70,6 +72,33 @@ def test_settings_of_pools_are_accepted_and_named(capsys: pytest.CaptureFixture[
     for name in ("env.purge_job_on_start", "env.tool_pool_size", "env.modal_min_sandboxes"):
         assert name in said
     assert Pooled.driver == "its own attribute"
+
+
+def test_settings_of_a_pool_that_is_asked_for_make_one(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--env.tool_pool_mode", "nomad", "--env.driver", "singularity", "--env.singularity_image", "/shared/w.sif"]
+    flags += ["--env.slots_per_container", "4", "--env.purge_job_on_start", "true"]
+    _, settings = cli.read_settings(SortWords, ["process", *flags])
+    config = settings["config"]
+    assert config.terminal_backend == "pool"
+    words = config.terminal_options["up"].split()
+    for option in ("address=http://localhost:4646", "driver=singularity", "image=/shared/w.sif"):
+        assert option in words
+    assert words[words.index("--slots") + 1] == "4" and words[words.index("--most") + 1] == "10"
+    said = capsys.readouterr().err
+    assert "env.purge_job_on_start" in said and "env.driver" not in said
+
+    modal = HermesAgentEnvConfig(
+        tool_pool_mode="modal", modal_gpu="T4", modal_memory=512, modal_env_vars="A=1; B=two", allow_network=False
+    )
+    words = shlex.split(modal.terminal_options["up"])
+    spec = json.loads(words[words.index("--spec") + 1])
+    assert spec == {"image": "python:3.11", "cpus": 1.0, "memory_bytes": 512 << 20, "env": {"A": "1", "B": "two"}}
+    assert "gpu=T4" in words and words[words.index("--slots") + 1] == "10"
+    with pytest.raises(ValueError, match="modal_secrets names secrets without their variables"):
+        HermesAgentEnvConfig(tool_pool_mode="modal", modal_secrets=["token"])
+    assert HermesAgentEnvConfig(tool_pool_mode="modal", terminal_options={"url": "http://x:1"}).terminal_options == {
+        "url": "http://x:1"
+    }, "what is given today takes precedence"
 
 
 @pytest.mark.parametrize(("flags", "value"), [([], False), ([""], True), (["false"], False), (["True"], True)])
