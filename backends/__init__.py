@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         SupportsCheckpoint,
         SupportsClose,
         SupportsForward,
+        SupportsImagesOf,
         SupportsPty,
         SupportsReset,
         SupportsRestore,
@@ -74,18 +75,20 @@ __all__ = [
     "FileStatus", "Forward", "ImageUnavailable", "LachesisError", "Lease", "LeaseOver", "Lessor", "OutputChunk",
     "PluginBroken", "Process", "ProcessStatus", "ProcessesRunning", "Registry", "Room", "Sandbox",
     "SandboxCheckpoint", "SandboxExhausted", "SandboxInfo", "SandboxLost", "SandboxPerLease", "SandboxSpec",
-    "SettingsError", "SupportsCheckpoint", "SupportsClose", "SupportsForward", "SupportsPty", "SupportsReset",
-    "SupportsRestore", "SupportsSnapshot", "SupportsWaited", "UnknownPlugin", "WarmSandboxes", "asyncio_stream", "backend_names",
-    "backend_options", "cache_folder", "cancel_requests", "create_backend", "executor_bytecode", "executor_source",
-    "finish", "in_own_thread", "in_turn", "initialise", "is_gone", "new_id", "owner_of", "parse", "reject_fields",
-    "remove_tree", "run_all", "sandbox_title", "seen", "stop_event", "this_owner", "walk",
+    "SettingsError", "SupportsCheckpoint", "SupportsClose", "SupportsForward", "SupportsImagesOf", "SupportsPty",
+    "SupportsReset", "SupportsRestore", "SupportsSnapshot", "SupportsWaited", "UnknownPlugin", "WarmSandboxes",
+    "asyncio_stream", "backend_names", "backend_options", "cache_folder", "cancel_requests", "create_backend",
+    "executor_bytecode", "executor_source", "finish", "in_own_thread", "in_turn", "initialise", "is_gone", "new_id",
+    "owner_of", "parse", "reject_fields", "remove_tree", "run_all", "sandbox_title", "seen", "stop_event",
+    "this_owner", "walk",
 ]  # fmt: skip
 _HOMES = {
     "errors": "INSIDE BackendError BackendUnavailable ExitCode ImageUnavailable LachesisError ProcessesRunning "
     "SandboxExhausted SandboxLost SettingsError",
     "spec": "SandboxInfo SandboxSpec reject_fields sandbox_title",
     "base": "MAX_DOWNLOAD MAX_MEMBERS MAX_OUTPUT Availability Backend ExecResult FileStatus OutputChunk Process "
-    "ProcessStatus Sandbox SandboxCheckpoint SupportsCheckpoint SupportsClose SupportsForward SupportsPty "
+    "ProcessStatus Sandbox SandboxCheckpoint SupportsCheckpoint SupportsClose SupportsForward "
+    "SupportsImagesOf SupportsPty "
     "SupportsReset SupportsRestore SupportsSnapshot SupportsWaited",
     "lease": "Lease LeaseOver Lessor SandboxPerLease",
     "factory": "BACKENDS BackendOption backend_names backend_options create_backend",

@@ -406,6 +406,15 @@ class SupportsClose(Protocol):
 
 
 @runtime_checkable
+class SupportsImagesOf(Protocol):
+    """A backend whose sandboxes take the images of another one."""
+
+    async def images_of(self) -> str:
+        """The name of that backend. Raises `BackendUnavailable` if nobody knows it."""
+        ...
+
+
+@runtime_checkable
 class Backend(Protocol):
     """A technology that makes sandboxes.
 

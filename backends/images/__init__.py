@@ -24,7 +24,7 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from backends.base import Backend
+from backends.base import Backend, SupportsImagesOf
 
 from .builds import Build, BuiltImage
 from .errors import ImageError, refused
@@ -62,8 +62,10 @@ async def image_for(
     from .context import Context
 
     say = tell or _LOG.info
-    name = backend.name
-    if name == "docker":
+    name = await backend.images_of() if isinstance(backend, SupportsImagesOf) else backend.name
+    if name == "docker" and name != backend.name and not isinstance(source, str):
+        raise refused(f"backend {backend.name!r}", "its engines are elsewhere", "push the image, and give its name")
+    if name == "docker" and name == backend.name:
         from . import engine
 
         return BuiltImage(*await engine.image(source, backend, say))

@@ -40,6 +40,8 @@ def by_ssh(folder: Path, *arguments: str) -> Iterator[PoolEngine]:
             yield pool
 
 
+ON_EACH = ["--engine-option", "sbatch=--cpus-per-task=64"]
+"""A worker takes a node of Slurm for itself."""
 STARTED: list[subprocess.Popen[bytes]] = []
 """Daemons in the place of killed ones."""
 
@@ -47,8 +49,8 @@ STARTED: list[subprocess.Popen[bytes]] = []
 @contextmanager
 def by_slurm(folder: Path, *arguments: str) -> Iterator[PoolEngine]:
     with (
-        slurm_engine(folder / "slurm", processors=64) as variables,
-        pool_engine(folder / "pool", "--engine", "slurm", *arguments, env=variables) as pool,
+        slurm_engine(folder / "slurm", processors=64, nodes=2) as variables,
+        pool_engine(folder / "pool", "--engine", "slurm", *ON_EACH, *arguments, env=variables) as pool,
     ):
         yield pool
         pool.end()
@@ -120,6 +122,32 @@ async def test_rollouts_are_played_on_workers_of_each_engine(tmp_path: Path, eng
     assert await gone(pool), "a worker is left"
 
 
+@pytest.mark.parametrize("engine", [each for each in ENGINES if each.id in ("slurm", "ray")])
+async def test_gsm8k_and_swe_are_played_on_two_nodes_with_the_same_file(tmp_path: Path, engine: object) -> None:
+    make = engine
+    (tmp_path / "pool.yaml").write_text("env: {terminal_backend: pool, group_size: 2}\n")
+    with make(tmp_path / "e", "--slots", "4", "--least", "2", "--most", "2") as pool:  # type: ignore[operator]
+        names = {worker["name"] for worker in pool.ready(2)["workers"]}
+        nodes = {variable_of(workers(name)[-1], "SLURMD_NODENAME") for name in names}
+        assert nodes in ({"node1", "node2"}, {""}), "Ray has one node here"
+        for environment, items in (("gsm8k", 4), ("swe", 2)):
+            command = [sys.executable, "-m", "lachesis", "process", environment, "-n", str(items), "-m", "reference"]
+            command += ["--config", str(tmp_path / "pool.yaml"), "-o", str(tmp_path / environment)]
+            done = await asyncio.to_thread(
+                subprocess.run, command, env=pool.env, capture_output=True, text=True, timeout=500, check=False
+            )
+            assert done.returncode == 0, done.stdout + done.stderr
+            assert [group["scores"] for group in records(tmp_path / environment)] == [[1.0, 1.0]] * items
+        said = pool.status()
+        assert said["lost"] == 0 and {worker["name"] for worker in said["workers"]} == names
+    assert await gone(pool), "a worker is left"
+
+
+def variable_of(pid: int, name: str) -> str:
+    pairs = (pair.partition("=") for pair in Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0"))
+    return next((value for key, _, value in pairs if key == name), "")
+
+
 ROUNDS = 20 if os.environ.get("LACHESIS_TESTS") == "all" else 2
 
 
@@ -178,7 +206,9 @@ def kill(pool: PoolEngine, victim: str, chance: random.Random) -> int:
     if victim == "slurmd":  # what started it starts it again
         time.sleep(0.5)
         STARTED.append(
-            subprocess.Popen(["slurmd", "-D"], env=pool.env, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT)
+            subprocess.Popen(
+                ["slurmd", "-D", "-N", "node1"], env=pool.env, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT
+            )
         )
     return 1
 

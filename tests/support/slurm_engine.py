@@ -1,4 +1,4 @@
-"""A Slurm of one node, with a key, ports and folders of its own. Debian: slurm-wlm, munge."""
+"""A Slurm on this machine, with a key, ports and folders of its own. Debian: slurm-wlm, munge."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ SETTINGS = """\
 ClusterName=one
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={ports[0]}
-SlurmdPort={ports[1]}
 SlurmUser=root
 AuthType=auth/munge
 AuthInfo=socket={folder}/munge.socket
@@ -35,28 +34,32 @@ JobAcctGatherType=jobacct_gather/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool
+SlurmdSpoolDir={folder}/spool.%n
 SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd.pid
+SlurmdPidFile={folder}/slurmd.%n.pid
 MpiDefault=none
 SlurmdParameters=config_overrides
-NodeName={host} NodeAddr=127.0.0.1 CPUs={processors}
+{nodes}
 PartitionName=all Nodes=ALL Default=YES State=UP
 """
 
 
 @contextlib.contextmanager
-def slurm_engine(folder: Path, *, processors: int = 2) -> Iterator[dict[str, str]]:
-    """The variables with which its commands find it. `processors` may be more than there are."""
-    for name in ("state", "spool"):
-        (folder / name).mkdir(parents=True)
+def slurm_engine(folder: Path, *, processors: int = 2, nodes: int = 1) -> Iterator[dict[str, str]]:
+    """The variables with which its commands find it. `processors` of each node may be more than there are."""
+    (folder / "state").mkdir(parents=True)
     ports = []
-    for _ in range(2):
+    for _ in range(1 + nodes):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             ports.append(free.getsockname()[1])
     host = socket.gethostname().partition(".")[0]
-    (folder / "slurm.conf").write_text(SETTINGS.format(folder=folder, host=host, ports=ports, processors=processors))
+    nodes_of = [f"node{number}" for number in range(1, nodes + 1)]
+    described = "\n".join(
+        f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={processors}"
+        for name, port in zip(nodes_of, ports[1:], strict=True)
+    )
+    (folder / "slurm.conf").write_text(SETTINGS.format(folder=folder, host=host, ports=ports, nodes=described))
     (folder / "cgroup.conf").write_text(CGROUP)
     (folder / "key").write_bytes(os.urandom(128))
     (folder / "key").chmod(0o600)
@@ -65,8 +68,9 @@ def slurm_engine(folder: Path, *, processors: int = 2) -> Iterator[dict[str, str
     files = [f"--{kind}{'' if kind == 'socket' else '-file'}={folder / name}" for kind, name in names.items()]
     programs = []
     try:
-        for command in (["munged", "--foreground", "--force", *files], ["slurmctld", "-D"], ["slurmd", "-D"]):
-            with (folder / f"{command[0]}.out").open("wb") as log:
+        daemons = [["slurmd", "-D", "-N", name] for name in nodes_of]
+        for command in (["munged", "--foreground", "--force", *files], ["slurmctld", "-D"], *daemons):
+            with (folder / f"{command[0]}.out").open("ab") as log:
                 programs.append(subprocess.Popen(command, env=variables, stdout=log, stderr=log))
             while command[0] == "munged" and not (folder / "munge.socket").exists():
                 assert programs[0].poll() is None, (folder / "munged.out").read_text()

@@ -6,7 +6,7 @@ import asyncio
 import weakref
 from functools import partial
 
-from backends import Availability, BackendError, SandboxInfo, SandboxSpec
+from backends import Availability, BackendError, BackendUnavailable, SandboxInfo, SandboxSpec
 from backends.connection import PATIENCE
 
 from .link import PoolLink
@@ -74,6 +74,15 @@ class PoolBackend:
         """End the pool of this run, if it has one."""
         if self._own is not None:
             await self._own.close()
+
+    async def images_of(self) -> str:
+        """See `SupportsImagesOf`."""
+        said = await self._link().ask("GET", "status")
+        kinds = {each["backend"] for each in said["profiles"].values()} | {each["backend"] for each in said["workers"]}
+        if len(kinds - {""}) != 1:
+            known = ", ".join(sorted(kinds)) or "none yet"
+            raise BackendUnavailable(f"a Dockerfile needs a pool whose workers have one backend, and they have {known}")
+        return str((kinds - {""}).pop())
 
     async def sandboxes(self) -> list[SandboxInfo]:
         return [info for _, info in await self._list()]

@@ -13,8 +13,9 @@ from backends.connection import PATIENCE
 from backends.executor.framing import CHUNK
 from backends.tasks import seen
 
+from .roots import RootSender
 from .stream import PoolStream
-from .wire import message, raised
+from .wire import error_header, message, raised
 
 T = TypeVar("T")
 _SLACK = 30.0
@@ -27,12 +28,17 @@ class PoolConnection:
     interrupted = 0.0
     """A broken connection is a lost one."""
 
-    def __init__(self, stream: PoolStream, lease: bytes, forget: Callable[[bytes], Coroutine[Any, Any, None]]) -> None:
+    def __init__(
+        self, stream: PoolStream, lease: bytes, image: str, forget: Callable[[bytes], Coroutine[Any, Any, None]]
+    ) -> None:
         """
         Args:
+            image: which its worker may ask for, if it is a folder.
             forget: is called with the lease when it is over.
         """
         self.stream, self.lease, self._forget = stream, lease, forget
+        self._root = RootSender(image)
+        self._bringing: asyncio.Task[None] | None = None
         self.home = "/"
         self.title = "a sandbox"
         self.lost: str | None = None
@@ -93,6 +99,19 @@ class PoolConnection:
         if pending is not None and not pending.done():
             pending.set_result((header, payload))
 
+    def bring(self) -> None:
+        """The worker wants the next part of the image."""
+        self._bringing = asyncio.ensure_future(self._bring())
+        self._bringing.add_done_callback(seen)
+
+    async def _bring(self) -> None:
+        try:
+            data, last = await self._root.part()
+        except (BackendError, OSError) as error:
+            self.tell({"brought": error_header(error)})
+        else:
+            self.stream.post(message(self.lease, {"brought": None, "last": last}, data))
+
     def post(self, op: str, **fields: Any) -> None:
         """See `Connection.post`."""
         self.tell({"post": op, "fields": fields})
@@ -112,6 +131,7 @@ class PoolConnection:
 
     async def release(self) -> None:
         """Give the slot back, and wait until the sandbox is gone or reset."""
+        self._root.close()
         self.stream.post(message(self.lease, {"do": "release"}))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(PATIENCE):

@@ -116,7 +116,7 @@ class PoolLink:
         stream = await self._connected(spec.labels.get("run_id", ""))
         lease = new_lease()
         asked = self._asked[lease] = asyncio.get_running_loop().create_future()
-        connection = self._leases[lease] = PoolConnection(stream, lease, self._forget)
+        connection = self._leases[lease] = PoolConnection(stream, lease, spec.image or "", self._forget)
         labels = {**spec.labels, "owner": this_owner(), "created": f"{time.time():.3f}"}
         kind_of = repr(replace(spec, labels={}))
         header: dict[str, Any] = {"do": "acquire", "spec": spec_header(spec), "kind": kind_of, "labels": labels,
@@ -164,6 +164,8 @@ class PoolLink:
             connection.released.set()
         elif connection is not None and "id" in header:
             connection.take(header, payload)
+        elif connection is not None and "bring" in header:
+            connection.bring()
         elif connection is not None and "lost" in header:
             connection.fail(str(raised(header["lost"])))
             connection.released.set()

@@ -10,7 +10,7 @@ import math
 import secrets
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from aiohttp import web
@@ -38,6 +38,8 @@ class Profile:
 
     scale: Scale
     engine: WorkerEngine | None = None
+    backend: str = ""
+    """Of its workers."""
 
 
 class Pool:
@@ -60,10 +62,12 @@ class Pool:
         ledger: StartLedger,
     ) -> None:
         self.slots = SlotPool({name: profile.scale for name, profile in profiles.items()}, most)
+        self._backends = {name: profile.backend for name, profile in profiles.items()}
         self.engines = {name: profile.engine for name, profile in profiles.items() if profile.engine is not None}
         self.ledger = ledger
         self._token, self._start_timeout = token, start_timeout
         self._workers: dict[str, PoolStream] = {}
+        self._backend_of: dict[str, str] = {}
         self._runs: dict[bytes, PoolStream] = {}
         """By lease."""
         self._asked: dict[bytes, bytes] = {}
@@ -225,7 +229,7 @@ class Pool:
         peer.accept(request)
         if name in self._workers:  # it has another connection now, and has ended its sandboxes
             self._gone(name, self._workers[name])
-        self._workers[name] = peer
+        self._workers[name], self._backend_of[name] = peer, request.query.get("backend", "")
         self._settle()
         self.slots.joined(name, slots, time.monotonic(), profile)
         self._pause = _PAUSES[0]
@@ -241,7 +245,7 @@ class Pool:
 
     def _gone(self, name: str, peer: PoolStream) -> None:
         """A worker is gone: what it had is lost, and is never continued elsewhere."""
-        del self._workers[name]
+        del self._workers[name], self._backend_of[name]
         self._settle()
         lost = self.slots.left(name)
         self._counts["lost"] += len(lost)
@@ -365,6 +369,7 @@ class Pool:
             {
                 "name": worker.name,
                 "profile": worker.profile,
+                "backend": self._backend_of.get(worker.name, ""),
                 "slots": len(worker.slots),
                 "busy": worker.busy,
                 "draining": worker.draining,
@@ -376,6 +381,10 @@ class Pool:
             "pool": self.ledger.pool,
             "engine": next((engine.name for engine in self.engines.values()), ""),
             "begun": self._begun,
+            "profiles": {
+                name: {"backend": self._backends[name], **asdict(scale), "lifetime": min(scale.lifetime, 1e12)}
+                for name, scale in slots.scales.items()
+            },
             "workers": workers,
             "starting": len(slots.starting),
             "waiting": slots.waiting,

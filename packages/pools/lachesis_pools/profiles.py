@@ -60,11 +60,12 @@ class ProfileSettings:
             self.least, self.most, self.slots, self.starting, self.idle, self.failures, lifetime=self.lifetime
         )
         if self.engine == "none":
-            return Profile(scale)
+            return Profile(scale, None)
         options, spec = json.dumps(dict(self.options)), json.dumps(dict(self.spec))
         worker = WorkerCommand(url, token, self.slots, self.backend, options, self.warm, name, spec)
         try:
-            return Profile(scale, ENGINES.load(self.engine)(worker, **self.engine_options))
+            engine = ENGINES.load(self.engine)(worker, **self.engine_options)
+            return Profile(scale, engine, "modal" if self.engine == "modal" else self.backend)
         except TypeError as error:
             raise SettingsError(f"engine {self.engine!r}: {error}") from None
 

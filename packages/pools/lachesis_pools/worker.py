@@ -12,17 +12,22 @@ import logging
 import signal
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from backends import Backend, BackendError, BackendUnavailable, Lease, SandboxSpec, SupportsRestore, WarmSandboxes
 from backends.base import SandboxCheckpoint, SupportsCheckpoint
+from backends.connection import PATIENCE
 from backends.sandbox import ExecutorSandbox
 from backends.tasks import cancel_all, finish, run_all
 
+from .roots import RootFolders
 from .stream import PoolStream, Refused, connect
-from .wire import CONTROL, error_header, message, opened, spec_of
+from .wire import CONTROL, error_header, message, opened, raised, spec_of
 
 _LOG = logging.getLogger(__name__)
+ROOTS = ("local", "singularity")
+"""Backends whose images can be folders."""
 _BACKOFF = (0.2, 10.0)
 """Seconds until the pool is tried again: at first, at most."""
 
@@ -73,6 +78,9 @@ class PoolWorker:
         """Leases whose sandboxes are being removed or reset."""
         self._unwanted: set[bytes] = set()
         """Leases that ended while their sandboxes were made."""
+        self._roots = RootFolders()
+        self._wanted: dict[bytes, asyncio.Future[tuple[dict[str, Any], bytes]]] = {}
+        """The next part of an image, by lease."""
         self._draining = asyncio.Event()
         self._drained = False
         """The pool sends no more leases."""
@@ -126,9 +134,8 @@ class PoolWorker:
             await finish(self._warm.close())
 
     async def _connected(self) -> None:
-        stream = await connect(
-            self._url, "worker", self._token, self._take, name=self._name, slots=str(self._slots), profile=self._profile
-        )
+        facts = {"slots": str(self._slots), "profile": self._profile, "backend": self._backend.name}
+        stream = await connect(self._url, "worker", self._token, self._take, name=self._name, **facts)
         _LOG.info("connected to %s", self._url)
         self._stream, self._drained = stream, False
         if self._draining.is_set():
@@ -164,6 +171,9 @@ class PoolWorker:
             making.add_done_callback(lambda _: self._made(lease))
         elif said == "release":
             self._end_lease(lease)
+        elif "brought" in header:
+            if lease in self._wanted and not self._wanted[lease].done():
+                self._wanted[lease].set_result((header, payload))
         elif held is None:
             self._post(message(lease, {"id": header.get("id"), "error": _gone()}))
         elif "cancel" in header:
@@ -213,7 +223,7 @@ class PoolWorker:
 
     async def _acquire(self, lease: bytes, header: Mapping[str, Any]) -> None:
         try:
-            made = await self._sandbox(header)
+            made = await self._sandbox(lease, header)
         except Exception as error:
             if isinstance(error, OSError):  # of this machine, and not of the run's
                 error = BackendError(f"worker {self._name}: {error}")
@@ -230,9 +240,26 @@ class PoolWorker:
         shared = sandbox.shared_network != "none"
         self._post(message(lease, {"do": "acquired", **facts, "powers": powers, "shared": shared}))
 
-    async def _sandbox(self, header: Mapping[str, Any]) -> Lease:
+    async def _next_part(self, lease: bytes) -> tuple[bytes, bool]:
+        """Of the image that the run of a lease has."""
+        wanted = self._wanted[lease] = asyncio.get_running_loop().create_future()
+        try:
+            self._post(message(lease, {"bring": True}))
+            async with asyncio.timeout(PATIENCE):
+                header, data = await wanted
+        except TimeoutError:
+            raise BackendError("the run does not send its image") from None
+        finally:
+            del self._wanted[lease]
+        if header["brought"] is not None:
+            raise raised(header["brought"])
+        return data, bool(header["last"])
+
+    async def _sandbox(self, lease: bytes, header: Mapping[str, Any]) -> Lease:
         spec = filled(spec_of(header["spec"]), self._defaults)
         if not header.get("beside"):
+            if spec.image is not None and self._backend.name in ROOTS:
+                spec = replace(spec, image=await self._roots.have(spec.image, partial(self._next_part, lease)))
             await self._warm.make_room(spec, self._slots - len(self._held) - len(self._making))
             made = await self._warm.lease(spec)
         else:
