@@ -25,9 +25,8 @@ async def test_a_worker_gets_the_image_that_a_run_has_built_once(
     cache.mkdir()
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     (tmp_path / "task").mkdir()
-    (tmp_path / "task/Dockerfile").write_text(
-        "FROM base\nENV A=b\nWORKDIR /app\nCOPY words .\nRUN tr a-c x-z < words > back\n"
-    )
+    steps = ("FROM base", "ENV A=b", "WORKDIR /app", "COPY words .", "RUN tr a-c x-z < words > back")
+    (tmp_path / "task/Dockerfile").write_text("\n".join(steps) + "\n")
     (tmp_path / "task/words").write_text("abc\n")
     root = full_root(tmp_path / "base")
     with pool_engine(tmp_path / "pool", "--engine", "none") as pool:
