@@ -21,6 +21,9 @@ DATA: Final[Registry[Any]] = Registry("part of training data", "lachesis.data", 
 VIEW: Final[Registry[Any]] = Registry("part of the view of runs", "lachesis.view", {}, package="lachesis-view")
 """`report` takes a path, `title` and `groups`, and returns the `Summary`; `tracker` makes what logs a run to W&B."""
 
+POOLS: Final[Registry[Any]] = Registry("part of pools", "lachesis.pools", {}, package="lachesis-pools")
+"""`statuses` returns what each pool that is known here says of itself."""
+
 ENGINES: Final[Registry[Any]] = Registry(
     "token engine", "lachesis.token_engines", {}, reserved=["auto"], package="lachesis-tokens"
 )

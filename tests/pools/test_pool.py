@@ -23,8 +23,11 @@ from aiohttp import web
 from backends import BackendError, BackendUnavailable, SandboxLost, SandboxSpec, create_backend
 from lachesis_pools.engines.engine import StartLedger, WorkerCommand
 from lachesis_pools.engines.processes import ProcessEngine
+from lachesis_pools.places import publish
 from lachesis_pools.pool import Pool, Profile
 from lachesis_pools.slots import Scale
+from lachesis_view import app as viewer
+from lachesis_view.index import Index
 from tests.support.pool_engine import PoolEngine, pool_engine, workers
 
 ROOT = Path(__file__).parents[2]
@@ -202,6 +205,31 @@ async def test_what_is_seen_from_outside_is_counted(pool: PoolEngine) -> None:
         text = await answer.text()
     assert 'lachesis_pool_slots{state="available"} ' in text and "lachesis_pool_leases_total " in text
     assert "leases wait" in pool.run("status")
+
+
+async def test_the_viewer_shows_the_pools_of_this_machine(
+    pool: PoolEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(pool.folder))
+    publish("gone", "http://127.0.0.1:1", "key")
+    sandbox = await create_backend("pool", **pool.options).create(SandboxSpec())
+    index = Index(tmp_path, tmp_path / "index.sqlite")
+    runner, url = await viewer.serve(index, "127.0.0.1", 0)
+    try:
+        async with aiohttp.ClientSession() as session, session.get(f"{url}pools") as answer:
+            text = await answer.text()
+        assert answer.status == 200
+        assert pool.name in text and 'title="executing"' in text and ours_names(pool)[0] in text
+        assert "http://127.0.0.1:1 cannot be reached" in text
+    finally:
+        await runner.cleanup()
+        index.close()
+        await sandbox.close()
+        (pool.folder / "lachesis/pools/gone.json").unlink()
+
+
+def ours_names(engine: PoolEngine) -> list[str]:
+    return [worker["name"] for worker in engine.status()["workers"]]
 
 
 # --- pools of their own ----------------------------------------------------------------------------------------------

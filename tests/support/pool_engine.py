@@ -55,7 +55,7 @@ class PoolEngine:
         return done.stdout
 
     def status(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.run("status", "--json"))
+        found: dict[str, Any] = json.loads(self.run("status", self.name, "--json"))
         return found
 
     def ready(self, workers: int, seconds: float = 120.0) -> dict[str, Any]:

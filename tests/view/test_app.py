@@ -52,6 +52,7 @@ PAGES = (
     "/group/mixed/1",
     "/group/mixed/-1",
     "/audits",
+    "/pools",
     "/curves?runs=mixed&over=groups",
     "/static/view.js",
 )

@@ -18,6 +18,7 @@ import orjson
 from aiohttp import web
 
 from backends.errors import SettingsError
+from lachesis.other_packages import POOLS
 from lachesis_messages.records.groups import rollout_samples
 from lachesis_tokens.wire.visitors import Visitors, is_loopback
 from lachesis_view import html
@@ -91,6 +92,7 @@ class Viewer:
                 web.get("/audits", self._audits),
                 web.get("/curves", self._curves),
                 web.get("/events", self._events),
+                web.get("/pools", self._pools),
                 web.get("/rollouts", self._rollouts),
                 web.get("/static/{name}", self._static),
                 web.get(f"/run{run}", self._run),
@@ -223,6 +225,10 @@ class Viewer:
     async def _run(self, request: web.Request) -> web.Response:
         runs = await asyncio.to_thread(self.index.runs)
         return await self._compared(request, runs, [request.match_info["run"]])
+
+    async def _pools(self, request: web.Request) -> web.Response:
+        pools = await POOLS.load("statuses")() if "statuses" in POOLS.names() else []
+        return self._page("pools.html.jinja", {"pools": pools})
 
     async def _compared(self, request: web.Request, runs: list[dict[str, Any]], chosen: list[str]) -> web.Response:
         found = [run for name in chosen for run in runs if run["name"] == name]
