@@ -5,7 +5,8 @@
 First, a real pool of one worker on this machine: a command beside one of a local sandbox, in turn; the
 wait for a warm slot; the memory and the CPU time of a worker with `--slots` idle warm sandboxes. Then the waits for
 a slot in bursts of 500 rollouts on 1,000 slots whose workers take 1 to 60 s to start, of which 5 % fail; then the same
-with 20 % of the workers dying.
+with 20 % of the workers dying. Last, a real pool with workers that answer without sandboxes: 10,000 leases of 20 runs,
+and commands on all of them.
 """
 
 from __future__ import annotations
@@ -24,11 +25,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from backends import Sandbox, SandboxSpec, create_backend
 from lachesis_pools.slots import Scale
+from lachesis_pools.stream import PoolStream, connect
+from lachesis_pools.wire import message, opened
 from tests.pools.test_slots import Simulation
 from tests.support.pool_engine import PoolEngine, pool_engine, workers
 
 EXEC_RATIO, ACQUIRE_MS, IDLE_MB, IDLE_CORE = 1.5, 10.0, 150.0, 0.01
 """Goals: a command beside a local one; a warm slot; a worker of 64 idle slots."""
+ENDED = {"execution": "e1", "exit_code": 0, "timed_out": False, "stdout": 1000, "stdout_elided": 0}
+ENDED |= {"stderr_elided": 0, "duration": 0.1, "waited": None, "waited_in_all": 0.0}
+"""What an executor answers."""
 
 
 def cpu_seconds(pids: list[int]) -> float:
@@ -105,16 +111,58 @@ def simulated(deaths: float) -> bool:
     return simulation.most <= 1000 and not simulation.pool.leases
 
 
+class Answers:
+    """A worker that has no sandboxes: it says at once that it has made one, and that a command has ended."""
+
+    async def join(self, engine: PoolEngine, name: str, slots: int) -> PoolStream:
+        facts = {"name": name, "slots": str(slots)}
+        return await connect(engine.place["url"], "worker", engine.place["token"], self._take, **facts)
+
+    def _take(self, stream: PoolStream, data: bytes) -> None:
+        lease, header = data[:16], opened(data)[0]
+        if header.get("do") == "acquire":
+            facts = {"workdir": "/w", "python": None, "home": "/w", "sandbox": lease.hex()[:12]}
+            stream.post(message(lease, {"do": "acquired", **facts, "powers": [False, False], "shared": False}))
+        elif header.get("do") == "release":
+            stream.post(message(lease, {"do": "released"}))
+        elif "id" in header:
+            stream.post(message(lease, {"id": header["id"], **ENDED}, b"x" * 1000))
+
+
+async def crowd(engine: PoolEngine, leases: int, slots: int = 64, runs: int = 20) -> None:
+    answers, pool = Answers(), engine.process.pid
+    streams = [await answers.join(engine, f"w{number}", slots) for number in range(-(-leases // slots))]
+    empty, cpu = memory_mb(pool), cpu_seconds([pool])
+    begin = time.perf_counter()
+    backends = [create_backend("pool", **engine.options) for _ in range(runs)]
+    # Many at once, as of the groups of a step; each run has one connection.
+    sandboxes = await asyncio.gather(*(backends[at % runs].create(SandboxSpec()) for at in range(leases)))
+    took, spent = time.perf_counter() - begin, cpu_seconds([pool]) - cpu
+    print(f"{leases} leases of {runs} runs: {took:.1f} s, {1000 * spent / leases:.2f} ms of the pool each", end="; ")
+    print(f"the pool has {empty:.0f} MB, then {memory_mb(pool):.0f} MB")
+    cpu = cpu_seconds([pool])
+    for _ in range(3):
+        await asyncio.gather(*(sandbox.exec("true", timeout=60) for sandbox in sandboxes))
+    each = (cpu_seconds([pool]) - cpu) / (3 * leases)
+    print(f"{3 * leases} commands: {1000 * each:.3f} ms of the pool each, {1 / each:.0f} a second at most")
+    for stream in streams:
+        stream.abort()
+    await asyncio.gather(*(sandbox.close() for sandbox in sandboxes))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=300)
     parser.add_argument("--slots", type=int, default=64)
+    parser.add_argument("--leases", type=int, default=10_000, help="of a pool without sandboxes")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="lachesis-bench-") as folder:
         options = ("--slots", str(given.slots), "--least", "1", "--warm")
         with pool_engine(Path(folder), *options) as engine:
             engine.ready(1)
             met = asyncio.run(real(engine, given.rounds, given.slots))
+        with pool_engine(Path(folder), "--engine", "none") as engine:
+            asyncio.run(crowd(engine, given.leases))
     return int(not all([met, simulated(0.0), simulated(0.2)]))
 
 

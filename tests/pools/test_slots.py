@@ -296,7 +296,7 @@ class Slots(RuleBasedStateMachine):
     def each_lease_has_one_place(self) -> None:
         used = [slot.lease for worker in self.pool.workers.values() for slot in worker.slots if slot.lease]
         assert len(used) == len({*used}) == len(self.pool.leases)
-        waiting = [wish.lease for wish in self.pool._wishes()]
+        waiting = [wish.lease for of_run in self.pool._waiting.values() for wish in of_run.values()]
         assert {*used, *waiting} == self.known and len(waiting) == len({*waiting}) and not {*used} & {*waiting}
 
     @invariant()

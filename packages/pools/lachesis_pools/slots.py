@@ -7,8 +7,8 @@ are lost, and never continue on another slot.
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -68,17 +68,21 @@ class Worker:
     ends: float = math.inf
     """When its engine will end it."""
 
+    free: list[Slot] = field(init=False)
+    broken: int = 0
+    """Slots in the state `error`."""
+
+    def __post_init__(self) -> None:
+        self.free = self.slots[::-1]  # the first one is used first
+
     @property
     def busy(self) -> int:
-        return sum(slot.state is not SlotState.AVAILABLE for slot in self.slots)
+        return len(self.slots) - len(self.free)
 
     @property
     def usable(self) -> bool:
         """Whether it gets leases, now or later."""
-        return not self.draining and any(slot.state is not SlotState.ERROR for slot in self.slots)
-
-    def free(self) -> Slot | None:
-        return next((slot for slot in self.slots if slot.state is SlotState.AVAILABLE), None)
+        return not self.draining and self.broken < len(self.slots)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +130,10 @@ class SlotPool:
         """Workers that were started and have not joined, with the time."""
         self._profiles: dict[str, str] = {}
         """Of those."""
-        self._waiting: dict[str, deque[Wish]] = {}
-        """By run, in the order in which the runs are served next."""
+        self._wishes: dict[bytes, Wish] = {}
+        """By lease."""
+        self._waiting: dict[str, dict[bytes, Wish]] = {}
+        """The same by run, in the order in which the runs are served next."""
         self._starts = {profile: _Starts() for profile in scales}
         self._longest: dict[str, float] = {}
         """By profile, the longest lifetime that was asked for."""
@@ -173,7 +179,7 @@ class SlotPool:
         lost = [slot.lease for slot in worker.slots if slot.lease] if worker is not None else []
         for lease in lost:
             del self.leases[lease]
-        for wish in [wish for wish in self._wishes() if wish.worker == name]:
+        for wish in [wish for wish in self._wishes.values() if wish.worker == name]:
             self.forget(wish.lease)
             lost.append(wish.lease)
         return lost
@@ -187,57 +193,56 @@ class SlotPool:
 
     def ask(self, wish: Wish) -> bool:
         """Wait for a slot. False if the lease waits or runs already: the question was sent again."""
-        if wish.lease in self.leases or any(other.lease == wish.lease for other in self._wishes()):
+        if wish.lease in self.leases or wish.lease in self._wishes:
             return False
-        self._waiting.setdefault(wish.run, deque()).append(wish)
+        self._wishes[wish.lease] = self._waiting.setdefault(wish.run, {})[wish.lease] = wish
         self._longest[wish.profile] = max(wish.lifetime, self._longest.get(wish.profile, 0.0))
         return True
 
     def forget(self, lease: bytes) -> bool:
         """Whether a lease waited, and waits no more."""
-        for run, wishes in self._waiting.items():
-            for wish in wishes:
-                if wish.lease == lease:
-                    wishes.remove(wish)
-                    if not wishes:
-                        del self._waiting[run]
-                    return True
-        return False
+        wish = self._wishes.pop(lease, None)
+        if wish is None:
+            return False
+        wishes = self._waiting[wish.run]
+        del wishes[lease]
+        if not wishes:
+            del self._waiting[wish.run]
+        return True
 
     def assign(self, now: float = 0.0) -> list[tuple[Wish, Slot]]:
         """Slots for those that wait, one for each run in turn."""
         given: list[tuple[Wish, Slot]] = []
         if not self._waiting:
             return given
-        placed = {wish.worker for wish in self._wishes() if wish.worker}  # also of a draining worker
+        placed = {wish.worker for wish in self._wishes.values() if wish.worker}  # also of a draining worker
         open_ones = {
             name: worker
             for name, worker in self.workers.items()
-            if (not worker.draining or name in placed) and worker.free() is not None
+            if worker.free and (not worker.draining or name in placed)
         }
         served = True
         while served and open_ones:
             served = False
             for run in list(self._waiting):
                 anywhere = [worker for worker in open_ones.values() if not worker.draining]
-                wish = next((each for each in self._waiting[run] if _places(each, open_ones, anywhere, now)), None)
+                waiting = self._waiting[run].values()
+                wish = next((each for each in waiting if _places(each, open_ones, anywhere, now)), None)
                 if wish is None:
                     continue
                 places = _places(wish, open_ones, anywhere, now)
                 # One where such sandboxes may be warm, else the fullest: so that others become idle.
                 worker = max(places, key=lambda worker: (wish.kind in worker.kinds, worker.busy))
-                slot = worker.free()
-                assert slot is not None
+                slot = worker.free.pop()
                 served = True
                 slot.state, slot.lease = SlotState.ACQUIRED, wish.lease
                 self.leases[wish.lease] = slot
                 worker.kinds.add(wish.kind)
                 given.append((wish, slot))
-                wishes = self._waiting.pop(run)
-                wishes.remove(wish)
-                if wishes:
-                    self._waiting[run] = wishes  # behind the others
-                if worker.free() is None:
+                self.forget(wish.lease)
+                if run in self._waiting:
+                    self._waiting[run] = self._waiting.pop(run)  # behind the others
+                if not worker.free:
                     del open_ones[worker.name]
         return given
 
@@ -258,18 +263,19 @@ class SlotPool:
         """The sandbox of a lease is gone, or could not be removed."""
         slot = self.leases.pop(lease, None)
         if slot is not None:
-            slot.state, slot.lease = (SlotState.ERROR if error else SlotState.AVAILABLE), b""
-            self.workers[slot.worker].idle_since = now
+            worker = self.workers[slot.worker]
+            slot.state, slot.lease, worker.idle_since = SlotState.AVAILABLE, b"", now
+            if error:
+                slot.state = SlotState.ERROR
+                worker.broken += 1
+            else:
+                worker.free.append(slot)
 
     # how many
 
     @property
     def waiting(self) -> int:
-        return sum(map(len, self._waiting.values()))
-
-    def _wishes(self) -> Iterator[Wish]:
-        for wishes in self._waiting.values():
-            yield from wishes
+        return len(self._wishes)
 
     def missing(self, profile: str = "", now: float = 0.0) -> int:
         """How many workers to start now: never more than are wanted while others are not ready yet."""
@@ -284,7 +290,7 @@ class SlotPool:
         """Workers of a profile that are not there, or starting."""
         scale = self.scales[profile]
         usable = self._usable(profile, now)
-        placeless = sum(1 for wish in self._wishes() if not wish.worker and wish.profile == profile)
+        placeless = sum(not wish.worker and wish.profile == profile for wish in self._wishes.values())
         wanted = usable + math.ceil(placeless / scale.slots)
         return min(scale.most, max(scale.least, wanted)) - usable
 
@@ -303,12 +309,12 @@ class SlotPool:
         wanted = sum(max(0, self._wanted(profile, now)) for profile in self.scales) - len(self.starting)
         full = len(self.workers) + len(self.starting) >= self._most
         leaving = sum(worker.draining for worker in self.workers.values())
-        waiting = {wish.profile for wish in self._wishes()}
+        waiting = {wish.profile for wish in self._wishes.values()}
         found: list[str] = []
         for worker in sorted(self.workers.values(), key=lambda worker: worker.idle_since):
             if worker.draining or any(slot.lease for slot in worker.slots):
                 continue
-            if any(slot.state is SlotState.ERROR for slot in worker.slots) or self._spent(worker, now):
+            if worker.broken or self._spent(worker, now):
                 found.append(worker.name)
                 continue
             if worker.profile in waiting or spare.get(worker.profile, 0) <= 0:
