@@ -195,21 +195,21 @@ def kill(pool: PoolEngine, victim: str, chance: random.Random) -> int:
         pool.ready(2)
         return 1
     if victim == "slurmd":
-        [pid] = [int(place.name) for place in Path("/proc").glob("[0-9]*") if _runs(place, "slurmd")][:1] or [0]
+        pid = chance.choice(
+            [int(place.name) for place in Path("/proc").glob("[0-9]*") if _runs(place, "slurmd")] or [0]
+        )
     elif victim == "actor":
         pid = chance.choice([int(p.name) for p in Path("/proc").glob("[0-9]*") if _runs(p, "ray::_Holder")] or [0])
     else:
         pid = chance.choice([each for name in pool.status()["workers"] for each in workers(name["name"])] or [0])
     if not pid:
         return 0
+    command = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")[:-1]
     os.kill(pid, signal.SIGKILL)
     if victim == "slurmd":  # what started it starts it again
         time.sleep(0.5)
-        STARTED.append(
-            subprocess.Popen(
-                ["slurmd", "-D", "-N", "node1"], env=pool.env, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT
-            )
-        )
+        nothing = subprocess.DEVNULL
+        STARTED.append(subprocess.Popen(command, env=pool.env, stdout=nothing, stderr=nothing))
     return 1
 
 
