@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import logging
 import math
@@ -20,6 +21,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import fields
 from functools import partial
+from pathlib import Path
 from typing import Any, TextIO
 
 from aiohttp import web
@@ -89,6 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     worker.add_argument("--connect", required=True, metavar="URL", help=f"the pool; its key is in {TOKEN}")
     worker.add_argument("--name", default="", help="unique in the pool")
     worker.add_argument("--profile", default="", help="what it is good for")
+    worker.add_argument("--claimed", type=Path, metavar="FILE", help="wait until this file has the name: in a warm pod")
     worker.add_argument(
         "--end-with-input", action="store_true", help="read the key from standard input, and end with it"
     )
@@ -183,6 +186,8 @@ async def _work(given: argparse.Namespace) -> int:
     available = await backend.check()
     if not available.ok:
         raise SettingsError(f"backend {given.backend!r}: {available.detail}. Next step: {available.fix}")
+    if given.claimed is not None and not (name := await _claimed(given.claimed)):
+        return 0
     defaults = SandboxSpec(**given.spec)
     worker = PoolWorker(
         given.connect,
@@ -205,6 +210,19 @@ async def _work(given: argparse.Namespace) -> int:
         ended.cancel()
     serving.result()
     return 0
+
+
+async def _claimed(file: Path) -> str:
+    """What a file has once something is in it; empty if this process has to end before."""
+    ended = asyncio.Event()
+    drained_by_signals(ended.set)
+    while not ended.is_set():
+        with contextlib.suppress(OSError):
+            if name := file.read_text().strip():
+                return name
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(ended.wait(), 0.2)
+    return ""
 
 
 async def _answers(pool: str) -> bool:
