@@ -74,6 +74,7 @@ ENGINES: Registry[type] = Registry(
     "engine",
     "lachesis.engines",
     {
+        "kubernetes": "lachesis_pools.engines.kubernetes:KubernetesEngine",
         "modal": "lachesis_pools.engines.modal:ModalEngine",
         "processes": "lachesis_pools.engines.processes:ProcessEngine",
         "ray": "lachesis_pools.engines.ray_actors:RayEngine",
