@@ -76,6 +76,7 @@ ENGINES: Registry[type] = Registry(
     {
         "kubernetes": "lachesis_pools.engines.kubernetes:KubernetesEngine",
         "modal": "lachesis_pools.engines.modal:ModalEngine",
+        "nomad": "lachesis_pools.engines.nomad:NomadEngine",
         "processes": "lachesis_pools.engines.processes:ProcessEngine",
         "ray": "lachesis_pools.engines.ray_actors:RayEngine",
         "slurm": "lachesis_pools.engines.slurm:SlurmEngine",
