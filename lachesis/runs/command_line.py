@@ -23,7 +23,6 @@ from lachesis.runs.run_folder import name_problem
 from lachesis.settings.chosen import as_env_config, chosen_values
 from lachesis.settings.flags import close_names, make_parser
 from lachesis.settings.hooks import misspelt_hooks, require_hooks
-from lachesis.settings.old_pools import read_settings as read_pool_settings
 from lachesis.settings.server_settings import ServerConfig, as_server_configs, describe, is_local_model, needs_start
 from lachesis.settings.setting_facts import facts_of
 from lachesis.settings.settings import HermesAgentEnvConfig
@@ -267,11 +266,13 @@ def _note_without_effect(
                 ignored.append(f"{namespace}.{name}")
             elif facts.only_serve and command != "serve":
                 of_serve.append(f"{namespace}.{name}")
-    modes = (
-        found.get("env", {}).get("tool_pool_mode") for found in (flags, file) if isinstance(found.get("env"), dict)
-    )
-    for name in read_pool_settings(next(filter(None, modes), in_code.tool_pool_mode)):
-        removed.pop(f"env.{name}", None)
+    if removed:
+        from lachesis.settings.old_pools import read_settings as of_pools
+
+        given_env = [found["env"] for found in (flags, file) if isinstance(found.get("env"), Mapping)]
+        modes = (env.get("tool_pool_mode") for env in given_env)
+        for name in of_pools(next(filter(None, modes), in_code.tool_pool_mode)):
+            removed.pop(f"env.{name}", None)
     for names, note in (
         (ignored, "settings of Atropos that have no effect here"),
         ([*removed], "settings of the removed stack's pools of threads and sandboxes, which have no effect here"),

@@ -10,11 +10,11 @@ from typing import Annotated
 
 from pydantic import Field
 
-from lachesis.settings.old_pools import OldPoolSettings
+from lachesis.settings.pool_settings import PoolSettings
 from lachesis.settings.setting_facts import IGNORED, REMOVED, Facts
 
 
-class RemovedSettings(OldPoolSettings):
+class RemovedSettings(PoolSettings):
     """Nothing reads them but the environment's own code."""
 
     tool_pool_size: Annotated[int, REMOVED] = 128

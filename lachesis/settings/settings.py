@@ -205,9 +205,6 @@ class HermesAgentEnvConfig(ServeSettings, RemovedSettings):
         description="Options of the backend, for example '{host: worker-1}' for ssh; `--help` after "
         "--env.terminal_backend lists them.",
     )
-    pool_url: Annotated[str | None, HOW] = Field(
-        default=None, description="Address of the pool, for the backend 'pool'; null: the pool of this machine."
-    )
     sandbox: Literal["bubblewrap", "none"] = Field(
         default="bubblewrap",
         description="Isolation of the local backend. 'none' runs the model's commands as you: for trusted use only.",
@@ -323,13 +320,6 @@ class HermesAgentEnvConfig(ServeSettings, RemovedSettings):
         return value
 
     @model_validator(mode="after")
-    def _use_old_pool(self) -> HermesAgentEnvConfig:
-        for name, value in self.of_pool().items():
-            if name not in self.model_fields_set or name == "terminal_backend":
-                setattr(self, name, value)
-        return self
-
-    @model_validator(mode="after")
     def _check_isolation(self) -> HermesAgentEnvConfig:
         if self.sandbox == "none" and self.terminal_backend != "local":
             raise ValueError(
@@ -380,9 +370,7 @@ class HermesAgentEnvConfig(ServeSettings, RemovedSettings):
 
     def backend_options(self) -> dict[str, Any]:
         """Options for `create_backend`."""
-        own: dict[str, Any] = {"isolation": self.sandbox} if self.terminal_backend == "local" else {}
-        if self.terminal_backend == "pool" and self.pool_url:
-            own = {"url": self.pool_url}
+        own: dict[str, Any] = {"isolation": self.sandbox} if self.terminal_backend == "local" else self.of_pool_url()
         profile = {"profile": self.sandbox_profile} if self.sandbox_profile != "standard" else {}
         return {**own, **self.terminal_options, **profile}
 

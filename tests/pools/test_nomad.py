@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 
 from backends import BackendError, SandboxLost, SandboxSpec, create_backend
+from lachesis.settings.settings import HermesAgentEnvConfig
+from lachesis_compat.tool_backends.engines import NomadToolBackend, create_tool_backend
 from lachesis_pools.engines import nomad_client
 from lachesis_pools.engines.engine import WorkerCommand
 from lachesis_pools.engines.nomad import NomadEngine
@@ -356,3 +358,29 @@ async def test_sandboxes_of_workers_that_nomad_has_placed(nomad: NomadServer, tm
     assert all(each.ended for each in nomad.allocations)
     placed_jobs = [each.job["ID"] for each in nomad.allocations]
     assert len(placed_jobs) == len({*placed_jobs}), "Nomad has started one again"
+
+
+async def test_the_tool_backend_of_the_old_settings_has_slots_of_nomad(
+    nomad: NomadServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    settings = HermesAgentEnvConfig(
+        tool_pool_mode="nomad",
+        nomad_address=nomad.env["NOMAD_ADDR"],
+        slots_per_container=2,
+        max_containers=1,
+        privileged=True,
+        allow_network=False,
+    )
+    backend = create_tool_backend(settings)
+    assert isinstance(backend, NomadToolBackend)
+    try:
+        slots = await asyncio.gather(backend.acquire("one"), backend.acquire("two"))
+        results = await backend.execute_batch([(slot, "bash", {"command": "echo $PPID"}) for slot in slots])
+        assert all(result.success for result in results) and slots[0].slot_id != slots[1].slot_id
+        [allocation] = nomad.allocations
+        [task] = allocation.job["TaskGroups"][0]["Tasks"]
+        assert task["Config"]["image"] == "atropos-sandbox:local" and task["Config"]["privileged"] is True
+    finally:
+        await backend.stop(purge=True)
+    assert not nomad.jobs and not nomad.variables

@@ -12,8 +12,8 @@ from backends.connection import PATIENCE
 from .link import PoolLink
 from .own import OwnPool
 from .places import known_pool
-from .profiles import DEFAULT
 from .sandbox import PoolSandbox
+from .wire import DEFAULT
 
 PROFILE = "profile"
 """The label of a `SandboxSpec` that asks for workers of a profile."""

@@ -20,7 +20,7 @@ from backends.tasks import seen
 
 from .engines.engine import StartLedger, WorkerEngine
 from .slots import Scale, SlotPool, Wish
-from .stream import PoolStream
+from .stream import UPGRADE, PoolStream
 from .wire import CONTROL, error_header, is_read, message, opened
 
 _LOG = logging.getLogger(__name__)
@@ -141,10 +141,7 @@ class Pool:
                 self._give_up(names)  # some may have been started
                 for name in names:
                     self._failed(name, str(error))
-        try:
-            await self._look(profile, engine, now)
-        except BackendError as error:  # of an engine that does not answer now
-            _LOG.warning("engine %s: %s", engine.name, error)
+        await self._look(profile, engine, now)
         for name in self.slots.idle(now):
             self._drain(name)
 
@@ -152,7 +149,12 @@ class Pool:
         """Find starts that have failed."""
         mine = {name: at for name, at in self.slots.starting.items() if self._placed[name] == profile}
         late = [name for name, began in mine.items() if now - began > self._start_timeout]
-        for name, reason in (await engine.ended([*mine])).items():
+        try:
+            ended = await engine.ended([*mine])
+        except BackendError as error:  # of an engine that does not answer now
+            _LOG.warning("engine %s: %s", engine.name, error)
+            ended = {}
+        for name, reason in ended.items():
             self._failed(name, reason)
         for name in late:
             if name in self.slots.starting:  # still
@@ -219,8 +221,13 @@ class Pool:
         if not hmac.compare_digest(given.encode(), self._token.encode()):
             raise web.HTTPUnauthorized(text="the key is wrong: set LACHESIS_POOL_TOKEN to that of the pool")
 
-    async def _worker(self, request: web.Request) -> web.StreamResponse:
+    def _require_upgrade(self, request: web.Request) -> None:
         self._require(request)
+        if request.headers.get("Upgrade") != UPGRADE:
+            raise web.HTTPUpgradeRequired(text=f"this address speaks {UPGRADE}: a proxy has to pass upgrades on")
+
+    async def _worker(self, request: web.Request) -> web.StreamResponse:
+        self._require_upgrade(request)
         name, slots = request.query["name"], int(request.query["slots"])
         if name in self._ended or self.stopped.is_set():
             raise web.HTTPGone(text="the pool has given it up")
@@ -258,7 +265,7 @@ class Pool:
         _LOG.info("worker %s is gone, with %d leases", name, len(lost))
 
     async def _run(self, request: web.Request) -> web.StreamResponse:
-        self._require(request)
+        self._require_upgrade(request)
         peer = PoolStream(self._from_run, request.query.get("run", ""))
         peer.accept(request)
         try:

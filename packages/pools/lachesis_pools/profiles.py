@@ -16,9 +16,8 @@ from backends.errors import SettingsError
 from .engines.engine import ENGINES, WorkerCommand
 from .pool import Profile
 from .slots import Scale
+from .wire import DEFAULT
 
-DEFAULT = "default"
-"""The profile of rollouts that ask for none."""
 _OLD_NAMES = {
     "slots_per_sandbox": "slots",
     "slots_per_container": "slots",

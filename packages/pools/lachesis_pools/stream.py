@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 from urllib.parse import quote, urlencode, urlsplit
 
-from aiohttp import web
-
 from .wire import LARGEST
+
+if TYPE_CHECKING:  # the side of a run needs no server
+    from aiohttp import web
 
 _LOG = logging.getLogger(__name__)
 UPGRADE = "lachesis-pool"
@@ -27,7 +29,7 @@ _HEAD = 1 << 16
 """Bytes of an answer to the request at most."""
 
 
-class Refused(ConnectionError):
+class ConnectionRefused(ConnectionError):
     """The other side speaks HTTP, and does not want this connection."""
 
     def __init__(self, status: int, reason: str) -> None:
@@ -124,8 +126,7 @@ class PoolStream(asyncio.Protocol):
     def accept(self, request: web.Request) -> None:
         """Continue a request as this stream."""
         transport = request.transport
-        if request.headers.get("Upgrade") != UPGRADE or not isinstance(transport, asyncio.Transport):
-            raise web.HTTPUpgradeRequired(text=f"this address speaks {UPGRADE}")
+        assert isinstance(transport, asyncio.Transport)
         self._before = transport.get_protocol()
         head = ["HTTP/1.1 101 Switching Protocols", f"Upgrade: {UPGRADE}", "Connection: Upgrade", "\r\n"]
         transport.write("\r\n".join(head).encode())
@@ -160,7 +161,7 @@ class _Client(PoolStream):
             self.accepted.set_result(None)
             self._unpack()
         else:
-            self.accepted.set_exception(Refused(int(status) if status.isdecimal() else 0, reason[:200]))
+            self.accepted.set_exception(ConnectionRefused(int(status) if status.isdecimal() else 0, reason[:200]))
 
     def connection_lost(self, error: Exception | None) -> None:
         super().connection_lost(error)
@@ -174,7 +175,7 @@ async def connect(
     """A stream to the pool at `url`.
 
     Raises:
-        Refused: with the status of the answer.
+        ConnectionRefused: with the status of the answer.
         OSError: there is no connection, or no answer.
     """
     loop = asyncio.get_running_loop()

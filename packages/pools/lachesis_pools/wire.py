@@ -33,6 +33,8 @@ LARGEST = 1 << 29
 TOKEN = "LACHESIS_POOL_TOKEN"
 """The variable with the pool's key: it is in no argument, which every user of a machine can read."""
 URL = "LACHESIS_POOL_URL"
+DEFAULT = "default"
+"""What people call the profile of rollouts that ask for none; on the wire it is ""."""
 _KINDS: Mapping[str, type[LachesisError]] = {
     kind.__name__: kind for kind in (BackendError, BackendUnavailable, ImageUnavailable, SandboxLost, SandboxExhausted)
 }

@@ -22,7 +22,7 @@ from backends.sandbox import ExecutorSandbox
 from backends.tasks import cancel_all, finish, run_all
 
 from .roots import RootFolders
-from .stream import PoolStream, Refused, connect
+from .stream import ConnectionRefused, PoolStream, connect
 from .wire import CONTROL, error_header, message, opened, raised, spec_of
 
 _LOG = logging.getLogger(__name__)
@@ -116,7 +116,7 @@ class PoolWorker:
                 try:
                     await self._connected()
                     reached, wait = loop.time(), _BACKOFF[0]
-                except Refused as error:
+                except ConnectionRefused as error:
                     if error.status == 410:
                         raise BackendError(f"the pool at {self._url} has given this worker up") from None
                     if error.status == 401:

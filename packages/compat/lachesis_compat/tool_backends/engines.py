@@ -14,12 +14,13 @@ from typing import Any
 import yaml
 
 from backends import SettingsError
-from lachesis.settings.old_pools import OldPoolSettings, variables_of
+from lachesis.settings.old_pools import variables_of
+from lachesis.settings.pool_settings import PoolSettings
 
 from .pool import PoolToolBackend, TrajectorySlot
 
 
-class NomadBackendConfig(OldPoolSettings):
+class NomadBackendConfig(PoolSettings):
     """The settings of a pool of Nomad."""
 
     @classmethod

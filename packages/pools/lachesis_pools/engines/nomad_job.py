@@ -44,6 +44,7 @@ class WorkerJobs:
         python: the interpreter. Default: `python3` of the image; without one, that of the pool.
         cpu: MHz that Nomad reserves for each worker.
         memory: MB that it reserves.
+        privileged: whether containers of docker are: sandboxes in them make namespaces.
         datacenters: with commas between them; `*` needs Nomad 1.5.
         job: a file (JSON or YAML, as of /v1/jobs) that is merged over the job: constraints, volumes, privileges.
     """
@@ -57,6 +58,7 @@ class WorkerJobs:
         python: str = "",
         cpu: int | str = 500,
         memory: int | str = 512,
+        privileged: bool | str = False,
         datacenters: str | Sequence[str] = "*",
         job: str | Mapping[str, Any] = "",
     ) -> None:
@@ -68,6 +70,7 @@ class WorkerJobs:
         self._worker, self._driver, self._image = worker, driver, image
         self._python = python or ("python3" if image else worker.python)
         self._resources = {"CPU": int(number("cpu", cpu)), "MemoryMB": int(number("memory", memory))}
+        self._privileged = str(privileged).lower() == "true"
         self._datacenters = datacenters.split(",") if isinstance(datacenters, str) else [*datacenters]
         self._over = _read(job) if job else {}
 
@@ -99,6 +102,7 @@ class WorkerJobs:
         config: dict[str, Any] = {"command": self._python, "args": arguments}
         if driver == "docker":  # the image may have another entry point; init reaps what sandboxes leave
             config = {"image": self._image, "entrypoint": [self._python], "args": arguments, "init": True}
+            config |= {"privileged": True} if self._privileged else {}
         elif driver == "singularity":
             driver = "raw_exec"
             config = {"command": "apptainer", "args": ["exec", self._image, self._python, *arguments]}
