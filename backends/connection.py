@@ -157,6 +157,11 @@ class Connection:
         """The result of `call`, which uses the sandbox in another way than by requests. A lease may refuse it."""
         return await call
 
+    @property
+    def requests(self) -> int:
+        """How many there have been."""
+        return self._last
+
     async def request(
         self, op: str, payload: bytes = b"", *, patience: float | None = PATIENCE, room: int = CHUNK, **fields: Any
     ) -> tuple[dict[str, Any], bytes]:

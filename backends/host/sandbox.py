@@ -64,6 +64,8 @@ class HostSandbox(ExecutorSandbox):
         self._raw = connection
         """Without the lease of a `leased` one: the end of a lease must not leave requests held."""
         self._changing = asyncio.Lock()
+        self._as_reset: tuple[object, int] | None = None
+        """The files that it was last reset to, and how many requests there had been."""
         self.last_words = ""
         """The end of its standard error, once it has ended."""
         connection.throttled = self._throttled
@@ -131,25 +133,37 @@ class HostSandbox(ExecutorSandbox):
         disk, wanted = self._disk(), self._own_kind(base)
         if self._launched.group.starved():
             raise BackendError(f"{self._launched.name} has reached its limit of memory: the next user would be blamed")
+        if self._as_reset == (wanted.layers, self._raw.requests):  # and nobody has asked anything of it since
+            await self._begin_anew(labels)
+            self._as_reset = (wanted.layers, self._raw.requests)
+            return
         probe = f"/tmp/{os.urandom(16).hex()}"
         await self.stop_processes()
         if disk.below != wanted.layers or not disk.untouched:
             with contextlib.suppress(OSError):  # its disk may be full
                 await self.write_bytes(probe, b"")
         await self._go_back(wanted)
+        spec = await self._begin_anew(labels)
+        await write_inside(self, self._launched.plan.written)
+        last = await self._change(_nothing, stop=True)
+        left = [*last.running, *["System V objects"] * bool(last.objects)]
+        if (await self.stat(probe)).mode is not None:
+            left.append("a file")
+        if left:
+            raise BackendError(f"{sandbox_title(self.id, spec.labels)} could not be reset: {left} are left")
+        self._as_reset = (wanted.layers, self._raw.requests)
+
+    async def _begin_anew(self, labels: Mapping[str, str] | None) -> SandboxSpec:
+        """Begin its lifetime again, for somebody else."""
         launched = self._launched
         spec = launched.spec if labels is None else replace(launched.spec, labels=labels)
         record = launched.record.of(spec)
         await self._in_thread(partial(records.save, record))
         self._launched = replace(launched, spec=spec, record=record, name=sandbox_title(self.id, spec.labels))
         self._waited = 0.0
-        await self.begin(spec)
-        last = await self._change(_nothing, stop=True)
-        left = [*last.running, *["System V objects"] * bool(last.objects)]
-        if (await self.stat(probe)).mode is not None:
-            left.append("a file")
-        if left:
-            raise BackendError(f"{launched.name} could not be reset: {left} are left")
+        plan = launched.plan
+        self.python = (await initialise(self._connection, spec, workdir=plan.workdir, env=plan.env)).python
+        return spec
 
     def _disk(self) -> SandboxDisk:
         disk = self._launched.disk

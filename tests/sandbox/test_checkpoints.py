@@ -502,3 +502,23 @@ async def test_too_many_layers_are_refused_by_name(parent: Any) -> None:
             await parent.exec(f"echo {number} > file", timeout=20)
             await parent.checkpoint()
     assert await output(parent, "cat file") == "100\n"
+
+
+async def test_a_sandbox_that_nobody_has_used_since_its_reset_is_lent_at_once_and_lives_as_long_as_any() -> None:
+    sandboxes = WarmSandboxes(create_backend("local"), 1)
+    try:
+        first = await sandboxes.lease(SandboxSpec(lifetime=5.0))
+        id = first.sandbox.id
+        await first.sandbox.exec("echo mine > file; (sleep 100 &)", timeout=20)
+        await first.release()
+        await asyncio.sleep(3.0)
+        second = await sandboxes.lease(SandboxSpec(lifetime=5.0, labels={"task_id": "second"}))
+        assert second.sandbox.id == id
+        await asyncio.sleep(3.0)  # its first lifetime is over
+        ran = await second.sandbox.exec("ls; pgrep sleep", timeout=20)
+        assert ran.stdout == b""
+        [listed] = [each for each in await create_backend("local").sandboxes() if each.id == id]
+        assert listed.task_id == "second"
+        await second.release()
+    finally:
+        await sandboxes.close()
