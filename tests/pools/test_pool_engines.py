@@ -40,8 +40,6 @@ def by_ssh(folder: Path, *arguments: str) -> Iterator[PoolEngine]:
             yield pool
 
 
-ON_EACH = ["--engine-option", "sbatch=--cpus-per-task=64"]
-"""A worker takes a node of Slurm for itself."""
 STARTED: list[subprocess.Popen[bytes]] = []
 """Daemons in the place of killed ones."""
 
@@ -50,7 +48,7 @@ STARTED: list[subprocess.Popen[bytes]] = []
 def by_slurm(folder: Path, *arguments: str) -> Iterator[PoolEngine]:
     with (
         slurm_engine(folder / "slurm", processors=64, nodes=2) as variables,
-        pool_engine(folder / "pool", "--engine", "slurm", *ON_EACH, *arguments, env=variables) as pool,
+        pool_engine(folder / "pool", "--engine", "slurm", *arguments, env=variables) as pool,
     ):
         yield pool
         pool.end()
@@ -126,7 +124,8 @@ async def test_rollouts_are_played_on_workers_of_each_engine(tmp_path: Path, eng
 async def test_gsm8k_and_swe_are_played_on_two_nodes_with_the_same_file(tmp_path: Path, engine: object) -> None:
     make = engine
     (tmp_path / "pool.yaml").write_text("env: {terminal_backend: pool, group_size: 2}\n")
-    with make(tmp_path / "e", "--slots", "4", "--least", "2", "--most", "2") as pool:  # type: ignore[operator]
+    on_each = ("--engine-option", "sbatch=--cpus-per-task=64") if engine is by_slurm else ()
+    with make(tmp_path / "e", "--slots", "4", "--least", "2", "--most", "2", *on_each) as pool:  # type: ignore[operator]
         names = {worker["name"] for worker in pool.ready(2)["workers"]}
         nodes = {variable_of(workers(name)[-1], "SLURMD_NODENAME") for name in names}
         assert nodes in ({"node1", "node2"}, {""}), "Ray has one node here"
@@ -148,7 +147,7 @@ def variable_of(pid: int, name: str) -> str:
     return next((value for key, _, value in pairs if key == name), "")
 
 
-ROUNDS = 20 if os.environ.get("LACHESIS_TESTS") == "all" else 2
+ROUNDS, WORKERS, SLOTS = (20, 4, 16) if os.environ.get("LACHESIS_TESTS") == "all" else (2, 2, 3)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -163,11 +162,21 @@ async def test_rollouts_are_played_to_their_end_whatever_is_killed(
     if name != "worker-processes" and not {"LACHESIS_NEED_RAY", "LACHESIS_NEED_SLURM"} & {*os.environ}:
         pytest.skip("`make test-pools` kills it")
     make, chance = engine, random.Random(name)
-    with make(tmp_path / "e", "--slots", "3", "--least", "2", "--most", "2") as pool:  # type: ignore[operator]
-        pool.ready(2)
+    scale = ("--slots", str(SLOTS), "--least", str(WORKERS), "--most", str(WORKERS))
+    with make(tmp_path / "e", *scale) as pool:  # type: ignore[operator]
+        pool.ready(WORKERS)
         out = tmp_path / "out"
         command = [sys.executable, "-m", "lachesis", "process", "terminal", "-n", str(40 * ROUNDS), "-r", "1"]
-        command += ["-m", "reference", "--env.terminal_backend", "pool", "-o", str(out), "--env.max_num_workers", "6"]
+        command += [
+            "-m",
+            "reference",
+            "--env.terminal_backend",
+            "pool",
+            "-o",
+            str(out),
+            "--env.max_num_workers",
+            str(WORKERS * SLOTS),
+        ]
         run = await asyncio.create_subprocess_exec(
             *command, env=pool.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
@@ -192,7 +201,7 @@ def kill(pool: PoolEngine, victim: str, chance: random.Random) -> int:
         pool.process.kill()
         pool.process.wait()
         pool.start()
-        pool.ready(2)
+        pool.ready(WORKERS)
         return 1
     if victim == "slurmd":
         pid = chance.choice(
