@@ -208,6 +208,7 @@ def kill(pool: PoolEngine, victim: str, chance: random.Random) -> int:
             [int(place.name) for place in Path("/proc").glob("[0-9]*") if _runs(place, "slurmd")] or [0]
         )
     elif victim == "actor":
+        pool.ready(WORKERS)  # one that starts would count as a start that failed
         pid = chance.choice([int(p.name) for p in Path("/proc").glob("[0-9]*") if _runs(p, "ray::_Holder")] or [0])
     else:
         pid = chance.choice([each for name in pool.status()["workers"] for each in workers(name["name"])] or [0])
