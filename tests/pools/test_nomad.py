@@ -8,7 +8,6 @@ import os
 import signal
 import stat
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -296,20 +295,11 @@ def test_options_are_strings_or_what_yaml_makes_of_them(tmp_path: Path) -> None:
         engine("", images="team/l:1")
 
 
-def status(pool: PoolEngine) -> dict[str, Any]:
-    """`lachesis pool status --json`, without a process."""
-    asked = urllib.request.Request(f"{pool.place['url']}/status")
-    asked.add_header("Authorization", f"Bearer {pool.place['token']}")
-    with urllib.request.urlopen(asked, timeout=10) as answer:
-        found: dict[str, Any] = json.load(answer)
-    return found
-
-
 async def ready(pool: PoolEngine, count: int, *, without: Any = ()) -> list[str]:
     """The workers, once there are so many others than these."""
 
     def joined() -> list[str] | None:
-        found = [each["name"] for each in status(pool)["workers"] if each["name"] not in without]
+        found = [each["name"] for each in pool.status()["workers"] if each["name"] not in without]
         return found if len(found) == count else None
 
     found: list[str] = await until(joined, 60.0)
@@ -325,7 +315,7 @@ async def test_sandboxes_of_workers_that_nomad_has_placed(nomad: NomadServer, tm
         assert (await sandbox.exec("echo $((6 * 7))", timeout=20)).stdout == b"42\n"
 
         # One that crashes is lost with its sandboxes, and another one takes its place.
-        [of] = [each["name"] for each in status(pool)["workers"] if each["busy"]]
+        [of] = [each["name"] for each in pool.status()["workers"] if each["busy"]]
         [pid] = workers(of)
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(SandboxLost):
@@ -335,14 +325,14 @@ async def test_sandboxes_of_workers_that_nomad_has_placed(nomad: NomadServer, tm
 
         # One that gets SIGTERM ends with its last rollout.
         sandbox = await backend.create(SandboxSpec())
-        [of] = [each["name"] for each in status(pool)["workers"] if each["busy"]]
+        [of] = [each["name"] for each in pool.status()["workers"] if each["busy"]]
         [placed] = nomad.of(of.replace(".", "_"))
         assert placed.process is not None
         placed.process.send_signal(signal.SIGTERM)
         assert (await sandbox.exec("sleep 0.5; echo done", timeout=20)).stdout == b"done\n"
         await sandbox.close()
         await until(lambda: placed.ended)
-        assert placed.body["ClientStatus"] == "complete" and status(pool)["lost"] == 1
+        assert placed.body["ClientStatus"] == "complete" and pool.status()["lost"] == 1
 
         # A pool that is killed leaves jobs; the next one ends them, and does not count on their goodwill.
         before = {*await ready(pool, 2)}

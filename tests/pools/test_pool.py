@@ -204,7 +204,8 @@ async def test_what_is_seen_from_outside_is_counted(pool: PoolEngine) -> None:
     ):
         text = await answer.text()
     assert 'lachesis_pool_slots{state="available"} ' in text and "lachesis_pool_leases_total " in text
-    assert "leases wait" in pool.run("status")
+    assert "leases wait" in pool.run("status", pool.name)
+    assert json.loads(pool.run("status", pool.name, "--json")) | {"slots": 0} == pool.status() | {"slots": 0}
 
 
 async def test_the_viewer_shows_the_pools_of_this_machine(
