@@ -5,10 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from lachesis.settings.pool_settings import PoolSettings
+from typing import Any
 
 _SHARED = {"tool_pool_mode", "allow_network"}
 _READ = {
@@ -25,8 +22,8 @@ def read_settings(mode: object) -> set[str]:
     return _SHARED | _READ[str(mode)] if str(mode) in _READ else set()
 
 
-def of_pool(settings: PoolSettings) -> dict[str, Any]:
-    """The settings of today that they are.
+def of_pool(settings: Any) -> dict[str, Any]:
+    """The settings of today that those of `PoolSettings` are.
 
     Raises:
         ValueError: a setting cannot be kept.
