@@ -65,13 +65,14 @@ class WarmSandboxes:
             raise
         return self._lent(kind, _Warm(sandbox, base), spec)
 
-    async def make_room(self, spec: SandboxSpec, most: int) -> None:
-        """Before a sandbox of `spec` is made: remove idle ones until there are at most `most`."""
-        if not self._idle.get(repr(replace(spec, labels={}))):
+    async def make_room(self, spec: SandboxSpec | None, most: int) -> None:
+        """Before a sandbox of `spec` is made, or of none: remove idle ones until there are at most `most`."""
+        if spec is None or not self._idle.get(repr(replace(spec, labels={}))):
             every = [(kept, warm) for kept in self._idle.values() for warm in kept]
-            for kept, warm in every[: max(0, len(every) - most)]:
+            removed = every[: max(0, len(every) - most)]
+            for kept, warm in removed:  # before anything is awaited: others look for room at the same time
                 kept.remove(warm)
-                await asyncio.shield(warm.sandbox.close())
+            await asyncio.shield(asyncio.gather(*(warm.sandbox.close() for _, warm in removed)))
 
     def _lent(self, kind: str, warm: _Warm, spec: SandboxSpec) -> Lease:
         return Lease(warm.sandbox, partial(self._given_back, kind, warm, spec), lifetime=spec.lifetime)

@@ -21,16 +21,16 @@ sys.path.insert(0, str(ROOT))  # the checkout's own, wherever this is started
 from lachesis.ours import PACKAGES  # noqa: E402
 
 LIMITS = {
-    "backends": 18_800,  # checkpoints, forks, warm sandboxes
+    "backends": 18_810,  # checkpoints, forks, warm sandboxes
     "lachesis": 17_420,  # the settings web, vision, mcp and of pools, sub-agents; checkpoints in rewards
     "lachesis_client": 2_920,  # streams
-    "lachesis_compat": 5_150,  # tools.web_tools and others, the agent under its old name, tool backends
+    "lachesis_compat": 5_160,  # tools.web_tools and others, the agent under its old name, tool backends
     "lachesis_console": 7_010,  # the plays and findings of the audit, chats, the agent
     "lachesis_data": 6_500,
     "lachesis_doors": 4_330,  # without the client of MCP, which tools have
     "lachesis_envs": 9_000,  # web_research, browser_tasks
     "lachesis_messages": 4_590,
-    "lachesis_pools": 4_000,  # six engines, profiles, pools of a run, images that are brought
+    "lachesis_pools": 4_180,  # six engines, profiles, pools of a run, images that are brought
     "lachesis_testing": 9_120,
     "lachesis_tokens": 13_000,
     "lachesis_tools": 5_490,  # tools of the web and on request, MCP servers, images, the browser

@@ -35,7 +35,7 @@ def of_pool(settings: Any) -> dict[str, Any]:
         options = {"address": settings.nomad_address, "driver": settings.driver, "image": image or ""}
         options |= {"privileged": "true"} if settings.privileged else {}
         scale = (settings.slots_per_container, settings.min_containers, settings.max_containers)
-        more = []
+        more = ["--listen", "0.0.0.0:0"]  # other machines and containers connect to it
     else:
         if settings.modal_secrets:
             raise ValueError(

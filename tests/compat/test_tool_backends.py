@@ -12,6 +12,7 @@ import tarfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -70,6 +71,22 @@ async def test_results_come_in_the_order_of_the_requests_and_slots_run_at_once(b
     assert (failed.success, failed.error, failed.metadata["returncode"]) == (False, "Exit code: 3", 3)
     assert unknown.error == "Unknown tool: dance" and not incomplete.success
     assert len({result.execution_id for result in results}) == len(results)
+
+
+async def test_arguments_that_are_none_fail_their_own_call_only(backend: PoolToolBackend) -> None:
+    slot = await backend.acquire()
+    bad: list[tuple[str, Any]] = [
+        ("bash", {"command": "true", "timeout": "ten"}),
+        ("bash", {"command": "true", "timeout": [1]}),
+        ("bash", "echo hi"),
+        ("bash", None),
+        ("write_file", {"path": "f", "content": "\ud800"}),
+    ]
+    results = await backend.execute_batch([*((slot, *each) for each in bad), (slot, "bash", {"command": "echo on"})])
+    assert [result.success for result in results] == [False] * 5 + [True] and results[-1].output == "on\n"
+    assert all(result.error for result in results[:-1])
+    await backend.execute_batch([(slot, "bash", {"command": "echo abc > f"})])
+    assert (await backend.read_artifact(slot, "f", max_bytes=-5))["content"] == "a"
 
 
 async def test_one_shell_is_stateful_and_the_other_begins_anew(backend: PoolToolBackend) -> None:

@@ -26,6 +26,8 @@ from lachesis_pools.engines.processes import ProcessEngine
 from lachesis_pools.places import publish
 from lachesis_pools.pool import Pool, Profile
 from lachesis_pools.slots import Scale
+from lachesis_pools.stream import connect
+from lachesis_pools.wire import PASSED, message, new_lease
 from lachesis_view import app as viewer
 from lachesis_view.index import Index
 from tests.support.pool_engine import PoolEngine, pool_engine, workers
@@ -180,7 +182,7 @@ async def test_a_wrong_key_is_refused(pool: PoolEngine, tmp_path: Path) -> None:
     key.write_text("wrong")
     backend = create_backend("pool", url=pool.place["url"], token_file=str(key))
     assert not (await backend.check()).ok
-    with pytest.raises(BackendUnavailable, match=r"cannot be reached.*Next step"):
+    with pytest.raises(BackendUnavailable, match=r"has another key\. Next step: set LACHESIS_POOL_TOKEN"):
         await backend.create(SandboxSpec())
     arguments = ["worker", "--connect", pool.place["url"], "--slots", "1"]
     done = await asyncio.to_thread(
@@ -193,6 +195,52 @@ async def test_a_wrong_key_is_refused(pool: PoolEngine, tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 1 and "the pool's key is another one" in done.stderr
+
+
+async def test_messages_that_are_none_cost_the_run_that_sent_them_and_nobody_else(pool: PoolEngine) -> None:
+    backend = create_backend("pool", **pool.options)
+    other = await backend.create(SandboxSpec())
+    place = pool.place
+    spec = {"image": None, "lifetime": 60.0}
+    for bad in (
+        {"fields": {}},
+        {"id": 1},
+        {"id": 1, "op": "exec", "patience": 5.0, "room": 1, "fields": []},
+        {"cancel": []},
+        {"post": "cancel"},
+    ):
+        bad_run = await create_backend("pool", **pool.options).create(SandboxSpec())
+        bad_run._own.stream.post(message(bad_run._own.lease, bad))  # type: ignore[attr-defined]
+        with contextlib.suppress(BackendError):
+            await bad_run.exec("true", timeout=20)
+        await bad_run.close()
+    for asked in (
+        {"do": "acquire", "spec": spec, "kind": ["x"], "profile": "", "labels": {}},
+        {"do": "acquire", "spec": spec, "kind": "x", "profile": {}, "labels": {}},
+        {"do": "acquire"},
+    ):
+        stream = await connect(place["url"], "run", place["token"], lambda *_: None, run="bad")
+        stream.post(message(new_lease(), asked))
+        await asyncio.wait_for(asyncio.shield(stream.ended), 20)
+    stream = await connect(place["url"], "run", place["token"], lambda *_: None, run="bad")
+    drain = bytearray(message(other._own.lease, {"do": "drain", "now": True}))  # type: ignore[attr-defined]
+    drain[16] = PASSED
+    stream.post(bytes(drain))
+    await asyncio.sleep(0.2)
+    stream.close()
+    assert (await other.exec("echo on", timeout=20)).stdout == b"on\n"
+    await other.close()
+    await settled(pool, executing=0, acquired=0, releasing=0, error=0)
+
+
+async def test_sandboxes_of_other_kinds_make_room_for_each_other(pool: PoolEngine) -> None:
+    backend = create_backend("pool", **pool.options)
+    for _ in range(3):
+        made = await asyncio.gather(*(backend.create(SandboxSpec(pids=100 + number)) for number in range(3)))
+        await asyncio.gather(*(each.close() for each in made))
+    for worker in ours(pool):
+        children = Path(f"/proc/{worker}/task/{worker}/children").read_text().split()
+        assert len(children) <= 4, "no more sandboxes than slots, and what starts them"
 
 
 async def test_what_is_seen_from_outside_is_counted(pool: PoolEngine) -> None:
@@ -257,6 +305,28 @@ async def test_a_pool_that_is_killed_leaves_no_worker_and_its_runs_find_their_sa
     engine.start()
     assert len(engine.ready(2)["workers"]) == 2
     assert "nothing is left" in await asyncio.to_thread(engine.end)
+
+
+async def test_a_name_is_that_of_one_pool(tmp_path: Path) -> None:
+    with pool_engine(tmp_path, "--engine", "none") as pool:
+        arguments = [sys.executable, "-m", "lachesis_pools", "up", "--name", pool.name, "--engine", "none"]
+        done = await asyncio.to_thread(
+            subprocess.run, arguments, env=pool.env, capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.returncode == 2 and "runs already. Next step: --name another" in done.stderr
+        assert pool.status()["pool"] == pool.name
+
+
+def test_a_pool_that_is_named_goes_before_the_variables(tmp_path: Path) -> None:
+    env = {"LACHESIS_POOL_URL": "http://127.0.0.1:1", "LACHESIS_POOL_TOKEN": "other"}
+    engine = PoolEngine(tmp_path, "--engine", "none")
+    try:
+        engine.env |= env
+        assert "0 workers" in engine.run("status", engine.name)
+        assert "have ended" in engine.run("down", engine.name)
+        assert engine.process.wait(20) == 0
+    finally:
+        engine.process.kill()
 
 
 async def test_workers_that_cannot_start_end_the_pool_with_the_reason(tmp_path: Path) -> None:

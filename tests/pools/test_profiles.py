@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -71,8 +73,7 @@ async def test_each_item_goes_to_workers_of_its_profile_in_a_pool_that_ends_with
     groups = [json.loads(line) for line in (tmp_path / "groups.jsonl").read_text().splitlines()]
     assert [group["scores"] for group in groups] == [[1.0, 1.0]] * 2
     assert published() == {} and workers("run-") == []
-    [log] = (tmp_path / "state/lachesis/pools/logs").glob("run-*")
-    assert "Traceback" not in log.read_text()
+    assert [path.name for path in (tmp_path / "state/lachesis/pools").rglob("run-*")] == [], "nothing went wrong"
 
 
 async def test_a_profile_that_no_worker_has_is_refused_with_those_that_exist(tmp_path: Path) -> None:
@@ -87,9 +88,11 @@ async def test_a_profile_that_no_worker_has_is_refused_with_those_that_exist(tmp
 
 async def test_a_rollout_that_may_outlive_every_worker_is_refused_at_the_start() -> None:
     backend = create_backend("pool", up="--lifetime 600")
-    with pytest.raises(BackendUnavailable, match=r"workers live 600 s, and a sandbox may be needed for 3600 s .*Next"):
+    with pytest.raises(
+        BackendUnavailable, match=r"live 600 s, of which a rollout can have 480 s, and a sandbox .* 3600 s .*Next"
+    ):
         await backend.create(SandboxSpec())
-    await (await backend.create(SandboxSpec(lifetime=500.0))).close()
+    await (await backend.create(SandboxSpec(lifetime=300.0))).close()
     await backend.close()  # type: ignore[attr-defined]
 
 
@@ -119,6 +122,19 @@ async def test_a_pool_of_a_run_that_cannot_start_says_why() -> None:
     assert not available.ok and "unexpected keyword argument 'hosts'" in available.detail
 
 
+async def test_a_pool_of_a_run_that_has_ended_is_no_reason_to_wait() -> None:
+    backend = create_backend("pool", up="--engine none", start_timeout=300.0)
+    assert (await backend.check()).ok
+    [name] = published()
+    waiting = asyncio.create_task(backend.create(SandboxSpec()))
+    await asyncio.sleep(0.3)
+    os.kill(published()[name]["pid"], signal.SIGKILL)
+    with pytest.raises(BackendUnavailable, match="the pool of this run has ended"):
+        await asyncio.wait_for(waiting, 30)
+    await backend.close()  # type: ignore[attr-defined]
+    assert published() == {}
+
+
 async def test_sandboxes_at_modal_get_what_their_profile_asks_for(tmp_path: Path, of_modal: ModalServer) -> None:
     (tmp_path / "modal_profiles.yaml").write_text(
         "profiles:\n"
@@ -146,6 +162,15 @@ def test_profiles_that_say_something_unknown_are_refused(tmp_path: Path) -> None
     path.write_text("profiles: {a: {slotz: 3}}")
     with pytest.raises(SettingsError, match=r"profile 'a' has no 'slotz', but backend, .*slots"):
         read_profiles(str(path), ProfileSettings())
+    for wrong, message in (
+        ("{slots: '4'}", "slots of a pool is a number"),
+        ("{memory: 64Gi}", "memory is a number of MiB"),
+        ("{engine_options: null}", "engine_options maps names"),
+        ("{lifetime: 1h}", "lifetime of a pool is a number"),
+    ):
+        path.write_text(f"profiles: {{a: {wrong}}}")
+        with pytest.raises(SettingsError, match=message):
+            read_profiles(str(path), ProfileSettings())
     path.write_text("- a")
     with pytest.raises(SettingsError, match="Next step: write"):
         read_profiles(str(path), ProfileSettings())

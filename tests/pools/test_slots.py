@@ -212,18 +212,67 @@ def test_a_full_pool_ends_an_idle_worker_for_one_of_another_profile_and_starts_i
 
 
 def test_no_lease_begins_that_its_worker_may_not_see_the_end_of() -> None:
-    pool = SlotPool({"": Scale(1, 3, 2, lifetime=100.0)})
+    pool = SlotPool({"": Scale(1, 3, 2, lifetime=100.0)})  # a tenth of it is for the start
     pool.joined("old", 2, 0.0)
     pool.ask(Wish(lease(1), "run", lifetime=40.0))
     assert [slot.worker for _, slot in pool.assign(10.0)] == ["old"]
     pool.ask(Wish(lease(2), "run", lifetime=40.0))
-    assert pool.assign(61.0) == [] and pool.missing(now=61.0) == 1, "another one takes its place"
-    assert pool.idle(61.0) == [], "it has a lease"
-    pool.joined("new", 2, 65.0)
-    assert [slot.worker for _, slot in pool.assign(66.0)] == ["new"]
+    assert pool.assign(51.0) == [] and pool.missing(now=51.0) == 1, "another one takes its place"
+    assert pool.idle(51.0) == [], "it has a lease"
+    pool.joined("new", 2, 55.0)
+    assert [slot.worker for _, slot in pool.assign(56.0)] == ["new"]
     pool.releasing(lease(1))
-    pool.released(lease(1), 70.0)
-    assert pool.idle(70.0) == ["old"]
+    pool.released(lease(1), 60.0)
+    assert pool.idle(60.0) == [], "a shorter lease can still have it"
+    pool.ask(Wish(lease(3), "run", lifetime=40.0))
+    assert pool.idle(60.0) == ["old"]
+    pool.left("old")
+    pool.joined("old", 2, 70.0)
+    assert pool.workers["old"].ends == 90.0, "its engine counts from its first start"
+
+
+def test_a_profile_without_workers_does_not_wait_behind_all_rollouts_of_another_one() -> None:
+    pool = SlotPool({"": Scale(0, 4, 1), "gpu": Scale(0, 2, 1)}, most=2)
+    for number in range(2):
+        pool.joined(f"w{number}", 1, 0.0)
+    for number in range(100):
+        pool.ask(Wish(lease(number), "large"))
+    pool.assign()
+    pool.ask(Wish(lease(200), "small", profile="gpu"))
+    assert pool.missing("gpu") == 0
+    [leaving] = pool.idle(1.0)
+    pool.drain(leaving)
+    assert pool.idle(2.0) == [], "one is enough"
+    pool.left(leaving)
+    assert pool.missing("gpu") == 1
+
+
+def test_workers_that_drain_count_as_long_as_they_are_there() -> None:
+    pool = SlotPool({"": Scale(0, 2, 1)})
+    for number in range(2):
+        pool.joined(f"w{number}", 1, 0.0)
+        pool.ask(Wish(lease(number), "run"))
+    pool.assign()
+    pool.drain("w0")
+    pool.ask(Wish(lease(9), "run"))
+    assert pool.missing() == 0
+    pool.left("w0")
+    assert pool.missing() == 1
+
+
+def test_a_rollout_goes_where_its_kind_may_be_warm() -> None:
+    pool = SlotPool({"": Scale(0, 2, 3)})
+    pool.joined("w0", 3, 0.0)
+    pool.ask(Wish(lease(1), "run", "a"))
+    pool.assign()
+    pool.joined("w1", 3, 0.0)
+    pool.drain("w0")
+    pool.ask(Wish(lease(2), "run", "b"))
+    pool.ask(Wish(lease(3), "run", "b"))
+    assert [slot.worker for _, slot in pool.assign()] == ["w1", "w1"]
+    pool.workers["w0"].draining = False
+    pool.ask(Wish(lease(4), "run", "a"))
+    assert [slot.worker for _, slot in pool.assign()] == ["w0"], "though the other one is fuller"
 
 
 class Slots(RuleBasedStateMachine):

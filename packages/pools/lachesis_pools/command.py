@@ -18,7 +18,7 @@ import os
 import secrets
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -32,7 +32,7 @@ from backends.owner import new_id
 
 from .engines.engine import ENGINES, StartLedger
 from .link import PoolLink
-from .places import folder, known_pool, publish, published
+from .places import folder, known_pool, publish, published, reserved, withdraw
 from .pool import Pool
 from .profiles import ProfileSettings, read_profiles
 from .wire import TOKEN
@@ -127,14 +127,22 @@ async def _input(pipe: TextIO) -> asyncio.StreamReader:
 
 
 async def _up(given: argparse.Namespace) -> int:
-    host, _, port = given.listen.rpartition(":")
-    if given.name in published() and await _answers(given.name):
-        raise SettingsError(f"pool {given.name!r} runs already. Next step: --name another, or `lachesis pool down`")
-    token = os.environ.get(TOKEN) or secrets.token_hex(24)
     profiles = read_profiles(given.profiles, _settings(given))
-    listening = socket.create_server((host, int(port)), reuse_port=False)
-    bound = f"{host}:{listening.getsockname()[1]}"
-    url = (given.url or f"http://{bound}").rstrip("/")
+    if len(profiles) > 1 and sum(max(1, each.least) for each in profiles.values()) > given.most_of_all:
+        raise SettingsError("--most-of-all leaves no worker for some profile. Next step: raise it, or lower least")
+    with reserved(given.name):
+        return await _serve(given, profiles)
+
+
+async def _serve(given: argparse.Namespace, profiles: Mapping[str, ProfileSettings]) -> int:
+    host, _, port = given.listen.rpartition(":")
+    token = os.environ.get(TOKEN) or secrets.token_hex(24)
+    try:
+        listening = socket.create_server((host.strip("[]"), int(port)), family=_family(host), reuse_port=False)
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"--listen {given.listen}: {error}. Next step: HOST:PORT, with port 0 for any") from None
+    shown = _own_address() if host in ("0.0.0.0", "[::]") else host
+    url = (given.url or f"http://{shown}:{listening.getsockname()[1]}").rstrip("/")
     pool = Pool(
         token,
         {name: settings.profile(name, url, token) for name, settings in profiles.items()},
@@ -155,11 +163,27 @@ async def _up(given: argparse.Namespace) -> int:
     try:
         await pool.keep()
     finally:
-        place.unlink(missing_ok=True)
+        withdraw(given.name)
         await runner.cleanup()
-    left = pool.described()
-    print(f"pool {given.name} has ended: {left['leases']} leases, {left['lost']} lost with workers, nothing is left")
-    return 0
+    said = pool.described()
+    left = pool.ledger.left()
+    rest = f"these workers may be left: {', '.join(left)}" if left else "nothing is left"
+    print(f"pool {given.name} has ended: {said['leases']} leases, {said['lost']} lost with workers, {rest}")
+    return 1 if left else 0
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if host.startswith("[") else socket.AF_INET
+
+
+def _own_address() -> str:
+    """By which others most likely reach this machine. Nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        try:
+            asking.connect(("10.255.255.255", 1))
+            return str(asking.getsockname()[0])
+        except OSError:
+            return socket.gethostname()
 
 
 def _settings(given: argparse.Namespace) -> ProfileSettings:
@@ -188,7 +212,10 @@ async def _work(given: argparse.Namespace) -> int:
         raise SettingsError(f"backend {given.backend!r}: {available.detail}. Next step: {available.fix}")
     if given.claimed is not None and not (name := await _claimed(given.claimed)):
         return 0
-    defaults = SandboxSpec(**given.spec)
+    try:
+        defaults = SandboxSpec(**given.spec)
+    except (TypeError, ValueError) as error:
+        raise SettingsError(f"--spec: {error}") from None
     worker = PoolWorker(
         given.connect,
         token,
@@ -225,14 +252,6 @@ async def _claimed(file: Path) -> str:
     return ""
 
 
-async def _answers(pool: str) -> bool:
-    try:
-        await _ask("GET", "status", pool)
-    except LachesisError:
-        return False
-    return True
-
-
 async def _ask(method: str, path: str, pool: str) -> Any:
     try:
         return await PoolLink(partial(asyncio.to_thread, known_pool, pool=pool)).ask(method, path)
@@ -259,8 +278,11 @@ async def _status(given: argparse.Namespace) -> int:
 
 
 async def _down(given: argparse.Namespace) -> int:
+    try:
+        url, _ = known_pool(pool=given.name)
+    except BackendUnavailable as error:
+        raise SettingsError(str(error)) from None
     await _ask("POST", "stop", given.name)
-    url, _ = known_pool(pool=given.name)
     while any(place["url"] == url for place in published().values()):  # noqa: ASYNC110  (another process removes it)
         await asyncio.sleep(0.1)
     print("the pool and its workers have ended")

@@ -16,9 +16,10 @@ from backends.spec import sandbox_title
 from backends.tasks import finish
 
 from .connection import PoolConnection
+from .own import PoolEnded
 from .sandbox import ForkablePoolSandbox, PoolSandbox, RestorablePoolSandbox
-from .stream import PoolStream, connect
-from .wire import CONTROL, message, new_lease, opened, raised, spec_header
+from .stream import ConnectionRefused, PoolStream, connect
+from .wire import CONTROL, TOKEN, message, new_lease, opened, raised, spec_header
 
 _AGAIN = 0.5
 """Seconds until a pool that does not answer is tried again."""
@@ -49,6 +50,8 @@ class PoolLink:
     async def _token(self) -> str:
         try:
             self.url, token = await self._find()
+        except PoolEnded:
+            raise
         except BackendUnavailable as error:
             raise _Away(str(error)) from None
         return token
@@ -75,10 +78,14 @@ class PoolLink:
                 token = await self._token()
                 try:
                     stream = await connect(self.url, "run", token, self._take, run=run)
+                except ConnectionRefused as error:
+                    if error.status == 401:
+                        step = f"set {TOKEN} to its key, or token_file"
+                        raise BackendUnavailable(f"the pool at {self.url} has another key. Next step: {step}") from None
+                    raise _Away(f"the pool at {self.url} refuses the connection: {error}") from None
                 except (OSError, TimeoutError) as error:
-                    raise _Away(
-                        f"the pool at {self.url} cannot be reached: {error}. Next step: lachesis pool status"
-                    ) from None
+                    why, step = str(error) or "no answer in time", "lachesis pool status"
+                    raise _Away(f"the pool at {self.url} cannot be reached: {why}. Next step: {step}") from None
                 stream.ended.add_done_callback(lambda _: self._broken(stream))
                 self._stream, self._reached = stream, True
             return self._stream
@@ -161,6 +168,7 @@ class PoolLink:
                 else:
                     asked.set_exception(raised(header.get("error") or header["lost"]))
         elif connection is not None and said == "released":
+            connection.fail("its worker has given it back")  # calls that still wait, if the run did not ask for it
             connection.released.set()
         elif connection is not None and "id" in header:
             connection.take(header, payload)

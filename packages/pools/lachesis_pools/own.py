@@ -15,11 +15,15 @@ from pathlib import Path
 from backends import BackendUnavailable
 from backends.owner import new_id
 
-from .places import folder, published
+from .places import OF_RUN, folder, published
 
 _LOG = logging.getLogger(__name__)
 _DOWN = 120.0
 """Seconds that it has to end."""
+
+
+class PoolEnded(BackendUnavailable):
+    """A pool that does not come back."""
 
 
 class OwnPool:
@@ -31,7 +35,7 @@ class OwnPool:
 
     def __init__(self, arguments: str) -> None:
         self._arguments = shlex.split(arguments)
-        self._name = f"run-{new_id()[-8:]}"
+        self._name = f"{OF_RUN}{new_id()[-8:]}"
         self._process: subprocess.Popen[str] | None = None
         self._starting = threading.Lock()
         self._finalizer: weakref.finalize[..., OwnPool] | None = None
@@ -54,8 +58,8 @@ class OwnPool:
             if self._process is None:
                 self._process = self._started()
         place = published().get(self._name)
-        if place is None:
-            raise BackendUnavailable(f"the pool of this run has ended: {self._last_words()}")
+        if place is None or self._process.poll() is not None:
+            raise PoolEnded(f"the pool of this run has ended: {self._last_words()}")
         return place["url"], place["token"]
 
     def _started(self) -> subprocess.Popen[str]:
@@ -70,7 +74,7 @@ class OwnPool:
                 text=True,
                 start_new_session=True,
             )
-        self._finalizer = weakref.finalize(self, _end, process)
+        self._finalizer = weakref.finalize(self, _end, process, self._name)
         assert process.stdout is not None
         process.stdout.readline()  # it says where it is, or ends
         return process
@@ -85,7 +89,7 @@ class OwnPool:
         return f"see {self._log}"
 
 
-def _end(process: subprocess.Popen[str]) -> None:
+def _end(process: subprocess.Popen[str], name: str) -> None:
     """End it, and wait until its workers have ended."""
     try:
         said, _ = process.communicate("", timeout=_DOWN)
@@ -93,3 +97,6 @@ def _end(process: subprocess.Popen[str]) -> None:
         _LOG.warning("the pool of this run does not end; its process is %d", process.pid)
         return
     _LOG.info("%s", said.strip().rpartition("\n")[2])
+    if process.returncode == 0:
+        (folder() / "logs" / name).unlink(missing_ok=True)
+    (folder() / f"{name}.json").unlink(missing_ok=True)  # it was killed

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from backends import BackendUnavailable
+from backends import BackendUnavailable, SettingsError
 
 from .wire import TOKEN, URL
+
+OF_RUN = "run-"
+"""Names of pools of single runs begin so."""
 
 
 def folder() -> Path:
@@ -42,12 +47,44 @@ def published() -> dict[str, dict[str, Any]]:
     return found
 
 
+def withdraw(pool: str) -> None:
+    """Say that a pool of this process is no more."""
+    if published().get(pool, {}).get("pid") == os.getpid():
+        (folder() / f"{pool}.json").unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def reserved(pool: str) -> Iterator[None]:
+    """The name of a pool, for one process.
+
+    Raises:
+        SettingsError: another one has it.
+    """
+    folder().mkdir(parents=True, exist_ok=True)
+    with (folder() / f"{pool}.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            step = "--name another, or `lachesis pool down`"
+            raise SettingsError(f"pool {pool!r} runs already. Next step: {step}") from None
+        yield
+        (folder() / f"{pool}.lock").unlink(missing_ok=True)
+
+
 def known_pool(url: str = "", token_file: str = "", pool: str = "") -> tuple[str, str]:
     """The address and the key of a pool: as given, else of the process' variables, else of the only pool of this user.
+
+    Args:
+        pool: its name, which goes before the variables. Those of single runs (`run-...`) have to be named.
 
     Raises:
         BackendUnavailable: there is none, or there are several.
     """
+    here = published()
+    if pool:
+        if pool not in here:
+            raise BackendUnavailable(f"there is no pool {pool!r} here. Next step: lachesis pool up --name {pool}")
+        return here[pool]["url"], here[pool]["token"]
     url = (url or os.environ.get(URL, "")).rstrip("/")
     token = os.environ.get(TOKEN, "")
     if token_file:
@@ -55,14 +92,11 @@ def known_pool(url: str = "", token_file: str = "", pool: str = "") -> tuple[str
             token = Path(token_file).expanduser().read_text().strip()
         except OSError as error:
             raise BackendUnavailable(f"the key of the pool cannot be read: {error}") from None
-    here = published()
     if url:
         same = [each["token"] for each in here.values() if each["url"] == url]
-        return url, token or (same[0] if same else "")
-    if pool:
-        here = {name: place for name, place in here.items() if name == pool}
-    if len(here) != 1:
-        step = "name one with the option url" if here else "start one: lachesis pool up"
-        raise BackendUnavailable(f"there is {'more than one' if here else 'no'} pool here. Next step: {step}")
-    [place] = here.values()
-    return place["url"], token or place["token"]
+        return url, same[0] if same and not token_file else token
+    others = [place for name, place in here.items() if not name.startswith(OF_RUN)]
+    if len(others) != 1:
+        step = "name one with the option url" if others else "start one: lachesis pool up"
+        raise BackendUnavailable(f"there is {'more than one' if others else 'no'} pool here. Next step: {step}")
+    return others[0]["url"], others[0]["token"]

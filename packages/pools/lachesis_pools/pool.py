@@ -21,7 +21,7 @@ from backends.tasks import seen
 from .engines.engine import StartLedger, WorkerEngine
 from .slots import Scale, SlotPool, Wish
 from .stream import UPGRADE, PoolStream
-from .wire import CONTROL, error_header, is_read, message, opened
+from .wire import CONTROL, DEFAULT, error_header, is_read, message, opened
 
 _LOG = logging.getLogger(__name__)
 _LOOK = 1.0
@@ -40,6 +40,14 @@ class Profile:
     engine: WorkerEngine | None = None
     backend: str = ""
     """Of its workers."""
+
+
+@dataclass(slots=True)
+class _Pause:
+    """Between starts of a profile."""
+
+    until: float = 0.0
+    seconds: float = _PAUSES[0]
 
 
 class Pool:
@@ -70,6 +78,7 @@ class Pool:
         self._backend_of: dict[str, str] = {}
         self._runs: dict[bytes, PoolStream] = {}
         """By lease."""
+        self._of_runs: set[PoolStream] = set()
         self._asked: dict[bytes, bytes] = {}
         """The messages of those that wait, which their workers get."""
         self._facts: dict[bytes, dict[str, Any]] = {}
@@ -87,7 +96,7 @@ class Pool:
         self._placed: dict[str, str] = {}
         """The profile of each worker that was started."""
         self._tasks: set[asyncio.Task[None]] = set()
-        self._next_start, self._pause = 0.0, _PAUSES[0]
+        self._starts = {name: _Pause() for name in profiles}
         self._mark = f"{ledger.pool}-{secrets.token_hex(4)}"
 
     def application(self) -> web.Application:
@@ -111,7 +120,7 @@ class Pool:
         Raises:
             TooManyFailures: too large a share of workers did not start.
         """
-        await self.ledger.reap(self.engines)
+        await self.ledger.reap(self.engines.values())
         try:
             while not self.stopped.is_set():
                 self._give()
@@ -125,7 +134,8 @@ class Pool:
 
     async def _scale(self, profile: str, engine: WorkerEngine) -> None:
         now = time.monotonic()
-        count = self.slots.missing(profile, now) if now >= self._next_start else 0
+        pause = self._starts[profile]
+        count = self.slots.missing(profile, now) if now >= pause.until else 0
         if count:
             self._number += 1
             base = f"{self._mark}-{self._number}"
@@ -134,9 +144,9 @@ class Pool:
                 self.slots.begins(name, now, profile)
                 self._placed[name] = profile
             self._counts["started"] += count
-            self.ledger.write(base, profile, "")
+            self.ledger.write(base, engine.name, "")
             try:
-                self.ledger.write(base, profile, await engine.start(base, count))
+                self.ledger.write(base, engine.name, await engine.start(base, count))
             except BackendError as error:
                 self._give_up(names)  # some may have been started
                 for name in names:
@@ -147,8 +157,8 @@ class Pool:
 
     async def _look(self, profile: str, engine: WorkerEngine, now: float) -> None:
         """Find starts that have failed."""
-        mine = {name: at for name, at in self.slots.starting.items() if self._placed[name] == profile}
-        late = [name for name, began in mine.items() if now - began > self._start_timeout]
+        mine = {name: start for name, start in self.slots.starting.items() if start.profile == profile}
+        late = [name for name, start in mine.items() if now - start.began > self._start_timeout]
         try:
             ended = await engine.ended([*mine])
         except BackendError as error:  # of an engine that does not answer now
@@ -165,9 +175,10 @@ class Pool:
         """A start failed: the next one waits."""
         if name in self.slots.starting:
             now = time.monotonic()
-            if now >= self._next_start:  # the first of those that were started together
-                self._next_start, self._pause = now + self._pause, min(_PAUSES[1], 2 * self._pause)
             self._placed.pop(name, None)
+            pause = self._starts[self.slots.starting[name].profile]
+            if now >= pause.until:  # the first of those that were started together
+                pause.until, pause.seconds = now + pause.seconds, min(_PAUSES[1], 2 * pause.seconds)
             self.slots.failed(name, reason)
 
     def _give_up(self, names: Collection[str]) -> None:
@@ -200,13 +211,19 @@ class Pool:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_DRAIN):
                 await self._empty.wait()
-        for peer in {*self._runs.values(), *self._workers.values()}:
+        ends = error_header(SandboxLost("the pool ends"))
+        for lease in [*self._runs]:
+            self._lost(lease, ends)
+        for peer in {*self._of_runs, *self._workers.values()}:
             peer.close()
         if self._tasks:
             await asyncio.wait(self._tasks)
-        await self.ledger.reap(self.engines)
+        await self.ledger.reap(self.engines.values())
         for engine in self.engines.values():
-            await engine.close()
+            try:
+                await engine.close()
+            except BackendError as error:
+                _LOG.warning("engine %s: %s", engine.name, error)
 
     def _settle(self) -> None:
         if self._workers:
@@ -218,7 +235,7 @@ class Pool:
 
     def _require(self, request: web.Request) -> None:
         given = request.headers.get("Authorization", "").removeprefix("Bearer ")
-        if not hmac.compare_digest(given.encode(), self._token.encode()):
+        if not hmac.compare_digest(given.encode(errors="surrogateescape"), self._token.encode()):
             raise web.HTTPUnauthorized(text="the key is wrong: set LACHESIS_POOL_TOKEN to that of the pool")
 
     def _require_upgrade(self, request: web.Request) -> None:
@@ -231,7 +248,7 @@ class Pool:
         name, slots = request.query["name"], int(request.query["slots"])
         if name in self._ended or self.stopped.is_set():
             raise web.HTTPGone(text="the pool has given it up")
-        profile = request.query.get("profile", "")
+        profile = "" if (given := request.query.get("profile", "")) == DEFAULT else given
         peer = PoolStream(self._from_worker, name)
         peer.accept(request)
         if name in self._workers:  # it has another connection now, and has ended its sandboxes
@@ -239,7 +256,8 @@ class Pool:
         self._workers[name], self._backend_of[name] = peer, request.query.get("backend", "")
         self._settle()
         self.slots.joined(name, slots, time.monotonic(), profile)
-        self._pause = _PAUSES[0]
+        if profile in self._starts:
+            self._starts[profile].seconds = _PAUSES[0]
         _LOG.info("worker %s has joined with %d slots", name, slots)
         self._changed.set()
         try:
@@ -268,9 +286,11 @@ class Pool:
         self._require_upgrade(request)
         peer = PoolStream(self._from_run, request.query.get("run", ""))
         peer.accept(request)
+        self._of_runs.add(peer)
         try:
             await asyncio.shield(peer.ended)
         finally:
+            self._of_runs.discard(peer)
             for lease in [lease for lease, run in self._runs.items() if run is peer]:
                 del self._runs[lease]
                 self._release(lease, message(lease, {"do": "release"}))
@@ -286,6 +306,8 @@ class Pool:
         if header.get("do") == "acquire" and self.stopped.is_set():
             peer.post(message(lease, {"lost": error_header(SandboxLost("the pool ends"))}))
         elif header.get("do") == "acquire":
+            if not all(isinstance(header[name], str) for name in ("kind", "profile")):
+                raise TypeError("kind and profile of a lease are texts")
             beside = bytes.fromhex(header["beside"]) if header.get("beside") else b""
             worker = self.slots.leases[beside].worker if beside in self.slots.leases else ""
             profile = self.slots.workers[worker].profile if worker else header["profile"]
@@ -309,11 +331,11 @@ class Pool:
     def _refusal(self, profile: str, lifetime: float) -> BackendUnavailable | None:
         """Why no rollout of a profile can be served, ever."""
         scale = self.slots.scales.get(profile)
-        if scale is not None and lifetime > scale.lifetime:
+        if scale is not None and lifetime > scale.longest:
             return BackendUnavailable(
-                f"the pool's workers live {scale.lifetime:g} s, and a sandbox may be needed for {lifetime:g} s (to set "
-                "up, for the agent, and for its reward). Next step: let workers live longer, or lower rollout_timeout "
-                "and reward_timeout"
+                f"the pool's workers live {scale.lifetime:g} s, of which a rollout can have {scale.longest:g} s, and a "
+                f"sandbox may be needed for {lifetime:g} s (to set up, for the agent, and for its reward). Next step: "
+                "let workers live longer, or lower rollout_timeout and reward_timeout"
             )
         known = {*self.slots.scales, *(worker.profile for worker in self.slots.workers.values())}
         if profile in known:
@@ -341,13 +363,16 @@ class Pool:
 
     def _from_worker(self, peer: PoolStream, data: bytes) -> None:
         lease = data[: len(CONTROL)]
+        slot = self.slots.leases.get(lease)
+        if lease != CONTROL and (slot is None or slot.worker != peer.name):
+            return  # of a lease that is over
         run = self._runs.get(lease)
         if is_read(data):
             header, _ = opened(data)
             said = header["do"]
             if said == "acquired":
                 self.slots.ready(lease)
-                self._facts.setdefault(lease, {})["sandbox"] = header["sandbox"]
+                self._facts[lease]["sandbox"] = str(header["sandbox"])
                 if run is None:  # it is gone meanwhile
                     self._release(lease, message(lease, {"do": "release"}))
             elif said in ("refused", "released"):

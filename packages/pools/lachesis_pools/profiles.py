@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from backends.errors import SettingsError
+from backends import SandboxSpec, SettingsError
 
 from .engines.engine import ENGINES, WorkerCommand
 from .pool import Profile
@@ -53,6 +53,17 @@ class ProfileSettings:
     """Fields of `SandboxSpec` for what a rollout leaves open."""
     warm: bool = False
 
+    def __post_init__(self) -> None:
+        least = {"slots": 1, "least": 0, "most": 1, "starting": 1, "idle": 0, "failures": 0, "lifetime": 1}
+        for name, value in least.items():
+            given = getattr(self, name)
+            whole = name in ("slots", "least", "most", "starting")
+            if isinstance(given, bool) or not isinstance(given, int if whole else int | float) or not given >= value:
+                raise SettingsError(f"{name} of a pool is a number, at least {value}, not {given!r}")
+        for name in ("engine_options", "options", "spec"):
+            if not isinstance(getattr(self, name), Mapping):
+                raise SettingsError(f"{name} of a pool maps names to values, not {getattr(self, name)!r}")
+
     def profile(self, name: str, url: str, token: str) -> Profile:
         """Raises `SettingsError` for options that the engine does not have."""
         scale = Scale(
@@ -60,6 +71,10 @@ class ProfileSettings:
         )
         if self.engine == "none":
             return Profile(scale, None)
+        try:
+            SandboxSpec(**self.spec)
+        except (TypeError, ValueError) as error:
+            raise SettingsError(f"spec of a pool: {error}") from None
         options, spec = json.dumps(dict(self.options)), json.dumps(dict(self.spec))
         worker = WorkerCommand(url, token, self.slots, self.backend, options, self.warm, name, spec)
         try:
@@ -75,15 +90,18 @@ class ProfileSettings:
             SettingsError: it says something unknown.
         """
         found: dict[str, Any] = {}
-        engine, spec = dict(self.engine_options), dict(self.spec)
+        same = given.get("engine", self.engine) == self.engine
+        engine, spec = dict(self.engine_options if same else {}), dict(self.spec)
         for key, value in given.items():
             key = _OLD_NAMES.get(key, key)
-            if key == "engine_options":
-                engine |= value
-            elif key == "spec":
-                spec |= value
+            if key in ("engine_options", "spec"):
+                if not isinstance(value, Mapping):
+                    raise SettingsError(f"profile {name!r}: {key} maps names to values, and is {value!r}")
+                (engine if key == "engine_options" else spec).update(value)
+            elif key == "memory" and not isinstance(value, int):
+                raise SettingsError(f"profile {name!r}: memory is a number of MiB, and is {value!r}")
             elif key in _OF_SPEC:
-                spec[_OF_SPEC[key]] = int(value) << 20 if key == "memory" else value
+                spec[_OF_SPEC[key]] = value << 20 if key == "memory" else value
             elif key in asdict(self):
                 found[key] = value
             elif key in ("gpu", "app_name", "secrets", "region", "cloud"):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -104,6 +104,22 @@ class Scale:
     lifetime: float = math.inf
     """Seconds after which the engine ends a worker: no lease begins that could last longer."""
 
+    @property
+    def margin(self) -> float:
+        """Seconds of that lifetime in which a worker starts."""
+        return 0.0 if self.lifetime == math.inf else min(120.0, self.lifetime / 10)
+
+    @property
+    def longest(self) -> float:
+        """Lifetime of a lease, for which a new worker is good for a while."""
+        return self.lifetime - 2 * self.margin
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    began: float
+    profile: str
+
 
 @dataclass(slots=True)
 class _Starts:
@@ -126,23 +142,21 @@ class SlotPool:
         self.scales, self._most = scales, most
         self.workers: dict[str, Worker] = {}
         self.leases: dict[bytes, Slot] = {}
-        self.starting: dict[str, float] = {}
-        """Workers that were started and have not joined, with the time."""
-        self._profiles: dict[str, str] = {}
-        """Of those."""
+        self.starting: dict[str, Start] = {}
+        """Workers that were started and have not joined."""
+        self._ends: dict[str, float] = {}
+        """When the engine ends each worker."""
         self._wishes: dict[bytes, Wish] = {}
         """By lease."""
-        self._waiting: dict[str, dict[bytes, Wish]] = {}
-        """The same by run, in the order in which the runs are served next."""
+        self._waiting: dict[tuple[str, str, str, float], dict[bytes, Wish]] = {}
+        """The same in groups that have the same place, in the order in which the groups are served next."""
         self._starts = {profile: _Starts() for profile in scales}
-        self._longest: dict[str, float] = {}
-        """By profile, the longest lifetime that was asked for."""
 
     # workers
 
     def begins(self, name: str, now: float, profile: str = "") -> None:
         """A worker was started."""
-        self.starting[name], self._profiles[name] = now, profile
+        self.starting[name] = Start(now, profile)
 
     def failed(self, name: str, reason: str) -> None:
         """A worker that was started ended, or never joined.
@@ -150,9 +164,10 @@ class SlotPool:
         Raises:
             TooManyFailures: too large a share has.
         """
-        if self.starting.pop(name, None) is None:
+        start = self.starting.pop(name, None)
+        if start is None:
             return
-        profile = self._profiles.pop(name)
+        profile = start.profile
         scale, starts = self.scales[profile], self._starts[profile]
         starts.failed += 1
         starts.reasons[reason] += 1
@@ -167,9 +182,11 @@ class SlotPool:
 
     def joined(self, name: str, slots: int, now: float, profile: str = "") -> None:
         """A worker is ready: a probe command was answered."""
-        if self.starting.pop(name, None) is not None:
-            self._starts[self._profiles.pop(name)].joined += 1
-        ends = now + self.scales[profile].lifetime if profile in self.scales else math.inf
+        if (start := self.starting.pop(name, None)) is not None:
+            self._starts[start.profile].joined += 1
+        scale = self.scales.get(profile)
+        ends = now + scale.lifetime - scale.margin if scale is not None else math.inf
+        ends = self._ends.setdefault(name, ends)  # also of one that has joined before
         slots_of = [Slot(name, at) for at in range(slots)]
         self.workers[name] = Worker(name, slots_of, idle_since=now, profile=profile, ends=ends)
 
@@ -195,8 +212,7 @@ class SlotPool:
         """Wait for a slot. False if the lease waits or runs already: the question was sent again."""
         if wish.lease in self.leases or wish.lease in self._wishes:
             return False
-        self._wishes[wish.lease] = self._waiting.setdefault(wish.run, {})[wish.lease] = wish
-        self._longest[wish.profile] = max(wish.lifetime, self._longest.get(wish.profile, 0.0))
+        self._wishes[wish.lease] = self._waiting.setdefault(_place(wish), {})[wish.lease] = wish
         return True
 
     def forget(self, lease: bytes) -> bool:
@@ -204,10 +220,10 @@ class SlotPool:
         wish = self._wishes.pop(lease, None)
         if wish is None:
             return False
-        wishes = self._waiting[wish.run]
+        wishes = self._waiting[_place(wish)]
         del wishes[lease]
         if not wishes:
-            del self._waiting[wish.run]
+            del self._waiting[_place(wish)]
         return True
 
     def assign(self, now: float = 0.0) -> list[tuple[Wish, Slot]]:
@@ -215,24 +231,17 @@ class SlotPool:
         given: list[tuple[Wish, Slot]] = []
         if not self._waiting:
             return given
-        placed = {wish.worker for wish in self._wishes.values() if wish.worker}  # also of a draining worker
-        open_ones = {
-            name: worker
-            for name, worker in self.workers.items()
-            if worker.free and (not worker.draining or name in placed)
-        }
+        free = {name: worker for name, worker in self.workers.items() if worker.free}
         served = True
-        while served and open_ones:
+        while served and free:
             served = False
-            for run in list(self._waiting):
-                anywhere = [worker for worker in open_ones.values() if not worker.draining]
-                waiting = self._waiting[run].values()
-                wish = next((each for each in waiting if _places(each, open_ones, anywhere, now)), None)
-                if wish is None:
+            for place in list(self._waiting):
+                able = _places(place, free, now)
+                if not able:
                     continue
-                places = _places(wish, open_ones, anywhere, now)
+                wish = next(iter(self._waiting[place].values()))
                 # One where such sandboxes may be warm, else the fullest: so that others become idle.
-                worker = max(places, key=lambda worker: (wish.kind in worker.kinds, worker.busy))
+                worker = max(able, key=lambda worker: (wish.kind in worker.kinds, worker.busy))
                 slot = worker.free.pop()
                 served = True
                 slot.state, slot.lease = SlotState.ACQUIRED, wish.lease
@@ -240,10 +249,10 @@ class SlotPool:
                 worker.kinds.add(wish.kind)
                 given.append((wish, slot))
                 self.forget(wish.lease)
-                if run in self._waiting:
-                    self._waiting[run] = self._waiting.pop(run)  # behind the others
+                if place in self._waiting:
+                    self._waiting[place] = self._waiting.pop(place)  # behind the others
                 if not worker.free:
-                    del open_ones[worker.name]
+                    del free[worker.name]
         return given
 
     def ready(self, lease: bytes) -> None:
@@ -280,7 +289,7 @@ class SlotPool:
     def missing(self, profile: str = "", now: float = 0.0) -> int:
         """How many workers to start now: never more than are wanted while others are not ready yet."""
         scale = self.scales[profile]
-        starting = sum(of == profile for of in self._profiles.values())
+        starting = sum(start.profile == profile for start in self.starting.values())
         mine = [worker for worker in self.workers.values() if worker.profile == profile]
         room = min(scale.starting, scale.most - len(mine)) - starting
         of_all = self._most - len(self.workers) - len(self.starting)
@@ -299,8 +308,11 @@ class SlotPool:
         return sum(worker.usable and not self._spent(worker, now) for worker in mine)
 
     def _spent(self, worker: Worker, now: float) -> bool:
-        """Whether its engine may end it before a lease would end."""
-        return now + self._longest.get(worker.profile, 0.0) > worker.ends
+        """Whether its engine may end it before the leases that wait would end."""
+        if worker.ends == math.inf:
+            return False
+        waiting = (place for place in self._waiting if place[1] == worker.profile and not place[2])
+        return now + max((lifetime for _, _, _, lifetime in waiting), default=0.0) > worker.ends
 
     def idle(self, now: float) -> list[str]:
         """Workers to end: those that have had nothing to do for long; at once, those whose slots are broken or too
@@ -324,6 +336,13 @@ class SlotPool:
                 found.append(worker.name)
                 leaving += 1
                 spare[worker.profile] -= 1
+        if full and not leaving:  # a profile without workers does not wait behind all rollouts of another one
+            there = {worker.profile for worker in self.workers.values() if not worker.draining}
+            there |= {start.profile for start in self.starting.values()}
+            others = [each for each in self.workers.values() if spare.get(each.profile, 0) > 0]
+            if others and waiting - there:
+                counts = Counter(each.profile for each in others)
+                found.append(max(others, key=lambda each: (counts[each.profile], -each.busy)).name)
         return found
 
     def states(self) -> dict[str, int]:
@@ -332,8 +351,16 @@ class SlotPool:
         return {state.value: found[state.value] for state in SlotState}
 
 
-def _places(wish: Wish, open_ones: Mapping[str, Worker], anywhere: Iterable[Worker], now: float) -> list[Worker]:
+def _place(wish: Wish) -> tuple[str, str, str, float]:
+    """What decides where a wish can be served, and when: its run, its profile, its worker, its lifetime."""
+    return wish.run, wish.profile, wish.worker, wish.lifetime
+
+
+def _places(place: tuple[str, str, str, float], free: Mapping[str, Worker], now: float) -> list[Worker]:
     """The workers that a lease can have."""
-    if wish.worker:
-        return [open_ones[wish.worker]] if wish.worker in open_ones else []
-    return [each for each in anywhere if each.profile == wish.profile and now + wish.lifetime <= each.ends]
+    _, profile, name, lifetime = place
+    if name:  # also one that drains
+        return [free[name]] if name in free else []
+    return [
+        each for each in free.values() if each.profile == profile and not each.draining and now + lifetime <= each.ends
+    ]

@@ -23,7 +23,7 @@ from backends.tasks import cancel_all, finish, run_all
 
 from .roots import RootFolders
 from .stream import ConnectionRefused, PoolStream, connect
-from .wire import CONTROL, error_header, message, opened, raised, spec_of
+from .wire import CONTROL, error_header, is_read, message, opened, raised, spec_of
 
 _LOG = logging.getLogger(__name__)
 ROOTS = ("local", "singularity")
@@ -156,9 +156,19 @@ class PoolWorker:
 
     def _take(self, _: PoolStream, data: bytes) -> None:
         lease = data[: len(CONTROL)]
-        header, payload = opened(data)
-        said = header.get("do")
-        held = self._held.get(lease)
+        try:
+            header, payload = opened(data)
+            if is_read(data):
+                self._obey(lease, header)
+            else:
+                self._pass(lease, header, payload)
+        except (ValueError, LookupError, TypeError) as error:  # of one run, which costs the others nothing
+            _LOG.warning("a lease is given back, as a message of its run is none: %r", error)
+            self._end_lease(lease)
+
+    def _obey(self, lease: bytes, header: dict[str, Any]) -> None:
+        """What the pool says."""
+        said = header["do"]
         if said == "drain":
             for each in [*self._held, *self._making] if header.get("now") else []:
                 self._end_lease(each)
@@ -171,7 +181,11 @@ class PoolWorker:
             making.add_done_callback(lambda _: self._made(lease))
         elif said == "release":
             self._end_lease(lease)
-        elif "brought" in header:
+
+    def _pass(self, lease: bytes, header: dict[str, Any], payload: bytes) -> None:
+        """What a run says, which the pool has not read."""
+        held = self._held.get(lease)
+        if "brought" in header:
             if lease in self._wanted and not self._wanted[lease].done():
                 self._wanted[lease].set_result((header, payload))
         elif held is None:
@@ -240,6 +254,10 @@ class PoolWorker:
         shared = sandbox.shared_network != "none"
         self._post(message(lease, {"do": "acquired", **facts, "powers": powers, "shared": shared}))
 
+    def _room(self) -> int:
+        """Sandboxes that may be idle: never are there more than slots."""
+        return self._slots - len({*self._held, *self._making, *self._returning})
+
     async def _next_part(self, lease: bytes) -> tuple[bytes, bool]:
         """Of the image that the run of a lease has."""
         wanted = self._wanted[lease] = asyncio.get_running_loop().create_future()
@@ -260,13 +278,14 @@ class PoolWorker:
         if not header.get("beside"):
             if spec.image is not None and self._backend.name in ROOTS:
                 spec = replace(spec, image=await self._roots.have(spec.image, partial(self._next_part, lease)))
-            await self._warm.make_room(spec, self._slots - len(self._held) - len(self._making))
+            await self._warm.make_room(spec, self._room())
             made = await self._warm.lease(spec)
         else:
             parent = self._held.get(bytes.fromhex(header["beside"]))
             checkpoint = parent.checkpoints.get(header["checkpoint"]) if parent is not None else None
             if parent is None or checkpoint is None or not isinstance(parent.sandbox, SupportsCheckpoint):
                 raise BackendError("its parent has no such checkpoint: it is closed, or the checkpoint is given up")
+            await self._warm.make_room(None, self._room())
             child = await parent.sandbox.fork(checkpoint, labels=spec.labels)
             made = Lease(child, child.close, lifetime=spec.lifetime)
         if not isinstance(made.sandbox, ExecutorSandbox):

@@ -93,8 +93,8 @@ class ModalSandboxConfig:
         path = config_file or os.environ.get("ATROPOS_MODAL_PROFILES_FILE")
         if path:
             try:
-                read = yaml.safe_load(Path(path).read_text())["profiles"]
-            except (OSError, yaml.YAMLError, LookupError, TypeError) as error:
+                read = dict(yaml.safe_load(Path(path).read_text())["profiles"])
+            except (OSError, yaml.YAMLError, LookupError, TypeError, ValueError) as error:
                 raise SettingsError(f"{path}: no profiles can be read: {error!r}") from None
             return {str(name): cls.from_dict(str(name), data or {}) for name, data in read.items()}
         names = [each.strip() for each in os.environ.get("ATROPOS_MODAL_PROFILES", "default").split(",")]

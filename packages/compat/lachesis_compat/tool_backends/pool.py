@@ -61,14 +61,14 @@ class SandboxExecutor:
     ) -> ExecutionResult:
         """Never raises for what a tool does, or for a sandbox that is lost."""
         about: dict[str, Any] = {"execution_id": str(uuid.uuid4()), "slot_id": slot.slot_id}
-        seconds = min(600.0, max(1.0, timeout_s or float(args.get("timeout") or self.timeout_s)))
         try:
+            seconds = min(600.0, max(1.0, timeout_s or float(args.get("timeout") or self.timeout_s)))
             async with slot.turn:
                 return await self._run(slot, tool, args, seconds, about)
         except SandboxLost as lost:
             return ExecutionResult(False, error=f"the sandbox is gone: {lost}", metadata={"lost": True}, **about)
-        except (BackendError, OSError, LookupError, TypeError) as error:
-            return ExecutionResult(False, error=str(error) or repr(error), **about)
+        except (BackendError, OSError, LookupError, TypeError, ValueError, AttributeError) as error:
+            return ExecutionResult(False, error=f"{tool}: {str(error) or repr(error)}", **about)
 
     async def _run(
         self, slot: TrajectorySlot, tool: str, args: Mapping[str, Any], seconds: float, about: dict[str, Any]
@@ -137,14 +137,16 @@ class PoolToolBackend:
         self._backend = self._backend or create_backend("pool", up=self._up, start_timeout=self._seconds)
         available = await self._backend.check()
         if not available.ok:
+            await self.stop()
             raise BackendError(available.detail)
 
     async def stop(self, *, purge: bool = False) -> None:
         """End it, and all sandboxes. With or without `purge`, nothing of it is left."""
-        await asyncio.gather(*(self.release(slot) for slot in [*self._slots.values()]))
-        if self._backend is not None:
-            await self._backend.close()
-            self._backend = None
+        releasing = (self.release(slot) for slot in [*self._slots.values()])
+        await asyncio.gather(*releasing, return_exceptions=True)  # the end of the pool ends them anyway
+        backend, self._backend = self._backend, None
+        if backend is not None:
+            await backend.close()
 
     async def acquire(self, trajectory_id: str | None = None, profile: str = "") -> TrajectorySlot:
         """A new sandbox, of the workers of `profile`.
@@ -182,7 +184,7 @@ class PoolToolBackend:
         include_sha256: bool = False,
         timeout_s: float | None = None,
     ) -> dict[str, Any]:
-        most = min(ARTIFACT, max_bytes or ARTIFACT)
+        most = _limit(max_bytes, ARTIFACT)
 
         async def read() -> dict[str, Any]:
             data = await slot.sandbox.read_bytes(path, limit=most + 1)
@@ -202,7 +204,7 @@ class PoolToolBackend:
         max_entries: int | None = None,
         timeout_s: float | None = None,
     ) -> dict[str, Any]:
-        most = min(ENTRIES, max_entries or ENTRIES)
+        most = _limit(max_entries, ENTRIES)
 
         async def listed() -> dict[str, Any]:
             depth = "" if recursive else "-maxdepth 1"
@@ -229,7 +231,7 @@ class PoolToolBackend:
         max_entries: int | None = None,
         timeout_s: float | None = None,
     ) -> dict[str, Any]:
-        most, members = min(ARTIFACT, max_bytes or ARTIFACT), min(ENTRIES, max_entries or ENTRIES)
+        most, members = _limit(max_bytes, ARTIFACT), _limit(max_entries, ENTRIES)
 
         async def archived() -> dict[str, Any]:
             if archive_format not in ("tar.gz", "tgz", "tar"):
@@ -240,6 +242,10 @@ class PoolToolBackend:
             return {"content": base64.b64encode(data).decode(), "format": archive_format, "size_bytes": len(data)}
 
         return await _answered(archived(), timeout_s)
+
+
+def _limit(given: int | None, most: int) -> int:
+    return most if given is None else max(1, min(most, given))
 
 
 def slot_path(slot: TrajectorySlot, path: str) -> str:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import logging
 import shlex
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from backends.errors import BackendError
 from backends.plugins import Registry
 from lachesis_pools.places import folder, write_private
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,15 +104,28 @@ class StartLedger:
             return {}
         return found
 
-    def write(self, base: str, profile: str, note: str) -> None:
-        """Written before a start, without a note, and after it."""
-        write_private(self._path, json.dumps({**self._entries(), base: (profile, note)}) + "\n")
+    def left(self) -> list[str]:
+        """Workers of which nobody knows that they have ended."""
+        return [*self._entries()]
 
-    async def reap(self, engines: Mapping[str, WorkerEngine]) -> None:
-        """End all that is written here: each by the engine of its profile, which may be another one than then."""
-        entries = self._entries()
-        if entries and not engines:
-            return
-        for base, (profile, note) in entries.items():
-            await engines.get(profile, next(iter(engines.values()))).reap(base, note)
-        self._path.unlink(missing_ok=True)
+    def write(self, base: str, engine: str, note: str) -> None:
+        """Written before a start, without a note, and after it."""
+        write_private(self._path, json.dumps({**self._entries(), base: (engine, note)}) + "\n")
+
+    async def reap(self, engines: Iterable[WorkerEngine]) -> None:
+        """End all that is written here, by an engine of the same name. What cannot be ended stays written, with the
+        reason in the log: it is tried again by the next start of the pool."""
+        known = {engine.name: engine for engine in engines}
+        left = {}
+        for base, (name, note) in self._entries().items():
+            try:
+                if name not in known:
+                    raise BackendError(f"the pool has no engine {name!r} now")
+                await known[name].reap(base, note)
+            except BackendError as error:
+                _LOG.warning("workers %s may be left: %s", base, error)
+                left[base] = (name, note)
+        if left:
+            write_private(self._path, json.dumps(left) + "\n")
+        else:
+            self._path.unlink(missing_ok=True)
