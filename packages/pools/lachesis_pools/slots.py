@@ -116,7 +116,7 @@ class Scale:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class WorkerStart:
     began: float
     profile: str
 
@@ -142,7 +142,7 @@ class SlotPool:
         self.scales, self._most = scales, most
         self.workers: dict[str, Worker] = {}
         self.leases: dict[bytes, Slot] = {}
-        self.starting: dict[str, Start] = {}
+        self.starting: dict[str, WorkerStart] = {}
         """Workers that were started and have not joined."""
         self._ends: dict[str, float] = {}
         """When the engine ends each worker."""
@@ -156,7 +156,7 @@ class SlotPool:
 
     def begins(self, name: str, now: float, profile: str = "") -> None:
         """A worker was started."""
-        self.starting[name] = Start(now, profile)
+        self.starting[name] = WorkerStart(now, profile)
 
     def failed(self, name: str, reason: str) -> None:
         """A worker that was started ended, or never joined.
