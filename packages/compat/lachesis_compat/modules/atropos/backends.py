@@ -1,22 +1,27 @@
-"""The old package `atropos.backends`: tool backends over the pools of today."""
+"""The old package `atropos.backends`: the sandboxes' interface, and tool backends over the pools of today."""
 
 from __future__ import annotations
 
 from importlib import import_module
 from typing import Any
 
-from lachesis_compat.tool_backends.engines import (
+from backends import *  # noqa: F403
+from backends import __all__ as _OF_SANDBOXES
+from lachesis_compat.tool_backends.engines import (  # noqa: F401
     ModalSandboxConfig,
     ModalToolBackend,
     NomadBackendConfig,
     NomadToolBackend,
     create_tool_backend,
 )
-from lachesis_compat.tool_backends.pool import ExecutionResult, SandboxExecutor, ToolBackend
-from lachesis_compat.tool_backends.pool import TrajectorySlot as Slot
+from lachesis_compat.tool_backends.pool import ExecutionResult, SandboxExecutor, ToolBackend  # noqa: F401
+from lachesis_compat.tool_backends.pool import TrajectorySlot as Slot  # noqa: F401
 
-__all__ = ["ExecutionResult", "ModalSandboxConfig", "ModalToolBackend", "NomadBackendConfig", "NomadToolBackend"]
-__all__ += ["SandboxExecutor", "Slot", "ToolBackend", "create_tool_backend"]
+__all__ = [
+    *_OF_SANDBOXES,
+    *("ExecutionResult", "ModalSandboxConfig", "ModalToolBackend", "NomadBackendConfig", "NomadToolBackend"),
+    *("SandboxExecutor", "Slot", "ToolBackend", "create_tool_backend"),
+]
 _OF_POOLS = {"SlotPool": "lachesis_pools.slots", "NomadClient": "lachesis_pools.engines.nomad"}
 
 
