@@ -56,10 +56,19 @@ async def seconds(sandbox: Sandbox) -> float:
     return time.perf_counter() - begin
 
 
+def below(pid: int) -> list[int]:
+    """The processes that a process has started, and theirs."""
+    children = [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return [found for child in children for found in (child, *below(child))]
+
+
 async def real(engine: PoolEngine, rounds: int, slots: int) -> bool:
+    [worker] = [pid for each in engine.status()["workers"] for pid in workers(each["name"])]
+    made = cpu_seconds([worker, *below(worker)])
     backend, local = create_backend("pool", **engine.options), create_backend("local")
     far, near = await backend.create(SandboxSpec()), await local.create(SandboxSpec())
     taken: dict[str, list[float]] = {"local": [], "pool": []}
+    of_pool = cpu_seconds([engine.process.pid])
     for number in range(rounds):
         for name, sandbox in sorted({"local": near, "pool": far}.items(), reverse=bool(number % 2)):
             await asyncio.sleep(0.02)
@@ -67,7 +76,13 @@ async def real(engine: PoolEngine, rounds: int, slots: int) -> bool:
     middle = {name: 1000 * statistics.median(found) for name, found in taken.items()}
     ratio = middle["pool"] / middle["local"]
     both = f"local {middle['local']:.2f} ms, pool {middle['pool']:.2f} ms"
-    print(f"a command: {both}, {ratio:.2f} times (goal {EXEC_RATIO})")
+    ratios = sorted(pool / local for pool, local in zip(taken["pool"], taken["local"], strict=True))
+    low, high = (ratios[int(share * len(ratios))] for share in (0.25, 0.75))
+    alone = 1000 * (cpu_seconds([engine.process.pid]) - of_pool) / rounds
+    print(
+        f"a command: {both}, {ratio:.2f} times (goal {EXEC_RATIO}; half of the pairs {low:.2f} to {high:.2f})", end="; "
+    )
+    print(f"{alone:.2f} ms of the pool's processor time")
     await far.close()
     await near.close()
     waits = []
@@ -79,13 +94,14 @@ async def real(engine: PoolEngine, rounds: int, slots: int) -> bool:
         await sandbox.close()
     wait = statistics.median(waits)
     print(f"a warm slot: {wait:.1f} ms, the longest of 30 {max(waits):.1f} (goal {ACQUIRE_MS:g})")
-    [worker] = [pid for each in engine.status()["workers"] for pid in workers(each["name"])]
     await asyncio.sleep(2.0)
     before = cpu_seconds([worker])
     await asyncio.sleep(20.0)
     core, memory = (cpu_seconds([worker]) - before) / 20, memory_mb(worker)
     print(f"a worker with {slots} idle warm sandboxes: {memory:.0f} MB, {100 * core:.2f} % of a core", end=" ")
     print(f"(goals {IDLE_MB:g} MB, {100 * IDLE_CORE:g} %)")
+    each = sum(map(memory_mb, below(worker))) / slots
+    print(f"each of these: {each:.1f} MB; making them took {made:.1f} s of processor time")
     return ratio <= EXEC_RATIO and wait <= ACQUIRE_MS and memory <= IDLE_MB and core <= IDLE_CORE
 
 

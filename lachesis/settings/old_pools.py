@@ -44,8 +44,10 @@ def of_pool(settings: Any) -> dict[str, Any]:
             )
         options = {"app_name": settings.modal_app_name, **({"gpu": settings.modal_gpu} if settings.modal_gpu else {})}
         scale = (settings.modal_slots_per_sandbox, settings.modal_min_sandboxes, settings.modal_max_sandboxes)
-        spec: dict[str, Any] = {"image": settings.modal_image, "cpus": settings.modal_cpu}
-        spec |= {"memory_bytes": settings.modal_memory << 20, "env": variables_of(settings.modal_env_vars)}
+        memory = settings.modal_memory << 20
+        spec = {"image": settings.modal_image, "cpus": settings.modal_cpu, "memory_bytes": memory}
+        if settings.modal_env_vars:  # they may be secret: not among the arguments of processes
+            found["terminal_env"] = variables_of(settings.modal_env_vars)
         more = ["--idle", str(settings.modal_idle_timeout), "--spec", json.dumps(spec)]
         found |= {"terminal_lifetime": settings.modal_max_lifetime} if "modal_max_lifetime" in given else {}
         if "modal_execution_timeout" in given:

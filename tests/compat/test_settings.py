@@ -92,7 +92,8 @@ def test_settings_of_a_pool_that_is_asked_for_make_one(capsys: pytest.CaptureFix
     )
     words = shlex.split(modal.terminal_options["up"])
     spec = json.loads(words[words.index("--spec") + 1])
-    assert spec == {"image": "python:3.11", "cpus": 1.0, "memory_bytes": 512 << 20, "env": {"A": "1", "B": "two"}}
+    assert spec == {"image": "python:3.11", "cpus": 1.0, "memory_bytes": 512 << 20}
+    assert modal.terminal_env == {"A": "1", "B": "two"}, "in no argument, which every user of a machine can read"
     assert "gpu=T4" in words and words[words.index("--slots") + 1] == "10"
     with pytest.raises(ValueError, match="modal_secrets names secrets without their variables"):
         HermesAgentEnvConfig(tool_pool_mode="modal", modal_secrets=["token"])

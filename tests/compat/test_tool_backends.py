@@ -159,7 +159,8 @@ async def test_a_pool_that_cannot_start_is_an_error(tmp_path: Path, monkeypatch:
 async def test_profiles_at_modal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     (tmp_path / "profiles.yaml").write_text(
-        "profiles:\n  cpu: {cpu: 1.0, slots_per_sandbox: 2}\n  gpu: {gpu: A10G, slots_per_sandbox: 1}\n"
+        "profiles:\n  cpu: {cpu: 1.0, slots_per_sandbox: 2}\n"
+        "  gpu: {gpu: A10G, slots_per_sandbox: 1, env_vars: {A: secret}}\n"
     )
     with ModalServer(tmp_path / "modal") as server:
         monkeypatch.setenv("MODAL_SERVER_URL", server.url)
@@ -174,6 +175,11 @@ async def test_profiles_at_modal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         )
         results = await backend.execute_batch([(slot, "bash", {"command": "echo $$"}) for slot in slots])
         assert all(result.success for result in results)
+        variables = await backend.execute_batch([(slot, "bash", {"command": "echo $A"}) for slot in slots[:2]])
+        assert [each.output for each in variables] == ["\n", "secret\n"]
+        [name] = published()
+        for pid in workers(name):
+            assert b"secret" not in Path(f"/proc/{pid}/cmdline").read_bytes()
         kinds = {box.name: box.definition.resources.gpu_config.gpu_type for box in server.boxes.values()}
         assert [kinds[slot.sandbox.id] for slot in slots] == ["", "A10G", "", ""]
         assert len({slot.slot_id for slot in slots}) == 4

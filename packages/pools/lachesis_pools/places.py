@@ -61,14 +61,19 @@ def reserved(pool: str) -> Iterator[None]:
         SettingsError: another one has it.
     """
     folder().mkdir(parents=True, exist_ok=True)
-    with (folder() / f"{pool}.lock").open("w") as lock:
+    path = folder() / f"{pool}.lock"
+    with path.open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not os.path.samestat(path.stat(), os.fstat(lock.fileno())):
+                raise BlockingIOError  # the file of one that ended just now
         except OSError:
             step = "--name another, or `lachesis pool down`"
             raise SettingsError(f"pool {pool!r} runs already. Next step: {step}") from None
-        yield
-        (folder() / f"{pool}.lock").unlink(missing_ok=True)
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
 
 
 def known_pool(url: str = "", token_file: str = "", pool: str = "") -> tuple[str, str]:

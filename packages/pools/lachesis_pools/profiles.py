@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -18,6 +19,7 @@ from .pool import Profile
 from .slots import Scale
 from .wire import DEFAULT
 
+_LOG = logging.getLogger(__name__)
 _OLD_NAMES = {
     "slots_per_sandbox": "slots",
     "slots_per_container": "slots",
@@ -106,7 +108,9 @@ class ProfileSettings:
                 found[key] = value
             elif key in ("gpu", "app_name", "secrets", "region", "cloud"):
                 engine[key] = value
-            elif key not in _NO_MORE:
+            elif key in _NO_MORE:
+                _LOG.warning("profile %r: %s has no effect; the settings of the environment have it", name, key)
+            else:
                 known = ", ".join(sorted(each.name for each in fields(self)))
                 raise SettingsError(f"profile {name!r} has no {key!r}, but {known}")
         return replace(self, **found, engine_options=engine, spec=spec)

@@ -179,10 +179,14 @@ async def connect(
         OSError: there is no connection, or no answer.
     """
     loop = asyncio.get_running_loop()
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+        secure = parts.scheme == "https"
+        port = parts.port or (443 if secure else 80)
+    except ValueError as error:
+        raise OSError(f"{url!r} is no address of a pool: {error}") from None
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise OSError(f"{url!r} is no address of a pool: http://HOST:PORT")
-    secure = parts.scheme == "https"
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     head = [
         f"GET {quote(parts.path)}/{path}?{urlencode(query)} HTTP/1.1",
@@ -194,7 +198,6 @@ async def connect(
     stream = _Client(take)
     try:
         async with asyncio.timeout(_CONNECT):
-            port = parts.port or (443 if secure else 80)
             transport, _ = await loop.create_connection(lambda: stream, parts.hostname, port, ssl=secure or None)
             transport.write("\r\n".join([*head, "\r\n"]).encode())
             await stream.accepted

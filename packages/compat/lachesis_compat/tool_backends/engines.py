@@ -137,6 +137,7 @@ class ModalToolBackend(PoolToolBackend):
         up = shlex.join(["--engine", "modal", "--profiles", str(path)])
         seconds = {"default_timeout_s": default.execution_timeout_s, "acquire_timeout_s": default.acquire_timeout_s}
         super().__init__(up, network=network, **seconds)
+        self._env = {"" if profile == "default" else profile: each.env_vars for profile, each in named.items()}
 
     def list_profiles(self) -> list[str]:
         return [*self._names]
@@ -147,8 +148,10 @@ class ModalToolBackend(PoolToolBackend):
 
 
 def _described(config: ModalSandboxConfig) -> dict[str, Any]:
-    """As `lachesis pool up --profiles` reads it."""
-    return {name: value for name, value in dataclasses.asdict(config).items() if value is not None and name != "name"}
+    """As `lachesis pool up --profiles` reads it: without variables, which may be secret, and what it has no use for."""
+    kept = ("app_name", "image", "gpu", "cpu", "memory", "slots_per_sandbox", "min_sandboxes", "max_sandboxes")
+    found = {name: getattr(config, name) for name in (*kept, "idle_timeout", "secrets")}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def create_tool_backend(config: Any) -> PoolToolBackend:

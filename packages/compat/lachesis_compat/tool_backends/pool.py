@@ -123,6 +123,8 @@ class PoolToolBackend:
         self._up, self._seconds, self._network = up, acquire_timeout_s, network
         self.executor = SandboxExecutor(default_timeout_s)
         self._backend: Any = None
+        self._env: Mapping[str, Mapping[str, str]] = {}
+        """Variables of the sandboxes, by profile."""
         self._slots: dict[str, TrajectorySlot] = {}
 
     @property
@@ -158,7 +160,8 @@ class PoolToolBackend:
             await self.start()
         trajectory = trajectory_id or str(uuid.uuid4())
         labels = {"task_id": trajectory, **({"profile": profile} if profile else {})}
-        sandbox = await self._backend.create(SandboxSpec(labels=labels, network=self._network))
+        spec = SandboxSpec(labels=labels, network=self._network, env=self._env.get(profile, {}))
+        sandbox = await self._backend.create(spec)
         slot = TrajectorySlot(sandbox.id, trajectory, sandbox.workdir, sandbox, profile)
         self._slots[slot.slot_id] = slot
         return slot
