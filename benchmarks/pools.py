@@ -58,7 +58,8 @@ async def seconds(sandbox: Sandbox) -> float:
 
 def below(pid: int) -> list[int]:
     """The processes that a process has started, and theirs."""
-    children = [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")  # threads start processes, too
+    children = [int(each) for task in tasks for each in task.read_text().split()]
     return [found for child in children for found in (child, *below(child))]
 
 
@@ -79,10 +80,8 @@ async def real(engine: PoolEngine, rounds: int, slots: int) -> bool:
     ratios = sorted(pool / local for pool, local in zip(taken["pool"], taken["local"], strict=True))
     low, high = (ratios[int(share * len(ratios))] for share in (0.25, 0.75))
     alone = 1000 * (cpu_seconds([engine.process.pid]) - of_pool) / rounds
-    print(
-        f"a command: {both}, {ratio:.2f} times (goal {EXEC_RATIO}; half of the pairs {low:.2f} to {high:.2f})", end="; "
-    )
-    print(f"{alone:.2f} ms of the pool's processor time")
+    print(f"a command: {both}, {ratio:.2f} times (goal {EXEC_RATIO})", end="; ")
+    print(f"half of the pairs {low:.2f} to {high:.2f}; {alone:.2f} ms of the pool's processor time")
     await far.close()
     await near.close()
     waits = []
