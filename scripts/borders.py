@@ -30,7 +30,7 @@ LIMITS = {
     "lachesis_doors": 4_330,  # without the client of MCP, which tools have
     "lachesis_envs": 9_000,  # web_research, browser_tasks
     "lachesis_messages": 4_590,
-    "lachesis_pools": 4_180,  # six engines, profiles, pools of a run, images that are brought
+    "lachesis_pools": 4_190,  # six engines, profiles, pools of a run, images that are brought
     "lachesis_testing": 9_120,
     "lachesis_tokens": 13_000,
     "lachesis_tools": 5_490,  # tools of the web and on request, MCP servers, images, the browser
