@@ -204,7 +204,7 @@ class Benchmark:
         from benchmarks.learning_curves import CONTROL, TRAINED, conclude
         from benchmarks.train_demo import run
 
-        where, settings = Path("data/train/gpu"), {"seed": 0, "steps": 18, "items": 64}
+        where, settings = Path("data/train/gpu"), {"env": "tool_call", "seed": 0, "steps": 18, "items": 64}
         flags = ("--training.engine_device", self.device, "--training.engine_dtype", dtype)
         curves = [run(name, where / name.split()[0], settings, *flags) for name in (TRAINED, CONTROL)]
         conclude(curves, where / "reward.svg")

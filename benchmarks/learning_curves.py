@@ -15,12 +15,14 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.whole_calls import is_whole_call
+from benchmarks.whole_calls import is_whole_call, is_whole_result
 from lachesis.figures.intervals import Mean, mean_over_items
 
 FILE = "curve.json"
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 640, 320, 56, 40, 28
 TRAINED, CONTROL = "trained", "shuffled rewards"
+READERS = {"tool_call": is_whole_call, "tool_result": is_whole_result}
+"""Who decides whether an answer is right, by the name of the environment."""
 COLOURS = {TRAINED: "#1f6feb", CONTROL: "#8b949e"}
 
 
@@ -49,12 +51,19 @@ class Curve:
     before: Sequence[Answer]
     after: Sequence[Answer]
     seconds: float
+    warm: Sequence[Answer] = ()
+    """After the warm start, where there was one."""
 
     @property
     def whole(self) -> tuple[Mean, Mean]:
-        """The share of answers that are the right call, whole and closed: before and after."""
-        before, after = ([is_whole_call(answer.text, answer.question) for answer in each] for each in self._answers)
-        return _rate(before), _rate(after)
+        """The share of answers that are right, whole and closed: before and after."""
+        before, after = map(self.rate, self._answers)
+        return before, after
+
+    def rate(self, answers: Sequence[Answer]) -> Mean:
+        """The share of answers that are right."""
+        reader = READERS[str(self.settings.get("env", "tool_call"))]
+        return _rate([reader(answer.text, answer.question) for answer in answers])
 
     @property
     def read(self) -> tuple[Mean, Mean]:
@@ -86,21 +95,28 @@ def kept(folder: Path, settings: Mapping[str, Any]) -> Curve | None:
     plain = json.loads(path.read_text(encoding="utf-8"))
     if plain["settings"] != settings:
         return None
-    answers = {name: [Answer(**answer) for answer in plain[name]] for name in ("before", "after")}
+    answers = {name: [Answer(**answer) for answer in plain.get(name, ())] for name in ("before", "after", "warm")}
     return Curve(**{**plain, **answers})
 
 
 def conclude(curves: Sequence[Curve], picture: Path) -> int:
-    """Print the rates, draw the curves; 1 if a trained model has not learned, or a control has."""
-    rates = ("whole calls before", "after", "read by the parser before", "after")
+    """Print the rates, draw the curves; 1 if a trained model has not learned, or a control has: after a warm start, if
+    it is as good as a trained one."""
+    warm = any(curve.warm for curve in curves)
+    rates = ("whole answers before", *(("warm start",) if warm else ()), "after", "read by the parser before", "after")
     table = Table("run", "seed", "steps", *rates, "minutes", box=None)
     for curve in curves:
-        found = (_shown(rate) for rate in (*curve.whole, *curve.read))
+        (before, after), started = curve.whole, [curve.rate(curve.warm)] if warm else []
+        found = (_shown(rate) for rate in (before, *started, after, *curve.read))
         minutes = f"{curve.seconds / 60:.1f}"
         table.add_row(curve.name, str(curve.settings["seed"]), str(len(curve.rewards)), *found, minutes)
     Console(width=150).print(table)
     picture.write_text(svg(curves), encoding="utf-8")
     print(f"plot: {picture}")
+    trained, controls = ([curve for curve in curves if curve.name == name] for name in (TRAINED, CONTROL))
+    if warm:
+        best = max((curve.whole[1].high for curve in controls), default=0.0)
+        return int(not all(curve.learned and curve.whole[1].low > best for curve in trained))
     return int(any(curve.learned == (curve.name == CONTROL) for curve in curves))
 
 

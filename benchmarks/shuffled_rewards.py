@@ -1,4 +1,4 @@
-"""The control of `benchmarks.train_demo`: the rewards of a batch, dealt out to its rollouts at random.
+"""The controls of `benchmarks.train_demo`: the rewards of a batch, dealt out to its rollouts at random.
 
 What a training with such rewards gains does not come from the rewards. It is here, and no setting of the project, so
 that nobody trains with it by accident.
@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from lachesis import AgentResult
-from lachesis_envs.tool_call import ToolCallEnv
+from lachesis_envs.tool_call import DrawnItems, ToolCallEnv, ToolResultEnv
 
 LONGEST_WAIT = 30.0
 """Seconds that a group waits for the others of its batch; what is there then is a batch."""
 
 
-class ShuffledToolCallEnv(ToolCallEnv):
-    """`ToolCallEnv` whose rollouts earn the rewards of others: those of a batch are permuted, by `dataset_seed`."""
+class ShuffledRewards(DrawnItems):
+    """Its rollouts earn the rewards of others: those of a batch are permuted, by `dataset_seed`."""
 
     async def setup(self) -> None:
         await super().setup()
@@ -46,3 +46,11 @@ class ShuffledToolCallEnv(ToolCallEnv):
         self._random.shuffle(dealt)
         for rewards, own in batch:
             own.set_result([dealt.pop() for _ in rewards])
+
+
+class ShuffledToolCallEnv(ShuffledRewards, ToolCallEnv):
+    """`ToolCallEnv` with permuted rewards."""
+
+
+class ShuffledToolResultEnv(ShuffledRewards, ToolResultEnv):
+    """`ToolResultEnv` with permuted rewards."""

@@ -1,8 +1,10 @@
 """`make train-demo`: a model of 135 million parameters learns to call tools; with shuffled rewards it does not.
 
-    python -m benchmarks.train_demo [--steps N] [--control-steps N] [--seed N ...] [--run-dir DIR]
+    python -m benchmarks.train_demo [--env tool_call|tool_result] [--steps N] [--control-steps N] [--seed N ...]
+                                    [--run-dir DIR]
 
-Each run is `lachesis train --env tool_call`. The model before and after it plays the same held-out items, one call each
+Each run is `lachesis train --env tool_call`, or with `--env tool_result` that of a task of two turns, after a warm
+start. The model before and after it plays the same held-out items, one call each
 at temperature 1, as in training. In the control run the rewards of a batch are permuted among its rollouts, and all
 else is the same. Prints both rates of right calls, of those that are whole and of those that the parser reads, and
 writes reward.svg. A run that has finished in its folder with the same arguments is not repeated.
@@ -23,16 +25,14 @@ from typing import Any
 
 from benchmarks.learning_curves import CONTROL, TRAINED, Answer, Curve, conclude, kept
 from lachesis.runs.command_line import read_settings
-from lachesis_envs.tool_call import ToolCallEnv
+from lachesis_envs.tool_call import ToolCallEnv, ToolResultEnv
 from lachesis_messages.records.groups import read_groups
 from lachesis_tokens.prompts.model_folders import model_folder
 from lachesis_train.verbs.policy import engine_of, served
 
-CONFIG = Path(__file__).parents[1] / "configs" / "train_tool_call.yaml"
-ENVIRONMENTS = {
-    TRAINED: "tool_call",
-    CONTROL: f"{Path(__file__).with_name('shuffled_rewards.py')}:ShuffledToolCallEnv",
-}
+CONFIGS = Path(__file__).parents[1] / "configs"
+CLASSES: Mapping[str, Any] = {"tool_call": ToolCallEnv, "tool_result": ToolResultEnv}
+CONTROLS = Path(__file__).with_name("shuffled_rewards.py")
 MASKED = -100
 
 
@@ -43,7 +43,7 @@ def main() -> int:
     for seed in given.seed:
         for name, steps in ((TRAINED, given.steps), (CONTROL, given.control_steps)):
             folder = given.run_dir / f"seed-{seed}{'-control' if name == CONTROL else ''}"
-            settings = {"seed": seed, "steps": steps, "items": given.items}
+            settings = {"env": given.env, "seed": seed, "steps": steps, "items": given.items}
             if steps:
                 curves.append(kept(folder, settings) or run(name, folder, settings))
                 print(f"{name}, seed {seed}: report, with the rollouts of each step: {folder / 'report.html'}")
@@ -57,25 +57,30 @@ def run(name: str, folder: Path, settings: Mapping[str, Any], *flags: str) -> Cu
     """
     shutil.rmtree(folder, ignore_errors=True)
     began = time.monotonic()
-    command = [sys.executable, "-m", "lachesis", "train", "--env", ENVIRONMENTS[name], "--config", str(CONFIG)]
+    env = settings["env"]
+    target = env if name == TRAINED else f"{CONTROLS}:Shuffled{CLASSES[env].__name__}"
+    command = [sys.executable, "-m", "lachesis", "train", "--env", target, "--config", str(_config(env))]
     run_flags = ("--training.run_dir", str(folder), "--training.num_steps", str(settings["steps"]))
     seed = ("--env.dataset_seed", str(settings["seed"]), "--training.lora_seed", str(settings["seed"]))
     subprocess.run([*command, *run_flags, *seed, *flags], check=True)
     seconds = time.monotonic() - began
-    before, after = asyncio.run(evaluated(folder, settings))
+    before, warm, after = asyncio.run(evaluated(folder, settings))
     metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     rewards, lows, highs = ([step[f"train/reward{suffix}"] for step in metrics] for suffix in ("", "_low", "_high"))
-    return Curve(name, settings, rewards, lows, highs, before, after, seconds).write(folder)
+    return Curve(name, settings, rewards, lows, highs, before, after, seconds, warm).write(folder)
 
 
-async def evaluated(folder: Path, settings: Mapping[str, Any]) -> tuple[Sequence[Answer], Sequence[Answer]]:
-    """The answers before and after a run."""
-    found = []
-    async with engine_of(folder) as service:
-        for base in (True, False):
-            async with served(service, folder, base=base) as url:
-                found.append(await answers(folder / f"eval-{'before' if base else 'after'}", url, settings))
-    return found[0], found[1]
+async def evaluated(folder: Path, settings: Mapping[str, Any]) -> Sequence[Sequence[Answer]]:
+    """The answers before a run, after its warm start if it has one, and after it."""
+    found: list[Sequence[Answer]] = []
+    async with engine_of(folder, threads=2) as service:
+        for name, of in (("before", folder), ("warm", folder / "warm-start"), ("after", folder)):
+            if not of.exists():
+                found.append(())
+                continue
+            async with served(service, of, base=name == "before") as url:
+                found.append(await answers(folder / f"eval-{name}", url, settings))
+    return found
 
 
 async def answers(folder: Path, url: str, settings: Mapping[str, Any]) -> Sequence[Answer]:
@@ -90,8 +95,8 @@ async def answers(folder: Path, url: str, settings: Mapping[str, Any]) -> Sequen
         "env.max_eval_workers": "64",
     }
     arguments = [text for name, value in flags.items() for text in (f"--{name}", value)]
-    env_cls: Any = ToolCallEnv
-    _, found = read_settings(env_cls, ["evaluate", "--config", str(CONFIG), *arguments])
+    env_cls = CLASSES[settings["env"]]
+    _, found = read_settings(env_cls, ["evaluate", "--config", str(_config(settings["env"])), *arguments])
     await env_cls(**found)._run_evaluate()
     given = list(_given(folder / "samples.jsonl"))
     if len(given) != settings["items"]:
@@ -110,13 +115,18 @@ def _given(path: Path) -> Iterator[Answer]:
             for sample in group["samples"]
         }
         for rollout in group["rollouts"]:
-            read = rollout["metrics"]["right_as_read"] == 1.0
+            read = rollout["metrics"].get("right_as_read", rollout["reward"]) == 1.0
             yield Answer(group["item"]["question"], texts[rollout["rollout_id"]], read)
+
+
+def _config(env: str) -> Path:
+    return CONFIGS / f"train_{env}.yaml"
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
+    add("--env", choices=CLASSES, default="tool_call", help="(default: %(default)s)")
     add("--steps", type=int, default=18, help="(default: %(default)s)")
     add("--control-steps", type=int, default=18, help="of the control run; 0 leaves it out (default: %(default)s)")
     add("--items", type=int, default=64, help="held-out items (default: %(default)s)")

@@ -1,4 +1,5 @@
-"""Reads the raw text of an answer to an item of `tool_call`, strictly, and with none of the project's own code.
+"""Reads the raw text of an answer to an item of `tool_call` or `tool_result`, strictly, and with none of the project's
+own code.
 
 The rewards and the parser that are measured must not also be what measures them.
 """
@@ -8,7 +9,10 @@ from __future__ import annotations
 import json
 import re
 from typing import Any
+from zlib import crc32
 
+_ANSWER = re.compile(r"<tool_call>\n?(.*?)\n?</tool_call><\|im_end\|>(.*)<\|im_end\|>", re.DOTALL)
+_NUMBER = re.compile(r"\d+")
 _CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 
 
@@ -25,6 +29,20 @@ def is_whole_call(text: str, question: str) -> bool:
         return False
     # As text: Python holds 1, 1.0 and True for equal.
     return json.dumps(call, sort_keys=True) == json.dumps(wanted, sort_keys=True)
+
+
+def is_whole_result(text: str, question: str) -> bool:
+    """Whether `text`, the two turns of an answer, is the call that `How many pieces of bolt-12 are in stock?` needs,
+    opened and closed, and then an answer whose only number is the one that the tool says."""
+    if (turns := _ANSWER.fullmatch(text)) is None or text.count("<tool_call>") != 1:
+        return False
+    part = question.split()[4]
+    try:
+        call = json.loads(turns[1], object_pairs_hook=_without_repeats)
+    except ValueError:
+        return False
+    said = _NUMBER.findall(turns[2])
+    return call == {"name": "look_up", "arguments": {"part": part}} and said == [str(100 + crc32(part.encode()) % 900)]
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,6 +27,7 @@ from lachesis_train.curves.metrics import step_metrics
 from lachesis_train.curves.records import StepRecord
 from lachesis_train.trainer.checked import Refusal
 from lachesis_train.trainer.datums import NO_SIGNAL, TOO_LONG, TOO_OLD, Rules, penalise_divergence, prepare
+from lachesis_train.trainer.teacher import distil
 from tests.run import some
 from tests.support.token_trees import END, UNTIMED, Tree, completion, trees
 
@@ -269,3 +271,32 @@ def test_a_temperature_is_refused_by_name_and_the_rest_of_the_batch_is_trained()
     assert len(batch.samples) == 2
     assert batch.skipped[0][0] == Refusal.TEMPERATURE
     assert "agent_temperature 1.0" in batch.skipped[0][1]
+
+
+@given(
+    st.lists(st.floats(0, 1), min_size=2, max_size=4),
+    st.floats(0.01, 3),
+    st.floats(0, 3),
+    st.randoms(use_true_random=False),
+)
+def test_the_divergence_is_added_to_the_advantage_of_each_token(
+    scores: list[float], weight: float, reward_weight: float, rng: random.Random
+) -> None:
+    group = body([rollout(f"r{at}", score, split=at % 2 == 1) for at, score in enumerate(scores)])
+    batch = prepare([group], Rules(keep_equal=True))
+    before = [each.advantages.copy() for each in batch.samples]
+    teacher = [[-5 * rng.random() for _ in each.sample.tokens[1:]] for each in batch.samples]
+    mean = distil(batch, teacher, weight, reward_weight)
+    divergences = []
+    for each, earlier, of_teacher in zip(batch.samples, before, teacher, strict=True):
+        for at, place in enumerate(each.sample.trained):
+            divergence = float(each.sample.logprobs[at]) - of_teacher[place - 1]  # token t is target t - 1
+            divergences.append(divergence)
+            assert each.advantages[at] == pytest.approx(reward_weight * earlier[at] - weight * divergence, abs=1e-9)
+    assert mean == pytest.approx(np.mean(divergences))
+
+
+def test_equal_scores_are_trained_where_a_teacher_says_what_is_better() -> None:
+    group = body([rollout("a", 1), rollout("b", 1)])
+    assert prepare([group], Rules()).skipped[0][0] == NO_SIGNAL
+    assert len(prepare([group], Rules(keep_equal=True)).samples) == 2

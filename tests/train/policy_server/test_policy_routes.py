@@ -180,7 +180,7 @@ async def test_several_prompts_and_completions_of_sglangs_route_are_a_list():
         ("/v1/completions", {"prompt": [5], "stream": True}, "stream"),
         ("/v1/completions", {"prompt": [5], "echo": True}, "echo"),
         ("/v1/completions", {"prompt": [5], "logprobs": 5}, "logprobs"),
-        ("/v1/completions", {"prompt": [5], "prompt_logprobs": 0}, "prompt_logprobs"),
+        ("/v1/completions", {"prompt": [5], "prompt_logprobs": 1}, "prompt_logprobs"),
         ("/v1/completions", {"prompt": [5], "lora_path": "other"}, "lora_path"),
         ("/v1/completions", {"prompt": [5], "temperature": -1}, "temperature"),
         ("/v1/completions", {"prompt": [5], "top_p": 0}, "top_p"),

@@ -13,6 +13,8 @@ OTHER_FIELDS: Final = "other_fields"
 """Key of a record: the names of sent fields that are not known here. Their values may be secrets."""
 HARMLESS_FIELDS: Final = "harmless_fields"
 """Key of a record: those of them that `openai.harmless_fields` names."""
+NOT_SAMPLED: Final = "none"
+"""The kind of logprobs of tokens that no model sampled, such as a reference policy's."""
 
 
 def sampling_problem(sampling: Mapping[str, Any]) -> str | None:
@@ -24,6 +26,8 @@ def sampling_problem(sampling: Mapping[str, Any]) -> str | None:
     tokens come with `sampling_mask`, that of the logits of the ids in it.
     """
     reported = sampling.get("logprobs")
+    if reported == NOT_SAMPLED:
+        return "no model sampled it: train on it with cross-entropy (lachesis train --sft)"
     if reported not in ("raw", "temperature", "processed"):
         return f"the sampling record names no kind of logprobs (got {reported!r}); set openai.logprobs_mode"
     temperature = sampling.get("temperature")

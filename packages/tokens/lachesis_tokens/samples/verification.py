@@ -21,10 +21,14 @@ from lachesis_tokens.samples.sample_records import MalformedSample, read_sample
 from lachesis_tokens.samples.samples import SampledSpan, TokenSample, logprobs_digest
 
 
-def verify(sample: TokenSample | Mapping[str, Any]) -> list[str]:
-    """The reasons to reject a sample, or its record. Empty for a valid one."""
+def verify(sample: TokenSample | Mapping[str, Any], *, on_policy: bool = True) -> list[str]:
+    """The reasons to reject a sample, or its record. Empty for a valid one.
+
+    Args:
+        on_policy: its logprobs enter the loss. With cross-entropy they do not, so how it was sampled does not matter.
+    """
     try:
-        reasons, _ = _examine(sample if isinstance(sample, TokenSample) else read_sample(sample))
+        reasons, _ = _examine(sample if isinstance(sample, TokenSample) else read_sample(sample), on_policy=on_policy)
     except MalformedSample as error:
         return [str(error)]
     return reasons
@@ -279,7 +283,7 @@ class RecordVerifier:
                 self.reject("undelivered names this rollout a second time", line, rollout_id)
 
 
-def _examine(sample: TokenSample) -> tuple[list[str], int]:
+def _examine(sample: TokenSample, *, on_policy: bool = True) -> tuple[list[str], int]:
     """The problems, and the number of tokens after a wrong prefix. Digests can be checked where lists and spans fit."""
     if unreadable := _list_problems(sample) or _span_problems(sample):
         return unreadable, 0
@@ -288,6 +292,8 @@ def _examine(sample: TokenSample) -> tuple[list[str], int]:
     trained = ((span.turn, span.start, span.end, span.images_digest) for span in sample.spans)
     found += image_problems(sample.images, sample.tokens, trained)
     found += _header_problems(sample)
+    if on_policy:
+        found += _sampling_problems(sample)
     return found + _version_problems(sample) + _weight_problems(sample), wrong_prefix
 
 
@@ -404,7 +410,6 @@ def _logprob_problem(values: Sequence[float]) -> int | None:
 def _turn_problems(sample: TokenSample) -> list[str]:
     found: list[str] = []
     ends = frozenset(sample.end_of_turn)
-    sampling: dict[str, list[int]] = {}
     for span in sample.spans:
         ids = sample.tokens[span.start : span.end]
         last = ids.pop()
@@ -416,10 +421,16 @@ def _turn_problems(sample: TokenSample) -> list[str]:
             )
         if last in ends and span.end < len(sample.tokens) and sample.tokens[span.end] == last:
             found.append(f"the end-of-turn token of turn {span.turn} is repeated (tokens[{span.end}] = {last})")
-        reason = _sampling_problem(span)
-        if reason is not None:
-            sampling.setdefault(reason, []).append(span.turn)
-    return found + [f"{_listed(turns)}: {reason}" for reason, turns in sampling.items()]
+    return found
+
+
+def _sampling_problems(sample: TokenSample) -> list[str]:
+    """Turns whose logprobs are not those that a trainer computes."""
+    found: dict[str, list[int]] = {}
+    for span in sample.spans:
+        if (reason := _sampling_problem(span)) is not None:
+            found.setdefault(reason, []).append(span.turn)
+    return [f"{_listed(turns)}: {reason}" for reason, turns in found.items()]
 
 
 def _version_problems(sample: TokenSample) -> list[str]:

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
@@ -25,6 +25,8 @@ from lachesis_tokens.server.token_server import TokenServer
 from lachesis_tokens.server.token_source import SettingsDiffer
 from lachesis_tokens.templates.chat_template import read_template
 from lachesis_tokens.templates.parser_match import match_parser
+
+Prompts = TypeVar("Prompts", bound=PromptBuilder)
 
 
 def naming_tokenizer(configs: Sequence[ServerConfig]) -> ServerConfig:
@@ -74,20 +76,7 @@ def token_server(
 ) -> TokenServer:
     """The engines with the model's tokenizer, chat template and parser. Loads the tokenizer: not for the event loop."""
     tokenizer, name, source = load_tokenizer(config, settings, model_file)
-    template = None
-    try:
-        if settings.chat_template is not None:
-            template = read_template(settings.chat_template)
-        prompts = PromptBuilder(
-            tokenizer,
-            chat_template=template,
-            template_kwargs=settings.chat_template_kwargs,
-            when_unextendable=settings.when_unextendable,
-            special_tokens_in_text=settings.special_tokens_in_text,
-        )
-    except (OSError, ValueError, TemplateError) as error:
-        reason = str(error) if settings.chat_template is None else f"{settings.chat_template}: {error}"
-        raise ServerConfigError(f"{reason}; set --env.chat_template FILE.jinja") from error
+    prompts = prompts_of(PromptBuilder, tokenizer, settings)
     try:
         return TokenServer(
             engines,
@@ -100,6 +89,21 @@ def token_server(
         raise ServerConfigError(str(error)) from error
     except (LookupError, ValueError) as error:
         raise ServerConfigError(f"tool_call_parser {settings.tool_call_parser!r}: {error}") from error
+
+
+def prompts_of(kind: type[Prompts], tokenizer: Any, settings: HermesAgentEnvConfig) -> Prompts:
+    """Prompts with the chat template of an environment. Raises ServerConfigError for a template that is of no use."""
+    try:
+        return kind(
+            tokenizer,
+            chat_template=None if settings.chat_template is None else read_template(settings.chat_template),
+            template_kwargs=settings.chat_template_kwargs,
+            when_unextendable=settings.when_unextendable,
+            special_tokens_in_text=settings.special_tokens_in_text,
+        )
+    except (OSError, ValueError, TemplateError) as error:
+        reason = str(error) if settings.chat_template is None else f"{settings.chat_template}: {error}"
+        raise ServerConfigError(f"{reason}; set --env.chat_template FILE.jinja") from error
 
 
 def load_tokenizer(

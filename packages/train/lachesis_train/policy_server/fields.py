@@ -60,13 +60,15 @@ def allowed(route: ModelRoute, body: Mapping[str, Any], model_name: str) -> JSON
             reason = f"logprob_start_len {start!r}: those of the prompt are not reported; send -1"
             raise Refused(400, reason, code="unsupported_parameter", param="logprob_start_len")
     else:
-        more = frozenset() if isinstance(route, AtroposRoute) else frozenset({"add_special_tokens"})
+        more = frozenset() if isinstance(route, AtroposRoute) else frozenset({"add_special_tokens", "prompt_logprobs"})
         given = _meant(body, _CHAT if isinstance(route, ChatRoute) else _TEXT | more)
         answers(given)
         if given.get("top_logprobs"):
             raise Refused(400, "top_logprobs: only the logprobs of sampled tokens are known", param="top_logprobs")
         if take(given, "logprobs", int, bool, default=0) > 1:
             raise Refused(400, "logprobs: only those of sampled tokens are known; send 0 or 1", param="logprobs")
+        if take(given, "prompt_logprobs", int, default=0):
+            raise Refused(400, "prompt_logprobs: the likeliest tokens are not known; send 0", param="prompt_logprobs")
         take(given, "tools", list)
         take(given, "tool_choice", str, dict)
         for name in WISHES:

@@ -7,6 +7,7 @@ Every completion carries the version of the policy that sampled it: `weight_vers
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -31,6 +32,7 @@ from lachesis_tokens.server.token_source import DEFAULT_MAX_TOKENS
 from lachesis_tokens.wire.openai_chat import finish_reason, read_message, write_message
 from lachesis_tokens.wire.request import JSON, Refused, function_tools, take
 from lachesis_tokens.wire.writing import dump
+from lachesis_train.policy import CurrentPolicy
 from lachesis_train.policy_server.fields import allowed
 
 
@@ -54,10 +56,12 @@ class PolicyHost(ModelHost):
     logprobs_mode: LogprobsKind = "raw"
     weight_version = ""
 
-    def __init__(self, server: TokenServer, model_name: str, context_length: int | None) -> None:
+    def __init__(self, policy: CurrentPolicy, server: TokenServer, model_name: str, context_length: int | None) -> None:
+        self.policy = policy
         self.server = server
         self.model_name = model_name
         self.context_length = context_length
+        self._scores: Mapping[tuple[int, ...], list[float]] = {}
         self._vocabulary: int = Vocabulary(server.prompts.tokenizer, "").rows
         self._special = frozenset(server.prompts.tokenizer.all_special_ids)
         self._token_text = lru_cache(maxsize=1 << 17)(lambda token: server.reader.decode([token]))
@@ -95,6 +99,19 @@ class PolicyHost(ModelHost):
 
     def room(self, prompt_ids: Sequence[int]) -> int:
         return DEFAULT_MAX_TOKENS
+
+    async def with_scores(self, request: SamplingRequest) -> PolicyHost:
+        """The host for the answer to this request, which has the logprobs of its prompts."""
+        found = await run_all(self.policy.current.sampler.logprobs(list(prompt)) for prompt in request.prompts)
+        host = copy(self)
+        host._scores = {tuple(prompt): scores[1:] for prompt, scores in zip(request.prompts, found, strict=True)}
+        return host
+
+    def prompt_scores(
+        self, request: SamplingRequest, prompt_ids: Sequence[int], count: int
+    ) -> tuple[list[float], Sequence[Sequence[tuple[int, float]]]]:
+        scores = self._scores[tuple(prompt_ids)]
+        return scores, [()] * len(scores)
 
     async def sample(self, request: SamplingRequest) -> list[ShownCompletion]:
         """The completions. Raises the errors of the prompt builder and of the engine."""
@@ -188,6 +205,8 @@ class Routes:
             raise Refused(400, str(error)) from None
         self._check_logprobs(route, body, request.sampling)
         shown = await host.sample(request)
+        if given.get("prompt_logprobs") is not None:
+            host = await host.with_scores(request)
 
         def write() -> bytes:
             answer = route.write(host, {**body, "return_weight_versions": True}, request, shown)

@@ -102,7 +102,9 @@ class PolicyServer(WebService):
             decode=CompletionReader(tokenizer, parser).decode,
             context_length=context_length,
         )
-        self._host = PolicyHost(TokenServer([engine], prompts, parser, rows=ANY_ROW), model_name, context_length)
+        self._host = PolicyHost(
+            policy, TokenServer([engine], prompts, parser, rows=ANY_ROW), model_name, context_length
+        )
 
     async def start(self) -> None:
         """Bind the port and start to answer. Raises `SettingsError` if the port is not free."""

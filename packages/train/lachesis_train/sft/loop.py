@@ -78,7 +78,7 @@ class SftRun:
         for name in [name for name in self._content if name.startswith("env.")]:
             del self._content[name]  # nothing is played
         self._checkpoint = Checkpoint.of_run(settings.run_dir, self._content, resume=resume)
-        self._first = None if self._checkpoint else first_weights(settings.training.init_from, self._content)
+        self._first = None if self._checkpoint else first_weights(settings.first_run, self._content)
         self.step = 0
         """Steps in the weights."""
         self._training: Training | None = None

@@ -239,7 +239,7 @@ def _of_record(record: Any, of_rollout: Mapping[str, Any], source: str, item: st
     _check_rollout({"outcome": sample.outcome, **of_rollout}, sample.outcome == "completed", rules)
     if sample.discarded:
         raise _Refused("discarded", "a completion that the agent could not use and sampled again")
-    if reasons := verify(sample):
+    if reasons := verify(sample, on_policy=False):
         raise _Refused("unproven", f"rollout {sample.rollout_id}: {reasons[0]}")
     if sample.images:
         raise _Refused("images", "it has images, which the engine does not take")

@@ -124,8 +124,8 @@ class FirstWeights:
     """The engine's path."""
 
 
-def first_weights(folder: str | None, settings: Mapping[str, Any]) -> FirstWeights | None:
-    """The checkpoint that `training.init_from` names.
+def first_weights(folder: Path | None, settings: Mapping[str, Any]) -> FirstWeights | None:
+    """The last checkpoint of another run, that of `training.init_from` or of the warm start.
 
     Raises:
         OtherSettings: the adapters of the runs differ.
@@ -133,7 +133,7 @@ def first_weights(folder: str | None, settings: Mapping[str, Any]) -> FirstWeigh
     """
     if folder is None:
         return None
-    found = Checkpoint.read(Path(folder))
+    found = Checkpoint.read(folder)
     if found is None:
         raise WrongFolder(f"training.init_from: {folder} has no {FILE}: it is not the folder of a training run")
     theirs, ours = ({name: each.get(name) for name in ADAPTER} for each in (found.settings, settings))
@@ -141,4 +141,4 @@ def first_weights(folder: str | None, settings: Mapping[str, Any]) -> FirstWeigh
         raise OtherSettings(
             f"training.init_from: {folder} is a run with another adapter: {differences}. Set these as there"
         )
-    return FirstWeights(Path(folder), found.state)
+    return FirstWeights(folder, found.state)

@@ -37,6 +37,8 @@ class Rules:
     """Every sequence must be shorter; 0: any."""
     max_policy_lag: int | None = None
     """Steps that the weights that sampled a token may be behind those that are trained; None: any."""
+    keep_equal: bool = False
+    """Train groups with equal scores too: something else than the scores adds to the advantages."""
 
 
 @dataclass(slots=True)
@@ -146,7 +148,7 @@ def prepare(
         rollouts += len(sizes)
         tokens += sum(sizes.values())
         advantages = _advantages(group, sizes, normalise=rules.normalise)
-        if not any(each.any() for each in advantages):
+        if not rules.keep_equal and not any(each.any() for each in advantages):
             skipped[number] = (
                 NO_SIGNAL,
                 "no rollout of the group is better than another, so there is nothing to learn",

@@ -139,9 +139,12 @@ class EmbeddedEngine(contextlib.AsyncExitStack):
         return f"the embedded engine has ended; its output is in {self._folder / 'engine.log'}"
 
     async def take(self, state: str, run_dir: Path) -> None:
-        """See `EngineLink.take`: the file is copied, so that the other run may be removed."""
+        """See `EngineLink.take`: the file is copied, so that the other run may be removed. That of a warm start is here
+        already: it had this engine."""
         file = f"{state.removeprefix('tinker://')}.safetensors"
         to = self._folder / "engine" / file
+        if to.exists():
+            return
         try:
             await asyncio.to_thread(_copy, run_dir / "engine" / file, to)
         except OSError as error:

@@ -28,6 +28,7 @@ from lachesis_train.trainer.datums import PreparedBatch, penalise_divergence, pr
 from lachesis_train.trainer.engine_link import EngineLink, begin, pause_after, while_alive
 from lachesis_train.trainer.forecast import forecast
 from lachesis_train.trainer.settings import Settings
+from lachesis_train.trainer.teacher import Teacher, distil
 
 REFUSED_BATCHES: Final = 3
 """Batches in a row of which every group is refused after which the run stops: the next one will not be better."""
@@ -67,6 +68,7 @@ class Trainer:
         *,
         recorder: Callable[[int], TrainingRecorder],
         serving: Callable[[CurrentPolicy], contextlib.AbstractAsyncContextManager[object]],
+        teacher: Teacher | None = None,
         resume: bool = False,
         say: Callable[[str], None] = print,
         stop: asyncio.Event | None = None,
@@ -76,11 +78,12 @@ class Trainer:
         self._source = source
         self._new_recorder = recorder
         self._serving = serving
+        self._teacher = teacher
         self._say = say
         self._stop = stop or asyncio.Event()
         self._content = settings.content()
         self._checkpoint = Checkpoint.of_run(settings.run_dir, self._content, resume=resume)
-        self._first = None if self._checkpoint else first_weights(settings.training.init_from, self._content)
+        self._first = None if self._checkpoint else first_weights(settings.first_run, self._content)
         self.step = 0
         """Steps in the weights."""
         self._batch_id = 0
@@ -197,10 +200,15 @@ class Trainer:
             if self._base is not None:
                 with seconds("base_logprobs"):
                     await self._alive(self._penalise(prepared))
+            figures = {}
+            if self._teacher is not None:
+                with seconds("teacher_logprobs"):
+                    figures["teacher_divergence"] = await self._distil(prepared, self._teacher)
             loss, parameters = settings.loss
             with seconds("train"):
                 data = await asyncio.to_thread(lambda: [sample.datum() for sample in prepared.samples])
                 trained = await self._alive(self._training.step(data, loss, settings.adam(rate), parameters))
+            trained = replace(trained, metrics={**trained.metrics, **figures})
             with seconds("publish"):
                 sampler = await self._alive(self._training.sampler())
         self.step, self._batch_id = step, batch.id
@@ -260,6 +268,11 @@ class Trainer:
 
         found = await run_all(logprobs(list(each.sample.tokens)) for each in prepared.samples)
         penalise_divergence(prepared, found, self._settings.training.kl_penalty)
+
+    async def _distil(self, prepared: PreparedBatch, teacher: Teacher) -> float:
+        found = await teacher.logprobs([each.sample.tokens for each in prepared.samples])
+        training = self._settings.training
+        return distil(prepared, found, training.teacher_weight, training.reward_weight)
 
     # Checkpoints.
 

@@ -68,6 +68,11 @@ class TrainingSettings(BaseModel):
         default=None,
         description="Folder of another run, on files or on batches, whose last weights this run starts from.",
     )
+    warm_start: int = Field(
+        default=0,
+        ge=0,
+        description="Items that the reference policy plays before the first step: the model is fine-tuned on them.",
+    )
     lora_rank: int = Field(default=32, ge=1, description="Rank of the adapter.")
     lora_seed: int = Field(default=0, description="Seed of the adapter's initial weights.")
     train_mlp: bool = Field(default=True, description="Train an adapter of the MLP layers.")
@@ -94,6 +99,18 @@ class TrainingSettings(BaseModel):
         default=0.0,
         ge=0,
         description="Weight of a KL penalty against the base model, applied to the advantages.",
+    )
+    teacher_url: str | None = Field(
+        default=None,
+        description="On-policy distillation: URL of a vLLM or policy server of the teacher, such as "
+        "http://127.0.0.1:8002/v1.",
+    )
+    teacher_model: str | None = Field(default=None, description="Its model's name (default: training.base_model).")
+    teacher_weight: float = Field(
+        default=1.0, gt=0, description="Weight of the divergence from the teacher in the advantages."
+    )
+    reward_weight: float = Field(
+        default=1.0, ge=0, description="Weight of the rewards in the advantages (0: the teacher alone)."
     )
     max_policy_lag: int | None = Field(
         default=None,
@@ -173,6 +190,8 @@ class TrainingSettings(BaseModel):
             raise ValueError(
                 f"training.max_importance_ratio has no effect with loss {self.loss}, which has training.clip_high"
             )
+        if self.teacher_url is None and "reward_weight" in self.model_fields_set:
+            raise ValueError("training.reward_weight has an effect only with training.teacher_url")
         return self
 
 
@@ -193,6 +212,18 @@ class Settings(BaseModel):
     def run_dir(self) -> Path:
         """The folder of the run."""
         return Path(self.training.run_dir or Path("data/train") / self.training.name)
+
+    @property
+    def warm_start_dir(self) -> Path:
+        """The folder of the examples of a warm start, and of the run on them."""
+        return self.run_dir / "warm-start"
+
+    @property
+    def first_run(self) -> Path | None:
+        """The folder of the run whose weights this one begins with."""
+        if self.training.warm_start:
+            return self.warm_start_dir
+        return Path(self.training.init_from) if self.training.init_from else None
 
     @property
     def registration(self) -> TrainerRegistration:
@@ -225,6 +256,7 @@ class Settings(BaseModel):
             average=training.loss_average,
             max_token_len=training.max_token_trainer_length,
             max_policy_lag=training.max_policy_lag,
+            keep_equal=training.teacher_url is not None,
         )
 
     @property

@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "launch_training.py")
                 train_on_files(settings, read_sft(path, flags), files, console, resume=resume, serve=serve)
             )
         check_memory(settings)
-        return run_alone(train(settings, console, resume=resume))
+        return run_alone(train(settings, read_sft(path, flags), console, resume=resume))
     except Exception as error:
         return report_error(error, console)
     except (KeyboardInterrupt, asyncio.CancelledError):
@@ -122,6 +122,7 @@ def read_settings(path: Path | None, flags: Mapping[str, Any], *, of_files: bool
     url = _url("openai.base_url", server.get("base_url"))
     of_training = validate_settings(TrainingSettings, training, "training")
     of_env = validate_settings(EnvSettings, env, "env")
+    _url("training.teacher_url", of_training.teacher_url)
     model = of_training.base_model or server.get("model_name")
     if not model:
         raise SettingsError("no model to train: set --training.base_model, or openai.model_name")
@@ -181,10 +182,10 @@ def check_packages() -> None:
         )
 
 
-async def train(settings: Settings, console: Console, *, resume: bool) -> int:
+async def train(settings: Settings, sft: SftSettings, console: Console, *, resume: bool) -> int:
     """Train with these settings; the exit code: 0 once all steps are in the weights."""
     from lachesis_train.trainer.batches import BatchSource
-    from lachesis_train.trainer.checkpoints import alone_in
+    from lachesis_train.trainer.checkpoints import Checkpoint, alone_in
     from lachesis_train.trainer.loop import Trainer
 
     def say(text: str) -> None:
@@ -203,17 +204,30 @@ async def train(settings: Settings, console: Console, *, resume: bool) -> int:
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(alone_in(folder))
         link = await stack.enter_async_context(engine(settings))
+        stop_at_signals(stop, say)
+        if settings.training.warm_start and Checkpoint.read(folder) is None:
+            from lachesis_train.verbs.sft_training import warm_start
+
+            if not await warm_start(settings, sft, link, tokenizer, console, stop):
+                return ExitCode.STOPPED
+        teacher = None
+        if (url := settings.training.teacher_url) is not None:
+            from lachesis_train.trainer.teacher import Teacher
+
+            model = settings.training.teacher_model or settings.base_model
+            teacher = Teacher(url, model, await asyncio.to_thread(tokenizer.get))
+            stack.push_async_callback(teacher.close)
         trainer = Trainer(
             settings,
             link,
             source,
             recorder=lambda first: new_recorder(settings, first, tokenizer, console),
             serving=lambda policy: serving(settings, policy, tokenizer, say),
+            teacher=teacher,
             resume=resume,
             say=say,
             stop=stop,
         )
-        stop_at_signals(stop, say)
         steps = await trainer.run()
     say(f"{steps} of {settings.num_steps} steps are in the weights; checkpoint, metrics and report are in {folder}")
     return 0 if steps >= settings.num_steps else ExitCode.STOPPED

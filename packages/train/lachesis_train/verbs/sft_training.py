@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
 
@@ -17,6 +17,12 @@ from lachesis_train.verbs.training_parts import LazyTokenizer, engine, new_recor
 if TYPE_CHECKING:
     from lachesis_train.curves.recorder import TrainingRecorder
     from lachesis_train.sft.readers import Dataset
+    from lachesis_train.trainer.engine_link import EngineLink
+
+
+_OF_WARM_START: Final = {"completed_only": False, "min_reward": 1.0, "validation_share": 0.0, "batch_size": 8}
+"""Settings of `sft:` for examples of a reference policy, where none are given: what earned full marks is right, whether
+the environment or the policy ended it."""
 
 
 async def train_on_files(
@@ -49,6 +55,44 @@ async def train_on_files(
             async with serving(settings, await run.policy(), tokenizer, say):
                 await stop.wait()
     return 0 if steps >= run.last_step else ExitCode.STOPPED
+
+
+async def warm_start(
+    settings: Settings,
+    sft: SftSettings,
+    link: EngineLink,
+    tokenizer: LazyTokenizer,
+    console: Console,
+    stop: asyncio.Event,
+) -> bool:
+    """Fine-tune on the examples in the run's folder, which its reference policy played; whether it came to an end.
+
+    The run that follows begins with these weights, and with a new optimizer. What was fine-tuned before is not again.
+    """
+    from lachesis_train.sft.loop import SftRun
+
+    def say(text: str) -> None:
+        console.print(f"warm start: {text}", markup=False, highlight=False, soft_wrap=True)
+
+    def recorder(first: int, last: int) -> TrainingRecorder:
+        return new_recorder(own.model_copy(update={"num_steps": last}), first, tokenizer, console)
+
+    folder = settings.warm_start_dir
+    files = sorted(str(path) for path in folder.rglob("groups.jsonl"))
+    if not files:
+        raise SettingsError(
+            f"training.warm_start is {settings.training.warm_start}, and {folder} has no examples: start with "
+            "`lachesis train --env NAME --warm-start N`, which has the environment play them, or set it to 0"
+        )
+    changed = {"name": f"{settings.training.name}-warm-start", "run_dir": str(folder), "warm_start": 0}
+    own = settings.model_copy(update={"training": settings.training.model_copy(update={**changed, "num_steps": None})})
+    sft = sft.model_copy(
+        update={name: value for name, value in _OF_WARM_START.items() if name not in sft.model_fields_set}
+    )
+    dataset = await asyncio.to_thread(_read, own, sft, files, tokenizer)
+    say(dataset.summary())
+    run = SftRun(own, sft, dataset, link, recorder=recorder, say=say, stop=stop)
+    return await run.run() >= run.last_step
 
 
 def _read(settings: Settings, sft: SftSettings, files: Sequence[str], tokenizer: LazyTokenizer) -> Dataset:

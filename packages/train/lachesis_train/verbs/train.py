@@ -1,6 +1,7 @@
 """`lachesis train`: rollout API, trainer and environment as one command.
 
-    lachesis train --env gsm8k|terminal|tool_call|tool_result|path.py:Class [--config FILE] [--training.NAME VALUE ...]
+    lachesis train --env gsm8k|terminal|tool_call|tool_result|path.py:Class [--config FILE] [--warm-start N]
+                   [--training.NAME VALUE ...]
     lachesis train --sft FILE... [--config FILE] [--training.NAME VALUE ...] [--sft.NAME VALUE ...]
 
 It starts what otherwise takes three terminals: `lachesis api`, `launch_training.py` and `serve` of the environment. All
@@ -15,6 +16,7 @@ import argparse
 import asyncio
 import contextlib
 import io
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -30,11 +32,14 @@ from lachesis.runs import command_line
 from lachesis_train.processes.ports import free_ports
 from lachesis_train.processes.process import Part
 from lachesis_train.processes.supervisor import Supervisor
+from lachesis_train.trainer.checkpoints import FILE as CHECKPOINT
 from lachesis_train.trainer.forecast import check_memory
 from lachesis_train.trainer.settings import EnvSettings, Settings
 from lachesis_train.verbs import launch_training
 
 COLOURS: Final = {"api": "cyan", "trainer": "green", "environment": "magenta", "lachesis": "bold"}
+OF_SERVE: Final = ("env.spool_path", "env.data_dir_to_save_evals")
+"""Settings that `process` does not read."""
 OF_BOTH: Final = ("model_name", "base_url")
 """Flags `--openai.NAME` that the trainer reads too."""
 
@@ -45,8 +50,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return launch_training.main(argv, prog="lachesis train")
     given, flags = _parser().parse_known_args(argv)
     groups = _by_setting(flags)
+    if given.warm_start is not None:
+        groups["training.warm_start"] = [str(given.warm_start)]
     plan = TrainingPlan.of(given, groups)
     console = Console(emoji=False, highlight=False)
+    if plan.examples and (code := subprocess.run(plan.examples, check=False).returncode):
+        return code
     code = asyncio.run(_run(plan, given.max_restarts, console))
     folder = plan.settings.run_dir
     ends: dict[int, str] = {ExitCode.DONE: "trained", ExitCode.STOPPED: "stopped; the same command continues"}
@@ -87,11 +96,14 @@ class TrainingPlan:
         settings: Settings,
         parts: list[Part],
         api: str,
+        examples: Sequence[str] = (),
     ) -> None:
         self.environment = environment
         self.settings = settings
         self.parts = parts
         self.api = api
+        self.examples = examples
+        """The command with which the reference policy plays the examples of the warm start, if they are needed."""
 
     @classmethod
     def of(cls, given: argparse.Namespace, flags: Mapping[str, Sequence[str]]) -> TrainingPlan:
@@ -116,6 +128,7 @@ class TrainingPlan:
             "openai.model_name": settings.served_model,
             "env.total_steps": "-1",  # as many as the trainer makes
             "env.spool_path": str(folder / "spool"),
+            **({"env.ensure_scores_are_not_same": "false"} if settings.training.teacher_url else {}),
             "env.data_dir_to_save_evals": str(folder / "eval"),
         }.items():
             if not _in_file(given.config, name):
@@ -143,7 +156,16 @@ class TrainingPlan:
             ],
             grace=90.0,
         )
-        return cls(given.env, settings, [*api, trainer, environment], url)
+        examples: list[str] = []
+        if settings.training.warm_start and not (folder / CHECKPOINT).exists():
+            of_play = {name: values for name, values in chosen.items() if name not in OF_SERVE} | {
+                "env.total_steps": [str(settings.training.warm_start)],
+                "env.group_size": ["1"],
+                "env.data_path_to_save_groups": [str(settings.warm_start_dir / "groups.jsonl")],
+            }
+            module = [*python, "lachesis_train.verbs.warm_start", given.env, "process"]
+            examples = [*module, *config, *_flags(of_play, of_environment)]
+        return cls(given.env, settings, [*api, trainer, environment], url, examples)
 
     async def why_it_cannot_go_on(self, name: str) -> str | None:
         """Wait until the trainer has all batches that it wants without the part that has ended; why not, otherwise."""
@@ -173,12 +195,12 @@ def of_trainer(name: str) -> bool:
     section, _, field = name.partition(".")
     if section == "env":
         return field in EnvSettings.model_fields
-    return section == "training" or (section == "openai" and field in OF_BOTH)
+    return section in ("training", "sft") or (section == "openai" and field in OF_BOTH)
 
 
 def of_environment(name: str) -> bool:
     """Whether the environment reads a setting."""
-    return not name.startswith("training.")
+    return not name.startswith(("training.", "sft."))
 
 
 def _api(kind: str, url: str, folder: Path) -> list[Part]:
@@ -196,7 +218,8 @@ def _api(kind: str, url: str, folder: Path) -> list[Part]:
 def _trainer_settings(config: Sequence[str], chosen: Mapping[str, Sequence[str]]) -> Settings:
     parsed = vars(launch_training.make_parser().parse_args([*config, *_flags(chosen, of_trainer)]))
     path = parsed.pop("config", None)
-    del parsed["resume"]
+    for name in ("resume", "sft", "serve"):
+        del parsed[name]
     return launch_training.read_settings(Path(path) if path else None, command_line.nest_flags(parsed))
 
 
@@ -230,8 +253,10 @@ def _by_setting(flags: Sequence[str]) -> dict[str, list[str]]:
     for text in flags:
         if text.startswith("--"):
             name, equals, value = text[2:].partition("=")
-            if name.partition(".")[0] not in ("env", "openai", "training") or "." not in name:
-                raise SettingsError(f"unknown option --{name}; settings are --training.NAME, --env.NAME, --openai.NAME")
+            if name.partition(".")[0] not in ("env", "openai", "training", "sft") or "." not in name:
+                raise SettingsError(
+                    f"unknown option --{name}; settings are --training.NAME, --env.NAME, --openai.NAME, --sft.NAME"
+                )
             found[name] = [value] if equals else []
         elif name is None:
             raise SettingsError(f"{text!r} belongs to no option; write it after the --NAME that it is for")
@@ -255,6 +280,12 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--env", required=True, metavar="NAME", help="gsm8k, terminal, tool_call, tool_result, or path.py:Class")
     add("--config", metavar="FILE", help="YAML file with training:, env: and openai: (flags win over it)")
+    add(
+        "--warm-start",
+        type=int,
+        metavar="N",
+        help="fine-tune first on N items that the environment's reference policy plays (training.warm_start)",
+    )
     add(
         "--rollout-api",
         choices=("lachesis", "stock", "running"),

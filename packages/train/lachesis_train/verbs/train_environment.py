@@ -6,14 +6,15 @@ python -m lachesis_train.verbs.train_environment ENVIRONMENT serve [--config FIL
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 from lachesis.cli.environment_classes import environment_class
 from lachesis.runs import command_line
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command of an environment; the exit code."""
+def main(argv: Sequence[str] | None = None, *, run: Callable[[Any], Awaitable[Any]] | None = None) -> int:
+    """Run one command of an environment, or `run` in its place; the exit code."""
     target, *rest = sys.argv[1:] if argv is None else argv
     if "" not in sys.path:
         sys.path.append("")
@@ -21,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         env_cls = environment_class(target)
     except Exception as error:
         return command_line.report_error(error)
-    return command_line.main(env_cls, rest)
+    return command_line.main(env_cls, rest, run=run)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,37 @@
+"""The examples of `lachesis train --warm-start`: the reference policy of an environment plays, with tokens.
+
+python -m lachesis_train.verbs.warm_start ENVIRONMENT process [--config FILE] [--env.NAME VALUE ...]
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from lachesis.runs import commands
+from lachesis_tokens.prompts.dataset_prompts import DatasetPrompts
+from lachesis_tokens.server.serving import load_tokenizer, prompts_of
+from lachesis_train.sft.reference_tokens import ReferenceTokens
+from lachesis_train.verbs import train_environment
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Play and record; the exit code."""
+    return train_environment.main(argv, run=play)
+
+
+async def play(env: Any) -> Any:
+    """`process` of an environment, with its reference policy in the place of the model that its settings name."""
+    env.use_server(ReferenceTokens(env.reference_policy(), await asyncio.to_thread(_prompts, env)))
+    return await commands.process(env)
+
+
+def _prompts(env: Any) -> DatasetPrompts:
+    tokenizer, _, _ = load_tokenizer(env.server_configs[0], env.config, None)
+    return prompts_of(DatasetPrompts, tokenizer, env.config)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,109 @@
+"""`lachesis train --warm-start`: the reference policy plays, the model is fine-tuned on it, and the run goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+if not os.environ.get("LACHESIS_NEED_TORCH"):
+    pytest.importorskip("torch", reason="make test-train installs torch")
+    pytest.importorskip("tinker", reason="make test-train installs the SDK of Tinker")
+
+from lachesis_tokens.samples.verification import verify
+from lachesis_train.trainer.checkpoints import Checkpoint
+
+ROOT = Path(__file__).parents[4]
+ITEMS = 6
+
+
+def train(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    settings: dict[str, Any] = {
+        "training.run_dir": folder,
+        "training.base_model": "tiny",
+        "training.num_steps": 1,
+        "training.learning_rate": 0.01,
+        "training.lora_rank": 8,
+        "sft.batch_size": 2,
+        "env.group_size": 2,
+        "env.batch_size": 4,
+        "env.max_token_length": 8,
+        "env.ensure_scores_are_not_same": "false",
+        "env.steps_per_eval": 0,
+        "env.ephemeral_system_prompt": "Be brief.",
+    }
+    flags = [part for name, value in settings.items() for part in (f"--{name}", str(value))]
+    command = [sys.executable, "-m", "lachesis", "train", "--env", "tool_result", *flags, *more]
+    hidden = ("TINKER_BASE_URL", "TINKER_API_KEY", "TINKER_CREDENTIAL_CMD")
+    environ = {k: v for k, v in os.environ.items() if k not in hidden} | {"HF_HUB_OFFLINE": "1"}
+    return subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False, timeout=300)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("warm")
+    ended = train(folder, "--warm-start", str(ITEMS))
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return folder
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_bytes().splitlines() if line.strip()]
+
+
+def test_the_examples_are_what_the_policy_is_asked_in_training_and_are_no_samples_of_a_model(run: Path) -> None:
+    examples = lines(run / "warm-start" / "groups.jsonl")
+    assert len(examples) == ITEMS
+    prompts = {}
+    for group in examples:
+        (sample,) = group["samples"]
+        assert len(sample["spans"]) == 2, "the call, and the answer after its result"
+        assert not verify(sample, on_policy=False)
+        assert all("no model sampled it" in reason for reason in verify(sample)) and verify(sample)
+        prompts[group["item"]["question"]] = sample["tokens"][: sample["spans"][0]["start"]]
+    played = [json.loads(line) for file in (run / "rollouts").glob("*.jsonl") for line in file.open(newline="\n")]
+    first = {tuple(each["tokens"][: each["spans"][0]["start"]]) for group in played for each in group["samples"]}
+    assert first
+    assert first <= {tuple(prompt) for prompt in prompts.values()}, "the items are the same, and so are their prompts"
+
+
+def test_the_run_begins_with_the_weights_of_the_warm_start_and_a_new_optimizer(run: Path) -> None:
+    from safetensors import safe_open
+
+    warm, begun = Checkpoint.read(run / "warm-start"), Checkpoint.read(run)
+    assert warm is not None and begun is not None
+    assert (warm.step, begun.step) == (ITEMS // 2, 1)
+
+    def weights(path: str) -> dict[str, list[float]]:
+        with safe_open(run / "engine" / f"{path.removeprefix('tinker://')}.safetensors", "pt") as file:
+            return {name: file.get_tensor(name).flatten().tolist() for name in file.keys()}  # noqa: SIM118
+
+    of_warm, of_first = weights(warm.state), weights(begun.earlier[0][0])
+    assert any(name.startswith("optimizer") for name in of_warm)
+    assert not any(name.startswith("optimizer") for name in of_first)
+    assert of_first == {name: value for name, value in of_warm.items() if not name.startswith("optimizer")}
+    losses = [step["train/loss"] for step in lines(run / "warm-start" / "metrics.jsonl")[1:]]
+    assert losses[-1] < losses[0]
+
+
+def test_a_run_that_goes_on_plays_no_examples_again(run: Path) -> None:
+    before = (run / "warm-start" / "groups.jsonl").stat()
+    ended = train(run, "--warm-start", str(ITEMS), "--training.num_steps", "2")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "warm start" not in ended.stdout
+    assert (run / "warm-start" / "groups.jsonl").stat().st_mtime_ns == before.st_mtime_ns
+    other = train(run, "--training.num_steps", "3")
+    assert other.returncode == 2 and "training.warm_start" in other.stdout, "it is another run without one"
+
+
+def test_without_examples_the_trainer_says_who_makes_them(tmp_path: Path) -> None:
+    flags = ("--training.base_model", "tiny", "--training.num_steps", "1", "--training.warm_start", "4")
+    command = [sys.executable, "launch_training.py", "--training.run_dir", str(tmp_path / "run"), *flags]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+    assert ended.returncode == 2
+    assert "lachesis train --env NAME --warm-start N" in " ".join(ended.stderr.split())
