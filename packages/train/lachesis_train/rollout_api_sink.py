@@ -211,7 +211,16 @@ class RolloutApiSink(Sink[G]):
         return (
             f"nothing is left to learn: {counted(len(rewards), 'group')} in a row had equal rewards, "
             f"{fmean(rewards):.3f} on average, while the trainer made no step. The task is solved, or too hard for "
-            "this model (env.max_equal_groups)"
+            f"this model (env.max_equal_groups){self._without_signal()}"
+        )
+
+    def _without_signal(self) -> str:
+        """The next step where no rollout earns anything; empty where some do."""
+        if max(self._equal_rewards, default=1.0) > 0:
+            return ""
+        return (
+            "; no rollout earned anything: `lachesis train --warm-start 64` first trains on what the environment's "
+            "reference policy plays"
         )
 
     def _total(self) -> int:
@@ -329,7 +338,7 @@ class RolloutApiSink(Sink[G]):
         if not rest and not waves & (waves - 1):
             self.tell(
                 f"{self._left_out_in_a_row} groups in a row are not sent, so the trainer waits; the last one: "
-                f"{decision.reason}: {decision.detail[:300]}"
+                f"{decision.reason}: {decision.detail[:300]}{self._without_signal()}"
             )
 
     async def _refuse_posted(self, entry: Entry, reason: str) -> None:

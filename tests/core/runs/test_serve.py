@@ -86,6 +86,7 @@ async def test_a_run_ends_when_nothing_is_left_to_learn(tmp_path, run_api):
         run = make_run(server.url, tmp_path, 200, build=rewarded, max_equal_groups=4, workers=1)
         result, _ = await asyncio.gather(run.serve(), trainer.poll())
         assert "4 groups in a row had equal rewards, 0.750 on average" in result.reason
+        assert "warm-start" not in result.reason
         assert result.refused["same scores"] == 7, "0, 2, 4, then 6, 8, 10, 12"
         assert result.sent == 1
         endless = make_run(server.url, tmp_path / "endless", 20, build=rewarded, max_equal_groups=None, workers=1)
@@ -110,6 +111,7 @@ async def test_a_run_goes_on_while_the_trainer_makes_steps(tmp_path, run_api):
         run = make_run(server.url, tmp_path, 40, build=rewarded, play=play_one, max_equal_groups=5, workers=1)
         result = await run.serve()
         assert "5 groups in a row had equal rewards" in result.reason
+        assert "no rollout earned anything: `lachesis train --warm-start 64`" in result.reason
         assert result.refused["same scores"] == 8, "4, 5, 6, then a step, then 7 to 11"
 
 

@@ -38,9 +38,7 @@ class Teacher:
     def __init__(self, url: str, model: str, tokenizer: Any, **settings: Any) -> None:
         self.url, self.model = url, model
         self._engine = VLLMCompletions(
-            ServerSettings(
-                base_url=url, model_name=model, api_key=key_for(url), max_concurrency=_AT_ONCE, **settings
-            )
+            ServerSettings(base_url=url, model_name=model, api_key=key_for(url), max_concurrency=_AT_ONCE, **settings)
         )
         self._proof = TokenizerProof(tokenizer)
         self._places = asyncio.Semaphore(_AT_ONCE)
