@@ -158,7 +158,7 @@ class SftRun:
         settings, sft, step = self._settings, self._sft, self.step + 1
         batch = self._plan[step - 1]
         tokens = sum(len(each.trained) for each in batch)
-        rate = settings.schedule(self.last_step).at(step)
+        rate = settings.schedule(self.last_step, sft.learning_rate).at(step)
         begun = time.perf_counter()
         data = await asyncio.to_thread(lambda: [each.datum(1 / tokens) for each in batch])
         trained = await self._alive(self._training.step(data, _LOSS, settings.adam(rate)))

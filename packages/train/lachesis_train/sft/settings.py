@@ -18,6 +18,9 @@ class SftSettings(BaseModel):
         default=None, ge=1, description="Tokens of a step at most, context included, in place of batch_size."
     )
     seed: int = Field(default=0, description="Seed for the order of the examples.")
+    learning_rate: float | None = Field(
+        default=None, ge=0, description="Adam's learning rate, where it is not training.learning_rate."
+    )
     validation_share: float = Field(
         default=0.05, ge=0, lt=1, description="Share of the items that are held out to measure the loss."
     )

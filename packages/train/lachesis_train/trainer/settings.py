@@ -283,11 +283,11 @@ class Settings(BaseModel):
             grad_clip_norm=training.grad_clip_norm,
         )
 
-    def schedule(self, steps: int) -> Schedule:
-        """The learning rate by step, in a run of so many."""
+    def schedule(self, steps: int, rate: float | None = None) -> Schedule:
+        """The learning rate by step, in a run of so many. `rate`: instead of that of the settings."""
         training = self.training
         return Schedule(
-            learning_rate=training.learning_rate,
+            learning_rate=training.learning_rate if rate is None else rate,
             steps=steps,
             warmup=training.warmup_steps,
             kind=training.learning_rate_schedule,

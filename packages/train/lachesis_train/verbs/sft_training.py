@@ -84,8 +84,10 @@ async def warm_start(
             f"training.warm_start is {settings.training.warm_start}, and {folder} has no examples: start with "
             "`lachesis train --env NAME --warm-start N`, which has the environment play them, or set it to 0"
         )
-    changed = {"name": f"{settings.training.name}-warm-start", "run_dir": str(folder), "warm_start": 0}
-    own = settings.model_copy(update={"training": settings.training.model_copy(update={**changed, "num_steps": None})})
+    # The schedule of the learning rate is that of the steps on batches.
+    changed = {"warmup_steps": 0, "learning_rate_schedule": "constant", "num_steps": None, "warm_start": 0}
+    changed |= {"name": f"{settings.training.name}-warm-start", "run_dir": str(folder)}
+    own = settings.model_copy(update={"training": settings.training.model_copy(update=changed)})
     sft = sft.model_copy(
         update={name: value for name, value in _OF_WARM_START.items() if name not in sft.model_fields_set}
     )
