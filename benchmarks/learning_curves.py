@@ -20,10 +20,10 @@ from lachesis.figures.intervals import Mean, mean_over_items
 
 FILE = "curve.json"
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 640, 320, 56, 40, 28
-TRAINED, CONTROL = "trained", "shuffled rewards"
+TRAINED, CONTROL, DISTILLED = "trained", "shuffled rewards", "distilled"
 READERS = {"tool_call": is_whole_call, "tool_result": is_whole_result}
 """Who decides whether an answer is right, by the name of the environment."""
-COLOURS = {TRAINED: "#1f6feb", CONTROL: "#8b949e"}
+COLOURS = {TRAINED: "#1f6feb", CONTROL: "#8b949e", DISTILLED: "#bf3989"}
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,8 @@ class Curve:
     seconds: float
     warm: Sequence[Answer] = ()
     """After the warm start, where there was one."""
+    tokens: Sequence[int] = ()
+    """Trained tokens of each step."""
 
     @property
     def whole(self) -> tuple[Mean, Mean]:
@@ -104,13 +106,14 @@ def conclude(curves: Sequence[Curve], picture: Path) -> int:
     it is as good as a trained one."""
     warm = any(curve.warm for curve in curves)
     rates = ("whole answers before", *(("warm start",) if warm else ()), "after", "read by the parser before", "after")
-    table = Table("run", "seed", "steps", *rates, "minutes", box=None)
+    table = Table("run", "seed", "steps", "tokens", *rates, "minutes", box=None)
     for curve in curves:
         (before, after), started = curve.whole, [curve.rate(curve.warm)] if warm else []
         found = (_shown(rate) for rate in (before, *started, after, *curve.read))
         minutes = f"{curve.seconds / 60:.1f}"
-        table.add_row(curve.name, str(curve.settings["seed"]), str(len(curve.rewards)), *found, minutes)
-    Console(width=150).print(table)
+        steps, tokens = str(len(curve.rewards)), f"{sum(curve.tokens):,}" if curve.tokens else ""
+        table.add_row(curve.name, str(curve.settings["seed"]), steps, tokens, *found, minutes)
+    Console(width=170).print(table)
     picture.write_text(svg(curves), encoding="utf-8")
     print(f"plot: {picture}")
     trained, controls = ([curve for curve in curves if curve.name == name] for name in (TRAINED, CONTROL))
@@ -155,7 +158,7 @@ def svg(curves: Sequence[Curve]) -> str:
         for step in range(1, most + 1, every)
     ]
     parts.append(f'<text x="{WIDTH / 2}" y="{HEIGHT - 6}" text-anchor="middle">step</text>')
-    banded = len(curves) <= len(COLOURS)  # more bands hide each other
+    banded = len(curves) <= 2  # more bands hide each other
     interval = ", with its 95 % interval" if banded else ", a line a seed"
     parts.append(f'<text x="{LEFT}" y="16">mean reward of a step{interval}</text>')
     for curve in curves:
@@ -164,7 +167,8 @@ def svg(curves: Sequence[Curve]) -> str:
         if banded:
             parts.append(f'<polygon points="{band}" fill="{colour}" opacity="0.18"/>')
         parts.append(f'<polyline points="{points(curve.rewards)}" fill="none" stroke="{colour}" stroke-width="2"/>')
-    for place, name in enumerate(reversed(COLOURS)):
+    there = [name for name in reversed(COLOURS) if any(curve.name == name for curve in curves)]
+    for place, name in enumerate(there):
         if named := [curve for curve in curves if curve.name == name]:
             before, after = (", ".join(f"{curve.whole[at].mean:.2f}" for curve in named) for at in (0, 1))
             text = f"{name}: whole calls {before} before; {after} after"

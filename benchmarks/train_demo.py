@@ -1,13 +1,14 @@
 """`make train-demo`: a model of 135 million parameters learns to call tools; with shuffled rewards it does not.
 
     python -m benchmarks.train_demo [--env tool_call|tool_result] [--steps N] [--control-steps N] [--seed N ...]
-                                    [--run-dir DIR]
+                                    [--teacher RUN_DIR --distilled-steps N] [--run-dir DIR]
 
 Each run is `lachesis train --env tool_call`, or with `--env tool_result` that of a task of two turns, after a warm
-start. The model before and after it plays the same held-out items, one call each
-at temperature 1, as in training. In the control run the rewards of a batch are permuted among its rollouts, and all
-else is the same. Prints both rates of right calls, of those that are whole and of those that the parser reads, and
-writes reward.svg. A run that has finished in its folder with the same arguments is not repeated.
+start. The model before and after it plays the same held-out items, once each at temperature 1, as in training. In the
+control run the rewards of a batch are permuted among its rollouts, and all else is the same. With --teacher a third run
+learns from the model of an earlier one, without rewards. Prints both rates of right answers, of those that are whole
+and of those that the parser reads, and writes reward.svg. A run that has finished in its folder with the same arguments
+is not repeated.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.learning_curves import CONTROL, TRAINED, Answer, Curve, conclude, kept
+from benchmarks.learning_curves import CONTROL, DISTILLED, TRAINED, Answer, Curve, conclude, kept
 from lachesis.runs.command_line import read_settings
 from lachesis_envs.tool_call import ToolCallEnv, ToolResultEnv
 from lachesis_messages.records.groups import read_groups
@@ -32,6 +34,7 @@ from lachesis_train.verbs.policy import engine_of, served
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 CLASSES: Mapping[str, Any] = {"tool_call": ToolCallEnv, "tool_result": ToolResultEnv}
+SUFFIXES = {TRAINED: "", CONTROL: "-control", DISTILLED: "-distilled"}
 CONTROLS = Path(__file__).with_name("shuffled_rewards.py")
 MASKED = -100
 
@@ -41,13 +44,31 @@ def main() -> int:
     given = _parser().parse_args()
     curves = []
     for seed in given.seed:
-        for name, steps in ((TRAINED, given.steps), (CONTROL, given.control_steps)):
-            folder = given.run_dir / f"seed-{seed}{'-control' if name == CONTROL else ''}"
+        distilled = given.distilled_steps if given.teacher else 0
+        for name, steps in ((TRAINED, given.steps), (CONTROL, given.control_steps), (DISTILLED, distilled)):
+            folder = given.run_dir / f"seed-{seed}{SUFFIXES[name]}"
             settings = {"env": given.env, "seed": seed, "steps": steps, "items": given.items}
             if steps:
-                curves.append(kept(folder, settings) or run(name, folder, settings))
+                curve = kept(folder, settings)
+                if curve is None and name == DISTILLED:
+                    with teacher(given.teacher) as flags:
+                        curve = run(name, folder, settings, *flags)
+                curves.append(curve or run(name, folder, settings))
                 print(f"{name}, seed {seed}: report, with the rollouts of each step: {folder / 'report.html'}")
     return conclude(curves, given.run_dir / "reward.svg")
+
+
+@contextmanager
+def teacher(run_dir: Path) -> Iterator[Sequence[str]]:
+    """Serves the model of an earlier run; the arguments of `lachesis train` that make it the teacher."""
+    command = [sys.executable, "-m", "lachesis", "policy", "--run-dir", str(run_dir), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            url = server.stdout.readline().strip()
+            yield ("--training.teacher_url", url, "--training.reward_weight", "0")
+        finally:
+            server.terminate()
 
 
 def run(name: str, folder: Path, settings: Mapping[str, Any], *flags: str) -> Curve:
@@ -58,7 +79,7 @@ def run(name: str, folder: Path, settings: Mapping[str, Any], *flags: str) -> Cu
     shutil.rmtree(folder, ignore_errors=True)
     began = time.monotonic()
     env = settings["env"]
-    target = env if name == TRAINED else f"{CONTROLS}:Shuffled{CLASSES[env].__name__}"
+    target = env if name != CONTROL else f"{CONTROLS}:Shuffled{CLASSES[env].__name__}"
     command = [sys.executable, "-m", "lachesis", "train", "--env", target, "--config", str(_config(env))]
     run_flags = ("--training.run_dir", str(folder), "--training.num_steps", str(settings["steps"]))
     seed = ("--env.dataset_seed", str(settings["seed"]), "--training.lora_seed", str(settings["seed"]))
@@ -67,7 +88,8 @@ def run(name: str, folder: Path, settings: Mapping[str, Any], *flags: str) -> Cu
     before, warm, after = asyncio.run(evaluated(folder, settings))
     metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     rewards, lows, highs = ([step[f"train/reward{suffix}"] for step in metrics] for suffix in ("", "_low", "_high"))
-    return Curve(name, settings, rewards, lows, highs, before, after, seconds, warm).write(folder)
+    tokens = [step["train/tokens"] for step in metrics]
+    return Curve(name, settings, rewards, lows, highs, before, after, seconds, warm, tokens).write(folder)
 
 
 async def evaluated(folder: Path, settings: Mapping[str, Any]) -> Sequence[Sequence[Answer]]:
@@ -129,6 +151,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--env", choices=CLASSES, default="tool_call", help="(default: %(default)s)")
     add("--steps", type=int, default=18, help="(default: %(default)s)")
     add("--control-steps", type=int, default=18, help="of the control run; 0 leaves it out (default: %(default)s)")
+    add("--teacher", type=Path, metavar="DIR", help="folder of a run that has finished, such as DIR/seed-0")
+    add("--distilled-steps", type=int, default=6, help="of the run with the teacher (default: %(default)s)")
     add("--items", type=int, default=64, help="held-out items (default: %(default)s)")
     add("--seed", type=int, nargs="+", default=[0], help="of the items and of the adapter; two runs each (default: 0)")
     add("--run-dir", type=Path, default=Path("data/train/demo"), help="a folder in it for each run (%(default)s)")
