@@ -104,7 +104,7 @@ def test_a_step_has_its_figures_under_the_names_of_the_field() -> None:
         evaluation={"exact": 0.5},
         learning_rate=1e-4,
         ratio_bounds=(0.8, 1.2),
-        seconds={"wait": 1.0, "train": 3.0},
+        seconds={"wait": 1.0, "train": 2.5, "check": 0.5},
         queue=5,
     )
     found = step_metrics(record)
@@ -139,7 +139,8 @@ def test_a_step_has_its_figures_under_the_names_of_the_field() -> None:
         "train/step_time": 4.0,
         "train/tokens_per_second": size / 4,
         "time/wait": 1.0,
-        "time/train": 3.0,
+        "time/train": 2.5,
+        "train/overhead": 0.125,
     }
     assert {name: found[name] for name in expected} == pytest.approx(expected)
     json.dumps(found, allow_nan=False)

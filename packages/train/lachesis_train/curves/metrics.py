@@ -9,17 +9,21 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from lachesis.figures.intervals import mean_of, mean_over_items
 from lachesis_train.curves.estimators import token_estimates
 from lachesis_train.curves.records import GroupRecord, SampleRecord, StepRecord
 from lachesis_train.curves.rollouts import certificate_of, repaired_calls, samples_of
 
+OF_MODELS: Final = ("wait", "train", "base_logprobs", "teacher_logprobs", "evaluate")
+"""Phases of a step in which models compute; the rest is the pipeline's own time."""
+
 
 def step_metrics(record: StepRecord) -> dict[str, Any]:
     """One flat dict; a figure that the step does not have is absent."""
     total = math.fsum(record.seconds.values())
+    overhead = math.fsum(seconds for phase, seconds in record.seconds.items() if phase not in OF_MODELS)
     trained = [sample for group in record.groups for sample in samples_of(group) if sample.skipped is None]
     metrics: dict[str, Any] = {
         "version": record.version,
@@ -31,6 +35,7 @@ def step_metrics(record: StepRecord) -> dict[str, Any]:
         "train/tokens": record.tokens if record.tokens is not None else sum(map(_count, trained)),
         "train/queue": record.queue,
         "train/step_time": total or None,
+        "train/overhead": overhead / total if total else None,
         **{f"time/{phase}": seconds for phase, seconds in record.seconds.items()},
     }
     if total:

@@ -93,6 +93,8 @@ class Trainer:
         self._policy: CurrentPolicy | None = None
         self._recorder: TrainingRecorder | None = None
         self._refused_batches = 0
+        self._recording = 0.0
+        """Seconds that the record of the last step took. They are in that of the next one."""
 
     async def run(self) -> int:
         """Train to the last step, or until `stop` is set; the number of steps in the weights.
@@ -182,7 +184,7 @@ class Trainer:
         assert self._training is not None
         assert self._policy is not None
         assert self._recorder is not None
-        settings, seconds = self._settings, _Seconds()
+        settings, seconds = self._settings, _Seconds(record=self._recording)
         with seconds("wait"):
             batch = await self._unless_stopped(self._source.next(self._batch_id, self.step))
         if batch is None:
@@ -226,7 +228,10 @@ class Trainer:
             seconds=seconds.found,
             queue=batch.queue,
         )
-        await asyncio.to_thread(self._recorder.step, record)
+        recording = _Seconds()
+        with recording("record"):
+            await asyncio.to_thread(self._recorder.step, record)
+        self._recording = recording.found["record"]
         interval = settings.training.save_checkpoint_interval
         if interval and step % interval == 0:
             await self._save()
@@ -346,8 +351,8 @@ class Trainer:
 class _Seconds:
     """Wall seconds of phases."""
 
-    def __init__(self) -> None:
-        self.found: dict[str, float] = {}
+    def __init__(self, **found: float) -> None:
+        self.found: dict[str, float] = found
 
     @contextlib.contextmanager
     def __call__(self, phase: str) -> Iterator[None]:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from backends.errors import SettingsError
 from lachesis.runs import commands
 from lachesis_tokens.prompts.dataset_prompts import DatasetPrompts
 from lachesis_tokens.server.serving import load_tokenizer, prompts_of
@@ -24,7 +25,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 async def play(env: Any) -> Any:
     """`process` of an environment, with its reference policy in the place of the model that its settings name."""
-    env.use_server(ReferenceTokens(env.reference_policy(), await asyncio.to_thread(_prompts, env)))
+    policy = env.reference_policy() if hasattr(env, "reference_policy") else None
+    if policy is None:
+        raise SettingsError(
+            f"{type(env).__name__} has no reference_policy() to play the examples of a warm start; write one, or train "
+            "on files first (lachesis train --sft FILE) and set --training.init_from to the folder of that run"
+        )
+    env.use_server(ReferenceTokens(policy, await asyncio.to_thread(_prompts, env)))
     return await commands.process(env)
 
 

@@ -101,6 +101,12 @@ def test_a_run_that_goes_on_plays_no_examples_again(run: Path) -> None:
     assert other.returncode == 2 and "training.warm_start" in other.stdout, "it is another run without one"
 
 
+def test_an_environment_without_a_reference_policy_says_what_to_do_instead(tmp_path: Path) -> None:
+    ended = train(tmp_path / "run", "--warm-start", "4", "--env", f"{ROOT / 'tests/support/ascii_env.py'}:AsciiEnv")
+    assert ended.returncode == 2
+    assert "AsciiEnv has no reference_policy()" in ended.stderr and "--training.init_from" in ended.stderr
+
+
 def test_without_examples_the_trainer_says_who_makes_them(tmp_path: Path) -> None:
     flags = ("--training.base_model", "tiny", "--training.num_steps", "1", "--training.warm_start", "4")
     command = [sys.executable, "launch_training.py", "--training.run_dir", str(tmp_path / "run"), *flags]
