@@ -27,7 +27,6 @@ from lachesis_train.curves.metrics import step_metrics
 from lachesis_train.curves.records import StepRecord
 from lachesis_train.trainer.checked import Refusal
 from lachesis_train.trainer.datums import NO_SIGNAL, TOO_LONG, TOO_OLD, Rules, penalise_divergence, prepare
-from lachesis_train.trainer.teacher import distil
 from tests.run import some
 from tests.support.token_trees import END, UNTIMED, Tree, completion, trees
 
@@ -285,14 +284,15 @@ def test_the_divergence_is_added_to_the_advantage_of_each_token(
     group = body([rollout(f"r{at}", score, split=at % 2 == 1) for at, score in enumerate(scores)])
     batch = prepare([group], Rules(keep_equal=True))
     before = [each.advantages.copy() for each in batch.samples]
-    teacher = [[-5 * rng.random() for _ in each.sample.tokens[1:]] for each in batch.samples]
-    mean = distil(batch, teacher, weight, reward_weight)
+    teacher = [[math.nan, *(-5 * rng.random() for _ in each.sample.tokens[1:])] for each in batch.samples]
+    mean = penalise_divergence(batch, teacher, weight, reward_weight)
     divergences = []
     for each, earlier, of_teacher in zip(batch.samples, before, teacher, strict=True):
         for at, place in enumerate(each.sample.trained):
-            divergence = float(each.sample.logprobs[at]) - of_teacher[place - 1]  # token t is target t - 1
+            divergence = float(each.sample.logprobs[at]) - of_teacher[place]
             divergences.append(divergence)
-            assert each.advantages[at] == pytest.approx(reward_weight * earlier[at] - weight * divergence, abs=1e-9)
+            wanted = reward_weight * earlier[at] - weight * (divergence - mean)
+            assert each.advantages[at] == pytest.approx(wanted, abs=1e-9)
     assert mean == pytest.approx(np.mean(divergences))
 
 

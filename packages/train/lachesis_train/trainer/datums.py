@@ -172,21 +172,27 @@ def prepare(
     return PreparedBatch(bodies, chosen, skipped, left_out, lags, tuple(ids))
 
 
-def penalise_divergence(batch: PreparedBatch, base: Sequence[Sequence[float]], coefficient: float) -> float:
-    """Subtract a KL penalty against the base model from the advantages; returns the mean difference of the logprobs.
+def penalise_divergence(
+    batch: PreparedBatch, other: Sequence[Sequence[float]], coefficient: float, reward_weight: float = 1.0
+) -> float:
+    """Subtract a KL penalty against another model, the base model or a teacher, from the advantages; returns the mean
+    difference of the logprobs, in nats.
 
-    The penalty of a token is `coefficient` times how much likelier the sampler found it than the base model, minus
-    the mean of that over the batch, which keeps the advantages centred. `base` has the base model's logprobs of all
-    tokens of each sample.
+    The penalty of a token is `coefficient` times how much likelier the sampler found it than the other model, minus
+    the mean of that over the batch, which keeps the advantages centred.
+
+    Args:
+        other: the other model's logprobs of all tokens of each sample.
+        reward_weight: what the advantages so far are multiplied with.
     """
     differences = [
-        each.sample.logprobs - np.asarray(of_base, np.float64)[each.sample.trained]
-        for each, of_base in zip(batch.samples, base, strict=True)
+        each.sample.logprobs - np.asarray(of_other, np.float64)[each.sample.trained]
+        for each, of_other in zip(batch.samples, other, strict=True)
     ]
     count = sum(each.size for each in differences)
     mean = math.fsum(float(each.sum()) for each in differences) / count if count else 0.0
     for each, difference in zip(batch.samples, differences, strict=True):
-        each.advantages = each.advantages - coefficient * (difference - mean)
+        each.advantages = reward_weight * each.advantages - coefficient * (difference - mean)
     return mean
 
 

@@ -28,7 +28,7 @@ from lachesis_train.trainer.datums import PreparedBatch, penalise_divergence, pr
 from lachesis_train.trainer.engine_link import EngineLink, begin, pause_after, while_alive
 from lachesis_train.trainer.forecast import forecast
 from lachesis_train.trainer.settings import Settings
-from lachesis_train.trainer.teacher import Teacher, distil
+from lachesis_train.trainer.teacher import Teacher
 
 REFUSED_BATCHES: Final = 3
 """Batches in a row of which every group is refused after which the run stops: the next one will not be better."""
@@ -277,7 +277,7 @@ class Trainer:
     async def _distil(self, prepared: PreparedBatch, teacher: Teacher) -> float:
         found = await teacher.logprobs([each.sample.tokens for each in prepared.samples])
         training = self._settings.training
-        return distil(prepared, found, training.teacher_weight, training.reward_weight)
+        return penalise_divergence(prepared, found, training.teacher_weight, training.reward_weight)
 
     # Checkpoints.
 

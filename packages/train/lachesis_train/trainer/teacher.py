@@ -1,16 +1,15 @@
 """On-policy distillation: another model says how likely it finds each token that the policy sampled.
 
 The advantage of a token falls by `log q - log t`, q the sampler's probability and t the teacher's: the gradient of the
-reverse KL divergence, estimated with the sampled tokens (arXiv 2306.13649).
+reverse KL divergence, estimated with the sampled tokens (arXiv 2306.13649). `penalise_divergence` adds it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
-
-import numpy as np
+from typing import Any, Final
 
 from backends.errors import ExitCode
 from backends.tasks import run_all
@@ -20,9 +19,6 @@ from lachesis_client.errors import InferenceError
 from lachesis_tokens.engines.vllm import VLLMCompletions
 from lachesis_tokens.prompts.tokenizer_proof import TokenizerProof
 from lachesis_train.tinker_sdk import TrainingEngineError
-
-if TYPE_CHECKING:
-    from lachesis_train.trainer.datums import PreparedBatch
 
 _AT_ONCE: Final = 32
 
@@ -44,7 +40,7 @@ class Teacher:
         self._places = asyncio.Semaphore(_AT_ONCE)
 
     async def logprobs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
-        """For each sequence, the logprob of each token but the first after those before it.
+        """For each sequence, the logprob of each token after those before it. The first one is NaN.
 
         Raises:
             InferenceError: another try would not help; `TokenizersDiffer` where the ids mean other text to the teacher.
@@ -61,26 +57,8 @@ class Teacher:
     async def _of(self, ids: list[int]) -> list[float]:
         async with self._places:
             positions = (await self._engine.prompt_logprobs(ids, 0)).positions
-        return [entries[0][1] for entries in positions[1:]]
+        return [math.nan, *(entries[0][1] for entries in positions[1:])]
 
     async def close(self) -> None:
         """Close the connections."""
         await self._engine.close()
-
-
-def distil(batch: PreparedBatch, teacher: Sequence[Sequence[float]], weight: float, reward_weight: float) -> float:
-    """Add the divergence from the teacher to the advantages; returns its mean over the trained tokens, in nats.
-
-    Args:
-        teacher: its logprobs of all tokens of each sample but the first.
-        weight: of the divergence.
-        reward_weight: of the advantages so far; 0 leaves the rewards out.
-    """
-    differences = [
-        each.sample.logprobs - np.asarray(found, np.float64)[each.sample.trained - 1]
-        for each, found in zip(batch.samples, teacher, strict=True)
-    ]
-    for each, difference in zip(batch.samples, differences, strict=True):
-        each.advantages = reward_weight * each.advantages - weight * difference
-    count = sum(difference.size for difference in differences)
-    return float(sum(difference.sum() for difference in differences)) / count if count else 0.0
