@@ -73,6 +73,16 @@ def test_targets_are_the_next_tokens_and_what_is_masked_has_no_advantage() -> No
     wanted = pytest.approx([0, 0, each, each, each, 0, 0, each, each])
     assert np.asarray(datum.inputs["advantages"]).tolist() == wanted
     assert (-np.asarray(batch.samples[1].datum().inputs["advantages"])).tolist() == wanted
+    assert set(datum.inputs) == {"logprobs", "advantages"}
+
+
+def test_gspo_also_gets_which_tokens_its_mean_is_over() -> None:
+    """Also those whose advantage is 0."""
+    batch = prepare([body([rollout("a", 1), rollout("b", 0)])], Rules())
+    batch.samples[0].advantages[1] = 0.0
+    inputs = batch.samples[0].datum("gspo").inputs
+    assert np.asarray(inputs["weights"]).tolist() == [0, 0, 1, 1, 1, 0, 0, 1, 1]
+    assert np.count_nonzero(inputs["advantages"]) == 4
 
 
 def test_the_mean_over_tokens_gives_each_token_the_advantage_of_its_rollout() -> None:

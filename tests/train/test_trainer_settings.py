@@ -63,8 +63,9 @@ def test_flags_win_over_the_file(read) -> None:
         ("training: {num_steps: 1}", "no model to train: set --training.base_model"),
         ("training: {base_model: m}", "number of steps is unknown: set --training.num_steps"),
         ("training: {base_model: m, num_steps: 1}\nenv: {group_size: 3, batch_size: 8}", "not a multiple of env.group"),
-        ("training: {loss: grpo}", "training.loss: .*'importance_sampling', 'ppo' or 'cispo'.*got 'grpo'"),
-        ("training: {loss: ppo, max_importance_ratio: 2}", "has no effect with loss ppo, which has training.clip_high"),
+        ("training: {loss: grpo}", "training.loss: .*'importance_sampling', 'ppo', .*'gspo' or 'dppo'.*got 'grpo'"),
+        ("training: {loss: ppo, max_importance_ratio: 2}", "has no effect with loss ppo, .*training.clip_high"),
+        ("training: {loss: cispo, clip_low: null}", "set both training.clip_low and training.clip_high to null"),
         ("training: {learning_rate: -1}", "training.learning_rate: .*greater than or equal to 0"),
     ],
 )
@@ -149,6 +150,18 @@ def test_truncated_importance_sampling_is_cispo_without_a_lower_bound(read) -> N
     assert read().ratio_bounds is None
     assert read(max_importance_ratio=3.0).loss == ("cispo", {"clip_low_threshold": 0.0, "clip_high_threshold": 3.0})
     assert read(loss="ppo", clip_high=0.3).ratio_bounds == (0.8, 1.3)
+
+
+def test_each_loss_is_sent_with_the_keys_of_the_wire(read) -> None:
+    """Those that SkyRL 0.4.0 takes for each (`ForwardBackwardInput` in its `tinker/api.py`)."""
+    clip = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.25}
+    for loss in ("ppo", "cispo", "gspo"):
+        assert read(loss=loss, clip_high=0.25).loss == (loss, clip)
+    assert read(loss="dppo", delta_high=0.1).loss == ("dppo", {"delta_low": 0.2, "delta_high": 0.1})
+    assert read(loss="cispo", clip_low=None, clip_high=None).loss == ("cispo", {})
+    # Bounds of a sequence, or of a probability, are none of a token's ratio.
+    assert read(loss="gspo").ratio_bounds is read(loss="dppo").ratio_bounds is None
+    assert read(loss="cispo", clip_low=None, clip_high=None).ratio_bounds is None
 
 
 def test_only_what_decides_the_weights_has_to_stay_the_same(read) -> None:

@@ -49,7 +49,8 @@ class RefusedBounds(TrainingEngineError):
         super().__init__(f"use the loss {loss} with {' and '.join(refused)}", error, final=True)
         self.args = (
             f"{self}; set training.loss to importance_sampling without max_importance_ratio, or to ppo if the engine "
-            "has it, or use another engine",
+            "has it, or keep the loss with training.clip_low and clip_high null, for the engine's own bounds (cispo in "
+            "SkyRL 0.4.0: 0 and 5)",
         )
 
 

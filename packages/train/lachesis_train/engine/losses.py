@@ -1,7 +1,8 @@
 """The losses of Tinker's wire: sums over tokens, to be minimised.
 
-Source: the loss functions page of Tinker's documentation. `logprobs` are those of the model that is trained, `sampled`
-those of the model that sampled; a token with advantage (or weight) 0 adds nothing.
+Source: the loss functions page of Tinker's documentation; `gspo` and `dppo` have the names and keys that SkyRL 0.4.0
+gives them on the same wire. `logprobs` are those of the model that is trained, `sampled` those of the model that
+sampled; a token with advantage (or weight) 0 adds nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ Settings = Mapping[str, float]
 
 @dataclass(frozen=True)
 class Loss:
-    """A loss function of flat tensors of tokens, each [n]."""
+    """A loss function of flat tensors of tokens, each [n]. `sequences`, int64, has the number of each token's sequence;
+    a sequence is always complete."""
 
     compute: Callable[[torch.Tensor, Tensors, Settings], torch.Tensor]
     """The loss of each token, of logprobs, the other inputs and settings."""
@@ -30,6 +32,8 @@ class Loss:
     """The input that is 0 where a token is not trained."""
     settings: Mapping[str, float]
     """Keys of `loss_fn_config` with their defaults."""
+    clipped: Callable[[torch.Tensor, Tensors, Settings], torch.Tensor] | None = None
+    """Whether each token is beyond the bounds, of the same arguments; None: there are no bounds."""
 
 
 def _cross_entropy(logprobs: torch.Tensor, inputs: Tensors, settings: Settings) -> torch.Tensor:
@@ -50,17 +54,61 @@ def _cispo(logprobs: torch.Tensor, inputs: Tensors, settings: Settings) -> torch
     return -_clip(ratio, settings) * logprobs * inputs["advantages"]
 
 
+def _gspo(logprobs: torch.Tensor, inputs: Tensors, settings: Settings) -> torch.Tensor:
+    """GSPO-token (Zheng et al. 2025, arXiv 2507.18071): -min(s A, clip(s) A), where s has the value of exp(mean of
+    log p - log q over the trained tokens of the sequence), and its gradient goes to the token: that of log p times s.
+    With one advantage a sequence, value and gradient are those of GSPO. `weights` is 1 where a token is trained."""
+    ratio = _sequence_ratio(logprobs, inputs) * torch.exp(logprobs - logprobs.detach())
+    advantages = inputs["advantages"]
+    return -torch.minimum(ratio * advantages, _clip(ratio, settings) * advantages) * inputs["weights"]
+
+
+def _sequence_ratio(logprobs: torch.Tensor, inputs: Tensors) -> torch.Tensor:
+    """The geometric mean of the ratios of the trained tokens of each token's sequence, without a gradient."""
+    sequences, trained = inputs["sequences"], inputs["weights"] != 0
+    difference = (logprobs.detach() - inputs["logprobs"]).where(trained, 0.0)
+    none = difference.new_zeros(len(sequences))
+    sums, counts = (none.index_add(0, sequences, of.to(difference)) for of in (difference, trained))
+    return torch.exp(sums / counts.clamp(min=1))[sequences]
+
+
+def _dppo(logprobs: torch.Tensor, inputs: Tensors, settings: Settings) -> torch.Tensor:
+    """DPPO with binary total variation (Qi et al. 2026, arXiv 2602.04879, equation 13, as SkyRL 0.4.0 has it): -w A,
+    but 0 where the token's probability p has already moved from q by more than delta the way that A pushes it: p - q >
+    delta_high with A > 0, q - p > delta_low with A < 0. In the paper q is the probability at the sampler."""
+    kept = ~_beyond_delta(logprobs, inputs, settings)
+    return -torch.exp(logprobs - inputs["logprobs"]) * inputs["advantages"] * kept
+
+
+def _beyond_delta(logprobs: torch.Tensor, inputs: Tensors, settings: Settings) -> torch.Tensor:
+    moved, advantages = logprobs.detach().exp() - inputs["logprobs"].exp(), inputs["advantages"]
+    return ((advantages > 0) & (moved > settings["delta_high"])) | ((advantages < 0) & (-moved > settings["delta_low"]))
+
+
 def _clip(ratio: torch.Tensor, settings: Settings) -> torch.Tensor:
     return ratio.clamp(settings["clip_low_threshold"], settings["clip_high_threshold"])
 
 
+def _ratio_beyond(logprobs: torch.Tensor, inputs: Tensors, settings: Settings) -> torch.Tensor:
+    ratio = torch.exp(logprobs - inputs["logprobs"])
+    return _clip(ratio, settings) != ratio
+
+
+def _sequence_beyond(logprobs: torch.Tensor, inputs: Tensors, settings: Settings) -> torch.Tensor:
+    ratio = _sequence_ratio(logprobs, inputs)
+    return _clip(ratio, settings) != ratio
+
+
 _POLICY_GRADIENT: Final = ("logprobs", "advantages")
 _CLIP: Final = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}
+_DELTA: Final = {"delta_low": 0.2, "delta_high": 0.2}
 LOSSES: Final[Mapping[str, Loss]] = {
     "cross_entropy": Loss(_cross_entropy, ("weights",), "weights", {}),
     "importance_sampling": Loss(_importance_sampling, _POLICY_GRADIENT, "advantages", {}),
-    "ppo": Loss(_ppo, _POLICY_GRADIENT, "advantages", _CLIP),
-    "cispo": Loss(_cispo, _POLICY_GRADIENT, "advantages", _CLIP),
+    "ppo": Loss(_ppo, _POLICY_GRADIENT, "advantages", _CLIP, _ratio_beyond),
+    "cispo": Loss(_cispo, _POLICY_GRADIENT, "advantages", _CLIP, _ratio_beyond),
+    "gspo": Loss(_gspo, (*_POLICY_GRADIENT, "weights"), "weights", _CLIP, _sequence_beyond),
+    "dppo": Loss(_dppo, _POLICY_GRADIENT, "advantages", _DELTA, _beyond_delta),
 }
 
 
@@ -100,8 +148,6 @@ def loss_metrics(name: str, logprobs: torch.Tensor, inputs: Tensors, settings: S
     metrics["sampler_minus_trainer_logprob:sum"] = float(-difference.sum())
     metrics["ratio:sum"] = float(difference.exp().sum())
     metrics["max_logprob_difference:max"] = float(difference.abs().max()) if len(difference) else 0.0
-    if LOSSES[name].settings is _CLIP:
-        ratio = difference.exp()
-        low, high = settings["clip_low_threshold"], settings["clip_high_threshold"]
-        metrics["clipped_tokens:sum"] = float(((ratio < low) | (ratio > high)).sum())
+    if (clipped := LOSSES[name].clipped) is not None:
+        metrics["clipped_tokens:sum"] = float((clipped(logprobs, inputs, settings) & trained).sum())
     return metrics

@@ -279,7 +279,10 @@ def _flat_inputs(model: Model, part: Sequence[TrainingDatum], names: Sequence[st
         joined = np.concatenate([datum.inputs[name] for datum in part])
         return torch.from_numpy(joined.astype(kind)).to(model.device)
 
-    return {"target_tokens": flat("target_tokens", np.int64), **{name: flat(name, np.float32) for name in names}}
+    sizes = torch.tensor([len(datum.tokens) for datum in part])
+    sequences = torch.arange(len(part)).repeat_interleave(sizes).to(model.device)
+    fixed = {"target_tokens": flat("target_tokens", np.int64), "sequences": sequences}
+    return {**fixed, **{name: flat(name, np.float32) for name in names}}
 
 
 def _logprobs(

@@ -54,13 +54,20 @@ class TrainedSample:
     scale: float
     """What they are multiplied with, so that the sum over the batch is the mean of `LossAverage`."""
 
-    def datum(self) -> Datum:
-        """Its sequence for the engine: token t predicts token t + 1, and what is not trained has advantage 0."""
+    def datum(self, loss: str = "importance_sampling") -> Datum:
+        """Its sequence for the engine: token t predicts token t + 1, and what is not trained has advantage 0.
+
+        `gspo` also has the weights 1 and 0: its mean is over the trained tokens, some of which may have advantage 0.
+        """
         count = len(self.sample.tokens) - 1
         advantages, logprobs = np.zeros(count, np.float32), np.zeros(count, np.float32)
         advantages[self.sample.trained - 1] = self.advantages * self.scale
         logprobs[self.sample.trained - 1] = self.sample.logprobs
-        return Datum(self.sample.tokens[:-1], self.sample.tokens[1:], {"logprobs": logprobs, "advantages": advantages})
+        inputs = {"logprobs": logprobs, "advantages": advantages}
+        if loss == "gspo":
+            inputs["weights"] = np.zeros(count, np.float32)
+            inputs["weights"][self.sample.trained - 1] = 1.0
+        return Datum(self.sample.tokens[:-1], self.sample.tokens[1:], inputs)
 
 
 @dataclass(frozen=True, slots=True)

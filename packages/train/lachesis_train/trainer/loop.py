@@ -208,7 +208,7 @@ class Trainer:
                     figures["teacher_divergence"] = await self._distil(prepared, self._teacher)
             loss, parameters = settings.loss
             with seconds("train"):
-                data = await asyncio.to_thread(lambda: [sample.datum() for sample in prepared.samples])
+                data = await asyncio.to_thread(lambda: [sample.datum(loss) for sample in prepared.samples])
                 trained = await self._alive(self._training.step(data, loss, settings.adam(rate), parameters))
             trained = replace(trained, metrics={**trained.metrics, **figures})
             with seconds("publish"):

@@ -78,11 +78,25 @@ class TrainingSettings(BaseModel):
     train_mlp: bool = Field(default=True, description="Train an adapter of the MLP layers.")
     train_attn: bool = Field(default=True, description="Train an adapter of the attention layers.")
     train_unembed: bool = Field(default=True, description="Train an adapter of the unembedding.")
-    loss: Literal["importance_sampling", "ppo", "cispo"] = Field(
+    loss: Literal["importance_sampling", "ppo", "cispo", "gspo", "dppo"] = Field(
         default="importance_sampling", description="The engine's loss."
     )
-    clip_low: float = Field(default=0.2, ge=0, le=1, description="ppo, cispo: ratios below 1 - clip_low are clipped.")
-    clip_high: float = Field(default=0.2, ge=0, description="ppo, cispo: ratios above 1 + clip_high are clipped.")
+    clip_low: float | None = Field(
+        default=0.2,
+        ge=0,
+        le=1,
+        description="ppo, cispo, gspo: ratios below 1 - clip_low are clipped (null, with clip_high: the engine's own "
+        "bounds).",
+    )
+    clip_high: float | None = Field(
+        default=0.2, ge=0, description="ppo, cispo, gspo: ratios above 1 + clip_high are clipped."
+    )
+    delta_low: float = Field(
+        default=0.2, ge=0, le=1, description="dppo: largest fall of a token's probability, where its advantage is < 0."
+    )
+    delta_high: float = Field(
+        default=0.2, ge=0, le=1, description="dppo: largest rise of a token's probability, where its advantage is > 0."
+    )
     max_importance_ratio: float | None = Field(
         default=None,
         gt=0,
@@ -188,10 +202,13 @@ class TrainingSettings(BaseModel):
     def _check_ratio(self) -> TrainingSettings:
         if self.max_importance_ratio is not None and self.loss != "importance_sampling":
             raise ValueError(
-                f"training.max_importance_ratio has no effect with loss {self.loss}, which has training.clip_high"
+                f"training.max_importance_ratio has no effect with loss {self.loss}, which has bounds of its own "
+                "(training.clip_high, or training.delta_high of dppo)"
             )
         if self.teacher_url is None and "reward_weight" in self.model_fields_set:
             raise ValueError("training.reward_weight has an effect only with training.teacher_url")
+        if (self.clip_low is None) != (self.clip_high is None):
+            raise ValueError("set both training.clip_low and training.clip_high to null, or neither")
         return self
 
 
@@ -306,6 +323,10 @@ class Settings(BaseModel):
             if training.max_importance_ratio is None:
                 return training.loss, {}
             return "cispo", {"clip_low_threshold": 0.0, "clip_high_threshold": training.max_importance_ratio}
+        if training.loss == "dppo":
+            return training.loss, {"delta_low": training.delta_low, "delta_high": training.delta_high}
+        if training.clip_low is None or training.clip_high is None:
+            return training.loss, {}
         return training.loss, {
             "clip_low_threshold": 1 - training.clip_low,
             "clip_high_threshold": 1 + training.clip_high,
@@ -313,9 +334,11 @@ class Settings(BaseModel):
 
     @property
     def ratio_bounds(self) -> tuple[float, float] | None:
-        """The importance ratios beyond which the loss clips; None: nowhere."""
-        _, parameters = self.loss
-        return (parameters["clip_low_threshold"], parameters["clip_high_threshold"]) if parameters else None
+        """The importance ratios of single tokens beyond which the loss clips; None: nowhere, or not known here."""
+        name, parameters = self.loss
+        if name not in ("ppo", "cispo") or not parameters:
+            return None
+        return parameters["clip_low_threshold"], parameters["clip_high_threshold"]
 
     def content(self) -> dict[str, Any]:
         """The settings that decide what is trained: those that a resumed run must have again."""

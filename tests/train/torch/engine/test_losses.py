@@ -26,10 +26,39 @@ PLAIN: dict[str, Callable[[Tensor, dict[str, Tensor]], Tensor]] = {
         ).sum()
     ),
     "cispo": lambda new, x: -((new - x["logprobs"]).exp().clamp(0.9, 1.3).detach() * new * x["advantages"]).sum(),
+    "gspo": lambda new, x: gspo(new, x),
+    "dppo": lambda new, x: dppo(new, x),
+}
+CONFIGS = {
+    "cross_entropy": {},
+    "importance_sampling": {},
+    "gspo": {"clip_low_threshold": 0.95, "clip_high_threshold": 1.1},
+    "dppo": {"delta_low": 0.001, "delta_high": 0.002},
 }
 
 
-def batch(lengths: tuple[int, ...] = (7, 31, 12, 30)) -> list[TrainingDatum]:
+def gspo(new: Tensor, x: dict[str, Tensor]) -> Tensor:
+    """GSPO-token, written with one ratio a sequence, of which the gradient of each token is taken apart."""
+    trained = x["weights"] != 0
+    value = (new - x["logprobs"])[trained].mean().exp().detach()
+    total = torch.zeros(())
+    for token, advantage in zip(new[trained], x["advantages"][trained], strict=True):
+        ratio = value * (token - token.detach()).exp()
+        total = total - torch.min(ratio * advantage, ratio.clamp(0.95, 1.1) * advantage)
+    return total
+
+
+def dppo(new: Tensor, x: dict[str, Tensor]) -> Tensor:
+    total = torch.zeros(())
+    for token, sampled, advantage in zip(new, x["logprobs"], x["advantages"], strict=True):
+        rise = float(token.detach().exp() - sampled.exp())
+        if (advantage > 0 and rise > 0.002) or (advantage < 0 and rise < -0.001):
+            continue
+        total = total - (token - sampled).exp() * advantage
+    return total
+
+
+def batch(lengths: tuple[int, ...] = (7, 31, 12, 30), loss: str = "") -> list[TrainingDatum]:
     random = np.random.default_rng(0)
     data = []
     for length in lengths:
@@ -37,7 +66,7 @@ def batch(lengths: tuple[int, ...] = (7, 31, 12, 30)) -> list[TrainingDatum]:
         masked = np.arange(length) < 3
         inputs = {
             "target_tokens": tokens[1:].copy(),
-            "weights": np.where(masked, 0, random.random(length)).astype(np.float32),
+            "weights": np.where(masked, 0, random.random(length) if loss != "gspo" else 1).astype(np.float32),
             "logprobs": (-5.6 + 0.3 * random.standard_normal(length)).astype(np.float32),
             "advantages": np.where(masked, 0, random.standard_normal(length)).astype(np.float32),
         }
@@ -66,13 +95,11 @@ def test_a_loss_and_its_gradients_are_those_of_the_plain_formula(
 ) -> None:
     monkeypatch.setattr(training, "MICRO_BATCH_TOKENS", parts)
     monkeypatch.setattr(training, "LOGITS_AT_ONCE", parts * 10)  # with 40: few positions at once, checkpointed
-    data = batch()
-    config = (
-        {}
-        if loss in ("cross_entropy", "importance_sampling")
-        else {"clip_low_threshold": 0.9, "clip_high_threshold": 1.3}
-    )
+    data = batch(loss=loss)
+    config = CONFIGS.get(loss, {"clip_low_threshold": 0.9, "clip_high_threshold": 1.3})
     result = forward_backward(model, trained, data, loss, config, forward_only=False)
+    if loss not in ("cross_entropy", "importance_sampling"):
+        assert 0 < result.metrics["clipped_tokens:sum"] < result.metrics["trained_tokens:sum"]
     wanted, gradients, logprobs = plain(model, trained, data, loss)
     assert result.metrics["loss:sum"] == pytest.approx(wanted, rel=1e-4, abs=1e-4)
     for found, one in zip(result.logprobs, logprobs, strict=True):
@@ -203,7 +230,8 @@ def test_data_that_cannot_be_trained_on_are_refused_by_name(
 @pytest.mark.parametrize(
     ("loss", "config", "message"),
     [
-        ("gspo", {}, "loss_fn 'gspo'"),
+        ("dro", {}, "loss_fn 'dro'"),
+        ("dppo", {"clip_low_threshold": 0.8}, "key 'clip_low_threshold' is unknown to loss 'dppo', .* delta_low"),
         ("cispo", {"clip_low": 1.0}, "key 'clip_low' is unknown"),
         ("ppo", {"clip_low_threshold": 2.0}, "clip_low_threshold 2.0 is above"),
     ],
