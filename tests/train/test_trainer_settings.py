@@ -9,11 +9,13 @@ import pytest
 
 from backends.errors import SettingsError
 from lachesis.cli import main as lachesis
+from lachesis.runs.run_folder import OtherSettings
 from lachesis.settings.server_settings import ServerConfig
 from lachesis.settings.settings import HermesAgentEnvConfig
 from lachesis_testing.fake_server import fake_tokenizer
 from lachesis_tokens.prompts.model_folders import tokenizer_of
 from lachesis_tokens.server.serving import load_tokenizer
+from lachesis_train.trainer.checkpoints import Checkpoint
 from lachesis_train.trainer.learning_rate import Schedule
 from lachesis_train.trainer.settings import EnvSettings, Settings, TrainingSettings
 from lachesis_train.verbs import train
@@ -66,6 +68,8 @@ def test_flags_win_over_the_file(read) -> None:
         ("training: {loss: grpo}", "training.loss: .*'importance_sampling', 'ppo', .*'gspo' or 'dppo'.*got 'grpo'"),
         ("training: {loss: ppo, max_importance_ratio: 2}", "has no effect with loss ppo, .*training.clip_high"),
         ("training: {loss: cispo, clip_low: null}", "set both training.clip_low and training.clip_high to null"),
+        ("training: {engine_full_finetuning: true, train_mlp: false}", "trains all parameters in float32: leave"),
+        ("training: {engine_full_finetuning: true, engine_dtype: bfloat16}", "trains all parameters in float32: leave"),
         ("training: {learning_rate: -1}", "training.learning_rate: .*greater than or equal to 0"),
     ],
 )
@@ -190,3 +194,15 @@ def test_a_model_of_the_engine_has_its_tokenizer_in_its_folder(tmp_path: Path, m
         own
     )
     assert tokenizer_of("Qwen/Qwen3-8B") == "Qwen/Qwen3-8B"
+
+
+def test_a_run_of_an_older_version_goes_on_with_the_defaults_of_new_settings(read, tmp_path: Path) -> None:
+    now = read().content()
+    before = {name: value for name, value in now.items() if name != "training.delta_low"}
+    kept = Checkpoint(run_id="r", step=1, batch_id=1, instance=None, state="s", sampler=None, settings=before)
+    kept.write(tmp_path)
+    found = Checkpoint.of_run(tmp_path, now, resume=True)
+    assert found is not None
+    assert found.settings == now
+    with pytest.raises(OtherSettings, match=r"training.delta_low: 0.2 then, 0.1 now"):
+        Checkpoint.of_run(tmp_path, read(delta_low=0.1).content(), resume=True)

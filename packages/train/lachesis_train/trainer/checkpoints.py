@@ -5,20 +5,21 @@ from __future__ import annotations
 import contextlib
 import fcntl
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 import orjson
 
 from lachesis.runs.run_folder import OtherSettings, RunFolderError, WrongFolder, changes
-from lachesis_train.trainer.settings import digest
+from lachesis_train.trainer.settings import TrainingSettings, digest
 from lachesis_train.whole_files import write_atomically
 
 FILE = "checkpoint.json"
 ADAPTER = (
     "base_model",
-    *(f"training.{name}" for name in ("engine_lora_layers", "lora_rank", "train_attn", "train_mlp", "train_unembed")),
+    *(f"training.engine_{name}" for name in ("full_finetuning", "lora_layers")),
+    *(f"training.{name}" for name in ("lora_rank", "train_attn", "train_mlp", "train_unembed")),
 )
 """Settings that decide the shape of the weights."""
 REMEMBERED = 4096
@@ -87,6 +88,8 @@ class Checkpoint:
             RunFolderError: it cannot be read, or there is none, and `resume` wants one.
         """
         found = cls.read(folder)
+        if found is not None:
+            found = replace(found, settings=_completed(found.settings, settings))
         if found is None and resume:
             raise WrongFolder(f"{folder} has no checkpoint to resume from; leave --resume out to begin a run there")
         if found is not None and (differences := changes(found.settings, settings)):
@@ -95,6 +98,13 @@ class Checkpoint:
                 "--training.name"
             )
         return found
+
+
+def _completed(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a run, with the defaults of those that an older version did not have."""
+    fields = {f"training.{name}": field for name, field in TrainingSettings.model_fields.items()}
+    new = [name for name in fields.keys() & now.keys() if name not in before]
+    return {**before, **{name: fields[name].default for name in new}}
 
 
 @contextlib.contextmanager
@@ -136,7 +146,8 @@ def first_weights(folder: Path | None, settings: Mapping[str, Any]) -> FirstWeig
     found = Checkpoint.read(folder)
     if found is None:
         raise WrongFolder(f"training.init_from: {folder} has no {FILE}: it is not the folder of a training run")
-    theirs, ours = ({name: each.get(name) for name in ADAPTER} for each in (found.settings, settings))
+    before = _completed(found.settings, settings)
+    theirs, ours = ({name: each.get(name) for name in ADAPTER} for each in (before, settings))
     if differences := changes(theirs, ours):
         raise OtherSettings(
             f"training.init_from: {folder} is a run with another adapter: {differences}. Set these as there"
