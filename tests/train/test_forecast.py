@@ -58,6 +58,12 @@ def test_the_memory_of_a_step_is_about_what_was_measured(model: Path, tokens: in
     assert 0.85 < found / MIB / measured < 1.15
 
 
+def test_the_memory_of_full_fine_tuning_is_about_what_was_measured(model: Path) -> None:
+    """The same in the second step, with Adam's moments and two versions of the weights that were sampled."""
+    found = memory_of_step(ModelShape.of(model), settings(model, engine_full_finetuning=True), Work(1, 1024, 1))
+    assert 0.85 < found / MIB / 5_491 < 1.15
+
+
 def test_a_step_that_cannot_fit_is_refused_with_the_setting_to_change(model: Path) -> None:
     with pytest.raises(SettingsError, match=r"does not fit.* 8,191 tokens .* GiB, and there are 8.0 GiB") as refused:
         check_memory(settings(model, 8192), machine=8 * GIB)

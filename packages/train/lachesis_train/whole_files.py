@@ -13,13 +13,17 @@ def write_atomically(path: Path, content: bytes) -> None:
     """
     part = path.with_name(f".{path.name}.part")
     try:
-        with part.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
+        part.write_bytes(content)
+        move_atomically(part, path)
     finally:
         part.unlink(missing_ok=True)
+
+
+def move_atomically(part: Path, path: Path) -> None:
+    """Replace a file by another of the same folder, which is on the disk before the old one is gone."""
+    with part.open("rb") as file:
+        os.fsync(file.fileno())
+    part.replace(path)
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)

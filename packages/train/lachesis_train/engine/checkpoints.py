@@ -2,6 +2,8 @@
 
 ROOT/MODEL_ID/weights/NAME.safetensors            tinker://MODEL_ID/weights/NAME           adapter and optimizer
 ROOT/MODEL_ID/sampler_weights/NAME.safetensors    tinker://MODEL_ID/sampler_weights/NAME   adapter
+
+With full fine-tuning, all parameters are in the place of the adapter.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import torch
 from lachesis_train.engine.errors import RequestError
 from lachesis_train.engine.model import LoraSpec, Model
 from lachesis_train.engine.training import TrainingModel, create_training_model
-from lachesis_train.whole_files import write_atomically
+from lachesis_train.whole_files import move_atomically
 
 WEIGHTS: Final = "weights"
 SAMPLER_WEIGHTS: Final = "sampler_weights"
@@ -161,12 +163,11 @@ def _read(file: Path) -> dict[str, torch.Tensor]:
 
 def _write(file: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> None:
     """Write a whole file or none, also if the machine loses power."""
-    from safetensors.torch import save
+    from safetensors.torch import save_file
 
     file.parent.mkdir(parents=True, exist_ok=True)
-    for left in file.parent.glob(".*.part"):  # of a process that was killed; only one saves a training model
+    for left in file.parent.glob(".*"):  # of a process that was killed; only one saves a training model
         left.unlink(missing_ok=True)
-    # Not save_file, whose own temporary file a kill would leave.
-    write_atomically(
-        file, save({key: value.detach().cpu().contiguous() for key, value in tensors.items()}, dict(metadata))
-    )
+    part = file.with_name(f".{file.name}.part")
+    save_file({key: value.detach().cpu().contiguous() for key, value in tensors.items()}, part, dict(metadata))
+    move_atomically(part, file)

@@ -26,6 +26,7 @@ async def start_engine(
     device: str = "cpu",
     threads: int = 1,
     lora_layers: int | None = None,
+    full_finetuning: bool = False,
     port: int = 0,
     log: str | Path | None = None,
     start_timeout: float = 600.0,
@@ -40,6 +41,8 @@ async def start_engine(
         arguments += ["--state-dir", str(state_dir)]
     if lora_layers is not None:
         arguments += ["--lora-layers", str(lora_layers)]
+    if full_finetuning:
+        arguments.append("--full-finetuning")
     with contextlib.ExitStack() as files:
         if log is None:
             where = Path(files.enter_context(tempfile.TemporaryDirectory(prefix="lachesis-engine-"))) / "engine.log"

@@ -13,3 +13,5 @@ LOGITS_AT_ONCE: Final = 1 << 25
 """Logits that are held at once; more positions are computed in parts, whose logits are computed again backwards."""
 BATCH_TOKENS: Final = 1 << 16
 """Largest product of sampled rows and their longest possible length: bounds the memory of the KV cache."""
+FULL_IN_MEMORY: Final = 2
+"""Versions with full weights that stay in memory, each as large as the model."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -30,14 +30,22 @@ class LoraSpec:
     alpha: float = 32.0
     layers: int | None = None
     """Only the last so many layers have adapters, so the backward pass ends there."""
+    full: bool = False
+    """All parameters are trained, and the rest of the specification means nothing."""
 
     def as_dict(self) -> dict[str, Any]:
         """JSON of the specification, as checkpoints keep it."""
         return asdict(self)
 
 
+FULL: Final = LoraSpec(rank=0, full=True)
+
+
 class Model:
-    """A causal language model that transformers loads, with adapters by name of which at most one is in use."""
+    """A causal language model that transformers loads, with adapters by name of which at most one is in use.
+
+    Full weights, which replace all of its own, have a name like an adapter.
+    """
 
     def __init__(self, folder: Path, *, dtype: str = "float32", device: str = "cpu") -> None:
         """Raises SettingsError where the model cannot be used."""
@@ -62,6 +70,14 @@ class Model:
         self._decoder = self.network.get_decoder()
         self._layers: list[Any] = []
         self._used: str | None = None
+        self._base: dict[str, torch.nn.Parameter] = dict(self.network.named_parameters())
+        names = {parameter: key for key, parameter in self._base.items()}  # a tied one has several places
+        self._places = [
+            (module, at, names[parameter])
+            for module in self.network.modules()
+            for at, parameter in module.named_parameters(recurse=False)
+        ]
+        self._full: dict[str, dict[str, torch.nn.Parameter]] = {}
         self._check_head()
 
     def _end_ids(self) -> frozenset[int]:
@@ -90,10 +106,13 @@ class Model:
         return self.network.get_output_embeddings()(hidden)
 
     def add_adapter(self, name: str, spec: LoraSpec, seed: int | None = None) -> None:
-        """A new adapter, which changes nothing until it is trained. Raises RequestError for a specification that does
-        not fit."""
+        """A new adapter, or a copy of all parameters, which changes nothing until it is trained. Raises RequestError
+        for a specification that does not fit."""
         from peft import LoraConfig, inject_adapter_in_model
 
+        if spec.full:
+            self._full[name] = {key: torch.nn.Parameter(each.detach().clone()) for key, each in self._base.items()}
+            return
         targets = [
             *(ATTENTION if spec.train_attn else ()),
             *(MLP if spec.train_mlp else ()),
@@ -116,6 +135,7 @@ class Model:
             target_modules="|".join(f"({place})" for place in places),
             task_type="CAUSAL_LM",
         )
+        self.use(None)  # peft takes the gradient from all parameters that are in place
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # peft warns that a tied head cannot be merged, which nobody does here
             torch.manual_seed(torch.seed() if seed is None else seed)
@@ -126,27 +146,37 @@ class Model:
             parameter.data = parameter.data.float()
 
     def remove_adapter(self, name: str) -> None:
-        """Free an adapter."""
+        """Free an adapter, or full weights."""
+        if self._used == name:
+            self.use(None)
+        if self._full.pop(name, None) is not None:
+            return
         for layer in self._layers:
             if name in layer.lora_A:
                 layer.delete_adapter(name)
-        if self._used == name:
-            self._used = ""
         self.network.peft_config.pop(name, None)
 
     def use(self, name: str | None) -> None:
-        """Switch to an adapter, or to the base model."""
+        """Switch to an adapter, to full weights, or to the base model."""
         if name == self._used:
             return
+        full = self._full.get(name or "")
+        for module, at, key in self._places:
+            setattr(module, at, (full or self._base)[key])
         for layer in self._layers:
-            layer.enable_adapters(name is not None)
-            if name is not None:
+            layer.enable_adapters(name is not None and full is None)
+            if name is not None and full is None:
                 layer.set_adapter(name)
         self._used = name
 
+    def add_weights(self, name: str, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Full weights for sampling, which are not copied where the device has them."""
+        on = {key: each.to(self.device) for key, each in tensors.items()}
+        self._full[name] = {key: torch.nn.Parameter(each, requires_grad=False) for key, each in on.items()}
+
     def parameters(self, name: str) -> dict[str, torch.nn.Parameter]:
-        """The parameters of an adapter, by names that do not contain the adapter's."""
-        return dict(self._parameters(name))
+        """The parameters of an adapter, by names that do not contain the adapter's, or full weights."""
+        return self._full.get(name) or dict(self._parameters(name))
 
     def _parameters(self, name: str) -> Iterator[tuple[str, torch.nn.Parameter]]:
         for key, parameter in self.network.named_parameters():

@@ -21,18 +21,26 @@ EPHEMERAL: Final = "ephemeral-"
 """Names of weights that the SDK did not name: they go with their session."""
 KEPT_EPHEMERAL: Final = 32
 """The newest of them that a session keeps: a trainer makes one each step."""
+FULL_EPHEMERAL: Final = 4
+"""Those with full weights, each a file as large as the model."""
 
 
 class Samplers:
     """Sampling sessions by id, with the `tinker://` path that each samples from; None is the base model."""
 
     def __init__(
-        self, worker: EngineWorker, checkpoints: Checkpoints, promises: Promises, base_names: Sequence[str]
+        self,
+        worker: EngineWorker,
+        checkpoints: Checkpoints,
+        promises: Promises,
+        base_names: Sequence[str],
+        kept: int = KEPT_EPHEMERAL,
     ) -> None:
         self.worker = worker
         self.checkpoints = checkpoints
         self.promises = promises
         self.base_names = base_names
+        self.kept = kept
         self._paths: dict[str, str | None] = {}
         self._requests: dict[str, SamplingTask] = {}
 
@@ -41,7 +49,7 @@ class Samplers:
         name = f"{session}:sample:{number}"
         self._paths[name] = path
         if _is_ephemeral(path):
-            for old in [each for each in self._of(session) if _is_ephemeral(self._paths[each])][:-KEPT_EPHEMERAL]:
+            for old in [each for each in self._of(session) if _is_ephemeral(self._paths[each])][: -self.kept]:
                 self.checkpoints.remove(str(self._paths.pop(old)))
         return name
 
@@ -82,7 +90,7 @@ class Samplers:
         if sampler not in self._paths:
             raise RequestError(
                 f"sampling session {sampler!r} is unknown: its session ended, the engine was started again, or it is "
-                f"older than the last {KEPT_EPHEMERAL} of weights without a name; create a sampling client from a "
+                f"older than the last {self.kept} of weights without a name; create a sampling client from a "
                 "saved path"
             )
         return self._paths[sampler]

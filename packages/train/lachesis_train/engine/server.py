@@ -20,10 +20,10 @@ from lachesis_tokens.wire.visitors import Visitors
 from lachesis_train.engine.answers import Body, errors, failed_result, failure, read_json
 from lachesis_train.engine.checkpoints import SAMPLER_WEIGHTS, WEIGHTS, Checkpoints
 from lachesis_train.engine.errors import RequestError
-from lachesis_train.engine.model import LoraSpec, Model
+from lachesis_train.engine.model import FULL, LoraSpec, Model
 from lachesis_train.engine.ordering import Ordering
 from lachesis_train.engine.promises import Promises, Result
-from lachesis_train.engine.samplers import EPHEMERAL, Samplers
+from lachesis_train.engine.samplers import EPHEMERAL, FULL_EPHEMERAL, KEPT_EPHEMERAL, Samplers
 from lachesis_train.engine.training import TrainingModel, create_training_model, forward_backward, optim_step
 from lachesis_train.engine.versions import Versions
 from lachesis_train.engine.wire import data_of, encode_forward_backward, loss_config_of, parse_forward_backward
@@ -49,14 +49,25 @@ class _Training:
 class TrainingEngine:
     """One base model, with training models and sampling sessions of any number of clients."""
 
-    def __init__(self, model: Model, state_dir: Path, *, names: tuple[str, ...] = (), lora_layers: int | None = None):
+    def __init__(
+        self,
+        model: Model,
+        state_dir: Path,
+        *,
+        names: tuple[str, ...] = (),
+        lora_layers: int | None = None,
+        full_finetuning: bool = False,
+    ):
         self.model = model
         self.name = str(model.folder)
         self.lora_layers = lora_layers
+        self.full_finetuning = full_finetuning
+        """Whether new training models train all parameters, whatever adapter their client asks for."""
         self.checkpoints = Checkpoints(state_dir, model.folder.name)
         self.worker = EngineWorker(model, Versions(model, self.checkpoints))
         self.promises = Promises()
-        self.samplers = Samplers(self.worker, self.checkpoints, self.promises, (self.name, *names))
+        kept = FULL_EPHEMERAL if full_finetuning else KEPT_EPHEMERAL
+        self.samplers = Samplers(self.worker, self.checkpoints, self.promises, (self.name, *names), kept)
         self.sessions: dict[str, float] = {}
         """Sessions of clients, with the time at which each was heard of."""
         self.training: dict[str, _Training] = {}
@@ -174,13 +185,14 @@ class TrainingEngine:
             if (optimizer := (body.get("optimizer_config") or {}).get("type", "adamw")) != "adamw":
                 raise RequestError(f"optimizer {optimizer!r} is not one that the embedded engine has; use adamw")
             self.samplers.check_base_model(body["base_model"])
-            spec = LoraSpec(
+            adapter = LoraSpec(
                 rank=int(lora.get("rank", 32)),
                 train_attn=bool(lora.get("train_attn", True)),
                 train_mlp=bool(lora.get("train_mlp", True)),
                 train_unembed=bool(lora.get("train_unembed", True)),
                 layers=self.lora_layers,
             )
+            spec = FULL if self.full_finetuning else adapter
             made = create_training_model(self.model, model_id, spec, session, lora.get("seed"))
             made.metadata = dict(body.get("user_metadata") or {})
             return made
@@ -227,7 +239,7 @@ class TrainingEngine:
                 "type": "get_info",
                 "model_data": data,
                 "model_id": model_id,
-                "is_lora": True,
+                "is_lora": not spec.full,
                 "lora_rank": spec.rank,
                 "model_name": self.name,
             }
@@ -238,7 +250,7 @@ class TrainingEngine:
         return web.json_response(
             {
                 "base_model": self.name,
-                "is_lora": True,
+                "is_lora": not spec.full,
                 "lora_rank": spec.rank,
                 "train_unembed": spec.train_unembed,
                 "train_mlp": spec.train_mlp,

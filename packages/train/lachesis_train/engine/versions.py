@@ -8,6 +8,7 @@ from typing import Final
 import torch
 
 from lachesis_train.engine.checkpoints import Checkpoints, set_parameters
+from lachesis_train.engine.limits import FULL_IN_MEMORY
 from lachesis_train.engine.model import LoraSpec, Model
 
 IN_MEMORY: Final = 4
@@ -15,7 +16,8 @@ IN_MEMORY: Final = 4
 
 
 class Versions:
-    """Puts a version into use. Each form of adapter has one slot in the model, which versions share."""
+    """Puts a version into use. Each form of adapter has one slot in the model, which versions share; full weights take
+    the place of the model's."""
 
     def __init__(self, model: Model, checkpoints: Checkpoints) -> None:
         self.model = model
@@ -30,6 +32,9 @@ class Versions:
             self.model.use(None)
             return
         spec, tensors = self._load(path)
+        if spec.full:
+            self.model.use(path)
+            return
         slot = self._slots.get(spec)
         if slot is None:
             slot = self._slots[spec] = f"sampler_{len(self._slots)}"
@@ -42,8 +47,14 @@ class Versions:
     def _load(self, path: str) -> tuple[LoraSpec, dict[str, torch.Tensor]]:
         if path not in self._tensors:
             found = self.checkpoints.find(path)
-            self._tensors[path] = found.spec, self.checkpoints.tensors(found)
-            while len(self._tensors) > IN_MEMORY:
-                self._tensors.popitem(last=False)
+            tensors = self.checkpoints.tensors(found)
+            if found.spec.full:
+                self.model.add_weights(path, tensors)
+                tensors = {}
+            self._tensors[path] = found.spec, tensors
+            while len(self._tensors) > (FULL_IN_MEMORY if found.spec.full else IN_MEMORY):
+                old, (spec, _) = self._tensors.popitem(last=False)
+                if spec.full:
+                    self.model.remove_adapter(old)
         self._tensors.move_to_end(path)
         return self._tensors[path]

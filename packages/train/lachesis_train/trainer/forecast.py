@@ -18,7 +18,7 @@ import orjson
 from backends.errors import SettingsError
 from backends.text import counted, duration
 from lachesis_tokens.prompts.model_folders import MADE, made_folder, model_folder
-from lachesis_train.engine.limits import BATCH_TOKENS, LOGITS_AT_ONCE, MICRO_BATCH_TOKENS
+from lachesis_train.engine.limits import BATCH_TOKENS, FULL_IN_MEMORY, LOGITS_AT_ONCE, MICRO_BATCH_TOKENS
 from lachesis_train.tinker_sdk import Datum, Training
 from lachesis_train.trainer.settings import Settings
 
@@ -106,6 +106,9 @@ def memory_of_step(shape: ModelShape, settings: Settings, work: Work) -> int:
         + training.train_unembed * (hidden + shape.vocabulary)
     )
     adapters = 4 * adapter * (4 + 4)  # with gradient and two moments; the newest versions that sample
+    if training.engine_full_finetuning:  # beside the base model, without the inputs of adapters
+        kept = trained * tokens * (9 * hidden + 4 * inner) * width
+        adapters = 4 * shape.parameters * (4 + FULL_IN_MEMORY)
     cache = 2 * shape.layers * shape.keys * width * min(BATCH_TOKENS, settings.env.group_size * tokens)
     return PROGRAM_BYTES + shape.parameters * width + adapters + max(kept + logits, cache)
 
@@ -141,8 +144,8 @@ def check_memory(settings: Settings, work: Work | None = None, *, machine: int |
         )
     else:
         step = (
-            "train fewer layers (training.engine_lora_layers), set training.engine_dtype to bfloat16, or train a "
-            "smaller model (training.base_model)"
+            "train fewer layers (training.engine_lora_layers), set training.engine_dtype to bfloat16 (both train "
+            "adapters, without training.engine_full_finetuning), or train a smaller model (training.base_model)"
         )
     raise SettingsError(
         f"a step does not fit into the memory of this machine: with sequences of up to "

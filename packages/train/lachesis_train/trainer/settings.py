@@ -184,6 +184,9 @@ class TrainingSettings(BaseModel):
     engine_lora_layers: int | None = Field(
         default=None, ge=1, description="Embedded engine: train the last layers only (null: all)."
     )
+    engine_full_finetuning: bool = Field(
+        default=False, description="Embedded engine: train all parameters instead of adapters (needs float32)."
+    )
     engine_dtype: Literal["float32", "bfloat16"] = Field(
         default="float32", description="Embedded engine: data type of the weights."
     )
@@ -207,6 +210,12 @@ class TrainingSettings(BaseModel):
             )
         if self.teacher_url is None and "reward_weight" in self.model_fields_set:
             raise ValueError("training.reward_weight has an effect only with training.teacher_url")
+        whole = self.train_mlp and self.train_attn and self.train_unembed and self.engine_lora_layers is None
+        if self.engine_full_finetuning and not (whole and self.engine_dtype == "float32"):
+            raise ValueError(
+                "training.engine_full_finetuning trains all parameters in float32: leave training.train_mlp, "
+                "train_attn, train_unembed, engine_lora_layers and engine_dtype at their defaults"
+            )
         if (self.clip_low is None) != (self.clip_high is None):
             raise ValueError("set both training.clip_low and training.clip_high to null, or neither")
         return self
@@ -260,7 +269,7 @@ class Settings(BaseModel):
     @property
     def engine(self) -> dict[str, Any]:
         """Options of `start_engine`."""
-        names = ("lora_layers", "dtype", "device", "threads")
+        names = ("lora_layers", "full_finetuning", "dtype", "device", "threads")
         return {name: getattr(self.training, f"engine_{name}") for name in names}
 
     @property

@@ -30,6 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             import torch
     except ImportError as error:
         raise SettingsError(f'the engine needs {error.name}; pip install "lachesis-rl[torch]"') from None
+    if arguments.full_finetuning and arguments.dtype != "float32":
+        raise SettingsError(f"--full-finetuning with --dtype {arguments.dtype} would lose small updates; use float32")
     torch.set_num_threads(arguments.threads)
     if arguments.device.startswith("cuda") and not torch.cuda.is_available():
         raise SettingsError(f"--device {arguments.device}: torch {torch.__version__} sees no GPU; use --device cpu")
@@ -49,7 +51,11 @@ async def _serve(arguments: argparse.Namespace) -> int:
     except (OSError, ValueError) as error:  # as transformers says that files are missing, or of an unknown kind
         raise SettingsError(f"model {folder} cannot be loaded: {error}") from None
     engine = TrainingEngine(
-        model, arguments.state_dir.absolute(), names=(arguments.model,), lora_layers=arguments.lora_layers
+        model,
+        arguments.state_dir.absolute(),
+        names=(arguments.model,),
+        lora_layers=arguments.lora_layers,
+        full_finetuning=arguments.full_finetuning,
     )
     async with contextlib.AsyncExitStack() as stack:
         try:
@@ -94,5 +100,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--device", default="cpu", help="cpu or cuda (default: cpu)")
     add("--threads", type=_positive, default=1, help="threads of torch (default: 1)")
     add("--lora-layers", type=_positive, metavar="N", help="adapters in the last N layers only (default: all)")
+    add("--full-finetuning", action="store_true", help="train all parameters instead of adapters; needs float32")
     add("--child", action="store_true", help=argparse.SUPPRESS)
     return parser

@@ -49,6 +49,7 @@ async def engine_of(run_dir: Path, *, threads: int = 1) -> AsyncIterator[Service
         state_dir=run_dir / "engine",
         dtype=settings["training.engine_dtype"],
         lora_layers=settings["training.engine_lora_layers"],
+        full_finetuning=settings.get("training.engine_full_finetuning", False),
         threads=threads,
         log=run_dir / "engine.log",
     ) as url:
