@@ -63,7 +63,7 @@ async def policy_bench(
         yield PolicyBench(engine, relay, sampler)
 
 
-@pytest.mark.parametrize("engine_name", ["vllm", "sglang", "atropos"])
+@pytest.mark.parametrize("engine_name", ["vllm", "vllm-generate", "sglang", "atropos"])
 class TestEveryEngine(EngineSuite):
     constraint = {"ignore_eos": True}  # noqa: RUF012 - a constant
 
@@ -81,7 +81,7 @@ class TestASamplerThatIgnoresStops(EngineSuite):
         return lambda policy=None, **server: policy_bench("vllm", policy, deaf=True, **server)
 
 
-@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+@pytest.mark.parametrize("kind", ["vllm", "vllm-generate", "sglang"])
 async def test_every_completion_carries_the_version_that_sampled_it(kind):
     async with policy_bench(kind) as it:
         for one in await it.engine.generate([5], Sampling(3), n=2):

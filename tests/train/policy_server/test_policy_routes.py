@@ -169,9 +169,64 @@ async def test_several_prompts_and_completions_of_sglangs_route_are_a_list():
             assert listed == answer["output_ids"] and len(listed) == meta["completion_tokens"]
 
 
+IDS = "/inference/v1/generate"
+
+
+def of_ids(**parameters):
+    return {"model": "policy", "token_ids": [5, 6], "sampling_params": {"max_tokens": 4, **parameters}}
+
+
+async def test_ids_in_and_ids_out_with_logprobs_and_the_version_of_each_completion():
+    async with serving() as it:
+        asked = of_ids(n=3, logprobs=1, seed=1, routed_experts_prompt_start=1, skip_special_tokens=False)
+        whole = {**asked, "return_token_ids": True, "cache_salt": "7", "priority": 2, "request_id": "mine"}
+        answer = (await it.ask(IDS, whole)).body
+        assert (answer["request_id"], answer["prompt_token_ids"]) == ("mine", [5, 6])
+        assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
+        for choice in answer["choices"]:
+            ids, content = choice["token_ids"], choice["logprobs"]["content"]
+            scores = it.sampler.model.score([5, 6], ids, Sampling(1))
+            assert [entry["logprob"] for entry in content] == pytest.approx(scores)
+            assert [(entry["token_id"], entry["token"]) for entry in content] == [(i, f"token_id:{i}") for i in ids]
+            assert choice[VERSIONED] == [{"version": "run:0", "start": 0, "end": len(ids)}]
+            assert choice["finish_reason"] in ("stop", "length")
+        again = (await it.ask(IDS, asked)).body["choices"]
+        assert [choice["token_ids"] for choice in again] == [choice["token_ids"] for choice in answer["choices"]]
+        bare = (await it.ask(IDS, {"token_ids": [5]})).body
+        assert (bare["choices"][0]["logprobs"], bare["prompt_token_ids"]) == (None, None)
+
+
+async def test_stop_ids_and_the_context_end_a_completion_of_ids():
+    async with serving(context_length=8) as it:
+        [chips] = it.sampler.codec.encode("c")
+        end = min(it.sampler.model.end_ids)
+        it.sampler.policy = Scripted(Reply([end, chips, *[end] * 6]))
+        for more, ids, reason in (
+            ({}, [end], "stop"),
+            ({"ignore_eos": True, "stop_token_ids": [chips]}, [end, chips], "stop"),
+            ({"ignore_eos": True, "max_tokens": 99}, [end, chips, end, end, end, end], "length"),
+        ):
+            [choice] = (await it.ask(IDS, of_ids(**more))).body["choices"]
+            assert (choice["token_ids"], choice["finish_reason"]) == (ids, reason)
+        too_long = await it.ask(IDS, {"token_ids": [5] * 8, "sampling_params": {}})
+        assert too_long.status == 400 and too_long.body["error"]["code"] == "context_length_exceeded"
+        assert "maximum model length of 8" in too_long.error
+
+
 @pytest.mark.parametrize(
     ("path", "body", "named"),
     [
+        (IDS, {"sampling_params": {}}, "token_ids"),
+        (IDS, {"token_ids": [1 << 40]}, "Token id"),
+        (IDS, {"token_ids": [5], "sampling_params": 3}, "sampling_params"),
+        (IDS, of_ids(logprobs=5), "logprobs"),
+        (IDS, of_ids(min_tokens=2), "sampling_params.min_tokens"),
+        (IDS, of_ids(n=1000), "n is 1000"),
+        (IDS, of_ids(n=2, temperature=0), "n must be 1"),
+        (IDS, of_ids(routed_experts_prompt_start=9), "routed_experts_prompt_start"),
+        (IDS, {**of_ids(), "stream": True}, "stream"),
+        (IDS, {**of_ids(), "features": {"mm_hashes": {}}}, "features"),
+        (IDS, {**of_ids(), "content_parts": [{"type": "image_url", "url": "data:"}]}, "content_parts"),
         ("/v1/completions", {"prompt": [5], "min_p": 0.1}, "min_p"),
         ("/v1/completions", {"prompt": [5], "repetition_penalty": 1.1}, "repetition_penalty"),
         ("/v1/completions", {"prompt": [5], "logit_bias": {"5": 1}}, "logit_bias"),
@@ -244,10 +299,8 @@ async def test_greedy_completions_have_logprobs_on_sglangs_route():
 
 async def test_another_model_is_an_error_that_names_this_one():
     async with serving() as it:
-        for path in ("/v1/completions", "/generate"):
-            answer = await it.ask(
-                path, {"model": "other", "prompt": [5]} if path[1] == "v" else {"model": "other", "input_ids": [5]}
-            )
+        for path, name in (("/v1/completions", "prompt"), ("/generate", "input_ids"), (IDS, "token_ids")):
+            answer = await it.ask(path, {"model": "other", name: [5]})
             assert answer.status == 404 and "'other'" in answer.error and "'policy'" in answer.error
 
 
@@ -280,13 +333,13 @@ class Broken(FakeSampler):
         ([Sampled([5] * 9, [-1.0] * 9, "length")], 503, "at most 4 tokens"),
     ],
 )
-@pytest.mark.parametrize("path", ["/v1/completions", "/generate"])
+@pytest.mark.parametrize("path", ["/v1/completions", "/generate", IDS])
 async def test_a_failure_of_the_engine_is_the_servers_and_has_its_reason(result, status, named, path):
     sampler = Broken()
     sampler.result = result
     async with serving(sampler=sampler, retry_after=3) as it:
-        body = {"input_ids": [5], "sampling_params": {"max_new_tokens": 4}}
-        answer = await it.ask(path, body if path == "/generate" else {"prompt": [5], "max_tokens": 4})
+        bodies = {"/generate": {"input_ids": [5], "sampling_params": {"max_new_tokens": 4}}, IDS: of_ids()}
+        answer = await it.ask(path, bodies.get(path, {"prompt": [5], "max_tokens": 4}))
         assert answer.status == status and named in answer.error
         assert answer.headers.get("Retry-After") == ("3" if status == 503 else None)
 
@@ -390,7 +443,7 @@ async def test_max_tokens_is_lowered_to_the_room_that_the_prompt_leaves():
         assert too_long.status == 400 and too_long.body["error"]["code"] == "context_length_exceeded"
 
 
-@pytest.mark.parametrize("kind", ["vllm", "sglang", "atropos"])
+@pytest.mark.parametrize("kind", ["vllm", "vllm-generate", "sglang", "atropos"])
 async def test_a_prompt_that_the_engine_finds_too_long_is_no_setting_to_correct(kind):
     """Where only the engine knows the context."""
     sampler = Broken()

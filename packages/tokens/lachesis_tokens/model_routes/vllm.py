@@ -258,14 +258,14 @@ class GenerateRoute(VLLMRoute):
         content = []
         likeliest = host.likeliest(request, each.made, wanted)
         for index, logprob, best in zip(ids, each.logprobs, likeliest, strict=False):
-            sampled = {"token_id": index, "logprob": logprob, "rank": None}
-            others = [
-                {"token_id": other, "logprob": score, "rank": rank}
-                for rank, (other, score) in enumerate(best, 1)
-                if other != index
-            ]
+            sampled = self.entry(index, logprob, None)
+            others = [self.entry(other, score, rank) for rank, (other, score) in enumerate(best, 1) if other != index]
             content.append({**sampled, "top_logprobs": [sampled, *others]})
         return {"content": content}
+
+    def entry(self, index: int, logprob: float | None, rank: int | None) -> JSON:
+        """One token of `logprobs.content`."""
+        return {"token_id": index, "logprob": logprob, "rank": rank}
 
 
 def token_names(host: ModelHost, body: JSON) -> Callable[[int], str]:

@@ -10,6 +10,7 @@ from lachesis_tokens.model_routes.atropos import AtroposRoute
 from lachesis_tokens.model_routes.chat import ChatRoute
 from lachesis_tokens.model_routes.host import ModelRoute
 from lachesis_tokens.model_routes.sglang import SGLangRoute
+from lachesis_tokens.model_routes.vllm import GenerateRoute
 from lachesis_tokens.wire.openai_chat import WISHES
 from lachesis_tokens.wire.request import JSON, Refused, answers, take
 
@@ -27,6 +28,8 @@ _GENERATE: Final = frozenset({"model", "text", "input_ids", "sampling_params", "
 _PARAMETERS: Final = _SAMPLING - {"seed", "max_tokens", "include_stop_str_in_output"} | {
     *("max_new_tokens", "sampling_seed", "no_stop_trim"),
 }
+_IDS: Final = frozenset({"model", "token_ids", "sampling_params"})
+_IDS_PARAMETERS: Final = _SAMPLING | {"logprobs", "routed_experts_prompt_start"}
 _WRITING: Final = frozenset(
     {"return_token_ids", "return_tokens_as_token_ids", "return_prompt_token_ids", "return_text_in_logprobs"}
 )
@@ -51,11 +54,14 @@ def allowed(route: ModelRoute, body: Mapping[str, Any], model_name: str) -> JSON
     Raises:
         Refused: another field may change what is sampled, or asks for what no answer here has; another model is meant.
     """
-    if isinstance(route, SGLangRoute):
-        given = _meant(body, _GENERATE)
-        parameters = _meant(take(body, "sampling_params", dict, default={}), _PARAMETERS, "sampling_params.")
+    if isinstance(route, (GenerateRoute, SGLangRoute)):
+        of_vllm = isinstance(route, GenerateRoute)
+        given = _meant(body, _IDS if of_vllm else _GENERATE)
+        asked = take(body, "sampling_params", dict, default={})
+        parameters = _meant(asked, _IDS_PARAMETERS if of_vllm else _PARAMETERS, "sampling_params.")
         given["sampling_params"] = parameters
         answers(parameters)
+        _check_logprobs(parameters)
         if (start := given.pop("logprob_start_len", -1)) != -1:
             reason = f"logprob_start_len {start!r}: those of the prompt are not reported; send -1"
             raise Refused(400, reason, code="unsupported_parameter", param="logprob_start_len")
@@ -65,8 +71,7 @@ def allowed(route: ModelRoute, body: Mapping[str, Any], model_name: str) -> JSON
         answers(given)
         if given.get("top_logprobs"):
             raise Refused(400, "top_logprobs: only the logprobs of sampled tokens are known", param="top_logprobs")
-        if take(given, "logprobs", int, bool, default=0) > 1:
-            raise Refused(400, "logprobs: only those of sampled tokens are known; send 0 or 1", param="logprobs")
+        _check_logprobs(given)
         if take(given, "prompt_logprobs", int, default=0):
             raise Refused(400, "prompt_logprobs: the likeliest tokens are not known; send 0", param="prompt_logprobs")
         take(given, "tools", list)
@@ -83,6 +88,11 @@ def allowed(route: ModelRoute, body: Mapping[str, Any], model_name: str) -> JSON
             param="model",
         )
     return given
+
+
+def _check_logprobs(given: Mapping[str, Any]) -> None:
+    if take(given, "logprobs", int, bool, default=0) > 1:
+        raise Refused(400, "logprobs: only those of sampled tokens are known; send 0 or 1", param="logprobs")
 
 
 def _meant(body: Mapping[str, Any], read: Collection[str], where: str = "") -> JSON:

@@ -23,7 +23,7 @@ from lachesis_tokens.model_routes.chat import ChatRoute
 from lachesis_tokens.model_routes.host import ModelHost, ModelRoute, SampledCompletion, ShownCompletion, tokenized
 from lachesis_tokens.model_routes.requests import PromptTooLong, Rejected, SamplingRequest
 from lachesis_tokens.model_routes.sglang import SGLangRoute
-from lachesis_tokens.model_routes.vllm import CompletionsRoute
+from lachesis_tokens.model_routes.vllm import CompletionsRoute, GenerateRoute
 from lachesis_tokens.prompts.vocabulary import Vocabulary
 from lachesis_tokens.server.conversation_index import ConversationIndex
 from lachesis_tokens.server.stop_texts import first_stop
@@ -161,6 +161,13 @@ class PolicyHost(ModelHost):
         return text[: min(ends)] if ends else text
 
 
+class IdsRoute(GenerateRoute):
+    """Names a token of logprobs as vLLM 0.31 and later do, and as those before did, which verifiers reads."""
+
+    def entry(self, index: int, logprob: float | None, rank: int | None) -> JSON:
+        return {"token": f"token_id:{index}", **super().entry(index, logprob, rank)}
+
+
 class Routes:
     """Answers for parsed requests. They raise `Refused`, the errors of the prompt builder, and those of the engine."""
 
@@ -178,6 +185,10 @@ class Routes:
     async def generate(self, body: JSON) -> bytes:
         """`/generate`: SGLang's, or that of Atropos' vLLM server, whose requests have a `prompt`."""
         return await self._answer(AtroposRoute() if "prompt" in body else SGLangRoute(), body)
+
+    async def generate_ids(self, body: JSON) -> bytes:
+        """`/inference/v1/generate` of vLLM: ids in, ids out."""
+        return await self._answer(IdsRoute(), {**body, "sampling_params": body.get("sampling_params") or {}})
 
     async def tokenize(self, body: JSON) -> bytes:
         """`/tokenize` of vLLM: the ids of a text, or of a conversation's prompt."""

@@ -128,6 +128,7 @@ class PolicyServer(WebService):
             web.post("/v1/completions", self._sampling(answers.completions)),
             web.post("/v1/chat/completions", self._sampling(answers.chat)),
             web.post("/generate", self._sampling(answers.generate)),
+            web.post("/inference/v1/generate", self._sampling(answers.generate_ids)),
             web.post("/tokenize", self._sampling(answers.tokenize)),
             web.get("/v1/models", self._facts(self._models)),
             *(web.get(path, self._facts(self._model_info)) for path in ("/get_model_info", "/model_info")),
