@@ -57,6 +57,7 @@ def settings_of(config: ServerConfig, *, base_url: str | None, tool_call_parser:
         reasoning_field=config.reasoning_field,
         logprobs_mode=config.logprobs_mode,
         session_header=config.session_header,
+        headers=config.headers,
         data_parallel_size=config.data_parallel_size,
         routed_experts=config.routed_experts,
         sampling_mask=config.sampling_mask,

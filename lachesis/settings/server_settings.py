@@ -93,6 +93,9 @@ class ServerConfig(BaseModel):
         description="Header that identifies the rollout to a router in front of the servers; null: "
         "X-SMG-Routing-Key for sglang, X-Session-ID for others; an empty text: none.",
     )
+    headers: Annotated[dict[str, str], Facts(secret=True)] = Field(
+        default_factory=dict, repr=False, description="Headers for every request, such as those of a gateway."
+    )
     data_parallel_size: int = Field(
         default=1,
         ge=1,

@@ -103,19 +103,20 @@ def with_settings(text: str) -> str:
 def without_secrets(settings: dict[str, Any]) -> dict[str, Any]:
     """The settings without what may be a secret.
 
-    Of a sandbox's variables, of `extra_body` and of what is ephemeral, digests are written, which still show a change.
-    URLs lose their login.
+    Of a sandbox's variables, of `extra_body`, of headers and of what is ephemeral, digests are written, which still
+    show a change. URLs lose their login.
     """
     digested: dict[str, Any] = {
         field: {name: _digest(value) for name, value in settings[field].items()}
-        for field in ("terminal_env", "extra_body")
+        for field in ("terminal_env", "extra_body", "headers")
         if settings.get(field)
     }
     ephemeral = ("ephemeral_system_prompt", "prefill_messages")
     digested |= {field: _digest(settings[field]) for field in ephemeral if settings.get(field)}
     for field in ("compress_context_with", "judge_server"):
         if isinstance(server := settings.get(field), dict):
-            digested[field] = {name: _without_login(value) for name, value in server.items() if name != "api_key"}
+            shown = {name: value for name, value in server.items() if name not in ("api_key", "headers")}
+            digested[field] = {name: _without_login(value) for name, value in shown.items()}
     return {**{name: _without_login(value) for name, value in settings.items()}, **digested}
 
 

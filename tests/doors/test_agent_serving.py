@@ -249,7 +249,8 @@ async def test_requests_that_cannot_be_answered_say_why(tmp_path: Path) -> None:
         for wanted, ask in (
             ("no method 'dance'", client.send("dance")),
             ("no task 9", client.ask(9, "http://127.0.0.1:9/v1")),
-            ("headers", client.ask(0, "http://127.0.0.1:9/v1", headers={"X-Team": "a"})),
+            ("headers_from_env", client.ask(0, "http://127.0.0.1:9/v1", headers_from_env={"X-Team": "TEAM"})),
+            ("openai.api_key", client.ask(0, "http://127.0.0.1:9/v1", headers={"Authorization": "Bearer a"})),
             ("task_data", client.send("run", model="m")),
         ):
             await ask

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,6 +12,14 @@ from lachesis_messages.history import MessageHistory
 from lachesis_messages.messages import Message
 from lachesis_messages.responses import ChatResponse, Node
 from tests.support.token_trees import UNTIMED, Tree, trees
+
+
+def path_to(nodes: list[dict[str, Any]], at: int | None) -> list[int]:
+    found: list[int] = []
+    while at is not None:
+        found.insert(0, at)
+        at = nodes[at]["parent"]
+    return found
 
 
 @UNTIMED
@@ -29,20 +39,19 @@ def test_every_completion_comes_once_after_exactly_its_prompt(tree: Tree, data: 
         sampled.append(node)
     history = MessageHistory.of_nodes(sampled, data.draw(st.sampled_from(sampled)))
 
-    nodes, calls = nodes_of(history)
+    nodes, calls, _ = nodes_of(history)
     placed = [number for number, node in enumerate(nodes) if node.get("sampled")]
     assert [call["node"] for call in calls] == placed
     for number, node in zip(placed, sampled, strict=True):
         assert isinstance(node.origin, ChatResponse) and node.origin.tokens is not None
-        ids: list[int] = []
-        texts = 0
-        at: int | None = number
-        while at is not None:
-            ids = [*nodes[at].get("token_ids", []), *ids]
-            texts, at = texts + 1, nodes[at]["parent"]
+        line = path_to(nodes, number)
+        ids = [token for at in line for token in nodes[at].get("token_ids", [])]
         assert ids == node.origin.tokens.after.ids
         assert nodes[number]["mask"].count(True) == len(nodes[number]["logprobs"]) == len(node.origin.tokens)
+        leaves = set(range(len(nodes))) - {node["parent"] for node in nodes}
+        trains = sum(number in path_to(nodes, leaf) for leaf in leaves)  # a trainer makes a sample of each
+        assert trains == 1 or not len(node.origin.tokens)
         above, length = node.parent, 1
         while above is not None:
             above, length = above.parent, length + 1
-        assert texts == length
+        assert len(line) == length

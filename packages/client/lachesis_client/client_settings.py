@@ -49,6 +49,8 @@ class ServerSettings:
     session_header: str | None = None
     """Header that names the rollout, for routers. None is the API's default (`HttpClient.session_header`), "" sends
     none."""
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Sent with every request."""
     data_parallel_size: int = 1
     """Data-parallel ranks that the server balances itself. With more than one, each request names its rank."""
     routed_experts: bool = False

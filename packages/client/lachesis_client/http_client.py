@@ -85,6 +85,11 @@ class HttpClient(HttpSessionOwner):
                 f"openai.session_header {settings.session_header!r} cannot name the rollout: no header has this name, "
                 "or the client sets it itself; take the one that the router reads"
             )
+        if refused := [name for name in settings.headers if not name or not _SESSION_HEADER.fullmatch(name)]:
+            raise ValueError(
+                f"openai.headers has {', '.join(map(repr, refused))}: no header has this name, or the client sets it "
+                "itself; leave it out (a key is openai.api_key)"
+            )
         self.outages = 0
         """Requests that found no server, and times without any: after one, another may be at the same address."""
         self.models: Sequence[str] = ()
@@ -368,7 +373,7 @@ class HttpClient(HttpSessionOwner):
         return headers if route.rank is None else {**headers, "X-Data-Parallel-Rank": str(route.rank)}
 
     def _new_session(self) -> aiohttp.ClientSession:
-        headers = {"Content-Type": "application/json"}
+        headers = {"Content-Type": "application/json", **self.settings.headers}
         if self.settings.api_key:
             headers["Authorization"] = f"Bearer {self.settings.api_key}"
         elif (found := LOGIN.match(self.settings.base_url)) and found["login"]:

@@ -11,7 +11,7 @@ import logging
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import msgpack
 import zmq
@@ -25,6 +25,8 @@ from lachesis_doors.serving.policies import RequestPolicy
 from lachesis_doors.serving.trace import standing_of, trace_of
 
 log = logging.getLogger(__name__)
+_OF_THE_ENGINE: Final = ("logprobs", "return_token_ids", "skip_special_tokens")
+"""Sampling parameters that say what is reported. The engine asks for all of it."""
 
 
 class PrimeService(AsyncService):
@@ -102,7 +104,8 @@ class PrimeService(AsyncService):
     async def _run(self, given: Mapping[str, Any], send: Callable[[Mapping[str, Any]], Awaitable[None]]) -> Any:
         data = given["task_data"]
         server = await self._host.policies.get([self._settings(given["client"], given["model"])])
-        group = await self._host.play(data["split"], data["index"], RequestPolicy(server, given["sampling"]))
+        sampling = {name: value for name, value in given["sampling"].items() if name not in _OF_THE_ENGINE}
+        group = await self._host.play(data["split"], data["index"], RequestPolicy(server, sampling))
         (rollout,) = group.rollouts
         task = {"type": "LachesisTask", "data": data}
         head = {"id": uuid.uuid4().hex, "env": {"id": self._host.name}, "task": task, **standing_of(rollout)}
@@ -114,9 +117,12 @@ class PrimeService(AsyncService):
 
     def _settings(self, client: Mapping[str, Any], model: str) -> ServerConfig:
         """Those of the run, for the server of a request. The key is the run's own."""
-        if named := [*client.get("headers", ()), *client.get("headers_from_env", ())]:
-            raise SettingsError(f"the client sets headers for its model server ({', '.join(named)}); remove them")
+        if named := client.get("headers_from_env"):
+            raise SettingsError(
+                f"headers_from_env names variables of the client ({', '.join(named)}); send their values in headers"
+            )
         url = {"base_url": client["base_url"], "model_name": model, "server_type": "openai", "engine": "auto"}
+        url["headers"] = dict(client.get("headers") or {})
         if client["type"] == "train":
             url |= {"engine": "vllm-generate", "tokenizer_name": client.get("renderer_model_name") or model}
         return self._host.env.server_configs[0].model_copy(update=url)

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from lachesis.loop.outcome import Outcome
 from lachesis.loop.rollout import PlayedGroup, Rollout
+from lachesis_messages.graph_walks import replaced_attempts
 from lachesis_messages.messages import Message
 from lachesis_messages.responses import ChatResponse, MessageGraph, Node, ToolResponse
 
@@ -19,13 +20,14 @@ def trace_of(group: PlayedGroup, task: Mapping[str, Any]) -> dict[str, Any]:
     """The delta that is the whole trace of a rollout which has a result."""
     (rollout,) = group.rollouts
     assert rollout.result is not None
-    nodes, calls = nodes_of(rollout.result.history)
+    nodes, calls, versions = nodes_of(rollout.result.history)
     name, score = uuid.uuid4().hex, rollout.reward
     standing = {
         "agent": {"config": {}},
         "tools": [tool["function"] for tool in group.tools],
         "rewards": {"reward": None if score is None else {"score": score, "weight": 1.0}},
         "metrics": dict(rollout.metrics),
+        "info": {"policy_versions": {str(at): each for at, each in versions.items()}} if versions else {},
         "is_completed": True,
         "stop_condition": rollout.outcome.value,
         **standing_of(rollout),
@@ -43,21 +45,51 @@ def standing_of(rollout: Rollout) -> dict[str, Any]:
     return {"ok": scored, "is_timeout": rollout.outcome is Outcome.TIMEOUT, "errors": [] if scored else [error]}
 
 
-def nodes_of(graph: MessageGraph) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The nodes and the calls of the model.
+def nodes_of(
+    graph: MessageGraph,
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[int, list[tuple[str, int, int]]]]:
+    """The nodes, the calls of the model, and by node the versions of the weights that sampled its tokens.
 
     The nodes of a path, one after the other, have exactly the ids that the model was given and sampled: a completion's
     node begins with the ids of its prompt that are new. A prompt that does not continue the ids before it begins a
-    path of its own.
+    path of its own. A trainer makes a sample of every path, so where a path leaves another one after a completion, it
+    has copies of the nodes before, as context. A discarded attempt is a call without a node.
     """
     nodes: list[dict[str, Any]] = []
     calls: list[dict[str, Any]] = []
+    versions: dict[int, list[tuple[str, int, int]]] = {}
     completed: dict[Node, int] = {}
     known: dict[tuple[int | None, Node], int] = {}
+    continued: set[int] = set()
+    trained: set[int] = set()
+    """Nodes with sampled tokens on their path."""
+    copies: dict[int, int] = {}
+    attempts = {id(said) for said in replaced_attempts(graph)}
+
+    def as_context(at: int) -> int:
+        line: list[int] = []
+        end: int | None = at
+        while end in trained and end not in copies:
+            line.append(end)
+            end = nodes[end]["parent"]
+        parent = copies.get(end, end) if end is not None else None
+        for each in reversed(line):
+            copy = {**nodes[each], "parent": parent, "sampled": False, "logprobs": []}
+            parent = copies[each] = len(nodes)
+            nodes.append({**copy, "mask": [False] * len(copy.get("token_ids", ()))})
+        assert parent is not None
+        return parent
 
     def add(parent: int | None, node: Node, **more: Any) -> int:
+        if parent in continued:
+            parent = as_context(parent)
+        at = len(nodes)
         nodes.append({"parent": parent, "message": _message(node.message), **more})
-        return len(nodes) - 1
+        if parent is not None:
+            continued.add(parent)
+        if parent in trained or more.get("logprobs"):
+            trained.add(at)
+        return at
 
     def add_context(parent: int | None, context: Iterable[Node]) -> int | None:
         for node in context:
@@ -69,6 +101,9 @@ def nodes_of(graph: MessageGraph) -> tuple[list[dict[str, Any]], list[dict[str, 
     for node in _completions(graph):
         said = node.origin
         assert isinstance(said, ChatResponse)
+        if id(said) in attempts:
+            calls.append(_call(None, said))
+            continue
         pieces = list(said.tokens.prompt.lineage()) if said.tokens is not None else []
         context: list[Node] = []
         above = node.parent
@@ -86,10 +121,12 @@ def nodes_of(graph: MessageGraph) -> tuple[list[dict[str, Any]], list[dict[str, 
             more["logprobs"] = list(said.tokens.logprobs)
         completed[node] = add(parent, node, **more)
         calls.append(_call(completed[node], said))
+        if said.tokens is not None and said.tokens.versions:
+            versions[completed[node]] = list(said.tokens.versions)
     path = graph.nodes()
     last = max((at for at, node in enumerate(path) if node in completed), default=-1)
     add_context(completed[path[last]] if last >= 0 else None, path[last + 1 :])
-    return nodes, calls
+    return nodes, calls, versions
 
 
 def _completions(graph: MessageGraph) -> Iterator[Node]:
@@ -107,7 +144,7 @@ def _end(node: Node) -> Any:
     return tokens.after if tokens is not None else None
 
 
-def _call(node: int, said: ChatResponse) -> dict[str, Any]:
+def _call(node: int | None, said: ChatResponse) -> dict[str, Any]:
     used, reason = said.usage, said.finish_reason.value
     usage = None
     if used.prompt_tokens is not None and used.completion_tokens is not None:
