@@ -145,15 +145,14 @@ class PlayedRollout:
         self.turns = 0
         self.faulty_turns = 0
         self.tool_calls = 0
-        self.reasoning: list[str | None] = []
+        self.responses: list[ChatResponse] = []  # of the turns
         self.tool_errors: list[ToolError] = []
         self.step_rewards: list[StepReward] = []
         self.ended_by = ""  # the tool whose answer said that the task is over
         self.tool_counts: dict[str, ToolCount] = {}
         self.tokens = TokenCount()
         self.api_calls = 0
-        self.seconds_in_model = 0.0
-        self.seconds_in_tools = 0.0
+        self.seconds_in_model = self.seconds_in_tools = 0.0
         limits = loop.limits
         self.clock = RolloutClock(limits.max_seconds, limits.max_waiting, getattr(execute, "waited", None))
         self.compression: RolloutCompression | None = None
@@ -223,7 +222,8 @@ class PlayedRollout:
         return AgentResult(
             turns_used=self.turns,
             finished_naturally=outcome is Outcome.COMPLETED,
-            reasoning_per_turn=self.reasoning,
+            reasoning_per_turn=[response.message.reasoning for response in self.responses],
+            turn_responses=self.responses,
             tool_errors=self.tool_errors,
             outcome=outcome,
             reason=reason,
@@ -250,7 +250,7 @@ class PlayedRollout:
         response, check = await self.sample()
         message = response.message
         self.turns += 1
-        self.reasoning.append(message.reasoning)
+        self.responses.append(response)
         if not message.tool_calls:
             self.conversation.answered_length = len(self.conversation.history)
             if response.finish_reason is FinishReason.LENGTH:

@@ -10,7 +10,7 @@ from lachesis.loop.outcome import Outcome
 from lachesis.rewards.reward import Reward
 from lachesis_messages.history import MessageHistory
 from lachesis_messages.messages import ToolCall
-from lachesis_messages.responses import Usage
+from lachesis_messages.responses import ChatResponse, Usage
 
 if TYPE_CHECKING:
     from lachesis.loop.context_edits import ContextEdit
@@ -124,6 +124,8 @@ class AgentResult:
     """The agent's own time: commands as they ran, and completions that were answered."""
     seconds_waiting: float = 0.0
     """Time spent by servers and sandboxes: starts, queues, failed requests and their pauses, restored connections."""
+    turn_responses: Sequence[ChatResponse] = ()
+    """The completion of each turn; none where turns are not single completions."""
     step_rewards: Sequence[StepReward] = ()
     """Rewards that came with the answers of tools and of the user, in their order."""
     context_edits: Sequence[ContextEdit] = ()

@@ -60,6 +60,14 @@ class ServeSettings(BaseModel):
     include_messages: Annotated[bool, Facts(only_serve=True)] = Field(
         default=False, description="`serve` sends the messages along with the tokens."
     )
+    credit: Annotated[Literal["rollout", "turn"], SERVE] = Field(
+        default="rollout",
+        description="Advantage of a token: that of its rollout, or the return from its turn on compared with the "
+        "group's, where rewards have turn_rewards.",
+    )
+    turn_discount: Annotated[float, SERVE] = Field(
+        default=1.0, ge=0, le=1, description="Discount of each later turn's reward, with credit turn."
+    )
     max_batches_offpolicy: Annotated[int, SERVE] = Field(
         default=3,
         ge=1,

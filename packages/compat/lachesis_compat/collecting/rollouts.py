@@ -56,6 +56,7 @@ def result_of(
         turns_used=len(responses),
         finished_naturally=outcome is Outcome.COMPLETED,
         reasoning_per_turn=[response.message.reasoning for response in responses],
+        turn_responses=responses,
         tool_errors=[],
         outcome=outcome,
         reason=reason,

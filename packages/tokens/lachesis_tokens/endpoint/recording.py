@@ -319,6 +319,7 @@ class Recording:
             turns_used=len(path),
             finished_naturally=outcome is Outcome.COMPLETED,
             reasoning_per_turn=[response.message.reasoning for response in path],
+            turn_responses=path,
             tool_errors=[],
             outcome=outcome,
             reason=reason,

@@ -8,9 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from enum import StrEnum
+from typing import TypeAlias
 
 from lachesis_messages.records.split_rollouts import LARGEST_REWARD
 from lachesis_tokens.samples.samples import TokenSample
+
+Advantage: TypeAlias = float | Sequence[float]
+"""Of the trained tokens of a sample: one of all, or one of each of its spans."""
 
 
 class LossAverage(StrEnum):
@@ -59,9 +63,15 @@ def sample_advantage(
     return advantage * sample.trained / (of or sample.sampled) if average is LossAverage.SAMPLE else advantage
 
 
-def token_advantages(sample: TokenSample, value: float) -> list[float]:
-    """`value` where the sample trains, 0.0 elsewhere. As long as its tokens."""
+def token_advantages(sample: TokenSample, advantage: Advantage) -> list[float]:
+    """Its advantage where the sample trains, 0.0 elsewhere. As long as its tokens."""
     found = [0.0] * len(sample.tokens)
-    for span in sample.spans:
+    values = advantage if isinstance(advantage, Sequence) else [advantage] * len(sample.spans)
+    for span, value in zip(sample.spans, values, strict=True):
         found[span.start : span.end] = [value] * len(span)
     return found
+
+
+def has_signal(advantage: Advantage) -> bool:
+    """Whether it is not 0 everywhere."""
+    return any(advantage) if isinstance(advantage, Sequence) else bool(advantage)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from lachesis.loop.rollout import PlayedGroup
+from lachesis.loop.rollout import PlayedGroup, Rollout
 from lachesis.runs.decisions import Decision, Kept, LeftOut
 from lachesis.runs.registration import TrainerInfo
 from lachesis.settings.settings import HermesAgentEnvConfig
@@ -36,6 +36,7 @@ def decide_for_training(group: PlayedGroup, config: HermesAgentEnvConfig, traine
             rollout.result.recorded_messages if config.include_messages and rollout.result else None,
             rollout.turn_rewards,
             rollout.result.repaired_calls if rollout.result else (0, 0),
+            _turn_ids(rollout),
         )
         for rollout in group.scored
     ]
@@ -46,6 +47,7 @@ def decide_for_training(group: PlayedGroup, config: HermesAgentEnvConfig, traine
         max_token_len=trainer.max_token_len,
         discarded_attempts=config.discarded_attempts,
         unchecked_prompts=config.unchecked_prompts,
+        turn_discount=config.turn_discount if config.credit == "turn" else None,
     )
     left_out = [rollout for rollout in group.rollouts if rollout.reward is None]
     beside = [] if group.beside is None else [group.beside]
@@ -83,6 +85,11 @@ def decide_for_training(group: PlayedGroup, config: HermesAgentEnvConfig, traine
         left_to_agents=group.left_to_agents,
         of_every_group=built.reason is RejectReason.UNCHECKED_PROMPTS,
     )
+
+
+def _turn_ids(rollout: Rollout) -> list[str]:
+    turns = rollout.result.turn_responses if rollout.result else ()
+    return [response.tokens.completion_id for response in turns if response.tokens is not None]
 
 
 def _with_extras(built: TrainingGroup, group: PlayedGroup) -> dict[str, Any]:

@@ -20,9 +20,16 @@ from backends.text import without_lone_surrogates
 from lachesis_messages.images import image_data, joined_data
 from lachesis_messages.records.digests import COVERED, json_digest
 from lachesis_messages.records.split_rollouts import LARGEST_REWARD, DiscardedAttempts, SplitRollouts, check_split
-from lachesis_tokens.samples.advantages import rollout_advantages, sample_advantage, token_advantages
+from lachesis_tokens.samples.advantages import (
+    Advantage,
+    has_signal,
+    rollout_advantages,
+    sample_advantage,
+    token_advantages,
+)
 from lachesis_tokens.samples.sample_records import MalformedSample, read_sample
 from lachesis_tokens.samples.samples import TokenSample, logprobs_digest
+from lachesis_tokens.samples.turn_credit import turn_advantages, turns_of_spans
 from lachesis_tokens.samples.verification import verify_records
 
 CERTIFICATE: Final = "lachesis"
@@ -84,6 +91,8 @@ class RolloutSamples:
     """One for each turn; travels in the `overrides` of the rollout's samples."""
     repaired_calls: tuple[int, int] = (0, 0)
     """`AgentResult.repaired_calls`; travels there too, for the trainer's figures."""
+    turn_ids: Sequence[str] = ()
+    """The `completion_id` of each turn; where they are not those of `turn_rewards`, it counts as one turn."""
 
     @property
     def sampled(self) -> int:
@@ -104,6 +113,8 @@ class GroupSettings:
     discarded_attempts: DiscardedAttempts = "none"
     unchecked_prompts: Literal["refuse", "allow"] = "refuse"
     """How to treat a group with a prompt that the server did not confirm."""
+    turn_discount: float | None = None
+    """Credit by turn with this discount (see `turn_credit`); None: each token has the advantage of its rollout."""
 
     def __post_init__(self) -> None:
         check_split(self.split_rollouts, self.discarded_attempts)
@@ -129,7 +140,7 @@ class TrainingGroup:
     """The rollout of each sample."""
     scores: tuple[float, ...]
     """Its reward, or the penalty of a discarded attempt."""
-    advantages: tuple[float, ...] | None
+    advantages: tuple[Advantage, ...] | None
     """The advantage of each trained token of a sample; None leaves it to the trainer."""
     undelivered: Mapping[str, int]
     """Sampled tokens left out on purpose, by rollout; rollouts without any are absent."""
@@ -161,7 +172,7 @@ class TrainingGroup:
         the digest of the group (`group_digest`).
         """
         temperatures = [next(iter(_temperatures(sample))) for sample in self.samples]
-        said = [{"score": score} for score in self.scores]
+        said: list[dict[str, Any]] = [{"score": score} for score in self.scores]
         for entry, advantage in zip(said, self.advantages or (), strict=False):
             entry["advantage"] = advantage
         content = {
@@ -290,7 +301,8 @@ def build_group(rollouts: Sequence[RolloutSamples], settings: GroupSettings) -> 
     if rejection is None:
         group = _shape(rollouts, settings)
         rejection = _mixed_temperatures(group) or _too_long(group, settings) or _malformed_messages(group)
-        if rejection is None and settings.ensure_scores_are_not_same and len(set(group.scores)) == 1:
+        same = len(set(group.scores)) == 1 and not any(map(has_signal, group.advantages or ()))
+        if rejection is None and settings.ensure_scores_are_not_same and same:
             detail = f"all {len(rollouts)} rewards are {group.scores[0]:g}; env.ensure_scores_are_not_same allows it"
             rejection = RejectReason.SAME_SCORES, detail
         if rejection is None:
@@ -301,22 +313,43 @@ def build_group(rollouts: Sequence[RolloutSamples], settings: GroupSettings) -> 
 def _shape(rollouts: Sequence[RolloutSamples], settings: GroupSettings) -> TrainingGroup:
     rewards = [float(rollout.reward) for rollout in rollouts if rollout.reward is not None]
     baseline = math.fsum(rewards) / len(rewards)
-    sent: list[tuple[TokenSample, RolloutSamples, float, float]] = []
+    sent: list[tuple[TokenSample, RolloutSamples, float, Advantage]] = []
     undelivered: dict[str, int] = {}
-    for rollout, reward, advantage in zip(rollouts, rewards, rollout_advantages(rewards), strict=True):
+    of_turns = _by_completion(rollouts, rewards, settings.turn_discount)
+    for rollout, reward, advantage, by_id in zip(rollouts, rewards, rollout_advantages(rewards), of_turns, strict=True):
         chosen = _chosen(rollout, settings)
         trained = sum(sample.trained for sample in chosen)
         if rollout.sampled > trained:
             undelivered[rollout.rollout_id] = rollout.sampled - trained
         for sample in chosen:
-            score, value = reward, advantage or 0.0
+            score, values = reward, [advantage or 0.0]
             if sample.discarded and isinstance(settings.discarded_attempts, float | int):
                 score = float(settings.discarded_attempts)
-                value = score - baseline
-            sent.append((sample, rollout, score, sample_advantage(sample, value, of=trained)))
+                values = [score - baseline]
+            elif by_id:
+                values = [by_id[span.completion_id] for span in sample.spans]
+            values = [sample_advantage(sample, value, of=trained) for value in values]
+            sent.append((sample, rollout, score, values[0] if len(set(values)) == 1 else values))
     samples, of_rollouts, scores, advantages = zip(*sent, strict=True)
-    split = settings.split_rollouts is SplitRollouts.ALL
-    return TrainingGroup(samples, of_rollouts, scores, advantages if split else None, undelivered)
+    carried = settings.split_rollouts is SplitRollouts.ALL or settings.turn_discount is not None
+    return TrainingGroup(samples, of_rollouts, scores, advantages if carried else None, undelivered)
+
+
+def _by_completion(
+    rollouts: Sequence[RolloutSamples], rewards: Sequence[float], discount: float | None
+) -> list[dict[str, float]]:
+    """For each rollout the advantages of its completions, by `completion_id`; empty without credit by turn."""
+    if discount is None:
+        return [{} for _ in rollouts]
+    turns = [
+        rollout.turn_ids if len(rollout.turn_ids) == len(rollout.turn_rewards or ()) else () for rollout in rollouts
+    ]
+    earned = [(rollout.turn_rewards or ()) if of else () for rollout, of in zip(rollouts, turns, strict=True)]
+    advantages = turn_advantages(rewards, earned, discount)
+    return [
+        {name: of_turns[turn] for name, turn in turns_of_spans(rollout.samples, of).items()}
+        for rollout, of, of_turns in zip(rollouts, turns, advantages, strict=True)
+    ]
 
 
 def _chosen(rollout: RolloutSamples, settings: GroupSettings) -> list[TokenSample]:

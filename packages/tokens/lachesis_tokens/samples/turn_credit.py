@@ -1,0 +1,77 @@
+"""Advantages by turn: the tokens of a turn are credited with what the rollout earned from that turn on.
+
+The return of turn t is r[t] + discount * r[t + 1] + ..., with `turn_rewards` as r. What the score has beyond their sum
+was earned at the last turn, so that the first turn's undiscounted return is the score: credit by turn changes when a
+score is credited, not what is learnt. From each return the mean over the rollouts of the group that made that turn is
+subtracted. A turn that one rollout alone made has the mean of the last turn that others made as well: with its own it
+would have no advantage. The baseline of a turn by its peers is that of "Reinforcing Multi-Turn Reasoning in LLM Agents
+via Turn-Level Reward Design" (arXiv 2505.11821).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from lachesis_tokens.samples.advantages import rollout_advantages
+from lachesis_tokens.samples.samples import SampledSpan, TokenSample
+
+
+def turn_advantages(
+    scores: Sequence[float], turn_rewards: Sequence[Sequence[float]], discount: float = 1.0
+) -> list[list[float]]:
+    """For each rollout the advantage of each of its turns.
+
+    Args:
+        scores: one for each rollout.
+        turn_rewards: for each rollout its rewards by turn; one without any counts as one turn with the score.
+    """
+    returns = [list(_returns(*rollout, discount)) for rollout in zip(scores, turn_rewards, strict=True)]
+    found: list[list[float]] = [[] for _ in returns]
+    baseline = 0.0
+    for turn in range(max(map(len, returns))):
+        here = [at for at, values in enumerate(returns) if len(values) > turn]
+        values = [returns[at][turn] for at in here]
+        if len(here) > 1 or not turn:
+            baseline = math.fsum(values) / len(values)
+            advantages = [advantage or 0.0 for advantage in rollout_advantages(values)]  # exactly 0 for equal returns
+        else:
+            advantages = [values[0] - baseline]
+        for at, advantage in zip(here, advantages, strict=True):
+            found[at].append(advantage)
+    return found
+
+
+def _returns(score: float, rewards: Sequence[float], discount: float) -> list[float]:
+    """By turn."""
+    *before, last = rewards or (0.0,)
+    found = [last + score - math.fsum(rewards)]
+    for reward in reversed(before):
+        found.append(reward + discount * found[-1])
+    return found[::-1]
+
+
+def turns_of_spans(samples: Sequence[TokenSample], turn_ids: Sequence[str]) -> dict[str, int]:
+    """By `completion_id`, the turn (from 0) to which each completion of a rollout belongs.
+
+    A completion that is no turn itself belongs to the one whose reward comes next: a sub-agent's, or one that was left,
+    to the turn in which it was sampled; a summary or a discarded attempt to the turn that it prepared.
+
+    Args:
+        samples: all of the rollout.
+        turn_ids: the `completion_id` of each turn.
+    """
+    number = {name: turn for turn, name in enumerate(turn_ids)}
+    found: dict[str, int] = {}
+    turn = -1
+    for span, discarded in _in_order(samples):
+        turn = number.get(span.completion_id, turn)
+        ahead = span.completion_id not in number and (discarded or span.purpose == "summary")
+        found[span.completion_id] = max(0, min(turn + ahead, len(turn_ids) - 1))
+    return found
+
+
+def _in_order(samples: Sequence[TokenSample]) -> Iterator[tuple[SampledSpan, bool]]:
+    """The completions in the order of sampling, and whether each is a discarded attempt."""
+    pairs = [(span, sample.discarded) for sample in samples for span in sample.spans]
+    yield from sorted(pairs, key=lambda pair: pair[0].turn)
