@@ -57,6 +57,26 @@ class ServeSettings(BaseModel):
         description="`serve` ends after this many consecutive groups with equal rewards and no trainer step in "
         "between: the task is solved, or too hard to learn; null: no limit.",
     )
+    target_signal_rate: Annotated[float | None, SERVE] = Field(
+        default=None,
+        ge=0,
+        le=1,
+        description="Wanted share of groups whose rewards differ; `serve` shows it beside its own.",
+    )
+    item_sampling: Annotated[Literal["uniform", "difficulty"], SERVE] = Field(
+        default="uniform",
+        description="Items of `serve`: as they come (uniform), or again and again, those whose rewards differ most "
+        "often (difficulty).",
+    )
+    new_item_share: Annotated[float, SERVE] = Field(
+        default=0.5, gt=0, lt=1, description="Share of draws by difficulty that take a new item while there are any."
+    )
+    item_pool: Annotated[int, SERVE] = Field(
+        default=10_000,
+        ge=1,
+        description="Items that may be drawn again; another one replaces the one with least signal.",
+    )
+    item_seed: Annotated[int, SERVE] = Field(default=0, description="Seed of draws by difficulty.")
     include_messages: Annotated[bool, Facts(only_serve=True)] = Field(
         default=False, description="`serve` sends the messages along with the tokens."
     )

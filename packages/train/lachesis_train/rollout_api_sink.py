@@ -34,11 +34,13 @@ from lachesis_messages.records.jsonl import JsonlError, JsonlWriter
 from lachesis_tokens.samples.decision import SAME_SCORES
 from lachesis_train.evaluation_schedule import EvaluationSchedule
 from lachesis_train.group_encoding import GroupError, encode_json
+from lachesis_train.item_pools import ItemPools
 from lachesis_train.outbox import Outbox, OutboxError
 from lachesis_train.outbox_state import Entry
 from lachesis_train.relay import OutboxRelay, RelayError, RelayPace
 from lachesis_train.rollout_api import EnvDescription, EnvStatus, RolloutApi
 from lachesis_train.serve_result import ServeResult
+from lachesis_train.signal_rates import SignalRates
 from lachesis_train.staleness import StalenessCap, WhenStale
 
 G = TypeVar("G")
@@ -65,6 +67,7 @@ class RolloutApiSink(Sink[G]):
         on_step: awaited with the trainer's step whenever it has changed.
         item_pause: seconds before an item whose group broke is played again; four times as long the next time.
         window: batches that may wait at the API (see `lachesis_train.relay`).
+        pools: learn of the rewards of each group before it is written.
     """
 
     def __init__(
@@ -84,6 +87,7 @@ class RolloutApiSink(Sink[G]):
         item_pause: float = 5.0,
         window: int = 1,
         pace: RelayPace | None = None,
+        pools: ItemPools | None = None,
     ) -> None:
         self.config = config
         self.build = build
@@ -93,6 +97,8 @@ class RolloutApiSink(Sink[G]):
         self.console = console
         self.figures = figures or RunningFigures()
         self.on_step = on_step
+        self.pools = pools
+        self.signals = SignalRates(config.target_signal_rate)
         self.done = outbox.state.keys
         self.workers = workers
         self.retry_pause = item_pause
@@ -137,6 +143,8 @@ class RolloutApiSink(Sink[G]):
             await self.outbox.open()
             try:
                 self._refused = await self.outbox.run(partial(JsonlWriter, self._refused_path, fsync=True))
+                if self.pools is not None:
+                    await self.outbox.run(self.pools.open, self.done)
                 self._logged_ages = Counter(self.outbox.state.ages)  # earlier starts have logged those
                 if left := self.outbox.state.undelivered:
                     self.tell(f"continuing {self.outbox.folder}: {counted(left, 'group')} on the way")
@@ -147,6 +155,8 @@ class RolloutApiSink(Sink[G]):
                 finally:
                     await self._flush(delivering)
             finally:
+                if self.pools is not None:
+                    await self.outbox.run(self.pools.close)
                 if self._refused is not None:
                     await self.outbox.run(self._refused.close)
                 await self.api.close()
@@ -299,6 +309,10 @@ class RolloutApiSink(Sink[G]):
         return self.build(group, info)
 
     async def accept(self, job: ItemJob, decision: Decision, step: int) -> Decision:
+        if self.pools is not None:
+            await self.pools.finished(job.key, decision.rewards)
+        if alarm := self.signals.add(job.key, decision.rewards):
+            self.tell(alarm)
         if isinstance(decision, Kept):
             try:
                 await self.outbox.append(
@@ -359,14 +373,15 @@ class RolloutApiSink(Sink[G]):
         return Standing(result.step, result.total, "step", result.line(), rows)
 
     def age_metrics(self) -> dict[str, float]:
-        """The ages of the groups that were delivered since the last call, for W&B."""
+        """The rate of groups with a signal, and the ages of those that were delivered since the last call, for W&B."""
         ages = self.outbox.state.ages - self._logged_ages
         self._logged_ages += ages
+        signal = {} if (rate := self.signals.rate) is None else {"train/signal_rate": rate}
         if not ages:
-            return {}
+            return signal
         mean = sum(age * count for age, count in ages.items()) / ages.total()
         left_out = self.outbox.state.refused[TOO_OLD]
-        return {"train/age_mean": mean, "train/age_max": max(ages), "train/too_old": left_out}
+        return {**signal, "train/age_mean": mean, "train/age_max": max(ages), "train/too_old": left_out}
 
     def result(self, counts: RunCounts) -> ServeResult:
         state = self.outbox.state
@@ -393,4 +408,6 @@ class RolloutApiSink(Sink[G]):
             playing=counts.playing,
             trouble=self.relay.trouble,
             reason=counts.reason,
+            signals=self.signals,
+            pools={} if self.pools is None else self.pools.counts(),
         )

@@ -13,6 +13,8 @@ from backends.text import counted
 from lachesis.figures.exclusion import Exclusion
 from lachesis.figures.repaired_calls import NAME, RepairedCalls
 from lachesis.runs.results import Row
+from lachesis_train.item_pools import POOLS
+from lachesis_train.signal_rates import SignalRates
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,10 @@ class ServeResult:
     """Of this start."""
     of_split: int = 0
     """The undelivered tokens of this start that are in further samples of rollouts that were sent."""
+    signals: SignalRates = field(default_factory=SignalRates)
+    """Of this start."""
+    pools: Mapping[str, int] = field(default_factory=dict)
+    """Items by pool, where they are drawn by difficulty."""
 
     exit_code = ExitCode.DONE
 
@@ -88,6 +94,8 @@ class ServeResult:
             f"{counted(self.playing, 'group')} playing",
             f"tokens {self.delivered_tokens} delivered, {self.undelivered_tokens} not",
         ]
+        if self.signals.last:
+            parts.append(str(self.signals))
         if self.ages:
             parts.append(f"age {self.mean_age:.1f}, at most {max(self.ages)}")
         return "; ".join(parts + ([f"waiting: {self.trouble}"] if self.trouble else []))
@@ -110,6 +118,9 @@ class ServeResult:
             of_split = counted(self.of_split, "token")
             yield "not sent", f"{of_split} of this start in further samples of rollouts (--env.split_rollouts all)"
         yield "mean reward", "none was scored" if math.isnan(self.reward) else f"{self.reward:.3f}"
+        yield from self.signals.rows()
+        if self.pools:
+            yield "items", ", ".join(f"{name} {self.pools[name]}" for name in POOLS if name in self.pools)
         yield from self._age_rows()
 
     def _age_rows(self) -> Iterator[Row]:

@@ -6,9 +6,11 @@ import asyncio
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from backends.text import counted
 from lachesis.figures.exclusion import WINDOW, Exclusions
+from lachesis.figures.item_keys import ItemKeys
 from lachesis.figures.repaired_calls import RepairedCalls
 from lachesis.figures.rollout_records import counted_record
 from lachesis.figures.running_figures import RunningFigures
@@ -26,6 +28,7 @@ from lachesis_client.sampling import read_sampling
 from lachesis_messages.records.sampling_record import HARMLESS_FIELDS, sampling_problem
 from lachesis_tokens.samples.decision import decide_for_training
 from lachesis_tokens.server.token_server import TokenServer
+from lachesis_train.item_pools import ItemPools
 from lachesis_train.outbox import Outbox
 from lachesis_train.rollout_api import TOKEN_VARIABLE, EnvDescription, RolloutApi
 from lachesis_train.rollout_api_sink import RolloutApiSink
@@ -80,16 +83,19 @@ async def serve(env: Environment, *, hold_out: bool) -> ServeResult:
                 "agents have the network of this machine, and the rollout API requires no token: they could reset its "
                 f"data or send their own groups; set {TOKEN_VARIABLE}, for it, here and for the trainer",
             )
+        play = partial(
+            play_item, env, size=config.group_size, rounds=1 + config.max_infra_retries, finished=figures.add
+        )
+
+        async def play_drawn(item: Any, key: str) -> list[PlayedGroup]:
+            groups, about = await play(item, key), {} if sink.pools is None else {"item_draw": sink.pools.about(key)}
+            return [replace(group, group_overrides={**group.group_overrides, **about}) for group in groups]
+
         pipeline = Pipeline(
             title=config.wandb_name or env.run_name,
-            next_item=env.get_next_item,
-            play=partial(
-                play_item,
-                env,
-                size=config.group_size,
-                rounds=1 + config.max_infra_retries,
-                finished=figures.add,
-            ),
+            next_item=env.get_next_item if sink.pools is None else sink.pools.next_item,
+            keys=sink.pools or ItemKeys(),
+            play=play_drawn,
             sink=sink,
             console=env.console,
             brake=FailureBrake(env.console, config.max_failed_groups, figures.causes),
@@ -108,6 +114,16 @@ def _rollout_api_sink(env: Environment, figures: RunningFigures) -> RolloutApiSi
     config = env.config
     folder = Path(config.spool_path or data_folder(env.run_name) / "spool")
     evaluations = Path(config.data_dir_to_save_evals or data_folder(env.run_name) / "eval")
+
+    pools = None
+    if config.item_sampling == "difficulty":
+        pools = ItemPools(
+            env.get_next_item,
+            folder / "draws.jsonl",
+            seed=config.item_seed,
+            new_share=config.new_item_share,
+            most=config.item_pool,
+        )
 
     async def evaluate_step() -> None:
         config.data_dir_to_save_evals = str(unused(evaluations / f"step-{env.curr_step}"))
@@ -138,6 +154,7 @@ def _rollout_api_sink(env: Environment, figures: RunningFigures) -> RolloutApiSi
         figures=figures,
         evaluate=evaluate_step,
         on_step=on_step,
+        pools=pools,
     )
     return sink
 
