@@ -34,7 +34,7 @@ LIMITS = {
     "lachesis_testing": 9_120,
     "lachesis_tokens": 13_000,
     "lachesis_tools": 5_490,  # tools of the web and on request, MCP servers, images, the browser
-    "lachesis_train": 13_850,
+    "lachesis_train": 14_400,  # generators for SkyRL, verl and slime
     "lachesis_view": 4_520,
     "tool_call_parsers": 12_000,
 }

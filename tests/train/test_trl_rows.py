@@ -24,8 +24,9 @@ from lachesis_messages.responses import ChatResponse
 from lachesis_messages.tokens import MASKED, TokenPrefix
 from lachesis_tokens.samples.samples import TokenSample
 from lachesis_train import BranchedRollout, RejectedRollout
-from lachesis_train.trl.items import DrawnKeys, environment_of, parted
-from lachesis_train.trl.rows import call_figures, count_calls, row_of
+from lachesis_train.trainers.items import environment_of
+from lachesis_train.trainers.rows import call_figures, count_calls, row_of
+from lachesis_train.trl.items import DrawnKeys, parted
 from tests.support.small_envs import SortWords, make
 from tests.support.token_trees import completion
 
@@ -102,10 +103,10 @@ def test_a_row_begins_with_the_first_sampled_token_and_masks_what_the_environmen
 
 def test_a_rollout_of_several_samples_is_refused_by_name_or_one_of_them_is_chosen_and_the_rest_counted() -> None:
     rollout = rollout_of(edited())
-    with pytest.raises(BranchedRollout, match=r"rollout r1 of item item-1 has 2 samples.*on_branches='final'"):
+    with pytest.raises(BranchedRollout, match=r"rollout r1 of item item-1 has 2 samples.*on_branches='last'"):
         row_of(rollout, on_branches="error", padding=0)
-    final, longest = (row_of(rollout, on_branches=each, padding=0) for each in ("final", "longest"))
-    assert (final.completion_ids, final.branches, final.undelivered) == ([7, 9], 2, 4)
+    last, longest = (row_of(rollout, on_branches=each, padding=0) for each in ("last", "longest"))
+    assert (last.completion_ids, last.branches, last.undelivered) == ([7, 9], 2, 4)
     assert (longest.completion_ids, longest.branches, longest.undelivered) == ([4, 4, 4, 9], 2, 2)
 
 

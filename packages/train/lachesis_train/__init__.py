@@ -16,9 +16,10 @@ if TYPE_CHECKING:
     from lachesis_train.policy import CurrentPolicy, PolicyVersion, Sampled, Sampler
     from lachesis_train.policy_server import PolicyServer
     from lachesis_train.rollout_api import EnvDescription, RolloutApi
+    from lachesis_train.trainers.agreement import SettingsDisagree
+    from lachesis_train.trainers.items import write_items
+    from lachesis_train.trainers.rows import BranchedRollout, RejectedRollout, UnscoredRollout
     from lachesis_train.trl.rollouts import LachesisRollouts
-    from lachesis_train.trl.rows import BranchedRollout, RejectedRollout
-    from lachesis_train.trl.trainer_settings import SettingsDisagree
     from lachesis_train.trl.worker import LachesisRolloutWorker
 else:
     __getattr__ = lazy_names(
@@ -33,8 +34,9 @@ else:
             "lachesis_train.policy_server": ["PolicyServer"],
             "lachesis_train.rollout_api": ["EnvDescription", "RolloutApi"],
             "lachesis_train.trl.rollouts": ["LachesisRollouts"],
-            "lachesis_train.trl.rows": ["BranchedRollout", "RejectedRollout"],
-            "lachesis_train.trl.trainer_settings": ["SettingsDisagree"],
+            "lachesis_train.trainers.items": ["write_items"],
+            "lachesis_train.trainers.rows": ["BranchedRollout", "RejectedRollout", "UnscoredRollout"],
+            "lachesis_train.trainers.agreement": ["SettingsDisagree"],
             "lachesis_train.trl.worker": ["LachesisRolloutWorker"],
         },
     )
@@ -58,6 +60,8 @@ __all__ = [
     "SettingsDisagree",
     "StepRecord",
     "TrainingRecorder",
+    "UnscoredRollout",
     "start_engine",
     "token_estimates",
+    "write_items",
 ]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from backends.errors import LachesisError, SettingsError
+from backends.errors import LachesisError
 from lachesis_messages.responses import ChatResponse
+from lachesis_train.trainers.items import shown_messages
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -16,26 +16,6 @@ if TYPE_CHECKING:
 
 ITEM: Final = "item"
 """The field of a prompt's messages that has the key of its item."""
-
-
-def environment_of(env: Any, settings: Mapping[str, Any] | None, servers: Sequence[Any] | None = None) -> Any:
-    """The environment: `env` itself, or one of that class with its own defaults, these settings and these servers.
-
-    Raises:
-        SettingsError: it has no such setting.
-    """
-    if not isinstance(env, type):
-        if settings or servers:
-            raise ValueError("settings are for a class of environments; this environment has its settings already")
-        return env
-    defaults, own_servers = env.config_init()  # type: ignore[attr-defined]
-    for name in settings or {}:
-        if name not in type(defaults).model_fields:
-            near = get_close_matches(name, type(defaults).model_fields, n=1)
-            hint = f"did you mean {near[0]}?" if near else "see the environment's --help"
-            raise SettingsError(f"{env.__name__} has no setting {name!r}; {hint}")
-    chosen = {name: getattr(defaults, name) for name in defaults.model_fields_set}
-    return env(type(defaults)(**{**chosen, **(settings or {})}), servers or own_servers)
 
 
 class DrawnKeys:
@@ -78,18 +58,8 @@ class DrawnKeys:
         for item in items:
             key = self._keys.key(item)
             self._drawn[key] = item
-            messages = self._shown(item)
-            rows.append([{"role": said["role"], "content": _text(said["content"]), ITEM: key} for said in messages])
+            rows.append([{**said, ITEM: key} for said in shown_messages(self._env, item)])
         return Dataset.from_dict({"prompt": rows})
-
-    def _shown(self, item: Any) -> list[dict[str, Any]]:
-        """What the tables show of the item: the first messages, unless only the session of a rollout knows them."""
-        try:
-            return list(self._env.initial_messages(item))
-        except Exception:
-            if self._env.scorer().session is None:
-                raise
-            return [{"role": "user", "content": "(the session of each rollout writes it)"}]
 
     def keys_of(self, prompts: Sequence[Any]) -> list[str]:
         """The keys of the items of these prompts.
@@ -113,10 +83,3 @@ def parted(result: AgentResult) -> tuple[list[dict[str, Any]], list[dict[str, An
     sampled = (at for at, node in enumerate(result.history.nodes()) if isinstance(node.origin, ChatResponse))
     start = next(sampled, len(messages))
     return messages[:start], messages[start:]
-
-
-def _text(content: Any) -> str:
-    """What TRL's tables show of a message. The model gets the message itself."""
-    if isinstance(content, str):
-        return content
-    return "\n".join(str(part.get("text") or f"[{part.get('type')}]") for part in content or ())

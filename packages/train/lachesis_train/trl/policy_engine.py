@@ -18,11 +18,11 @@ import torch
 from transformers import DynamicCache
 
 from lachesis_client.client_settings import ServerSettings
-from lachesis_client.errors import ContextExhausted, RequestRejected
+from lachesis_client.errors import RequestRejected
 from lachesis_client.sampling import LogprobsKind, Sampling
 from lachesis_messages.messages import FinishReason
 from lachesis_tokens.engines.base import Generation
-from lachesis_tokens.engines.prompt_ids import PromptIds
+from lachesis_train.trainers.sampler_engine import Room, refused_parameter
 
 URL: Final = "trl://trainer.model"
 _SETTLE: Final = 0.005
@@ -65,12 +65,9 @@ class TrlPolicyEngine:
         self.batch = batch
         self.stop: frozenset[int] = frozenset()
         """Ids that end a completion."""
-        self.room: int | None = None
-        """Tokens that may follow the first prompt of a rollout (`max_completion_length`)."""
+        self.room = Room(URL, "max_completion_length")
         self.version = ""
         """The weights that `serve` samples from."""
-        self._first: dict[str, int] = {}
-        """Tokens of the first prompt, by rollout."""
         self._waiting: queue.SimpleQueue[_Row | None] = queue.SimpleQueue()
 
     @property
@@ -94,7 +91,7 @@ class TrlPolicyEngine:
             raise RequestRejected(
                 URL, 400, refused, "leave it out of the settings: the trainer's model is sampled as it is trained"
             )
-        limit = min(sampling.max_tokens, self._left(prompt_ids))
+        limit = min(sampling.max_tokens, self.room.left(prompt_ids))
         began = time.monotonic()
         rows = [_Row(list(prompt_ids), limit, sampling.temperature) for _ in range(n)]
         for row in rows:
@@ -117,20 +114,6 @@ class TrlPolicyEngine:
             for row, reason in zip(rows, reasons, strict=True)
         ]
 
-    def _left(self, prompt_ids: Sequence[int]) -> int:
-        route = prompt_ids.route if isinstance(prompt_ids, PromptIds) else None
-        first = len(prompt_ids)
-        if route is not None and route.session:
-            first = self._first.setdefault(route.session, first)
-        if self.room is None:
-            return 1 << 31
-        if (left := first + self.room - len(prompt_ids)) > 0:
-            return left
-        used = len(prompt_ids) - first
-        raise ContextExhausted(
-            URL, 400, f"{used} tokens follow the first prompt; max_completion_length of the trainer is {self.room}"
-        )
-
     async def tokenize(self, text: str) -> list[int] | None:
         """The ids of the run's tokenizer, which is compared with the trainer's when that begins."""
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
@@ -152,7 +135,7 @@ class TrlPolicyEngine:
                     with torch.no_grad():
                         self._sample(model, rows)
         finally:
-            self._first.clear()  # the rollouts are over
+            self.room.forget()
 
     def _next_batch(self) -> list[_Row]:
         """The requests that wait, once no further one arrives; none when the rollouts are over."""
@@ -219,8 +202,4 @@ def _refused(sampling: Sampling) -> str:
     """The parameter that this engine does not have; empty if there is none."""
     if sampling.temperature <= 0:
         return f"temperature {sampling.temperature:g} does not sample"
-    plain = Sampling(max_tokens=sampling.max_tokens, temperature=sampling.temperature)
-    for name, value in {**sampling.parameters(), **sampling.extra}.items():
-        if value != plain.parameters().get(name):
-            return f"{name} = {value!r}"
-    return ""
+    return refused_parameter(sampling)

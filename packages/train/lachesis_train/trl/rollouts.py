@@ -2,38 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
-import logging
-import uuid
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
-from backends.errors import LachesisError
 from backends.tasks import run_all
-from lachesis.figures.repaired_calls import RepairedCalls
-from lachesis_tokens.prompts.prompts import PromptBuilder
-from lachesis_tokens.prompts.vocabulary import ANY_ROW
-from lachesis_tokens.server.token_server import TokenServer
-from lachesis_tokens.templates.chat_template import read_template
-from lachesis_train.trl.env_thread import EnvThread
-from lachesis_train.trl.items import DrawnKeys, environment_of
-from lachesis_train.trl.rows import ON_BRANCHES, OnBranches, Row, call_figures, count_calls, row_of
-from lachesis_train.trl.trainer_settings import SettingsDisagree, check_trainer, require_trl, use_temperature
+from lachesis_train.trainers.agreement import SettingsDisagree, use_temperature
+from lachesis_train.trainers.called import CalledEnvironment
+from lachesis_train.trainers.rows import Row, count_calls, row_of
+from lachesis_train.trl.items import DrawnKeys
+from lachesis_train.trl.trainer_settings import check_trainer, require_trl
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-log = logging.getLogger(__name__)
+    from lachesis_train.trl.policy_engine import TrlPolicyEngine
 
 REWARD: Final = "lachesis_reward"
 """The name of the reward function, and of the field of a row that it returns."""
 
 
-class LachesisRollouts:
+class LachesisRollouts(CalledEnvironment):
     """An environment for `GRPOTrainer`: a context manager, and its `rollout_func`.
 
         with LachesisRollouts(MyEnv, tokenizer=tokenizer) as rollouts:
@@ -41,10 +31,10 @@ class LachesisRollouts:
             trainer.train()
 
     Args:
-        env: the class of an environment, or an environment that is not running.
+        env: the class of an environment, its name, or an environment that is not running.
         tokenizer: the model's, with its chat template; the same that the trainer gets as `processing_class`.
         settings: settings of the environment by name, if `env` is a class.
-        on_branches: what happens to a rollout of several samples. "error": the training stops. "final": the path on
+        on_branches: what happens to a rollout of several samples. "error": the training stops. "last": the path on
             which the conversation ended is trained. "longest": the sample with the most sampled tokens.
         sample_batch: completions that are sampled at once, at most.
 
@@ -52,81 +42,25 @@ class LachesisRollouts:
         LachesisError: a package is missing.
     """
 
+    taker = "rollout_func of TRL"
+    engine: TrlPolicyEngine
+
     def __init__(
         self,
         env: Any,
         *,
         tokenizer: Any,
         settings: Mapping[str, Any] | None = None,
-        on_branches: OnBranches = "error",
+        on_branches: str = "error",
         sample_batch: int = 64,
     ) -> None:
         require_trl()
-        if on_branches not in ON_BRANCHES:
-            raise ValueError(f"on_branches is {on_branches!r}; it is one of {', '.join(ON_BRANCHES)}")
         from lachesis_train.trl.policy_engine import TrlPolicyEngine
 
-        self.env = environment_of(env, settings)
-        self.tokenizer = tokenizer
-        self.on_branches = on_branches
-        self.run_id = uuid.uuid4().hex[:8]
-        self.engine = TrlPolicyEngine(tokenizer, batch=sample_batch)
-        self.server = TokenServer(
-            [self.engine],
-            self._prompts(),
-            self.env.config.tool_call_parser,
-            max_tokens=self.env.config.max_token_length,
-            tokenizer=(getattr(tokenizer, "name_or_path", ""), "tokenizer of LachesisRollouts"),
-            rows=ANY_ROW,
-        )
-        self.totals: Counter[str] = Counter()
-        """Rollouts, and how many of them were not scored or had several samples; tokens sampled and trained."""
-        self.repaired = RepairedCalls()
-        """The calls of training rollouts that the parser read, and those that it repaired."""
+        engine = TrlPolicyEngine(tokenizer, batch=sample_batch)
+        super().__init__(env, engine, tokenizer=tokenizer, settings=settings, on_branches=on_branches)
         self._items = DrawnKeys(self.env)
-        self._thread: EnvThread | None = None
         self._trainer: Any = None
-        self._failed_groups = 0
-
-    def _prompts(self, end_of_turn: Sequence[int] = ()) -> PromptBuilder:
-        config = self.env.config
-        file = config.chat_template
-        return PromptBuilder(
-            self.tokenizer,
-            chat_template=None if file is None else read_template(file),
-            template_kwargs=config.chat_template_kwargs,
-            when_unextendable=config.when_unextendable,
-            end_of_turn=end_of_turn,
-            special_tokens_in_text=config.special_tokens_in_text,
-        )
-
-    # A run of the environment.
-
-    def start(self) -> None:
-        """Set up the environment: its dataset and its sandboxes. `with` does this, and so does the first use."""
-        if self._thread is None:
-            self.env.use_server(self.server)
-            self._thread = EnvThread(self.env)
-
-    def close(self) -> None:
-        """End the environment and remove its sandboxes."""
-        if self._thread is not None:
-            self._thread.close()
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    @property
-    def _run(self) -> EnvThread:
-        self.start()
-        assert self._thread is not None
-        return self._thread
 
     # Datasets.
 
@@ -135,11 +69,11 @@ class LachesisRollouts:
 
         Each item is drawn once, in the order in which a run draws them. The order of epochs is the trainer's.
         """
-        return self._run.call(lambda: self._items.draw(count))
+        return self.running.call(lambda: self._items.draw(count))
 
     def eval_dataset(self) -> Dataset:
         """The items that `evaluate` plays (`env.eval_items`). Call it before `dataset`, so that they are the same."""
-        return self._run.call(self._items.draw_for_evaluation)
+        return self.running.call(self._items.draw_for_evaluation)
 
     # What the trainer calls.
 
@@ -174,7 +108,7 @@ class LachesisRollouts:
         size = trainer.num_generations_eval if evaluation else trainer.num_generations
         plan = list(_groups(self._items.keys_of(prompts), size))
         self._check_plan(plan, size)
-        playing = self._run.submit(lambda: self._play(plan, evaluation=evaluation))
+        playing = self.running.submit(lambda: self._play(plan, evaluation=evaluation))
         try:
             with _policy(trainer) as model:
                 self.engine.serve(model, playing)
@@ -182,15 +116,13 @@ class LachesisRollouts:
             playing.cancel()
             raise
         rollouts = playing.result()
-        rows = [
-            row_of(rollout, on_branches=self.on_branches, padding=trainer._tokenizer.pad_token_id)
-            for rollout in rollouts
-        ]
+        padding, on_branches = trainer._tokenizer.pad_token_id, self.on_branches or "error"
+        rows = [row_of(rollout, on_branches=on_branches, padding=padding) for rollout in rollouts]
         self._check_lengths(rows)
         if not evaluation:
             for at in range(0, len(rollouts), size):
                 count_calls(self.repaired, rollouts[at : at + size], self.env.run_name)
-        figures = [self._figures(rollout, row) for rollout, row in zip(rollouts, rows, strict=True)]
+        figures = [self.count(rollout, [row]) for rollout, row in zip(rollouts, rows, strict=True)]
         return {
             "prompt_ids": [list(row.prompt_ids) for row in rows],
             "completion_ids": [list(row.completion_ids) for row in rows],
@@ -208,9 +140,9 @@ class LachesisRollouts:
         check_trainer(trainer, self.env, self.server.prompts.end_of_turn, self.tokenizer)
         use_temperature(self.env.config, float(trainer.args.temperature), where="GRPOConfig")
         if more := set(trainer.eos_token_ids).difference(self.server.prompts.end_of_turn):
-            self.server.prompts = self._prompts(sorted(more))
+            self.server.prompts = self.prompts(sorted(more))
         self.engine.stop = frozenset(self.server.prompts.end_of_turn)
-        self.engine.room = trainer.max_completion_length
+        self.engine.room.after_first = trainer.max_completion_length
         self._trainer = trainer
 
     def _check_plan(self, plan: Sequence[tuple[str, int]], size: int) -> None:
@@ -225,73 +157,21 @@ class LachesisRollouts:
 
     def _check_lengths(self, rows: Sequence[Row]) -> None:
         longest = max(len(row.completion_ids) for row in rows)
-        if self.engine.room is not None and longest > self.engine.room:
+        room = self.engine.room.after_first
+        if room is not None and longest > room:
             raise SettingsDisagree(
-                f"a sample has {longest} tokens after its prompt and GRPOConfig.max_completion_length is "
-                f"{self.engine.room}: a branch of its rollout began with a shorter prompt than the rollout; raise "
-                "max_completion_length, or set on_branches='final'"
+                f"a sample has {longest} tokens after its prompt and GRPOConfig.max_completion_length is {room}: a "
+                "branch of its rollout began with a shorter prompt than the rollout; raise max_completion_length, or "
+                "set on_branches='last'"
             )
 
     # Rollouts, on the loop of the environment.
 
     async def _play(self, plan: Sequence[tuple[str, int]], *, evaluation: bool) -> list[Any]:
-        gate = asyncio.Semaphore(max(1, self.env.max_num_workers))
-
-        async def play(key: str, size: int) -> list[Any]:
-            async with gate:
-                return await self._rollouts(key, size, evaluation=evaluation)
-
-        groups = await run_all(play(key, size) for key, size in plan)
-        return [rollout for group in groups for rollout in group]
-
-    async def _rollouts(self, key: str, size: int, *, evaluation: bool) -> list[Any]:
-        """Exactly `size` rollouts of an item, the scored ones first."""
-        rounds = 1 if evaluation else 1 + self.env.config.max_infra_retries
-        groups = await self.env.play_item(self._items[key], key, size=size, rounds=rounds, evaluation=evaluation)
-        found = [rollout for group in groups for rollout in group.rollouts]
-        self._note(key, found)
-        scored = [rollout for rollout in found if rollout.reward is not None]
-        chosen = (scored + [rollout for rollout in found if rollout.reward is None])[:size]
-        if len(chosen) < size or len(scored) > size:
-            raise SettingsDisagree(
-                f"{self.env.run_name} made {len(found)} rollouts of item {key}, and GRPOConfig asks for {size}: an "
-                "environment that collects its own groups must return groups of num_generations"
-            )
-        return chosen
-
-    def _note(self, key: str, rollouts: Sequence[Any]) -> None:
-        """Count groups without a score; too many in a row end the training. Exceptions are shown."""
-        left_out = [rollout for rollout in rollouts if rollout.reward is None]
-        for rollout in left_out:
-            log.warning("%s: rollout %s of item %s: %s", self.env.run_name, rollout.rollout_id, key, _why(rollout))
-        if len(left_out) < len(rollouts) or all(rollout.left_to_agent for rollout in rollouts):
-            self._failed_groups = 0
-            return
-        self._failed_groups += 1
-        if self._failed_groups >= self.env.config.max_failed_groups:
-            raise LachesisError(
-                f"{self.env.run_name}: no rollout of the last {self._failed_groups} groups was scored "
-                f"(env.max_failed_groups); the last one: {_why(left_out[-1])}"
-            )
-
-    def _figures(self, rollout: Any, row: Row) -> dict[str, float]:
-        """What is logged of a rollout, and counted in the totals. TRL shows the means of a step."""
-        unscored, branched = row.reward is None, row.branches > 1
-        trained = sum(row.env_mask)
-        self.totals.update(
-            rollouts=1, unscored=unscored, branched=branched, trained=trained, undelivered=row.undelivered
+        groups = await run_all(
+            self.rollouts_of(self._items[key], key, size, evaluation=evaluation) for key, size in plan
         )
-        figures: dict[str, float] = {
-            "unscored": float(unscored),
-            "branched": float(branched),
-            "undelivered_tokens": float(row.undelivered),
-            **rollout.metrics,
-        }
-        if rollout.result is not None:
-            figures["turns"] = float(rollout.result.turns_used)
-            figures["tool_errors"] = float(len(rollout.result.tool_errors))
-            figures |= call_figures(rollout)
-        return figures
+        return [rollout for group in groups for rollout in group]
 
 
 def _groups(keys: Sequence[str], size: int) -> Iterator[tuple[str, int]]:
@@ -301,10 +181,6 @@ def _groups(keys: Sequence[str], size: int) -> Iterator[tuple[str, int]]:
         while count > 0:
             yield key, min(count, size)
             count -= size
-
-
-def _why(rollout: Any) -> str:
-    return str(rollout.tracebacks or rollout.unscored_because)
 
 
 @contextmanager

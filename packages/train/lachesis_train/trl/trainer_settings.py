@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from inspect import get_annotations
 from typing import Any
 
 from backends.errors import LachesisError
+from lachesis_train.trainers.agreement import SettingsDisagree
 
 INSTALL = 'pip install "lachesis-rl[trl]"'
-
-
-class SettingsDisagree(LachesisError, ValueError):
-    """A setting of TRL's and one of the environment's contradict each other, or one of TRL's would have no effect."""
 
 
 def require_trl() -> None:
@@ -21,30 +17,6 @@ def require_trl() -> None:
 
     if missing := [name for name in ("torch", "accelerate", "trl") if find_spec(name) is None]:
         raise LachesisError(f"training with TRL needs {' and '.join(missing)}, not installed here; {INSTALL}")
-
-
-def is_chosen(config: Any, name: str) -> bool:
-    """Whether somebody set this setting of an environment: in code, in a file, or as a class attribute."""
-    redefined = sum(name in get_annotations(cls) for cls in type(config).__mro__) > 1
-    return name in config.model_fields_set or redefined
-
-
-def use_temperature(config: Any, temperature: float, *, where: str) -> None:
-    """Have rollouts sampled at the trainer's temperature, by which it divides the logits.
-
-    Raises:
-        SettingsDisagree: the environment's settings name another one.
-    """
-    for name in ("agent_temperature", "eval_temperature"):
-        own = getattr(config, name)
-        if own != temperature and is_chosen(config, name):
-            raise SettingsDisagree(
-                f"env.{name} is {own:g} and {where}.temperature is {temperature:g}: the trainer divides all logits by "
-                "its own, so the logprobs would be others than those sampled; set one of them to the other, or leave "
-                f"env.{name} out"
-            )
-        setattr(config, name, temperature)
-        config.model_fields_set.discard(name)  # nobody chose it: another trainer may have another one
 
 
 def check_trainer(trainer: Any, env: Any, end_of_turn: tuple[int, ...], tokenizer: Any) -> None:

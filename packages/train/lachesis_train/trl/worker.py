@@ -30,10 +30,12 @@ from lachesis_tokens.samples.group_shapes import (
     build_group,
 )
 from lachesis_tokens.server.token_server import TokenServer
-from lachesis_train.trl.env_thread import EnvThread
-from lachesis_train.trl.items import DrawnKeys, environment_of, parted
-from lachesis_train.trl.rows import call_figures, count_calls
-from lachesis_train.trl.trainer_settings import SettingsDisagree, require_trl, use_temperature
+from lachesis_train.trainers.agreement import SettingsDisagree, use_temperature
+from lachesis_train.trainers.env_thread import EnvThread
+from lachesis_train.trainers.items import environment_of
+from lachesis_train.trainers.rows import call_figures, count_calls
+from lachesis_train.trl.items import DrawnKeys, parted
+from lachesis_train.trl.trainer_settings import require_trl
 
 if TYPE_CHECKING:
     from datasets import Dataset

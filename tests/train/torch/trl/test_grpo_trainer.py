@@ -18,8 +18,8 @@ from backends.errors import LachesisError
 from lachesis_messages.tokens import MASKED, digest_of
 from lachesis_tokens.samples.verification import verify
 from lachesis_train import LachesisRollouts, SettingsDisagree
-from lachesis_train.trl.items import environment_of
-from lachesis_train.trl.rows import BranchedRollout
+from lachesis_train.trainers.items import environment_of
+from lachesis_train.trainers.rows import BranchedRollout
 from tests.train.torch.trl.envs import AsksAgain, LeavesOut, Raises, SayAscii, WritesFile, arguments, conversation
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
@@ -249,7 +249,7 @@ def test_an_adapter_is_sampled_and_trained(tmp_path: Path, model: Any, tokenizer
     assert exact.gap < 1e-5, "with the adapter, without its dropout"
 
 
-@pytest.mark.parametrize("on_branches", ["final", "longest"])
+@pytest.mark.parametrize("on_branches", ["last", "longest"])
 def test_one_sample_of_a_branched_rollout_is_trained_and_the_rest_is_counted(
     tmp_path: Path, model: Any, tokenizer: Any, on_branches: Any
 ) -> None:
@@ -264,7 +264,7 @@ def test_one_sample_of_a_branched_rollout_is_trained_and_the_rest_is_counted(
     assert rollouts.totals["undelivered"] > 0
     asked_again = ["again" in tokenizer.decode(ids) for ids in returned[0]["prompt_ids"]]
     sampled = [sum(mask) for mask in returned[0]["env_mask"]]
-    if on_branches == "final":
+    if on_branches == "last":
         assert all(asked_again)
         assert max(sampled) <= 4
     else:
@@ -278,7 +278,7 @@ def test_a_branched_rollout_stops_the_training_unless_a_setting_chooses(
 ) -> None:
     with LachesisRollouts(AsksAgain, tokenizer=tokenizer) as rollouts:
         trainer = trainer_of(rollouts, model, arguments(tmp_path))
-        with pytest.raises(BranchedRollout, match=r"rollout .* of item \S+ has 2 samples.*set on_branches='final'"):
+        with pytest.raises(BranchedRollout, match=r"rollout .* of item \S+ has 2 samples.*set on_branches='last'"):
             trainer.train()
 
 

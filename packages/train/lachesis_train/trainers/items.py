@@ -1,0 +1,116 @@
+"""The items of an environment as rows of a trainer's dataset: the item travels in its row, as JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Final
+
+from backends.errors import LachesisError, SettingsError
+from lachesis.figures.item_keys import first_items, plain
+from lachesis.settings.hooks import of_hook
+
+ITEM_COLUMN: Final = "lachesis_item"
+"""The column of a dataset that has an item as JSON text."""
+NAME: Final = "lachesis"
+"""What selects us in a row: SkyRL's `env_class`, verl's `agent_name`."""
+
+
+def environment_of(env: Any, settings: Mapping[str, Any] | None, servers: Sequence[Any] | None = None) -> Any:
+    """The environment: `env` itself, or one of that class with its own defaults, these settings and these servers.
+
+    `env` may also be the name or the place of a class, as `--env` of `lachesis train` takes it.
+
+    Raises:
+        SettingsError: it has no such setting, or there is no such environment.
+    """
+    if isinstance(env, str):
+        from lachesis.cli.environment_classes import environment_class
+
+        env = environment_class(env)
+    if not isinstance(env, type):
+        if settings or servers:
+            raise ValueError("settings are for a class of environments; this environment has its settings already")
+        return env
+    defaults, own_servers = env.config_init()  # type: ignore[attr-defined]
+    for name in settings or {}:
+        if name not in type(defaults).model_fields:
+            near = get_close_matches(name, type(defaults).model_fields, n=1)
+            hint = f"did you mean {near[0]}?" if near else "see the environment's --help"
+            raise SettingsError(f"{env.__name__} has no setting {name!r}; {hint}")
+    chosen = {name: getattr(defaults, name) for name in defaults.model_fields_set}
+    return env(type(defaults)(**{**chosen, **(settings or {})}), servers or own_servers)
+
+
+def write_items(env: Any, path: str | Path, count: int, *, settings: Mapping[str, Any] | None = None) -> int:
+    """Write the next `count` items of an environment, or those that are left, as JSON Lines.
+
+    The rows are a dataset for SkyRL, verl and slime: `prompt` has the first messages, which are shown and measured
+    there; the item itself is what is played. Returns the number of rows.
+
+    Raises:
+        LachesisError: there are no items, or one cannot become JSON.
+    """
+    played = environment_of(env, settings)
+
+    async def draw() -> list[Any]:
+        await of_hook(played.setup())
+        try:
+            return await first_items(played.get_next_item, count)
+        finally:
+            await of_hook(played.teardown())
+
+    items = asyncio.run(draw())
+    if not items:
+        raise LachesisError(f"{played.run_name} has no items: get_next_item returned None")
+    with Path(path).open("w") as file:
+        for index, item in enumerate(items):
+            text = json.dumps(plain(item))
+            row = {
+                "prompt": shown_messages(played, item),
+                ITEM_COLUMN: text,
+                "env_class": NAME,
+                "agent_name": NAME,
+                "data_source": played.run_name,
+                "reward_model": {"style": "rule", "ground_truth": ""},
+                "extra_info": {"index": index},
+                "metadata": {ITEM_COLUMN: text},
+            }
+            file.write(json.dumps(row) + "\n")
+    return len(items)
+
+
+def item_of(row: Mapping[str, Any] | None) -> Any:
+    """The item of a row.
+
+    Raises:
+        LachesisError: it is not a row of `write_items`.
+    """
+    text = (row or {}).get(ITEM_COLUMN)
+    if not isinstance(text, str):
+        raise LachesisError(
+            f"a row of the dataset has no column {ITEM_COLUMN!r} (its columns: {', '.join(row or ()) or 'none'}); make "
+            "the file with lachesis_train.write_items"
+        )
+    return json.loads(text)
+
+
+def shown_messages(env: Any, item: Any) -> list[dict[str, Any]]:
+    """What tables show of an item: its first messages as text, unless only the session of a rollout knows them."""
+    try:
+        messages = list(env.initial_messages(item))
+    except Exception:
+        if env.scorer().session is None:
+            raise
+        return [{"role": "user", "content": "(the session of each rollout writes it)"}]
+    return [{"role": said["role"], "content": _text(said["content"])} for said in messages]
+
+
+def _text(content: Any) -> str:
+    """What a trainer's tables show of a message. The model gets the message itself."""
+    if isinstance(content, str):
+        return content
+    return "\n".join(str(part.get("text") or f"[{part.get('type')}]") for part in content or ())
