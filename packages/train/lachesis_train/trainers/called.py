@@ -80,6 +80,7 @@ class CalledEnvironment:
         """Rollouts, and how many of them were not scored or had several samples; tokens sampled and trained."""
         self.repaired = RepairedCalls()
         """The calls of training rollouts that the parser read, and those that it repaired."""
+        self._one_by_one = one_by_one
         self._thread: EnvThread | None = None
         self._starting = threading.Lock()
         self._gate = asyncio.Semaphore(max(1, self.env.max_num_workers) * (self.env.config.group_size**one_by_one))
@@ -138,14 +139,17 @@ class CalledEnvironment:
         call = self.running.submit(lambda: self.rollouts_of(item, key, size, evaluation=evaluation))
         return await asyncio.wrap_future(call)
 
-    async def rows(self, rollout: Any, *, evaluation: bool = False) -> list[Row]:
-        """The verified rows of a rollout, which are counted in the totals; none if it is left out."""
+    async def rows(self, rollout: Any, *, several: bool = False, evaluation: bool = False) -> list[Row]:
+        """The verified rows of a rollout, which are counted in the totals; none if it is left out.
+
+        `several`: a row of each sample, whatever `on_branches` says.
+        """
         # The trainer's sampler repeats no prompts: they are its own, and the certificate says that nobody checked them.
         own = isinstance(self.engine, TrainerSamplerEngine)
         rows = await asyncio.to_thread(
             rows_of,
             rollout,
-            on_branches=self.on_branches,
+            on_branches=None if several else self.on_branches,
             taker=self.taker,
             unchecked_prompts="allow" if own else self.env.config.unchecked_prompts,
             evaluation=evaluation,
@@ -179,7 +183,7 @@ class CalledEnvironment:
         Raises:
             LachesisError: no rollout of several groups in a row was scored (`env.max_failed_groups`).
         """
-        rounds = 1 if evaluation else 1 + self.env.config.max_infra_retries
+        rounds = 1 if evaluation and not self._one_by_one else 1 + self.env.config.max_infra_retries
         async with self._gate:
             groups = await self.env.play_item(item, key, size=size, rounds=rounds, evaluation=evaluation)
         found = [rollout for group in groups for rollout in group.rollouts]
