@@ -283,7 +283,7 @@ def cell(group: TrainingGroup) -> str:
     values = group.advantages or [value or 0.0 for value in rollout_advantages(group.scores)]
     found: dict[tuple[str, float], int] = {}
     for sample, value in zip(group.samples, values, strict=True):
-        if sample.rollout_id == "first":
+        if sample.rollout_id == "first" and isinstance(value, float):
             part = "attempt " if sample.discarded else "branch " if sample.index else ""
             key = part, round(value, 2)
             found[key] = found.get(key, 0) + sample.trained

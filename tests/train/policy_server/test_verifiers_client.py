@@ -51,7 +51,7 @@ async def test_turns_of_verifiers_train_client_are_ids_of_the_policy(tmp_path: P
         asked = [seen["prompt_ids"] for seen in it.sampler.calls]
         assert len(asked) == 2 and asked[1][: len(asked[0])] == asked[0]
         ids = [token for token, sampled in zip(branch.token_ids, branch.sampled_mask, strict=True) if sampled]
-        said = it.sampler.codec.encode("Rain all day.") + [min(it.sampler.model.end_ids)]
+        said = [*it.sampler.codec.encode("Rain all day."), min(it.sampler.model.end_ids)]
         assert ids == said * 2 and branch.token_ids == asked[1] + said
         logprobs = [value for value, sampled in zip(branch.logprobs, branch.sampled_mask, strict=True) if sampled]
         scores = [it.sampler.model.score(prompt, said, Sampling(1)) for prompt in asked]
