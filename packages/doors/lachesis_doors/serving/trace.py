@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from lachesis.loop.outcome import Outcome
 from lachesis.loop.rollout import PlayedGroup, Rollout
-from lachesis_messages.graph_walks import replaced_attempts
+from lachesis_messages.history import MessageHistory
 from lachesis_messages.messages import Message
 from lachesis_messages.responses import ChatResponse, MessageGraph, Node, ToolResponse
 
@@ -46,7 +46,7 @@ def standing_of(rollout: Rollout) -> dict[str, Any]:
 
 
 def nodes_of(
-    graph: MessageGraph,
+    history: MessageHistory,
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[int, list[tuple[str, int, int]]]]:
     """The nodes, the calls of the model, and by node the versions of the weights that sampled its tokens.
 
@@ -64,7 +64,7 @@ def nodes_of(
     trained: set[int] = set()
     """Nodes with sampled tokens on their path."""
     copies: dict[int, int] = {}
-    attempts = {id(said) for said in replaced_attempts(graph)}
+    attempts = {id(said) for said in history.replaced_attempts()}
 
     def as_context(at: int) -> int:
         line: list[int] = []
@@ -98,7 +98,7 @@ def nodes_of(
             parent = known[parent, node]
         return parent
 
-    for node in _completions(graph):
+    for node in _completions(history):
         said = node.origin
         assert isinstance(said, ChatResponse)
         if id(said) in attempts:
@@ -123,7 +123,7 @@ def nodes_of(
         calls.append(_call(completed[node], said))
         if said.tokens is not None and said.tokens.versions:
             versions[completed[node]] = list(said.tokens.versions)
-    path = graph.nodes()
+    path = history.nodes()
     last = max((at for at, node in enumerate(path) if node in completed), default=-1)
     add_context(completed[path[last]] if last >= 0 else None, path[last + 1 :])
     return nodes, calls, versions
