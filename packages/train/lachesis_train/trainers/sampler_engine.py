@@ -108,7 +108,7 @@ class TrainerSamplerEngine:
         url: names the trainer in messages and records.
         logprobs: the kind of its logprobs.
         room: the trainer's limits.
-        ends: ids that end a turn.
+        tokenizer: the trainer's.
         time_limit: seconds for a completion. An engine that cannot be placed would otherwise never answer.
     """
 
@@ -116,11 +116,20 @@ class TrainerSamplerEngine:
     modes: ClassVar[tuple[LogprobsKind, ...]] = ("processed", "temperature", "raw")
 
     def __init__(
-        self, sample: TrainerSampler, *, url: str, logprobs: LogprobsKind, room: Room, time_limit: float
+        self,
+        sample: TrainerSampler,
+        *,
+        tokenizer: Any,
+        url: str,
+        logprobs: LogprobsKind,
+        room: Room,
+        time_limit: float,
     ) -> None:
         self.settings = ServerSettings(base_url=url, model_name="policy", max_concurrency=1 << 20)
         self.room = room
+        self.tokenizer = tokenizer
         self.ends: frozenset[int] = frozenset()
+        """Ids that end a turn."""
         self.caller: asyncio.AbstractEventLoop | None = None
         """The event loop of the trainer. None: the one that rollouts run on."""
         self._sample = sample
@@ -186,16 +195,13 @@ class TrainerSamplerEngine:
         call = self._sample(
             prompt_ids, session=session, max_tokens=sampling.max_tokens, temperature=sampling.temperature
         )
-        here = self.caller in (None, asyncio.get_running_loop())
         try:
             async with asyncio.timeout(self._time_limit):
-                if here or self.caller is None:
+                if self.caller in (None, asyncio.get_running_loop()):
                     return await call
                 return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(call, self.caller))
         except TimeoutError as error:
-            cause = (
-                f"the trainer's sampler did not answer within {self._time_limit:g} s; is its engine placed and awake?"
-            )
+            cause = f"the trainer's sampler gave no answer in {self._time_limit:g} s; is its engine placed and awake"
             raise ServerUnavailable(self.base_url, cause, 1) from error
         except InferenceError:
             raise
@@ -204,8 +210,8 @@ class TrainerSamplerEngine:
             raise ServerUnavailable(self.base_url, cause, 1) from error
 
     async def tokenize(self, text: str) -> list[int] | None:
-        """None: the tokenizer of the run is the trainer's own."""
-        return None
+        """The ids of the run's tokenizer, which is the trainer's own."""
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     async def check(self) -> list[str]:
         return []

@@ -60,7 +60,9 @@ class LachesisGenerator(CalledEnvironment):
     ) -> None:
         room = Room("skyrl://inference", "generator.max_input_length")
         room.prompt = config.max_input_length
-        engine = TrainerSamplerEngine(self._sample, url=room.url, logprobs=logprobs, room=room, time_limit=time_limit)
+        engine = TrainerSamplerEngine(
+            self._sample, tokenizer=tokenizer, url=room.url, logprobs=logprobs, room=room, time_limit=time_limit
+        )
         self.step_wise = bool(config.step_wise_trajectories)
         super().__init__(
             env, engine, tokenizer=tokenizer, settings=settings, on_branches=None if self.step_wise else on_branches

@@ -128,7 +128,9 @@ class VerlEnvironment(CalledEnvironment):
         self.manager = manager
         kinds: dict[str, LogprobsKind] = {"processed_logprobs": "processed", "raw_logprobs": "raw"}
         kind = kinds.get(rollout.get("logprobs_mode") or "", "processed")
-        engine = TrainerSamplerEngine(self._sample, url=room.url, logprobs=kind, room=room, time_limit=time_limit)
+        engine = TrainerSamplerEngine(
+            self._sample, tokenizer=tokenizer, url=room.url, logprobs=kind, room=room, time_limit=time_limit
+        )
         super().__init__(env, engine, tokenizer=tokenizer, settings=settings, on_branches=on_branches, one_by_one=True)
         if not rollout.calculate_log_probs:
             raise SettingsDisagree("set actor_rollout_ref.rollout.calculate_log_probs: a certificate has the logprobs")
