@@ -115,8 +115,7 @@ async def test_a_rollout_of_several_chains_is_no_sample(tmp_path: Path) -> None:
 
     async with ScriptedServer(empty_at_first) as model, gym(tmp_path, config(model)) as run:
         _, found = await run(0)
-        assert found["mask_sample"] is True
-        assert "1 completion of the rollout left the conversation" in found["failure_reason"]
+        assert (found["mask_sample"], found["reward"]) == (False, 0.75)  # nobody trains the attempt
 
 
 async def test_a_model_that_gives_up_is_scored_with_what_it_said_last(tmp_path: Path) -> None:

@@ -10,13 +10,13 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, get_args
 
 from backends.errors import SettingsError
 from backends.plugins import Registry
 from lachesis import HermesAgentBaseEnv
 from lachesis.cli import play_environment, port_number
-from lachesis_doors.serving.host import ServingHost
+from lachesis_doors.serving.host import OnBranches, ServingHost
 from lachesis_doors.serving.open_rollout import Clients
 from lachesis_tokens.wire.service import WebService
 
@@ -58,6 +58,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="FILE",
         help="write the tasks there, as JSON Lines for nemogym and prime",
     )
+    parser.add_argument(
+        "--on-branches",
+        default="error",
+        choices=get_args(OnBranches),
+        help="of a rollout of several chains of tokens, nemogym gets none (error), the longest or the last one",
+    )
     target = [arguments.pop(0)] if arguments and not arguments[0].startswith("-") else []
     if not target:
         parser.print_help()
@@ -92,11 +98,15 @@ async def _serve(given: argparse.Namespace, env: HermesAgentBaseEnv) -> None:
     if given.rows is not None and not hasattr(standard, "rows"):
         raise SettingsError(f"--rows has no meaning with --as {given.standard}, whose clients list the tasks")
 
+    if given.on_branches != "error" and not hasattr(standard, "takes_one_chain"):
+        raise SettingsError(f"--on-branches has no meaning with --as {given.standard}")
+
     def write(service: Any) -> None:
         if given.rows is not None:
             given.rows.write_text("".join(json.dumps(row) + "\n" for row in service.rows()))
 
-    await serve(standard, env, stop, given.host, given.port, items=given.items, idle=given.idle, ready=write)
+    how = {"items": given.items, "idle": given.idle, "on_branches": given.on_branches}
+    await serve(standard, env, stop, given.host, given.port, **how, ready=write)
 
 
 async def serve(
@@ -108,6 +118,7 @@ async def serve(
     *,
     items: int = 1000,
     idle: float = 900.0,
+    on_branches: OnBranches = "error",
     ready: Any = None,
 ) -> None:
     """Serve until `stop` is set. `ready` is called with the server once it listens."""
@@ -117,7 +128,7 @@ async def serve(
     env.use_server(Clients())
     async with (
         env.running(),
-        ServingHost(env, items=items, idle=idle, driven=not plays) as host,
+        ServingHost(env, items=items, idle=idle, driven=not plays, on_branches=on_branches) as host,
         standard(host, address, port) as service,
     ):
         tasks = ", ".join(f"{number} tasks of {split}" for split, number in host.splits.items())

@@ -8,7 +8,7 @@ import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import AsyncExitStack
-from typing import Any, Self
+from typing import Any, Literal, Self, TypeAlias
 
 from backends.errors import LachesisError, SettingsError
 from backends.text import counted
@@ -25,6 +25,8 @@ from lachesis_doors.serving.open_rollout import (
 )
 from lachesis_doors.serving.policies import Policies
 
+OnBranches: TypeAlias = Literal["error", "longest", "last"]
+"""What a standard with one chain of tokens a rollout gets of one that has several: none, or one of them."""
 _LOOK_EVERY = 1.0
 """Seconds between two looks at silent clients."""
 
@@ -46,10 +48,19 @@ class ServingHost:
         driven: clients say what a model would say. Otherwise `play` plays whole rollouts.
     """
 
-    def __init__(self, env: HermesAgentBaseEnv, *, items: int, idle: float, driven: bool = True) -> None:
+    def __init__(
+        self,
+        env: HermesAgentBaseEnv,
+        *,
+        items: int,
+        idle: float,
+        driven: bool = True,
+        on_branches: OnBranches = "error",
+    ) -> None:
         if env.collects or not env.takes_follow_ups:
             raise SettingsError(f"{env.run_name}: its agent is a program of its own, which cannot be served")
         self.env = env
+        self.on_branches = on_branches
         self.name = env.run_name.lower()
         self.places = env.max_num_workers
         self.draining = False

@@ -7,7 +7,7 @@ server of the settings, which may be one of NeMo Gym's. What has no score has `m
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from aiohttp import web
@@ -15,9 +15,10 @@ from aiohttp import web
 from backends.errors import LachesisError
 from backends.text import counted
 from lachesis.loop.rollout import PlayedGroup
-from lachesis_doors.serving.host import NoPlace, NoSuchTask, ServingHost
+from lachesis_doors.serving.host import NoPlace, NoSuchTask, OnBranches, ServingHost
 from lachesis_doors.serving.policies import TOKEN_FIELDS, RequestPolicy
 from lachesis_doors.serving.task_routes import body_of, refused
+from lachesis_doors.serving.trace import completions_of
 from lachesis_messages.history import MessageHistory
 from lachesis_messages.messages import FinishReason, Message
 from lachesis_messages.responses import ChatResponse, Node
@@ -36,6 +37,7 @@ _FAILURES: Final = {
 class NeMoGymService(WebService):
     title = "the NeMo Gym agent server"
     plays = True
+    takes_one_chain = True
 
     def __init__(self, host: ServingHost, address: str, port: int) -> None:
         super().__init__(address, port)
@@ -76,56 +78,128 @@ class NeMoGymService(WebService):
             raise refused(503, str(error)) from error
         except LachesisError as error:  # a setting, which no other row changes
             raise refused(500, str(error)) from error
-        return json_response({**body, **verified(asked, group)})
+        return json_response({**body, **verified(asked, group, self._host.on_branches)})
 
     async def _metrics(self, request: web.Request) -> web.Response:
         """Of the rows that have a score."""
         rows = (await body_of(request)).get("verify_responses") or ()
-        scores = [row["reward"] for row in rows if not row.get("mask_sample")]
-        found = {"masked": len(rows) - len(scores), **({"mean/reward": statistics.fmean(scores)} if scores else {})}
+        scored = [row for row in rows if not row.get("mask_sample")]
+        left_out = [row.get("tokens_left_out") or 0 for row in scored]
+        found: dict[str, float] = {"masked": len(rows) - len(scored), "tokens_left_out": sum(left_out)}
+        if scored:
+            found["mean/reward"] = statistics.fmean(row["reward"] for row in scored)
         return json_response({"group_level_metrics": [], "agent_metrics": found, "key_metrics": found})
 
 
-def verified(asked: Mapping[str, Any], group: PlayedGroup) -> dict[str, Any]:
-    """NeMo Gym's `BaseVerifyResponse`: the conversation, and its score."""
+def verified(asked: Mapping[str, Any], group: PlayedGroup, on_branches: OnBranches = "error") -> dict[str, Any]:
+    """NeMo Gym's `BaseVerifyResponse`: the conversation, and its score.
+
+    Its trainer asserts that every prompt with tokens begins with all tokens before it, whether the rollout is masked or
+    not. So only the completions of one such chain have their tokens.
+    """
     (rollout,) = group.rollouts
     history = rollout.result.history if rollout.result is not None else MessageHistory()
-    nodes, said = history.nodes(), history.ended_on()
+    nodes: Sequence[Node] = history.nodes()
+    said = history.ended_on()
+    chains = chains_of(history)
+    chain = chains[-1] if chains else []
+    kind, why = rollout.unscored_kind, rollout.unscored_because
+    left_out = 0
+    if rollout.reward is not None:
+        kind, why = "branched", _broken_chain(history)
+        if why and chain and on_branches != "error":
+            why = ""
+            chain = max(reversed(chains), key=_sampled) if on_branches == "longest" else chain
+            nodes, said = _path_to(history, chain[-1]), chain
+        left_out = _sampled(history.completions()) - _sampled(chain)
     begins = next((at for at, node in enumerate(nodes) if isinstance(node.origin, ChatResponse)), len(nodes))
     tools = [{"type": "function", "strict": False, **tool["function"]} for tool in group.tools]
     params = {**asked, "input": [_item(node.item) for node in nodes[:begins]], "tools": tools}
     response = answer(params, said[-1] if said else ChatResponse(Message("assistant"), FinishReason.STOP))
-    written = [item for node in nodes[begins:] for item in _items(node)]
-    # An agent that gave up has said something that is no part of the conversation.
     shown = {id(node.origin) for node in nodes}
-    response["output"] = written + [item for each in said if id(each) not in shown for item in _completion(each)]
-    kind, why = rollout.unscored_kind, rollout.unscored_because
-    if rollout.reward is not None:
-        kind, why = "branched", _broken_chain(said, len(history.completions()))
+    # An agent that gave up has said something that is no part of the conversation.
+    after = [each for each in said if id(each) not in shown]
+    members = {id(each) for each in chain}
+    written = [item for node in nodes[begins:] for item in _items(node, members)]
+    response["output"] = written + [item for each in after for item in _completion(each, members)]
     found: dict[str, Any] = {
         "responses_create_params": params,
         "response": response,
         "reward": rollout.reward,
         "mask_sample": False,
         "reward_components": dict(rollout.metrics),
+        "tokens_left_out": left_out,
     }
+    if versions := [each.tokens.versions for each in chain if each.tokens is not None and each.tokens.versions]:
+        found["policy_versions"] = versions
     if rollout.reward is None or why:
         about = {"failure_kind": _FAILURES.get(kind, f"lachesis:{kind}"), "failure_reason": why}
         found |= {"reward": 0.0, "mask_sample": True, **about}
     return found
 
 
-def _completion(said: ChatResponse) -> list[dict[str, Any]]:
-    """The last item of a completion has its tokens, where they are known."""
+def chains_of(history: MessageHistory) -> list[list[ChatResponse]]:
+    """The completions with tokens, without discarded attempts, as chains: a prompt begins with all tokens before it.
+
+    A chain leads to each completion that none continues. The last one leads to that on which the conversation ended.
+    """
+    said = [(each, found) for each in _kept(history) if (found := _tokens(each))]
+    ends = [[*found[TOKEN_FIELDS[0]], *found[TOKEN_FIELDS[1]]] for _, found in said]
+    before: dict[int, int] = {}
+    for at, (_, found) in enumerate(said):
+        prompt = found[TOKEN_FIELDS[0]]
+        longest_first = sorted(range(at), key=lambda way: (-len(ends[way]), -way))
+        if (way := next((way for way in longest_first if _begins_with(prompt, ends[way])), None)) is not None:
+            before[at] = way
+    leads_to = [at for at in range(len(said)) if at not in before.values()]
+    final = {id(each) for each in history.ended_on()}
+    if last := [at for at, (each, _) in enumerate(said) if id(each) in final][-1:]:
+        leads_to = [*(at for at in leads_to if at != last[0]), *last]
+    chains = []
+    for end in leads_to:
+        line = [end]
+        while line[-1] in before:
+            line.append(before[line[-1]])
+        chains.append([said[at][0] for at in reversed(line)])
+    return chains
+
+
+def _begins_with(ids: Sequence[int], start: Sequence[int]) -> bool:
+    size = len(start)
+    return size <= len(ids) and ids[size - 1] == start[-1] and ids[:size] == start
+
+
+def _kept(history: MessageHistory) -> list[ChatResponse]:
+    """All completions but the discarded attempts, which nobody trains."""
+    attempts = {id(each) for each in history.replaced_attempts()}
+    return [each for each in history.completions() if id(each) not in attempts]
+
+
+def _sampled(said: Iterable[ChatResponse]) -> int:
+    return sum(len(found[TOKEN_FIELDS[1]]) for each in said if (found := _tokens(each)))
+
+
+def _path_to(history: MessageHistory, said: ChatResponse) -> Sequence[Node]:
+    node: Node | None = next(node for node in completions_of(history) if node.origin is said)
+    path: list[Node] = []
+    while node is not None:
+        path.append(node)
+        node = node.parent
+    return path[::-1]
+
+
+def _completion(said: ChatResponse, members: Collection[int]) -> list[dict[str, Any]]:
+    """The last item of a completion of the chain has its tokens, where they are known."""
     items: list[dict[str, Any]] = answer({}, said)["output"]
-    items[-1] |= _tokens(said)
+    if id(said) in members:
+        items[-1] |= _tokens(said)
     return items
 
 
-def _items(node: Node) -> list[dict[str, Any]]:
+def _items(node: Node, members: Collection[int]) -> list[dict[str, Any]]:
     """What a message is in a Responses object."""
     if isinstance(node.origin, ChatResponse):
-        return _completion(node.origin)
+        return _completion(node.origin, members)
     if node.message.role == "tool":
         return [{"type": "function_call_output", "call_id": node.message.tool_call_id, "output": _content(node.item)}]
     return [_item(node.item)]
@@ -153,15 +227,22 @@ def _tokens(said: ChatResponse) -> dict[str, Any]:
     return {name: list(said.message.extra[name]) for name in TOKEN_FIELDS if name in said.message.extra}
 
 
-def _broken_chain(said: Sequence[ChatResponse], completions: int) -> str:
+def _broken_chain(history: MessageHistory) -> str:
     """Why the rollout is not one chain of tokens, which is all that NeMo Gym's trainer takes; empty if it is."""
-    if others := completions - len(said):
-        return f"{counted(others, 'completion')} of the rollout left the conversation, and NeMo Gym takes one chain"
+    said = history.ended_on()
+    if others := len(_kept(history)) - len(said):
+        return (
+            f"{counted(others, 'completion')} of the rollout left the conversation, and NeMo Gym takes one chain; "
+            "--on-branches last or longest takes one of them"
+        )
     seen: list[int] = []
     for number, each in enumerate(said):
         if found := _tokens(each):
             prompt, ids, _ = found.values()
             if prompt[: len(seen)] != seen:
-                return f"the prompt of completion {number} does not continue the tokens before it"
+                return (
+                    f"the prompt of completion {number} does not continue the tokens before it; --on-branches last or "
+                    "longest takes one chain"
+                )
             seen = [*prompt, *ids]
     return ""

@@ -98,7 +98,7 @@ def nodes_of(
             parent = known[parent, node]
         return parent
 
-    for node in _completions(history):
+    for node in completions_of(history):
         said = node.origin
         assert isinstance(said, ChatResponse)
         if id(said) in attempts:
@@ -129,13 +129,13 @@ def nodes_of(
     return nodes, calls, versions
 
 
-def _completions(graph: MessageGraph) -> Iterator[Node]:
+def completions_of(graph: MessageGraph) -> Iterator[Node]:
     """Those of sub-agents come where their result is."""
     for node in graph.all_nodes():
         if node.sampled:
             yield node
         elif isinstance(node.origin, ToolResponse) and node.origin.chat is not None and node.source is None:
-            yield from _completions(node.origin.chat)
+            yield from completions_of(node.origin.chat)
 
 
 def _end(node: Node) -> Any:
