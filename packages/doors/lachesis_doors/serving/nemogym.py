@@ -84,8 +84,9 @@ class NeMoGymService(WebService):
         """Of the rows that have a score."""
         rows = (await body_of(request)).get("verify_responses") or ()
         scored = [row for row in rows if not row.get("mask_sample")]
-        left_out = [row.get("tokens_left_out") or 0 for row in scored]
-        found: dict[str, float] = {"masked": len(rows) - len(scored), "tokens_left_out": sum(left_out)}
+        found: dict[str, float] = {"masked": len(rows) - len(scored)}
+        if left_out := sum(row.get("tokens_left_out") or 0 for row in scored):
+            found["tokens_left_out"] = left_out
         if scored:
             found["mean/reward"] = statistics.fmean(row["reward"] for row in scored)
         return json_response({"group_level_metrics": [], "agent_metrics": found, "key_metrics": found})
@@ -128,8 +129,9 @@ def verified(asked: Mapping[str, Any], group: PlayedGroup, on_branches: OnBranch
         "reward": rollout.reward,
         "mask_sample": False,
         "reward_components": dict(rollout.metrics),
-        "tokens_left_out": left_out,
     }
+    if left_out:
+        found["tokens_left_out"] = left_out
     if versions := [each.tokens.versions for each in chain if each.tokens is not None and each.tokens.versions]:
         found["policy_versions"] = versions
     if rollout.reward is None or why:

@@ -27,11 +27,12 @@ def trace_of(group: PlayedGroup, task: Mapping[str, Any]) -> dict[str, Any]:
         "tools": [tool["function"] for tool in group.tools],
         "rewards": {"reward": None if score is None else {"score": score, "weight": 1.0}},
         "metrics": dict(rollout.metrics),
-        "info": {"policy_versions": {str(at): each for at, each in versions.items()}} if versions else {},
         "is_completed": True,
         "stop_condition": rollout.outcome.value,
         **standing_of(rollout),
     }
+    if versions:
+        standing["info"] = {"policy_versions": {str(at): each for at, each in versions.items()}}
     errors = standing.pop("errors")
     opened = {"version": 1, "id": name, "verifiers": {"version": "0.4.0"}, "task": task}
     return {"trace": name, "open": opened, "nodes": nodes, "calls": calls, "errors": errors, "set": standing}
