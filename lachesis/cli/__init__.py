@@ -37,7 +37,7 @@ GROUPS = {
     "look": {
         "view": "show a folder of runs in a browser, while it grows",
         "report": "write the HTML report of a groups file again",
-        "export": "write the groups of a finished run in another format",
+        "export": "write the groups of a finished run in another format, or the model of a training run",
         "trajectories": "summarise, check, convert and deduplicate files of trajectories",
         "compress": "fit long trajectories into a token budget by summarising their middle turns",
         "verify": "check that sample files contain exactly the sampled tokens, each once",
@@ -62,7 +62,7 @@ PACKAGES = {
     **dict.fromkeys(("batch", "compress", "export", "trajectories"), "lachesis-data"),
     **dict.fromkeys(("demo", "envs", "eval regrade", "tasks"), "lachesis-envs"),
     **dict.fromkeys(("fake-server", "sandboxes attack"), "lachesis-testing"),
-    **dict.fromkeys(("api", "engine", "policy", "train"), "lachesis-train"),
+    **dict.fromkeys(("api", "engine", "export weights", "policy", "train"), "lachesis-train"),
     **dict.fromkeys(("eval compare", "report", "view"), "lachesis-view"),
     "play": "lachesis-compat",
     "pool": "lachesis-pools",

