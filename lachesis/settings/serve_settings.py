@@ -88,6 +88,18 @@ class ServeSettings(BaseModel):
     turn_discount: Annotated[float, SERVE] = Field(
         default=1.0, ge=0, le=1, description="Discount of each later turn's reward, with credit turn."
     )
+    soft_length_limit: Annotated[int | None, SERVE] = Field(
+        default=None,
+        ge=1,
+        description="Sampled tokens of a rollout from which on the score that the trainer gets is lowered by all of "
+        "length_penalty; null: never.",
+    )
+    soft_length_buffer: Annotated[int, SERVE] = Field(
+        default=512, ge=1, description="The last tokens before soft_length_limit, over which the penalty grows."
+    )
+    length_penalty: Annotated[float, SERVE] = Field(
+        default=1.0, ge=0, description="Penalty at soft_length_limit; the reward in records and figures stays."
+    )
     max_batches_offpolicy: Annotated[int, SERVE] = Field(
         default=3,
         ge=1,

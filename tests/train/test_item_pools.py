@@ -222,10 +222,10 @@ class OfThree(CoinToss):
     """Three items: one that is solved, one that never is, and one that sometimes is."""
 
     async def setup(self) -> None:
-        self.items = iter([f"{word} {number}" for number, word in enumerate(("solved", "never", "some"))])
+        self.left = ["some 2", "never 1", "solved 0"]
 
     async def get_next_item(self) -> Any:
-        return next(self.items, None)
+        return self.left.pop() if self.left else None
 
     async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
         return 1.0 if "solved" in item else 0.0 if "never" in item else float(ctx.task_id.split("-")[2] == "0")
@@ -257,7 +257,7 @@ def test_the_rate_of_signals_is_shown_by_item_beside_its_target() -> None:
     rates = SignalRates(0.75)
     assert not list(rates.rows()) and rates.rate is None
     keys = [f"{item}-{number}" for number in range(16) for item in "abcd"]
-    of = {"a": [1.0, 0.0], "b": [0.5, 0.5], "c": [0.0, None], "d": [1.0, 2.0, None]}
+    of: dict[str, list[float | None]] = {"a": [1.0, 0.0], "b": [0.5, 0.5], "c": [0.0, None], "d": [1.0, 2.0, None]}
     warnings = [rates.add(key, of[key[0]]) for key in keys + keys]
     assert rates.rate == pytest.approx(2 / 3)
     (warning,) = filter(None, warnings)

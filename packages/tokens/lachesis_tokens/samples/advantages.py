@@ -52,6 +52,12 @@ def rollout_advantages(rewards: Sequence[float | None], *, normalise: bool = Fal
     return [None if reward is None else (reward - mean) / spread * scale for reward in rewards]
 
 
+def overlong(tokens: int, *, limit: int, buffer: int) -> float:
+    """0 for a rollout of at most `limit` - `buffer` tokens, -1 from `limit` on, and linear between: the soft overlong
+    punishment of DAPO (arXiv 2503.14476)."""
+    return -min(max(tokens - limit + buffer, 0), buffer) / buffer
+
+
 def sample_advantage(
     sample: TokenSample, advantage: float, average: LossAverage = LossAverage.SAMPLE, *, of: int | None = None
 ) -> float:

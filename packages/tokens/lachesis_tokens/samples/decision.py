@@ -9,6 +9,7 @@ from lachesis.runs.decisions import Decision, Kept, LeftOut
 from lachesis.runs.registration import TrainerInfo
 from lachesis.settings.settings import HermesAgentEnvConfig
 from lachesis_messages.records.split_rollouts import SplitRollouts
+from lachesis_tokens.samples.advantages import overlong
 from lachesis_tokens.samples.group_shapes import (
     OF_TOKENS,
     GroupSettings,
@@ -28,18 +29,7 @@ SAME_SCORES: Final = "same scores"
 
 def decide_for_training(group: PlayedGroup, config: HermesAgentEnvConfig, trainer: TrainerInfo) -> Decision:
     """The group as it is sent, or why it is not. CPU-bound: not for the event loop."""
-    rollouts = [
-        RolloutSamples(
-            rollout.rollout_id,
-            rollout.reward,
-            rollout.samples,
-            rollout.result.recorded_messages if config.include_messages and rollout.result else None,
-            rollout.turn_rewards,
-            rollout.result.repaired_calls if rollout.result else (0, 0),
-            _turn_ids(rollout),
-        )
-        for rollout in group.scored
-    ]
+    rollouts = [_of_rollout(rollout, config) for rollout in group.scored]
     settings = GroupSettings(
         group_size=int(group.group_overrides.get("group_size") or config.group_size),
         split_rollouts=SplitRollouts(config.split_rollouts),
@@ -87,9 +77,22 @@ def decide_for_training(group: PlayedGroup, config: HermesAgentEnvConfig, traine
     )
 
 
-def _turn_ids(rollout: Rollout) -> list[str]:
-    turns = rollout.result.turn_responses if rollout.result else ()
-    return [response.tokens.completion_id for response in turns if response.tokens is not None]
+def _of_rollout(rollout: Rollout, config: HermesAgentEnvConfig) -> RolloutSamples:
+    samples, result = rollout.samples, rollout.result
+    turns = result.turn_responses if result else ()
+    limit, penalty = config.soft_length_limit, None
+    if limit is not None and samples:
+        penalty = config.length_penalty * overlong(samples[0].sampled, limit=limit, buffer=config.soft_length_buffer)
+    return RolloutSamples(
+        rollout.rollout_id,
+        rollout.reward,
+        samples,
+        result.recorded_messages if config.include_messages and result else None,
+        rollout.turn_rewards,
+        result.repaired_calls if result else (0, 0),
+        turn_ids=[response.tokens.completion_id for response in turns if response.tokens is not None],
+        length_penalty=penalty,
+    )
 
 
 def _with_extras(built: TrainingGroup, group: PlayedGroup) -> dict[str, Any]:

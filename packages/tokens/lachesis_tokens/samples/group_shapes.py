@@ -39,7 +39,8 @@ _OF_DELIVERY: Final = ("group_id", "begin_step")
 """Keys of `group_overrides` that are added when a group is sent."""
 
 OVERRIDES: Final = frozenset(
-    {CERTIFICATE, "temperature", "turn_rewards", "repaired_calls", "policy_versions", "experts", "sampling_mask"}
+    {CERTIFICATE, "temperature", "turn_rewards", "judged_score", "length_penalty", "repaired_calls", "policy_versions"}
+    | {"experts", "sampling_mask"}
 )
 """The keys of `overrides[i]` that describe sample `i` and no other sample of its rollout."""
 
@@ -93,6 +94,8 @@ class RolloutSamples:
     """`AgentResult.repaired_calls`; travels there too, for the trainer's figures."""
     turn_ids: Sequence[str] = ()
     """The `completion_id` of each turn; where they are not those of `turn_rewards`, it counts as one turn."""
+    length_penalty: float | None = None
+    """Added to the reward where it becomes a score; None where there is no such penalty."""
 
     @property
     def sampled(self) -> int:
@@ -139,7 +142,7 @@ class TrainingGroup:
     rollouts: tuple[RolloutSamples, ...]
     """The rollout of each sample."""
     scores: tuple[float, ...]
-    """Its reward, or the penalty of a discarded attempt."""
+    """Its reward with the penalty for its length, or the penalty of a discarded attempt."""
     advantages: tuple[Advantage, ...] | None
     """The advantage of each trained token of a sample; None leaves it to the trainer."""
     undelivered: Mapping[str, int]
@@ -166,7 +169,8 @@ class TrainingGroup:
 
         `images[i]` has the data URLs, by digest, of the images of sample `i` that no earlier sample has; null if no
         sample has any. `overrides[i]` holds the temperature, the sample's certificate (see `samples_from_atropos`),
-        `turn_rewards` where the rollout has them, `repaired_calls` where a parser read calls in it, and what the server
+        `turn_rewards` where the rollout has them, `judged_score` and `length_penalty` where lengths are penalised (a
+        score is their sum), `repaired_calls` where a parser read calls in it, and what the server
         reported: `policy_versions` ([version, start, end] over the sample's tokens), `experts` and `sampling_mask`.
         Beside the certificate are the `score` and, where it is sent, the `advantage` once more; `group_overrides` has
         the digest of the group (`group_digest`).
@@ -189,6 +193,11 @@ class TrainingGroup:
             "overrides": [
                 {"temperature": temperature, CERTIFICATE: {**sample.certificate(), **entry}, **sample.replay_record()}
                 | ({} if rollout.turn_rewards is None else {"turn_rewards": list(rollout.turn_rewards)})
+                | (
+                    {"judged_score": rollout.reward, "length_penalty": rollout.length_penalty}
+                    if rollout.length_penalty is not None
+                    else {}
+                )
                 | ({"repaired_calls": list(rollout.repaired_calls)} if rollout.repaired_calls[1] else {})
                 | ({"policy_versions": versions} if (versions := list(map(list, sample.policy_versions))) else {})
                 for sample, entry, temperature, rollout in zip(
@@ -311,7 +320,9 @@ def build_group(rollouts: Sequence[RolloutSamples], settings: GroupSettings) -> 
 
 
 def _shape(rollouts: Sequence[RolloutSamples], settings: GroupSettings) -> TrainingGroup:
-    rewards = [float(rollout.reward) for rollout in rollouts if rollout.reward is not None]
+    rewards = [
+        float(rollout.reward) + (rollout.length_penalty or 0.0) for rollout in rollouts if rollout.reward is not None
+    ]
     baseline = math.fsum(rewards) / len(rewards)
     sent: list[tuple[TokenSample, RolloutSamples, float, Advantage]] = []
     undelivered: dict[str, int] = {}

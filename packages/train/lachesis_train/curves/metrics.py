@@ -14,7 +14,7 @@ from typing import Any, Final
 from lachesis.figures.intervals import mean_of, mean_over_items
 from lachesis_train.curves.estimators import token_estimates
 from lachesis_train.curves.records import GroupRecord, SampleRecord, StepRecord
-from lachesis_train.curves.rollouts import certificate_of, repaired_calls, samples_of
+from lachesis_train.curves.rollouts import certificate_of, override_of, repaired_calls, samples_of
 
 OF_MODELS: Final = ("wait", "train", "base_logprobs", "teacher_logprobs", "evaluate")
 """Phases of a step in which models compute; the rest is the pipeline's own time."""
@@ -48,6 +48,7 @@ def _of_batch(record: StepRecord, trained: Sequence[SampleRecord]) -> dict[str, 
         "train/groups": len(record.groups),
         "train/samples": len(trained),
         **_rewards(record.groups),
+        **_length_penalty(record.groups),
         **_estimates(trained, record.ratio_bounds),
         **_completions(record.groups),
         **_repaired_calls(record.groups),
@@ -61,13 +62,14 @@ def _count(sample: SampleRecord) -> int:
 
 
 def rollout_rewards(body: Mapping[str, Any]) -> list[float]:
-    """The reward of each rollout of a group. `scores` has one entry a sample, and a discarded attempt may have its own;
-    without certificates every sequence is a rollout."""
+    """The reward of each rollout of a group, without the penalty for its length. `scores` has one entry a sample, and
+    a discarded attempt may have its own; without certificates every sequence is a rollout."""
     found: dict[Any, float] = {}
     for at, score in enumerate(body.get("scores") or ()):
         certificate = certificate_of(body, at)
         if not certificate.get("discarded") and isinstance(score, float | int) and math.isfinite(score):
-            found.setdefault(certificate.get("rollout_id", at), score)
+            judged = override_of(body, at).get("judged_score")
+            found.setdefault(certificate.get("rollout_id", at), judged if isinstance(judged, float | int) else score)
     return list(found.values())
 
 
@@ -84,6 +86,15 @@ def _rewards(groups: Sequence[GroupRecord]) -> dict[str, Any]:
         "train/reward_std": _deviation([reward for group in rewards for reward in group]),
         "train/frac_reward_zero_std": sum(len(set(group)) == 1 for group in rewards) / len(rewards),
     }
+
+
+def _length_penalty(groups: Sequence[GroupRecord]) -> dict[str, Any]:
+    """The mean over sequences, where lengths are penalised."""
+    penalties = [
+        override_of(group.body, at).get("length_penalty") for group in groups for at in range(len(samples_of(group)))
+    ]
+    found = [float(penalty) for penalty in penalties if isinstance(penalty, float | int)]
+    return {"train/length_penalty": math.fsum(found) / len(found)} if found else {}
 
 
 def _estimates(trained: Sequence[SampleRecord], bounds: tuple[float, float] | None) -> dict[str, Any]:

@@ -141,6 +141,7 @@ def _training(body: Mapping[str, Any], at: int, sample: SampleRecord, decode: De
         "skipped": sample.skipped,
         "detail": sample.detail,
         "advantage": sample.advantage,
+        **{name: value for name, value in override_of(body, at).items() if name in ("judged_score", "length_penalty")},
         "staleness": sample.staleness,
         "repaired_calls": repaired_calls(body, at),
         "trainer_logprobs": list(sample.trainer_logprobs),
@@ -158,17 +159,20 @@ def _text(body: Mapping[str, Any], at: int, decode: Decode | None) -> list[list[
 
 def certificate_of(body: Mapping[str, Any], at: int) -> Mapping[str, Any]:
     """The certificate of one sequence of a group; empty where it has none."""
+    found = override_of(body, at).get(CERTIFICATE)
+    return found if isinstance(found, Mapping) else {}
+
+
+def override_of(body: Mapping[str, Any], at: int) -> Mapping[str, Any]:
+    """`overrides[at]` of a group; empty where it has none."""
     overrides = body.get("overrides") or ()
     given = overrides[at] if at < len(overrides) else None
-    found = given.get(CERTIFICATE) if isinstance(given, Mapping) else None
-    return found if isinstance(found, Mapping) else {}
+    return given if isinstance(given, Mapping) else {}
 
 
 def repaired_calls(body: Mapping[str, Any], at: int) -> tuple[int, int]:
     """How many calls the parser repaired in the rollout of one sequence, and how many it read; (0, 0) if unknown."""
-    overrides = body.get("overrides") or ()
-    given = overrides[at] if at < len(overrides) else None
-    found = given.get("repaired_calls") if isinstance(given, Mapping) else None
+    found = override_of(body, at).get("repaired_calls")
     if not isinstance(found, list) or len(found) != 2 or not all(type(count) is int for count in found):
         return 0, 0
     repaired, parsed = found
