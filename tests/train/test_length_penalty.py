@@ -27,7 +27,7 @@ class Judged(CoinToss):
     """It knows the tokens of each reward that it gave."""
 
     async def setup(self) -> None:
-        await super().setup()
+        await super().setup()  # type: ignore[no-untyped-call]
         self.tokens: dict[float, int] = {}
 
     async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:

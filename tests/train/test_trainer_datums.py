@@ -27,6 +27,7 @@ from lachesis_train.curves.metrics import step_metrics
 from lachesis_train.curves.records import StepRecord
 from lachesis_train.trainer.checked import Refusal
 from lachesis_train.trainer.datums import NO_SIGNAL, TOO_LONG, TOO_OLD, Rules, penalise_divergence, prepare
+from lachesis_train.trainer.settings import Settings, TrainingSettings
 from tests.run import some
 from tests.support.token_trees import END, UNTIMED, Tree, completion, trees
 
@@ -250,6 +251,53 @@ def test_the_penalty_lowers_what_the_base_model_finds_unlikely_and_keeps_the_mea
     assert float(np.sum(np.concatenate(changes))) == pytest.approx(0.0, abs=1e-12)
 
 
+@settings(UNTIMED, max_examples=some(40))
+@given(
+    st.lists(st.tuples(groups(), st.booleans()), min_size=1, max_size=3),
+    st.sampled_from(list(LossAverage)),
+    st.sampled_from([0.0, 0.3]),
+    st.integers(0, 1000),
+)
+def test_groups_without_a_signal_are_trained_for_the_penalty_alone(
+    batch_of: list[tuple[list[RolloutSamples], bool]], average: LossAverage, coefficient: float, seed: int
+) -> None:
+    """Compared with every token of the batch on its own, in float64."""
+    played = []
+    for group, equal in batch_of:
+        played.append([RolloutSamples(each.rollout_id, 1.0, each.samples) for each in group] if equal else group)
+    config = Settings.model_construct(training=TrainingSettings(kl_penalty=coefficient, loss_average=average))
+    batch = prepare([body(group, SplitRollouts.ALL) for group in played], config.rules)
+    chance = np.random.default_rng(seed)
+    base = [chance.uniform(-9, 0, len(each.sample.tokens)) for each in batch.samples]
+    if coefficient:
+        penalise_divergence(batch, [each.tolist() for each in base], coefficient)
+        assert not batch.skipped and len(batch.samples) == sum(len(each.samples) for group in played for each in group)
+    differences = np.concatenate(
+        [
+            [each.sample.logprobs[at] - of_base[place] for at, place in enumerate(each.sample.trained)]
+            for each, of_base in zip(batch.samples, base, strict=True)
+        ]
+        or [np.zeros(1)]
+    )
+    tokens = {
+        (number, each.rollout_id): sum(sample.trained for sample in each.samples)
+        for number, group in enumerate(played)
+        for each in group
+    }
+    for each, of_base in zip(batch.samples, base, strict=True):
+        rewards = [rollout.reward or 0.0 for rollout in played[each.group]]
+        (reward,) = (mine.reward for mine in played[each.group] if mine.rollout_id == each.sample.rollout)
+        divisor = float(sum(tokens.values()))
+        if average is LossAverage.SAMPLE:
+            divisor = float(len(tokens) * tokens[each.group, each.sample.rollout])
+        given_advantages = np.asarray(each.datum().inputs["advantages"], np.float64)
+        wanted = np.zeros(len(each.sample.tokens) - 1)
+        for at, place in enumerate(each.sample.trained):
+            penalty = coefficient * (each.sample.logprobs[at] - of_base[place] - differences.mean())
+            wanted[place - 1] = ((reward or 0.0) - np.mean(rewards) - penalty) / divisor
+        assert given_advantages == pytest.approx(wanted, rel=1e-5, abs=1e-7)
+
+
 def test_the_clip_share_has_the_advantage_of_each_token() -> None:
     """A penalty gives the tokens of one sequence advantages of both signs."""
     batch = prepare([body([rollout("a", 1), rollout("b", 0)])], Rules())
@@ -292,7 +340,7 @@ def test_the_divergence_is_added_to_the_advantage_of_each_token(
     scores: list[float], weight: float, reward_weight: float, rng: random.Random
 ) -> None:
     group = body([rollout(f"r{at}", score, split=at % 2 == 1) for at, score in enumerate(scores)])
-    batch = prepare([group], Rules(keep_equal=True))
+    batch = prepare([group], Rules(without_signal=True))
     before = [each.advantages.copy() for each in batch.samples]
     teacher = [[math.nan, *(-5 * rng.random() for _ in each.sample.tokens[1:])] for each in batch.samples]
     mean = penalise_divergence(batch, teacher, weight, reward_weight)
@@ -309,4 +357,4 @@ def test_the_divergence_is_added_to_the_advantage_of_each_token(
 def test_equal_scores_are_trained_where_a_teacher_says_what_is_better() -> None:
     group = body([rollout("a", 1), rollout("b", 1)])
     assert prepare([group], Rules()).skipped[0][0] == NO_SIGNAL
-    assert len(prepare([group], Rules(keep_equal=True)).samples) == 2
+    assert len(prepare([group], Rules(without_signal=True)).samples) == 2

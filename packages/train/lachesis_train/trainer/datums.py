@@ -37,8 +37,8 @@ class Rules:
     """Every sequence must be shorter; 0: any."""
     max_policy_lag: int | None = None
     """Steps that the weights that sampled a token may be behind those that are trained; None: any."""
-    keep_equal: bool = False
-    """Train groups with equal scores too: something else than the scores adds to the advantages."""
+    without_signal: bool = False
+    """Whether groups without a signal are trained too, with advantage 0: for a penalty that comes on top, or a teacher."""
 
 
 @dataclass(slots=True)
@@ -155,7 +155,7 @@ def prepare(
         rollouts += len(sizes)
         tokens += sum(sizes.values())
         advantages = _advantages(group, sizes, normalise=rules.normalise)
-        if not rules.keep_equal and not any(each.any() for each in advantages):
+        if not rules.without_signal and not any(each.any() for each in advantages):
             skipped[number] = (
                 NO_SIGNAL,
                 "no rollout of the group is better than another, so there is nothing to learn",
@@ -186,7 +186,8 @@ def penalise_divergence(
     difference of the logprobs, in nats.
 
     The penalty of a token is `coefficient` times how much likelier the sampler found it than the other model, minus
-    the mean of that over the batch, which keeps the advantages centred.
+    the mean of that over the batch, which keeps the advantages centred. Of a group without a signal it is all of the
+    advantage.
 
     Args:
         other: the other model's logprobs of all tokens of each sample.

@@ -199,13 +199,13 @@ class Trainer:
         trained = Trained((), {})
         sampler = self._policy.current.sampler
         if prepared.samples:
-            if self._base is not None:
-                with seconds("base_logprobs"):
-                    await self._alive(self._penalise(prepared))
             figures = {}
             if self._teacher is not None:
                 with seconds("teacher_logprobs"):
                     figures["teacher_divergence"] = await self._distil(prepared, self._teacher)
+            if self._base is not None:
+                with seconds("base_logprobs"):
+                    await self._alive(self._penalise(prepared))
             loss, parameters = settings.loss
             with seconds("train"):
                 data = await asyncio.to_thread(lambda: [sample.datum(loss) for sample in prepared.samples])

@@ -282,7 +282,7 @@ class Settings(BaseModel):
             average=training.loss_average,
             max_token_len=training.max_token_trainer_length,
             max_policy_lag=training.max_policy_lag,
-            keep_equal=training.teacher_url is not None,
+            without_signal=training.kl_penalty > 0 or training.teacher_url is not None,
         )
 
     @property
