@@ -111,7 +111,7 @@ async def serve(env: Environment, *, hold_out: bool) -> ServeResult:
 
 
 def _rollout_api_sink(env: Environment, figures: RunningFigures) -> RolloutApiSink[PlayedGroup]:
-    config = env.config
+    config, name = env.config, env.config.wandb_name or env.run_name
     folder = Path(config.spool_path or data_folder(env.run_name) / "spool")
     evaluations = Path(config.data_dir_to_save_evals or data_folder(env.run_name) / "eval")
 
@@ -139,10 +139,10 @@ def _rollout_api_sink(env: Environment, figures: RunningFigures) -> RolloutApiSi
     sink: RolloutApiSink[PlayedGroup] = RolloutApiSink(
         config,
         workers=env.max_num_workers,
-        build=lambda group, trainer: decide_for_training(group, config, trainer),
+        build=lambda group, trainer: decide_for_training(_named(group, name), config, trainer),
         api=RolloutApi(config.rollout_server_url, token=config.rollout_server_token or ""),
         env=EnvDescription(
-            desired_name=config.wandb_name or env.run_name,
+            desired_name=name,
             max_token_length=config.max_token_length,
             group_size=config.group_size,
             weight=config.inference_weight,
@@ -157,6 +157,11 @@ def _rollout_api_sink(env: Environment, figures: RunningFigures) -> RolloutApiSi
         pools=pools,
     )
     return sink
+
+
+def _named(group: PlayedGroup, name: str) -> PlayedGroup:
+    """The group with the name of its environment, by which a trainer tells those of several."""
+    return replace(group, group_overrides={**group.group_overrides, "environment": name})
 
 
 async def _draw_eval_items(env: Environment) -> None:

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from lachesis.figures.intervals import mean_of, mean_over_items
 from lachesis_train.curves.estimators import token_estimates
-from lachesis_train.curves.records import GroupRecord, SampleRecord, StepRecord
-from lachesis_train.curves.rollouts import certificate_of, override_of, repaired_calls, samples_of
+from lachesis_train.curves.records import SOUND, GroupRecord, SampleRecord, StepRecord
+from lachesis_train.curves.rollouts import certificate_of, environment_of, override_of, repaired_calls, samples_of
 
 OF_MODELS: Final = ("wait", "train", "base_logprobs", "teacher_logprobs", "evaluate")
 """Phases of a step in which models compute; the rest is the pipeline's own time."""
@@ -49,6 +49,7 @@ def _of_batch(record: StepRecord, trained: Sequence[SampleRecord]) -> dict[str, 
         "train/samples": len(trained),
         **_rewards(record.groups),
         **_length_penalty(record.groups),
+        **_of_environments(record.groups),
         **_estimates(trained, record.ratio_bounds),
         **_completions(record.groups),
         **_repaired_calls(record.groups),
@@ -95,6 +96,26 @@ def _length_penalty(groups: Sequence[GroupRecord]) -> dict[str, Any]:
     ]
     found = [float(penalty) for penalty in penalties if isinstance(penalty, float | int)]
     return {"train/length_penalty": math.fsum(found) / len(found)} if found else {}
+
+
+def _of_environments(groups: Sequence[GroupRecord]) -> dict[str, Any]:
+    """For each environment that groups are of: reward with its interval, trained tokens, share of the sequences, and
+    groups that were refused."""
+    found: dict[str, Any] = {}
+    sequences = sum(len(samples_of(group)) for group in groups)
+    for name in sorted({name for group in groups if (name := environment_of(group.body)) is not None}):
+        own = [group for group in groups if environment_of(group.body) == name]
+        samples = [sample for group in own for sample in samples_of(group)]
+        if rewards := [each for group in own if (each := rollout_rewards(group.body))]:
+            mean = mean_over_items(rewards)
+            found[f"train/{name}/reward"] = mean.mean
+            found |= {f"train/{name}/reward_low": mean.low, f"train/{name}/reward_high": mean.high}
+        found |= {
+            f"train/{name}/tokens": sum(_count(sample) for sample in samples if sample.skipped is None),
+            f"train/{name}/share": len(samples) / sequences if sequences else None,
+            f"train/{name}/refused": sum(group.skipped not in (None, *SOUND) for group in own),
+        }
+    return found
 
 
 def _estimates(trained: Sequence[SampleRecord], bounds: tuple[float, float] | None) -> dict[str, Any]:

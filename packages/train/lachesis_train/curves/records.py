@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
+
+SOUND: Final = ("same_scores", "duplicate")
+"""Why groups are not trained that are not refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

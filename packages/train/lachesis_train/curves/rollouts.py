@@ -5,6 +5,7 @@ verify`.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -168,6 +169,12 @@ def override_of(body: Mapping[str, Any], at: int) -> Mapping[str, Any]:
     overrides = body.get("overrides") or ()
     given = overrides[at] if at < len(overrides) else None
     return given if isinstance(given, Mapping) else {}
+
+
+def environment_of(body: Mapping[str, Any]) -> str | None:
+    """The name of the environment that a group says it is of; the digest of the group covers it."""
+    name = (body.get("group_overrides") or {}).get("environment")
+    return name if isinstance(name, str) and re.fullmatch(r"[\w.-]+", name) else None
 
 
 def repaired_calls(body: Mapping[str, Any], at: int) -> tuple[int, int]:
