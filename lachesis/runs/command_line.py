@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from lachesis.runs.environment import Environment
 
 TOP_LEVEL = ("env", "openai", "slurm", "testing", "agent")
-OF_TRAINER = ("training", "tinker", "sft")
+OF_TRAINER = ("training", "tinker", "sft", "environments")
 """Sections of `launch_training.py`, which may be in the same file."""
 
 Model = TypeVar("Model", bound=BaseModel)

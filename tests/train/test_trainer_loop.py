@@ -22,7 +22,7 @@ from lachesis_messages.records.jsonl import read_lines
 from lachesis_train.api import ApiSettings, RolloutApiServer
 from lachesis_train.curves.recorder import TrainingRecorder
 from lachesis_train.policy import CurrentPolicy
-from lachesis_train.tinker_sdk import Datum, Trained, TrainingEngineError
+from lachesis_train.tinker_sdk import Datum, LossPart, Trained, TrainingEngineError
 from lachesis_train.trainer import batches, checkpoints
 from lachesis_train.trainer.batches import BatchError, BatchSource
 from lachesis_train.trainer.checkpoints import Checkpoint
@@ -97,12 +97,13 @@ class Engine:
         with self.fault():
             self.weights = self.saved[path]
 
-    async def step(self, data: Sequence[Datum], loss: str, adam: Any, parameters: Any) -> Trained:
+    async def step_in_parts(self, data: Sequence[Datum], parts: Sequence[LossPart], adam: Any) -> Trained:
         with self.fault():
+            assert sorted(place for part in parts for place in part.places) == [*range(len(data))]
             text = "|".join(bytes(token for token in each.targets if token < 256).decode() for each in data)
             self.weights = (*self.weights, text)
             self.rates.append(adam.learning_rate)
-            self.losses.add(loss)
+            self.losses |= {part.loss for part in parts}
         return Trained([[-0.5] * len(each.targets) for each in data], {"loss:sum": 0.0})
 
     async def save_state(self, name: str) -> str:
@@ -307,7 +308,7 @@ async def test_a_request_that_the_engine_refuses_is_not_repeated() -> None:
         async def refuse(*_: Any) -> Any:
             raise TrainingEngineError("compute gradients", ValueError("too many tokens"), final=True)
 
-        at.engine.step = refuse  # type: ignore[method-assign]
+        at.engine.step_in_parts = refuse  # type: ignore[method-assign]
         with pytest.raises(TrainingStopped, match=r"step 1: .*too many tokens"):
             await at.trainer().run()
         assert not any("another try" in text for text in at.said)

@@ -90,6 +90,16 @@ class Trained:
 
 
 @dataclass(frozen=True, slots=True)
+class LossPart:
+    """The part of a batch that has one loss."""
+
+    places: Sequence[int]
+    """Of its data in the batch."""
+    loss: str
+    parameters: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class LoraShape:
     """The adapter that is trained."""
 
@@ -165,7 +175,12 @@ class Training:
     async def step(
         self, data: Sequence[Datum], loss: str, adam: Adam, loss_config: Mapping[str, float] | None = None
     ) -> Trained:
-        """Gradients of the summed loss over `data`, then a step of Adam. Both are sent before the first is answered.
+        """`step_in_parts` with one part: the whole of `data`."""
+        return await self.step_in_parts(data, [LossPart(range(len(data)), loss, loss_config or {})], adam)
+
+    async def step_in_parts(self, data: Sequence[Datum], parts: Sequence[LossPart], adam: Adam) -> Trained:
+        """Gradients of the summed losses of the parts of `data`, then a step of Adam. All is sent before the first
+        answer.
 
         Raises:
             EngineError: the weights may have changed or not; load a state before another try.
@@ -173,18 +188,27 @@ class Training:
         tinker = _tinker()
         batch = [_to_tinker(tinker, datum) for datum in data]
         params = tinker.AdamParams(**_fields(adam))
-        forward = await asyncio.to_thread(self.client.forward_backward, batch, loss, dict(loss_config or {}) or None)
+        sent = []
+        for part in parts:
+            of_part = [batch[place] for place in part.places]
+            call = self.client.forward_backward
+            sent.append(await asyncio.to_thread(call, of_part, part.loss, dict(part.parameters) or None))
         optim = await asyncio.to_thread(self.client.optim_step, params)
-        try:
-            output = await _settled(forward)
-        except BaseException as error:
-            await asyncio.gather(_settled(optim), return_exceptions=True)
-            if refused := [name for name in loss_config or {} if name in str(error)]:
-                raise RefusedBounds(loss, refused, error) from error
-            raise _engine_error("compute gradients", error) from error
+        logprobs: list[list[float]] = [[] for _ in data]
+        metrics: dict[str, float] = {}
+        for at, (part, forward) in enumerate(zip(parts, sent, strict=True)):
+            try:
+                output = await _settled(forward)
+            except BaseException as error:
+                await asyncio.gather(*map(_settled, [*sent[at + 1 :], optim]), return_exceptions=True)
+                if refused := [name for name in part.parameters if name in str(error)]:
+                    raise RefusedBounds(part.loss, refused, error) from error
+                raise _engine_error("compute gradients", error) from error
+            for place, each in zip(part.places, output.loss_fn_outputs, strict=True):
+                logprobs[place] = _plain(each["logprobs"])
+            _add(metrics, output.metrics, len(part.places) / len(data))
         stepped = await _call("make a step", lambda: optim)
-        logprobs = [_plain(each["logprobs"]) for each in output.loss_fn_outputs]
-        return Trained(logprobs, {**output.metrics, **(getattr(stepped, "metrics", None) or {})})
+        return Trained(logprobs, {**metrics, **(getattr(stepped, "metrics", None) or {})})
 
     async def forward(self, data: Sequence[Datum], loss: str = "cross_entropy") -> Trained:
         """The same without gradients."""
@@ -274,6 +298,19 @@ def _to_tinker(tinker: Any, datum: Datum) -> Any:
 
 def _plain(tensor: Any) -> list[float]:
     return [float(value) for value in tensor.data]
+
+
+def _add(metrics: dict[str, float], of_part: Metrics, share: float) -> None:
+    """Add the figures of a part, which has this share of the data: their names end with how they are put together."""
+    for name, value in of_part.items():
+        known = metrics.get(name)
+        match name.rpartition(":")[2]:
+            case "mean":
+                metrics[name] = (known or 0.0) + share * value
+            case "max" | "min" as kind if known is not None:
+                metrics[name] = max(known, value) if kind == "max" else min(known, value)
+            case _:
+                metrics[name] = value if known is None or name.endswith((":max", ":min")) else known + value
 
 
 def _fields(values: LoraShape | Adam) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from lachesis_train.trainer.checkpoints import REMEMBERED, Checkpoint, first_wei
 from lachesis_train.trainer.datums import PreparedBatch, penalise_divergence, prepare
 from lachesis_train.trainer.engine_link import EngineLink, begin, pause_after, while_alive
 from lachesis_train.trainer.forecast import forecast
+from lachesis_train.trainer.losses import data_and_losses, ratio_bounds
 from lachesis_train.trainer.settings import Settings
 from lachesis_train.trainer.teacher import Teacher
 
@@ -206,10 +207,9 @@ class Trainer:
             if self._base is not None:
                 with seconds("base_logprobs"):
                     await self._alive(self._penalise(prepared))
-            loss, parameters = settings.loss
             with seconds("train"):
-                data = await asyncio.to_thread(lambda: [sample.datum(loss) for sample in prepared.samples])
-                trained = await self._alive(self._training.step(data, loss, settings.adam(rate), parameters))
+                data, parts = await asyncio.to_thread(data_and_losses, prepared, settings)
+                trained = await self._alive(self._training.step_in_parts(data, parts, settings.adam(rate)))
             trained = replace(trained, metrics={**trained.metrics, **figures})
             with seconds("publish"):
                 sampler = await self._alive(self._training.sampler())
@@ -224,7 +224,7 @@ class Trainer:
             groups=prepared.records(trained.logprobs),
             loss=trained.metrics,
             learning_rate=rate,
-            ratio_bounds=settings.ratio_bounds,
+            ratio_bounds=ratio_bounds(prepared, settings),
             seconds=seconds.found,
             queue=batch.queue,
         )

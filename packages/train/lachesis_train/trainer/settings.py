@@ -13,11 +13,13 @@ from typing import Annotated, Any, Final, Literal
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from lachesis.runs.command_line import validate_settings
 from lachesis_client.urls import HTTP_URL
 from lachesis_tokens.samples.advantages import LossAverage
 from lachesis_train.rollout_api import TrainerRegistration
 from lachesis_train.tinker_sdk import Adam, LoraShape
 from lachesis_train.trainer.datums import Rules
+from lachesis_train.trainer.environments import RunEnvironment
 from lachesis_train.trainer.learning_rate import Schedule
 
 HOW: Final = "how"
@@ -233,6 +235,17 @@ class Settings(BaseModel):
     """A name or a folder of a tokenizer; None: the engine's."""
     port: int
     num_steps: int
+    environments: list[RunEnvironment] = []
+    """Those of the file."""
+
+    def of_environment(self, name: str | None) -> Settings:
+        """These settings with what the environment of this name has of its own."""
+        own = next((each.training for each in self.environments if each.name == name), None)
+        if not own:
+            return self
+        values = {**self.training.model_dump(exclude_unset=True), **own}
+        training = validate_settings(TrainingSettings, values, f"environments: {name}: training")
+        return self.model_copy(update={"training": training})
 
     @property
     def run_dir(self) -> Path:
@@ -356,6 +369,8 @@ class Settings(BaseModel):
             for name, field in type(part).model_fields.items():
                 if HOW not in field.metadata:
                     found[f"{prefix}.{name}"] = getattr(part, name)
+        for each in self.environments:
+            found |= {f"environments.{each.name}.{name}": value for name, value in each.training.items()}
         if self.training.learning_rate_schedule != "constant":
             found["training.num_steps"] = self.num_steps
         plain: dict[str, Any] = orjson.loads(orjson.dumps(found))

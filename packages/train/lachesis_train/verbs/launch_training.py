@@ -31,6 +31,7 @@ from lachesis.settings.settings import HermesAgentEnvConfig
 from lachesis_client.urls import http_url
 from lachesis_train.rollout_api import TOKEN_VARIABLE
 from lachesis_train.sft.settings import SftSettings
+from lachesis_train.trainer.environments import read_environments
 from lachesis_train.trainer.forecast import check_memory
 from lachesis_train.trainer.settings import EnvSettings, Settings, TrainingSettings
 from lachesis_train.verbs.training_parts import LazyTokenizer, engine, new_recorder, serving, stop_at_signals
@@ -135,7 +136,7 @@ def read_settings(path: Path | None, flags: Mapping[str, Any], *, of_files: bool
             "whole groups"
         )
     port = of_training.port
-    return Settings(
+    settings = Settings(
         env=of_env,
         training=of_training,
         served_model=str(server.get("model_name") or model),
@@ -143,7 +144,11 @@ def read_settings(path: Path | None, flags: Mapping[str, Any], *, of_files: bool
         tokenizer=of_env.tokenizer_name or server.get("tokenizer_name"),
         port=(urlsplit(url).port or 8001) if port is None else port,
         num_steps=steps or 0,
+        environments=read_environments(file.get("environments") or []),
     )
+    for each in settings.environments:
+        settings.of_environment(each.name)
+    return settings
 
 
 def _url(name: str, given: Any) -> str:
