@@ -66,7 +66,7 @@ class Run:
             "env.steps_per_eval": "0",
             **{name.replace("__", "."): value for name, value in settings.items()},
         }
-        given = Namespace(env=environment, config=None, rollout_api=rollout_api)
+        given = Namespace(env=[environment], config=None, rollout_api=rollout_api)
         self.plan = TrainingPlan.of(given, {name: [value] for name, value in flags.items()})
         self.supervisor = Supervisor(
             self.plan.parts,

@@ -1,13 +1,14 @@
-"""`lachesis train`: rollout API, trainer and environment as one command.
+"""`lachesis train`: rollout API, trainer and environments as one command.
 
-    lachesis train --env gsm8k|terminal|tool_call|tool_result|path.py:Class [--config FILE] [--warm-start N]
-                   [--training.NAME VALUE ...]
+    lachesis train --env gsm8k|terminal|tool_call|tool_result|path.py:Class [--env ...] [--config FILE]
+                   [--warm-start N] [--training.NAME VALUE ...]
     lachesis train --sft FILE... [--config FILE] [--training.NAME VALUE ...] [--sft.NAME VALUE ...]
 
-It starts what otherwise takes three terminals: `lachesis api`, `launch_training.py` and `serve` of the environment. All
-three read the same file and flags. Processes that die are restarted and continue where they were; Ctrl-C ends all of
-them, and the same command continues. Everything is in the run's folder: logs/, checkpoints, metrics, report.html. With
---sft it trains on files of `process`, without an environment.
+It starts what otherwise takes three terminals: `lachesis api`, `launch_training.py` and `serve` of the environment, or
+of each of several, which `environments:` of the file lists with their weights. All read the same file and flags.
+Processes that die are restarted and continue where they were; Ctrl-C ends all of them, and the same command continues.
+Everything is in the run's folder: logs/, checkpoints, metrics, report.html. With --sft it trains on files of `process`,
+without an environment.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ import argparse
 import asyncio
 import contextlib
 import io
+import json
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,12 +36,13 @@ from lachesis_train.processes.ports import free_ports
 from lachesis_train.processes.process import Part
 from lachesis_train.processes.supervisor import Supervisor
 from lachesis_train.trainer.checkpoints import FILE as CHECKPOINT
+from lachesis_train.trainer.environments import RunEnvironment, chosen_environments
 from lachesis_train.trainer.forecast import check_memory
 from lachesis_train.trainer.settings import EnvSettings, Settings
 from lachesis_train.verbs import launch_training
 
-COLOURS: Final = {"api": "cyan", "trainer": "green", "environment": "magenta", "lachesis": "bold"}
-OF_SERVE: Final = ("env.spool_path", "env.data_dir_to_save_evals")
+COLOURS: Final = {"api": "cyan", "trainer": "green", "lachesis": "bold"}
+OF_SERVE: Final = ("env.spool_path", "env.data_dir_to_save_evals", "env.wandb_name", "env.min_batch_allocation")
 """Settings that `process` does not read."""
 OF_BOTH: Final = ("model_name", "base_url")
 """Flags `--openai.NAME` that the trainer reads too."""
@@ -54,8 +58,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         groups["training.warm_start"] = [str(given.warm_start)]
     plan = TrainingPlan.of(given, groups)
     console = Console(emoji=False, highlight=False)
-    if plan.examples and (code := subprocess.run(plan.examples, check=False).returncode):
-        return code
+    for examples in plan.examples:
+        if code := subprocess.run(examples, check=False).returncode:
+            return code
     code = asyncio.run(_run(plan, given.max_restarts, console))
     folder = plan.settings.run_dir
     ends: dict[int, str] = {ExitCode.DONE: "trained", ExitCode.STOPPED: "stopped; the same command continues"}
@@ -72,9 +77,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 async def _run(plan: TrainingPlan, max_restarts: int, console: Console) -> int:
     def say(name: str, line: str) -> None:
         console.print(
-            Text(f"{name:<11} ", style=COLOURS.get(name, "")).append(Text.from_ansi(line, style="default")),
+            Text(f"{name:<11} ", style=COLOURS.get(name, "magenta")).append(Text.from_ansi(line, style="default")),
             soft_wrap=True,
         )
+
+    plan.say = lambda line: say("lachesis", line)
 
     supervisor = Supervisor(
         plan.parts,
@@ -92,18 +99,20 @@ class TrainingPlan:
 
     def __init__(
         self,
-        environment: str,
         settings: Settings,
         parts: list[Part],
+        playing: set[str],
         api: str,
-        examples: Sequence[str] = (),
+        examples: Sequence[Sequence[str]] = (),
     ) -> None:
-        self.environment = environment
         self.settings = settings
         self.parts = parts
+        self.playing = playing
+        """The parts that are environments and have not ended by themselves."""
         self.api = api
         self.examples = examples
-        """The command with which the reference policy plays the examples of the warm start, if they are needed."""
+        """The commands with which reference policies play the examples of the warm start, where they are needed."""
+        self.say: Callable[[str], object] = print
 
     @classmethod
     def of(cls, given: argparse.Namespace, flags: Mapping[str, Sequence[str]]) -> TrainingPlan:
@@ -131,9 +140,18 @@ class TrainingPlan:
             **({"env.ensure_scores_are_not_same": "false"} if settings.training.teacher_url else {}),
             "env.data_dir_to_save_evals": str(folder / "eval"),
         }.items():
-            if not _in_file(given.config, name):
+            if (of_file := _in_file(given.config, name)) is None:
                 chosen.setdefault(name, [value])
-        _check_environment(given.env, config, chosen)
+            elif name in OF_SERVE:
+                chosen.setdefault(name, [str(of_file)])
+        environments = chosen_environments(settings.environments, given.env or ())
+        if not environments:
+            raise SettingsError("no environment to play: name one with --env, or under environments: in the file")
+        several = len(given.env or ()) != 1 or bool(settings.environments)
+        own = partial(_own_flags, environments=environments, chosen=chosen, given=flags)
+        flags_of = {each.name: own(each) if several else chosen for each in environments}
+        for each in environments:
+            _check_environment(each.env, config, flags_of[each.name])
         url = settings.env.rollout_server_url
         policy = f"http://{settings.training.host}:{settings.port}"
         api = _api(given.rollout_api, url, folder)
@@ -144,33 +162,28 @@ class TrainingPlan:
             probe=f"{policy}/health",
             grace=300.0,  # it finishes the step that it is at, and saves it
         )
-        environment = Part(
-            "environment",
-            [
-                *python,
-                "lachesis_train.verbs.train_environment",
-                given.env,
-                "serve",
-                *config,
-                *_flags(chosen, of_environment),
-            ],
-            grace=90.0,
-        )
-        examples: list[str] = []
-        if settings.training.warm_start and not (folder / CHECKPOINT).exists():
-            of_play = {name: values for name, values in chosen.items() if name not in OF_SERVE} | {
-                "env.total_steps": [str(settings.training.warm_start)],
-                "env.group_size": ["1"],
-                "env.data_path_to_save_groups": [str(settings.warm_start_dir / "groups.jsonl")],
-            }
-            module = [*python, "lachesis_train.verbs.warm_start", given.env, "process"]
-            examples = [*module, *config, *_flags(of_play, of_environment)]
-        return cls(given.env, settings, [*api, trainer, environment], url, examples)
+        parts, examples = [], []
+        for each in environments:
+            of_it, place = flags_of[each.name], each.name if several else ""
+            module = [*python, "lachesis_train.verbs.train_environment", each.env, "serve"]
+            command = [*module, *config, *_flags(of_it, of_environment)]
+            parts.append(Part(place or "environment", command, grace=90.0))
+            items = each.training.get("warm_start", settings.training.warm_start)
+            if items and settings.training.warm_start and not (folder / CHECKPOINT).exists():
+                of_play = {name: values for name, values in of_it.items() if name not in OF_SERVE} | {
+                    "env.total_steps": [str(items)],
+                    "env.group_size": ["1"],
+                    "env.data_path_to_save_groups": [str(settings.warm_start_dir / place / "groups.jsonl")],
+                }
+                module = [*python, "lachesis_train.verbs.warm_start", each.env, "process"]
+                examples.append([*module, *config, *_flags(of_play, of_environment)])
+        return cls(settings, [*api, trainer, *parts], {part.name for part in parts}, url, examples)
 
     async def why_it_cannot_go_on(self, name: str) -> str | None:
         """Wait until the trainer has all batches that it wants without the part that has ended; why not, otherwise."""
-        if name != "environment":
+        if name not in self.playing:
             return f"{name} has ended by itself"
+        self.playing.remove(name)
         wanted, size = self.settings.num_steps, self.settings.env.sequences
         async with aiohttp.ClientSession() as session:
             while True:
@@ -179,10 +192,14 @@ class TrainingPlan:
                         status = await answer.json(content_type=None)
                     if status["current_step"] >= wanted:
                         return None
+                    if self.playing:
+                        others = " and ".join(sorted(self.playing))
+                        self.say(f"{name} has ended by itself (its last line says why); the run goes on with {others}")
+                        return None
                     if status.get("sequences", status["queue_size"] * self.settings.env.group_size) < size:
                         return (
-                            "the environment has ended by itself (its last line says why), and the "
-                            "trainer has received "
+                            f"{'the environment' if name == 'environment' else name} has ended by itself (its last "
+                            "line says why), and the trainer has received "
                             f"{status['current_step']} of {wanted} batches; their steps are in a checkpoint. To go on, "
                             "give it more items, or ones that are neither solved nor too hard, and start the same "
                             "command again; or lower --training.num_steps"
@@ -234,12 +251,29 @@ def _check_environment(target: str, config: Sequence[str], chosen: Mapping[str, 
         raise
 
 
-def _in_file(config: str | None, name: str) -> bool:
+def _own_flags(
+    environment: RunEnvironment,
+    environments: Sequence[RunEnvironment],
+    chosen: Mapping[str, Sequence[str]],
+    given: Mapping[str, Sequence[str]],
+) -> dict[str, Sequence[str]]:
+    """The flags of one of several environments: those of all, its entry, which those of the command line win over, and
+    what it cannot share."""
+    settings, name = environment.settings.items(), environment.name
+    own = {f"env.{key}": [value if isinstance(value, str) else json.dumps(value)] for key, value in settings}
+    folders = {key: [str(Path(chosen[key][0]) / name)] for key in ("env.spool_path", "env.data_dir_to_save_evals")}
+    share = environment.weight / sum(each.weight for each in environments)
+    of_share = {"env.min_batch_allocation": [repr(share)]} if share < 1 else {}
+    return {**chosen, **own, **given, **folders, "env.wandb_name": [name], **of_share}
+
+
+def _in_file(config: str | None, name: str) -> Any:
+    """The value of a setting in the file; None where it has none."""
     section, _, field = name.partition(".")
     file: dict[str, Any] = command_line.read_yaml(Path(config)) if config else {}
     found = file.get(section) or {}
     entries = found if isinstance(found, list) else [found]
-    return any(field in entry for entry in entries if isinstance(entry, dict))
+    return next((entry[field] for entry in entries if isinstance(entry, dict) and field in entry), None)
 
 
 def _by_setting(flags: Sequence[str]) -> dict[str, list[str]]:
@@ -278,8 +312,18 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Settings: `lachesis train --sft FILE --help` (trainer) and `lachesis serve ENV --help-all`.",
     )
     add = parser.add_argument
-    add("--env", required=True, metavar="NAME", help="gsm8k, terminal, tool_call, tool_result, or path.py:Class")
-    add("--config", metavar="FILE", help="YAML file with training:, env: and openai: (flags win over it)")
+    add(
+        "--env",
+        action="append",
+        metavar="NAME",
+        help="gsm8k, terminal, tool_call, tool_result, or path.py:Class; again for another (default: environments: of "
+        "the file)",
+    )
+    add(
+        "--config",
+        metavar="FILE",
+        help="YAML file with training:, env:, openai: and environments: (flags win over it)",
+    )
     add(
         "--warm-start",
         type=int,
