@@ -15,6 +15,7 @@ from lachesis_messages.records.split_rollouts import LARGEST_REWARD
 from lachesis_view.html import visible
 from lachesis_view.index import Index
 from lachesis_view.metrics import SHOWN, mean
+from lachesis_view.reports.training import environments
 
 POINTS, GROUPS = 60, 10
 """Points of a curve, at most; and groups of a point, if there are enough for ten points: a mean of few says little."""
@@ -57,6 +58,11 @@ def _of_steps(steps: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, dict[st
             for end, key in zip(ends, ("low", "high"), strict=False):
                 line[key] = [_finite(step.get(end)) for step in known]
             yield title, line
+    for own in environments(steps):
+        known = [step for step in steps if f"train/{own}/reward" in step]
+        of = {key: f"train/{own}/reward{end}" for key, end in (("y", ""), ("low", "_low"), ("high", "_high"))}
+        values = {key: [_finite(step.get(name)) for step in known] for key, name in of.items()}
+        yield "reward by environment", {"label": own, "x": [step["step"] for step in known], **values}
     outcomes = {name for step in steps for name in step if name.startswith("train/outcome/")}
     for name in sorted(outcomes):
         known = [step for step in steps if "train/completions/mean_length" in step]

@@ -6,7 +6,9 @@ are shown, spread evenly, and of a step as many groups as its share of the page 
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -42,7 +44,10 @@ def write_report(run_dir: Path, *, title: str | None = None, output: Path | None
         raise LachesisError(f"{run_dir} is not a folder of a training run: it has no {path.name}; name its run_dir")
     output = output or run_dir / "report.html"
     page = render_report(
-        title or run_dir.absolute().name, list(read_lines(path, torn_tail=True)), dict(step_files(run_dir / "rollouts"))
+        title or run_dir.absolute().name,
+        list(read_lines(path, torn_tail=True)),
+        dict(step_files(run_dir / "rollouts")),
+        _evaluations(run_dir / "eval"),
     )
     try:
         write_page(output, page)
@@ -51,8 +56,14 @@ def write_report(run_dir: Path, *, title: str | None = None, output: Path | None
     return output
 
 
-def render_report(title: str, lines: Sequence[Mapping[str, Any]], files: Mapping[int, Path]) -> str:
-    """The page of the lines of `metrics.jsonl`, and the files of rollouts by step."""
+def render_report(
+    title: str,
+    lines: Sequence[Mapping[str, Any]],
+    files: Mapping[int, Path],
+    evaluations: Mapping[str, Mapping[int, Mapping[str, Any]]] | None = None,
+) -> str:
+    """The page of the lines of `metrics.jsonl`, the files of rollouts by step, and the figures of evaluations by
+    environment and step."""
     shown = _spread(sorted(files), MAX_STEPS)
     budget = MAX_CHARACTERS // max(1, len(shown))
     by_step = {line["step"]: line for line in lines}
@@ -62,7 +73,7 @@ def render_report(title: str, lines: Sequence[Mapping[str, Any]], files: Mapping
         written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
         figures=_figures(lines),
         alarm=_repaired(lines).alarm,
-        charts=[chart for chart in _charts(lines) if chart is not None],
+        charts=[chart for chart in (*_of_environments(lines, evaluations or {}), *_charts(lines)) if chart is not None],
         steps=[_step_view(step, by_step.get(step, {}), files[step], budget) for step in reversed(shown)],
         recorded=len(lines),
         with_rollouts=len(files),
@@ -152,6 +163,50 @@ def _charts(lines: Sequence[Mapping[str, Any]]) -> Iterator[Chart | None]:
     yield line_chart("Queue", steps, [Line("groups that wait", values("train/queue"))], floor=0.0)
     yield line_chart("Norm of the gradient", steps, [Line("norm", values("train/grad_norm"))], floor=0.0)
     yield line_chart("Learning rate", steps, [Line("learning rate", values("train/learning_rate"))], floor=0.0)
+
+
+def environments(lines: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The names of those whose groups were trained, in a run with several."""
+    found = {match[1] for line in lines for name in line if (match := re.fullmatch(r"train/([^/]+)/share", name))}
+    return sorted(found) if len(found) > 1 else []
+
+
+def _of_environments(
+    lines: Sequence[Mapping[str, Any]], evaluations: Mapping[str, Mapping[int, Mapping[str, Any]]]
+) -> Iterator[Chart | None]:
+    """The curves by environment: rewards and evaluations with their intervals, and shares."""
+    steps, names = [line["step"] for line in lines], environments(lines)
+    if names:
+        rewards = [_with_interval(name, lines, f"train/{name}/reward") for name in names]
+        note = "mean of the groups, with its 95 % interval"
+        yield line_chart("Reward by environment", steps, rewards, note=note, floor=0.0, wide=True)
+        shares = [Line(name, [line.get(f"train/{name}/share") for line in lines]) for name in names]
+        yield line_chart("Share of the sequences", steps, shares, floor=0.0, wide=True)
+    evaluated = sorted({step for of_steps in evaluations.values() for step in of_steps})
+    curves = [
+        _with_interval(name or "mean", [of_steps.get(step, {}) for step in evaluated], "eval/avg_reward")
+        for name, of_steps in sorted(evaluations.items())
+    ]
+    if evaluated:
+        note = "mean reward on held-out items, with its 95 % interval"
+        yield line_chart("Evaluations", evaluated, curves, note=note, floor=0.0, wide=True)
+
+
+def _with_interval(label: str, found: Sequence[Mapping[str, Any]], name: str) -> Line:
+    return Line(label, *([line.get(f"{name}{end}") for line in found] for end in ("", "_low", "_high")))
+
+
+def _evaluations(folder: Path) -> dict[str, dict[int, Mapping[str, Any]]]:
+    """The figures of the evaluations beside training by environment, whose name is empty where there is one, and step;
+    of several at one step those of the last."""
+    found: dict[str, dict[int, Mapping[str, Any]]] = {}
+    files = [*folder.glob("step-*/metrics.json"), *folder.glob("*/step-*/metrics.json")]
+    for path in sorted(files, key=lambda path: path.stat().st_mtime_ns):
+        of = path.parent.parent
+        if match := re.match(r"step-(\d+)", path.parent.name):
+            figures = json.loads(path.read_bytes())["results"]["all"]
+            found.setdefault("" if of == folder else of.name, {})[int(match[1])] = figures
+    return found
 
 
 def _spread(steps: Sequence[int], count: int) -> list[int]:
