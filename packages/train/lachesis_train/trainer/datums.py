@@ -38,7 +38,7 @@ class Rules:
     max_policy_lag: int | None = None
     """Steps that the weights that sampled a token may be behind those that are trained; None: any."""
     without_signal: bool = False
-    """Whether groups without a signal are trained too, with advantage 0: for a penalty that comes on top, or a teacher."""
+    """Whether groups without a signal are trained too, with advantage 0: a penalty or a teacher adds to it."""
 
 
 @dataclass(slots=True)
