@@ -67,6 +67,9 @@ case $name in
       scripts/venv_beside.sh "$VENV" "$guests/$guest" "requirements/guests/$guest.txt"
       LACHESIS_NEED_GUEST=$guest "$guests/$guest/bin/python" -m pytest "tests/compat/guests/test_$guest.py"
     done
+    # The same interpreter reads what trainers get: verifiers' own types and its client.
+    "$guests/verifiers/bin/python" -m pytest tests/doors/test_training_contract.py \
+      tests/train/policy_server/test_verifiers_client.py
     ;;
   harbor)
     # Harbor needs Python 3.12, so it has an environment of its own. It asks for a certifi that mirrors of PyPI may not

@@ -182,10 +182,11 @@ class EnvClient:
         await self.ask(index, url, **client)
         return await self.answer()
 
-    async def ask(self, index: int, url: str, **client: Any) -> str:
+    async def ask(self, index: int, url: str, *, sampling: Any = None, **client: Any) -> str:
         about = {"type": "eval", "base_url": url, "api_key_var": "K", "headers": {}, "headers_from_env": {}, **client}
         data = {"split": "train", "index": index}
-        return await self.send("run", task_data=data, client=about, model="fake", sampling={"temperature": 1.0})
+        sampling = sampling or {"temperature": 1.0}
+        return await self.send("run", task_data=data, client=about, model="fake", sampling=sampling)
 
     def close(self) -> None:
         self._context.destroy(linger=0)

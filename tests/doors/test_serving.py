@@ -112,12 +112,12 @@ async def serving(
 ) -> AsyncIterator[Any]:
     """A server in this process, which is stopped at the end."""
     settings = {"enabled_toolsets": ["terminal", "file"] if env_cls is Served else [], "grace_period": 0.0}
-    idle = more.pop("idle", 900.0)
+    how = {name: more.pop(name) for name in ("idle", "on_branches") if name in more}
     env = make(env_cls, model if isinstance(model, str) else "http://127.0.0.1:9/v1", folder, **{**settings, **more})
     if not isinstance(model, str):
         env.server_configs[:] = [model]
     stop, ready = asyncio.Event(), asyncio.get_running_loop().create_future()
-    work = serve(STANDARDS.load(standard), env, stop, items=3, idle=idle, ready=ready.set_result)
+    work = serve(STANDARDS.load(standard), env, stop, items=3, **how, ready=ready.set_result)
     running = asyncio.create_task(work)
     await asyncio.wait({running, ready}, return_when=asyncio.FIRST_COMPLETED)
     if running.done():
