@@ -34,7 +34,9 @@ from tests.support.token_trees import END, UNTIMED, Tree, completion, trees
 START = TokenPrefix([1, 2, 3])
 
 
-def rollout(name: str, reward: float, *, split: bool = False, attempt: int = 0, **more: Any) -> RolloutSamples:
+def rollout(
+    name: str, reward: float, *, split: bool = False, attempt: int = 0, outcome: str = "", **more: Any
+) -> RolloutSamples:
     """5 sampled tokens in one sample; with `split` 7 in two. `attempt`: the tokens of a discarded attempt."""
     tree = Tree()
     first = tree.sample(START, [4, 4, END], **more)
@@ -45,7 +47,7 @@ def rollout(name: str, reward: float, *, split: bool = False, attempt: int = 0, 
     if attempt:
         tree.sample(START, [8] * attempt, **more)
         tree.replaced = tree.recorded[-1:]
-    return RolloutSamples(name, reward, samples(tree, rollout_id=name))
+    return RolloutSamples(name, reward, samples(tree, rollout_id=name, outcome=outcome))
 
 
 def body(

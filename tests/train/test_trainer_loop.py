@@ -106,6 +106,10 @@ class Engine:
             self.losses |= {part.loss for part in parts}
         return Trained([[-0.5] * len(each.targets) for each in data], {"loss:sum": 0.0})
 
+    async def forward(self, data: Sequence[Datum]) -> Trained:
+        with self.fault():
+            return Trained([[-0.5 + 0.1 * len(self.weights)] * len(each.targets) for each in data], {})
+
     async def save_state(self, name: str) -> str:
         path = f"tinker://{name}-{len(self.saved)}"
         with self.fault():
@@ -262,6 +266,20 @@ async def test_a_batch_without_a_signal_is_a_step_without_an_update() -> None:
         assert lines[1]["train/skipped/same_scores"] == 2
         assert at.policy is not None
         assert at.policy.current.name.endswith(":3")
+
+
+async def test_sequences_beyond_a_ratio_are_left_out_of_the_step_and_counted() -> None:
+    """The sampler's logprobs are -0.5; those of the engine rise by 0.1 with each step that trains."""
+    async with world() as at:
+        await at.post(*map(group, range(4)))
+        given = {"reject_ratio_above": 1.15, "max_sequence_ratio": 1.2}
+        assert await at.trainer(**given).run() == 4
+        assert len(at.engine.weights) == 2  # with no step and one step before; after two the ratio is e^0.2
+        lines = list(read_lines(at.folder / "metrics.jsonl"))
+        assert [line["train/samples"] for line in lines] == [2, 2, 0, 0]
+        assert [line.get("train/skipped/off_policy") for line in lines] == [None, None, 2, 2]
+        assert [line.get("train/sequence_ratio/max") for line in lines] == [1.0, 1.2, None, None]
+        assert lines[1]["train/sequence_ratio/truncated"] == 1.0
 
 
 async def test_a_second_copy_of_a_group_is_not_trained_also_after_a_restart(run_api: StockRunApi) -> None:

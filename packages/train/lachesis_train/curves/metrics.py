@@ -16,7 +16,7 @@ from lachesis_train.curves.estimators import token_estimates
 from lachesis_train.curves.records import SOUND, GroupRecord, SampleRecord, StepRecord
 from lachesis_train.curves.rollouts import certificate_of, environment_of, override_of, repaired_calls, samples_of
 
-OF_MODELS: Final = ("wait", "train", "base_logprobs", "teacher_logprobs", "evaluate")
+OF_MODELS: Final = ("wait", "train", "base_logprobs", "teacher_logprobs", "ratios", "evaluate")
 """Phases of a step in which models compute; the rest is the pipeline's own time."""
 
 

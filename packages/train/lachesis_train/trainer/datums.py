@@ -17,12 +17,14 @@ from numpy.typing import NDArray
 
 from lachesis_tokens.samples.advantages import LossAverage, rollout_advantages
 from lachesis_train.curves.records import GroupRecord, SampleRecord
+from lachesis_train.curves.rollouts import certificate_of
 from lachesis_train.tinker_sdk import Datum
 from lachesis_train.trainer.checked import CheckedSample, GroupRefused, Refusal, Uncertified, checked_group
 
 NO_SIGNAL = "same_scores"
 TOO_LONG = "too_long"
 TOO_OLD = "too_old"
+TRUNCATED = "truncated"
 """Why a checked group, or a sequence of it, is not trained."""
 
 
@@ -35,6 +37,8 @@ class Rules:
     average: LossAverage = LossAverage.SAMPLE
     max_token_len: int = 0
     """Every sequence must be shorter; 0: any."""
+    mask_truncated: bool = False
+    """Leave out rollouts that a limit of tokens cut off."""
     max_policy_lag: int | None = None
     """Steps that the weights that sampled a token may be behind those that are trained; None: any."""
     without_signal: bool = False
@@ -53,6 +57,8 @@ class TrainedSample:
     """Of its trained tokens, before they are scaled."""
     scale: float
     """What they are multiplied with, so that the sum over the batch is the mean of `LossAverage`."""
+    sent: NDArray[np.float64] | None = None
+    """Logprobs that the engine gets instead of the sampler's."""
 
     def datum(self, loss: str = "importance_sampling") -> Datum:
         """Its sequence for the engine: token t predicts token t + 1, and what is not trained has advantage 0.
@@ -62,7 +68,7 @@ class TrainedSample:
         count = len(self.sample.tokens) - 1
         advantages, logprobs = np.zeros(count, np.float32), np.zeros(count, np.float32)
         advantages[self.sample.trained - 1] = self.advantages * self.scale
-        logprobs[self.sample.trained - 1] = self.sample.logprobs
+        logprobs[self.sample.trained - 1] = self.sample.logprobs if self.sent is None else self.sent
         inputs = {"logprobs": logprobs, "advantages": advantages}
         if loss == "gspo":
             inputs["weights"] = np.zeros(count, np.float32)
@@ -161,9 +167,10 @@ def prepare(
                 "no rollout of the group is better than another, so there is nothing to learn",
             )
             continue
+        cut = _truncated(body) if rules.mask_truncated else frozenset()
         trained = []
         for at, (sample, of_tokens) in enumerate(zip(group, advantages, strict=True)):
-            if reason := _unwanted(sample, lags[number][at], rules):
+            if reason := _unwanted(sample, lags[number][at], rules, cut=sample.rollout in cut):
                 left_out[number, at] = reason
             else:
                 scale = 1 / sizes[sample.rollout] if rules.average is LossAverage.SAMPLE else 1.0
@@ -247,7 +254,20 @@ def _lag(sample: CheckedSample, run: str, step: int) -> int | None:
     return max((abs(step - each) for each in steps), default=None)
 
 
-def _unwanted(sample: CheckedSample, lag: int | None, rules: Rules) -> tuple[str, str] | None:
+def _truncated(body: Mapping[str, Any]) -> frozenset[str]:
+    """Rollouts that a limit of tokens ended; where the outcome is unknown, those whose last completion was cut."""
+    found = set()
+    for at in range(len(body["tokens"])):
+        certificate = certificate_of(body, at)
+        last = (certificate.get("spans") or [{}])[-1].get("finish_reason")
+        if (certificate.get("outcome") or last) in ("context_exhausted", "length"):
+            found.add(str(certificate.get("rollout_id", at)))
+    return frozenset(found)
+
+
+def _unwanted(sample: CheckedSample, lag: int | None, rules: Rules, *, cut: bool) -> tuple[str, str] | None:
+    if cut:
+        return TRUNCATED, "a limit of tokens cut the rollout off, and training.mask_truncated_completions leaves it out"
     length = len(sample.tokens)
     if 0 < rules.max_token_len <= length:
         limit = f"the trainer takes fewer than training.max_token_trainer_length, {rules.max_token_len}"

@@ -28,6 +28,7 @@ from lachesis_train.trainer.datums import PreparedBatch, penalise_divergence, pr
 from lachesis_train.trainer.engine_link import EngineLink, begin, pause_after, while_alive
 from lachesis_train.trainer.forecast import forecast
 from lachesis_train.trainer.losses import data_and_losses, ratio_bounds
+from lachesis_train.trainer.off_policy import correct, scored
 from lachesis_train.trainer.settings import Settings
 from lachesis_train.trainer.teacher import Teacher
 
@@ -197,8 +198,12 @@ class Trainer:
             )
         self._check_refused(batch, prepared)
         rate = settings.schedule(settings.num_steps).at(step)
-        trained = Trained((), {})
+        trained, ratios = Trained((), {}), dict[str, float]()
         sampler = self._policy.current.sampler
+        if prepared.samples and settings.off_policy.active:
+            with seconds("ratios"):
+                before = await self._alive(self._training.forward(scored(prepared)))
+                prepared, ratios = correct(prepared, before.logprobs, settings.off_policy)
         if prepared.samples:
             figures = {}
             if self._teacher is not None:
@@ -222,7 +227,7 @@ class Trainer:
             version=version.name,
             batch_id=batch.id,
             groups=prepared.records(trained.logprobs),
-            loss=trained.metrics,
+            loss={**trained.metrics, **ratios},
             learning_rate=rate,
             ratio_bounds=ratio_bounds(prepared, settings),
             seconds=seconds.found,

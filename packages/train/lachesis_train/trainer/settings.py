@@ -21,6 +21,7 @@ from lachesis_train.tinker_sdk import Adam, LoraShape
 from lachesis_train.trainer.datums import Rules
 from lachesis_train.trainer.environments import RunEnvironment
 from lachesis_train.trainer.learning_rate import Schedule
+from lachesis_train.trainer.off_policy import OffPolicyRules
 
 HOW: Final = "how"
 """Marks a setting that may change when a run is continued: it decides how the run runs, not what it trains, or is part
@@ -103,6 +104,29 @@ class TrainingSettings(BaseModel):
         default=None,
         gt=0,
         description="importance_sampling: maximum weight of a token; greater ratios are cut to it (null: no limit).",
+    )
+    max_sequence_ratio: float | None = Field(
+        default=None,
+        gt=0,
+        description="importance_sampling: one weight for a sequence, the product of its ratios, cut to this (null: a "
+        "weight for each token). Costs a forward pass of each sequence.",
+    )
+    reject_ratio: Literal["product", "geometric"] = Field(
+        default="geometric", description="Ratio of a sequence that decides whether it is left out."
+    )
+    reject_ratio_below: float | None = Field(
+        default=None,
+        gt=0,
+        description="Leave out sequences with a smaller ratio. Costs a forward pass of each sequence.",
+    )
+    reject_ratio_above: float | None = Field(
+        default=None,
+        gt=0,
+        description="Leave out sequences with a greater ratio. Costs a forward pass of each sequence.",
+    )
+    mask_truncated_completions: bool = Field(
+        default=False,
+        description="Leave out rollouts that a limit of tokens cut off; their rewards stay in the baseline.",
     )
     loss_average: LossAverage = Field(
         default=LossAverage.SAMPLE,
@@ -212,6 +236,13 @@ class TrainingSettings(BaseModel):
             )
         if self.teacher_url is None and "reward_weight" in self.model_fields_set:
             raise ValueError("training.reward_weight has an effect only with training.teacher_url")
+        if self.max_sequence_ratio is not None and (
+            self.loss != "importance_sampling" or self.max_importance_ratio is not None
+        ):
+            raise ValueError(
+                "training.max_sequence_ratio replaces the ratios of tokens: it needs loss importance_sampling, without "
+                "training.max_importance_ratio"
+            )
         whole = self.train_mlp and self.train_attn and self.train_unembed and self.engine_lora_layers is None
         if self.engine_full_finetuning and not (whole and self.engine_dtype == "float32"):
             raise ValueError(
@@ -294,8 +325,20 @@ class Settings(BaseModel):
             normalise=training.advantage == "normalised",
             average=training.loss_average,
             max_token_len=training.max_token_trainer_length,
+            mask_truncated=training.mask_truncated_completions,
             max_policy_lag=training.max_policy_lag,
             without_signal=training.kl_penalty > 0 or training.teacher_url is not None,
+        )
+
+    @property
+    def off_policy(self) -> OffPolicyRules:
+        """Bounds of the ratios of sequences."""
+        training = self.training
+        return OffPolicyRules(
+            largest=training.max_sequence_ratio,
+            reject_by=training.reject_ratio,
+            below=training.reject_ratio_below,
+            above=training.reject_ratio_above,
         )
 
     @property

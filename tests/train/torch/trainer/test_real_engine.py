@@ -19,6 +19,7 @@ from lachesis_tokens.samples.samples import samples
 from lachesis_train.tinker_sdk import Adam, LoraShape, RefusedBounds, Service, TrainingEngineError
 from lachesis_train.trainer.checkpoints import Checkpoint
 from lachesis_train.trainer.datums import PreparedBatch, Rules, prepare
+from lachesis_train.trainer.off_policy import OffPolicyRules, correct, scored
 from tests.support.token_trees import Tree
 from tests.train.torch.trainer.conftest import GROUPS_A_STEP, RunningEngine, filled_api
 from tests.train.torch.trainer.test_kills import STEPS, launch
@@ -65,6 +66,24 @@ async def test_the_engine_computes_the_logprobs_that_the_sampler_reported_and_ge
     # The same batch again: the weights have moved towards the better rollouts.
     again = await training.step(data, "importance_sampling", Adam(0.0))
     assert again.metrics["loss:sum"] < trained.metrics["loss:sum"]
+    await service.close()
+
+
+async def test_sequences_of_the_trained_weights_have_the_ratio_1_and_those_of_others_do_not(
+    to_engine: RunningEngine,
+) -> None:
+    service = Service()
+    training = await service.train("tiny", SHAPE)
+    batch = await sampled_batch(await training.sampler())
+    rules = OffPolicyRules(largest=1.0001, reject_by="product", below=0.999, above=1.001)
+    kept, figures = correct(batch, (await training.forward(scored(batch))).logprobs, rules)
+    assert len(kept.samples) == 4
+    assert figures["sequence_ratio/mean"] == pytest.approx(1.0, abs=1e-4)
+    trained = await training.step([each.datum() for each in kept.samples], "importance_sampling", Adam(1e-2))
+    assert trained.metrics["ratio:sum"] == pytest.approx(trained.metrics["trained_tokens:sum"], abs=1e-5)
+    moved, _ = correct(batch, (await training.forward(scored(batch))).logprobs, rules)
+    assert moved.samples == []
+    assert len(moved.left_out) == 4
     await service.close()
 
 

@@ -1,0 +1,82 @@
+"""Sequences that other weights sampled: truncated and rejected by the importance ratio of the whole sequence.
+
+With p the probability of a token under the weights that are trained, before the step, and q that of the sampler, the
+ratio of a sequence is the product of p / q over its trained tokens, or their geometric mean. A sequence is one of the
+batch: a rollout of several has several ratios. In others, truncation of the product is `sequence_truncate` (TRL) and
+`rollout_is: sequence` (verl), rejection `sequence_mask` and `rollout_rs: sequence` or `geometric`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from lachesis_train.tinker_sdk import Datum
+from lachesis_train.trainer.datums import PreparedBatch, TrainedSample
+
+OFF_POLICY = "off_policy"
+"""Why a sequence is left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class OffPolicyRules:
+    """Bounds of ratios of sequences."""
+
+    largest: float | None = None
+    """The product is cut to it, and weighs the whole sequence in the place of the ratios of its tokens; None: these."""
+    reject_by: Literal["product", "geometric"] = "geometric"
+    below: float | None = None
+    above: float | None = None
+    """Sequences whose ratio is beyond are not trained; None: any."""
+
+    @property
+    def active(self) -> bool:
+        """Whether logprobs of the trained weights are needed before the step."""
+        return any(bound is not None for bound in (self.largest, self.below, self.above))
+
+
+def scored(batch: PreparedBatch) -> list[Datum]:
+    """What the engine computes logprobs of, without gradients."""
+    data = [each.datum() for each in batch.samples]
+    return [Datum(each.tokens, each.targets, {"weights": np.ones(len(each.tokens), np.float32)}) for each in data]
+
+
+def correct(
+    batch: PreparedBatch, logprobs: Sequence[Sequence[float]], rules: OffPolicyRules
+) -> tuple[PreparedBatch, dict[str, float]]:
+    """The batch without the sequences that are rejected, the others weighted, and figures of the weights.
+
+    Args:
+        logprobs: the engine's, for the targets of each datum of `scored`.
+    """
+    left_out = dict(batch.left_out)
+    kept: list[TrainedSample] = []
+    weights: list[float] = []
+    for each, of_targets in zip(batch.samples, logprobs, strict=True):
+        ours = np.asarray(of_targets, np.float64)[each.sample.trained - 1]
+        total = float((ours - each.sample.logprobs).sum())
+        ratio = _exp(total if rules.reject_by == "product" else total / len(ours))
+        if (rules.below is not None and ratio < rules.below) or (rules.above is not None and ratio > rules.above):
+            bounds = f"training.reject_ratio_below {rules.below}, reject_ratio_above {rules.above}"
+            left_out[each.group, each.at] = OFF_POLICY, f"the {rules.reject_by} ratio is {ratio:.4g}; {bounds}"
+            continue
+        if rules.largest is not None:
+            weights.append(min(_exp(total), rules.largest))
+            each = replace(each, sent=ours, scale=each.scale * weights[-1])  # the ratio of each token is 1 now
+        kept.append(each)
+    figures = {}
+    if weights:
+        figures = {
+            "sequence_ratio/mean": math.fsum(weights) / len(weights),
+            "sequence_ratio/max": max(weights),
+            "sequence_ratio/truncated": sum(weight == rules.largest for weight in weights) / len(weights),
+        }
+    return replace(batch, samples=kept, left_out=left_out), figures
+
+
+def _exp(log_ratio: float) -> float:
+    return math.exp(max(-700.0, min(700.0, log_ratio)))
