@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -12,6 +12,9 @@ from rich.markup import escape
 from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 from rich.table import Table
+
+from backends.text import duration
+from lachesis.runs.time_left import TimeLeft
 
 PLAIN_INTERVAL = 60.0
 """Seconds between plain lines."""
@@ -70,13 +73,12 @@ class _Table(Bar):
 class Progress:
     """The display of one run."""
 
-    def __init__(self, console: Console, title: str) -> None:
+    def __init__(self, console: Console, title: str, clock: Callable[[], float] = time.monotonic) -> None:
         self.console = console
         self.title = title
         self._next = 0.0
         self._shown = ""
-        self._began: tuple[float, float] | None = None
-        """When the first standing came, and what was done by then."""
+        self._left = TimeLeft(clock)
         self._bar: _Table | None = None
 
     def __enter__(self) -> Self:
@@ -113,11 +115,7 @@ class Progress:
             self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def _with_time_left(self, standing: Standing) -> Standing:
-        now = time.monotonic()
-        done = standing.done + standing.part
-        began, before = self._began = self._began or (now, done)
-        made, left = done - before, standing.total - done
-        if made <= 0 or left <= 0:
+        left = self._left.seconds(standing.done + standing.part, standing.total)
+        if left is None:
             return standing
-        minutes, seconds = divmod(round((now - began) / made * left), 60)
-        return replace(standing, note=", ".join(filter(None, [f"about {minutes}:{seconds:02} left", standing.note])))
+        return replace(standing, note=", ".join(filter(None, [f"about {duration(left)} left", standing.note])))

@@ -21,6 +21,7 @@ from lachesis.cli import main
 from lachesis_tokens.verbs.verify import verify_file
 from lachesis_train.curves.estimators import LARGEST_LOG_RATIO, token_estimates
 from lachesis_train.curves.metrics import rollout_rewards, step_metrics
+from lachesis_train.curves.progress import TrainingProgress
 from lachesis_train.curves.recorder import GroupRecord, SampleRecord, StepRecord, TrainingRecorder, WandbSettings
 from lachesis_view.reports import training as report_module
 from lachesis_view.reports.charts import Line, bar_chart, line_chart, number
@@ -324,6 +325,18 @@ def test_progress_says_a_line_a_step_where_there_is_no_terminal(tmp_path: Path) 
     first, second = told.getvalue().splitlines()
     assert first.startswith("step 0: reward 0.500, KL 0, entropy 0.500, staleness 0.0")
     assert second.startswith("step 1: ")
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_progress_says_how_long_it_takes_once_there_are_enough_steps(terminal: bool) -> None:
+    """A resumed run: the 50 steps before it were not made in no time."""
+    moments, told = iter(range(0, 10_000, 600)), io.StringIO()
+    console = Console(file=told, force_terminal=terminal, width=140)
+    with TrainingProgress(console, "run", 100, lambda: float(next(moments))) as progress:
+        for number in range(51, 55):
+            assert " left" not in told.getvalue()
+            progress.show({"step": number, "train/loss": 2.5})
+    assert "about 7 h 40 min left" in told.getvalue()
 
 
 def test_progress_on_a_terminal_shows_the_figures_that_there_are(tmp_path: Path) -> None:

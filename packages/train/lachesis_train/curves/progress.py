@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
+
+from backends.text import duration
+from lachesis.runs.time_left import TimeLeft
 
 FIGURES = (
     ("reward", "train/reward", "{:.3f}"),
@@ -29,17 +33,21 @@ SHOWN_STEPS = 8
 class TrainingProgress:
     """The display of one run: figures that none of the last steps has are no columns."""
 
-    def __init__(self, console: Console, title: str, total: int | None) -> None:
+    def __init__(
+        self, console: Console, title: str, total: int | None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._console = console
         self._bar = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=30),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
-            TimeRemainingColumn(),
+            TextColumn("{task.fields[left]}"),
             console=console,
         )
-        self._task = self._bar.add_task(title, total=total)
+        self._task = self._bar.add_task(title, total=total, left="")
+        self._total = total or 0
+        self._left = TimeLeft(clock)
         self._lines: list[Mapping[str, Any]] = []
         self._live: Live | None = None
 
@@ -56,10 +64,13 @@ class TrainingProgress:
 
     def show(self, line: Mapping[str, Any]) -> None:
         """Show the metrics of a step."""
+        seconds = self._left.seconds(line["step"], self._total)
+        left = "" if seconds is None else f"about {duration(seconds)} left"
         if self._live is None:
-            self._console.print(plain(line), markup=False, highlight=False, soft_wrap=True)
+            said = ", ".join(filter(None, [plain(line), left]))
+            self._console.print(said, markup=False, highlight=False, soft_wrap=True)
             return
-        self._bar.update(self._task, completed=line["step"])
+        self._bar.update(self._task, completed=line["step"], left=left)
         self._lines = [*self._lines, line][-SHOWN_STEPS:]
         self._live.update(self._shown())
 
