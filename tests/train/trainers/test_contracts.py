@@ -355,7 +355,7 @@ def sampled_by(model: FakeServer) -> Counter[tuple[tuple[int, ...], tuple[int, .
 
 
 def verl_loop(
-    client: VerlClient, *, env: Any = CASES_ENV, response_length: int = 4000, **settings: Any
+    client: VerlClient, *, env: Any = CASES_ENV, response_length: int = 4000, settings: Any = SETTINGS, **more: Any
 ) -> LachesisLoop:
     rollout = {"temperature": 1.0, "prompt_length": 4000, "response_length": response_length}
     rollout |= {"calculate_log_probs": True, "logprobs_mode": "processed_logprobs"}
@@ -365,8 +365,8 @@ def verl_loop(
         server_manager=client,
         tokenizer=client.weights.tokenizer,
         env=env,
-        settings=SETTINGS,
-        **settings,
+        settings=settings,
+        **more,
     )
 
 
