@@ -27,7 +27,7 @@ LIMITS = {
     "lachesis_compat": 5_160,  # tools.web_tools and others, the agent under its old name, tool backends
     "lachesis_console": 7_010,  # the plays and findings of the audit, chats, the agent
     "lachesis_data": 6_500,
-    "lachesis_doors": 4_330,  # without the client of MCP, which tools have
+    "lachesis_doors": 4_490,  # tokens for two trainers; without the client of MCP, which tools have
     "lachesis_envs": 9_000,  # web_research, browser_tasks
     "lachesis_messages": 4_590,
     "lachesis_pools": 4_190,  # six engines, profiles, pools of a run, images that are brought

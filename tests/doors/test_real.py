@@ -32,6 +32,7 @@ from tests.doors.real.record_frames import FRAMES, RECORDED, frames_of
 from tests.doors.test_agent_serving import guesses, gym, tokens_of
 from tests.doors.test_frames import served_halves
 from tests.doors.test_serving import Served, served
+from tests.doors.test_training_contract import KINDS, trained_by_nemo, verified
 from tests.support.scripted_server import call, say
 from tests.support.small_envs import lines, make, process, rollouts
 
@@ -396,6 +397,35 @@ async def test_a_model_server_of_nemo_gym_gives_and_takes_tokens(tmp_path: Path)
         sampled = [(list(seen.call.prompts[0]), list(seen.completions[0].ids)) for seen in model.requests]
         assert len(sampled) == 3
         assert tokens_of(found) == sampled
+
+
+READS = """
+import json, sys
+from nemo_gym.base_resources_server import BaseVerifyResponse
+for line in sys.stdin:
+    read = BaseVerifyResponse.model_validate_json(line)
+    ids = [item.generation_token_ids for item in read.response.output if hasattr(item, "generation_token_ids")]
+    print(json.dumps([read.mask_sample, read.failure_kind, ids]))
+"""
+
+
+async def test_types_of_nemo_gym_read_every_kind_of_rollout(tmp_path: Path) -> None:
+    python = DOORS / "nemogym/bin/python"
+    if not python.exists():
+        pytest.skip("NeMo Gym is not there: it needs Python 3.13")
+    answers = []
+    for place, (name, choice) in enumerate((name, choice) for name in KINDS for choice in ("error", "last")):
+        kind = KINDS[name]()
+        async with FakeServer(kind.policy) as model:
+            (tmp_path / str(place)).mkdir()
+            answers.append(await verified(kind, tmp_path / str(place), model, on_branches=choice))
+    given = "\n".join(map(json.dumps, answers))
+    how = {"input": given, "capture_output": True, "text": True, "check": True}
+    reading = await asyncio.to_thread(subprocess.run, [python, "-c", READS], **how)
+    assert "unregistered failure_kind" not in reading.stderr
+    for answer, line in zip(answers, reading.stdout.splitlines(), strict=True):
+        trained = [list(ids) for _, ids in trained_by_nemo(answer).elements()]
+        assert json.loads(line) == [answer["mask_sample"], answer.get("failure_kind"), trained]
 
 
 def test_most_games_of_textarena_play_and_two_games_of_one_seed_are_alike() -> None:

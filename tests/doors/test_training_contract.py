@@ -208,6 +208,32 @@ def assert_read_by_verifiers(delta: dict[str, Any]) -> None:
         assert kept == [value for at in line for value in nodes[at].get("logprobs", [])]
 
 
+async def test_verifiers_own_client_gets_the_tokens_of_the_server_that_it_names(tmp_path: Path) -> None:
+    pytest.importorskip("verifiers", reason="verifiers is not installed: `make test-guests` installs it")
+    from verifiers.v1.configs.client import TrainClientConfig
+    from verifiers.v1.serve import EnvClient as TheirClient
+    from verifiers.v1.types import SamplingConfig
+
+    kind = KINDS["edited"]()
+    settings = {"max_infra_retries": 0, **kind.settings}
+    async with updated(kind) as model, serving("prime", kind.env_cls, tmp_path, **settings) as service:
+        client = TheirClient(service.root_url)
+        config = TrainClientConfig(
+            base_url=model.base_url,
+            api_key_var="NO_KEY",
+            headers={"X-Team": "blue"},
+            renderer_model_name=with_tokens(model, tmp_path).tokenizer_name,
+        )
+        sampling = SamplingConfig(temperature=1.0, max_tokens=60, cache_salt="3")
+        data = {"idx": 0, "prompt": None, "split": "train", "index": 0}
+        (trace,) = (await client.run(config, "fake", sampling, data, lambda _: None)).traces
+        await client.close()
+        known = sampled(model, kind)
+    assert (trace.ok, trace.reward) == (True, 0.5)
+    assert trained_by_prime([node.model_dump() for node in trace.nodes]) == known
+    assert len(trace.branches) > 1
+
+
 # --- NeMo RL
 
 

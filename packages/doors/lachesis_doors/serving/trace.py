@@ -53,52 +53,13 @@ def nodes_of(
 
     The nodes of a path, one after the other, have exactly the ids that the model was given and sampled: a completion's
     node begins with the ids of its prompt that are new. A prompt that does not continue the ids before it begins a
-    path of its own. A trainer makes a sample of every path, so where a path leaves another one after a completion, it
-    has copies of the nodes before, as context. A discarded attempt is a call without a node.
+    path of its own. A discarded attempt is a call without a node.
     """
-    nodes: list[dict[str, Any]] = []
+    paths = _Paths()
     calls: list[dict[str, Any]] = []
     versions: dict[int, list[tuple[str, int, int]]] = {}
     completed: dict[Node, int] = {}
-    known: dict[tuple[int | None, Node], int] = {}
-    continued: set[int] = set()
-    trained: set[int] = set()
-    """Nodes with sampled tokens on their path."""
-    copies: dict[int, int] = {}
     attempts = {id(said) for said in history.replaced_attempts()}
-
-    def as_context(at: int) -> int:
-        line: list[int] = []
-        end: int | None = at
-        while end in trained and end not in copies:
-            line.append(end)
-            end = nodes[end]["parent"]
-        parent = copies.get(end, end) if end is not None else None
-        for each in reversed(line):
-            copy = {**nodes[each], "parent": parent, "sampled": False, "logprobs": []}
-            parent = copies[each] = len(nodes)
-            nodes.append({**copy, "mask": [False] * len(copy.get("token_ids", ()))})
-        assert parent is not None
-        return parent
-
-    def add(parent: int | None, node: Node, **more: Any) -> int:
-        if parent in continued:
-            parent = as_context(parent)
-        at = len(nodes)
-        nodes.append({"parent": parent, "message": _message(node.message), **more})
-        if parent is not None:
-            continued.add(parent)
-        if parent in trained or more.get("logprobs"):
-            trained.add(at)
-        return at
-
-    def add_context(parent: int | None, context: Iterable[Node]) -> int | None:
-        for node in context:
-            if (parent, node) not in known:
-                known[parent, node] = add(parent, node)
-            parent = known[parent, node]
-        return parent
-
     for node in completions_of(history):
         said = node.origin
         assert isinstance(said, ChatResponse)
@@ -114,20 +75,66 @@ def nodes_of(
                 break
             context.append(above)
             above = above.parent
-        parent = add_context(completed[above] if above is not None else None, reversed(context))
+        parent = paths.add_context(completed[above] if above is not None else None, reversed(context))
         more: dict[str, Any] = {"sampled": True}
         if said.tokens is not None:
             new, ids = [each for piece in reversed(pieces) for each in piece.own_ids], said.tokens.ids
             more |= {"token_ids": new + ids, "mask": [False] * len(new) + [True] * len(ids)}
             more["logprobs"] = list(said.tokens.logprobs)
-        completed[node] = add(parent, node, **more)
+        completed[node] = paths.add(parent, node, **more)
         calls.append(_call(completed[node], said))
         if said.tokens is not None and said.tokens.versions:
             versions[completed[node]] = list(said.tokens.versions)
     path = history.nodes()
     last = max((at for at, node in enumerate(path) if node in completed), default=-1)
-    add_context(completed[path[last]] if last >= 0 else None, path[last + 1 :])
-    return nodes, calls, versions
+    paths.add_context(completed[path[last]] if last >= 0 else None, path[last + 1 :])
+    return paths.nodes, calls, versions
+
+
+class _Paths:
+    """The nodes of a trace. A trainer makes a sample of every path from a root to a leaf, and trains what is sampled
+    there. So where a path leaves another one after a completion, it goes on from copies of the nodes before, which are
+    context."""
+
+    def __init__(self) -> None:
+        self.nodes: list[dict[str, Any]] = []
+        self._known: dict[tuple[int | None, Node], int] = {}
+        self._continued: set[int] = set()
+        self._trained: set[int] = set()
+        """Nodes on whose path something is trained."""
+        self._copies: dict[int, int] = {}
+
+    def add(self, parent: int | None, node: Node, **more: Any) -> int:
+        if parent in self._continued:
+            parent = self._as_context(parent)
+        at = len(self.nodes)
+        self.nodes.append({"parent": parent, "message": _message(node.message), **more})
+        if parent is not None:
+            self._continued.add(parent)
+        if parent in self._trained or more.get("logprobs"):
+            self._trained.add(at)
+        return at
+
+    def add_context(self, parent: int | None, context: Iterable[Node]) -> int | None:
+        for node in context:
+            if (parent, node) not in self._known:
+                self._known[parent, node] = self.add(parent, node)
+            parent = self._known[parent, node]
+        return parent
+
+    def _as_context(self, at: int) -> int:
+        line: list[int] = []
+        end: int | None = at
+        while end in self._trained and end not in self._copies:
+            line.append(end)
+            end = self.nodes[end]["parent"]
+        parent = self._copies.get(end, end) if end is not None else None
+        for each in reversed(line):
+            copy = {**self.nodes[each], "parent": parent, "sampled": False, "logprobs": []}
+            parent = self._copies[each] = len(self.nodes)
+            self.nodes.append({**copy, "mask": [False] * len(copy.get("token_ids", ()))})
+        assert parent is not None
+        return parent
 
 
 def completions_of(graph: MessageGraph) -> Iterator[Node]:
