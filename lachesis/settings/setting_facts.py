@@ -103,12 +103,12 @@ def with_settings(text: str) -> str:
 def without_secrets(settings: dict[str, Any]) -> dict[str, Any]:
     """The settings without what may be a secret.
 
-    Of a sandbox's variables, of `extra_body`, of headers and of what is ephemeral, digests are written, which still
-    show a change. URLs lose their login.
+    Of a sandbox's variables, of `extra_body` and of what is ephemeral, digests are written, which still show a change.
+    URLs lose their login.
     """
     digested: dict[str, Any] = {
         field: {name: _digest(value) for name, value in settings[field].items()}
-        for field in ("terminal_env", "extra_body", "headers")
+        for field in ("terminal_env", "extra_body")
         if settings.get(field)
     }
     ephemeral = ("ephemeral_system_prompt", "prefill_messages")

@@ -179,7 +179,9 @@ def test_secrets_of_other_settings_are_written_nowhere(tmp_path: Path, capsys: p
     assert one.public()["rollout_server_url"] == "http://host:8000"
     assert one.about_content(evaluation=False) != two.about_content(evaluation=False)
 
-    assert "sk-secret" not in repr(ServerConfig(api_key="sk-secret"))
+    judge = {"base_url": "http://judge/v1", "api_key": "sk-secret", "headers": {"X-Gateway": "hd-secret"}}
+    assert HermesAgentEnvConfig(judge_server=judge).public()["judge_server"] == {"base_url": "http://judge/v1"}
+    assert "secret" not in repr(ServerConfig(api_key="sk-secret", headers={"X-Gateway": "hd-secret"}))
     with pytest.raises(ValueError, match="api_key") as raised:
         ServerConfig(api_key=123456789)  # type: ignore[arg-type]
     assert "123456789" not in str(raised.value)

@@ -146,6 +146,19 @@ def test_a_session_header_that_cannot_name_a_rollout_is_refused(name):
         create_engine("vllm", ServerSettings("http://127.0.0.1:9/v1", "m", session_header=name))
 
 
+@pytest.mark.parametrize("engine", ["vllm", "vllm-generate", "sglang", "atropos"])
+async def test_headers_of_the_settings_are_sent_with_every_request(engine):
+    async with farm(1, engine, settings={"headers": {"X-Team": "blue"}}) as ([fake], server):
+        await server.generate(prompt(20), SAMPLING)
+        assert [seen.headers["X-Team"] for seen in fake.requests] == ["blue"]
+
+
+@pytest.mark.parametrize("name", ["a b", "a\nb", "Authorization", "content-length", ""])
+def test_headers_that_the_client_sets_itself_are_refused(name):
+    with pytest.raises(ValueError, match=r"openai\.headers"):
+        create_engine("vllm", ServerSettings("http://127.0.0.1:9/v1", "m", headers={name: "x"}))
+
+
 @pytest.mark.parametrize("engine", ["vllm", "vllm-generate", "sglang"])
 async def test_a_rollout_stays_with_its_data_parallel_rank(engine):
     ranked = {"data_parallel_size": 3}
