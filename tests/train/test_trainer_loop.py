@@ -460,7 +460,7 @@ async def test_a_run_whose_environments_have_left_ends_with_a_checkpoint(monkeyp
         assert found.step == 1
 
 
-@pytest.mark.parametrize("keeps", [0, 1, 2])
+@pytest.mark.parametrize("keeps", [0, 1, 2, 5])
 async def test_the_engine_keeps_the_states_of_the_last_checkpoints(keeps: int) -> None:
     async with world() as at:
         await at.post(*map(group, range(6)))

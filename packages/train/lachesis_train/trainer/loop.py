@@ -299,7 +299,7 @@ class Trainer:
         before, limit = self._checkpoint, self._settings.training.keep_checkpoints
         earlier = [*before.earlier, before.paths] if before is not None else []
         kept = (self._link.keeps if limit is None else limit) - 1
-        old = earlier[: len(earlier) - kept] if kept >= 0 else []
+        old = earlier[: max(0, len(earlier) - kept)] if kept >= 0 else []
         found = Checkpoint(
             run_id=run_id,
             step=self.step,
