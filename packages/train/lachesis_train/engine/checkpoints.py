@@ -170,4 +170,5 @@ def _write(file: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[st
         left.unlink(missing_ok=True)
     part = file.with_name(f".{file.name}.part")
     save_file({key: value.detach().cpu().contiguous() for key, value in tensors.items()}, part, dict(metadata))
+    part.chmod(0o644)  # it makes files that only their owner reads
     move_atomically(part, file)

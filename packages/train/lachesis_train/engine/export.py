@@ -29,7 +29,9 @@ def merged_model(folder: Path, checkpoints: Path, state: str) -> Any:
         RequestError: there is no such checkpoint below the folder `checkpoints`.
     """
     from transformers import AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()
     store = Checkpoints(checkpoints, folder.name)
     found = store.find(state)
     network: Any = AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.float32, local_files_only=True)

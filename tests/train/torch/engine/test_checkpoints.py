@@ -100,6 +100,7 @@ def test_what_a_killed_save_left_goes_with_the_next_one(
     assert list(folder.iterdir())
     checkpoints.save(model, trained, SAMPLER_WEIGHTS, "step-2")
     assert [file.name for file in folder.iterdir()] == ["step-2.safetensors"]
+    assert (folder / "step-2.safetensors").stat().st_mode & 0o777 == 0o644, "others may read it, as all of the run"
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "..", ".hidden", "x" * 201])
