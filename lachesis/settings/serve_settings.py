@@ -71,11 +71,6 @@ class ServeSettings(BaseModel):
     new_item_share: Annotated[float, SERVE] = Field(
         default=0.5, gt=0, lt=1, description="Share of draws by difficulty that take a new item while there are any."
     )
-    item_pool: Annotated[int, SERVE] = Field(
-        default=10_000,
-        ge=1,
-        description="Items that may be drawn again; another one replaces the one with least signal.",
-    )
     item_seed: Annotated[int, SERVE] = Field(default=0, description="Seed of draws by difficulty.")
     include_messages: Annotated[bool, Facts(only_serve=True)] = Field(
         default=False, description="`serve` sends the messages along with the tokens."

@@ -14,11 +14,12 @@ again, and each later one depends on the seed, its number and this state only.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 from statistics import fmean, pvariance
 from typing import Any, Final
@@ -32,6 +33,8 @@ FLOOR: Final = 0.02
 RETURN: Final = 8
 REMEMBERED: Final = 4
 """Groups of an item that count: the policy changes."""
+MOST: Final = 10_000
+"""Items in the pool."""
 PRIOR: Final = (0.0, 1.0)
 POOLS: Final = ("new", "unsolved", "hard", "medium", "easy", "solved")
 
@@ -57,7 +60,7 @@ class PooledItem:
         self.rewards[key] = rewards
         while len(self.rewards) > REMEMBERED:
             del self.rewards[next(iter(self.rewards))]
-        found = list(chain(*self.rewards.values()))
+        found = list(itertools.chain(*self.rewards.values()))
         self.signal, self.rate = max(FLOOR, pvariance([*PRIOR, *found])), fmean(found)
 
     @property
@@ -77,11 +80,11 @@ class ItemPools(ItemKeys):
         next_item: the stream; items that it repeats do not enter twice.
         path: of `draws.jsonl`.
         new_share: probability of a new item while the stream has any.
-        most: items in the pool. Another new one takes the place of the item with the least signal.
+        most: items in the pool. Another new one takes the place of the item with the least signal that is not played.
     """
 
     def __init__(
-        self, next_item: Callable[[], Awaitable[Any]], path: Path, *, seed: int, new_share: float, most: int
+        self, next_item: Callable[[], Awaitable[Any]], path: Path, *, seed: int, new_share: float, most: int = MOST
     ) -> None:
         super().__init__()
         self.items: dict[str, PooledItem] = {}
@@ -104,7 +107,7 @@ class ItemPools(ItemKeys):
         self._file = JsonlWriter(self._path, fsync=True)
         for line in read_lines(self._path):
             self._note(line)
-        self._open = {key: line for key, line in self._open.items() if key not in done}
+        self._open = {key: line for key, line in self._open.items() if key not in done and _digest(key) in self.items}
         self._again = list(self._open)
 
     def close(self) -> None:
@@ -120,7 +123,7 @@ class ItemPools(ItemKeys):
         else:
             await self._write(line)
             self._key = line["key"]
-        return self.items[self._key.partition("-")[0]].item
+        return self.items[_digest(self._key)].item
 
     def key(self, item: Any) -> str:
         return self._key
@@ -167,29 +170,28 @@ class ItemPools(ItemKeys):
         return None
 
     def _of_new(self, digest: str, item: Any) -> dict[str, Any]:
-        try:
+        same = False
+        with suppress(ValueError):  # of an array
             same = bool(plain(item) == item)
-        except ValueError:  # of an array
-            same = False
         if not same:
             raise UnusableSettings(
                 f"env.item_sampling difficulty keeps items over restarts, as JSON, and this one is something else: "
                 f"{item!r:.200}; let get_next_item return dicts, lists, text and numbers, or set item_sampling uniform"
             )
-        full = len(self.items) >= self._most
-        retired = {"retired": min(self.items, key=lambda each: self.items[each].signal)} if full else {}
+        flying = {_digest(key) for key in self._open}
+        idle = [each for each in self.items if each not in flying] if len(self.items) >= self._most else []
+        retired = min(idle, key=lambda each: self.items[each].signal, default="")
         share = self._new_share if self.items else 1.0
-        return {**self._line(digest, 0, share), "new": True, "item": item, **retired}
+        return {**self._line(digest, 0, share), "new": True, "item": item, "retired": retired}
 
     def _repeated(self, digest: str, probability: float, *, overdue: bool = False) -> dict[str, Any]:
         item = self.items[digest]
         line = self._line(digest, item.occurrence, probability)
-        return {**line, "rate": item.rate, "pool": item.pool, **({"overdue": True} if overdue else {})}
+        return {**line, "rate": item.rate, "pool": item.pool, "overdue": overdue}
 
     def _line(self, digest: str, occurrence: int, probability: float) -> dict[str, Any]:
-        occurrence += 1
-        while (key := self._name(digest, occurrence)) in self._done:  # a start without pools has played it
-            occurrence += 1
+        numbers = itertools.count(occurrence + 1)  # a start without pools may have played some
+        key = next(key for number in numbers if (key := self._name(digest, number)) not in self._done)
         return {"draw": self._draws, "key": key, "probability": probability}
 
     async def _write(self, line: dict[str, Any]) -> None:
@@ -202,14 +204,20 @@ class ItemPools(ItemKeys):
         if "through" in line:
             self._through = True
             return
-        digest, _, occurrence = line["key"].partition("+")[0].partition("-")
+        digest = _digest(line["key"])
         if "draw" in line:
             if "new" in line:
-                self.items.pop(line.get("retired", ""), None)
+                self.items.pop(line["retired"], None)
                 self.items[digest] = PooledItem(line["item"])
                 self._known.add(digest)
-            self.items[digest].drawn, self.items[digest].occurrence = line["draw"], int(occurrence)
+            self.items[digest].drawn = line["draw"]
+            self.items[digest].occurrence = int(line["key"].rpartition("-")[2])
             self._draws = line["draw"] + 1
             self._open[line["key"]] = line
         elif digest in self.items:
             self.items[digest].note(line["key"], line["rewards"])
+
+
+def _digest(key: str) -> str:
+    """Of the item of a group."""
+    return key.partition("-")[0]

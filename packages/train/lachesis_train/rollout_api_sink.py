@@ -311,8 +311,7 @@ class RolloutApiSink(Sink[G]):
     async def accept(self, job: ItemJob, decision: Decision, step: int) -> Decision:
         if self.pools is not None:
             await self.pools.finished(job.key, decision.rewards)
-        if alarm := self.signals.add(job.key, decision.rewards):
-            self.tell(alarm)
+        self.signals.add(job.key, decision.rewards)
         if isinstance(decision, Kept):
             try:
                 await self.outbox.append(

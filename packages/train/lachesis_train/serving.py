@@ -122,7 +122,6 @@ def _rollout_api_sink(env: Environment, figures: RunningFigures) -> RolloutApiSi
             folder / "draws.jsonl",
             seed=config.item_seed,
             new_share=config.new_item_share,
-            most=config.item_pool,
         )
 
     async def evaluate_step() -> None:

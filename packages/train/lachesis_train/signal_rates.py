@@ -12,8 +12,6 @@ from lachesis.runs.results import Row
 
 WINDOW: Final = 256
 """Groups of which the rate is, for the policy changes."""
-ENOUGH: Final = 64
-"""Groups after which a low rate is worth a warning."""
 
 
 @dataclass(slots=True)
@@ -25,10 +23,9 @@ class SignalRates:
     last: deque[bool] = field(default_factory=lambda: deque(maxlen=WINDOW))
     items: dict[str, list[int]] = field(default_factory=dict)
     """By digest: groups, and those with a signal."""
-    warned: bool = False
 
-    def add(self, key: str, rewards: Sequence[float | None]) -> str:
-        """Count a finished group with at least two rewards. Returns a warning the first time that the rate is low."""
+    def add(self, key: str, rewards: Sequence[float | None]) -> None:
+        """Count a finished group with at least two rewards."""
         scored = [reward for reward in rewards if reward is not None]
         if len(scored) > 1:
             signal = len(set(scored)) > 1
@@ -36,13 +33,6 @@ class SignalRates:
             counts = self.items.setdefault(key.partition("-")[0], [0, 0])
             counts[0] += 1
             counts[1] += signal
-        if self.warned or len(self.last) < ENOUGH or sum(self.last) >= (self.target or 0.0) * len(self.last):
-            return ""
-        self.warned = True
-        return (
-            f"{self}: the other groups teach nothing. --env.item_sampling difficulty draws items with a signal more "
-            "often, and a larger --env.group_size finds more of them"
-        )
 
     @property
     def rate(self) -> float | None:

@@ -310,7 +310,8 @@ def build_group(rollouts: Sequence[RolloutSamples], settings: GroupSettings) -> 
     if rejection is None:
         group = _shape(rollouts, settings)
         rejection = _mixed_temperatures(group) or _too_long(group, settings) or _malformed_messages(group)
-        same = len(set(group.scores)) == 1 and not any(map(has_signal, group.advantages or ()))
+        of_turns = settings.turn_discount is not None and any(map(has_signal, group.advantages or ()))
+        same = len(set(group.scores)) == 1 and not of_turns
         if rejection is None and settings.ensure_scores_are_not_same and same:
             detail = f"all {len(rollouts)} rewards are {group.scores[0]:g}; env.ensure_scores_are_not_same allows it"
             rejection = RejectReason.SAME_SCORES, detail
