@@ -274,13 +274,11 @@ def test_groups_without_a_signal_are_trained_for_the_penalty_alone(
     if coefficient:
         penalise_divergence(batch, [each.tolist() for each in base], coefficient)
         assert not batch.skipped and len(batch.samples) == sum(len(each.samples) for group in played for each in group)
-    differences = np.concatenate(
-        [
-            [each.sample.logprobs[at] - of_base[place] for at, place in enumerate(each.sample.trained)]
-            for each, of_base in zip(batch.samples, base, strict=True)
-        ]
-        or [np.zeros(1)]
-    )
+    differences = [
+        each.sample.logprobs[at] - of_base[place]
+        for each, of_base in zip(batch.samples, base, strict=True)
+        for at, place in enumerate(each.sample.trained)
+    ]
     tokens = {
         (number, each.rollout_id): sum(sample.trained for sample in each.samples)
         for number, group in enumerate(played)
@@ -295,7 +293,7 @@ def test_groups_without_a_signal_are_trained_for_the_penalty_alone(
         given_advantages = np.asarray(each.datum().inputs["advantages"], np.float64)
         wanted = np.zeros(len(each.sample.tokens) - 1)
         for at, place in enumerate(each.sample.trained):
-            penalty = coefficient * (each.sample.logprobs[at] - of_base[place] - differences.mean())
+            penalty = coefficient * (each.sample.logprobs[at] - of_base[place] - np.mean(differences))
             wanted[place - 1] = ((reward or 0.0) - np.mean(rewards) - penalty) / divisor
         assert given_advantages == pytest.approx(wanted, rel=1e-5, abs=1e-7)
 
