@@ -45,6 +45,7 @@ class Run:
         rollout_api: str = "lachesis",
         interval: int = 5,
         environment: str = ENVIRONMENT,
+        config: Path | None = None,
         **settings: str,
     ) -> None:
         self.folder, self.steps = folder, steps
@@ -66,7 +67,8 @@ class Run:
             "env.steps_per_eval": "0",
             **{name.replace("__", "."): value for name, value in settings.items()},
         }
-        given = Namespace(env=[environment], config=None, rollout_api=rollout_api)
+        named = [environment] if config is None else None  # those of the file
+        given = Namespace(env=named, config=config and str(config), rollout_api=rollout_api)
         self.plan = TrainingPlan.of(given, {name: [value] for name, value in flags.items()})
         self.supervisor = Supervisor(
             self.plan.parts,
@@ -234,13 +236,9 @@ def check_that_nothing_is_lost_or_doubled(run: Run) -> None:
         counts = {tensors.get_tensor(name).item() for name in tensors.keys() if name.startswith("optimizer.step.")}  # noqa: SIM118
     assert counts == {updates}
     # Each finished group is in one batch, or waits: in the outbox, or in the API's queue.
-    accepted = {
-        name
-        for (name,) in rows(
-            run.folder / "spool/outbox.db",
-            "SELECT group_id FROM groups WHERE group_id IS NOT NULL AND state IN ('accepted', 'delivered')",
-        )
-    }
+    sent = "SELECT group_id FROM groups WHERE group_id IS NOT NULL AND state IN ('accepted', 'delivered')"
+    accepted = {name for outbox in run.folder.glob("spool/**/outbox.db") for (name,) in rows(outbox, sent)}
+    assert accepted
     received = dict(rows(run.folder / "api.db", "SELECT group_id, batch_id FROM groups"))
     in_batches = {name for name, batch in received.items() if batch is not None and batch <= checkpoint["batch_id"]}
     assert in_batches == taken.keys()

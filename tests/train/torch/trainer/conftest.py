@@ -9,7 +9,7 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from lachesis_tokens.samples.group_shapes import with_digest
 from lachesis_train.api import ApiSettings, RolloutApiServer
 from tests.support.trained_groups import group_body
 
@@ -72,10 +73,13 @@ def to_engine(engine: RunningEngine, monkeypatch: pytest.MonkeyPatch) -> Running
 
 
 @contextlib.asynccontextmanager
-async def filled_api(folder: Path, groups: int, seed: int = 0) -> AsyncIterator[RolloutApiServer]:
-    """An API to which certified groups are posted once a trainer has registered. Equal seeds, equal groups."""
+async def filled_api(
+    folder: Path, groups: int, seed: int = 0, environments: Sequence[str] = ()
+) -> AsyncIterator[RolloutApiServer]:
+    """An API to which certified groups are posted once a trainer has registered. Equal seeds, equal groups, which are
+    of the environments in turn."""
     async with RolloutApiServer(ApiSettings(folder / "api.db", port=0)) as api:
-        posting = asyncio.create_task(_post(api.url, groups, seed))
+        posting = asyncio.create_task(_post(api.url, groups, seed, environments))
         try:
             yield api
             await posting
@@ -83,7 +87,7 @@ async def filled_api(folder: Path, groups: int, seed: int = 0) -> AsyncIterator[
             posting.cancel()
 
 
-async def _post(url: str, groups: int, seed: int) -> None:
+async def _post(url: str, groups: int, seed: int, environments: Sequence[str]) -> None:
     draw = random.Random(seed)
     async with aiohttp.ClientSession() as http:
 
@@ -102,5 +106,8 @@ async def _post(url: str, groups: int, seed: int) -> None:
             scores = [draw.random() for _ in answers]
             body = group_body(f"g{number}", f"question {number}", answers, scores, version="another:0", p=-5.5)
             body["env_id"] = registered["env_id"]
+            if environments:
+                body["group_overrides"]["environment"] = environments[number % len(environments)]
+                body = with_digest(body)
             body["group_overrides"]["group_id"] = f"g{number}"
             await post("/scored_data", body)

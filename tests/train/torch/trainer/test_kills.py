@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from lachesis_messages.records.jsonl import read_lines
 from lachesis_train.trainer.checkpoints import Checkpoint
 from tests.run import ALL
@@ -18,7 +20,7 @@ STEPS = 9
 KILLS = 20 if ALL else 1
 
 
-async def launch(run: Path, url: str, engine: RunningEngine | None) -> asyncio.subprocess.Process:
+async def launch(run: Path, url: str, engine: RunningEngine | None, *more: str) -> asyncio.subprocess.Process:
     settings = {
         "env.rollout_server_url": url,
         "env.group_size": GROUP_SIZE,
@@ -37,6 +39,7 @@ async def launch(run: Path, url: str, engine: RunningEngine | None) -> asyncio.s
             sys.executable,
             "launch_training.py",
             *flags,
+            *more,
             env={**os.environ, **(engine.environ if engine else {})},
             stdout=log,
             stderr=log,
@@ -50,19 +53,29 @@ def final(run: Path, engine: RunningEngine) -> tuple[Checkpoint, dict[str, Any]]
     return checkpoint, engine.tensors(checkpoint.sampler)
 
 
+LOSSES = """
+environments:
+- {env: tool_call, name: one, training: {loss: ppo}}
+- {env: tool_call, name: two, training: {loss: cispo, clip_high: 0.01}}
+"""
+
+
+@pytest.mark.parametrize("environments", [(), ("one", "two")])
 async def test_a_killed_trainer_ends_with_the_weights_of_one_that_was_not_killed(
-    tmp_path: Path, engine: RunningEngine
+    tmp_path: Path, engine: RunningEngine, environments: tuple[str, ...]
 ) -> None:
     import torch
 
     groups = STEPS * GROUPS_A_STEP
-    async with filled_api(tmp_path / "whole", groups) as api:
-        process = await launch(tmp_path / "whole_run", api.url, engine)
+    (tmp_path / "settings.yaml").write_text(LOSSES if environments else "")
+    more = ("--config", str(tmp_path / "settings.yaml"))
+    async with filled_api(tmp_path / "whole", groups, environments=environments) as api:
+        process = await launch(tmp_path / "whole_run", api.url, engine, *more)
         assert await process.wait() == 0, (tmp_path / "whole_run.log").read_text()
     draw, kills, starts = random.Random(random.getrandbits(32)), 0, 0
-    async with filled_api(tmp_path / "killed", groups) as api:
+    async with filled_api(tmp_path / "killed", groups, environments=environments) as api:
         while True:
-            process = await launch(tmp_path / "killed_run", api.url, engine)
+            process = await launch(tmp_path / "killed_run", api.url, engine, *more)
             starts += 1
             if kills < KILLS:
                 await _wait_for_work(tmp_path / "killed_run", process)
@@ -84,8 +97,11 @@ async def test_a_killed_trainer_ends_with_the_weights_of_one_that_was_not_killed
     for name, tensor in of_whole.items():
         assert torch.equal(tensor, of_killed[name]), name
     for run in ("whole_run", "killed_run"):
-        steps = [line["step"] for line in read_lines(tmp_path / run / "metrics.jsonl")]
-        assert steps == list(range(1, STEPS + 1))
+        lines = list(read_lines(tmp_path / run / "metrics.jsonl"))
+        assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+        for name in environments:
+            assert all(line[f"train/{name}/share"] == 0.5 and line[f"train/{name}/tokens"] for line in lines)
+            assert all(f"train/{name}/reward_low" in line and line[f"train/{name}/refused"] == 0 for line in lines)
     print(f"{kills} kills, {starts} starts")
 
 
