@@ -68,6 +68,12 @@ def test_the_signal_is_the_variance_with_two_rollouts_that_nobody_played(groups:
         assert item.signal == pytest.approx(max(FLOOR, p * (1 - p)), rel=1e-9)
 
 
+def test_a_solved_item_keeps_the_least_signal() -> None:
+    item = PooledItem("x")
+    item.note("x-1", [1.0] * 200)
+    assert item.signal == FLOOR > np.var([0.0] + [1.0] * 201)
+
+
 def test_pools_are_named_by_the_rate() -> None:
     for rewards, name in (([0, 0], "unsolved"), ([0, 0, 0, 1], "hard"), ([0, 1], "medium"), ([1, 1, 1, 0], "easy")):
         item = PooledItem("x")
@@ -230,6 +236,16 @@ async def test_a_full_pool_gives_the_place_of_the_least_signal_to_a_new_item(tmp
     assert len(run.items) == 5
     run.close()
     assert pools(tmp_path / "d", Stream(10**6), most=5).items.keys() == run.items.keys()
+
+
+async def test_an_item_in_flight_keeps_its_place(tmp_path: Path) -> None:
+    run = pools(tmp_path / "d", Stream(10**6), most=3)
+    first = run.key(await run.next_item())
+    run.items[first.partition("-")[0]].note("earlier", [1.0] * 16)
+    for _ in range(20):
+        if (key := run.key(await run.next_item())) != first:
+            await run.finished(key, [0.0, 1.0])
+    assert len(run.items) == 3 and first.partition("-")[0] in run.items
 
 
 async def test_keys_of_a_start_without_pools_are_not_used_again(tmp_path: Path) -> None:
