@@ -51,6 +51,7 @@ class Curve:
     before: Sequence[Answer]
     after: Sequence[Answer]
     seconds: float
+    """Of all steps."""
     warm: Sequence[Answer] = ()
     """After the warm start, where there was one."""
     tokens: Sequence[int] = ()

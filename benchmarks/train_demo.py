@@ -8,7 +8,7 @@ start. The model before and after it plays the same held-out items, once each at
 control run the rewards of a batch are permuted among its rollouts, and all else is the same. With --teacher a third run
 learns from the model of an earlier one, without rewards. Prints both rates of right answers, of those that are whole
 and of those that the parser reads, and writes reward.svg. A run that has finished in its folder with the same arguments
-is not repeated.
+is not repeated, and one that was cut off, or had fewer steps, goes on.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import json
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -72,23 +71,26 @@ def teacher(run_dir: Path) -> Iterator[Sequence[str]]:
 
 
 def run(name: str, folder: Path, settings: Mapping[str, Any], *flags: str) -> Curve:
-    """Train in a new folder, then play the held-out items with the model that it began with, and with the last one.
+    """Train in the folder, then play the held-out items with the model that it began with, and with the last one.
 
     `flags` are more arguments of `lachesis train`.
     """
-    shutil.rmtree(folder, ignore_errors=True)
-    began = time.monotonic()
+    begun, about = folder / "demo.json", json.dumps({**settings, "steps": None, "name": name})
+    if not begun.exists() or begun.read_text() != about:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        begun.write_text(about)
     env = settings["env"]
     target = env if name != CONTROL else f"{CONTROLS}:Shuffled{CLASSES[env].__name__}"
     command = [sys.executable, "-m", "lachesis", "train", "--env", target, "--config", str(_config(env))]
     run_flags = ("--training.run_dir", str(folder), "--training.num_steps", str(settings["steps"]))
     seed = ("--env.dataset_seed", str(settings["seed"]), "--training.lora_seed", str(settings["seed"]))
     subprocess.run([*command, *run_flags, *seed, *flags], check=True)
-    seconds = time.monotonic() - began
     before, warm, after = asyncio.run(evaluated(folder, settings))
     metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     rewards, lows, highs = ([step[f"train/reward{suffix}"] for step in metrics] for suffix in ("", "_low", "_high"))
     tokens = [step["train/tokens"] for step in metrics]
+    seconds = sum(step["train/step_time"] for step in metrics)
     return Curve(name, settings, rewards, lows, highs, before, after, seconds, warm, tokens).write(folder)
 
 
@@ -107,6 +109,7 @@ async def evaluated(folder: Path, settings: Mapping[str, Any]) -> Sequence[Seque
 
 async def answers(folder: Path, url: str, settings: Mapping[str, Any]) -> Sequence[Answer]:
     """The answers of the model at `url` to the held-out items."""
+    shutil.rmtree(folder, ignore_errors=True)  # of a run that had fewer steps
     flags = {
         "openai.base_url": url,
         "env.tokenizer_name": str(model_folder("smollm2")),

@@ -140,7 +140,7 @@ class TrainingSettings(BaseModel):
         ge=0,
         description="Weight of a KL penalty against the base model, applied to the advantages.",
     )
-    teacher_url: str | None = Field(
+    teacher_url: Annotated[str | None, HOW] = Field(
         default=None,
         description="On-policy distillation: URL of a vLLM or policy server of the teacher, such as "
         "http://127.0.0.1:8002/v1.",
@@ -414,6 +414,8 @@ class Settings(BaseModel):
                     found[f"{prefix}.{name}"] = getattr(part, name)
         for each in self.environments:
             found |= {f"environments.{each.name}.{name}": value for name, value in each.training.items()}
+        if self.training.teacher_url is not None:
+            found["training.teacher"] = True  # its URL may change
         if self.training.learning_rate_schedule != "constant":
             found["training.num_steps"] = self.num_steps
         plain: dict[str, Any] = orjson.loads(orjson.dumps(found))
