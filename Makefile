@@ -56,7 +56,7 @@ train-venv: $(READY)
 test-train: train-venv
 	LACHESIS_NEED_TORCH=1 $(VENV)-train/bin/python -m pytest --durations=10 tests/tokens/inference/test_forward_pass.py tests/train/torch
 
-test-skyrl test-tinker-sdks: train-venv
+test-skyrl test-tinker-sdks test-trainers: train-venv
 test-%: $(READY) force
 	@VENV=$(VENV) PYTHON=$(PYTHON) scripts/test-with.sh $*
 

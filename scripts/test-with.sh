@@ -14,10 +14,11 @@
 #   slurm       batches under a Slurm of one node; as root, with Debian's slurm-wlm and munge
 #   templates   the calls of all chat templates of five packages, read back (160 MB of downloads)
 #   tinker-sdks the embedded engine against an older Tinker SDK too
+#   trainers    rollouts in the own types of SkyRL and verl, and steps of SkyRL's own loop (350 MB)
 #   vllm        a real vLLM on the CPU (3.5 GB)
 #
 # They are installed into ~/.cache/lachesis, or where a variable says (AGENT_BROWSER, GUESTS, PROGRAMS, RAY, SKYRL,
-# TEMPLATES). PYTHON312 names a Python that doors (TextArena), harbor and skyrl take, if there is more than one.
+# TEMPLATES, TRAINERS). PYTHON312 names a Python that doors (TextArena), harbor and skyrl take, if there is more than one.
 set -eu
 name=$1
 VENV=${VENV:-.venv}
@@ -127,6 +128,16 @@ case $name in
   tinker-sdks)
     older_tinker
     "$VENV-train/bin/python" -P -m pytest tests/train/torch/engine/test_wire.py
+    ;;
+  trainers)
+    # SkyRL asks for Python 3.12. What is tested here needs one thing of it: a TypedDict that pydantic reads.
+    trainers=${TRAINERS:-$cache/trainers}
+    mkdir -p "$(dirname "$trainers")"
+    PIP_IGNORE_REQUIRES_PYTHON=1 scripts/venv_beside.sh "$VENV-train" "$trainers" requirements/guests/trainers.txt
+    "$trainers/bin/python" -c "import sysconfig; print(sysconfig.get_path('purelib'))" | while read -r site; do
+      echo 'import typing, typing_extensions; typing.TypedDict = typing_extensions.TypedDict' >"$site/skyrl.pth"
+    done
+    LACHESIS_NEED_TRAINERS=1 "$trainers/bin/python" -m pytest -s tests/train/trainers
     ;;
   vllm)
     "$bin/pytest" -s tests/tokens/vllm

@@ -114,6 +114,8 @@ async def _verl(case: str, weights: Weights, on_branches: str, *, session_id: bo
             given = await loop.run({"temperature": 1.0, "top_p": 1.0, "top_k": -1, "logprobs": True}, **row)
         for output in given if session_id else [given]:
             assert len(output.response_ids) == len(output.response_mask) == len(output.response_logprobs)
+            if hasattr(output, "as_dict"):  # verl's own
+                assert output.as_dict()["rm_scores"].tolist()[-1] == output.reward_score
             steps = sorted({output.extra_fields["min_global_steps"], output.extra_fields["max_global_steps"]})
             rows.append(
                 Arrived(

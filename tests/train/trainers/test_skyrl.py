@@ -166,7 +166,7 @@ async def test_two_temperatures_are_refused() -> None:
         await made.generate(batch())
 
 
-@pytest.mark.skipif("LACHESIS_SKYRL" not in os.environ, reason="make test-trainers installs SkyRL")
+@pytest.mark.skipif("LACHESIS_NEED_TRAINERS" not in os.environ, reason="make test-trainers installs SkyRL")
 @pytest.mark.parametrize("step_wise", [True, False])
 async def test_skyrl_accepts_and_merges_what_it_gets(step_wise: bool) -> None:
     from skyrl.train.generators.base import BatchMetadata, GeneratorInput, GeneratorOutput

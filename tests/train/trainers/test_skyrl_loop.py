@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-if "LACHESIS_SKYRL" not in os.environ:
+if "LACHESIS_NEED_TRAINERS" not in os.environ:
     pytest.skip("make test-trainers installs SkyRL", allow_module_level=True)
 
 import torch

@@ -8,6 +8,7 @@ import json
 import re
 import sys
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -59,6 +60,20 @@ async def test_the_loop_of_the_page_plays(types: None) -> None:
     assert entry.pop("name") == "lachesis"
     assert getattr(import_module(module), name) is type(verl_loop(VerlClient(Weights())))
     loop = verl_loop(VerlClient(Weights()), **{**entry, "settings": {**SETTINGS, **entry["settings"]}})
+    if find_spec("hydra") is not None:  # as verl makes it
+
+        def made(**given: Any) -> Any:
+            import hydra
+            from omegaconf import OmegaConf
+
+            config = OmegaConf.create({**entry, "_target_": f"{module}.{name}"})
+            return hydra.utils.instantiate(config=config, **given, processor=None, hf_model_type="qwen3")
+
+        client = VerlClient(Weights())
+        other = verl_loop(client)
+        config = SimpleNamespace(config=SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=other.rollout)))
+        loop = made(trainer_config=config, server_manager=client, tokenizer=client.weights.tokenizer)
+        assert loop.shared is other.shared, "kept with the client"
     output = await loop.run({"temperature": 1.0}, **columns("plain"))
     await asyncio.to_thread(loop.shared.close)
     assert output.reward_score == 0.25
