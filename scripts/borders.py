@@ -34,7 +34,7 @@ LIMITS = {
     "lachesis_testing": 9_120,
     "lachesis_tokens": 13_120,  # credit by turn
     "lachesis_tools": 5_490,  # tools of the web and on request, MCP servers, images, the browser
-    "lachesis_train": 16_400,  # trainers that call us, several environments, warm starts, item pools, export
+    "lachesis_train": 16_700,  # trainers that call us, several environments, warm starts, item pools, export
     "lachesis_view": 4_580,  # curves by environment
     "tool_call_parsers": 12_000,
 }

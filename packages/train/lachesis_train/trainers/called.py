@@ -139,10 +139,12 @@ class CalledEnvironment:
         call = self.running.submit(lambda: self.rollouts_of(item, key, size, evaluation=evaluation))
         return await asyncio.wrap_future(call)
 
-    async def rows(self, rollout: Any, *, several: bool = False, evaluation: bool = False) -> list[Row]:
+    async def rows(
+        self, rollout: Any, *, several: bool = False, evaluation: bool = False, totals: Counter[str] | None = None
+    ) -> list[Row]:
         """The verified rows of a rollout, which are counted in the totals; none if it is left out.
 
-        `several`: a row of each sample, whatever `on_branches` says.
+        `several`: a row of each sample, whatever `on_branches` says. `totals`: others than those of all rollouts.
         """
         # The trainer's sampler repeats no prompts: they are its own, and the certificate says that nobody checked them.
         own = isinstance(self.engine, TrainerSamplerEngine)
@@ -154,15 +156,17 @@ class CalledEnvironment:
             unchecked_prompts="allow" if own else self.env.config.unchecked_prompts,
             evaluation=evaluation,
         )
-        self.count(rollout, rows)
+        self.count(rollout, rows, totals)
         return rows
 
-    def count(self, rollout: Any, rows: Sequence[Row]) -> dict[str, float]:
+    def count(self, rollout: Any, rows: Sequence[Row], totals: Counter[str] | None = None) -> dict[str, float]:
         """Count a rollout in the totals. Returns its figures, of which a trainer shows the means."""
         unscored, branched = rollout.reward is None, any(row.branches > 1 for row in rows)
         undelivered = rows[0].undelivered if rows else sum(sample.trained for sample in rollout.samples)
         trained = sum(sum(row.env_mask) for row in rows)
-        self.totals.update(rollouts=1, unscored=unscored, branched=branched, trained=trained, undelivered=undelivered)
+        (self.totals if totals is None else totals).update(
+            rollouts=1, unscored=unscored, branched=branched, trained=trained, undelivered=undelivered
+        )
         figures: dict[str, float] = {
             "unscored": float(unscored),
             "branched": float(branched),

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Final, Protocol
+from typing import Any, ClassVar, Final, TypeAlias
 
 from backends.tasks import run_all
 from lachesis_client.client_settings import ServerSettings
@@ -38,20 +38,12 @@ class TrainerCompletion:
     logprobs: Sequence[float] | None
     reason: str | None
     """"stop", "length" or "abort"; with any other one, the last token shows which it is."""
-    version: str | None = None
-    """Of the weights that sampled all of it."""
-    versions: str = ""
-    """Where several did and their borders are not known: their names, joined by "+"."""
+    versions: Sequence[Any] = ()
+    """Of the weights that sampled it. Where there are several, nobody knows which sampled which token."""
 
 
-class TrainerSampler(Protocol):
-    """One completion of a prompt, by the trainer's engine. It runs on the event loop of the trainer."""
-
-    async def __call__(
-        self, prompt_ids: list[int], *, session: str, max_tokens: int, temperature: float
-    ) -> TrainerCompletion:
-        """`session` names the rollout, for sticky routing."""
-        ...
+TrainerSampler: TypeAlias = Callable[[list[int], str, int, float], Coroutine[Any, Any, TrainerCompletion]]
+"""One completion of a prompt: its ids, the name of the rollout for sticky routing, the most tokens, the temperature."""
 
 
 class Room:
@@ -173,6 +165,7 @@ class TrainerSamplerEngine:
                 f"the trainer's sampler gave {len(ids)} tokens and {count} logprobs",
                 "let it report the logprob of each sampled token",
             )
+        names = [str(version) for version in dict.fromkeys(given.versions) if version not in (None, "")]
         reason = _REASONS.get(given.reason or "")
         if reason is None:
             ended = FinishReason.STOP if ids and ids[-1] in self.ends else FinishReason.UNKNOWN
@@ -183,18 +176,16 @@ class TrainerSamplerEngine:
             finish_reason=reason,
             raw_finish_reason=given.reason,
             model=self.settings.model_name,
-            model_version=given.version or given.versions or None,
+            model_version="+".join(names) or None,
             server=self.base_url,
             latency=time.monotonic() - began,
             sampling=sampling.record(self._logprobs),
-            versions=((given.version, 0, len(ids)),) if given.version and ids else (),
+            versions=((names[0], 0, len(ids)),) if len(names) == 1 and ids else (),
         )
 
     async def _answer(self, prompt_ids: list[int], sampling: Sampling, session: str) -> TrainerCompletion:
         """What the sampler says. Its failure is one of the infrastructure."""
-        call = self._sample(
-            prompt_ids, session=session, max_tokens=sampling.max_tokens, temperature=sampling.temperature
-        )
+        call = self._sample(prompt_ids, session, sampling.max_tokens, sampling.temperature)
         try:
             async with asyncio.timeout(self._time_limit):
                 if self.caller in (None, asyncio.get_running_loop()):
@@ -218,10 +209,3 @@ class TrainerSamplerEngine:
 
     async def close(self) -> None:
         """Nothing to close: the engine is the trainer's."""
-
-
-def named_completion(ids: Any, logprobs: Any, reason: Any, versions: Sequence[Any]) -> TrainerCompletion:
-    """A completion whose tokens were sampled by these versions of the weights, which may be one."""
-    names = [str(version) for version in dict.fromkeys(versions) if version is not None]
-    one = names[0] if len(names) == 1 else None
-    return TrainerCompletion(ids, logprobs, reason, one, "" if one else "+".join(names))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -12,7 +13,7 @@ from lachesis_train.trainers.agreement import use_sampling
 from lachesis_train.trainers.called import CalledEnvironment, why
 from lachesis_train.trainers.items import item_of
 from lachesis_train.trainers.rows import Row, UnscoredRollout
-from lachesis_train.trainers.sampler_engine import Room, TrainerCompletion, TrainerSamplerEngine, named_completion
+from lachesis_train.trainers.sampler_engine import Room, TrainerCompletion, TrainerSamplerEngine
 
 _COLUMNS: Final = (
     *("prompt_token_ids", "response_ids", "rewards", "loss_masks", "stop_reasons", "rollout_logprobs"),
@@ -96,9 +97,9 @@ class LachesisGenerator(CalledEnvironment):
         groups = [(item_of(extras[places[0]]), [ids[place] for place in places]) for places in _groups(ids)]
         played = await run_all(self.play(item, size=len(names), evaluation=evaluation) for item, names in groups)
         output: dict[str, Any] = {name: [] for name in _COLUMNS} | dict.fromkeys(_UNUSED)
-        before = self.totals.copy()
+        counted: Counter[str] = Counter()
         for (_, names), rollouts in zip(groups, played, strict=True):
-            rows = [await self.rows(rollout, evaluation=evaluation) for rollout in rollouts]
+            rows = [await self.rows(rollout, evaluation=evaluation, totals=counted) for rollout in rollouts]
             if not evaluation:
                 rows = self._masked(rows)
             elif not self.step_wise and not all(rows):
@@ -108,9 +109,10 @@ class LachesisGenerator(CalledEnvironment):
                     _add(output, row, name, last=row is of_rollout[-1])
         if not output["response_ids"]:
             raise UnscoredRollout(_unscored(rollouts, "see why; no rollout of this evaluation has one"))
-        lost = self.totals["trained"] - before["trained"] - sum(map(sum, output["loss_masks"]))
-        self.totals.update(trained=-lost, undelivered=lost)  # with a group that was masked
-        figures = {f"lachesis/{name}": float(self.totals[name] - before[name]) for name in self.totals}
+        lost = counted["trained"] - sum(map(sum, output["loss_masks"]))
+        counted.update(trained=-lost, undelivered=lost)  # with a group that was masked
+        self.totals.update(counted)
+        figures = {f"lachesis/{name}": float(count) for name, count in counted.items()}
         if not self.step_wise:
             output["is_last_step"] = None
         return {**output, "rollout_metrics": figures}
@@ -126,20 +128,18 @@ class LachesisGenerator(CalledEnvironment):
     def _padding(self) -> int:
         return int(self.tokenizer.pad_token_id or 0)
 
-    async def _sample(
-        self, prompt_ids: list[int], *, session: str, max_tokens: int, temperature: float
-    ) -> TrainerCompletion:
-        parameters = {"max_tokens": max_tokens, "temperature": temperature, "logprobs": 1}
+    async def _sample(self, prompt_ids: list[int], session: str, most: int, temperature: float) -> TrainerCompletion:
+        parameters = {"max_tokens": most, "temperature": temperature, "logprobs": 1}
         parameters |= {"top_p": 1.0, "top_k": -1, "min_p": 0.0}
         version = self.version
         asked = {"prompt_token_ids": [prompt_ids], "sampling_params": parameters, "session_ids": [session]}
         given = await self.client.generate(asked, **({} if self.model is None else {"model": self.model}))
         logprobs = given.get("response_logprobs")
-        return named_completion(
+        return TrainerCompletion(
             given["response_ids"][0],
             logprobs[0] if logprobs else None,
             given["stop_reasons"][0],
-            [version or None, self.version or None],
+            [version, self.version],
         )
 
 

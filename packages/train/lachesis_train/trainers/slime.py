@@ -15,7 +15,7 @@ import numpy as np
 
 from backends.errors import LachesisError
 from lachesis_client.client_settings import ServerSettings
-from lachesis_tokens.engines.sglang import SGLangEngine
+from lachesis_tokens.engines import create_engine
 from lachesis_train.trainers.agreement import SettingsDisagree, use_sampling
 from lachesis_train.trainers.called import CalledEnvironment, why
 from lachesis_train.trainers.items import item_of
@@ -33,7 +33,7 @@ class SlimeEnvironment(CalledEnvironment):
         if not (env := getattr(args, "lachesis_env", None)):
             raise SettingsDisagree("lachesis_env is not set; name the environment in slime's --custom-config-path")
         url = f"http://{args.sglang_router_ip}:{args.sglang_router_port}"
-        engine = SGLangEngine(ServerSettings(base_url=url, model_name="policy", max_concurrency=1 << 20))
+        engine = create_engine("sglang", ServerSettings(base_url=url, model_name="policy", max_concurrency=1 << 20))
         on_branches = getattr(args, "lachesis_on_branches", None)
         settings = getattr(args, "lachesis_settings", None)
         super().__init__(env, engine, tokenizer=tokenizer, settings=settings, on_branches=on_branches, one_by_one=True)

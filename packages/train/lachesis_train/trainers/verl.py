@@ -11,7 +11,7 @@ from lachesis_train.trainers.agreement import SettingsDisagree, use_sampling, us
 from lachesis_train.trainers.called import CalledEnvironment, why
 from lachesis_train.trainers.items import item_of
 from lachesis_train.trainers.rows import Row, UnscoredRollout
-from lachesis_train.trainers.sampler_engine import Room, TrainerCompletion, TrainerSamplerEngine, named_completion
+from lachesis_train.trainers.sampler_engine import Room, TrainerCompletion, TrainerSamplerEngine
 
 
 class LachesisLoop:
@@ -136,11 +136,9 @@ class VerlEnvironment(CalledEnvironment):
             raise SettingsDisagree("set actor_rollout_ref.rollout.calculate_log_probs: a certificate has the logprobs")
         use_temperature(self.env.config, float(rollout.temperature), where="actor_rollout_ref.rollout")
 
-    async def _sample(
-        self, prompt_ids: list[int], *, session: str, max_tokens: int, temperature: float
-    ) -> TrainerCompletion:
+    async def _sample(self, prompt_ids: list[int], session: str, most: int, temperature: float) -> TrainerCompletion:
         parameters = {"temperature": temperature, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0}
-        parameters |= {"logprobs": True, "max_tokens": max_tokens}
+        parameters |= {"logprobs": True, "max_tokens": most}
         given = await self.manager.generate(session, prompt_ids=prompt_ids, sampling_params=parameters)
         steps = [given.extra_fields.get(name) for name in ("min_global_steps", "max_global_steps")]
-        return named_completion(given.token_ids, given.log_probs, given.stop_reason, steps)
+        return TrainerCompletion(given.token_ids, given.log_probs, given.stop_reason, steps)
