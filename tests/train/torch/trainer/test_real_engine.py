@@ -8,6 +8,7 @@ import os
 import random
 import signal
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from lachesis_tokens.samples.group_shapes import GroupSettings, RolloutSamples, 
 from lachesis_tokens.samples.samples import samples
 from lachesis_train.tinker_sdk import Adam, LoraShape, RefusedBounds, Service, TrainingEngineError
 from lachesis_train.trainer.checkpoints import Checkpoint
-from lachesis_train.trainer.datums import PreparedBatch, Rules, prepare
+from lachesis_train.trainer.datums import PreparedBatch, Rules, penalise_divergence, prepare
 from lachesis_train.trainer.off_policy import OffPolicyRules, correct, scored
 from tests.support.token_trees import Tree
 from tests.train.torch.trainer.conftest import GROUPS_A_STEP, RunningEngine, filled_api
@@ -27,8 +28,8 @@ from tests.train.torch.trainer.test_kills import STEPS, launch
 SHAPE = LoraShape(rank=4, seed=1)
 
 
-async def sampled_batch(sampler) -> PreparedBatch:
-    """A group of four rollouts of two turns, sampled from the engine."""
+async def sampled_batch(sampler, rules: Rules | None = None, **shape: Any) -> PreparedBatch:
+    """A group of four rollouts of two turns, sampled from the engine; with equal scores if these may be the same."""
     draw, rollouts = random.Random(0), []
     for number in range(4):
         tree, prefix = Tree(), TokenPrefix(draw.choices(range(256), k=10))
@@ -40,10 +41,11 @@ async def sampled_batch(sampler) -> PreparedBatch:
             assert list(found.tokens) == ids  # 9 ends a turn in these trees
             prefix = tree.sample(prefix, ids, logprobs=found.logprobs).extend(draw.choices(range(10, 256), k=3))
         tree.path = tree.recorded
-        rollouts.append(RolloutSamples(f"r{number}", float(number), samples(tree, rollout_id=f"r{number}")))
-    group = build_group(rollouts, GroupSettings(4))
+        score = float(number) if not shape else 1.0
+        rollouts.append(RolloutSamples(f"r{number}", score, samples(tree, rollout_id=f"r{number}")))
+    group = build_group(rollouts, GroupSettings(4, **shape))
     assert isinstance(group, TrainingGroup), group
-    return prepare([group.to_atropos()], Rules())
+    return prepare([group.to_atropos()], rules or Rules())
 
 
 async def test_the_engine_computes_the_logprobs_that_the_sampler_reported_and_gets_our_advantages(
@@ -84,6 +86,36 @@ async def test_sequences_of_the_trained_weights_have_the_ratio_1_and_those_of_ot
     moved, _ = correct(batch, (await training.forward(scored(batch))).logprobs, rules)
     assert moved.samples == []
     assert len(moved.left_out) == 4
+    await service.close()
+
+
+async def test_a_policy_that_solves_everything_is_pulled_back_to_the_base_model(to_engine: RunningEngine) -> None:
+    service = Service()
+    training = await service.train("tiny", SHAPE)
+    for _ in range(3):
+        data = [each.datum() for each in (await sampled_batch(await training.sampler())).samples]
+        await training.step(data, "importance_sampling", Adam(3e-2))
+    sampler = await training.sampler()
+    batch = await sampled_batch(sampler, Rules(without_signal=True), ensure_scores_are_not_same=False)
+    assert len(batch.samples) == 4 and not any(each.advantages.any() for each in batch.samples)
+    base = await service.base_sampler("tiny")
+    found = [await base.logprobs(list(each.sample.tokens)) for each in batch.samples]
+    penalise_divergence(batch, found, 1.0)
+    data = [each.datum() for each in batch.samples]
+    trained = await training.step(data, "importance_sampling", Adam(1e-2))
+    differences, losses = [], []
+    for each, of_base in zip(batch.samples, found, strict=True):
+        differences.append(each.sample.logprobs - np.asarray(of_base, np.float64)[each.sample.trained])
+    mean = np.mean(np.concatenate(differences))
+    for each, datum, logprobs, difference in zip(batch.samples, data, trained.logprobs, differences, strict=True):
+        places = each.sample.trained - 1
+        ratios = np.exp(np.asarray(logprobs)[places] - np.asarray(datum.inputs["logprobs"], np.float64)[places])
+        losses.append(np.sum(ratios * (difference - mean)) / places.size / 4)
+    assert trained.metrics["loss:sum"] == pytest.approx(math.fsum(losses), abs=1e-5)
+    again = await training.step(data, "importance_sampling", Adam(0.0))
+    assert again.metrics["loss:sum"] < trained.metrics["loss:sum"] - 1e-3
+    (record,) = batch.records(trained.logprobs)
+    assert record.skipped is None and not any(sample.skipped for sample in record.samples)
     await service.close()
 
 
