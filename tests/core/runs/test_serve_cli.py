@@ -305,6 +305,7 @@ def scored(name: str, reward: float = 1.0, *, prompt_checked: PromptChecked = "i
         samples=lambda rollout_id: [sample],
         tokens=SimpleNamespace(completion_tokens=2),
         repaired_calls=(0, 0),
+        turn_responses=(),
     )
     return replace(UNSCORED, rollout_id=name, reward=reward, result=result)
 
