@@ -9,15 +9,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
-from lachesis_train.api.packing import pack
+from lachesis_train.api.packing import Sized, pack
 from lachesis_train.api.requests import RequestRefused
 from lachesis_train.api.settings import ApiSettings
-from lachesis_train.api.state import ApiState, PendingBatch
+from lachesis_train.api.state import ApiState, Group, PendingBatch
 from lachesis_train.api.store import Store, StoreError
-from lachesis_train.api.wire import least_sequences
+from lachesis_train.api.wire import own_sequences
 from lachesis_train.rollout_api import TrainerRegistration
 
 
@@ -40,6 +40,8 @@ class Dispatcher:
         """When each was heard last, by the name that it gives."""
         self.environments: dict[int, float] = {}
         """When each was heard last."""
+        self._behind: dict[int, float] = {}
+        """Sequences that an environment has had less of than its share; more, if negative. No group is divided."""
         self._no_fit_since: float | None = None
         self._starved = False
         """The trainer has asked for a batch, and there were too few groups."""
@@ -56,6 +58,7 @@ class Dispatcher:
         self.trainers = {batch.holder: now for batch in self.state.batches.values() if batch.holder is not None}
         self.environments = {env.env_id: now for env in self.state.environments}
         self._no_fit_since, self._starved = None, False
+        self._behind.clear()
         self._sending.clear()
         self.room.set()
 
@@ -159,9 +162,11 @@ class Dispatcher:
     async def _form(self, trainer: TrainerRegistration) -> PendingBatch | None:
         """The next batch, if there are groups for one."""
         now, size = time.monotonic(), trainer.batch_size
-        waiting, least = list(self.state.waiting.values()), self._least(size)
-        chosen = pack(waiting, size, least)
-        if chosen is None and (fitting := pack(waiting, size, least, exact=False)) is not None:
+        waiting = list(self.state.waiting.values())
+        owned = self._owned(waiting)
+        due, least = self._due(size, owned)
+        chosen = pack(owned, size, least)
+        if chosen is None and (fitting := pack(owned, size, least, exact=False)) is not None:
             self._no_fit_since = self._no_fit_since or now
             if now - self._no_fit_since < self.settings.pack_wait:
                 return None
@@ -171,22 +176,48 @@ class Dispatcher:
             self.room.set()
             return None
         batch = await self.store.form([waiting[at] for at in chosen])
+        self._settle(due, [owned[at] for at in chosen], size)
         self.counts["batches"] += 1
         return batch
 
-    def _least(self, batch_size: int) -> dict[int, int]:
-        """Sequences that the next batch has to have of an environment. No batch waits for one that may be dead."""
+    def _owned(self, groups: Sequence[Group]) -> list[Sized]:
+        """The groups, those of an environment that has left as of the one that has its name now: it was restarted."""
+        environments = self.state.environments
+        now = {env.desired_name: env.env_id for env in environments if env.connected}
+        heir = {env.env_id: now.get(env.desired_name, env.env_id) for env in environments if not env.connected}
+        return [
+            Sized(group.sequences, None if group.env_id is None else heir.get(group.env_id, group.env_id))
+            for group in groups
+        ]
+
+    def _due(self, batch_size: int, queue: Sequence[Sized]) -> tuple[dict[int, float], dict[int, int]]:
+        """Sequences that each environment with a share is due, and those that the next batch has to have of it, first
+        of the one that is most behind. No batch waits for one that may be dead, nor for more than a share of one."""
         if self.state.stored >= self.settings.most_stored:
-            return {}  # there may be no room for the groups that it would wait for
-        queued, now = self.state.sequences_by_env(), time.monotonic()
+            return {}, {}  # there may be no room for the groups that it would wait for
+        queued: Counter[int | None] = Counter()
+        for group in queue:
+            queued[group.env_id] += group.sequences
+        now = time.monotonic()
         silent = {
             env.env_id
             for env in self.state.environments
             if now - self.environments.get(env.env_id, 0.0) >= self.settings.silent_env
         }
         known = [env for env in self.state.environments if env.env_id not in silent or queued[env.env_id]]
-        least = least_sequences(known, batch_size)
-        return {
-            env_id: min(sequences, queued[env_id]) if env_id in silent else sequences
-            for env_id, sequences in least.items()
-        }
+        shares = own_sequences(known, batch_size)
+        due = {env_id: share + self._behind.get(env_id, 0.0) for env_id, share in shares.items()}
+        least = {}
+        for env_id in sorted(due, key=lambda env_id: -self._behind.get(env_id, 0.0)):
+            ready = queued[env_id] if env_id in silent else max(int(shares[env_id]), queued[env_id])
+            least[env_id] = max(0, min(int(due[env_id]), ready))
+        return due, least
+
+    def _settle(self, due: Mapping[int, float], chosen: Sequence[Sized], batch_size: int) -> None:
+        """Remember by how much a batch missed what was due. One that had far more owes a group at most."""
+        if not due:
+            return
+        largest = max(group.sequences for group in chosen)
+        for env_id in due:
+            had = sum(group.sequences for group in chosen if group.env_id == env_id)
+            self._behind[env_id] = max(-largest, min(batch_size, due[env_id] - had))

@@ -76,12 +76,12 @@ def env_status(state: ApiState, env: RegisteredEnv) -> dict[str, Any]:
     largest = max((group.sequences for group in state.waiting.values()), default=1)
     own_largest = max((group.sequences for group in state.waiting_of(env.env_id)), default=1)
     unit = max(env.group_size, own_largest)
-    least = least_sequences(state.environments, batch_size)
+    least = own_sequences(state.environments, batch_size)
     others = 0
     for env_id, sequences in counts.items():
         if env_id != env.env_id and largest > 1:
             packed = -(-sequences // largest) * largest
-            others += max(0, packed - (least.get(env_id, 0) if env_id is not None else 0))
+            others += max(0, packed - (int(least.get(env_id, 0)) if env_id is not None else 0))
     total = sum(each.max_token_length * max(0.0, each.weight) for each in state.environments if each.connected)
     own = counts[env.env_id]
     allocated = sum(each.min_batch_allocation or 0.0 for each in state.environments if each.connected)
@@ -97,10 +97,10 @@ def env_status(state: ApiState, env: RegisteredEnv) -> dict[str, Any]:
     }
 
 
-def least_sequences(environments: list[RegisteredEnv], batch_size: int) -> Mapping[int, int]:
-    """Sequences of a batch that have to come from environments with a `min_batch_allocation`, by env_id."""
+def own_sequences(environments: list[RegisteredEnv], batch_size: int) -> Mapping[int, float]:
+    """Sequences of a batch that belong to environments with a `min_batch_allocation`, by env_id."""
     shares = {
         env.env_id: env.min_batch_allocation for env in environments if env.connected and env.min_batch_allocation
     }
     scale = max(1.0, sum(shares.values()))
-    return {env_id: int(batch_size * share / scale) for env_id, share in shares.items()}
+    return {env_id: batch_size * share / scale for env_id, share in shares.items()}
