@@ -30,8 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             import torch
     except ImportError as error:
         raise SettingsError(f'the engine needs {error.name}; pip install "lachesis-rl[torch]"') from None
-    if arguments.full_finetuning and arguments.dtype != "float32":
-        raise SettingsError(f"--full-finetuning with --dtype {arguments.dtype} would lose small updates; use float32")
+    if arguments.full_finetuning and (arguments.dtype != "float32" or arguments.lora_layers):
+        raise SettingsError("--full-finetuning trains all layers, in float32: leave out --dtype and --lora-layers")
     torch.set_num_threads(arguments.threads)
     if arguments.device.startswith("cuda") and not torch.cuda.is_available():
         raise SettingsError(f"--device {arguments.device}: torch {torch.__version__} sees no GPU; use --device cpu")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from lachesis.cli import main
 from lachesis_train.engine import start_engine
 from lachesis_train.engine.checkpoints import SAMPLER_WEIGHTS, WEIGHTS, Checkpoints
 from lachesis_train.engine.limits import FULL_IN_MEMORY
@@ -153,3 +154,9 @@ async def test_the_engine_trains_and_samples_all_parameters_through_the_sdk(tmp_
         resumed = await service.resume(state, "tiny", LoraShape(rank=8))
         assert (await resumed.forward([datum])).logprobs[0] == trained
         await service.close()
+
+
+@pytest.mark.parametrize("also", [["--lora-layers", "1"], ["--dtype", "bfloat16"]])
+def test_what_would_be_passed_over_in_silence_is_refused(also: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["engine", "--model", "tiny", "--full-finetuning", *also]) == 2
+    assert "trains all layers, in float32" in capsys.readouterr().err
