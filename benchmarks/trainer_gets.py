@@ -38,7 +38,7 @@ from lachesis_messages.records.split_rollouts import DiscardedAttempts, SplitRol
 from lachesis_messages.responses import ToolResponse
 from lachesis_testing.fake_server import FakeServer, fake_tokenizer
 from lachesis_testing.fake_server.policies import Scripted
-from lachesis_tokens.samples.advantages import rollout_advantages
+from lachesis_tokens.samples.advantages import Advantage, rollout_advantages
 from lachesis_tokens.samples.group_shapes import (
     GroupSettings,
     RolloutSamples,
@@ -280,10 +280,11 @@ async def ours(case: Case, folder: Path, tokenizer: Any, row: Row) -> None:
 
 def cell(group: TrainingGroup) -> str:
     """`TOKENS x ADVANTAGE` of the first rollout, equal ones together, with a word before those beside the path."""
-    values = group.advantages or [value or 0.0 for value in rollout_advantages(group.scores)]
+    values: Sequence[Advantage] = group.advantages or [value or 0.0 for value in rollout_advantages(group.scores)]
     found: dict[tuple[str, float], int] = {}
     for sample, value in zip(group.samples, values, strict=True):
-        if sample.rollout_id == "first" and isinstance(value, float):
+        if sample.rollout_id == "first":
+            assert isinstance(value, float)  # credit is by rollout
             part = "attempt " if sample.discarded else "branch " if sample.index else ""
             key = part, round(value, 2)
             found[key] = found.get(key, 0) + sample.trained
