@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.shuffled_rewards import ShuffledToolCallEnv
-from benchmarks.whole_calls import is_whole_call
+from benchmarks.shuffled_rewards import ShuffledToolCallEnv, ShuffledToolResultEnv
+from benchmarks.whole_calls import is_whole_call, is_whole_result
 from lachesis import Reward, ServerConfig
 
 QUESTION = "add 12 and 3"
@@ -76,3 +76,49 @@ def test_the_control_permutes_the_rewards_of_a_batch_and_by_its_seed_alone() -> 
     assert first == again != other
     assert sorted(itertools.chain(*first)) == list(range(12)), "a permutation"
     assert [sorted(group) for group in first] != [list(range(at, at + 4)) for at in (0, 4, 8)], "among all groups"
+
+
+LOOK_UP = '<tool_call>\n{"name": "look_up", "arguments": {"part": "gear-33"}}\n</tool_call><|im_end|>'
+STOCK = "How many pieces of gear-33 are in stock?"
+
+
+@pytest.mark.parametrize(
+    "said", ["291<|im_end|>", "There are 291.<|im_end|>", "<tool_response>\n291\n</tool_response><|im_end|>"]
+)
+def test_a_whole_result_is_one(said: str) -> None:
+    assert is_whole_result(LOOK_UP + said, STOCK)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "291<|im_end|>",
+        LOOK_UP,
+        f"{LOOK_UP}291",
+        f"{LOOK_UP}292<|im_end|>",
+        f"{LOOK_UP}291 or 292<|im_end|>",
+        f"{LOOK_UP}29<|im_end|>1",
+        f"{LOOK_UP.replace('33', '34')}291<|im_end|>",
+        f"{LOOK_UP.replace('look_up', 'find')}291<|im_end|>",
+        f"{LOOK_UP.replace('</tool_call>', '')}291<|im_end|>",
+        f"So: {LOOK_UP}291<|im_end|>",
+        f"{LOOK_UP}{LOOK_UP}291<|im_end|>",
+    ],
+)
+def test_anything_else_is_no_result(text: str) -> None:
+    assert not is_whole_result(text, STOCK)
+
+
+@pytest.mark.parametrize("env_cls", [ShuffledToolCallEnv, ShuffledToolResultEnv])
+def test_a_control_shuffles_what_its_environment_gives(env_cls: Any) -> None:
+    """Each rollout has the reward of the environment before the rewards are dealt out."""
+
+    async def play() -> list[float]:
+        config = env_cls.env_config_cls(batch_size=2, group_size=2)
+        env = env_cls(config, [ServerConfig(model_name="reference")])
+        async with env.running():
+            (group,) = await env.play_item(await env.get_next_item(), "item-1", size=2)
+            return [rollout.reward for rollout in group.rollouts]
+
+    assert asyncio.run(play()) == [1.0, 1.0]
