@@ -32,6 +32,7 @@ from lachesis.runs.group_records import group_record
 from lachesis.runs.results import print_result
 from lachesis_client import RequestRejected, ServerUnavailable
 from lachesis_train.serve_result import ServeResult
+from lachesis_train.signal_rates import SignalRates
 from lachesis_view.reports.run import render_report
 from lachesis_view.wandb_tracking import Tracker
 from tests.support import report_pages
@@ -303,6 +304,7 @@ def test_the_table_of_serve_has_the_rates_and_the_alarm() -> None:
     for group in range(20):
         tracker.repaired.add([(int(group > 10), 1)] * 4)
     numbers |= {"refused": {}, "reason": "done", "exclusion": tracker.exclusions.result(), "repaired": tracker.repaired}
+    numbers |= {"signals": SignalRates(), "pools": {}}
     shown = io.StringIO()
     print_result(Console(file=shown, width=200), ServeResult(**numbers))
     assert "environment 30 (18.8 %)" in shown.getvalue()
