@@ -46,7 +46,7 @@ TrainerSampler: TypeAlias = Callable[[list[int], str, int, float], Coroutine[Any
 """One completion of a prompt: its ids, the name of the rollout for sticky routing, the most tokens, the temperature."""
 
 
-class Room:
+class TokenRoom:
     """How many tokens may follow the first prompt of a rollout, and how many a prompt may have.
 
     Args:
@@ -114,7 +114,7 @@ class TrainerSamplerEngine:
         tokenizer: Any,
         url: str,
         logprobs: LogprobsKind,
-        room: Room,
+        room: TokenRoom,
         time_limit: float,
     ) -> None:
         self.settings = ServerSettings(base_url=url, model_name="policy", max_concurrency=1 << 20)

@@ -13,7 +13,7 @@ from lachesis_train.trainers.agreement import use_sampling
 from lachesis_train.trainers.called import CalledEnvironment, why
 from lachesis_train.trainers.items import item_of
 from lachesis_train.trainers.rows import Row, UnscoredRollout
-from lachesis_train.trainers.sampler_engine import Room, TrainerCompletion, TrainerSamplerEngine
+from lachesis_train.trainers.sampler_engine import TokenRoom, TrainerCompletion, TrainerSamplerEngine
 
 _COLUMNS: Final = (
     *("prompt_token_ids", "response_ids", "rewards", "loss_masks", "stop_reasons", "rollout_logprobs"),
@@ -59,7 +59,7 @@ class LachesisGenerator(CalledEnvironment):
         logprobs: LogprobsKind = "processed",
         time_limit: float = 1800.0,
     ) -> None:
-        room = Room("skyrl://inference", "generator.max_input_length")
+        room = TokenRoom("skyrl://inference", "generator.max_input_length")
         room.prompt = config.max_input_length
         engine = TrainerSamplerEngine(
             self._sample, tokenizer=tokenizer, url=room.url, logprobs=logprobs, room=room, time_limit=time_limit

@@ -11,7 +11,7 @@ from lachesis_train.trainers.agreement import SettingsDisagree, use_sampling, us
 from lachesis_train.trainers.called import CalledEnvironment, why
 from lachesis_train.trainers.items import item_of
 from lachesis_train.trainers.rows import Row, UnscoredRollout
-from lachesis_train.trainers.sampler_engine import Room, TrainerCompletion, TrainerSamplerEngine
+from lachesis_train.trainers.sampler_engine import TokenRoom, TrainerCompletion, TrainerSamplerEngine
 
 
 class LachesisLoop:
@@ -123,7 +123,7 @@ class VerlEnvironment(CalledEnvironment):
         on_branches: str,
         time_limit: float,
     ) -> None:
-        room = Room("verl://server_manager", "rollout.response_length")
+        room = TokenRoom("verl://server_manager", "rollout.response_length")
         room.after_first = rollout.response_length
         self.manager = manager
         kinds: dict[str, LogprobsKind] = {"processed_logprobs": "processed", "raw_logprobs": "raw"}

@@ -22,7 +22,7 @@ from lachesis_client.errors import RequestRejected
 from lachesis_client.sampling import LogprobsKind, Sampling
 from lachesis_messages.messages import FinishReason
 from lachesis_tokens.engines.base import Generation
-from lachesis_train.trainers.sampler_engine import Room, refused_parameter
+from lachesis_train.trainers.sampler_engine import TokenRoom, refused_parameter
 
 URL: Final = "trl://trainer.model"
 _SETTLE: Final = 0.005
@@ -65,7 +65,7 @@ class TrlPolicyEngine:
         self.batch = batch
         self.stop: frozenset[int] = frozenset()
         """Ids that end a completion."""
-        self.room = Room(URL, "max_completion_length")
+        self.room = TokenRoom(URL, "max_completion_length")
         self.version = ""
         """The weights that `serve` samples from."""
         self._waiting: queue.SimpleQueue[_Row | None] = queue.SimpleQueue()
