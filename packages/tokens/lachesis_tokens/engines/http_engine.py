@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -17,13 +16,10 @@ from lachesis_client.http_client import HttpClient
 from lachesis_client.sampling import SAMPLING_FIELDS, LogprobsKind, Sampling, recorded_fields
 from lachesis_messages.tokens import Versions
 from lachesis_tokens.engines.base import REPLAY, Generation
+from lachesis_tokens.engines.checks import checked_completion
 from lachesis_tokens.engines.prompt_ids import PromptIds
 from lachesis_tokens.engines.shortening import ECHOED, without_echo
 
-_ROUNDING: Final = 1e-5
-"""How far above zero a logprob may be: float32 rounds probabilities of almost one to slightly more than one."""
-_FLOOR: Final = -9000.0
-"""vLLM and its relatives write -9999 for minus infinity, which no sampled token has."""
 _RESERVED: Final = frozenset(
     (
         *("best_of", "echo", "input_ids", "logprobs", "n", "prompt"),
@@ -151,17 +147,7 @@ class HttpEngine(HttpClient):
         `versions` are `{version, start, end}` for ranges of ids, `model_version` that of all ids; None where the server
         reports none.
         """
-        if not isinstance(ids, list) or not isinstance(logprobs, list):
-            raise BadResponse(self.base_url, "a completion has no token ids or no logprobs", _CHECK_ENGINE)
-        if len(ids) != len(logprobs):
-            reason = f"a completion has {len(ids)} token ids, but {len(logprobs)} logprobs"
-            raise BadResponse(self.base_url, reason, _CHECK_ENGINE)
-        # Whole lists at a time: a loop over 32k tokens would block the event loop for milliseconds.
-        if set(map(type, ids)) - {int} or (ids and not 0 <= min(ids) <= max(ids) < 1 << 32):
-            wrong = next(token for token in ids if type(token) is not int or not 0 <= token < 1 << 32)
-            raise BadResponse(self.base_url, f"{wrong!r} is not a token id", _CHECK_ENGINE)
-        if set(map(type, logprobs)) - {float} or not math.isfinite(sum(logprobs)) or _out_of_range(logprobs):
-            logprobs = [self._logprob(value, position) for position, value in enumerate(logprobs)]
+        ids, logprobs = checked_completion(self.base_url, ids, logprobs, _CHECK_ENGINE)
         raw = text_or_none(raw_reason)
         ranges = self._versions(versions, model_version, len(ids))
         if ranges:
@@ -197,18 +183,6 @@ class HttpEngine(HttpClient):
                 "look for a proxy that changes answers, or report this with the server's version",
             )
         return tuple(found)
-
-    def _logprob(self, value: object, position: int) -> float:
-        if isinstance(value, (int, float)) and type(value) is not bool:
-            if _FLOOR < value <= 0:
-                return float(value)
-            if 0 < value <= _ROUNDING:
-                return 0.0
-        raise BadResponse(
-            self.base_url,
-            f"the logprob of sampled token {position} is {value!r}, which no sampled token has",
-            "such a completion cannot be trained on; if it repeats, look at the server's log for NaN",
-        )
 
 
 async def tokenized(engine: HttpEngine, payload: Mapping[str, Any]) -> list[int] | None:
@@ -322,10 +296,6 @@ def list_of_objects(value: object) -> list[Mapping[str, Any]] | None:
 def text_or_none(value: object) -> str | None:
     """`value` if it is text, else None."""
     return value if isinstance(value, str) else None
-
-
-def _out_of_range(logprobs: Sequence[float]) -> bool:
-    return bool(logprobs) and not _FLOOR < min(logprobs) <= max(logprobs) <= 0
 
 
 def _reject_reserved(extra: Mapping[str, Any], where: str) -> None:

@@ -161,8 +161,9 @@ class Model:
         if name == self._used:
             return
         full = self._full.get(name or "")
-        for module, at, key in self._places:
-            setattr(module, at, (full or self._base)[key])
+        if full is not None or self._used in self._full:
+            for module, at, key in self._places:
+                setattr(module, at, (full or self._base)[key])
         for layer in self._layers:
             layer.enable_adapters(name is not None and full is None)
             if name is not None and full is None:

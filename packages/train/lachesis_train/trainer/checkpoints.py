@@ -73,6 +73,13 @@ class Checkpoint:
                 f"cannot read {path}: {error!r}; remove the folder, or choose another --training.name"
             ) from error
 
+    @classmethod
+    def of_folder(cls, folder: Path) -> Checkpoint:
+        """The checkpoint of a run's folder. Raises WrongFolder where there is none."""
+        if (found := cls.read(folder)) is None:
+            raise WrongFolder(f"{folder} has no {FILE}: it is not the folder of a training run")
+        return found
+
     def write(self, folder: Path) -> None:
         """Replace the checkpoint of a run's folder, in one step."""
         folder.mkdir(parents=True, exist_ok=True)
@@ -143,9 +150,10 @@ def first_weights(folder: Path | None, settings: Mapping[str, Any]) -> FirstWeig
     """
     if folder is None:
         return None
-    found = Checkpoint.read(folder)
-    if found is None:
-        raise WrongFolder(f"training.init_from: {folder} has no {FILE}: it is not the folder of a training run")
+    try:
+        found = Checkpoint.of_folder(folder)
+    except WrongFolder as error:
+        raise WrongFolder(f"training.init_from: {error}") from None
     before = _completed(found.settings, settings)
     theirs, ours = ({name: each.get(name) for name in ADAPTER} for each in (before, settings))
     if differences := changes(theirs, ours):

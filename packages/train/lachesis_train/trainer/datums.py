@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lachesis_tokens.samples.advantages import LossAverage, rollout_advantages
-from lachesis_train.curves.records import GroupRecord, SampleRecord
+from lachesis_train.curves.records import SOUND, GroupRecord, SampleRecord
 from lachesis_train.curves.rollouts import certificate_of
 from lachesis_train.tinker_sdk import Datum
 from lachesis_train.trainer.checked import CheckedSample, GroupRefused, Refusal, Uncertified, checked_group
@@ -95,8 +95,7 @@ class PreparedBatch:
     @property
     def refused(self) -> list[tuple[str, str]]:
         """Why groups were refused; a group whose scores are equal, or a second copy, is none."""
-        harmless = (NO_SIGNAL, Refusal.DUPLICATE)
-        return [reason for reason in self.skipped.values() if reason[0] not in harmless]
+        return [reason for reason in self.skipped.values() if reason[0] not in SOUND]
 
     def records(self, logprobs: Sequence[Sequence[float]]) -> list[GroupRecord]:
         """The fate of each group, for the recorder. `logprobs`: the engine's, for the targets of each datum."""

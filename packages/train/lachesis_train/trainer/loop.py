@@ -198,14 +198,13 @@ class Trainer:
             )
         self._check_refused(batch, prepared)
         rate = settings.schedule(settings.num_steps).at(step)
-        trained, ratios = Trained((), {}), dict[str, float]()
+        trained, figures = Trained((), {}), dict[str, float]()
         sampler = self._policy.current.sampler
         if prepared.samples and settings.off_policy.active:
             with seconds("ratios"):
                 before = await self._alive(self._training.forward(scored(prepared)))
-                prepared, ratios = correct(prepared, before.logprobs, settings.off_policy)
+                prepared, figures = correct(prepared, before.logprobs, settings.off_policy)
         if prepared.samples:
-            figures = {}
             if self._teacher is not None:
                 with seconds("teacher_logprobs"):
                     figures["teacher_divergence"] = await self._distil(prepared, self._teacher)
@@ -215,7 +214,6 @@ class Trainer:
             with seconds("train"):
                 data, parts = await asyncio.to_thread(data_and_losses, prepared, settings)
                 trained = await self._alive(self._training.step_in_parts(data, parts, settings.adam(rate)))
-            trained = replace(trained, metrics={**trained.metrics, **figures})
             with seconds("publish"):
                 sampler = await self._alive(self._training.sampler())
         self.step, self._batch_id = step, batch.id
@@ -227,7 +225,7 @@ class Trainer:
             version=version.name,
             batch_id=batch.id,
             groups=prepared.records(trained.logprobs),
-            loss={**trained.metrics, **ratios},
+            loss={**trained.metrics, **figures},
             learning_rate=rate,
             ratio_bounds=ratio_bounds(prepared, settings),
             seconds=seconds.found,

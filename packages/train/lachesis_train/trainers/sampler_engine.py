@@ -14,10 +14,11 @@ from typing import Any, ClassVar, Final, TypeAlias
 
 from backends.tasks import run_all
 from lachesis_client.client_settings import ServerSettings
-from lachesis_client.errors import BadResponse, ContextExhausted, InferenceError, RequestRejected, ServerUnavailable
+from lachesis_client.errors import ContextExhausted, InferenceError, RequestRejected, ServerUnavailable
 from lachesis_client.sampling import LogprobsKind, Sampling
 from lachesis_messages.messages import FinishReason
 from lachesis_tokens.engines.base import Generation
+from lachesis_tokens.engines.checks import checked_completion
 from lachesis_tokens.engines.prompt_ids import PromptIds
 
 _REASONS: Final = {
@@ -157,14 +158,9 @@ class TrainerSamplerEngine:
     async def _one(self, prompt_ids: list[int], sampling: Sampling, session: str) -> Generation:
         began = time.monotonic()
         given = await self._answer(prompt_ids, sampling, session)
-        ids = list(given.ids)
-        if given.logprobs is None or len(given.logprobs) != len(ids):
-            count = "no" if given.logprobs is None else len(given.logprobs)
-            raise BadResponse(
-                self.base_url,
-                f"the trainer's sampler gave {len(ids)} tokens and {count} logprobs",
-                "let it report the logprob of each sampled token",
-            )
+        reported = None if given.logprobs is None else [float(value) for value in given.logprobs]
+        step = "let the trainer's sampler report each sampled token with its logprob"
+        ids, logprobs = checked_completion(self.base_url, list(given.ids), reported, step)
         names = [str(version) for version in dict.fromkeys(given.versions) if version not in (None, "")]
         reason = _REASONS.get(given.reason or "")
         if reason is None:
@@ -172,7 +168,7 @@ class TrainerSamplerEngine:
             reason = FinishReason.LENGTH if ended is FinishReason.UNKNOWN and len(ids) >= sampling.max_tokens else ended
         return Generation(
             ids=ids,
-            logprobs=[min(float(value), 0.0) for value in given.logprobs],
+            logprobs=logprobs,
             finish_reason=reason,
             raw_finish_reason=given.reason,
             model=self.settings.model_name,

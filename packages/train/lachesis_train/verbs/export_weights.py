@@ -21,9 +21,7 @@ from lachesis_train.trainer.checkpoints import Checkpoint
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the model; the exit code."""
     given = _parser().parse_args(argv)
-    found = Checkpoint.read(given.run_dir)
-    if found is None:
-        raise SettingsError(f"{given.run_dir} has no checkpoint.json: it is not the folder of a training run")
+    found = Checkpoint.of_folder(given.run_dir)
     if not (given.run_dir / "engine").is_dir():
         raise SettingsError(
             f"{given.run_dir} has no folder engine: a service has the weights; load {found.state} there"

@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from backends.errors import SettingsError
 from backends.tasks import stop_event
 from lachesis.cli import port_number
 from lachesis_tokens.prompts.model_folders import tokenizer_of
@@ -43,7 +42,7 @@ async def _serve(given: argparse.Namespace) -> int:
 @asynccontextmanager
 async def engine_of(run_dir: Path, *, threads: int = 1) -> AsyncIterator[Service]:
     """The embedded engine with the weights of a run."""
-    settings = _checkpoint(run_dir).settings
+    settings = Checkpoint.of_folder(run_dir).settings
     async with start_engine(
         settings["base_model"],
         state_dir=run_dir / "engine",
@@ -69,7 +68,7 @@ async def served(
 
     from lachesis_train.policy_server import PolicyServer
 
-    found = _checkpoint(run_dir)
+    found = Checkpoint.of_folder(run_dir)
     model = found.settings["base_model"]
     step = 0 if base else found.step
     if base:
@@ -81,13 +80,6 @@ async def served(
     policy = CurrentPolicy(PolicyVersion(step, f"{found.run_id}:{step}", sampler))
     async with PolicyServer(policy, tokenizer, model_name=model, host=host, port=port) as server:
         yield server.base_url
-
-
-def _checkpoint(run_dir: Path) -> Checkpoint:
-    found = Checkpoint.read(run_dir)
-    if found is None:
-        raise SettingsError(f"{run_dir} has no checkpoint.json: it is not the folder of a training run")
-    return found
 
 
 def _parser() -> argparse.ArgumentParser:
