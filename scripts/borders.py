@@ -32,7 +32,7 @@ LIMITS = {
     "lachesis_messages": 4_590,
     "lachesis_pools": 4_190,  # six engines, profiles, pools of a run, images that are brought
     "lachesis_testing": 9_120,
-    "lachesis_tokens": 13_120,  # credit by turn
+    "lachesis_tokens": 13_140,  # credit by turn
     "lachesis_tools": 5_490,  # tools of the web and on request, MCP servers, images, the browser
     "lachesis_train": 16_700,  # trainers that call us, several environments, warm starts, item pools, export
     "lachesis_view": 4_580,  # curves by environment
