@@ -122,9 +122,8 @@ def test_a_run_with_tokens_loads_one_engine_and_the_parsers_of_one_family(tmp_pa
             process.terminate()
     assert '"lachesis.sample/1"' in (tmp_path / "groups.jsonl").read_text(encoding="utf-8")
     engines = {name for name in modules if name.startswith("lachesis_tokens.engines.")}
-    assert engines == {
-        f"lachesis_tokens.engines.{name}" for name in ("base", "http_engine", "prompt_ids", "shortening", "vllm")
-    }
+    of_http = ("base", "checks", "http_engine", "prompt_ids", "shortening", "vllm")
+    assert engines == {f"lachesis_tokens.engines.{name}" for name in of_http}
     parsers = {name.partition(".")[2] for name in modules if name.startswith("tool_call_parsers.")}
     assert parsers & {"channels", "delimited", "json_blocks.named", "python_calls", "tag_blocks"} == set()
     # What this rollout meets none of: images, aborted completions, lists of dicts, texts that are not JSON.
