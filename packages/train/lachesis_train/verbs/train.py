@@ -52,11 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Train until the trainer has made its steps; the exit code."""
     if "--sft" in {text.partition("=")[0] for text in argv or ()}:
         return launch_training.main(argv, prog="lachesis train")
-    given, flags = _parser().parse_known_args(argv)
-    groups = _by_setting(flags)
-    if given.warm_start is not None:
-        groups["training.warm_start"] = [str(given.warm_start)]
-    plan = TrainingPlan.of(given, groups)
+    given, plan = planned(argv)
     console = Console(emoji=False, highlight=False)
     for examples in plan.examples:
         if code := subprocess.run(examples, check=False).returncode:
@@ -72,6 +68,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         soft_wrap=True,
     )
     return code
+
+
+def planned(argv: Sequence[str] | None = None) -> tuple[argparse.Namespace, TrainingPlan]:
+    """The arguments, and what they start.
+
+    Raises:
+        SettingsError: for settings that one of the processes would refuse.
+    """
+    given, flags = _parser().parse_known_args(argv)
+    groups = _by_setting(flags)
+    if given.warm_start is not None:
+        groups["training.warm_start"] = [str(given.warm_start)]
+    return given, TrainingPlan.of(given, groups)
 
 
 async def _run(plan: TrainingPlan, max_restarts: int, console: Console) -> int:
