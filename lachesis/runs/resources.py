@@ -32,7 +32,7 @@ from lachesis.runs.reference_policy import ReferencePolicy
 from lachesis.runs.silence import SilenceWatch
 from lachesis.settings.class_settings import source_of, without_effect
 from lachesis.settings.hooks import of_hook
-from lachesis.settings.server_settings import plays_reference
+from lachesis.settings.server_settings import plays_reference, token_engine
 from lachesis.settings.setting_facts import LIMITS, with_settings
 from lachesis.settings.settings import HermesAgentEnvConfig
 from lachesis_client.model_server import tracks_tokens
@@ -111,7 +111,7 @@ async def run_resources(
         stack.enter_context(opened(open_run))
         await of_hook(env.setup())
         open_run.after_setup = dict(os.environ)
-        _note_without_effect(env, training=training)
+        _note_without_effect(env, training=training, chats=_only_chats(env, server, training=training))
         limits = loop_limits(config, training=training)
         lifetime = sandbox_lifetime(config, limits)  # `setup` may have set it
         sessions.spec = replace(sessions.spec, lifetime=lifetime)
@@ -187,7 +187,15 @@ _REMOVED_VARIABLES = tuple(
 """Beginnings of variables that set the sandboxes of the removed Hermes stack."""
 
 
-def _note_without_effect(env: Environment, *, training: bool) -> None:
+def _only_chats(env: Environment, server: ModelServer | None, *, training: bool) -> bool:
+    """Whether model servers make the prompts, from messages."""
+    configs = env.server_configs
+    if server is not None:
+        return not tracks_tokens(server)
+    return not plays_reference(configs) and not any(token_engine(config, training=training) for config in configs)
+
+
+def _note_without_effect(env: Environment, *, training: bool, chats: bool) -> None:
     """Name the toolsets that are left out, those that a distribution hides, and what else is not what it seems."""
     notes = []
     config = env.config
@@ -217,6 +225,11 @@ def _note_without_effect(env: Environment, *, training: bool) -> None:
         notes.append(
             f"env.compress_context_at cuts rollouts into several contexts, and env.split_rollouts "
             f"{config.split_rollouts} sends one of them; set it to all (with lachesis api)"
+        )
+    if config.chat_template is not None and chats:
+        notes.append(
+            "env.chat_template is not used: over chat completions the model server writes the prompts with a template "
+            "of its own; --openai.engine llama.cpp (a model that runs here), vllm or sglang makes them here"
         )
     if config.distribution is not None and config.enabled_toolsets is not None:
         notes.append(f"env.enabled_toolsets is not read: env.distribution {config.distribution!r} draws the toolsets")

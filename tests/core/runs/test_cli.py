@@ -558,6 +558,23 @@ async def test_a_model_name_that_a_server_does_not_list_is_a_warning_and_with_vl
         assert server.stats["completions"] == 0
 
 
+async def test_never_silently_less_a_chat_template_that_chat_completions_leave_out_is_named(tmp_path: Path) -> None:
+    async with FakeServer(model_name="m") as server:
+        server.tokenizer.save_pretrained(tmp_path)
+
+        async def started(template: str | None, **settings: Any) -> str:
+            one = ServerConfig(base_url=server.base_url, model_name="m", tokenizer_name=str(tmp_path), **settings)
+            config = SortWords.env_config_cls(enabled_toolsets=["file"], chat_template=template)
+            env = SortWords(config, [one])
+            env.console = Console(file=(out := io.StringIO()), width=400)
+            async with env.running():
+                return out.getvalue()
+
+        assert "env.chat_template is not used" in await started("hermes")
+        assert "env.chat_template" not in await started(None)
+        assert "env.chat_template is not used" not in await started("hermes", server_type="vllm")
+
+
 @pytest.mark.parametrize("kind", ["vllm", "sglang"])
 async def test_a_wrong_model_name_is_answered_before_a_tokenizer_is_looked_for(kind: str, tmp_path: Path) -> None:
     async with FakeServer(model_name="org/model-7b") as server:
