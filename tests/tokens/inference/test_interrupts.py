@@ -287,7 +287,7 @@ class TestUnbiased:
     async def test_each_token_has_the_version_and_the_logprob_of_the_policy_that_sampled_it(
         self, kind: str, mode: str
     ) -> None:
-        updates = {"update_every": 0.3, "update_mode": mode, "tokens_per_second": 80.0, "mean_length": 80.0}
+        updates = {"update_every": 0.3, "update_mode": mode, "tokens_per_second": 80.0, "mean_length": 800.0}
         async with opened(kind, **updates) as (tokens, fake):
             found = await tokens.generate(TokenPrefix(PROMPT), Sampling(80), n=4)
             assert max(len(each.versions) for each in found) > 1
@@ -298,7 +298,7 @@ class TestUnbiased:
                 for version, start, end in each.versions:
                     assert start == place < end
                     seed = 0 if version == "default" else int(version)
-                    policy = FakeModel(fake.model.vocabulary_size, seed, end_ids=fake.model.end_ids, mean_length=80.0)
+                    policy = FakeModel(fake.model.vocabulary_size, seed, end_ids=fake.model.end_ids, mean_length=800.0)
                     scored = policy.score([*PROMPT, *each.ids[:start]], each.ids[start:end], Sampling(80))
                     assert list(each.logprobs[start:end]) == pytest.approx(scored)
                     place = end
