@@ -23,7 +23,14 @@ WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 640, 320, 56, 40, 28
 TRAINED, CONTROL, DISTILLED = "trained", "shuffled rewards", "distilled"
 READERS = {"tool_call": is_whole_call, "tool_result": is_whole_result}
 """Who decides whether an answer is right, by the name of the environment."""
-COLOURS = {TRAINED: "#1f6feb", CONTROL: "#8b949e", DISTILLED: "#bf3989"}
+COLOURS = {
+    TRAINED: "#1f6feb",
+    CONTROL: "#8b949e",
+    DISTILLED: "#bf3989",
+    "tool_call": "#1f6feb",
+    "tool_result": "#bf3989",
+}
+"""By the name of a curve: that of its environment where one run has several."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +124,8 @@ def conclude(curves: Sequence[Curve], picture: Path) -> int:
     Console(width=170).print(table)
     picture.write_text(svg(curves), encoding="utf-8")
     print(f"plot: {picture}")
-    trained, controls = ([curve for curve in curves if curve.name == name] for name in (TRAINED, CONTROL))
+    controls = [curve for curve in curves if curve.name == CONTROL]
+    trained = [curve for curve in curves if curve.name != CONTROL]
     if warm:
         best = max((curve.whole[1].high for curve in controls), default=0.0)
         return int(not all(curve.learned and curve.whole[1].low > best for curve in trained))
@@ -172,7 +180,7 @@ def svg(curves: Sequence[Curve]) -> str:
     for place, name in enumerate(there):
         if named := [curve for curve in curves if curve.name == name]:
             before, after = (", ".join(f"{curve.whole[at].mean:.2f}" for curve in named) for at in (0, 1))
-            text = f"{name}: whole calls {before} before; {after} after"
+            text = f"{name}: whole answers {before} before; {after} after"
             parts.append(
                 f'<text x="{WIDTH - 24}" y="{y(0.03) - 16 * place:.1f}" text-anchor="end" '
                 f'fill="{COLOURS[name]}">{text}</text>'

@@ -1,14 +1,15 @@
 """`make train-demo`: a model of 135 million parameters learns to call tools; with shuffled rewards it does not.
 
-    python -m benchmarks.train_demo [--env tool_call|tool_result] [--steps N] [--control-steps N] [--seed N ...]
+    python -m benchmarks.train_demo [--env tool_call|tool_result|both] [--steps N] [--control-steps N] [--seed N ...]
                                     [--teacher RUN_DIR --distilled-steps N] [--run-dir DIR]
 
 Each run is `lachesis train --env tool_call`, or with `--env tool_result` that of a task of two turns, after a warm
 start. The model before and after it plays the same held-out items, once each at temperature 1, as in training. In the
 control run the rewards of a batch are permuted among its rollouts, and all else is the same. With --teacher a third run
-learns from the model of an earlier one, without rewards. Prints both rates of right answers, of those that are whole
-and of those that the parser reads, and writes reward.svg. A run that has finished in its folder with the same arguments
-is not repeated, and one that was cut off, or had fewer steps, goes on.
+learns from the model of an earlier one, without rewards. `--env both` trains both tasks in one run, without a control,
+and has a line for each. Prints both rates of right answers, of those that are whole and of those that the parser reads,
+and writes reward.svg. A run that has finished in its folder with the same arguments is not repeated, and one that was
+cut off, or had fewer steps, goes on.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from lachesis_train.verbs.policy import engine_of, served
 CONFIGS = Path(__file__).parents[1] / "configs"
 CLASSES: Mapping[str, Any] = {"tool_call": ToolCallEnv, "tool_result": ToolResultEnv}
 SUFFIXES = {TRAINED: "", CONTROL: "-control", DISTILLED: "-distilled"}
+BOTH = "both"
 CONTROLS = Path(__file__).with_name("shuffled_rewards.py")
 MASKED = -100
 
@@ -41,18 +43,15 @@ MASKED = -100
 def main() -> int:
     """Run all; 1 if a model has not learned or a control has."""
     given = _parser().parse_args()
-    curves = []
+    curves: list[Curve] = []
     for seed in given.seed:
         distilled = given.distilled_steps if given.teacher else 0
-        for name, steps in ((TRAINED, given.steps), (CONTROL, given.control_steps), (DISTILLED, distilled)):
+        control = given.control_steps if given.env != BOTH else 0
+        for name, steps in ((TRAINED, given.steps), (CONTROL, control), (DISTILLED, distilled)):
             folder = given.run_dir / f"seed-{seed}{SUFFIXES[name]}"
-            settings = {"env": given.env, "seed": seed, "steps": steps, "items": given.items}
             if steps:
-                curve = kept(folder, settings)
-                if curve is None and name == DISTILLED:
-                    with teacher(given.teacher) as flags:
-                        curve = run(name, folder, settings, *flags)
-                curves.append(curve or run(name, folder, settings))
+                settings = {"env": given.env, "seed": seed, "steps": steps, "items": given.items}
+                curves += run(name, folder, settings, given.teacher)
                 print(f"{name}, seed {seed}: report, with the rollouts of each step: {folder / 'report.html'}")
     return conclude(curves, given.run_dir / "reward.svg")
 
@@ -70,44 +69,62 @@ def teacher(run_dir: Path) -> Iterator[Sequence[str]]:
             server.terminate()
 
 
-def run(name: str, folder: Path, settings: Mapping[str, Any], *flags: str) -> Curve:
+def run(name: str, folder: Path, settings: Mapping[str, Any], teacher_dir: Path | None) -> list[Curve]:
     """Train in the folder, then play the held-out items with the model that it began with, and with the last one.
 
-    `flags` are more arguments of `lachesis train`.
+    Returns a curve for each environment.
     """
+    env = settings["env"]
+    places = {each: folder / each for each in CLASSES} if env == BOTH else {env: folder}
+    found = [kept(place, {**settings, "env": each}) for each, place in places.items()]
+    if done := [curve for curve in found if curve is not None]:
+        return done
     begun, about = folder / "demo.json", json.dumps({**settings, "steps": None, "name": name})
     if not begun.exists() or begun.read_text() != about:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         begun.write_text(about)
-    env = settings["env"]
-    target = env if name != CONTROL else f"{CONTROLS}:Shuffled{CLASSES[env].__name__}"
-    command = [sys.executable, "-m", "lachesis", "train", "--env", target, "--config", str(_config(env))]
+    control = f"{CONTROLS}:Shuffled{CLASSES[env].__name__}" if name == CONTROL else env
+    target = ("--env", control) if env != BOTH else ()
+    command = [sys.executable, "-m", "lachesis", "train", *target, "--config", str(_config(env))]
     run_flags = ("--training.run_dir", str(folder), "--training.num_steps", str(settings["steps"]))
     seed = ("--env.dataset_seed", str(settings["seed"]), "--training.lora_seed", str(settings["seed"]))
-    subprocess.run([*command, *run_flags, *seed, *flags], check=True)
-    before, warm, after = asyncio.run(evaluated(folder, settings))
+    with teacher(teacher_dir) if name == DISTILLED and teacher_dir else nullcontext(()) as flags:
+        subprocess.run([*command, *run_flags, *seed, *flags], check=True)
+    answered = asyncio.run(evaluated(folder, settings, places))
     metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    rewards, lows, highs = ([step[f"train/reward{suffix}"] for step in metrics] for suffix in ("", "_low", "_high"))
-    tokens = [step["train/tokens"] for step in metrics]
     seconds = sum(step["train/step_time"] for step in metrics)
-    return Curve(name, settings, rewards, lows, highs, before, after, seconds, warm, tokens).write(folder)
+    curves = []
+    for each, place in places.items():
+        of, shown = (f"train/{each}/", each) if env == BOTH else ("train/", name)
+        rewards, lows, highs = (
+            [step.get(f"{of}reward{end}", 0.0) for step in metrics] for end in ("", "_low", "_high")
+        )
+        tokens = [step.get(f"{of}tokens", 0) for step in metrics]
+        before, warm, after = answered[each]
+        curve = Curve(shown, {**settings, "env": each}, rewards, lows, highs, before, after, seconds, warm, tokens)
+        curves.append(curve.write(place))
+    return curves
 
 
-async def evaluated(folder: Path, settings: Mapping[str, Any]) -> Sequence[Sequence[Answer]]:
-    """The answers before a run, after its warm start if it has one, and after it."""
-    found: list[Sequence[Answer]] = []
+async def evaluated(
+    folder: Path, settings: Mapping[str, Any], places: Mapping[str, Path]
+) -> Mapping[str, Sequence[Sequence[Answer]]]:
+    """The answers before a run, after its warm start if it has one, and after it, by environment."""
+    found: dict[str, list[Sequence[Answer]]] = {env: [] for env in places}
     async with engine_of(folder, threads=2) as service:
         for name, of in (("before", folder), ("warm", folder / "warm-start"), ("after", folder)):
             if not of.exists():
-                found.append(())
+                for given in found.values():
+                    given.append(())
                 continue
             async with served(service, of, base=name == "before") as url:
-                found.append(await answers(folder / f"eval-{name}", url, settings))
+                for env, place in places.items():
+                    found[env].append(await answers(place / f"eval-{name}", url, env, settings))
     return found
 
 
-async def answers(folder: Path, url: str, settings: Mapping[str, Any]) -> Sequence[Answer]:
+async def answers(folder: Path, url: str, env: str, settings: Mapping[str, Any]) -> Sequence[Answer]:
     """The answers of the model at `url` to the held-out items."""
     shutil.rmtree(folder, ignore_errors=True)  # of a run that had fewer steps
     flags = {
@@ -120,7 +137,7 @@ async def answers(folder: Path, url: str, settings: Mapping[str, Any]) -> Sequen
         "env.max_eval_workers": "64",
     }
     arguments = [text for name, value in flags.items() for text in (f"--{name}", value)]
-    env_cls = CLASSES[settings["env"]]
+    env_cls = CLASSES[env]
     _, found = read_settings(env_cls, ["evaluate", "--config", str(_config(settings["env"])), *arguments])
     await env_cls(**found)._run_evaluate()
     given = list(_given(folder / "samples.jsonl"))
@@ -145,13 +162,13 @@ def _given(path: Path) -> Iterator[Answer]:
 
 
 def _config(env: str) -> Path:
-    return CONFIGS / f"train_{env}.yaml"
+    return CONFIGS / f"train_{'two_environments' if env == BOTH else env}.yaml"
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--env", choices=CLASSES, default="tool_call", help="(default: %(default)s)")
+    add("--env", choices=[*CLASSES, BOTH], default="tool_call", help="(default: %(default)s)")
     add("--steps", type=int, default=18, help="(default: %(default)s)")
     add("--control-steps", type=int, default=18, help="of the control run; 0 leaves it out (default: %(default)s)")
     add("--teacher", type=Path, metavar="DIR", help="folder of a run that has finished, such as DIR/seed-0")
