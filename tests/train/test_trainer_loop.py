@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -100,6 +101,8 @@ class Engine:
     async def step_in_parts(self, data: Sequence[Datum], parts: Sequence[LossPart], adam: Any) -> Trained:
         with self.fault():
             assert sorted(place for part in parts for place in part.places) == [*range(len(data))]
+            if not any(np.any(each.inputs["advantages"]) for each in data):  # as the embedded engine does
+                raise TrainingEngineError("make a step", ValueError("there are no gradients"), final=True)
             text = "|".join(bytes(token for token in each.targets if token < 256).decode() for each in data)
             self.weights = (*self.weights, text)
             self.rates.append(adam.learning_rate)
@@ -266,6 +269,28 @@ async def test_a_batch_without_a_signal_is_a_step_without_an_update() -> None:
         assert lines[1]["train/skipped/same_scores"] == 2
         assert at.policy is not None
         assert at.policy.current.name.endswith(":3")
+
+
+class Equal:
+    """A base model that finds each token as likely as the sampler of these groups did."""
+
+    async def logprobs(self, ids: list[int]) -> list[float]:
+        return [-0.5] * len(ids)
+
+
+async def test_a_batch_whose_penalties_are_all_0_is_a_step_without_an_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with world() as at:
+
+        async def equal(_: Engine, __: str) -> Equal:
+            return Equal()
+
+        monkeypatch.setattr(Engine, "base_sampler", equal, raising=False)
+        await at.post(group(0), group(1, (1.0, 1.0)), group(2))
+        assert await at.trainer(num_steps=3, kl_penalty=0.1).run() == 3
+        assert len(at.engine.weights) == 2
+        lines = list(read_lines(at.folder / "metrics.jsonl"))
+        assert [line["train/samples"] for line in lines] == [2, 0, 2]
+        assert lines[1]["train/skipped/same_scores"] == 2
 
 
 async def test_sequences_beyond_a_ratio_are_left_out_of_the_step_and_counted() -> None:

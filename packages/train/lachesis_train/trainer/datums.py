@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -208,6 +208,16 @@ def penalise_divergence(
     for each, difference in zip(batch.samples, differences, strict=True):
         each.advantages = reward_weight * each.advantages - coefficient * (difference - mean)
     return mean
+
+
+def with_signal(batch: PreparedBatch) -> PreparedBatch:
+    """The batch; without any sequence where every advantage is 0, as after sequences with others were left out:
+    engines make no step without a gradient."""
+    if any(each.advantages.any() for each in batch.samples):
+        return batch
+    detail = "no token of the batch has an advantage, so there is nothing to learn"
+    left_out = {(each.group, each.at): (NO_SIGNAL, detail) for each in batch.samples}
+    return replace(batch, samples=(), left_out={**batch.left_out, **left_out})
 
 
 def _sizes(group: Sequence[CheckedSample]) -> dict[str, int]:

@@ -24,7 +24,7 @@ from lachesis_train.policy import CurrentPolicy, PolicyVersion
 from lachesis_train.tinker_sdk import TinkerSampler, Trained, Training, TrainingEngineError
 from lachesis_train.trainer.batches import Batch, BatchSource
 from lachesis_train.trainer.checkpoints import REMEMBERED, Checkpoint, first_weights
-from lachesis_train.trainer.datums import PreparedBatch, penalise_divergence, prepare
+from lachesis_train.trainer.datums import PreparedBatch, penalise_divergence, prepare, with_signal
 from lachesis_train.trainer.engine_link import EngineLink, begin, pause_after, while_alive
 from lachesis_train.trainer.forecast import forecast
 from lachesis_train.trainer.losses import data_and_losses, ratio_bounds
@@ -211,6 +211,8 @@ class Trainer:
             if self._base is not None:
                 with seconds("base_logprobs"):
                     await self._alive(self._penalise(prepared))
+            prepared = with_signal(prepared)
+        if prepared.samples:
             with seconds("train"):
                 data, parts = await asyncio.to_thread(data_and_losses, prepared, settings)
                 trained = await self._alive(self._training.step_in_parts(data, parts, settings.adam(rate)))
