@@ -87,6 +87,14 @@ def test_the_loss_of_an_environment_is_checked_and_part_of_what_a_run_resumes_wi
     assert "environments.a.loss" not in settings(tmp_path, {"env": "a"}).content()
 
 
+def test_the_warm_start_of_an_environment_needs_that_of_the_run(tmp_path: Path) -> None:
+    own = {"env": "a", "training": {"warm_start": 8}}
+    with pytest.raises(SettingsError, match=r"environments: a: training\.warm_start replaces that of the run"):
+        settings(tmp_path, own)
+    for of_run in (0, 4):
+        assert settings(tmp_path, own, warm_start=of_run).training.warm_start == of_run
+
+
 def test_each_sequence_has_the_loss_of_its_environment_and_the_divisor_of_the_batch(tmp_path: Path) -> None:
     bodies = [
         named(group_body("a", "q", ["one", "two"], [1.0, 0.0]), "a"),

@@ -148,6 +148,11 @@ def read_settings(path: Path | None, flags: Mapping[str, Any], *, of_files: bool
     )
     for each in settings.environments:
         settings.of_environment(each.name)
+        if each.training.get("warm_start") and "warm_start" not in of_training.model_fields_set:
+            raise SettingsError(
+                f"environments: {each.name}: training.warm_start replaces that of the run, which has none: set "
+                "training.warm_start, the items of each other environment (--warm-start N)"
+            )
     return settings
 
 
