@@ -70,6 +70,9 @@ def test_flags_win_over_the_file(read) -> None:
         ("training: {loss: cispo, clip_low: null}", "set both training.clip_low and training.clip_high to null"),
         ("training: {engine_full_finetuning: true, train_mlp: false}", "trains all parameters in float32: leave"),
         ("training: {engine_full_finetuning: true, engine_dtype: bfloat16}", "trains all parameters in float32: leave"),
+        ("training: {reject_ratio_below: 1.01, reject_ratio_above: 0.99}", "reject_ratio_below must be less than"),
+        ("training: {teacher_weight: 2}", "training.teacher_weight has an effect only with training.teacher_url"),
+        ("training: {teacher_model: m}", "training.teacher_model has an effect only with training.teacher_url"),
         ("training: {learning_rate: -1}", "training.learning_rate: .*greater than or equal to 0"),
     ],
 )

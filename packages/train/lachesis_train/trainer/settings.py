@@ -6,6 +6,7 @@ names are those of tinker-atropos where it has the setting, and its section `tin
 
 from __future__ import annotations
 
+import math
 from hashlib import blake2b
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -234,8 +235,13 @@ class TrainingSettings(BaseModel):
                 f"training.max_importance_ratio has no effect with loss {self.loss}, which has bounds of its own "
                 "(training.clip_high, or training.delta_high of dppo)"
             )
-        if self.teacher_url is None and "reward_weight" in self.model_fields_set:
-            raise ValueError("training.reward_weight has an effect only with training.teacher_url")
+        of_teacher = {"teacher_model", "teacher_weight", "reward_weight"} & self.model_fields_set
+        if self.teacher_url is None and of_teacher:
+            raise ValueError(f"training.{min(of_teacher)} has an effect only with training.teacher_url")
+        if (self.reject_ratio_below or 0.0) >= (self.reject_ratio_above or math.inf):
+            raise ValueError(
+                "training.reject_ratio_below must be less than training.reject_ratio_above, or no sequence is trained"
+            )
         if self.max_sequence_ratio is not None and (
             self.loss != "importance_sampling" or self.max_importance_ratio is not None
         ):
