@@ -74,6 +74,21 @@ def test_a_solved_item_keeps_the_least_signal() -> None:
     assert item.signal == FLOOR > np.var([0.0] + [1.0] * 201)
 
 
+async def test_an_item_that_never_has_a_reward_is_drawn_no_oftener_than_a_solved_one(tmp_path: Path) -> None:
+    run = pools(tmp_path / "d", Stream(32))
+    declined = {item_digest({"n": number}) for number in (3, 11)}
+    for _ in range(600):
+        key = run.key(await run.next_item())
+        await run.finished(key, [None] * 4 if key.partition("-")[0] in declined else [1.0] * 4)
+    run.close()
+    again = pools(tmp_path / "d", Stream(32))
+    for each in (run, again):
+        assert {each.items[digest].signal for digest in declined} == {FLOOR}
+        assert {each.items[digest].pool for digest in declined} == {"new"}
+    drawn = Counter(line["key"].partition("-")[0] for line in read_lines(tmp_path / "d") if "draw" in line)
+    assert sum(drawn[digest] for digest in declined) < 2 * 2 / 32 * 600
+
+
 def test_pools_are_named_by_the_rate() -> None:
     for rewards, name in (([0, 0], "unsolved"), ([0, 0, 0, 1], "hard"), ([0, 1], "medium"), ([1, 1, 1, 0], "easy")):
         item = PooledItem("x")

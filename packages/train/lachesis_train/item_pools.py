@@ -2,6 +2,7 @@
 
 An item's expected signal is the variance of its rewards: p(1 - p) where they are 0 and 1 and p is its rate of success.
 It is estimated from the last groups of the item and two rollouts that nobody played, one with reward 0, one with 1.
+An item whose last groups have no reward at all, as where the environment declines it, counts with `FLOOR`.
 A draw takes a new item of the stream, or one that was played before, with a probability in proportion to its signal,
 which counts at least `FLOOR`. An item comes back at the latest after `RETURN` draws for each item of the pool: before
 that it is drawn for certain.
@@ -61,7 +62,8 @@ class PooledItem:
         while len(self.rewards) > REMEMBERED:
             del self.rewards[next(iter(self.rewards))]
         found = list(itertools.chain(*self.rewards.values()))
-        self.signal, self.rate = max(FLOOR, pvariance([*PRIOR, *found])), fmean(found)
+        self.signal = max(FLOOR, pvariance([*PRIOR, *found])) if found else FLOOR
+        self.rate = fmean(found) if found else None
 
     @property
     def pool(self) -> str:
@@ -134,8 +136,7 @@ class ItemPools(ItemKeys):
 
     async def finished(self, key: str, rewards: Sequence[float | None]) -> None:
         """Note the rewards of a group that is about to be written, or left out."""
-        if scored := [float(reward) for reward in rewards if reward is not None]:
-            await self._write({"key": key, "rewards": scored})
+        await self._write({"key": key, "rewards": [float(reward) for reward in rewards if reward is not None]})
         self._open.pop(key, None)
 
     def counts(self) -> dict[str, int]:
