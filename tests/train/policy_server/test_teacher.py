@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from aiohttp import web
 from serving import serving
 
+from lachesis_client.errors import RequestRejected
 from lachesis_testing.fake_server import letter_swapped
 from lachesis_tokens.prompts.tokenizer_proof import TokenizersDiffer
 from lachesis_train.policy import Sampled
@@ -52,3 +56,67 @@ async def test_a_teacher_that_is_away_fails_the_step_and_not_the_run() -> None:
         await teacher.logprobs([[1, 2]])
     assert not failed.value.final
     await teacher.close()
+
+
+@asynccontextmanager
+async def speaking(logprobs: Callable[[list[int]], Any], said: list[str], status: int = 200) -> AsyncIterator[Teacher]:
+    """A teacher that knows one route, which takes ids only."""
+
+    async def completions(request: web.Request) -> web.Response:
+        body = await request.json()
+        if status != 200 or isinstance(body["prompt"], str):
+            return web.json_response({"error": {"message": "not this"}}, status=max(status, 400))
+        choice = {"index": 0, "text": "a", "finish_reason": "length", "prompt_logprobs": logprobs(body["prompt"])}
+        return web.json_response({"choices": [choice], "usage": {"prompt_tokens": len(body["prompt"])}})
+
+    app = web.Application()
+    app.router.add_post("/v1/completions", completions)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", port := free_port())
+    await site.start()
+    tokenizer = parts()[0].tokenizer
+    teacher = Teacher(f"http://127.0.0.1:{port}/v1", "policy", tokenizer, say=said.append, max_retries=0)
+    try:
+        yield teacher
+    finally:
+        await teacher.close()
+        await runner.cleanup()
+
+
+async def test_a_teacher_that_does_not_say_how_it_splits_text_is_named_once() -> None:
+    said: list[str] = []
+    async with speaking(lambda ids: [None, *({str(token): {"logprob": -1.5}} for token in ids[1:])], said) as teacher:
+        for _ in range(3):
+            assert (await teacher.logprobs([[1, 2, 30]]))[0][1:] == [-1.5, -1.5]
+    assert len(said) == 1 and "another tokenizer would go unnoticed" in said[0]
+
+
+async def test_the_tokenizers_are_compared_once() -> None:
+    codec, _ = parts()
+    async with serving(sampler=Scorer()) as running:
+        teacher, asked = Teacher(running.server.base_url, "policy", codec.tokenizer), []
+        tokenize = teacher._engine.tokenize
+
+        async def counted(text: str) -> list[int] | None:
+            asked.append(text)
+            return await tokenize(text)
+
+        teacher._engine.tokenize = counted  # type: ignore[method-assign]
+        await teacher.logprobs([[1, 2]])
+        first = len(asked)
+        await teacher.logprobs([[1, 2]])
+        await teacher.close()
+    assert len(asked) == first > 0
+
+
+async def test_a_token_without_a_logprob_fails_the_step() -> None:
+    async with speaking(lambda ids: [None, None, *({str(token): {"logprob": -1.0}} for token in ids[2:])], []) as one:
+        with pytest.raises(TrainingEngineError, match="some missing"):
+            await one.logprobs([[1, 2, 3]])
+
+
+async def test_a_teacher_that_refuses_a_sequence_ends_the_run_at_once() -> None:
+    async with speaking(lambda _: None, [], status=400) as teacher:
+        with pytest.raises(RequestRejected, match="not this"):
+            await teacher.logprobs([[1, 2, 3]])

@@ -225,7 +225,7 @@ async def train(settings: Settings, sft: SftSettings, console: Console, *, resum
             from lachesis_train.trainer.teacher import Teacher
 
             model = settings.training.teacher_model or settings.base_model
-            teacher = Teacher(url, model, await asyncio.to_thread(tokenizer.get))
+            teacher = Teacher(url, model, await asyncio.to_thread(tokenizer.get), say=say)
             stack.push_async_callback(teacher.close)
         trainer = Trainer(
             settings,
