@@ -54,8 +54,12 @@ class EvaluationBroken(LachesisError, RuntimeError):
     """An evaluation ended whose metrics do not measure the model alone."""
 
 
-async def process(env: Environment) -> RunResult:
-    """Play and record `total_steps` groups; continues an earlier start."""
+async def process(env: Environment, *, hold_out: bool = False) -> RunResult:
+    """Play and record `total_steps` groups; continues an earlier start.
+
+    Args:
+        hold_out: leave out the items that `get_eval_items` takes from `get_next_item`.
+    """
     config = env.config
 
     async def on_group(group: PlayedGroup, decision: Decision) -> None:
@@ -69,6 +73,8 @@ async def process(env: Environment) -> RunResult:
             tracker.add(decision.record)  # for the rates of not being scored, which the next log has
 
     async with tracking(env, "process"), env.running():
+        if hold_out:
+            await of_hook(env.get_eval_items())
         return await _into_files(
             env,
             RunFiles(Path(config.data_path_to_save_groups or data_folder(env.run_name) / "groups.jsonl")),

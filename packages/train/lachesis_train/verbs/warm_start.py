@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from backends.errors import SettingsError
+from lachesis.base_env import HermesAgentBaseEnv
 from lachesis.runs import commands
+from lachesis.runs.atropos_base import overrides
 from lachesis_tokens.prompts.dataset_prompts import DatasetPrompts
 from lachesis_tokens.server.serving import load_tokenizer, prompts_of
 from lachesis_train.sft.reference_tokens import ReferenceTokens
@@ -24,7 +26,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 async def play(env: Any) -> Any:
-    """`process` of an environment, with its reference policy in the place of the model that its settings name."""
+    """`process` of an environment, with its reference policy in the place of the model that its settings name.
+
+    Items that `serve` holds out for evaluations are no examples.
+    """
     policy = env.reference_policy() if hasattr(env, "reference_policy") else None
     if policy is None:
         raise SettingsError(
@@ -32,7 +37,8 @@ async def play(env: Any) -> Any:
             "on files first (lachesis train --sft FILE) and set --training.init_from to the folder of that run"
         )
     env.use_server(ReferenceTokens(policy, await asyncio.to_thread(_prompts, env)))
-    return await commands.process(env)
+    own_items = overrides(env, HermesAgentBaseEnv, "get_eval_items") or env.evaluates_itself
+    return await commands.process(env, hold_out=env.config.steps_per_eval > 0 and not own_items)
 
 
 def _prompts(env: Any) -> DatasetPrompts:
