@@ -146,3 +146,12 @@ class ServeSettings(BaseModel):
     def _check_split(self) -> ServeSettings:
         check_split(SplitRollouts(self.split_rollouts), self.discarded_attempts)
         return self
+
+    @model_validator(mode="after")
+    def _check_length(self) -> ServeSettings:
+        if self.soft_length_limit is not None and self.soft_length_buffer > self.soft_length_limit:
+            raise ValueError(
+                f"soft_length_buffer {self.soft_length_buffer} is more than soft_length_limit "
+                f"{self.soft_length_limit}, so that every rollout would be penalised: lower it"
+            )
+        return self

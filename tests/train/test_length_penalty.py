@@ -43,6 +43,12 @@ def test_the_penalty_is_that_of_the_paper(tokens: int, limit: int, buffer: int) 
     assert overlong(tokens, limit=limit, buffer=buffer) == pytest.approx(wanted, abs=1e-12)
 
 
+def test_a_buffer_before_the_first_token_is_refused() -> None:
+    CoinToss.env_config_cls(soft_length_limit=512)
+    with pytest.raises(ValueError, match=r"soft_length_buffer 512 is more than soft_length_limit 256"):
+        CoinToss.env_config_cls(soft_length_limit=256)
+
+
 async def test_scores_carry_the_penalty_and_judged_scores_do_not(tmp_path: Path, own_api: OwnApi) -> None:
     async with own_api.wiped() as api, FakeServer(RandomWords(Lengths(4, 40))) as model:
         server = with_tokens(model, tmp_path)
