@@ -211,9 +211,9 @@ def penalise_divergence(
 
 
 def with_signal(batch: PreparedBatch) -> PreparedBatch:
-    """The batch; without any sequence where every advantage is 0, as after sequences with others were left out:
-    engines make no step without a gradient."""
-    if any(each.advantages.any() for each in batch.samples):
+    """The batch; without any sequence where every advantage is 0 in float32, as after sequences with others were left
+    out, or with weights of sequences that are next to 0: engines make no step without a gradient."""
+    if any((each.advantages * each.scale).astype(np.float32).any() for each in batch.samples):
         return batch
     detail = "no token of the batch has an advantage, so there is nothing to learn"
     left_out = {(each.group, each.at): (NO_SIGNAL, detail) for each in batch.samples}
