@@ -21,7 +21,7 @@ from lachesis_train.policy import CurrentPolicy, PolicyVersion
 from lachesis_train.sft.plan import batches, digest, split
 from lachesis_train.sft.readers import Dataset, Example
 from lachesis_train.sft.settings import SftSettings
-from lachesis_train.tinker_sdk import Training, TrainingEngineError
+from lachesis_train.tinker_sdk import Service, Training, TrainingEngineError
 from lachesis_train.trainer.checkpoints import Checkpoint, first_weights
 from lachesis_train.trainer.engine_link import EngineLink, begin, pause_after, while_alive
 from lachesis_train.trainer.forecast import Work, check_memory, forecast
@@ -81,6 +81,7 @@ class SftRun:
         self._first = None if self._checkpoint else first_weights(settings.first_run, self._content)
         self.step = 0
         """Steps in the weights."""
+        self._service: Service | None = None
         self._training: Training | None = None
         self._recorder: TrainingRecorder | None = None
 
@@ -127,6 +128,12 @@ class SftRun:
         assert self._training is not None
         return CurrentPolicy(PolicyVersion(self.step, self._version, await self._alive(self._training.sampler())))
 
+    async def close(self) -> None:
+        """End its session, so that the engine frees the weights and the optimizer: the checkpoint has them."""
+        if self._service is not None:
+            with contextlib.suppress(TrainingEngineError):  # it has died
+                await self._alive(self._service.close())
+
     def _write_refused(self) -> None:
         """All that was not trained on, to look it up."""
         path = self._settings.run_dir / "refused.jsonl"
@@ -136,7 +143,7 @@ class SftRun:
                 file.write_all({"source": e.source, "reason": e.reason, "detail": e.detail} for e in self._refused)
 
     async def _open(self) -> None:
-        service = await self._link.connect()
+        service = self._service = await self._link.connect()
         settings, found = self._settings, self._checkpoint
         self._close_recorder()
         if found is None:

@@ -94,7 +94,9 @@ async def warm_start(
     dataset = await asyncio.to_thread(_read, own, sft, files, tokenizer)
     say(dataset.summary())
     run = SftRun(own, sft, dataset, link, recorder=recorder, say=say, stop=stop)
-    return await run.run() >= run.last_step
+    steps = await run.run()
+    await run.close()
+    return steps >= run.last_step
 
 
 def _read(settings: Settings, sft: SftSettings, files: Sequence[str], tokenizer: LazyTokenizer) -> Dataset:

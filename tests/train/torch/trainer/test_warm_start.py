@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
+from rich.console import Console
 
 if not os.environ.get("LACHESIS_NEED_TORCH"):
     pytest.importorskip("torch", reason="make test-train installs torch")
     pytest.importorskip("tinker", reason="make test-train installs the SDK of Tinker")
 
 from lachesis_tokens.samples.verification import verify
+from lachesis_train.sft.settings import SftSettings
+from lachesis_train.tinker_sdk import Service
 from lachesis_train.trainer.checkpoints import Checkpoint
+from lachesis_train.verbs.launch_training import read_settings
+from lachesis_train.verbs.sft_training import warm_start
+from lachesis_train.verbs.training_parts import LazyTokenizer
+from tests.train.torch.trainer.conftest import RunningEngine
 
 ROOT = Path(__file__).parents[4]
 ITEMS = 6
@@ -89,6 +100,33 @@ def test_the_run_begins_with_the_weights_of_the_warm_start_and_a_new_optimizer(r
     assert of_first == {name: value for name, value in of_warm.items() if not name.startswith("optimizer")}
     losses = [step["train/loss"] for step in lines(run / "warm-start" / "metrics.jsonl")[1:]]
     assert losses[-1] < losses[0]
+
+
+class Link:
+    """To an engine that runs already."""
+
+    async def connect(self) -> Service:
+        return Service()
+
+    async def ended(self) -> str:
+        await asyncio.Event().wait()
+        return ""
+
+
+async def test_the_engine_keeps_nothing_of_the_warm_start_in_memory(
+    run: Path, tmp_path: Path, to_engine: RunningEngine
+) -> None:
+    shutil.copytree(run / "warm-start", tmp_path / "warm-start", ignore=lambda *_: ["checkpoint.json", "metrics.jsonl"])
+    training = {"run_dir": str(tmp_path), "base_model": "tiny", "num_steps": 1, "warm_start": ITEMS, "lora_rank": 4}
+    settings = read_settings(None, {"training": training})
+    tokenizer, console = LazyTokenizer(settings), Console(file=io.StringIO())
+    assert await warm_start(settings, SftSettings(), Link(), tokenizer, console, asyncio.Event())  # type: ignore[arg-type]
+    found = Checkpoint.read(tmp_path / "warm-start")
+    assert found is not None
+    model_id = found.state.removeprefix("tinker://").partition("/")[0]
+    url, asked = f"{to_engine.url}/api/v1/get_info", {"model_id": model_id}
+    async with aiohttp.ClientSession() as http, http.post(url, json=asked) as answer:
+        assert (answer.status, "unknown" in await answer.text()) == (404, True)
 
 
 def test_a_run_that_goes_on_plays_no_examples_again(run: Path) -> None:
