@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from lachesis.base_env import HermesAgentBaseEnv
+from lachesis.runs.failures import UnusableSettings
 from lachesis_messages.messages import Message
 from lachesis_messages.records.jsonl import read_lines
 from lachesis_testing.fake_server import FakeServer, RandomWords
@@ -38,6 +39,13 @@ class Numbers(HermesAgentBaseEnv):
         return lambda messages, tools: Message("assistant", str(messages[-1]["content"])[4:-1])
 
 
+class Few(Numbers):
+    """Ends after two."""
+
+    async def get_next_item(self) -> Any:
+        return await super().get_next_item() if self.drawn < 2 else None
+
+
 class OwnItems(Numbers):
     """Evaluates others."""
 
@@ -56,3 +64,10 @@ async def test_held_out_items_are_no_examples(
         more = {"eval_items": 3, "total_steps": 2, "group_size": 1, "steps_per_eval": steps_per_eval}
         await play(environment(env_cls, tmp_path, server, **more))
     assert sorted(line["item"] for line in read_lines(tmp_path / "groups.jsonl")) == items
+
+
+async def test_an_evaluation_that_takes_all_items_is_named(tmp_path: Path) -> None:
+    async with FakeServer(RandomWords()) as model:
+        server = with_tokens(model, tmp_path)
+        with pytest.raises(UnusableSettings, match="evaluation would take all 2 items"):
+            await play(environment(Few, tmp_path, server, eval_items=3, group_size=1, steps_per_eval=100))

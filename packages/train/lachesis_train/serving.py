@@ -8,17 +8,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from backends.text import counted
 from lachesis.figures.exclusion import WINDOW, Exclusions
 from lachesis.figures.item_keys import ItemKeys
 from lachesis.figures.repaired_calls import RepairedCalls
 from lachesis.figures.rollout_records import counted_record
 from lachesis.figures.running_figures import RunningFigures
 from lachesis.loop.rollout import PlayedGroup
-from lachesis.runs.commands import about_content, longest_group, note, own_evaluation, record_of, tracking
+from lachesis.runs.commands import (
+    about_content,
+    hold_out_eval_items,
+    longest_group,
+    note,
+    own_evaluation,
+    record_of,
+    tracking,
+)
 from lachesis.runs.decisions import Decision, Kept
 from lachesis.runs.environment import Environment
-from lachesis.runs.failures import FailureBrake, UnusableSettings
+from lachesis.runs.failures import FailureBrake
 from lachesis.runs.group_player import play_item, settled_group
 from lachesis.runs.pipeline import Pipeline
 from lachesis.runs.run_folder import data_folder, unused
@@ -53,7 +60,7 @@ async def serve(env: Environment, *, hold_out: bool) -> ServeResult:
         _reject_off_policy(env)
         config = env.config
         if hold_out and config.steps_per_eval > 0:
-            await _draw_eval_items(env)
+            await hold_out_eval_items(env)
 
         async def on_group(group: PlayedGroup, decision: Decision) -> None:
             if isinstance(decision, Kept):
@@ -161,16 +168,6 @@ def _rollout_api_sink(env: Environment, figures: RunningFigures) -> RolloutApiSi
 def _named(group: PlayedGroup, name: str) -> PlayedGroup:
     """The group with the name of its environment, by which a trainer tells those of several."""
     return replace(group, group_overrides={**group.group_overrides, "environment": name})
-
-
-async def _draw_eval_items(env: Environment) -> None:
-    """Take the items of evaluations out of the stream."""
-    wanted = env.config.eval_items
-    if (found := len(await of_hook(env.get_eval_items()))) < wanted:
-        raise UnusableSettings(
-            f"evaluation would take all {counted(found, 'item')} (env.eval_items is {wanted}) and leave none to train "
-            "on: write get_eval_items, or set --env.eval_items lower or --env.steps_per_eval 0"
-        )
 
 
 def _reject_phase_1(env: Environment) -> None:
