@@ -27,10 +27,11 @@ from lachesis.loop.rollout import PlayedGroup
 from lachesis.other_packages import VIEW
 from lachesis.rewards.calls import in_call_scope
 from lachesis.runs.decisions import Decision, Kept
-from lachesis.runs.failures import FailureBrake, UnusableSettings
+from lachesis.runs.failures import FailureBrake
 from lachesis.runs.file_sink import FileSink
 from lachesis.runs.group_player import play_item, settled_group
 from lachesis.runs.group_records import group_record
+from lachesis.runs.held_out import without_eval_items
 from lachesis.runs.own_code import code_of
 from lachesis.runs.own_place import own_place
 from lachesis.runs.pipeline import NextItem, Pipeline, PlayItem
@@ -73,29 +74,17 @@ async def process(env: Environment, *, hold_out: bool = False) -> RunResult:
             tracker.add(decision.record)  # for the rates of not being scored, which the next log has
 
     async with tracking(env, "process"), env.running():
-        if hold_out:
-            await hold_out_eval_items(env)
         return await _into_files(
             env,
             RunFiles(Path(config.data_path_to_save_groups or data_folder(env.run_name) / "groups.jsonl")),
             named=config.data_path_to_save_groups is not None,
-            next_item=env.get_next_item,
+            next_item=await without_eval_items(env) if hold_out else env.get_next_item,
             total=env.n_groups_to_process,
             wanted_items=env.n_groups_to_process,
             workers=env.max_num_workers,
             group_size=env.group_size_to_process,
             on_group=on_group,
             tracker=env.tracker,
-        )
-
-
-async def hold_out_eval_items(env: Environment) -> None:
-    """Take the items of evaluations out of the stream. Raises `UnusableSettings` where nothing would be left."""
-    wanted = env.config.eval_items
-    if (found := len(await of_hook(env.get_eval_items()))) < wanted:
-        raise UnusableSettings(
-            f"evaluation would take all {counted(found, 'item')} (env.eval_items is {wanted}) and leave none to train "
-            "on: write get_eval_items, or set --env.eval_items lower or --env.steps_per_eval 0"
         )
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from lachesis.base_env import HermesAgentBaseEnv
 from lachesis.runs.failures import UnusableSettings
+from lachesis.runs.held_out import without_eval_items
 from lachesis_messages.messages import Message
 from lachesis_messages.records.jsonl import read_lines
 from lachesis_testing.fake_server import FakeServer, RandomWords
@@ -71,3 +72,24 @@ async def test_an_evaluation_that_takes_all_items_is_named(tmp_path: Path) -> No
         server = with_tokens(model, tmp_path)
         with pytest.raises(UnusableSettings, match="evaluation would take all 2 items"):
             await play(environment(Few, tmp_path, server, eval_items=3, group_size=1, steps_per_eval=100))
+
+
+class Cycle(Numbers):
+    """Five items, again and again."""
+
+    async def get_next_item(self) -> Any:
+        return await super().get_next_item() % 5
+
+
+@pytest.mark.parametrize(("eval_items", "left", "said"), [(3, [4, 0, 4, 0], False), (5, [0, 1, 2, 3], True)])
+async def test_a_stream_that_begins_again_does_not_bring_them_back(
+    eval_items: int, left: list[int], said: bool, tmp_path: Path
+) -> None:
+    async with FakeServer(RandomWords()) as model:
+        env = environment(Cycle, tmp_path, with_tokens(model, tmp_path), eval_items=eval_items)
+        await env.setup()
+        next_item = await without_eval_items(env)
+        found = [await next_item() for _ in range(4)]
+    assert found == left if not said else set(found) <= set(range(5))
+    env.console.file.flush()
+    assert ("no other items than those of evaluations" in (tmp_path / "console.txt").read_text()) == said

@@ -16,7 +16,6 @@ from lachesis.figures.running_figures import RunningFigures
 from lachesis.loop.rollout import PlayedGroup
 from lachesis.runs.commands import (
     about_content,
-    hold_out_eval_items,
     longest_group,
     note,
     own_evaluation,
@@ -27,7 +26,8 @@ from lachesis.runs.decisions import Decision, Kept
 from lachesis.runs.environment import Environment
 from lachesis.runs.failures import FailureBrake
 from lachesis.runs.group_player import play_item, settled_group
-from lachesis.runs.pipeline import Pipeline
+from lachesis.runs.held_out import without_eval_items
+from lachesis.runs.pipeline import NextItem, Pipeline
 from lachesis.runs.run_folder import data_folder, unused
 from lachesis.settings.hooks import hook_errors, of_hook
 from lachesis.settings.server_settings import Phase1CannotTrain, ServerConfigError, token_engine
@@ -59,8 +59,9 @@ async def serve(env: Environment, *, hold_out: bool) -> ServeResult:
     async with tracking(env, "serve"), env.running(training=True):
         _reject_off_policy(env)
         config = env.config
+        next_item: NextItem = env.get_next_item
         if hold_out and config.steps_per_eval > 0:
-            await hold_out_eval_items(env)
+            next_item = await without_eval_items(env)
 
         async def on_group(group: PlayedGroup, decision: Decision) -> None:
             if isinstance(decision, Kept):
@@ -79,7 +80,7 @@ async def serve(env: Environment, *, hold_out: bool) -> ServeResult:
         if env.tracker is not None:
             exclusions, repaired = env.tracker.exclusions, env.tracker.repaired
         figures = RunningFigures(window=1_000)  # the policy changes
-        sink = _rollout_api_sink(env, figures)
+        sink = _rollout_api_sink(env, figures, next_item)
         if (
             config.terminal_network
             and config.terminal_backend in ("local", "singularity")
@@ -100,7 +101,7 @@ async def serve(env: Environment, *, hold_out: bool) -> ServeResult:
 
         pipeline = Pipeline(
             title=config.wandb_name or env.run_name,
-            next_item=env.get_next_item if sink.pools is None else sink.pools.next_item,
+            next_item=next_item if sink.pools is None else sink.pools.next_item,
             keys=sink.pools or ItemKeys(),
             play=play_drawn,
             sink=sink,
@@ -117,7 +118,7 @@ async def serve(env: Environment, *, hold_out: bool) -> ServeResult:
         return replace(sink.result(pipeline), exclusion=exclusion, repaired=repaired)
 
 
-def _rollout_api_sink(env: Environment, figures: RunningFigures) -> RolloutApiSink[PlayedGroup]:
+def _rollout_api_sink(env: Environment, figures: RunningFigures, next_item: NextItem) -> RolloutApiSink[PlayedGroup]:
     config, name = env.config, env.config.wandb_name or env.run_name
     folder = Path(config.spool_path or data_folder(env.run_name) / "spool")
     evaluations = Path(config.data_dir_to_save_evals or data_folder(env.run_name) / "eval")
@@ -125,7 +126,7 @@ def _rollout_api_sink(env: Environment, figures: RunningFigures) -> RolloutApiSi
     pools = None
     if config.item_sampling == "difficulty":
         pools = ItemPools(
-            env.get_next_item,
+            next_item,
             folder / "draws.jsonl",
             seed=config.item_seed,
             new_share=config.new_item_share,
