@@ -22,7 +22,7 @@ from lachesis.ours import PACKAGES  # noqa: E402
 
 LIMITS = {
     "backends": 18_810,  # checkpoints, forks, warm sandboxes
-    "lachesis": 17_560,  # the settings web, vision, mcp and of pools, sub-agents; credit, draws; items held out
+    "lachesis": 17_570,  # the settings web, vision, mcp and of pools, sub-agents; credit, draws; items held out
     "lachesis_client": 2_920,  # streams
     "lachesis_compat": 5_170,  # tools.web_tools and others, the agent under its old name, tool backends
     "lachesis_console": 7_010,  # the plays and findings of the audit, chats, the agent
