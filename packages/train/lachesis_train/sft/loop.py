@@ -23,7 +23,7 @@ from lachesis_train.sft.readers import Dataset, Example
 from lachesis_train.sft.settings import SftSettings
 from lachesis_train.tinker_sdk import Service, Training, TrainingEngineError
 from lachesis_train.trainer.checkpoints import Checkpoint, first_weights
-from lachesis_train.trainer.engine_link import EngineLink, begin, pause_after, while_alive
+from lachesis_train.trainer.engine_link import EngineLink, begin, forget, pause_after, while_alive
 from lachesis_train.trainer.forecast import Work, check_memory, forecast
 from lachesis_train.trainer.loop import stopped
 from lachesis_train.trainer.settings import Settings
@@ -221,7 +221,8 @@ class SftRun:
 
     async def _write_checkpoint(self, run_id: str) -> None:
         assert self._training is not None
-        name = f"step-{self.step:05d}"
+        name, limit = f"step-{self.step:05d}", self._settings.training.keep_checkpoints
+        old, kept = Checkpoint.old_and_kept(self._checkpoint, self._link.keeps if limit is None else limit)
         sampler = await self._alive(self._training.save_sampler(name)) if self.step else None
         found = Checkpoint(
             run_id=run_id,
@@ -231,9 +232,11 @@ class SftRun:
             state=await self._alive(self._training.save_state(name)),
             sampler=sampler,
             settings=self._content,
+            earlier=kept,
         )
         await asyncio.to_thread(found.write, self._settings.run_dir)
         self._checkpoint = found
+        await forget(self._link, self._training, old, self._say)
 
     async def _alive(self, call: Coroutine[Any, Any, T]) -> T:
         return await while_alive(self._link, call)

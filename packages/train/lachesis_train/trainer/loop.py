@@ -25,7 +25,7 @@ from lachesis_train.tinker_sdk import TinkerSampler, Trained, Training, Training
 from lachesis_train.trainer.batches import Batch, BatchSource
 from lachesis_train.trainer.checkpoints import REMEMBERED, Checkpoint, first_weights
 from lachesis_train.trainer.datums import PreparedBatch, penalise_divergence, prepare, with_signal
-from lachesis_train.trainer.engine_link import EngineLink, begin, pause_after, while_alive
+from lachesis_train.trainer.engine_link import EngineLink, begin, forget, pause_after, while_alive
 from lachesis_train.trainer.forecast import forecast
 from lachesis_train.trainer.losses import data_and_losses, ratio_bounds
 from lachesis_train.trainer.off_policy import correct, scored
@@ -296,10 +296,8 @@ class Trainer:
 
     async def _write_checkpoint(self, run_id: str, *, sampler: str | None) -> None:
         assert self._training is not None
-        before, limit = self._checkpoint, self._settings.training.keep_checkpoints
-        earlier = [*before.earlier, before.paths] if before is not None else []
-        kept = (self._link.keeps if limit is None else limit) - 1
-        old = earlier[: max(0, len(earlier) - kept)] if kept >= 0 else []
+        limit = self._settings.training.keep_checkpoints
+        old, kept = Checkpoint.old_and_kept(self._checkpoint, self._link.keeps if limit is None else limit)
         found = Checkpoint(
             run_id=run_id,
             step=self.step,
@@ -309,15 +307,11 @@ class Trainer:
             sampler=sampler,
             settings=self._content,
             group_ids=list(self._group_ids),
-            earlier=earlier[len(old) :],
+            earlier=kept,
         )
         await asyncio.to_thread(found.write, self._settings.run_dir)
         self._checkpoint = found
-        for path in (path for paths in old for path in paths):  # no checkpoint refers to them any more
-            try:
-                await self._alive(self._training.forget(path))
-            except TrainingEngineError as error:
-                self._say(str(error))
+        await forget(self._link, self._training, old, self._say)
 
     @property
     def _saved_step(self) -> int:

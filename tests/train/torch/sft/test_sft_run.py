@@ -48,6 +48,7 @@ def command(dump: Path, run_dir: Path, **more: Any) -> list[str]:
         "training.lora_rank": 8,
         "training.grad_clip_norm": 1.0,
         "training.save_checkpoint_interval": 3,
+        "training.keep_checkpoints": 2,
         "sft.completed_only": "false",
         "sft.min_reward": 1,
         "sft.batch_size": 8,
@@ -99,6 +100,13 @@ def test_every_line_is_trained_or_named(finished: tuple[Path, str], dump: Path) 
     tokens = [line["train/tokens"] for line in steps(run_dir)[1:]]
     half = len(tokens) // 2
     assert sum(tokens[:half]) == sum(tokens[half:]), "each epoch trains every token of the model once"
+
+
+def test_the_engine_keeps_the_last_checkpoints(finished: tuple[Path, str]) -> None:
+    last = steps(finished[0])[-1]["step"]
+    for kind in ("weights", "sampler_weights"):
+        kept = {path.stem for path in (finished[0] / "engine").glob(f"*/{kind}/step-*.safetensors")}
+        assert kept == {f"step-{last:05d}", f"step-{(last - 1) // 3 * 3:05d}"}
 
 
 def test_a_run_that_is_killed_goes_on_as_if_it_had_not_been(
