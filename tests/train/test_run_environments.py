@@ -12,6 +12,7 @@ import yaml
 
 from backends.errors import SettingsError
 from lachesis.runs.command_line import read_yaml
+from lachesis.runs.run_folder import changes
 from lachesis_testing.fake_server import FakeServer, RandomWords
 from lachesis_tokens.samples.group_shapes import group_problems, samples_from_atropos, with_digest
 from lachesis_train.curves.metrics import step_metrics
@@ -85,6 +86,8 @@ def test_the_loss_of_an_environment_is_checked_and_part_of_what_a_run_resumes_wi
     content = settings(tmp_path, {"env": "a", "training": {"loss": "ppo"}}, learning_rate=0.5).content()
     assert content["environments.a.loss"] == "ppo"
     assert "environments.a.loss" not in settings(tmp_path, {"env": "a"}).content()
+    unbounded = settings(tmp_path, {"env": "a", "training": {"max_importance_ratio": None}}, max_importance_ratio=2.0)
+    assert changes(unbounded.content(), settings(tmp_path, {"env": "a"}, max_importance_ratio=2.0).content())
 
 
 def test_the_warm_start_of_an_environment_needs_that_of_the_run(tmp_path: Path) -> None:

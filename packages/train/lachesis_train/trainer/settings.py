@@ -419,7 +419,10 @@ class Settings(BaseModel):
                 if HOW not in field.metadata:
                     found[f"{prefix}.{name}"] = getattr(part, name)
         for each in self.environments:
-            found |= {f"environments.{each.name}.{name}": value for name, value in each.training.items()}
+            own = {
+                name: "null" if value is None else value for name, value in each.training.items()
+            }  # it is no default
+            found |= {f"environments.{each.name}.{name}": value for name, value in own.items()}
         if self.training.teacher_url is not None:
             found["training.teacher"] = True  # its URL may change
         if self.training.learning_rate_schedule != "constant":
