@@ -201,12 +201,14 @@ class Benchmark:
 
     def curve(self, dtype: str) -> Iterator[Figure]:
         """The demonstration of training through all processes: rate of whole calls, before and after."""
-        from benchmarks.learning_curves import CONTROL, TRAINED, conclude
+        from benchmarks.learning_curves import CONTROL, TRAINED, Curve, conclude
         from benchmarks.train_demo import run
 
         where, settings = Path("data/train/gpu"), {"env": "tool_call", "seed": 0, "steps": 18, "items": 64}
         flags = ("--training.engine_device", self.device, "--training.engine_dtype", dtype)
-        curves = [run(name, where / name.split()[0], settings, *flags) for name in (TRAINED, CONTROL)]
+        curves: list[Curve] = []
+        for name in (TRAINED, CONTROL):
+            curves += run(name, where / name.split()[0], settings, None, *flags)
         conclude(curves, where / "reward.svg")
         for curve in curves:
             rates = {

@@ -69,15 +69,18 @@ def teacher(run_dir: Path) -> Iterator[Sequence[str]]:
             server.terminate()
 
 
-def run(name: str, folder: Path, settings: Mapping[str, Any], teacher_dir: Path | None) -> list[Curve]:
+def run(
+    name: str, folder: Path, settings: Mapping[str, Any], teacher_dir: Path | None = None, *flags: str
+) -> list[Curve]:
     """Train in the folder, then play the held-out items with the model that it began with, and with the last one.
 
-    Returns a curve for each environment.
+    `flags` are more arguments of `lachesis train`. Returns a curve for each environment.
     """
     env = settings["env"]
     places = {each: folder / each for each in CLASSES} if env == BOTH else {env: folder}
     found = [kept(place, {**settings, "env": each}) for each, place in places.items()]
-    if done := [curve for curve in found if curve is not None]:
+    done = [curve for curve in found if curve is not None]
+    if len(done) == len(places):
         return done
     begun, about = folder / "demo.json", json.dumps({**settings, "steps": None, "name": name})
     if not begun.exists() or begun.read_text() != about:
@@ -89,8 +92,8 @@ def run(name: str, folder: Path, settings: Mapping[str, Any], teacher_dir: Path 
     command = [sys.executable, "-m", "lachesis", "train", *target, "--config", str(_config(env))]
     run_flags = ("--training.run_dir", str(folder), "--training.num_steps", str(settings["steps"]))
     seed = ("--env.dataset_seed", str(settings["seed"]), "--training.lora_seed", str(settings["seed"]))
-    with teacher(teacher_dir) if name == DISTILLED and teacher_dir else nullcontext(()) as flags:
-        subprocess.run([*command, *run_flags, *seed, *flags], check=True)
+    with teacher(teacher_dir) if name == DISTILLED and teacher_dir else nullcontext(()) as of_teacher:
+        subprocess.run([*command, *run_flags, *seed, *flags, *of_teacher], check=True)
     answered = asyncio.run(evaluated(folder, settings, places))
     metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     seconds = sum(step["train/step_time"] for step in metrics)
