@@ -28,6 +28,7 @@ from lachesis_train.trainer import batches, checkpoints
 from lachesis_train.trainer.batches import BatchError, BatchSource
 from lachesis_train.trainer.checkpoints import Checkpoint
 from lachesis_train.trainer.loop import Trainer, TrainingStopped
+from lachesis_train.trainer.teacher import TeacherFailed
 from lachesis_train.verbs.launch_training import read_settings
 from tests.run import some
 from tests.support.ports import free_port
@@ -291,6 +292,32 @@ async def test_a_batch_whose_penalties_are_all_0_is_a_step_without_an_update(mon
         lines = list(read_lines(at.folder / "metrics.jsonl"))
         assert [line["train/samples"] for line in lines] == [2, 0, 2]
         assert lines[1]["train/skipped/same_scores"] == 2
+
+
+class AwayTwice:
+    """A teacher that finds each token likelier than the sampler of these groups did, when it is there."""
+
+    asked = 0
+
+    async def logprobs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        self.asked += 1
+        if self.asked in (3, 4):
+            raise TeacherFailed("ask the teacher", ConnectionError("it is away"))
+        return [[-0.5 + 0.01 * at for at in range(len(ids))] for ids in sequences]
+
+
+@pytest.mark.parametrize("stock", [False, True])
+async def test_a_teacher_that_is_away_is_asked_again_with_the_same_weights(run_api: StockRunApi, stock: bool) -> None:
+    async with world(run_api if stock else None) as at:
+        await at.post(*map(group, range(4)))
+        running = at.trainer(num_steps=4, save_checkpoint_interval=0, teacher_url="http://127.0.0.1:9/v1")
+        running._teacher = teacher = AwayTwice()  # type: ignore[assignment]
+        states = len(at.engine.saved)
+        assert await running.run() == 4
+        assert teacher.asked == 6, "no step was trained a second time"
+        assert [text.count("question") for text in at.engine.weights] == [2] * 4
+        assert len(at.engine.saved) - states == 3, "the first state, and the last one with its sampler"
+        assert sum("ask the teacher" in text and "checkpoint" not in text for text in at.said) == 2
 
 
 async def test_sequences_beyond_a_ratio_are_left_out_of_the_step_and_counted() -> None:

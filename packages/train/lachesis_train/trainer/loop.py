@@ -30,7 +30,7 @@ from lachesis_train.trainer.forecast import forecast
 from lachesis_train.trainer.losses import data_and_losses, ratio_bounds
 from lachesis_train.trainer.off_policy import correct, scored
 from lachesis_train.trainer.settings import Settings
-from lachesis_train.trainer.teacher import Teacher
+from lachesis_train.trainer.teacher import Teacher, TeacherFailed
 
 REFUSED_BATCHES: Final = 3
 """Batches in a row of which every group is refused after which the run stops: the next one will not be better."""
@@ -125,9 +125,12 @@ class Trainer:
                     failures += 1
                     if error.final or failures > self._settings.training.step_retries:
                         raise self._stopped(error, failures) from error
-                    pause = pause_after(failures)
-                    self._say(f"{error}; another try in {pause:g} s, from the checkpoint of step {self._saved_step}")
-                    self._training = None
+                    pause, place = pause_after(failures), f", from the checkpoint of step {self._saved_step}"
+                    if isinstance(error, TeacherFailed):
+                        place = ""  # the weights are known
+                    else:
+                        self._training = None
+                    self._say(f"{error}; another try in {pause:g} s{place}")
                     await self._pause(pause)
                 except OSError as error:  # the disk is full, say
                     raise self._stopped(error) from error

@@ -23,6 +23,10 @@ from lachesis_train.tinker_sdk import TrainingEngineError
 _AT_ONCE: Final = 32
 
 
+class TeacherFailed(TrainingEngineError):
+    """It did not answer, or not with logprobs. The weights are those from before the step."""
+
+
 class Teacher:
     """A model behind vLLM's `/v1/completions` with `prompt_logprobs`, such as a policy server's.
 
@@ -51,7 +55,7 @@ class Teacher:
 
         Raises:
             InferenceError: another try would not help; `TokenizersDiffer` where the ids mean other text to the teacher.
-            TrainingEngineError: it does not answer, or not with logprobs.
+            TeacherFailed: it does not answer, or not with logprobs.
         """
         try:
             proven = self._proven or await self._proof.prove(self._engine)
@@ -61,7 +65,7 @@ class Teacher:
         except InferenceError as error:
             if error.exit_code == ExitCode.SETTINGS or isinstance(error, RequestRejected):
                 raise
-            raise TrainingEngineError(f"ask the teacher {self.model} at {self.url}", error) from error
+            raise TeacherFailed(f"ask the teacher {self.model} at {self.url}", error) from error
         if not proven and self._proven is None:
             self._say(
                 f"warning: nothing at {self.url} says how the teacher {self.model} splits text, so that another "
