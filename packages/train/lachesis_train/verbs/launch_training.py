@@ -215,7 +215,7 @@ async def train(settings: Settings, sft: SftSettings, console: Console, *, resum
         stack.enter_context(alone_in(folder))
         link = await stack.enter_async_context(engine(settings))
         stop_at_signals(stop, say)
-        if settings.training.warm_start and Checkpoint.read(folder) is None:
+        if settings.training.warm_start and Checkpoint.read(folder) is None and not resume:
             from lachesis_train.verbs.sft_training import warm_start
 
             if not await warm_start(settings, sft, link, tokenizer, console, stop):

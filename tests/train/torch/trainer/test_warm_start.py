@@ -145,9 +145,16 @@ def test_an_environment_without_a_reference_policy_says_what_to_do_instead(tmp_p
     assert "AsciiEnv has no reference_policy()" in ended.stderr and "--training.init_from" in ended.stderr
 
 
-def test_without_examples_the_trainer_says_who_makes_them(tmp_path: Path) -> None:
-    flags = ("--training.base_model", "tiny", "--training.num_steps", "1", "--training.warm_start", "4")
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ((), "lachesis train --env NAME --warm-start N"),
+        (("--resume",), "has no checkpoint to resume from"),  # before anything is fine-tuned
+    ],
+)
+def test_without_examples_the_trainer_says_who_makes_them(tmp_path: Path, more: tuple[str, ...], said: str) -> None:
+    flags = ("--training.base_model", "tiny", "--training.num_steps", "1", "--training.warm_start", "4", *more)
     command = [sys.executable, "launch_training.py", "--training.run_dir", str(tmp_path / "run"), *flags]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
     assert ended.returncode == 2
-    assert "lachesis train --env NAME --warm-start N" in " ".join(ended.stderr.split())
+    assert said in " ".join(ended.stderr.split())
