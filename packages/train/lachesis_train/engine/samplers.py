@@ -50,7 +50,8 @@ class Samplers:
         self._paths[name] = path
         if _is_ephemeral(path):
             for old in [each for each in self._of(session) if _is_ephemeral(self._paths[each])][: -self.kept]:
-                self.checkpoints.remove(str(self._paths.pop(old)))
+                if not self.worker.samples(self._paths[old]):  # a long completion keeps its weights
+                    self.checkpoints.remove(str(self._paths.pop(old)))
         return name
 
     def _of(self, session: str) -> list[str]:

@@ -55,6 +55,11 @@ class EngineWorker:
         """Sequences that are being sampled."""
         return sum(len(batch.rows) for batch in list(self._batches.values()))
 
+    def samples(self, version: str | None) -> bool:
+        """Whether requests for these weights wait or are being answered."""
+        with self._changed:
+            return version in self._waiting or version in self._batches
+
     def run(self, job: Callable[[], Any]) -> Future[Any]:
         """Run a function on the thread of the model."""
         future: Future[Any] = Future()

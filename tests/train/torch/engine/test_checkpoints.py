@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from lachesis_train.engine.errors import RequestError
 from lachesis_train.engine.model import LoraSpec, Model
 from lachesis_train.engine.promises import Promises
 from lachesis_train.engine.samplers import EPHEMERAL, KEPT_EPHEMERAL, Samplers
+from lachesis_train.engine.sampling import SamplingParameters, SamplingTask
 from lachesis_train.engine.training import TrainingModel, create_training_model, forward_backward, optim_step
 from lachesis_train.engine.versions import IN_MEMORY, Versions
 from lachesis_train.engine.worker import EngineWorker
@@ -190,3 +192,25 @@ def test_a_session_keeps_its_newest_weights_without_a_name(
     left = {file.stem for file in checkpoints.find(named).file.parent.iterdir()}
     newest = {f"{EPHEMERAL}one-{number}" for number in range(3, KEPT_EPHEMERAL + 3)}
     assert left == {"named", f"{EPHEMERAL}two-1", *newest}
+
+
+def test_weights_that_a_completion_still_needs_are_kept(
+    checkpoints: Checkpoints, model: Model, trained: TrainingModel
+) -> None:
+    worker, ended = EngineWorker(model, Versions(model, checkpoints)), threading.Event()
+    samplers = Samplers(worker, checkpoints, Promises(), (), kept=2)
+    paths = [checkpoints.save(model, trained, SAMPLER_WEIGHTS, f"{EPHEMERAL}{number}") for number in range(6)]
+    asked = SamplingTask([1, 2, 3], 1, SamplingParameters(max_tokens=2), lambda _: ended.set())
+    worker.sample(paths[0], asked)
+    for number, path in enumerate(paths[:5]):
+        samplers.add("one", number, path)
+    assert {file.stem for file in checkpoints.find(paths[4]).file.parent.iterdir()} == {
+        f"{EPHEMERAL}{number}" for number in (0, 3, 4, 5)
+    }
+    worker.start()
+    assert ended.wait(60) and asked.sequences
+    worker.close()
+    samplers.add("one", 5, paths[5])
+    assert {file.stem for file in checkpoints.find(paths[5]).file.parent.iterdir()} == {
+        f"{EPHEMERAL}{number}" for number in (4, 5)
+    }
