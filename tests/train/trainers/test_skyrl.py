@@ -139,6 +139,15 @@ async def test_an_evaluation_may_be_greedy_and_an_unscored_rollout_is_left_out_o
         await made.generate(batch(("plain", "declined"), phase="eval"))
 
 
+async def test_a_training_has_its_temperature_after_an_evaluation_that_had_another() -> None:
+    with generator(Weights()) as made:
+        await made.generate(batch(("plain",), size=1, phase="eval", temperature=0.0))
+        output = await made.generate(batch(("plain",), size=1, temperature=0.7))
+        await made.generate(batch(("plain",), size=1, phase="eval", temperature=0.0))
+        assert made.env.config.agent_temperature == 0.7
+    assert any(output["loss_masks"][0])
+
+
 async def test_a_failing_engine_leaves_rollouts_without_a_score() -> None:
     with generator(Weights(fails=True)) as made:
         output = await made.generate(batch(("plain",)))

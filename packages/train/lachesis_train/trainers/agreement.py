@@ -43,8 +43,7 @@ def use_temperature(config: Any, temperature: float, *, where: str) -> None:
                 "its own, so the logprobs would be others than those sampled; set one of them to the other, or leave "
                 f"env.{name} out"
             )
-        setattr(config, name, temperature)
-        config.model_fields_set.discard(name)  # nobody chose it: another trainer may have another one
+        _set_unchosen(config, name, temperature)
 
 
 def use_sampling(config: Any, given: Mapping[str, Any], *, evaluation: bool, where: str) -> None:
@@ -64,6 +63,11 @@ def use_sampling(config: Any, given: Mapping[str, Any], *, evaluation: bool, whe
             )
     temperature = float(given.get("temperature", 1.0))
     if evaluation:
-        config.eval_temperature = temperature
+        _set_unchosen(config, "eval_temperature", temperature)
     elif temperature != config.agent_temperature:
         use_temperature(config, temperature, where=where)
+
+
+def _set_unchosen(config: Any, name: str, value: float) -> None:
+    setattr(config, name, value)
+    config.model_fields_set.discard(name)  # nobody chose it: another call, or another trainer, may have another one
