@@ -384,3 +384,20 @@ def test_an_answer_without_tokens_says_nothing_of_the_tokens_so_far() -> None:
         joined(queued, Generation([3], [-0.5], FinishReason.STOP, prompt_checked="length")).prompt_checked == "length"
     )
     assert joined(queued, Generation([3], [-0.5], FinishReason.STOP)).prompt_checked == "none"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "named"),
+    [("3+4", "5", "3+4+5"), ("3", "4+5", "3+4+5"), ("3+4", "4", "3+4"), (None, "5", "5"), ("3", None, None)],
+)
+def test_all_versions_of_a_completion_are_named_where_those_of_its_tokens_are_not_known(
+    first: str | None, second: str | None, named: str | None
+) -> None:
+    def part(ids: list[int], version: str | None) -> Generation:
+        ranges = ((version, 0, len(ids)),) if version and ids and "+" not in version else ()
+        return Generation(ids, [-0.5] * len(ids), FinishReason.ABORT, model_version=version, versions=ranges)
+
+    begun = part([1, 2], first)
+    assert joined(begun, part([3], second)).model_version == named
+    assert joined(begun, part([3], second)).versions == ()
+    assert joined(begun, part([], "9")).model_version == (first or "9"), "nothing was sampled by it"

@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
+from itertools import chain
 from time import monotonic
 from typing import Any, Final
 
@@ -113,6 +114,7 @@ def joined(begun: Generation, rest: Generation) -> Generation:
         checked = max(begun.prompt_checked, rest.prompt_checked, key=_WEAKER.index)
     else:  # SGLang confirms no prompt of what it aborts in its queue
         versions, interrupts, checked = begun.versions, begun.interrupts, begun.prompt_checked
+    names = [_names(part) for part in (begun, rest) if part.ids]
     return replace(
         whole,
         **joined_replay(begun, rest),
@@ -120,7 +122,7 @@ def joined(begun: Generation, rest: Generation) -> Generation:
         logprobs=[*begun.logprobs, *rest.logprobs],
         versions=versions,
         interrupts=interrupts,
-        model_version="+".join(dict.fromkeys(version for version, _, _ in versions)) or rest.model_version,
+        model_version="+".join(dict.fromkeys(chain.from_iterable(names))) if all(names) else rest.model_version,
         prompt_checked=checked,
         cached_tokens=begun.cached_tokens,
         image_tokens=rest.image_tokens or begun.image_tokens,  # what was aborted in the queue has none
@@ -142,6 +144,13 @@ def _joined_versions(begun: Generation, rest: Generation) -> Versions:
     (last, start, _), (first, _, end), *others = begun.versions[-1], *rest.versions
     seam = [(last, start, end + shift)] if first == last else [begun.versions[-1], (first, shift, end + shift)]
     return (*begun.versions[:-1], *seam, *((name, low + shift, high + shift) for name, low, high in others))
+
+
+def _names(part: Generation) -> list[str]:
+    """The versions that sampled a part, also where nobody knows which of them sampled which token."""
+    if part.versions:
+        return [name for name, _, _ in part.versions]
+    return part.model_version.split("+") if part.model_version else []
 
 
 class Patience:
