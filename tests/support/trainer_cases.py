@@ -57,6 +57,10 @@ class Cases(HermesAgentBaseEnv):
         return 0.25 * (index + 1)
 
 
+class Others(Cases):
+    name = "others"
+
+
 class Speaks:
     """Text for each case: a call and an answer; a sub-agent; a call that is cut off, and sampled again."""
 

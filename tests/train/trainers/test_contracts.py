@@ -236,6 +236,14 @@ async def test_of_a_branched_rollout_one_row_is_chosen_and_the_rest_is_counted(
     assert again == [on_branches == "last"] * 2 or on_branches == "longest"
 
 
+async def test_each_entry_of_the_file_of_loops_has_its_own_environment(types: None) -> None:
+    client = VerlClient(Weights())
+    first = verl_loop(client)
+    other = verl_loop(client, env="tests.support.trainer_cases:Others", on_branches="last")
+    assert (first.shared.env.name, other.shared.env.name) == ("cases", "others")
+    assert verl_loop(client).shared is first.shared
+
+
 async def test_tokens_of_a_completion_that_goes_on_after_an_update_have_their_versions(types: None) -> None:
     weights = Weights(abort_at=4)
     loop = verl_loop(VerlClient(weights))

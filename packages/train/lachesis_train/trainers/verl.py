@@ -42,13 +42,15 @@ class LachesisLoop:
         **unused: Any,
     ) -> None:
         self.rollout = trainer_config.config.actor_rollout_ref.rollout
-        # verl makes a loop for each rollout. What they share is kept with the client of the worker that makes them.
-        if (shared := getattr(server_manager, "lachesis", None)) is None:
-            made = VerlEnvironment(
-                env, self.rollout, server_manager, tokenizer, dict(settings or {}), on_branches, time_limit
-            )
-            shared = server_manager.lachesis = made
-        self.shared: VerlEnvironment = shared
+        # verl makes a loop for each rollout. What those of an entry of its file share is kept with the client of the
+        # worker that makes them.
+        given = dict(settings or {})
+        if (kept := getattr(server_manager, "lachesis", None)) is None:
+            kept = server_manager.lachesis = {}
+        entry = repr((env, sorted(given.items()), on_branches, time_limit))
+        if entry not in kept:
+            kept[entry] = VerlEnvironment(env, self.rollout, server_manager, tokenizer, given, on_branches, time_limit)
+        self.shared: VerlEnvironment = kept[entry]
 
     async def run(self, sampling_params: Mapping[str, Any], **row: Any) -> Any:
         """An `AgentLoopOutput`; of the trainers of `verl.trainer.ppo.v1` (they number the rollouts of a prompt with
