@@ -307,9 +307,16 @@ def test_baselines_of_slime_count_a_rollout_once_and_not_without_a_score() -> No
 
     samples = [sample(0, 0, 1.0), sample(0, 0, 1.0), sample(0, 1, 0.0), sample(0, 2, 0.0, removed=True)]
     samples += [sample(1, 3, 5.0), sample(1, 4, 2.0), sample(2, 5, 1.0)]
-    plain = SimpleNamespace(grpo_std_normalization=False)
-    assert slime.rewards(plain, samples)[1] == pytest.approx([0.5, 0.5, -0.5, 0.0, 1.5, -1.5, 0.0], abs=1e-9)
-    divided = slime.rewards(SimpleNamespace(grpo_std_normalization=True), samples)[1]
+
+    def advantages(estimator: str = "grpo", *, centred: bool = True, divided: bool = True) -> list[float]:
+        args = {"rewards_normalization": centred, "grpo_std_normalization": divided}
+        return slime.rewards(SimpleNamespace(advantage_estimator=estimator, **args), samples)[1]
+
+    baselines = pytest.approx([0.5, 0.5, -0.5, 0.0, 1.5, -1.5, 0.0], abs=1e-9)
+    assert advantages(divided=False) == advantages("reinforce_plus_plus_baseline") == baselines
+    for plain in (advantages("ppo"), advantages("reinforce_plus_plus"), advantages(centred=False)):
+        assert plain == [1.0, 1.0, 0.0, 0.0, 5.0, 2.0, 1.0], "as slime, which has baselines only where they are set"
+    divided = advantages()
     half = 0.5**0.5 / (1 + 1e-6 / 0.5**0.5)  # (1 - 0.5) / deviation of [1, 0]
     assert divided[:4] == pytest.approx([half, half, -half, 0.0], abs=1e-9)
 

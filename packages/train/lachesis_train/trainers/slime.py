@@ -22,6 +22,9 @@ from lachesis_train.trainers.items import item_of
 from lachesis_train.trainers.rows import Row, UnscoredRollout
 
 _REWARDS: Final = "lachesis_train.trainers.slime.rewards"
+_DIVIDED: Final = ("grpo", "gspo", "cispo")
+_WITH_BASELINES: Final = (*_DIVIDED, "reinforce_plus_plus_baseline")
+"""The values of `--advantage-estimator` with which slime takes rewards relative to their groups."""
 
 
 class SlimeEnvironment(CalledEnvironment):
@@ -75,7 +78,12 @@ def rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float], list[float]
     """For `--custom-reward-post-process-path`: the rewards, and the advantages of their rollouts.
 
     Each rollout counts once in the baseline of its group, however many samples it has, and not at all without a score.
+    Where slime's settings use no baselines, the second ones are the rewards too.
     """
+    if args.advantage_estimator not in _WITH_BASELINES or not args.rewards_normalization:
+        plain = [float(sample.reward) for sample in samples]
+        return plain, plain
+    divides = args.grpo_std_normalization and args.advantage_estimator in _DIVIDED
     groups: dict[Any, dict[Any, float]] = defaultdict(dict)
     for sample in samples:
         if not sample.remove_sample:
@@ -85,7 +93,7 @@ def rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float], list[float]
     for sample in samples:
         known = list(groups[sample.group_index].values())
         value = 0.0 if sample.remove_sample else float(sample.reward) - float(np.mean(known))
-        if args.grpo_std_normalization and len(known) > 1:
+        if divides and len(known) > 1:
             value /= float(np.std(known, ddof=1)) + 1e-6
         advantages.append(value)
     return raw, advantages
