@@ -16,7 +16,7 @@ from lachesis_train.trainers.skyrl import LachesisGenerator
 from tests.support.trainer_cases import CASES, Cases, SkyClient, Weights, columns, trained
 
 SETTINGS = {"max_infra_retries": 0, "max_resamples": 2}
-SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "max_tokens": 120, "stop": None}
+SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "max_tokens": 100, "stop": None}
 
 
 @dataclass
@@ -167,6 +167,16 @@ async def test_sampling_that_trains_another_distribution_is_refused_by_name(
     made = generator(Weights())
     with pytest.raises(SettingsDisagree, match=rf"generator.sampling_params.{message}"):
         await made.generate(batch(**sampling))
+
+
+@pytest.mark.parametrize("limit", [50, 110, 1024])
+async def test_an_evaluation_with_another_limit_of_tokens_than_the_training_is_refused(limit: int) -> None:
+    with generator(Weights()) as made:
+        with pytest.raises(SettingsDisagree, match=rf"evaluation has {limit} tokens .* rollouts .* have 100: set the"):
+            await made.generate(batch(("plain",), phase="eval", max_tokens=limit))
+        made.limit_tokens(200)  # more than the environment's own
+        await made.generate(batch(("plain",), phase="eval", max_tokens=1024))
+        assert made.env.config.max_token_length == Cases.max_token_length == 120
 
 
 async def test_two_temperatures_are_refused() -> None:

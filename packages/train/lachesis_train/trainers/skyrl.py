@@ -9,7 +9,6 @@ from typing import Any, Final
 
 from backends.tasks import run_all
 from lachesis_client.sampling import LogprobsKind
-from lachesis_train.trainers.agreement import use_sampling
 from lachesis_train.trainers.called import CalledEnvironment, why
 from lachesis_train.trainers.items import item_of
 from lachesis_train.trainers.rows import Row, UnscoredRollout
@@ -68,8 +67,7 @@ class LachesisGenerator(CalledEnvironment):
         super().__init__(
             env, engine, tokenizer=tokenizer, settings=settings, on_branches=None if self.step_wise else on_branches
         )
-        limit = config.sampling_params.max_generate_length
-        self.server.max_tokens = self.env.config.max_token_length = min(self.env.config.max_token_length, limit)
+        self.limit_tokens(config.sampling_params.max_generate_length)
         self.client = client
         self.model = model
         self.version = ""
@@ -91,7 +89,7 @@ class LachesisGenerator(CalledEnvironment):
         if metadata is not None:
             self.version = f"{self.run_id}:{metadata.global_step}"
         parameters = input_batch.get("sampling_params") or {}
-        use_sampling(self.env.config, parameters, evaluation=evaluation, where="generator.sampling_params")
+        self.use_sampling(parameters, evaluation=evaluation, where="generator.sampling_params")
         ids = input_batch.get("trajectory_ids") or [None] * len(input_batch["prompts"])
         extras = input_batch.get("env_extras") or [{}] * len(ids)
         groups = [(item_of(extras[places[0]]), [ids[place] for place in places]) for places in _groups(ids)]

@@ -16,7 +16,7 @@ import numpy as np
 from backends.errors import LachesisError
 from lachesis_client.client_settings import ServerSettings
 from lachesis_tokens.engines import create_engine
-from lachesis_train.trainers.agreement import SettingsDisagree, use_sampling
+from lachesis_train.trainers.agreement import SettingsDisagree
 from lachesis_train.trainers.called import CalledEnvironment, why
 from lachesis_train.trainers.items import item_of
 from lachesis_train.trainers.rows import Row, UnscoredRollout
@@ -40,8 +40,7 @@ class SlimeEnvironment(CalledEnvironment):
         on_branches = getattr(args, "lachesis_on_branches", None)
         settings = getattr(args, "lachesis_settings", None)
         super().__init__(env, engine, tokenizer=tokenizer, settings=settings, on_branches=on_branches, one_by_one=True)
-        config = self.env.config
-        self.server.max_tokens = config.max_token_length = min(config.max_token_length, args.rollout_max_response_len)
+        self.limit_tokens(args.rollout_max_response_len)
 
 
 async def generate(args: Any, sample: Any, sampling_params: Mapping[str, Any], evaluation: bool = False) -> Any:
@@ -56,7 +55,7 @@ async def generate(args: Any, sample: Any, sampling_params: Mapping[str, Any], e
         RejectedRollout: a sample fails its verification.
     """
     shared = _shared(args)
-    use_sampling(shared.env.config, sampling_params, evaluation=evaluation, where="slime's rollout")
+    shared.use_sampling(sampling_params, evaluation=evaluation, where="slime's rollout")
     (rollout,) = await shared.play(item_of(sample.metadata), first=sample.index or 0, evaluation=evaluation)
     rows = await shared.rows(rollout, evaluation=evaluation)
     if not rows and evaluation:

@@ -7,7 +7,7 @@ from typing import Any
 
 from backends.errors import LachesisError
 from lachesis_client.sampling import LogprobsKind
-from lachesis_train.trainers.agreement import SettingsDisagree, use_sampling, use_temperature
+from lachesis_train.trainers.agreement import SettingsDisagree, use_temperature
 from lachesis_train.trainers.called import CalledEnvironment, why
 from lachesis_train.trainers.items import item_of
 from lachesis_train.trainers.rows import Row, UnscoredRollout
@@ -62,8 +62,7 @@ class LachesisLoop:
         """
         several = "session_id" in row
         evaluation = float(sampling_params["temperature"]) != float(self.rollout.temperature)
-        config = self.shared.env.config
-        use_sampling(config, sampling_params, evaluation=evaluation, where="actor_rollout_ref.rollout")
+        self.shared.use_sampling(sampling_params, evaluation=evaluation, where="actor_rollout_ref.rollout")
         first = int(row.get("session_id") or 0)
         (rollout,) = await self.shared.play(item_of(row), first=first, evaluation=evaluation)
         rows = await self.shared.rows(rollout, several=several, evaluation=evaluation)
