@@ -17,6 +17,7 @@ from tests.support.trainer_cases import CASES, Cases, SkyClient, Weights, column
 
 SETTINGS = {"max_infra_retries": 0, "max_resamples": 2}
 SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "max_tokens": 100, "stop": None}
+SAMPLING |= {"min_tokens": 1, "skip_special_tokens": True, "include_stop_str_in_output": True, "logprobs": 1}
 
 
 @dataclass
@@ -159,7 +160,13 @@ async def test_a_failing_engine_leaves_rollouts_without_a_score() -> None:
 
 @pytest.mark.parametrize(
     ("sampling", "message"),
-    [({"top_p": 0.9}, "top_p is 0.9"), ({"top_k": 20}, "top_k is 20"), ({"stop": ["x"]}, "stop is")],
+    [
+        ({"top_p": 0.9}, "top_p is 0.9"),
+        ({"top_k": 20}, "top_k is 20"),
+        ({"stop": ["x"]}, "stop is"),
+        ({"min_tokens": 5}, "min_tokens is 5"),
+        ({"logit_bias": {"3": -100}}, "logit_bias is .* no effect"),
+    ],
 )
 async def test_sampling_that_trains_another_distribution_is_refused_by_name(
     sampling: dict[str, Any], message: str
@@ -177,6 +184,14 @@ async def test_an_evaluation_with_another_limit_of_tokens_than_the_training_is_r
         made.limit_tokens(200)  # more than the environment's own
         await made.generate(batch(("plain",), phase="eval", max_tokens=1024))
         assert made.env.config.max_token_length == Cases.max_token_length == 120
+
+
+@pytest.mark.parametrize("name", ["zero_reward_on_non_stop", "apply_overlong_filtering"])
+def test_what_only_skyrls_own_generators_carry_out_is_refused(name: str) -> None:
+    weights, settings = Weights(), config()
+    setattr(settings, name, True)
+    with pytest.raises(SettingsDisagree, match=rf"generator.{name} is set"):
+        LachesisGenerator(Cases, settings, client=SkyClient(weights), tokenizer=weights.tokenizer)
 
 
 async def test_two_temperatures_are_refused() -> None:

@@ -7,6 +7,7 @@ from inspect import get_annotations
 from typing import Any, Final
 
 from backends.errors import LachesisError
+from lachesis_messages.records.sampling_record import has_effect
 
 _OFF: Final[Mapping[str, tuple[Any, ...]]] = {
     "top_p": (None, 1.0),
@@ -15,8 +16,11 @@ _OFF: Final[Mapping[str, tuple[Any, ...]]] = {
     **dict.fromkeys(("presence_penalty", "frequency_penalty"), (None, 0.0)),
     "repetition_penalty": (None, 1.0),
     **dict.fromkeys(("stop", "stop_token_ids"), (None, [], ())),
+    **dict.fromkeys(("min_tokens", "min_new_tokens"), (None, 0, 1)),
 }
 """What leaves the distribution and the end of a completion alone."""
+_TAKEN: Final = ("temperature", "max_tokens", "max_new_tokens", "logprobs", "include_stop_str_in_output")
+"""Other parameters that trainers pass: they apply, or say what is reported."""
 
 
 class SettingsDisagree(LachesisError, ValueError):
@@ -61,6 +65,9 @@ def use_sampling(config: Any, given: Mapping[str, Any], *, evaluation: bool, whe
                 f"{where}.{name} is {given[name]!r}: it samples from another distribution, or to another end, than the "
                 f"one that is trained; set it to {off[-1]!r}"
             )
+    for name, value in given.items():
+        if name not in _OFF and name not in _TAKEN and has_effect(name, value):
+            raise SettingsDisagree(f"{where}.{name} is {value!r}, which would have no effect; leave it out")
     temperature = float(given.get("temperature", 1.0))
     if evaluation:
         _set_unchosen(config, "eval_temperature", temperature)

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from backends.tasks import run_all
 from lachesis_client.sampling import LogprobsKind
+from lachesis_train.trainers.agreement import SettingsDisagree
 from lachesis_train.trainers.called import CalledEnvironment, why
 from lachesis_train.trainers.items import item_of
 from lachesis_train.trainers.rows import Row, UnscoredRollout
@@ -19,6 +20,8 @@ _COLUMNS: Final = (
     *("trajectory_ids", "is_last_step"),
 )
 """Fields of `GeneratorOutput` that have an entry for each row."""
+_OF_THEIRS: Final = ("zero_reward_on_non_stop", "apply_overlong_filtering")
+"""Settings that only SkyRL's own generators carry out."""
 _UNUSED: Final = (
     *("trajectory_generation_times", "trajectory_time_splits", "rollout_expert_indices", "rollout_sample_support"),
     *("env_metrics", "pixel_values", "image_grid_thw"),
@@ -58,6 +61,11 @@ class LachesisGenerator(CalledEnvironment):
         logprobs: LogprobsKind = "processed",
         time_limit: float = 1800.0,
     ) -> None:
+        if chosen := [name for name in _OF_THEIRS if getattr(config, name, False)]:
+            raise SettingsDisagree(
+                f"generator.{chosen[0]} is set, which only SkyRL's own generators carry out; switch it off, and give a "
+                "rollout that was cut off its reward in compute_reward"
+            )
         room = TokenRoom("skyrl://inference", "generator.max_input_length")
         room.prompt = config.max_input_length
         engine = TrainerSamplerEngine(
