@@ -271,6 +271,24 @@ async def test_a_completion_of_several_versions_without_borders_has_none_by_toke
     assert (output.extra_fields["min_global_steps"], output.extra_fields["max_global_steps"]) == (3, 5)
 
 
+class Base(Weights):
+    """A base model: its engine knows no end of a turn but the one that a request names."""
+
+    async def sample(self, prompt_ids: list[int], parameters: dict[str, Any]) -> SimpleNamespace:
+        made = await super().sample(prompt_ids, parameters)
+        ids = made.ids if made.ids[-1] in parameters.get("stop_token_ids", ()) else [*made.ids, 5, 6]
+        return SimpleNamespace(**{**vars(made), "ids": ids, "logprobs": [-0.5] * len(ids)})
+
+
+@pytest.mark.parametrize("adapter", [skyrl_steps, verl_one])
+async def test_a_completion_ends_with_its_turn_also_where_the_model_knows_no_such_end(
+    adapter: Adapter, types: None
+) -> None:
+    taken = await adapter("plain", Base())
+    assert [row.reward for row in taken.rows] == [0.25, 0.5]
+    assert account(taken.rows, taken.weights) == 0
+
+
 async def test_an_engine_that_never_answers_ends_the_rollout_by_our_own_time_limit(types: None) -> None:
     class Unplaced(VerlClient):
         async def generate(self, request_id: str, **asked: Any) -> SimpleNamespace:

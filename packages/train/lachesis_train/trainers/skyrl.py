@@ -136,7 +136,13 @@ class LachesisGenerator(CalledEnvironment):
 
     async def _sample(self, prompt_ids: list[int], session: str, most: int, temperature: float) -> TrainerCompletion:
         parameters = {"max_tokens": most, "temperature": temperature, "logprobs": 1}
-        parameters |= {"top_p": 1.0, "top_k": -1, "min_p": 0.0}
+        # The model's own settings may name another end, as those of base models do.
+        parameters |= {
+            "top_p": 1.0,
+            "top_k": -1,
+            "min_p": 0.0,
+            "stop_token_ids": sorted(self.server.prompts.end_of_turn),
+        }
         version = self.version
         asked = {"prompt_token_ids": [prompt_ids], "sampling_params": parameters, "session_ids": [session]}
         given = await self.client.generate(asked, **({} if self.model is None else {"model": self.model}))

@@ -139,7 +139,8 @@ class VerlEnvironment(CalledEnvironment):
 
     async def _sample(self, prompt_ids: list[int], session: str, most: int, temperature: float) -> TrainerCompletion:
         parameters = {"temperature": temperature, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0}
-        parameters |= {"logprobs": True, "max_tokens": most}
+        # The model's own settings may name another end, as those of base models do.
+        parameters |= {"logprobs": True, "max_tokens": most, "stop_token_ids": sorted(self.server.prompts.end_of_turn)}
         given = await self.manager.generate(session, prompt_ids=prompt_ids, sampling_params=parameters)
         steps = [given.extra_fields.get(name) for name in ("min_global_steps", "max_global_steps")]
         return TrainerCompletion(given.token_ids, given.log_probs, given.stop_reason, steps)
