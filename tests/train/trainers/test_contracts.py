@@ -289,6 +289,26 @@ async def test_a_completion_ends_with_its_turn_also_where_the_model_knows_no_suc
     assert account(taken.rows, taken.weights) == 0
 
 
+class Silent(Weights):
+    async def sample(self, prompt_ids: list[int], parameters: dict[str, Any]) -> SimpleNamespace:
+        return SimpleNamespace(ids=[], logprobs=[], reason="stop", step=self.step)
+
+
+@pytest.mark.parametrize("phase", ["train", "eval"])
+@pytest.mark.parametrize("step_wise", [True, False])
+async def test_the_score_of_a_rollout_without_a_token_counts(step_wise: bool, phase: str, types: None) -> None:
+    with generator(Silent(), step_wise=step_wise) as made:
+        output = await made.generate(batch(("plain",), phase=phase))
+    assert output["rewards"] == [[0.25], [0.5]]
+    assert output["loss_masks"] == [[0], [0]]
+    assert made.totals["unscored"] == 0
+    for temperature in (1.0, 0.0):
+        loop = verl_loop(VerlClient(Silent()))
+        found = await loop.run({"temperature": temperature}, **columns("plain"))
+        assert (found.reward_score, found.response_mask) == (0.25, [0])
+        await asyncio.to_thread(loop.shared.close)
+
+
 async def test_an_engine_that_never_answers_ends_the_rollout_by_our_own_time_limit(types: None) -> None:
     class Unplaced(VerlClient):
         async def generate(self, request_id: str, **asked: Any) -> SimpleNamespace:

@@ -145,6 +145,11 @@ class CalledEnvironment:
         assert self._thread is not None
         return self._thread
 
+    @property
+    def padding(self) -> int:
+        """The id of rows in which nothing is trained."""
+        return int(self.tokenizer.pad_token_id or 0)
+
     # On the event loop of the trainer.
 
     async def play(self, item: Any, *, size: int = 1, first: int = 0, evaluation: bool = False) -> list[Any]:
@@ -172,6 +177,7 @@ class CalledEnvironment:
             taker=self.taker,
             unchecked_prompts="allow" if own else self.env.config.unchecked_prompts,
             evaluation=evaluation,
+            padding=self.padding,
         )
         self.count(rollout, rows, totals)
         return rows

@@ -92,14 +92,17 @@ def rows_of(
     taker: str,
     unchecked_prompts: Literal["refuse", "allow"] = "refuse",
     evaluation: bool = False,
+    padding: int | None = None,
 ) -> list[Row]:
-    """The rows of a finished `Rollout`; none where it was not scored, or has nothing but discarded attempts.
+    """The rows of a finished `Rollout`; none where it was not scored.
 
     Args:
         on_branches: None makes a row of each sample.
         taker: takes one row a rollout, for messages.
         unchecked_prompts: see `GroupSettings`.
         evaluation: nothing is trained on them, so they may be sampled in any way.
+        padding: the id that fills the row of a scored rollout with no token to train, such as one whose first
+            completion was never finished: its score counts. None makes no row of it.
 
     Raises:
         BranchedRollout: it has several samples, and `on_branches` is "error".
@@ -107,8 +110,11 @@ def rows_of(
     """
     samples: Sequence[TokenSample] = rollout.samples
     found = [sample for sample in samples if not sample.discarded]
-    if rollout.reward is None or not found:
+    if rollout.reward is None or (padding is None and not found):
         return []
+    if not found and padding is not None:
+        left = samples[0].sampled if samples else 0
+        return [Row([padding], [padding], [0], [0.0], float(rollout.reward), None, 0, left)]
     if evaluation:
         return [Row(*_cut(sample), float(rollout.reward), sample, len(found)) for sample in found[:1]]
     if len(found) > 1 and on_branches == "error":

@@ -125,14 +125,10 @@ class LachesisGenerator(CalledEnvironment):
 
     def _masked(self, rows: list[list[Row]]) -> list[list[Row]]:
         """The rows of a group, with one in which no token is trained where SkyRL needs it."""
-        nothing = Row([self._padding], [self._padding], [0], [0.0], 0.0, None)
+        nothing = Row([self.padding], [self.padding], [0], [0.0], 0.0, None)
         if not any(rows):
             return [[nothing], *([] if self.step_wise else [nothing] for _ in rows[1:])]
         return rows if self.step_wise or all(rows) else [[nothing]] * len(rows)
-
-    @property
-    def _padding(self) -> int:
-        return int(self.tokenizer.pad_token_id or 0)
 
     async def _sample(self, prompt_ids: list[int], session: str, most: int, temperature: float) -> TrainerCompletion:
         parameters = {"max_tokens": most, "temperature": temperature, "logprobs": 1}
@@ -162,7 +158,7 @@ def _groups(ids: Sequence[Any]) -> list[list[int]]:
 
 
 def _unscored(rollouts: Sequence[Any], step: str) -> str:
-    left = next(rollout for rollout in rollouts if rollout.reward is None or not rollout.samples)
+    left = next(rollout for rollout in rollouts if rollout.reward is None)
     return f"rollout {left.rollout_id} of item {left.item_key} has no score and would count as 0 ({why(left)}); {step}"
 
 

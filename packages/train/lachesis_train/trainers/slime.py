@@ -118,8 +118,7 @@ def _rollout(sample: Any) -> Any:
 
 def _filled(sample: Any, row: Row, shared: SlimeEnvironment) -> Any:
     """A copy of slime's sample with a row."""
-    assert row.sample is not None
-    spans = row.sample.spans
+    spans = row.sample.spans if row.sample is not None else ()
     filled = copy.copy(sample)
     filled.rollout_id = _rollout(sample)
     filled.tokens = [*row.prompt_ids, *row.completion_ids]
@@ -129,7 +128,7 @@ def _filled(sample: Any, row: Row, shared: SlimeEnvironment) -> Any:
     filled.rollout_log_probs = list(row.logprobs)
     filled.reward = row.reward
     filled.weight_versions = [name for span in spans for name in (span.model_version or "").split("+") if name]
-    truncated = spans[-1].finish_reason == "length"
+    truncated = bool(spans) and spans[-1].finish_reason == "length"
     filled.status = type(sample).Status.TRUNCATED if truncated else type(sample).Status.COMPLETED
     filled.metadata = {
         **(sample.metadata or {}),

@@ -89,8 +89,8 @@ class LachesisLoop:
                     f"rollout {rollout.rollout_id} has a row with a {name} of {length}, and that of "
                     f"actor_rollout_ref.rollout is {limit}; raise it"
                 )
-        assert row.sample is not None
-        steps = [int(name) for span in row.sample.spans for name in (span.model_version or "").split("+") if name]
+        spans = row.sample.spans if row.sample is not None else ()
+        steps = [int(name) for span in spans for name in (span.model_version or "").split("+") if name]
         return AgentLoopOutput(
             prompt_ids=list(row.prompt_ids),
             response_ids=list(row.completion_ids),
