@@ -111,7 +111,8 @@ def verified(asked: Mapping[str, Any], group: PlayedGroup, on_branches: OnBranch
         if why and chain and on_branches != "error":
             why = ""
             chain = max(reversed(chains), key=_sampled) if on_branches == "longest" else chain
-            nodes, said = _path_to(history, chain[-1]), chain
+            end = next(node for node in completions_of(history) if node.origin is chain[-1])
+            nodes, said = _path_to(end), chain
         left_out = _sampled(history.completions()) - _sampled(chain)
     begins = next((at for at, node in enumerate(nodes) if isinstance(node.origin, ChatResponse)), len(nodes))
     tools = [{"type": "function", "strict": False, **tool["function"]} for tool in group.tools]
@@ -147,10 +148,14 @@ def chains_of(history: MessageHistory) -> list[list[ChatResponse]]:
     """
     said = [(each, found) for each in _kept(history) if (found := _tokens(each))]
     ends = [[*found[TOKEN_FIELDS[0]], *found[TOKEN_FIELDS[1]]] for _, found in said]
+    above = {id(node.origin): {id(each.origin) for each in _path_to(node)} for node in completions_of(history)}
     before: dict[int, int] = {}
-    for at, (_, found) in enumerate(said):
-        prompt = found[TOKEN_FIELDS[0]]
-        longest_first = sorted(range(at), key=lambda way: (-len(ends[way]), -way))
+    for at, (each, found) in enumerate(said):
+        prompt, line = found[TOKEN_FIELDS[0]], above[id(each)]
+        # Another completion may have the same tokens. It is no part of this conversation.
+        longest_first = sorted(
+            (way for way in range(at) if id(said[way][0]) in line), key=lambda way: (-len(ends[way]), -way)
+        )
         if (way := next((way for way in longest_first if _begins_with(prompt, ends[way])), None)) is not None:
             before[at] = way
     leads_to = [at for at in range(len(said)) if at not in before.values()]
@@ -181,8 +186,7 @@ def _sampled(said: Iterable[ChatResponse]) -> int:
     return sum(len(found[TOKEN_FIELDS[1]]) for each in said if (found := _tokens(each)))
 
 
-def _path_to(history: MessageHistory, said: ChatResponse) -> Sequence[Node]:
-    node: Node | None = next(node for node in completions_of(history) if node.origin is said)
+def _path_to(node: Node | None) -> Sequence[Node]:
     path: list[Node] = []
     while node is not None:
         path.append(node)
