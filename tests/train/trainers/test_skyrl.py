@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from backends import BackendError
 from lachesis_train import BranchedRollout, SettingsDisagree, UnscoredRollout
 from lachesis_train.trainers.skyrl import LachesisGenerator
 from tests.support.trainer_cases import CASES, Cases, SkyClient, Weights, columns, trained
@@ -49,10 +50,10 @@ def batch(cases: Any = CASES, *, size: int = 2, phase: str = "train", step: int 
     }
 
 
-def generator(weights: Weights, *, step_wise: bool = True, **more: Any) -> LachesisGenerator:
+def generator(weights: Weights, *, env: Any = Cases, step_wise: bool = True, **more: Any) -> LachesisGenerator:
     more = {"settings": SETTINGS, **more}
     return LachesisGenerator(
-        Cases, config(step_wise=step_wise), client=SkyClient(weights), tokenizer=weights.tokenizer, **more
+        env, config(step_wise=step_wise), client=SkyClient(weights), tokenizer=weights.tokenizer, **more
     )
 
 
@@ -147,6 +148,22 @@ async def test_a_training_has_its_temperature_after_an_evaluation_that_had_anoth
         await made.generate(batch(("plain",), size=1, phase="eval", temperature=0.0))
         assert made.env.config.agent_temperature == 0.7
     assert any(output["loss_masks"][0])
+
+
+class Unlucky(Cases):
+    async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float | None:
+        reward = await super().compute_reward(item, result, ctx)
+        if reward == 0.25:
+            raise BackendError("the sandbox of the first rollout is gone")
+        return reward
+
+
+@pytest.mark.parametrize("phase", ["train", "eval"])
+async def test_a_failure_of_the_infrastructure_is_made_up_for_by_another_rollout(phase: str) -> None:
+    settings = {**SETTINGS, "max_infra_retries": 1}
+    with generator(Weights(), env=Unlucky, step_wise=False, settings=settings) as made:
+        output = await made.generate(batch(("plain",), phase=phase))
+    assert sorted(each[-1] for each in output["rewards"]) == [0.5, 0.75]
 
 
 async def test_a_failing_engine_leaves_rollouts_without_a_score() -> None:

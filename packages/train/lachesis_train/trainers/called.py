@@ -81,7 +81,6 @@ class CalledEnvironment:
         self.repaired = RepairedCalls()
         """The calls of training rollouts that the parser read, and those that it repaired."""
         self._own_limit = self.env.config.max_token_length
-        self._one_by_one = one_by_one
         self._thread: EnvThread | None = None
         self._starting = threading.Lock()
         self._gate = asyncio.Semaphore(max(1, self.env.max_num_workers) * (self.env.config.group_size**one_by_one))
@@ -210,7 +209,7 @@ class CalledEnvironment:
         Raises:
             LachesisError: no rollout of several groups in a row was scored (`env.max_failed_groups`).
         """
-        rounds = 1 if evaluation and not self._one_by_one else 1 + self.env.config.max_infra_retries
+        rounds = 1 + self.env.config.max_infra_retries
         async with self._gate:
             groups = await self.env.play_item(item, key, size=size, rounds=rounds, evaluation=evaluation)
         found = [rollout for group in groups for rollout in group.rollouts]
