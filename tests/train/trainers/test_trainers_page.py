@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import yaml
 
-from lachesis_train.trainers.items import item_of
-from tests.support.trainer_cases import CASES, SkyClient, VerlClient, Weights, columns
+from lachesis_train.trainers.items import item_of, write_items
+from tests.support.trainer_cases import CASES, Cases, SkyClient, VerlClient, Weights, columns
 from tests.train.trainers.test_contracts import CASES_ENV, types, verl_loop
 from tests.train.trainers.test_skyrl import SETTINGS, batch, config
 
@@ -37,6 +37,18 @@ def test_the_file_of_items_is_read_back(tmp_path: Path, monkeypatch: pytest.Monk
     assert [item_of(row) for row in rows] == [item_of(row["metadata"]) for row in rows]
     assert [item_of(row)["case"] for row in rows] == list(CASES)
     assert rows[0]["prompt"] == [{"role": "user", "content": "case plain"}]
+
+
+def test_items_that_json_changes_are_shown(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Pairs(Cases):
+        async def get_next_item(self) -> Any:
+            return {"case": self.left.pop(), "answer": (3, 4)} if self.left else None
+
+    write_items(Pairs, tmp_path / "pairs.jsonl", 2)
+    assert "get {'case': 'declined', 'answer': [3, 4]} instead of {'case': 'declined', 'answer': (3, 4)}" in caplog.text
+    caplog.clear()
+    write_items(Cases, tmp_path / "cases.jsonl", 2)
+    assert not caplog.text
 
 
 async def test_the_generator_of_the_page_plays(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -12,6 +13,8 @@ from typing import Any, Final
 from backends.errors import LachesisError, SettingsError
 from lachesis.figures.item_keys import first_items, plain
 from lachesis.settings.hooks import of_hook
+
+log = logging.getLogger(__name__)
 
 ITEM_COLUMN: Final = "lachesis_item"
 """The column of a dataset that has an item as JSON text."""
@@ -49,7 +52,8 @@ def write_items(env: Any, path: str | Path, count: int, *, settings: Mapping[str
     """Write the next `count` items of an environment, or those that are left, as JSON Lines.
 
     The rows are a dataset for SkyRL, verl and slime: `prompt` has the first messages, which are shown and measured
-    there; the item itself is what is played. Returns the number of rows.
+    there; the item itself is what is played, as JSON keeps it. A warning shows the first item that JSON changes.
+    Returns the number of rows.
 
     Raises:
         LachesisError: there are no items, or one cannot become JSON.
@@ -66,6 +70,12 @@ def write_items(env: Any, path: str | Path, count: int, *, settings: Mapping[str
     items = asyncio.run(draw())
     if not items:
         raise LachesisError(f"{played.run_name} has no items: get_next_item returned None")
+    if changed := next(filter(_changes, items), None):
+        log.warning(
+            "%s: JSON changes its items (tuples and sets become lists, keys text, objects dicts). Rollouts get %.300r "
+            "instead of %.300r; let get_next_item return plain data if the reward compares them",
+            *(played.run_name, plain(changed), changed),
+        )
     with Path(path).open("w") as file:
         for index, item in enumerate(items):
             text = json.dumps(plain(item))
@@ -81,6 +91,14 @@ def write_items(env: Any, path: str | Path, count: int, *, settings: Mapping[str
             }
             file.write(json.dumps(row) + "\n")
     return len(items)
+
+
+def _changes(item: Any) -> bool:
+    """Whether JSON makes another value of it."""
+    try:
+        return bool(plain(item) != item)
+    except ValueError:  # arrays have no single answer
+        return True
 
 
 def item_of(row: Mapping[str, Any] | None) -> Any:
