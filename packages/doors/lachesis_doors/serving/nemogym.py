@@ -151,10 +151,10 @@ def chains_of(history: MessageHistory) -> list[list[ChatResponse]]:
     above = {id(node.origin): {id(each.origin) for each in _path_to(node)} for node in completions_of(history)}
     before: dict[int, int] = {}
     for at, (each, found) in enumerate(said):
-        prompt, line = found[TOKEN_FIELDS[0]], above[id(each)]
+        prompt, ancestors = found[TOKEN_FIELDS[0]], above[id(each)]
         # Another completion may have the same tokens. It is no part of this conversation.
         longest_first = sorted(
-            (way for way in range(at) if id(said[way][0]) in line), key=lambda way: (-len(ends[way]), -way)
+            (way for way in range(at) if id(said[way][0]) in ancestors), key=lambda way: (-len(ends[way]), -way)
         )
         if (way := next((way for way in longest_first if _begins_with(prompt, ends[way])), None)) is not None:
             before[at] = way

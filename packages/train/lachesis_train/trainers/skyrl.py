@@ -131,7 +131,7 @@ class LachesisGenerator(CalledEnvironment):
         return rows if self.step_wise or all(rows) else [[nothing]] * len(rows)
 
     async def _sample(self, prompt_ids: list[int], session: str, most: int, temperature: float) -> TrainerCompletion:
-        parameters = {"max_tokens": most, "temperature": temperature, "logprobs": 1}
+        parameters: dict[str, Any] = {"max_tokens": most, "temperature": temperature, "logprobs": 1}
         # The model's own settings may name another end, as those of base models do.
         parameters |= {
             "top_p": 1.0,

@@ -138,7 +138,7 @@ class VerlEnvironment(CalledEnvironment):
         use_temperature(self.env.config, float(rollout.temperature), where="actor_rollout_ref.rollout")
 
     async def _sample(self, prompt_ids: list[int], session: str, most: int, temperature: float) -> TrainerCompletion:
-        parameters = {"temperature": temperature, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0}
+        parameters: dict[str, Any] = {"temperature": temperature, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0}
         # The model's own settings may name another end, as those of base models do.
         parameters |= {"logprobs": True, "max_tokens": most, "stop_token_ids": sorted(self.server.prompts.end_of_turn)}
         given = await self.manager.generate(session, prompt_ids=prompt_ids, sampling_params=parameters)
