@@ -106,3 +106,18 @@ def test_of_completions_with_the_same_tokens_nemo_gym_gets_that_which_went_on(ch
     end = Node.after(Node.after(went_on, Message("user", "go on")), last.message, last)
     history = MessageHistory.of_nodes([went_on, other, end], end)
     assert trained_by_nemo(history, choice) == ([[3, END], [5, 6, END]], True)
+
+
+def test_versions_for_nemo_gym_stand_beside_their_completions() -> None:
+    prompt = TokenPrefix([1, 2])
+    first = completion(prompt, [3, END])
+    assert first.tokens is not None
+    last = completion(first.tokens.after.extend([4]), [5, END], versions=(("v2", 0, 2),))
+    begun = Node.after(Node.after(None, Message("user", "go")), first.message, first)
+    end = Node.after(Node.after(begun, Message("user", "go on")), last.message, last)
+    rollout: Any = SimpleNamespace(
+        result=SimpleNamespace(history=MessageHistory.of_nodes([begun, end], end)), reward=0.5, metrics={}
+    )
+    rollout.unscored_kind = rollout.unscored_because = ""
+    found = verified({}, SimpleNamespace(rollouts=[rollout], tools=[]))  # type: ignore[arg-type]
+    assert found["policy_versions"] == [(), (("v2", 0, 2),)]

@@ -133,8 +133,9 @@ def verified(asked: Mapping[str, Any], group: PlayedGroup, on_branches: OnBranch
     }
     if left_out:
         found["tokens_left_out"] = left_out
-    if versions := [each.tokens.versions for each in chain if each.tokens is not None and each.tokens.versions]:
-        found["policy_versions"] = versions
+    versions = [each.tokens.versions for each in chain if each.tokens is not None]
+    if any(versions):
+        found["policy_versions"] = versions  # empty where they are not known
     if rollout.reward is None or why:
         about = {"failure_kind": _FAILURES.get(kind, f"lachesis:{kind}"), "failure_reason": why}
         found |= {"reward": 0.0, "mask_sample": True, **about}
