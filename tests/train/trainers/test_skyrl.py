@@ -134,6 +134,7 @@ async def test_an_evaluation_may_be_greedy_and_an_unscored_rollout_is_left_out_o
     with generator(weights) as made:
         output = await made.generate(batch(("plain", "declined"), size=1, phase="eval", temperature=0.0))
         assert [name.instance_id for name in output["trajectory_ids"]] == ["plain"]
+        assert (made.totals["rollouts"], made.totals["trained"], made.totals["undelivered"]) == (2, 0, 0)
         assert made.env.config.agent_temperature == 1.0
         with pytest.raises(UnscoredRollout, match="would count as 0"):
             await made.generate(batch(("declined",), phase="eval"))

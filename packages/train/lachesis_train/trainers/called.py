@@ -178,14 +178,21 @@ class CalledEnvironment:
             evaluation=evaluation,
             padding=self.padding,
         )
-        self.count(rollout, rows, totals)
+        self.count(rollout, rows, totals, evaluation=evaluation)
         return rows
 
-    def count(self, rollout: Any, rows: Sequence[Row], totals: Counter[str] | None = None) -> dict[str, float]:
-        """Count a rollout in the totals. Returns its figures, of which a trainer shows the means."""
+    def count(
+        self, rollout: Any, rows: Sequence[Row], totals: Counter[str] | None = None, *, evaluation: bool = False
+    ) -> dict[str, float]:
+        """Count a rollout in the totals. Returns its figures, of which a trainer shows the means.
+
+        No token of an `evaluation` is trained, and none is missing from a training.
+        """
         unscored, branched = rollout.reward is None, any(row.branches > 1 for row in rows)
         undelivered = rows[0].undelivered if rows else sum(sample.trained for sample in rollout.samples)
         trained = sum(sum(row.env_mask) for row in rows)
+        if evaluation:
+            trained = undelivered = 0
         (self.totals if totals is None else totals).update(
             rollouts=1, unscored=unscored, branched=branched, trained=trained, undelivered=undelivered
         )

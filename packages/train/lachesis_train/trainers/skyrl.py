@@ -115,7 +115,7 @@ class LachesisGenerator(CalledEnvironment):
                     _add(output, row, name, last=row is of_rollout[-1])
         if not output["response_ids"]:
             raise UnscoredRollout(_unscored(rollouts, "see why; no rollout of this evaluation has one"))
-        lost = counted["trained"] - sum(map(sum, output["loss_masks"]))
+        lost = 0 if evaluation else counted["trained"] - sum(map(sum, output["loss_masks"]))
         counted.update(trained=-lost, undelivered=lost)  # with a group that was masked
         self.totals.update(counted)
         figures = {f"lachesis/{name}": float(count) for name, count in counted.items()}
