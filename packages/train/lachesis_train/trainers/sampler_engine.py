@@ -17,6 +17,7 @@ from lachesis_client.client_settings import ServerSettings
 from lachesis_client.errors import ContextExhausted, InferenceError, RequestRejected, ServerUnavailable
 from lachesis_client.sampling import LogprobsKind, Sampling
 from lachesis_messages.messages import FinishReason
+from lachesis_messages.tokens import PromptChecked
 from lachesis_tokens.engines.base import Generation
 from lachesis_tokens.engines.checks import checked_completion
 from lachesis_tokens.engines.prompt_ids import PromptIds
@@ -102,11 +103,13 @@ class TrainerSamplerEngine:
         logprobs: the kind of its logprobs.
         room: the trainer's limits.
         tokenizer: the trainer's.
-        time_limit: seconds for a completion. An engine that cannot be placed would otherwise never answer.
+        time_limit: seconds for a completion; None for any. An engine that cannot be placed would never answer.
     """
 
     kind: ClassVar[str] = "trainer"
     modes: ClassVar[tuple[LogprobsKind, ...]] = ("processed", "temperature", "raw")
+    prompt_checked: PromptChecked = "none"
+    """See `Generation.prompt_checked`."""
 
     def __init__(
         self,
@@ -116,7 +119,7 @@ class TrainerSamplerEngine:
         url: str,
         logprobs: LogprobsKind,
         room: TokenRoom,
-        time_limit: float,
+        time_limit: float | None,
     ) -> None:
         self.settings = ServerSettings(base_url=url, model_name="policy", max_concurrency=1 << 20)
         self.room = room
@@ -176,6 +179,7 @@ class TrainerSamplerEngine:
             server=self.base_url,
             latency=time.monotonic() - began,
             sampling=sampling.record(self._logprobs),
+            prompt_checked=self.prompt_checked,
             versions=((names[0], 0, len(ids)),) if len(names) == 1 and ids else (),
         )
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import queue
-import time
 from collections.abc import Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
@@ -17,14 +16,15 @@ from typing import Any, ClassVar, Final
 import torch
 from transformers import DynamicCache
 
-from lachesis_client.client_settings import ServerSettings
 from lachesis_client.errors import RequestRejected
-from lachesis_client.sampling import LogprobsKind, Sampling
+from lachesis_client.sampling import LogprobsKind
 from lachesis_messages.messages import FinishReason
-from lachesis_tokens.engines.base import Generation
-from lachesis_train.trainers.sampler_engine import TokenRoom, refused_parameter
+from lachesis_messages.tokens import PromptChecked
+from lachesis_train.trainers.sampler_engine import TokenRoom, TrainerCompletion, TrainerSamplerEngine
 
 URL: Final = "trl://trainer.model"
+_BATCH: Final = 64
+"""Completions that are sampled at once, at most."""
 _SETTLE: Final = 0.005
 """Seconds without a further request after which a batch begins."""
 
@@ -48,81 +48,32 @@ class _Row:
             return
 
 
-class TrlPolicyEngine:
-    """See `TokenEngine`. Requests wait until `serve` runs.
-
-    Args:
-        tokenizer: the model's.
-        batch: completions that are sampled at once, at most.
-    """
+class TrlPolicyEngine(TrainerSamplerEngine):
+    """The model of a trainer as its sampler. Requests wait until `serve` runs."""
 
     kind: ClassVar[str] = "trl"
     modes: ClassVar[tuple[LogprobsKind, ...]] = ("temperature",)
+    prompt_checked: PromptChecked = "ids"  # the very ids are the input of the model
 
-    def __init__(self, tokenizer: Any, *, batch: int) -> None:
-        self.settings = ServerSettings(base_url=URL, model_name="policy", max_concurrency=1 << 20)
-        self.tokenizer = tokenizer
-        self.batch = batch
-        self.stop: frozenset[int] = frozenset()
-        """Ids that end a completion."""
-        self.room = TokenRoom(URL, "max_completion_length")
+    def __init__(self, tokenizer: Any) -> None:
+        room = TokenRoom(URL, "max_completion_length")
+        super().__init__(self._wait, tokenizer=tokenizer, url=URL, logprobs="temperature", room=room, time_limit=None)
         self.version = ""
         """The weights that `serve` samples from."""
         self._waiting: queue.SimpleQueue[_Row | None] = queue.SimpleQueue()
 
-    @property
-    def base_url(self) -> str:
-        return URL
-
-    @property
-    def logprobs(self) -> LogprobsKind:
-        return "temperature"
-
-    async def generate(
-        self, prompt_ids: Sequence[int], sampling: Sampling, *, n: int = 1, max_retries: int | None = None
-    ) -> list[Generation]:
-        """See `TokenEngine.generate`. A completion gets no more tokens than its rollout has `room` for.
-
-        Raises:
-            ContextExhausted: the rollout has used up its room.
-            RequestRejected: a parameter other than the temperature and the number of tokens.
-        """
-        if refused := _refused(sampling):
+    async def _wait(self, prompt_ids: list[int], session: str, most: int, temperature: float) -> TrainerCompletion:
+        if temperature <= 0:
             raise RequestRejected(
-                URL, 400, refused, "leave it out of the settings: the trainer's model is sampled as it is trained"
+                URL,
+                400,
+                f"temperature {temperature:g} does not sample",
+                "leave it out of the settings: the trainer's model is sampled as it is trained",
             )
-        limit = min(sampling.max_tokens, self.room.left(prompt_ids))
-        began = time.monotonic()
-        rows = [_Row(list(prompt_ids), limit, sampling.temperature) for _ in range(n)]
-        for row in rows:
-            self._waiting.put(row)
-        reasons = await asyncio.gather(*(asyncio.wrap_future(row.done) for row in rows))
-        return [
-            Generation(
-                ids=row.ids,
-                logprobs=row.logprobs,
-                finish_reason=reason,
-                raw_finish_reason=reason.value,
-                model=self.settings.model_name,
-                model_version=self.version,
-                server=URL,
-                latency=time.monotonic() - began,
-                sampling=sampling.record("temperature"),
-                prompt_checked="ids",  # the very ids were the input of the model
-                versions=((self.version, 0, len(row.ids)),),
-            )
-            for row, reason in zip(rows, reasons, strict=True)
-        ]
-
-    async def tokenize(self, text: str) -> list[int] | None:
-        """The ids of the run's tokenizer, which is compared with the trainer's when that begins."""
-        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
-
-    async def check(self) -> list[str]:
-        return []
-
-    async def close(self) -> None:
-        """Nothing to close: the model is the trainer's."""
+        row = _Row(prompt_ids, most, temperature)
+        self._waiting.put(row)
+        reason = await asyncio.wrap_future(row.done)
+        return TrainerCompletion(row.ids, row.logprobs, reason.value, [self.version])
 
     # The thread of the trainer.
 
@@ -133,7 +84,7 @@ class TrlPolicyEngine:
             while not until.done():
                 if rows := self._next_batch():
                     with torch.no_grad():
-                        self._sample(model, rows)
+                        self._sample_rows(model, rows)
         finally:
             self.room.forget()
 
@@ -141,7 +92,7 @@ class TrlPolicyEngine:
         """The requests that wait, once no further one arrives; none when the rollouts are over."""
         rows: list[_Row] = []
         try:
-            while len(rows) < self.batch:
+            while len(rows) < _BATCH:
                 row = self._waiting.get(timeout=_SETTLE if rows else None)
                 if row is None:
                     break
@@ -151,7 +102,7 @@ class TrlPolicyEngine:
             pass
         return rows
 
-    def _sample(self, model: Any, rows: list[_Row]) -> None:
+    def _sample_rows(self, model: Any, rows: list[_Row]) -> None:
         """Sample one batch to its end. A completion is handed over as soon as it ends."""
         device = next(model.parameters()).device
         prompts = list({tuple(row.prompt): None for row in rows})  # rollouts of a group begin with the same one
@@ -183,7 +134,7 @@ class TrlPolicyEngine:
             for at, (row, token, logprob) in enumerate(zip(rows, sampled[:, 0].tolist(), given, strict=True)):
                 row.ids.append(token)
                 row.logprobs.append(min(logprob, 0.0))
-                if token in self.stop:
+                if token in self.ends:
                     row.end(FinishReason.STOP)
                 elif len(row.ids) >= row.max_tokens:
                     row.end(FinishReason.LENGTH)
@@ -196,10 +147,3 @@ class TrlPolicyEngine:
                 sampled, mask, positions = sampled[kept], mask[kept], positions[kept]
             ids, positions = sampled, positions[:, -1:] + 1
             mask = torch.cat([mask, mask.new_ones(len(rows), 1)], dim=-1)
-
-
-def _refused(sampling: Sampling) -> str:
-    """The parameter that this engine does not have; empty if there is none."""
-    if sampling.temperature <= 0:
-        return f"temperature {sampling.temperature:g} does not sample"
-    return refused_parameter(sampling)

@@ -36,7 +36,6 @@ class LachesisRollouts(CalledEnvironment):
         settings: settings of the environment by name, if `env` is a class.
         on_branches: what happens to a rollout of several samples. "error": the training stops. "last": the path on
             which the conversation ended is trained. "longest": the sample with the most sampled tokens.
-        sample_batch: completions that are sampled at once, at most.
 
     Raises:
         LachesisError: a package is missing.
@@ -52,12 +51,11 @@ class LachesisRollouts(CalledEnvironment):
         tokenizer: Any,
         settings: Mapping[str, Any] | None = None,
         on_branches: str = "error",
-        sample_batch: int = 64,
     ) -> None:
         require_trl()
         from lachesis_train.trl.policy_engine import TrlPolicyEngine
 
-        engine = TrlPolicyEngine(tokenizer, batch=sample_batch)
+        engine = TrlPolicyEngine(tokenizer)
         super().__init__(env, engine, tokenizer=tokenizer, settings=settings, on_branches=on_branches)
         self._items = DrawnKeys(self.env)
         self._trainer: Any = None
@@ -141,7 +139,7 @@ class LachesisRollouts(CalledEnvironment):
         use_temperature(self.env.config, float(trainer.args.temperature), where="GRPOConfig")
         if more := set(trainer.eos_token_ids).difference(self.server.prompts.end_of_turn):
             self.server.prompts = self.prompts(sorted(more))
-        self.engine.stop = frozenset(self.server.prompts.end_of_turn)
+        self.engine.ends = frozenset(self.server.prompts.end_of_turn)
         self.engine.room.after_first = trainer.max_completion_length
         self._trainer = trainer
 
