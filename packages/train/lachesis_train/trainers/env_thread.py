@@ -23,17 +23,16 @@ class EnvThread:
 
     def __init__(self, env: Any) -> None:
         self._env = env
-        self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
         self._calls: set[asyncio.Task[Any]] = set()
-        self._open: Future[contextvars.Context] = Future()
+        self._open: Future[tuple[asyncio.AbstractEventLoop, contextvars.Context]] = Future()
         self._ended: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, name=f"lachesis {env.run_name}", daemon=True)
         self._thread.start()
         try:
-            self._context = self._open.result()
+            self._loop, self._context = self._open.result()
         except BaseException:
-            self._end()
+            self._thread.join()
             raise
 
     @property
@@ -66,27 +65,17 @@ class EnvThread:
 
     def _run(self) -> None:
         try:
-            self._loop.run_until_complete(self._hold())
+            asyncio.run(self._hold())
             self._ended.set_result(None)
         except BaseException as error:
             if not self._open.done():
                 self._open.set_exception(error)
             self._ended.set_exception(error)
-        finally:
-            self._end()
 
     async def _hold(self) -> None:
         async with self._env.running(training=True):
-            self._open.set_result(contextvars.copy_context())
+            self._open.set_result((asyncio.get_running_loop(), contextvars.copy_context()))
             await self._stop.wait()
             for task in self._calls:
                 task.cancel()
             await asyncio.gather(*self._calls, return_exceptions=True)
-
-    def _end(self) -> None:
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
-        elif not self._loop.is_closed():
-            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-            self._loop.run_until_complete(self._loop.shutdown_default_executor())
-            self._loop.close()
