@@ -11,8 +11,9 @@ import pytest
 from lachesis_tokens.samples.advantages import LossAverage
 from lachesis_train.curves.metrics import step_metrics
 from lachesis_train.curves.records import StepRecord
-from lachesis_train.trainer.datums import NO_SIGNAL, TRUNCATED, PreparedBatch, Rules, _truncated, prepare, with_signal
-from lachesis_train.trainer.off_policy import OFF_POLICY, OffPolicyRules, correct, scored
+from lachesis_train.trainer.datums import NO_SIGNAL, TRUNCATED, PreparedBatch, Rules, _truncated, prepare
+from lachesis_train.trainer.off_policy import OFF_POLICY, correct, scored
+from lachesis_train.trainer.settings import TrainingSettings
 from tests.support.trained_groups import group_body
 from tests.train.test_trainer_datums import body, rollout
 
@@ -40,7 +41,9 @@ def test_a_sequence_has_one_weight_the_product_of_its_ratios_cut_to_the_bound(se
     """The gradient of the loss by the logprob of a token, when the engine computes the same logprobs again."""
     largest = 1.3
     batch, logprobs = drawn(seed)
-    corrected, figures = correct(batch, [each.tolist() for each in logprobs], OffPolicyRules(largest=largest))
+    corrected, figures = correct(
+        batch, [each.tolist() for each in logprobs], TrainingSettings(max_sequence_ratio=largest)
+    )
     weights = []
     for of_ratios, before, after, new in zip(
         log_ratios(batch, logprobs), batch.samples, corrected.samples, logprobs, strict=True
@@ -88,7 +91,7 @@ def test_sequences_beyond_the_bounds_are_left_out_and_the_rest_weighs_the_same(
         product = float(np.prod(np.exp(of_ratios)))
         ratios.append(product if kind == "product" else product ** (1 / len(of_ratios)))
     low, high = sorted(ratios)[0] * 1.0001, sorted(ratios)[3] * 0.9999
-    rules = OffPolicyRules(reject_by=kind, below=low, above=high)
+    rules = TrainingSettings(reject_ratio=kind, reject_ratio_below=low, reject_ratio_above=high)
     corrected, figures = correct(batch, [each.tolist() for each in logprobs], rules)
     kept = [at for at, ratio in enumerate(ratios) if low <= ratio <= high]
     assert (len(kept), figures) == (2, {})
@@ -112,10 +115,10 @@ def test_one_bound_alone_rejects_on_its_side_only() -> None:
     batch, _ = drawn(0)
     shifted = zip(batch.samples, (-1.0, 0.0, 0.0, 1.0), strict=True)
     logprobs = [[-0.5 + shift] * (len(each.sample.tokens) - 1) for each, shift in shifted]
-    for rules, gone in ((OffPolicyRules(below=0.9), 0), (OffPolicyRules(above=1.1), 3)):
-        assert rules.active
+    for rules, gone in ((TrainingSettings(reject_ratio_below=0.9), 0), (TrainingSettings(reject_ratio_above=1.1), 3)):
+        assert rules.needs_ratios
         assert [place for _, place in correct(batch, logprobs, rules)[0].left_out] == [gone]
-    assert not OffPolicyRules().active
+    assert not TrainingSettings().needs_ratios
 
 
 def test_what_is_scored_first_needs_no_loss_of_the_service() -> None:

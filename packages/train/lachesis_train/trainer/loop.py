@@ -203,10 +203,10 @@ class Trainer:
         rate = settings.schedule(settings.num_steps).at(step)
         trained, figures = Trained((), {}), dict[str, float]()
         sampler = self._policy.current.sampler
-        if prepared.samples and settings.off_policy.active:
+        if prepared.samples and settings.training.needs_ratios:
             with seconds("ratios"):
                 before = await self._alive(self._training.forward(scored(prepared)))
-                prepared, figures = correct(prepared, before.logprobs, settings.off_policy)
+                prepared, figures = correct(prepared, before.logprobs, settings.training)
         if prepared.samples:
             if self._teacher is not None:
                 with seconds("teacher_logprobs"):

@@ -10,33 +10,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
 
 import numpy as np
 
 from lachesis_train.tinker_sdk import Datum
 from lachesis_train.trainer.datums import PreparedBatch, TrainedSample
+from lachesis_train.trainer.settings import TrainingSettings
 
 OFF_POLICY = "off_policy"
 """Why a sequence is left out."""
-
-
-@dataclass(frozen=True, slots=True)
-class OffPolicyRules:
-    """Bounds of ratios of sequences."""
-
-    largest: float | None = None
-    """The product is cut to it, and weighs the whole sequence in the place of the ratios of its tokens; None: these."""
-    reject_by: Literal["product", "geometric"] = "geometric"
-    below: float | None = None
-    above: float | None = None
-    """Sequences whose ratio is beyond are not trained; None: any."""
-
-    @property
-    def active(self) -> bool:
-        """Whether logprobs of the trained weights are needed before the step."""
-        return any(bound is not None for bound in (self.largest, self.below, self.above))
 
 
 def scored(batch: PreparedBatch) -> list[Datum]:
@@ -46,7 +29,7 @@ def scored(batch: PreparedBatch) -> list[Datum]:
 
 
 def correct(
-    batch: PreparedBatch, logprobs: Sequence[Sequence[float]], rules: OffPolicyRules
+    batch: PreparedBatch, logprobs: Sequence[Sequence[float]], rules: TrainingSettings
 ) -> tuple[PreparedBatch, dict[str, float]]:
     """The batch without the sequences that are rejected, the others weighted, and figures of the weights.
 
@@ -59,13 +42,14 @@ def correct(
     for each, of_targets in zip(batch.samples, logprobs, strict=True):
         ours = np.asarray(of_targets, np.float64)[each.sample.trained - 1]
         total = float((ours - each.sample.logprobs).sum())
-        ratio = _exp(total if rules.reject_by == "product" else total / len(ours))
-        if (rules.below is not None and ratio < rules.below) or (rules.above is not None and ratio > rules.above):
-            bounds = f"training.reject_ratio_below {rules.below}, reject_ratio_above {rules.above}"
-            left_out[each.group, each.at] = OFF_POLICY, f"the {rules.reject_by} ratio is {ratio:.4g}; {bounds}"
+        ratio = _exp(total if rules.reject_ratio == "product" else total / len(ours))
+        below, above = rules.reject_ratio_below, rules.reject_ratio_above
+        if (below is not None and ratio < below) or (above is not None and ratio > above):
+            bounds = f"training.reject_ratio_below {below}, reject_ratio_above {above}"
+            left_out[each.group, each.at] = OFF_POLICY, f"the {rules.reject_ratio} ratio is {ratio:.4g}; {bounds}"
             continue
-        if rules.largest is not None:
-            weights.append(min(_exp(total), rules.largest))
+        if rules.max_sequence_ratio is not None:
+            weights.append(min(_exp(total), rules.max_sequence_ratio))
             each = replace(each, sent=ours, scale=each.scale * weights[-1])  # the ratio of each token is 1 now
         kept.append(each)
     figures = {}
@@ -73,7 +57,7 @@ def correct(
         figures = {
             "sequence_ratio/mean": math.fsum(weights) / len(weights),
             "sequence_ratio/max": max(weights),
-            "sequence_ratio/truncated": sum(weight == rules.largest for weight in weights) / len(weights),
+            "sequence_ratio/truncated": sum(weight == rules.max_sequence_ratio for weight in weights) / len(weights),
         }
     return replace(batch, samples=kept, left_out=left_out), figures
 

@@ -22,7 +22,6 @@ from lachesis_train.tinker_sdk import Adam, LoraShape
 from lachesis_train.trainer.datums import Rules
 from lachesis_train.trainer.environments import RunEnvironment
 from lachesis_train.trainer.learning_rate import Schedule
-from lachesis_train.trainer.off_policy import OffPolicyRules
 
 HOW: Final = "how"
 """Marks a setting that may change when a run is continued: it decides how the run runs, not what it trains, or is part
@@ -259,6 +258,12 @@ class TrainingSettings(BaseModel):
             raise ValueError("set both training.clip_low and training.clip_high to null, or neither")
         return self
 
+    @property
+    def needs_ratios(self) -> bool:
+        """Whether logprobs of the trained weights are needed before the step, for the ratios of sequences."""
+        bounds = (self.max_sequence_ratio, self.reject_ratio_below, self.reject_ratio_above)
+        return any(bound is not None for bound in bounds)
+
 
 class Settings(BaseModel):
     """All that the trainer reads."""
@@ -334,17 +339,6 @@ class Settings(BaseModel):
             mask_truncated=training.mask_truncated_completions,
             max_policy_lag=training.max_policy_lag,
             without_signal=training.kl_penalty > 0 or training.teacher_url is not None,
-        )
-
-    @property
-    def off_policy(self) -> OffPolicyRules:
-        """Bounds of the ratios of sequences."""
-        training = self.training
-        return OffPolicyRules(
-            largest=training.max_sequence_ratio,
-            reject_by=training.reject_ratio,
-            below=training.reject_ratio_below,
-            above=training.reject_ratio_above,
         )
 
     @property

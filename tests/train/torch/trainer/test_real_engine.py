@@ -20,7 +20,8 @@ from lachesis_tokens.samples.samples import samples
 from lachesis_train.tinker_sdk import Adam, LoraShape, RefusedBounds, Service, TrainingEngineError
 from lachesis_train.trainer.checkpoints import Checkpoint
 from lachesis_train.trainer.datums import PreparedBatch, Rules, penalise_divergence, prepare
-from lachesis_train.trainer.off_policy import OffPolicyRules, correct, scored
+from lachesis_train.trainer.off_policy import correct, scored
+from lachesis_train.trainer.settings import TrainingSettings
 from tests.support.token_trees import Tree
 from tests.train.torch.trainer.conftest import GROUPS_A_STEP, RunningEngine, filled_api
 from tests.train.torch.trainer.test_kills import STEPS, launch
@@ -77,7 +78,9 @@ async def test_sequences_of_the_trained_weights_have_the_ratio_1_and_those_of_ot
     service = Service()
     training = await service.train("tiny", SHAPE)
     batch = await sampled_batch(await training.sampler())
-    rules = OffPolicyRules(largest=1.0001, reject_by="product", below=0.999, above=1.001)
+    rules = TrainingSettings(
+        max_sequence_ratio=1.0001, reject_ratio="product", reject_ratio_below=0.999, reject_ratio_above=1.001
+    )
     kept, figures = correct(batch, (await training.forward(scored(batch))).logprobs, rules)
     assert len(kept.samples) == 4
     assert figures["sequence_ratio/mean"] == pytest.approx(1.0, abs=1e-4)
