@@ -16,7 +16,8 @@ from lachesis_tokens.samples.group_shapes import group_problems, samples_from_at
 from lachesis_train.curves.metrics import step_metrics
 from lachesis_train.curves.records import GroupRecord, SampleRecord, StepRecord
 from lachesis_train.curves.rollouts import group_line
-from lachesis_train.trainer.datums import Rules, prepare
+from lachesis_train.trainer.datums import prepare
+from lachesis_train.trainer.settings import TrainingSettings
 from tests.support.own_api import OwnApi, own_api
 from tests.support.training_runs import CoinToss, serving, trained, with_tokens
 
@@ -68,7 +69,7 @@ async def test_scores_carry_the_penalty_and_judged_scores_do_not(tmp_path: Path,
             judged.append(override["judged_score"])
     assert len(set(penalties)) > 2
     # The trainer learns from the scores, and its figures are those of the judge.
-    for each in prepare(groups, Rules()).samples:
+    for each in prepare(groups, TrainingSettings()).samples:
         scores = groups[each.group]["scores"]
         assert each.advantages.tolist() == pytest.approx([scores[each.at] - np.mean(scores)] * each.advantages.size)
     records = [GroupRecord(body=group, samples=[SampleRecord()] * len(group["scores"])) for group in groups]

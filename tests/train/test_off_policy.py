@@ -11,7 +11,7 @@ import pytest
 from lachesis_tokens.samples.advantages import LossAverage
 from lachesis_train.curves.metrics import step_metrics
 from lachesis_train.curves.records import StepRecord
-from lachesis_train.trainer.datums import NO_SIGNAL, TRUNCATED, PreparedBatch, Rules, _truncated, prepare
+from lachesis_train.trainer.datums import NO_SIGNAL, TRUNCATED, PreparedBatch, _truncated, prepare
 from lachesis_train.trainer.off_policy import OFF_POLICY, correct, scored
 from lachesis_train.trainer.settings import TrainingSettings
 from tests.support.trained_groups import group_body
@@ -24,7 +24,7 @@ SCORES = [1.0, 0.0, 0.5, 0.0]
 def drawn(seed: int) -> tuple[PreparedBatch, list[np.ndarray]]:
     """A batch, and logprobs of the engine for all of its targets."""
     random = np.random.default_rng(seed)
-    batch = prepare([group_body("g", "why", ANSWERS, SCORES)], Rules())
+    batch = prepare([group_body("g", "why", ANSWERS, SCORES)], TrainingSettings())
     return batch, [random.normal(-0.5, 0.4, len(each.sample.tokens) - 1) for each in batch.samples]
 
 
@@ -85,7 +85,7 @@ def test_sequences_beyond_the_bounds_are_left_out_and_the_rest_weighs_the_same(
     seed: int, kind: Any, average: LossAverage
 ) -> None:
     _, logprobs = drawn(seed)
-    batch = prepare([group_body("g", "why", ANSWERS, SCORES)], Rules(average=average))
+    batch = prepare([group_body("g", "why", ANSWERS, SCORES)], TrainingSettings(loss_average=average))
     ratios = []
     for of_ratios in log_ratios(batch, logprobs):
         product = float(np.prod(np.exp(of_ratios)))
@@ -131,7 +131,7 @@ def test_what_is_scored_first_needs_no_loss_of_the_service() -> None:
 def test_a_rollout_that_a_limit_cut_off_stays_in_the_baseline_only() -> None:
     cut = rollout("a", 1.0, split=True, outcome="context_exhausted")
     given = body([cut, rollout("b", 0.0, outcome="completed"), rollout("c", 0.5, outcome="max_turns")])
-    batch, plain = (prepare([given], Rules(mask_truncated=masked)) for masked in (True, False))
+    batch, plain = (prepare([given], TrainingSettings(mask_truncated_completions=masked)) for masked in (True, False))
     assert {each.sample.rollout for each in batch.samples} == {"b", "c"}
     assert {name for name, _ in batch.left_out.values()} == {TRUNCATED}
     wanted = {(each.sample.rollout, each.at): each.datum().inputs["advantages"].tolist() for each in plain.samples}
@@ -151,6 +151,6 @@ def test_without_an_outcome_the_last_completion_says_whether_it_was_cut() -> Non
 
 def test_a_group_whose_rollouts_were_all_cut_off_is_a_group_without_training() -> None:
     rollouts = [rollout(name, reward, outcome="context_exhausted") for name, reward in (("a", 1.0), ("b", 0.0))]
-    batch = prepare([body(rollouts)], Rules(mask_truncated=True))
+    batch = prepare([body(rollouts)], TrainingSettings(mask_truncated_completions=True))
     assert not batch.samples
     assert batch.skipped[0][0] == TRUNCATED != NO_SIGNAL

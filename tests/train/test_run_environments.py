@@ -17,10 +17,10 @@ from lachesis_testing.fake_server import FakeServer, RandomWords
 from lachesis_tokens.samples.group_shapes import group_problems, samples_from_atropos, with_digest
 from lachesis_train.curves.metrics import step_metrics
 from lachesis_train.curves.records import GroupRecord
-from lachesis_train.trainer.datums import Rules, prepare
+from lachesis_train.trainer.datums import prepare
 from lachesis_train.trainer.environments import chosen_environments, read_environments
 from lachesis_train.trainer.losses import data_and_losses, ratio_bounds
-from lachesis_train.trainer.settings import Settings
+from lachesis_train.trainer.settings import Settings, TrainingSettings
 from lachesis_train.verbs.launch_training import read_settings
 from lachesis_view.curves import _of_steps
 from lachesis_view.reports.training import write_report
@@ -106,7 +106,7 @@ def test_each_sequence_has_the_loss_of_its_environment_and_the_divisor_of_the_ba
         named(group_body("d", "q", ["seven", "eight"], [1.0, 0.0]), "a"),
     ]
     of_run = settings(tmp_path, {"env": "a", "training": {"loss": "ppo", "clip_high": 0.3}}, {"env": "b"})
-    batch = prepare(bodies, Rules())
+    batch = prepare(bodies, TrainingSettings())
     assert not batch.refused, "the names are covered by the digest"
     data, parts = data_and_losses(batch, of_run)
     assert [(list(part.places), part.loss, dict(part.parameters)) for part in parts] == [
@@ -118,13 +118,13 @@ def test_each_sequence_has_the_loss_of_its_environment_and_the_divisor_of_the_ba
     for mine, other in zip(data, one_loss, strict=True):
         assert list(mine.inputs["advantages"]) == list(other.inputs["advantages"])
     assert ratio_bounds(batch, of_run) is None
-    assert ratio_bounds(prepare(bodies[::3], Rules()), of_run) == (0.8, 1.3)
+    assert ratio_bounds(prepare(bodies[::3], TrainingSettings()), of_run) == (0.8, 1.3)
 
 
 def test_a_name_that_was_changed_on_the_way_is_refused() -> None:
     body = named(group_body("a", "q", ["one", "two"], [1.0, 0.0]), "a")
     body["group_overrides"]["environment"] = "b"
-    assert prepare([body], Rules()).refused[0][0] == "unproven"
+    assert prepare([body], TrainingSettings()).refused[0][0] == "unproven"
 
 
 def test_figures_are_by_environment(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from lachesis_tokens.samples.samples import samples
 from lachesis_train.curves.metrics import step_metrics
 from lachesis_train.curves.records import StepRecord
 from lachesis_train.trainer.checked import Refusal
-from lachesis_train.trainer.datums import NO_SIGNAL, TOO_LONG, TOO_OLD, Rules, penalise_divergence, prepare
+from lachesis_train.trainer.datums import NO_SIGNAL, TOO_LONG, TOO_OLD, penalise_divergence, prepare
 from lachesis_train.trainer.settings import Settings, TrainingSettings
 from tests.run import some
 from tests.support.token_trees import END, UNTIMED, Tree, completion, trees
@@ -67,7 +67,7 @@ def body(
 
 
 def test_targets_are_the_next_tokens_and_what_is_masked_has_no_advantage() -> None:
-    batch = prepare([body([rollout("a", 1), rollout("b", 0)])], Rules())
+    batch = prepare([body([rollout("a", 1), rollout("b", 0)])], TrainingSettings())
     datum = batch.samples[0].datum()
     assert list(datum.tokens) == [1, 2, 3, 4, 4, END, 5, 6, 7]
     assert list(datum.targets) == [2, 3, 4, 4, END, 5, 6, 7, END]
@@ -81,7 +81,7 @@ def test_targets_are_the_next_tokens_and_what_is_masked_has_no_advantage() -> No
 
 def test_gspo_also_gets_which_tokens_its_mean_is_over() -> None:
     """Also those whose advantage is 0."""
-    batch = prepare([body([rollout("a", 1), rollout("b", 0)])], Rules())
+    batch = prepare([body([rollout("a", 1), rollout("b", 0)])], TrainingSettings())
     batch.samples[0].advantages[1] = 0.0
     inputs = batch.samples[0].datum("gspo").inputs
     assert np.asarray(inputs["weights"]).tolist() == [0, 0, 1, 1, 1, 0, 0, 1, 1]
@@ -89,7 +89,7 @@ def test_gspo_also_gets_which_tokens_its_mean_is_over() -> None:
 
 
 def test_the_mean_over_tokens_gives_each_token_the_advantage_of_its_rollout() -> None:
-    batch = prepare([body([rollout("a", 1), rollout("b", 0)])], Rules(average=LossAverage.TOKEN))
+    batch = prepare([body([rollout("a", 1), rollout("b", 0)])], TrainingSettings(loss_average=LossAverage.TOKEN))
     assert np.asarray(batch.samples[0].datum().inputs["advantages"]).max() == pytest.approx(0.5 / 10)
 
 
@@ -124,7 +124,7 @@ def test_a_rollout_counts_once_however_many_sequences_it_has(
     rollouts: list[RolloutSamples], normalise: bool, split: SplitRollouts
 ) -> None:
     wanted = rollout_advantages([each.reward for each in rollouts], normalise=normalise)
-    batch = prepare([body(rollouts, split)], Rules(normalise=normalise))
+    batch = prepare([body(rollouts, split)], TrainingSettings(advantage="normalised" if normalise else "centred"))
     assert not batch.left_out
     if not any(wanted):
         assert batch.skipped[0][0] == NO_SIGNAL
@@ -143,7 +143,7 @@ def test_a_rollout_counts_once_however_many_sequences_it_has(
 def test_every_sampled_token_is_a_target_once_with_its_own_logprob(
     rollouts: list[RolloutSamples], average: LossAverage
 ) -> None:
-    batch = prepare([body(rollouts, SplitRollouts.ALL)], Rules(average=average))
+    batch = prepare([body(rollouts, SplitRollouts.ALL)], TrainingSettings(loss_average=average))
     found = []
     for each in batch.samples:
         datum = each.datum()
@@ -162,21 +162,23 @@ def test_every_sampled_token_is_a_target_once_with_its_own_logprob(
 
 def test_the_score_of_a_discarded_attempt_is_its_own_and_in_no_baseline() -> None:
     group = [rollout("a", 1, attempt=5), rollout("b", 0)]
-    batch = prepare([body(group, SplitRollouts.ALL, -0.5)], Rules())
+    batch = prepare([body(group, SplitRollouts.ALL, -0.5)], TrainingSettings())
     values = {(each.sample.rollout, len(each.sample.tokens)): float(each.advantages[0]) for each in batch.samples}
     assert values == pytest.approx({("a", 8): -1.0, ("a", 10): 0.5, ("b", 10): -0.5})  # -0.5 minus the baseline 0.5
     # With the reward of its rollout: half of the tokens are the attempt's.
-    batch = prepare([body(group, SplitRollouts.ALL, "rollout")], Rules())
+    batch = prepare([body(group, SplitRollouts.ALL, "rollout")], TrainingSettings())
     assert totals(batch, 2) == {"a": pytest.approx(0.5), "b": pytest.approx(-0.5)}
 
 
 def test_an_attempt_that_is_sent_as_the_longest_sample_has_the_advantage_of_its_rollout() -> None:
-    batch = prepare([body([rollout("a", 1, attempt=9), rollout("b", 0)], SplitRollouts.LONGEST, "rollout")], Rules())
+    batch = prepare(
+        [body([rollout("a", 1, attempt=9), rollout("b", 0)], SplitRollouts.LONGEST, "rollout")], TrainingSettings()
+    )
     assert totals(batch, 2) == {"a": pytest.approx(0.5), "b": pytest.approx(-0.5)}
 
 
 def test_a_batch_without_a_signal_trains_nothing_and_refuses_nothing() -> None:
-    batch = prepare([body([rollout("a", 1), rollout("b", 1)])], Rules())
+    batch = prepare([body([rollout("a", 1), rollout("b", 1)])], TrainingSettings())
     assert not batch.samples
     assert not batch.refused
     (record,) = batch.records([])
@@ -185,21 +187,21 @@ def test_a_batch_without_a_signal_trains_nothing_and_refuses_nothing() -> None:
 
 def test_groups_of_a_batch_have_baselines_of_their_own() -> None:
     first, second = body([rollout("a", 1), rollout("b", 0)]), body([rollout("c", 9), rollout("d", 5)])
-    batch = prepare([first, second], Rules())
+    batch = prepare([first, second], TrainingSettings())
     assert [each.advantages[0] for each in batch.samples] == [0.5, -0.5, 2, -2]
     assert {each.scale for each in batch.samples} == {1 / 5 / 4}
     equal = body([rollout("e", 1), rollout("f", 1)])
-    assert {each.scale for each in prepare([first, equal], Rules()).samples} == {1 / 5 / 4}
+    assert {each.scale for each in prepare([first, equal], TrainingSettings()).samples} == {1 / 5 / 4}
 
 
 def test_sequences_that_are_too_long_are_left_out_and_counted_and_the_baseline_stays() -> None:
     group = [rollout("a", 1, split=True), rollout("b", 0)]
-    batch = prepare([body(group, SplitRollouts.ALL)], Rules(max_token_len=10))
+    batch = prepare([body(group, SplitRollouts.ALL)], TrainingSettings(max_token_trainer_length=10))
     assert [len(each.sample.tokens) for each in batch.samples] == [6]
     assert [name for name, _ in batch.left_out.values()] == [TOO_LONG, TOO_LONG]
     assert batch.samples[0].advantages[0] == 0.5
     assert batch.samples[0].scale == 1 / 7 / 2  # as if the rest of the rollout were trained
-    assert prepare([body(group)], Rules(max_token_len=10)).skipped[0][0] == TOO_LONG
+    assert prepare([body(group)], TrainingSettings(max_token_trainer_length=10)).skipped[0][0] == TOO_LONG
 
 
 def of_version(name: str, reward: float, version: str) -> RolloutSamples:
@@ -211,19 +213,19 @@ def of_version(name: str, reward: float, version: str) -> RolloutSamples:
 
 def test_sequences_of_old_weights_are_left_out_by_their_own_versions() -> None:
     group = body([of_version("a", 1, "run:3"), of_version("b", 0, "run:7")])
-    batch = prepare([group], Rules(max_policy_lag=2), run="run", step=8)
+    batch = prepare([group], TrainingSettings(max_policy_lag=2), run="run", step=8)
     assert [each.at for each in batch.samples] == [1]
     assert batch.left_out[0, 0][0] == TOO_OLD
-    assert prepare([group], Rules(), run="run", step=8).lags == {0: [5, 1]}
-    assert prepare([group], Rules(), run="other", step=8).lags == {0: [None, None]}
+    assert prepare([group], TrainingSettings(), run="run", step=8).lags == {0: [5, 1]}
+    assert prepare([group], TrainingSettings(), run="other", step=8).lags == {0: [None, None]}
     # Sampled after the checkpoint that the run went back to.
-    assert prepare([group], Rules(), run="run", step=4).lags == {0: [1, 3]}
+    assert prepare([group], TrainingSettings(), run="run", step=4).lags == {0: [1, 3]}
 
 
 def test_the_age_of_what_is_not_trained_is_recorded_too() -> None:
     equal = body([of_version("a", 1, "run:3"), of_version("b", 1, "run:7")])
     old = body([of_version("c", 1, "run:2"), of_version("d", 0, "run:3")])
-    batch = prepare([equal, old], Rules(max_policy_lag=2), run="run", step=8)
+    batch = prepare([equal, old], TrainingSettings(max_policy_lag=2), run="run", step=8)
     assert not batch.samples
     records = batch.records([])
     assert [[each.staleness for each in record.samples] for record in records] == [[5, 1], [6, 5]]
@@ -235,14 +237,14 @@ def test_the_age_of_what_is_not_trained_is_recorded_too() -> None:
 def test_a_group_is_trained_once() -> None:
     group = body([rollout("a", 1), rollout("b", 0)])
     group["group_overrides"]["group_id"] = "g1"  # as it is sent
-    batch = prepare([group, group], Rules())
+    batch = prepare([group, group], TrainingSettings())
     assert batch.new_ids == ("g1",)
     assert batch.skipped[1][0] == Refusal.DUPLICATE
-    assert prepare([group], Rules(), seen={"g1"}).skipped[0][0] == Refusal.DUPLICATE
+    assert prepare([group], TrainingSettings(), seen={"g1"}).skipped[0][0] == Refusal.DUPLICATE
 
 
 def test_the_penalty_lowers_what_the_base_model_finds_unlikely_and_keeps_the_mean() -> None:
-    batch = prepare([body([rollout("a", 1), rollout("b", 0)])], Rules())
+    batch = prepare([body([rollout("a", 1), rollout("b", 0)])], TrainingSettings())
     base = [[math.nan, *[-0.5] * 9], [math.nan, *[-1.5] * 9]]
     before = [each.advantages for each in batch.samples]
     mean = penalise_divergence(batch, base, 0.1)
@@ -268,7 +270,7 @@ def test_groups_without_a_signal_are_trained_for_the_penalty_alone(
     for group, equal in batch_of:
         played.append([RolloutSamples(each.rollout_id, 1.0, each.samples) for each in group] if equal else group)
     config = Settings.model_construct(training=TrainingSettings(kl_penalty=coefficient, loss_average=average))
-    batch = prepare([body(group, SplitRollouts.ALL) for group in played], config.rules)
+    batch = prepare([body(group, SplitRollouts.ALL) for group in played], config.training)
     chance = np.random.default_rng(seed)
     base = [chance.uniform(-9, 0, len(each.sample.tokens)) for each in batch.samples]
     if coefficient:
@@ -300,7 +302,7 @@ def test_groups_without_a_signal_are_trained_for_the_penalty_alone(
 
 def test_the_clip_share_has_the_advantage_of_each_token() -> None:
     """A penalty gives the tokens of one sequence advantages of both signs."""
-    batch = prepare([body([rollout("a", 1), rollout("b", 0)])], Rules())
+    batch = prepare([body([rollout("a", 1), rollout("b", 0)])], TrainingSettings())
     penalise_divergence(batch, [[math.nan, *[-0.5] * 9], [math.nan, *[-1.5] * 9]], 3.0)
     engine = [[0.0] * 9] * 2  # every ratio is above 1.1
     line = step_metrics(StepRecord(step=1, version="r:1", groups=batch.records(engine), ratio_bounds=(0.9, 1.1)))
@@ -312,7 +314,7 @@ def test_the_clip_share_has_the_advantage_of_each_token() -> None:
 
 def test_records_have_the_logprobs_of_both_sides_for_the_trained_tokens() -> None:
     group = body([of_version("a", 1, "run:3"), of_version("b", 0, "run:3")])
-    batch = prepare([group], Rules(), run="run", step=4)
+    batch = prepare([group], TrainingSettings(), run="run", step=4)
     engine = [[-float(at) for at in range(9)]] * 2
     (record,) = batch.records(engine)
     assert record.samples[0].sampler_logprobs == [-0.25, -0.5, -0.75, -0.25, -0.5]
@@ -324,7 +326,7 @@ def test_records_have_the_logprobs_of_both_sides_for_the_trained_tokens() -> Non
 def test_a_temperature_is_refused_by_name_and_the_rest_of_the_batch_is_trained() -> None:
     sampling = {**completion(START, [4]).sampling, "temperature": 0.7, "logprobs": "processed"}
     warm = body([rollout("a", 1, sampling=sampling), rollout("b", 0, sampling=sampling)])
-    batch = prepare([warm, body([rollout("c", 1), rollout("d", 0)])], Rules())
+    batch = prepare([warm, body([rollout("c", 1), rollout("d", 0)])], TrainingSettings())
     assert len(batch.samples) == 2
     assert batch.skipped[0][0] == Refusal.TEMPERATURE
     assert "agent_temperature 1.0" in batch.skipped[0][1]
@@ -340,7 +342,7 @@ def test_the_divergence_is_added_to_the_advantage_of_each_token(
     scores: list[float], weight: float, reward_weight: float, rng: random.Random
 ) -> None:
     group = body([rollout(f"r{at}", score, split=at % 2 == 1) for at, score in enumerate(scores)])
-    batch = prepare([group], Rules(without_signal=True))
+    batch = prepare([group], TrainingSettings(kl_penalty=0.1))
     before = [each.advantages.copy() for each in batch.samples]
     teacher = [[math.nan, *(-5 * rng.random() for _ in each.sample.tokens[1:])] for each in batch.samples]
     mean = penalise_divergence(batch, teacher, weight, reward_weight)
@@ -356,5 +358,5 @@ def test_the_divergence_is_added_to_the_advantage_of_each_token(
 
 def test_equal_scores_are_trained_where_a_teacher_says_what_is_better() -> None:
     group = body([rollout("a", 1), rollout("b", 1)])
-    assert prepare([group], Rules()).skipped[0][0] == NO_SIGNAL
-    assert len(prepare([group], Rules(without_signal=True)).samples) == 2
+    assert prepare([group], TrainingSettings()).skipped[0][0] == NO_SIGNAL
+    assert len(prepare([group], TrainingSettings(kl_penalty=0.1)).samples) == 2

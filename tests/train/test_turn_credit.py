@@ -29,7 +29,8 @@ from lachesis_tokens.samples.group_shapes import (
 )
 from lachesis_tokens.samples.samples import samples
 from lachesis_tokens.samples.turn_credit import turn_advantages, turns_of_spans
-from lachesis_train.trainer.datums import Rules, prepare
+from lachesis_train.trainer.datums import prepare
+from lachesis_train.trainer.settings import TrainingSettings
 from tests.run import some
 from tests.support.own_api import OwnApi, own_api
 from tests.support.token_trees import END, UNTIMED, Tree, completion, trees
@@ -124,7 +125,7 @@ def test_each_token_that_a_trainer_gets_has_the_advantage_of_its_turn(
     assert group_problems(body, samples_from_atropos(body)) == []
     rewards = [list(each.turn_rewards or ()) for each in group]
     wanted = in_float64([float(each.reward or 0.0) for each in group], rewards, discount)
-    batch = prepare([body], Rules())
+    batch = prepare([body], TrainingSettings())
     if not batch.samples:
         return
     for row, sample in zip(batch.samples, built.samples, strict=True):

@@ -19,30 +19,14 @@ from lachesis_tokens.samples.advantages import LossAverage, rollout_advantages
 from lachesis_train.curves.records import SOUND, GroupRecord, SampleRecord
 from lachesis_train.curves.rollouts import certificate_of
 from lachesis_train.tinker_sdk import Datum
-from lachesis_train.trainer.checked import CheckedSample, GroupRefused, Refusal, Uncertified, checked_group
+from lachesis_train.trainer.checked import CheckedSample, GroupRefused, Refusal, checked_group
+from lachesis_train.trainer.settings import TrainingSettings
 
 NO_SIGNAL = "same_scores"
 TOO_LONG = "too_long"
 TOO_OLD = "too_old"
 TRUNCATED = "truncated"
 """Why a checked group, or a sequence of it, is not trained."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """The settings that decide what of a batch is trained, and how much."""
-
-    uncertified: Uncertified = "refuse"
-    normalise: bool = False
-    average: LossAverage = LossAverage.SAMPLE
-    max_token_len: int = 0
-    """Every sequence must be shorter; 0: any."""
-    mask_truncated: bool = False
-    """Leave out rollouts that a limit of tokens cut off."""
-    max_policy_lag: int | None = None
-    """Steps that the weights that sampled a token may be behind those that are trained; None: any."""
-    without_signal: bool = False
-    """Whether groups without a signal are trained too, with advantage 0: a penalty or a teacher adds to it."""
 
 
 @dataclass(slots=True)
@@ -126,7 +110,7 @@ class PreparedBatch:
 
 def prepare(
     bodies: Sequence[Mapping[str, Any]],
-    rules: Rules,
+    rules: TrainingSettings,
     *,
     run: str = "",
     step: int = 0,
@@ -159,27 +143,27 @@ def prepare(
         sizes = _sizes(group)
         rollouts += len(sizes)
         tokens += sum(sizes.values())
-        advantages = _advantages(group, sizes, normalise=rules.normalise)
-        if not rules.without_signal and not any(each.any() for each in advantages):
+        advantages = _advantages(group, sizes, normalise=rules.advantage == "normalised")
+        if not rules.trains_without_signal and not any(each.any() for each in advantages):
             skipped[number] = (
                 NO_SIGNAL,
                 "no rollout of the group is better than another, so there is nothing to learn",
             )
             continue
-        cut = _truncated(body) if rules.mask_truncated else frozenset()
+        cut = _truncated(body) if rules.mask_truncated_completions else frozenset()
         trained = []
         for at, (sample, of_tokens) in enumerate(zip(group, advantages, strict=True)):
             if reason := _unwanted(sample, lags[number][at], rules, cut=sample.rollout in cut):
                 left_out[number, at] = reason
             else:
-                scale = 1 / sizes[sample.rollout] if rules.average is LossAverage.SAMPLE else 1.0
+                scale = 1 / sizes[sample.rollout] if rules.loss_average is LossAverage.SAMPLE else 1.0
                 trained.append(TrainedSample(number, at, sample, of_tokens, scale))
         if trained:
             chosen += trained
         else:
             name, detail = left_out[number, 0]
             skipped[number] = (name, detail)
-    total = rollouts if rules.average is LossAverage.SAMPLE else tokens
+    total = rollouts if rules.loss_average is LossAverage.SAMPLE else tokens
     for each in chosen:
         each.scale /= total
     return PreparedBatch(bodies, chosen, skipped, left_out, lags, tuple(ids))
@@ -274,12 +258,12 @@ def _truncated(body: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(found)
 
 
-def _unwanted(sample: CheckedSample, lag: int | None, rules: Rules, *, cut: bool) -> tuple[str, str] | None:
+def _unwanted(sample: CheckedSample, lag: int | None, rules: TrainingSettings, *, cut: bool) -> tuple[str, str] | None:
     if cut:
         return TRUNCATED, "a limit of tokens cut the rollout off, and training.mask_truncated_completions leaves it out"
     length = len(sample.tokens)
-    if 0 < rules.max_token_len <= length:
-        limit = f"the trainer takes fewer than training.max_token_trainer_length, {rules.max_token_len}"
+    if length >= rules.max_token_trainer_length:
+        limit = f"the trainer takes fewer than training.max_token_trainer_length, {rules.max_token_trainer_length}"
         return TOO_LONG, f"a sequence of {length} tokens; {limit}"
     if rules.max_policy_lag is not None and lag is not None and lag > rules.max_policy_lag:
         limit = f"training.max_policy_lag allows {rules.max_policy_lag}"

@@ -197,7 +197,7 @@ class Trainer:
         step = self.step + 1
         with seconds("check"):
             prepared = await asyncio.to_thread(
-                prepare, batch.groups, settings.rules, run=self._run_id, step=self.step, seen=self._group_ids
+                prepare, batch.groups, settings.training, run=self._run_id, step=self.step, seen=self._group_ids
             )
         self._check_refused(batch, prepared)
         rate = settings.schedule(settings.num_steps).at(step)

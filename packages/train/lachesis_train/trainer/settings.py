@@ -19,7 +19,6 @@ from lachesis_client.urls import HTTP_URL
 from lachesis_tokens.samples.advantages import LossAverage
 from lachesis_train.rollout_api import TrainerRegistration
 from lachesis_train.tinker_sdk import Adam, LoraShape
-from lachesis_train.trainer.datums import Rules
 from lachesis_train.trainer.environments import RunEnvironment
 from lachesis_train.trainer.learning_rate import Schedule
 
@@ -259,6 +258,11 @@ class TrainingSettings(BaseModel):
         return self
 
     @property
+    def trains_without_signal(self) -> bool:
+        """Whether groups without a signal are trained too, with advantage 0: a penalty or a teacher adds to it."""
+        return self.kl_penalty > 0 or self.teacher_url is not None
+
+    @property
     def needs_ratios(self) -> bool:
         """Whether logprobs of the trained weights are needed before the step, for the ratios of sequences."""
         bounds = (self.max_sequence_ratio, self.reject_ratio_below, self.reject_ratio_above)
@@ -326,20 +330,6 @@ class Settings(BaseModel):
         """Options of `start_engine`."""
         names = ("lora_layers", "full_finetuning", "dtype", "device", "threads")
         return {name: getattr(self.training, f"engine_{name}") for name in names}
-
-    @property
-    def rules(self) -> Rules:
-        """The part of a batch that is trained."""
-        training = self.training
-        return Rules(
-            uncertified=training.uncertified,
-            normalise=training.advantage == "normalised",
-            average=training.loss_average,
-            max_token_len=training.max_token_trainer_length,
-            mask_truncated=training.mask_truncated_completions,
-            max_policy_lag=training.max_policy_lag,
-            without_signal=training.kl_penalty > 0 or training.teacher_url is not None,
-        )
 
     @property
     def lora(self) -> LoraShape:

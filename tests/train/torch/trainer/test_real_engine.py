@@ -19,7 +19,7 @@ from lachesis_tokens.samples.group_shapes import GroupSettings, RolloutSamples, 
 from lachesis_tokens.samples.samples import samples
 from lachesis_train.tinker_sdk import Adam, LoraShape, RefusedBounds, Service, TrainingEngineError
 from lachesis_train.trainer.checkpoints import Checkpoint
-from lachesis_train.trainer.datums import PreparedBatch, Rules, penalise_divergence, prepare
+from lachesis_train.trainer.datums import PreparedBatch, penalise_divergence, prepare
 from lachesis_train.trainer.off_policy import correct, scored
 from lachesis_train.trainer.settings import TrainingSettings
 from tests.support.token_trees import Tree
@@ -29,7 +29,7 @@ from tests.train.torch.trainer.test_kills import STEPS, launch
 SHAPE = LoraShape(rank=4, seed=1)
 
 
-async def sampled_batch(sampler, rules: Rules | None = None, **shape: Any) -> PreparedBatch:
+async def sampled_batch(sampler, rules: TrainingSettings | None = None, **shape: Any) -> PreparedBatch:
     """A group of four rollouts of two turns, sampled from the engine; with equal scores if these may be the same."""
     draw, rollouts = random.Random(0), []
     for number in range(4):
@@ -46,7 +46,7 @@ async def sampled_batch(sampler, rules: Rules | None = None, **shape: Any) -> Pr
         rollouts.append(RolloutSamples(f"r{number}", score, samples(tree, rollout_id=f"r{number}")))
     group = build_group(rollouts, GroupSettings(4, **shape))
     assert isinstance(group, TrainingGroup), group
-    return prepare([group.to_atropos()], rules or Rules())
+    return prepare([group.to_atropos()], rules or TrainingSettings())
 
 
 async def test_the_engine_computes_the_logprobs_that_the_sampler_reported_and_gets_our_advantages(
@@ -99,7 +99,7 @@ async def test_a_policy_that_solves_everything_is_pulled_back_to_the_base_model(
         data = [each.datum() for each in (await sampled_batch(await training.sampler())).samples]
         await training.step(data, "importance_sampling", Adam(3e-2))
     sampler = await training.sampler()
-    batch = await sampled_batch(sampler, Rules(without_signal=True), ensure_scores_are_not_same=False)
+    batch = await sampled_batch(sampler, TrainingSettings(kl_penalty=0.1), ensure_scores_are_not_same=False)
     assert len(batch.samples) == 4 and not any(each.advantages.any() for each in batch.samples)
     base = await service.base_sampler("tiny")
     found = [await base.logprobs(list(each.sample.tokens)) for each in batch.samples]

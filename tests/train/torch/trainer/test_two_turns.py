@@ -13,7 +13,8 @@ from lachesis_envs.tool_call import ToolResultEnv, in_stock
 from lachesis_testing.fake_server import Ask, FakeServer
 from lachesis_tokens.prompts.model_folders import model_folder
 from lachesis_train.tinker_sdk import Adam, LoraShape, Service
-from lachesis_train.trainer.datums import Rules, prepare
+from lachesis_train.trainer.datums import prepare
+from lachesis_train.trainer.settings import TrainingSettings
 from tests.support.training_runs import environment, with_tokens
 from tests.train.torch.trainer.conftest import RunningEngine
 
@@ -41,7 +42,7 @@ async def test_each_token_of_both_turns_is_trained_once(to_engine: RunningEngine
         sampled = [made for seen in model.requests for made in seen.completions]
     assert sorted(group["scores"]) == [0.0, 1.0, 1.0, 1.0]
     assert len(sampled) == 2 * ROLLOUTS
-    batch = prepare([group], Rules(max_token_len=4096))
+    batch = prepare([group], TrainingSettings(max_token_trainer_length=4096))
     service = Service()
     training = await service.train("tiny", LoraShape(rank=8, seed=1))
     before = await training.step([each.datum() for each in batch.samples], "importance_sampling", Adam(0.0))
