@@ -16,7 +16,7 @@ from lachesis_testing.fake_server import fake_tokenizer
 from lachesis_tokens.prompts.model_folders import tokenizer_of
 from lachesis_tokens.server.serving import load_tokenizer
 from lachesis_train.trainer.checkpoints import Checkpoint
-from lachesis_train.trainer.learning_rate import Schedule
+from lachesis_train.trainer.learning_rate import learning_rate
 from lachesis_train.trainer.settings import EnvSettings, Settings, TrainingSettings
 from lachesis_train.verbs import train
 from lachesis_train.verbs.launch_training import EXAMPLE, main, make_parser, read_settings
@@ -140,16 +140,18 @@ def test_every_setting_has_a_flag_and_a_row_in_the_docs() -> None:
     ],
 )
 def test_the_learning_rate_rises_and_falls_as_named(kind, rates: list[float]) -> None:
-    schedule = Schedule(learning_rate=1.0, steps=6, warmup=2, kind=kind, least=0.2)
-    assert [schedule.at(step) for step in range(1, 7)] == pytest.approx(rates)
+    settings = TrainingSettings(
+        learning_rate=1.0, warmup_steps=2, learning_rate_schedule=kind, min_learning_rate_ratio=0.2
+    )
+    assert [learning_rate(settings, step, 6) for step in range(1, 7)] == pytest.approx(rates)
 
 
 @pytest.mark.parametrize("kind", ["linear", "cosine"])
 @pytest.mark.parametrize(("steps", "warmup"), [(1, 0), (6, 2), (4, 3), (2, 2)])
 def test_no_step_is_made_with_a_rate_of_0(kind, steps: int, warmup: int) -> None:
-    schedule = Schedule(learning_rate=1.0, steps=steps, warmup=warmup, kind=kind)
-    assert all(schedule.at(step) > 0 for step in range(1, steps + 1))
-    assert schedule.at(steps + 1) == pytest.approx(0)
+    settings = TrainingSettings(learning_rate=1.0, warmup_steps=warmup, learning_rate_schedule=kind)
+    assert all(learning_rate(settings, step, steps) > 0 for step in range(1, steps + 1))
+    assert learning_rate(settings, steps + 1, steps) == pytest.approx(0)
 
 
 def test_truncated_importance_sampling_is_cispo_without_a_lower_bound(read) -> None:

@@ -25,6 +25,7 @@ from lachesis_train.tinker_sdk import Service, Training, TrainingEngineError
 from lachesis_train.trainer.checkpoints import Checkpoint, first_weights
 from lachesis_train.trainer.engine_link import EngineLink, begin, forget, pause_after, while_alive
 from lachesis_train.trainer.forecast import Work, check_memory, forecast
+from lachesis_train.trainer.learning_rate import learning_rate
 from lachesis_train.trainer.loop import stopped
 from lachesis_train.trainer.settings import Settings
 
@@ -165,7 +166,7 @@ class SftRun:
         settings, sft, step = self._settings, self._sft, self.step + 1
         batch = self._plan[step - 1]
         tokens = sum(len(each.trained) for each in batch)
-        rate = settings.schedule(self.last_step, sft.learning_rate).at(step)
+        rate = learning_rate(settings.training, step, self.last_step, sft.learning_rate)
         begun = time.perf_counter()
         data = await asyncio.to_thread(lambda: [each.datum(1 / tokens) for each in batch])
         trained = await self._alive(self._training.step(data, _LOSS, settings.adam(rate)))

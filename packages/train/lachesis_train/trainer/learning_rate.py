@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal
+
+from lachesis_train.trainer.settings import TrainingSettings
 
 
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """Linear warm-up, then constant, or down to `least` of it at the last step; down to 0 only after the last step,
-    which would otherwise change nothing."""
+def learning_rate(training: TrainingSettings, step: int, steps: int, rate: float | None = None) -> float:
+    """That of step `step`, from 1, in a run of `steps`. `rate`: instead of that of the settings.
 
-    learning_rate: float
-    steps: int
-    """Of the whole run."""
-    warmup: int = 0
-    kind: Literal["constant", "linear", "cosine"] = "constant"
-    least: float = 0.0
-
-    def at(self, step: int) -> float:
-        """The learning rate of step `step`, from 1."""
-        if step <= self.warmup:
-            return self.learning_rate * step / self.warmup
-        if self.kind == "constant":
-            return self.learning_rate
-        last = self.steps + (self.least == 0)
-        done = min(1.0, (step - self.warmup) / max(1, last - self.warmup))
-        left = 1 - done if self.kind == "linear" else (1 + math.cos(math.pi * done)) / 2
-        return self.learning_rate * (self.least + (1 - self.least) * left)
+    Linear warm-up, then constant, or down to a share of it at the last step; down to 0 only after the last step, which
+    would otherwise change nothing.
+    """
+    most = training.learning_rate if rate is None else rate
+    warmup, least = training.warmup_steps, training.min_learning_rate_ratio
+    if step <= warmup:
+        return most * step / warmup
+    if training.learning_rate_schedule == "constant":
+        return most
+    last = steps + (least == 0)
+    done = min(1.0, (step - warmup) / max(1, last - warmup))
+    left = 1 - done if training.learning_rate_schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
+    return most * (least + (1 - least) * left)

@@ -27,6 +27,7 @@ from lachesis_train.trainer.checkpoints import REMEMBERED, Checkpoint, first_wei
 from lachesis_train.trainer.datums import PreparedBatch, penalise_divergence, prepare, with_signal
 from lachesis_train.trainer.engine_link import EngineLink, begin, forget, pause_after, while_alive
 from lachesis_train.trainer.forecast import forecast
+from lachesis_train.trainer.learning_rate import learning_rate
 from lachesis_train.trainer.losses import data_and_losses, ratio_bounds
 from lachesis_train.trainer.off_policy import correct, scored
 from lachesis_train.trainer.settings import Settings
@@ -200,7 +201,7 @@ class Trainer:
                 prepare, batch.groups, settings.training, run=self._run_id, step=self.step, seen=self._group_ids
             )
         self._check_refused(batch, prepared)
-        rate = settings.schedule(settings.num_steps).at(step)
+        rate = learning_rate(settings.training, step, settings.num_steps)
         trained, figures = Trained((), {}), dict[str, float]()
         sampler = self._policy.current.sampler
         if prepared.samples and settings.training.needs_ratios:

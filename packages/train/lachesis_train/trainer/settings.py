@@ -20,7 +20,6 @@ from lachesis_tokens.samples.advantages import LossAverage
 from lachesis_train.rollout_api import TrainerRegistration
 from lachesis_train.tinker_sdk import Adam, LoraShape
 from lachesis_train.trainer.environments import RunEnvironment
-from lachesis_train.trainer.learning_rate import Schedule
 
 HOW: Final = "how"
 """Marks a setting that may change when a run is continued: it decides how the run runs, not what it trains, or is part
@@ -353,17 +352,6 @@ class Settings(BaseModel):
             eps=training.adam_eps,
             weight_decay=training.weight_decay,
             grad_clip_norm=training.grad_clip_norm,
-        )
-
-    def schedule(self, steps: int, rate: float | None = None) -> Schedule:
-        """The learning rate by step, in a run of so many. `rate`: instead of that of the settings."""
-        training = self.training
-        return Schedule(
-            learning_rate=training.learning_rate if rate is None else rate,
-            steps=steps,
-            warmup=training.warmup_steps,
-            kind=training.learning_rate_schedule,
-            least=training.min_learning_rate_ratio,
         )
 
     @property
