@@ -91,7 +91,9 @@ def token_server(
         raise ServerConfigError(f"tool_call_parser {settings.tool_call_parser!r}: {error}") from error
 
 
-def prompts_of(kind: type[Prompts], tokenizer: Any, settings: HermesAgentEnvConfig) -> Prompts:
+def prompts_of(
+    kind: type[Prompts], tokenizer: Any, settings: HermesAgentEnvConfig, end_of_turn: Sequence[int] = ()
+) -> Prompts:
     """Prompts with the chat template of an environment. Raises ServerConfigError for a template that is of no use."""
     try:
         return kind(
@@ -99,6 +101,7 @@ def prompts_of(kind: type[Prompts], tokenizer: Any, settings: HermesAgentEnvConf
             chat_template=None if settings.chat_template is None else read_template(settings.chat_template),
             template_kwargs=settings.chat_template_kwargs,
             when_unextendable=settings.when_unextendable,
+            end_of_turn=end_of_turn,
             special_tokens_in_text=settings.special_tokens_in_text,
         )
     except (OSError, ValueError, TemplateError) as error:

@@ -17,9 +17,9 @@ from lachesis.figures.repaired_calls import RepairedCalls
 from lachesis_tokens.engines.base import TokenEngine
 from lachesis_tokens.prompts.prompts import PromptBuilder
 from lachesis_tokens.prompts.vocabulary import ANY_ROW
+from lachesis_tokens.server.serving import prompts_of
 from lachesis_tokens.server.token_server import TokenServer
-from lachesis_tokens.templates.chat_template import read_template
-from lachesis_train.trainers.agreement import SettingsDisagree, use_sampling
+from lachesis_train.trainers.agreement import SettingsDisagree
 from lachesis_train.trainers.env_thread import EnvThread
 from lachesis_train.trainers.items import environment_of
 from lachesis_train.trainers.rows import OnBranches, Row, branches_setting, call_figures, rows_of
@@ -68,7 +68,7 @@ class CalledEnvironment:
         self.run_id = uuid.uuid4().hex[:8]
         self.server = TokenServer(
             [engine],
-            self.prompts(),
+            prompts_of(PromptBuilder, tokenizer, self.env.config),
             self.env.config.tool_call_parser,
             max_tokens=self.env.config.max_token_length,
             tokenizer=(getattr(tokenizer, "name_or_path", ""), f"tokenizer of {type(self).__name__}"),
@@ -85,35 +85,6 @@ class CalledEnvironment:
         self._starting = threading.Lock()
         self._gate = asyncio.Semaphore(max(1, self.env.max_num_workers) * (self.env.config.group_size**one_by_one))
         self._failed_groups = 0
-
-    def prompts(self, end_of_turn: Sequence[int] = ()) -> PromptBuilder:
-        """Prompts as the settings of the environment make them."""
-        config = self.env.config
-        file = config.chat_template
-        return PromptBuilder(
-            self.tokenizer,
-            chat_template=None if file is None else read_template(file),
-            template_kwargs=config.chat_template_kwargs,
-            when_unextendable=config.when_unextendable,
-            end_of_turn=end_of_turn,
-            special_tokens_in_text=config.special_tokens_in_text,
-        )
-
-    def limit_tokens(self, limit: int) -> None:
-        """A completion has no more tokens than this limit of the trainer, and that of the environment."""
-        self.server.max_tokens = self.env.config.max_token_length = min(self._own_limit, limit)
-
-    def use_sampling(self, given: Mapping[str, Any], *, evaluation: bool, where: str) -> None:
-        """See `use_sampling` of `agreement`. Raises SettingsDisagree also for another limit than that of the training,
-        as an evaluation may have one: its rollouts would be cut off there."""
-        use_sampling(self.env.config, given, evaluation=evaluation, where=where)
-        asked, limit = given.get("max_tokens") or given.get("max_new_tokens"), self.env.config.max_token_length
-        if asked and min(self._own_limit, asked) != limit:
-            raise SettingsDisagree(
-                f"{where} of {'an evaluation' if evaluation else 'the training'} has {asked} tokens for a completion, "
-                f"and all rollouts of this environment have {limit}: set the limits of training and evaluation to the "
-                "same number"
-            )
 
     # A run of the environment.
 

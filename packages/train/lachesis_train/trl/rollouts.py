@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from backends.tasks import run_all
+from lachesis_tokens.prompts.prompts import PromptBuilder
+from lachesis_tokens.server.serving import prompts_of
 from lachesis_train.trainers.agreement import SettingsDisagree, use_temperature
 from lachesis_train.trainers.called import CalledEnvironment
 from lachesis_train.trainers.rows import Row, count_calls, row_of
@@ -138,7 +140,7 @@ class LachesisRollouts(CalledEnvironment):
         check_trainer(trainer, self.env, self.server.prompts.end_of_turn, self.tokenizer)
         use_temperature(self.env.config, float(trainer.args.temperature), where="GRPOConfig")
         if more := set(trainer.eos_token_ids).difference(self.server.prompts.end_of_turn):
-            self.server.prompts = self.prompts(sorted(more))
+            self.server.prompts = prompts_of(PromptBuilder, self.tokenizer, self.env.config, sorted(more))
         self.engine.ends = frozenset(self.server.prompts.end_of_turn)
         self.engine.room.after_first = trainer.max_completion_length
         self._trainer = trainer
