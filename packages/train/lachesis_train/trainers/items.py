@@ -6,12 +6,12 @@ import asyncio
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
 
-from backends.errors import LachesisError, SettingsError
+from backends.errors import LachesisError
 from lachesis.figures.item_keys import first_items, plain
+from lachesis.runs.command_line import reject_unknown
 from lachesis.settings.hooks import of_hook
 
 log = logging.getLogger(__name__)
@@ -39,11 +39,7 @@ def environment_of(env: Any, settings: Mapping[str, Any] | None, servers: Sequen
             raise ValueError("settings are for a class of environments; this environment has its settings already")
         return env
     defaults, own_servers = env.config_init()  # type: ignore[attr-defined]
-    for name in settings or {}:
-        if name not in type(defaults).model_fields:
-            near = get_close_matches(name, type(defaults).model_fields, n=1)
-            hint = f"did you mean {near[0]}?" if near else "see the environment's --help"
-            raise SettingsError(f"{env.__name__} has no setting {name!r}; {hint}")
+    reject_unknown(f"{env.__name__}: env.", settings or (), type(defaults).model_fields)
     chosen = {name: getattr(defaults, name) for name in defaults.model_fields_set}
     return env(type(defaults)(**{**chosen, **(settings or {})}), servers or own_servers)
 

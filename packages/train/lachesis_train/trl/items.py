@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from backends.errors import LachesisError
+from lachesis.figures.item_keys import first_items
 from lachesis_messages.responses import ChatResponse
 from lachesis_train.trainers.items import shown_messages
 
@@ -41,10 +42,7 @@ class DrawnKeys:
         """A dataset of the next `count` items, or of those that are left."""
         if count < 1:
             raise ValueError(f"a dataset of {count} items; draw at least one")
-        items: list[Any] = []
-        while len(items) < count and (item := await self._env.get_next_item()) is not None:
-            items.append(item)
-        return self._dataset(items)
+        return self._dataset(await first_items(self._env.get_next_item, count))
 
     async def draw_for_evaluation(self) -> Dataset:
         return self._dataset(list(await self._env.get_eval_items()))
