@@ -140,17 +140,8 @@ def alone_in(folder: Path) -> Iterator[None]:
         yield
 
 
-@dataclass(frozen=True, slots=True)
-class FirstWeights:
-    """The weights of another run that a run begins with."""
-
-    folder: Path
-    state: str
-    """The engine's path."""
-
-
-def first_weights(folder: Path | None, settings: Mapping[str, Any]) -> FirstWeights | None:
-    """The last checkpoint of another run, that of `training.init_from` or of the warm start.
+def first_weights(folder: Path | None, settings: Mapping[str, Any]) -> str | None:
+    """The engine's path of the last state of another run, that of `training.init_from` or of the warm start.
 
     Raises:
         OtherSettings: the adapters of the runs differ.
@@ -168,4 +159,4 @@ def first_weights(folder: Path | None, settings: Mapping[str, Any]) -> FirstWeig
         raise OtherSettings(
             f"training.init_from: {folder} is a run with another adapter: {differences}. Set these as there"
         )
-    return FirstWeights(folder, found.state)
+    return found.state

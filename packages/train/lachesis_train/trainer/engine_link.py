@@ -8,12 +8,11 @@ import os
 import shutil
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 from backends.errors import LachesisError
 from lachesis_train.tinker_sdk import LOCAL_KEY, Service, Training, TrainingEngineError
-from lachesis_train.trainer.checkpoints import FirstWeights
 from lachesis_train.trainer.settings import Settings
 
 _LOOK: Final = 1.0
@@ -24,10 +23,11 @@ _LONGEST_PAUSE: Final = 60.0
 T = TypeVar("T")
 
 
-class EngineLink(Protocol):
-    """Where the engine is."""
+class EngineLink(contextlib.AsyncExitStack):
+    """Where the engine is. This one is a service of which the SDK knows URL and key: the Tinker cloud, SkyRL, a
+    `lachesis engine` of its own."""
 
-    keeps: int
+    keeps = 0
     """Checkpoints whose states it keeps, where no setting says so; 0: all."""
 
     async def connect(self) -> Service:
@@ -36,19 +36,21 @@ class EngineLink(Protocol):
         Raises:
             EngineError: it cannot be reached.
         """
-        ...
+        return await asyncio.to_thread(Service)
 
     async def ended(self) -> str:
-        """Returns when the engine has died, with a sentence about it; never, if that cannot be known."""
-        ...
+        """Returns when the engine has died, with a sentence about it; never, if that cannot be known: the SDK tries
+        again, and says when it gives up."""
+        await asyncio.Event().wait()
+        return ""
 
     async def take(self, state: str, run_dir: Path) -> None:
-        """Make a state of another run, whose folder is `run_dir`, one that the engine can load.
+        """Make a state of another run, whose folder is `run_dir`, one that the engine can load. A service has those of
+        all runs.
 
         Raises:
             EngineError: the state is not there.
         """
-        ...
 
 
 async def while_alive(link: EngineLink, call: Coroutine[Any, Any, T]) -> T:
@@ -65,12 +67,12 @@ async def while_alive(link: EngineLink, call: Coroutine[Any, Any, T]) -> T:
         died.cancel()
 
 
-async def begin(link: EngineLink, service: Service, settings: Settings, first: FirstWeights | None) -> Training:
-    """The adapter of a run that begins: a new one, or one with the weights of another run."""
+async def begin(link: EngineLink, service: Service, settings: Settings, first: str | None) -> Training:
+    """The adapter of a run that begins: a new one, or one with the state `first` of another run."""
     training = await while_alive(link, service.train(settings.base_model, settings.lora))
-    if first is not None:
-        await link.take(first.state, first.folder)
-        await while_alive(link, training.load_weights(first.state))
+    if first is not None and settings.first_run is not None:
+        await link.take(first, settings.first_run)
+        await while_alive(link, training.load_weights(first))
     return training
 
 
@@ -90,25 +92,7 @@ def pause_after(failures: int) -> float:
     return min(_LONGEST_PAUSE, 2.0 ** (failures - 1))
 
 
-class RemoteEngine(contextlib.AsyncExitStack):
-    """A service of which the SDK knows URL and key: the Tinker cloud, SkyRL, a `lachesis engine` of its own."""
-
-    keeps = 0
-
-    async def connect(self) -> Service:
-        """See `EngineLink.connect`."""
-        return await asyncio.to_thread(Service)
-
-    async def ended(self) -> str:
-        """Never: the SDK tries again, and says when it gives up."""
-        await asyncio.Event().wait()
-        return ""
-
-    async def take(self, state: str, run_dir: Path) -> None:
-        """Nothing: the service has the states of all runs."""
-
-
-class EmbeddedEngine(contextlib.AsyncExitStack):
+class EmbeddedEngine(EngineLink):
     """The embedded engine of this run, started at the first `connect` and again when it has died."""
 
     keeps = 5

@@ -53,9 +53,9 @@ class LazyTokenizer:
 def engine(settings: Settings) -> contextlib.AbstractAsyncContextManager[EngineLink]:
     """Where the engine of the run is."""
     from lachesis_train.tinker_sdk import is_configured
-    from lachesis_train.trainer.engine_link import EmbeddedEngine, RemoteEngine
+    from lachesis_train.trainer.engine_link import EmbeddedEngine, EngineLink
 
-    return RemoteEngine() if is_configured() else EmbeddedEngine(settings.base_model, settings.run_dir, settings.engine)
+    return EngineLink() if is_configured() else EmbeddedEngine(settings.base_model, settings.run_dir, settings.engine)
 
 
 def new_recorder(settings: Settings, first_step: int, tokenizer: LazyTokenizer, console: Console) -> TrainingRecorder:
