@@ -20,7 +20,7 @@ from lachesis_tokens.prompts.dataset_prompts import DatasetPrompts
 from lachesis_tokens.samples.group_shapes import samples_from_atropos
 from lachesis_train.sft.loop import loss_of
 from lachesis_train.sft.plan import batches, digest, split
-from lachesis_train.sft.readers import Dataset, Example, ReadRules, read_dataset
+from lachesis_train.sft.readers import Dataset, Example, read_dataset
 from lachesis_train.sft.settings import SftSettings
 from tests.support.certificates import aged
 from tests.support.scripted_server import ScriptedServer
@@ -62,8 +62,8 @@ def written(folder: Path, messages: list[dict[str, Any]] = CONVERSATION, **more:
     return Path(save_trajectory(conversion, model="m", completed=True, directory=folder, **more))
 
 
-def read(path: Path, prompts: DatasetPrompts, **rules: Any) -> Dataset:
-    return read_dataset([path], prompts, ReadRules(**rules))
+def read(path: Path, prompts: DatasetPrompts, max_token_len: int = 0, **rules: Any) -> Dataset:
+    return read_dataset([path], prompts, SftSettings(**rules), max_token_len=max_token_len)
 
 
 def parts(example: Example, tokenizer: Any) -> list[tuple[bool, str]]:
@@ -162,7 +162,7 @@ def test_reasoning_is_trained_or_dropped_by_name(tmp_path: Path, prompts: Datase
     thought = {"role": "assistant", "content": "4", "reasoning": "two and two"}
     path = written(tmp_path, [{"role": "user", "content": "2 + 2"}, thought])
     assert "it leaves out the reasoning" in read(path, prompts).refused[0].detail
-    (dropped,) = read(path, prompts, keep_reasoning=False).examples
+    (dropped,) = read(path, prompts, reasoning="drop").examples
     assert parts(dropped, tokenizer)[-1] == (True, "4<|im_end|>")
     (kept,) = read(path, DatasetPrompts(tokenizer, chat_template=of_trl("qwen3"))).examples
     assert parts(kept, tokenizer)[-1] == (True, "<think>\ntwo and two\n</think>\n\n4<|im_end|>")

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,6 +31,7 @@ from lachesis_tokens.samples.cross_checks import line_problems
 from lachesis_tokens.samples.sample_records import MalformedSample, read_sample
 from lachesis_tokens.samples.samples import TokenSample, samples
 from lachesis_tokens.samples.verification import verify
+from lachesis_train.sft.settings import SftSettings
 from lachesis_train.tinker_sdk import Datum
 
 SHOWN_LINES: Final = 5
@@ -71,17 +71,6 @@ class RefusedLine:
         return f"{self.source}: {self.detail}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadRules:
-    """What is taken."""
-
-    max_token_len: int = 0
-    """Every sequence must be shorter; 0: any."""
-    completed_only: bool = True
-    min_reward: float | None = None
-    keep_reasoning: bool = True
-
-
 @dataclass(slots=True)
 class Dataset:
     """The examples of some files, and the lines that were refused."""
@@ -108,8 +97,13 @@ class _Refused(Exception):
         self.reason = reason
 
 
-def read_dataset(paths: Iterable[str | Path], prompts: DatasetPrompts, rules: ReadRules) -> Dataset:
+def read_dataset(
+    paths: Iterable[str | Path], prompts: DatasetPrompts, rules: SftSettings, *, max_token_len: int = 0
+) -> Dataset:
     """Read files of ShareGPT lines, samples and groups, which may be mixed. CPU-bound.
+
+    Args:
+        max_token_len: every sequence must be shorter; 0: any.
 
     Raises:
         LachesisError: a file cannot be read.
@@ -121,6 +115,9 @@ def read_dataset(paths: Iterable[str | Path], prompts: DatasetPrompts, rules: Re
             source = f"{path}:{number}"
             try:
                 for read in _examples(_parsed(line), source, prompts, rules):
+                    if isinstance(read, Example) and 0 < max_token_len <= len(read.tokens):
+                        limit = f"training.max_token_trainer_length is {max_token_len}"
+                        read = _Refused("too_long", f"{len(read.tokens)} tokens, and {limit}")
                     if isinstance(read, Example):
                         found.examples.append(read)
                     else:
@@ -153,14 +150,14 @@ def _parsed(line: Any) -> Mapping[str, Any]:
 
 
 def _examples(
-    record: Mapping[str, Any], source: str, prompts: DatasetPrompts, rules: ReadRules
+    record: Mapping[str, Any], source: str, prompts: DatasetPrompts, rules: SftSettings
 ) -> Iterator[Example | _Refused]:
     if record.get("evaluation"):
         raise _Refused("evaluation", "it measured the model: no training data")
     if isinstance(record.get("conversations"), list):
         _check_rollout(record, record.get("completed") is not False, rules)
         item = str(record.get("item_key") or source)
-        yield from map(partial(_example, source=source, item=item, rules=rules), _placed(record, prompts, rules))
+        yield from (_example(sample, source, item) for sample in _placed(record, prompts, rules))
     elif isinstance(record.get("samples"), list):
         yield from _of_group(record, source, rules)
     elif "tokens" in record and "spans" in record:
@@ -172,7 +169,7 @@ def _examples(
         raise _Refused("unknown_form", f"neither conversations, nor samples, nor a sample; it has {keys or 'no keys'}")
 
 
-def _check_rollout(record: Mapping[str, Any], completed: bool, rules: ReadRules) -> None:
+def _check_rollout(record: Mapping[str, Any], completed: bool, rules: SftSettings) -> None:
     if rules.completed_only and not completed:
         raise _Refused("not_completed", f"the rollout ended with {record.get('outcome') or 'an unknown outcome'}")
     reward = record.get("reward")
@@ -180,7 +177,7 @@ def _check_rollout(record: Mapping[str, Any], completed: bool, rules: ReadRules)
         raise _Refused("low_reward", f"its reward is {reward!r}, and sft.min_reward is {rules.min_reward:g}")
 
 
-def _placed(record: Mapping[str, Any], prompts: DatasetPrompts, rules: ReadRules) -> list[TokenSample]:
+def _placed(record: Mapping[str, Any], prompts: DatasetPrompts, rules: SftSettings) -> list[TokenSample]:
     """The samples that the conversation would have given, had the model sampled its turns."""
     try:
         messages = from_sharegpt(record)
@@ -192,7 +189,7 @@ def _placed(record: Mapping[str, Any], prompts: DatasetPrompts, rules: ReadRules
             if message["role"] != "assistant":
                 history.append(message)
                 continue
-            if not rules.keep_reasoning:
+            if rules.reasoning == "drop":
                 message = {name: value for name, value in message.items() if name != "reasoning"}
             said = as_message(message, index)
             after = MessageHistory([*history, message])
@@ -210,7 +207,7 @@ def _placed(record: Mapping[str, Any], prompts: DatasetPrompts, rules: ReadRules
         raise _Refused("unplaceable", str(error) or repr(error)) from error
 
 
-def _of_group(record: Mapping[str, Any], source: str, rules: ReadRules) -> Iterator[Example | _Refused]:
+def _of_group(record: Mapping[str, Any], source: str, rules: SftSettings) -> Iterator[Example | _Refused]:
     item = str(record.get("item_key") or source)
     rollouts = {each["rollout_id"]: each for each in record.get("rollouts") or () if isinstance(each, Mapping)}
     data = joined_data(each.get("image_data") for each in record["samples"] if isinstance(each, Mapping))
@@ -231,7 +228,7 @@ def _of_group(record: Mapping[str, Any], source: str, rules: ReadRules) -> Itera
             yield error
 
 
-def _of_record(record: Any, of_rollout: Mapping[str, Any], source: str, item: str, rules: ReadRules) -> Example:
+def _of_record(record: Any, of_rollout: Mapping[str, Any], source: str, item: str, rules: SftSettings) -> Example:
     try:
         sample = read_sample(record)
     except MalformedSample as error:
@@ -243,12 +240,9 @@ def _of_record(record: Any, of_rollout: Mapping[str, Any], source: str, item: st
         raise _Refused("unproven", f"rollout {sample.rollout_id}: {reasons[0]}")
     if sample.images:
         raise _Refused("images", "it has images, which the engine does not take")
-    return _example(sample, source, item, rules)
+    return _example(sample, source, item)
 
 
-def _example(sample: TokenSample, source: str, item: str, rules: ReadRules) -> Example:
-    if rules.max_token_len and len(sample.tokens) >= rules.max_token_len:
-        limit = f"training.max_token_trainer_length is {rules.max_token_len}"
-        raise _Refused("too_long", f"{len(sample.tokens)} tokens, and {limit}")
+def _example(sample: TokenSample, source: str, item: str) -> Example:
     places = [place for span in sample.spans for place in range(span.start, span.end) if place]
     return Example(sample.tokens, places, source, item)

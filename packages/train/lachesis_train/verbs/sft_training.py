@@ -103,17 +103,11 @@ def _read(settings: Settings, sft: SftSettings, files: Sequence[str], tokenizer:
     from lachesis_client.errors import TemplateError
     from lachesis_tokens.prompts.dataset_prompts import DatasetPrompts
     from lachesis_tokens.templates.chat_template import read_template
-    from lachesis_train.sft.readers import ReadRules, read_dataset
+    from lachesis_train.sft.readers import read_dataset
 
     try:
         template = None if sft.chat_template is None else read_template(sft.chat_template)
         prompts = DatasetPrompts(tokenizer.get(), chat_template=template)
     except (OSError, ValueError, TemplateError) as error:
         raise SettingsError(f"{error}; set --sft.chat_template FILE.jinja") from error
-    rules = ReadRules(
-        max_token_len=settings.training.max_token_trainer_length,
-        completed_only=sft.completed_only,
-        min_reward=sft.min_reward,
-        keep_reasoning=sft.reasoning == "keep",
-    )
-    return read_dataset(files, prompts, rules)
+    return read_dataset(files, prompts, sft, max_token_len=settings.training.max_token_trainer_length)

@@ -164,11 +164,12 @@ async def test_the_trained_model_writes_calls_where_the_random_one_writes_noise(
     from lachesis_tokens.prompts.dataset_prompts import DatasetPrompts
     from lachesis_tokens.prompts.model_folders import model_folder
     from lachesis_train.engine import start_engine
-    from lachesis_train.sft.readers import ReadRules, read_dataset
+    from lachesis_train.sft.readers import read_dataset
+    from lachesis_train.sft.settings import SftSettings
     from lachesis_train.tinker_sdk import LOCAL_KEY, LoraShape, Service
 
     tokenizer = AutoTokenizer.from_pretrained(str(model_folder("tiny")))
-    (example, *_) = read_dataset([dump], DatasetPrompts(tokenizer), ReadRules(completed_only=False)).examples
+    (example, *_) = read_dataset([dump], DatasetPrompts(tokenizer), SftSettings(completed_only=False)).examples
     prompt = list(example.tokens[: example.trained[0]])
     said = [example.tokens[place] for place in example.trained]
     checkpoint = json.loads((finished[0] / "checkpoint.json").read_text())
