@@ -1,7 +1,8 @@
-"""The machine below a benchmark: the memory of this process, and the disturbance by other work."""
+"""The machine below a benchmark: the memory of this process, processor time, and the disturbance by other work."""
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,12 @@ def memory_mb(field: str) -> float:
         if line.startswith(f"{field}:"):
             return int(line.split()[1]) / 1024
     raise RuntimeError(f"/proc/self/status has no {field}; this benchmark runs on Linux")
+
+
+def cpu_seconds(*pids: int) -> float:
+    """Of living processes, all their threads included, in user and system mode; not of their children."""
+    fields = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids]
+    return sum(int(one[11]) + int(one[12]) for one in fields) / os.sysconf("SC_CLK_TCK")
 
 
 def forget_peak() -> None:

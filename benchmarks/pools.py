@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
-import os
 import statistics
 import sys
 import tempfile
@@ -24,6 +23,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from backends import Sandbox, SandboxSpec, create_backend
+from benchmarks.machine import cpu_seconds
 from lachesis_pools.slots import Scale
 from lachesis_pools.stream import PoolStream, connect
 from lachesis_pools.wire import message, opened
@@ -35,14 +35,6 @@ EXEC_RATIO, ACQUIRE_MS, IDLE_MB, IDLE_CORE = 1.5, 10.0, 150.0, 0.01
 ENDED = {"execution": "e1", "exit_code": 0, "timed_out": False, "stdout": 1000, "stdout_elided": 0}
 ENDED |= {"stderr_elided": 0, "duration": 0.1, "waited": None, "waited_in_all": 0.0}
 """What an executor answers."""
-
-
-def cpu_seconds(pids: list[int]) -> float:
-    total = 0.0
-    for pid in pids:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    return total
 
 
 def memory_mb(pid: int) -> float:
@@ -65,11 +57,11 @@ def below(pid: int) -> list[int]:
 
 async def real(engine: PoolEngine, rounds: int, slots: int) -> bool:
     [worker] = [pid for each in engine.status()["workers"] for pid in workers(each["name"])]
-    made = cpu_seconds([worker, *below(worker)])
+    made = cpu_seconds(worker, *below(worker))
     backend, local = create_backend("pool", **engine.options), create_backend("local")
     far, near = await backend.create(SandboxSpec()), await local.create(SandboxSpec())
     taken: dict[str, list[float]] = {"local": [], "pool": []}
-    of_pool = cpu_seconds([engine.process.pid])
+    of_pool = cpu_seconds(engine.process.pid)
     for number in range(rounds):
         for name, sandbox in sorted({"local": near, "pool": far}.items(), reverse=bool(number % 2)):
             await asyncio.sleep(0.02)
@@ -79,7 +71,7 @@ async def real(engine: PoolEngine, rounds: int, slots: int) -> bool:
     both = f"local {middle['local']:.2f} ms, pool {middle['pool']:.2f} ms"
     ratios = sorted(pool / local for pool, local in zip(taken["pool"], taken["local"], strict=True))
     low, high = (ratios[int(share * len(ratios))] for share in (0.25, 0.75))
-    alone = 1000 * (cpu_seconds([engine.process.pid]) - of_pool) / rounds
+    alone = 1000 * (cpu_seconds(engine.process.pid) - of_pool) / rounds
     print(f"a command: {both}, {ratio:.2f} times (goal {EXEC_RATIO})", end="; ")
     print(f"half of the pairs {low:.2f} to {high:.2f}; {alone:.2f} ms of the pool's processor time")
     await far.close()
@@ -94,9 +86,9 @@ async def real(engine: PoolEngine, rounds: int, slots: int) -> bool:
     wait = statistics.median(waits)
     print(f"a warm slot: {wait:.1f} ms, the longest of 30 {max(waits):.1f} (goal {ACQUIRE_MS:g})")
     await asyncio.sleep(2.0)
-    before = cpu_seconds([worker])
+    before = cpu_seconds(worker)
     await asyncio.sleep(20.0)
-    core, memory = (cpu_seconds([worker]) - before) / 20, memory_mb(worker)
+    core, memory = (cpu_seconds(worker) - before) / 20, memory_mb(worker)
     print(f"a worker with {slots} idle warm sandboxes: {memory:.0f} MB, {100 * core:.2f} % of a core", end=" ")
     print(f"(goals {IDLE_MB:g} MB, {100 * IDLE_CORE:g} %)")
     each = sum(map(memory_mb, below(worker))) / slots
@@ -147,18 +139,18 @@ class Answers:
 async def crowd(engine: PoolEngine, leases: int, slots: int = 64, runs: int = 20) -> None:
     answers, pool = Answers(), engine.process.pid
     streams = [await answers.join(engine, f"w{number}", slots) for number in range(-(-leases // slots))]
-    empty, cpu = memory_mb(pool), cpu_seconds([pool])
+    empty, cpu = memory_mb(pool), cpu_seconds(pool)
     begin = time.perf_counter()
     backends = [create_backend("pool", **engine.options) for _ in range(runs)]
     # Many at once, as of the groups of a step; each run has one connection.
     sandboxes = await asyncio.gather(*(backends[at % runs].create(SandboxSpec()) for at in range(leases)))
-    took, spent = time.perf_counter() - begin, cpu_seconds([pool]) - cpu
+    took, spent = time.perf_counter() - begin, cpu_seconds(pool) - cpu
     print(f"{leases} leases of {runs} runs: {took:.1f} s, {1000 * spent / leases:.2f} ms of the pool each", end="; ")
     print(f"the pool has {empty:.0f} MB, then {memory_mb(pool):.0f} MB")
-    cpu = cpu_seconds([pool])
+    cpu = cpu_seconds(pool)
     for _ in range(3):
         await asyncio.gather(*(sandbox.exec("true", timeout=60) for sandbox in sandboxes))
-    each = (cpu_seconds([pool]) - cpu) / (3 * leases)
+    each = (cpu_seconds(pool) - cpu) / (3 * leases)
     print(f"{3 * leases} commands: {1000 * each:.3f} ms of the pool each, {1 / each:.0f} a second at most")
     for stream in streams:
         stream.abort()

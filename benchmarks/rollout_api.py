@@ -16,7 +16,6 @@ import argparse
 import asyncio
 import gzip
 import json
-import os
 import random
 import socket
 import subprocess
@@ -30,6 +29,7 @@ from typing import Any
 import aiohttp
 import orjson
 
+from benchmarks.machine import cpu_seconds
 from benchmarks.serve_lag import Lag
 from lachesis_train.api import ApiSettings, RolloutApiServer
 from lachesis_train.group_encoding import encode_group
@@ -76,26 +76,20 @@ async def register(session: aiohttp.ClientSession, url: str) -> None:
     await ask(session, "POST", f"{url}/register-env", env)
 
 
-def cpu_seconds(process: subprocess.Popen[bytes]) -> float:
-    """Of all threads, in user and system mode."""
-    fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 async def throughput(command: list[str], url: str, bodies: list[bytes], accepted: str) -> float:
     """Sequences per CPU second of the server that this command starts."""
     server = subprocess.Popen([sys.executable, "-m", *command], stdout=subprocess.DEVNULL)  # noqa: ASYNC220
     try:
         async with aiohttp.ClientSession(headers={"Accept-Encoding": accepted}) as session:
             await register(session, url)
-            begun, got = cpu_seconds(server), 0
+            begun, got = cpu_seconds(server.pid), 0
             for body in bodies:
                 async with session.post(f"{url}/scored_data", data=body, headers=HEADERS) as answer:
                     answer.raise_for_status()
             while got < len(bodies) * SEQUENCES:
                 batch = (await ask(session, "GET", f"{url}/batch"))["batch"]
                 got += sum(len(each["tokens"]) for each in batch)
-            return got / (cpu_seconds(server) - begun)
+            return got / (cpu_seconds(server.pid) - begun)
     finally:
         server.kill()
         server.wait()

@@ -20,6 +20,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from benchmarks.machine import cpu_seconds
+
 ROOT = Path(__file__).resolve().parents[1]
 RUNS = 5
 ENVIRONMENT = [sys.executable, "environments/terminal_test_env.py"]
@@ -38,12 +40,6 @@ def cpu_of_command(*command: str) -> float:
     subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
     after = os.times()
     return after.children_user - before.children_user + after.children_system - before.children_system
-
-
-def cpu_of_process(pid: int) -> float:
-    """CPU seconds of a living process, without those of its children."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 class Server(ThreadingHTTPServer):
@@ -70,7 +66,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         if not self.server.requested.is_set():
-            self.server.cpu = cpu_of_process(self.server.pid)
+            self.server.cpu = cpu_seconds(self.server.pid)
             self.server.requested.set()
 
     def log_message(self, format: str, *args: Any) -> None: ...

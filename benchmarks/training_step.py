@@ -21,6 +21,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.machine import cpu_seconds
+
 LIMIT = 1.3
 ROUNDS = 3
 RANK = 16
@@ -114,8 +116,7 @@ class Client:
 def cpu_of_children() -> float:
     """CPU seconds of this process's running children."""
     children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
-    fields = [Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split() for child in children]
-    return sum(int(one[11]) + int(one[12]) for one in fields) / os.sysconf("SC_CLK_TCK")
+    return cpu_seconds(*map(int, children))
 
 
 async def measure(arguments: argparse.Namespace) -> int:

@@ -12,7 +12,6 @@ import argparse
 import asyncio
 import itertools
 import json
-import os
 import re
 import signal
 import subprocess
@@ -28,7 +27,7 @@ from typing import Any
 import orjson
 
 from benchmarks.fake_process import ToolScript
-from benchmarks.machine import disturbance
+from benchmarks.machine import cpu_seconds, disturbance
 from lachesis import Reward
 from lachesis.base_env import HermesAgentBaseEnv
 from lachesis.settings.server_settings import ServerConfig
@@ -127,10 +126,6 @@ class Viewer:
         assert found is not None
         return int(found[1])
 
-    def cpu_seconds(self) -> float:
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
     def peak_mb(self) -> float:
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         return next(int(line.split()[1]) / 1024 for line in status.splitlines() if line.startswith("VmHWM:"))
@@ -160,10 +155,10 @@ def main() -> int:
         stack.callback(viewer.stop)
         address = time.perf_counter() - began
         _, first = viewer.get("")
-        idle = viewer.cpu_seconds()
+        idle = cpu_seconds(viewer.process.pid)
         while viewer.total("rollouts") < count:
             time.sleep(0.5)
-        spent = viewer.cpu_seconds() - idle
+        spent = cpu_seconds(viewer.process.pid) - idle
         print(f"{count} rollouts, {size:.0f} MB; disturbance {slower:.2f}")
         print(f"address after {address:.2f} s, first page while it indexes {1000 * first:.0f} ms")
         print(f"index: {size / spent:.0f} MB a second of CPU time, the pages that watched it included")
