@@ -18,15 +18,12 @@ def data_and_losses(batch: PreparedBatch, settings: Settings) -> tuple[list[Datu
     """
     own = _by_environment(batch, settings)
     data = []
-    places: dict[Any, list[int]] = {}
-    losses: dict[Any, tuple[str, dict[str, float]]] = {}
+    places: dict[tuple[Any, ...], list[int]] = {}
     for place, sample in enumerate(batch.samples):
         loss, parameters = own[environment_of(batch.bodies[sample.group])].loss
         data.append(sample.datum(loss))
-        key = (loss, *parameters.items())
-        losses[key] = loss, parameters
-        places.setdefault(key, []).append(place)
-    return data, [LossPart(of_loss, *losses[key]) for key, of_loss in places.items()]
+        places.setdefault((loss, *parameters.items()), []).append(place)
+    return data, [LossPart(of_loss, loss, dict(parameters)) for (loss, *parameters), of_loss in places.items()]
 
 
 def ratio_bounds(batch: PreparedBatch, settings: Settings) -> tuple[float, float] | None:
