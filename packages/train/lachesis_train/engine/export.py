@@ -13,11 +13,11 @@ import numpy as np
 import torch
 
 from backends.errors import SettingsError
-from lachesis_train.engine.checkpoints import Checkpoints
+from lachesis_train.engine.checkpoints import Checkpoints, set_parameters
 from lachesis_train.engine.model import UNEMBED, LoraSpec
 
-DTYPES: Final = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
-"""Names of torch, and those of GGUF."""
+DTYPES: Final = {"float32": ("F32", "ALL_F32"), "float16": ("F16", "MOSTLY_F16"), "bfloat16": ("BF16", "MOSTLY_BF16")}
+"""Names of torch, those of GGUF, and of files that have it."""
 ARCHITECTURES: Final = ("llama", "qwen2", "qwen3")
 """Those of GGUF that can be written."""
 
@@ -35,14 +35,12 @@ def merged_model(folder: Path, checkpoints: Path, state: str) -> Any:
     store = Checkpoints(checkpoints, folder.name)
     found = store.find(state)
     network: Any = AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.float32, local_files_only=True)
-    with torch.no_grad():
-        (_replace if found.spec.full else _add)(network, store.tensors(found), found.spec)
+    if found.spec.full:
+        set_parameters(dict(network.named_parameters()), store.tensors(found))
+    else:
+        with torch.no_grad():
+            _add(network, store.tensors(found), found.spec)
     return network
-
-
-def _replace(network: Any, tensors: Mapping[str, torch.Tensor], spec: LoraSpec) -> None:
-    for key, parameter in network.named_parameters():
-        parameter.copy_(tensors[key])
 
 
 def _add(network: Any, tensors: Mapping[str, torch.Tensor], spec: LoraSpec) -> None:
@@ -81,7 +79,7 @@ def write_gguf(network: Any, tokenizer: Any, original: Path, file: Path, dtype: 
     writer = gguf.GGUFWriter(file, kind)
     _copy_metadata(reader, writer, tokenizer, dtype)
     for name, tensor in ours.items():
-        to = gguf.GGMLQuantizationType[DTYPES[dtype] if tensor.ndim > 1 else "F32"]
+        to = gguf.GGMLQuantizationType[DTYPES[dtype][0] if tensor.ndim > 1 else "F32"]
         writer.add_tensor(name, gguf.quants.quantize(tensor, to), raw_dtype=to)
     for name, each in theirs.items():  # what no parameter is, such as frequencies of positions
         if name not in ours:
@@ -98,7 +96,7 @@ def _copy_metadata(reader: Any, writer: Any, tokenizer: Any, dtype: str) -> None
     replaced = {
         "tokenizer.ggml.eos_token_id": (tokenizer.eos_token_id, gguf.GGUFValueType.UINT32, None),
         "tokenizer.chat_template": (tokenizer.chat_template, gguf.GGUFValueType.STRING, None),
-        "general.file_type": (gguf.LlamaFileType[_FILE_TYPES[dtype]].value, gguf.GGUFValueType.UINT32, None),
+        "general.file_type": (gguf.LlamaFileType[DTYPES[dtype][1]].value, gguf.GGUFValueType.UINT32, None),
     }
     kept = {
         name: (each.contents(), each.types[0], each.types[-1] if each.types[0] is gguf.GGUFValueType.ARRAY else None)
@@ -108,9 +106,6 @@ def _copy_metadata(reader: Any, writer: Any, tokenizer: Any, dtype: str) -> None
     for name, (value, kind, of_elements) in {**kept, **replaced}.items():
         if value is not None:
             writer.add_key_value(name, value, kind, sub_type=of_elements)
-
-
-_FILE_TYPES: Final = {"float32": "ALL_F32", "float16": "MOSTLY_F16", "bfloat16": "MOSTLY_BF16"}
 
 
 def _named(network: Any, kind: str) -> dict[str, np.ndarray]:
