@@ -129,16 +129,9 @@ class TrainerSamplerEngine:
         self.caller: asyncio.AbstractEventLoop | None = None
         """The event loop of the trainer. None: the one that rollouts run on."""
         self._sample = sample
-        self._logprobs = logprobs
+        self.base_url = url
+        self.logprobs: LogprobsKind = logprobs
         self._time_limit = time_limit
-
-    @property
-    def base_url(self) -> str:
-        return self.settings.base_url
-
-    @property
-    def logprobs(self) -> LogprobsKind:
-        return self._logprobs
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, n: int = 1, max_retries: int | None = None
@@ -178,7 +171,7 @@ class TrainerSamplerEngine:
             model_version="+".join(names) or None,
             server=self.base_url,
             latency=time.monotonic() - began,
-            sampling=sampling.record(self._logprobs),
+            sampling=sampling.record(self.logprobs),
             prompt_checked=self.prompt_checked,
             versions=((names[0], 0, len(ids)),) if len(names) == 1 and ids else (),
         )
