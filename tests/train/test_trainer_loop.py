@@ -27,8 +27,8 @@ from lachesis_train.tinker_sdk import Datum, LossPart, Trained, TrainingEngineEr
 from lachesis_train.trainer import batches, checkpoints
 from lachesis_train.trainer.batches import BatchError, BatchSource
 from lachesis_train.trainer.checkpoints import Checkpoint
-from lachesis_train.trainer.loop import Trainer, TrainingStopped
-from lachesis_train.trainer.teacher import TeacherFailed
+from lachesis_train.trainer.engine_run import TrainingStopped
+from lachesis_train.trainer.loop import Trainer
 from lachesis_train.verbs.launch_training import read_settings
 from tests.run import some
 from tests.support.ports import free_port

@@ -8,9 +8,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import secrets
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any, Final, TypeVar
 
@@ -21,12 +20,11 @@ from lachesis_train.policy import CurrentPolicy, PolicyVersion
 from lachesis_train.sft.plan import batches, digest, split
 from lachesis_train.sft.readers import Dataset, Example
 from lachesis_train.sft.settings import SftSettings
-from lachesis_train.tinker_sdk import Service, Training, TrainingEngineError
-from lachesis_train.trainer.checkpoints import Checkpoint, first_weights
-from lachesis_train.trainer.engine_link import EngineLink, begin, forget, pause_after, while_alive
+from lachesis_train.tinker_sdk import TrainingEngineError
+from lachesis_train.trainer.engine_link import EngineLink
+from lachesis_train.trainer.engine_run import EngineRun
 from lachesis_train.trainer.forecast import Work, check_memory, forecast
 from lachesis_train.trainer.learning_rate import learning_rate
-from lachesis_train.trainer.loop import stopped
 from lachesis_train.trainer.settings import Settings
 
 _LOSS: Final = "cross_entropy"
@@ -34,13 +32,11 @@ _LOSS: Final = "cross_entropy"
 T = TypeVar("T")
 
 
-class SftRun:
+class SftRun(EngineRun):
     """One run on files.
 
     Args:
         recorder: called with the first step that will be recorded, and the number of the last one.
-        resume: there must be a checkpoint. A run whose folder has one continues in any case.
-        stop: set to end the run after the step that is under way.
 
     Raises:
         LachesisError: the files hold nothing to train on, or the folder is of another run.
@@ -58,9 +54,7 @@ class SftRun:
         say: Callable[[str], None] = print,
         stop: asyncio.Event | None = None,
     ) -> None:
-        self._settings, self._sft, self._link = settings, sft, link
-        self._new_recorder, self._say, self._stop = recorder, say, stop or asyncio.Event()
-        self._refused = dataset.refused
+        self._sft, self._new_recorder, self._refused = sft, recorder, dataset.refused
         trained, self._held_out = split(dataset.examples, sft)
         if not trained:
             raise LachesisError(f"there is nothing to train on: {dataset.summary()}")
@@ -70,54 +64,15 @@ class SftRun:
         self._plan = [batch for epoch in epochs for batch in epoch]
         self._measured = set(accumulate(map(len, epochs)))
         self.last_step = min(len(self._plan), settings.training.num_steps or len(self._plan))
-        """The steps of the whole run."""
         longest = max(len(example.tokens) - 1 for batch in self._plan for example in batch)
         self._work = Work(max(map(len, self._plan)), longest, self.last_step)
         check_memory(settings, self._work)
-        self._content = {**settings.content(), **{f"sft.{k}": v for k, v in sft.model_dump().items()}}
-        self._content["sft.data"] = digest(dataset.examples)
-        for name in [name for name in self._content if name.startswith("env.")]:
-            del self._content[name]  # nothing is played
-        self._checkpoint = Checkpoint.of_run(settings.run_dir, self._content, resume=resume)
-        self._first = None if self._checkpoint else first_weights(settings.first_run, self._content)
-        self.step = 0
-        """Steps in the weights."""
-        self._service: Service | None = None
-        self._training: Training | None = None
-        self._recorder: TrainingRecorder | None = None
-
-    async def run(self) -> int:
-        """Train to the last step, or until `stop` is set; the number of steps in the weights.
-
-        Raises:
-            LachesisError: why it ended before, and what to do. There is a checkpoint of what was trained.
-        """
-        failures, furthest = 0, 0
+        content = {**settings.content(), **{f"sft.{k}": v for k, v in sft.model_dump().items()}}
+        content["sft.data"] = digest(dataset.examples)
+        for name in [name for name in content if name.startswith("env.")]:
+            del content[name]  # nothing is played
+        super().__init__(settings, link, content, resume=resume, say=say, stop=stop)
         self._write_refused()
-        try:
-            while True:
-                try:
-                    if self._training is None:
-                        await self._open()
-                    if self.step > furthest:
-                        failures, furthest = 0, self.step
-                    if self._stop.is_set() or self.step >= self.last_step:
-                        await self._save()
-                        return self.step
-                    await self._one_step()
-                except TrainingEngineError as error:
-                    failures += 1
-                    if error.final or failures > self._settings.training.step_retries:
-                        raise stopped(self.step + 1, error, self._checkpoint, failures) from error
-                    pause = pause_after(failures)
-                    self._say(f"{error}; another try in {pause:g} s, from the last checkpoint")
-                    self._training = None
-                    with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(self._stop.wait(), pause)
-                except OSError as error:  # the disk is full, say
-                    raise stopped(self.step + 1, error, self._checkpoint) from error
-        finally:
-            self._close_recorder()
 
     @property
     def sampler(self) -> str | None:
@@ -144,24 +99,17 @@ class SftRun:
                 file.write_all({"source": e.source, "reason": e.reason, "detail": e.detail} for e in self._refused)
 
     async def _open(self) -> None:
-        service = self._service = await self._link.connect()
-        settings, found = self._settings, self._checkpoint
-        self._close_recorder()
-        if found is None:
-            self._training = await begin(self._link, service, settings, self._first)
-            for line in await self._alive(forecast(self._training, settings, self._work)):
-                self._say(line)
-            self._recorder = await asyncio.to_thread(self._new_recorder, 0, self.last_step)
-            await self._write_checkpoint(f"{settings.training.name}-{secrets.token_hex(3)}")
-            evaluation = await self._measure()
-            await self._record(StepRecord(step=0, version=self._version, evaluation=evaluation, tokens=0))
-        else:
-            self._training = await self._alive(service.resume(found.state, settings.base_model, settings.lora))
-            self.step = found.step
-            self._say(f"continues after step {self.step}")
+        found = await self._load()
+        assert self._training is not None
+        if found is not None:
             self._recorder = await asyncio.to_thread(self._new_recorder, self.step + 1, self.last_step)
+            return
+        for line in await self._alive(forecast(self._training, self._settings, self._work)):
+            self._say(line)
+        self._recorder = await asyncio.to_thread(self._new_recorder, 0, self.last_step)
+        await self._record(StepRecord(step=0, version=self._version, evaluation=await self._measure(), tokens=0))
 
-    async def _one_step(self) -> None:
+    async def _one_step(self) -> bool:
         assert self._training is not None
         settings, sft, step = self._settings, self._sft, self.step + 1
         batch = self._plan[step - 1]
@@ -189,9 +137,8 @@ class SftRun:
                 seconds=seconds,
             )
         )
-        interval = settings.training.save_checkpoint_interval
-        if interval and step % interval == 0:
-            await self._save()
+        await self._save_at_interval()
+        return True
 
     async def _measure(self) -> dict[str, float]:
         """The loss on the held-out examples."""
@@ -209,43 +156,8 @@ class SftRun:
         assert self._recorder is not None
         await asyncio.to_thread(self._recorder.step, record)
 
-    @property
-    def _version(self) -> str:
-        assert self._checkpoint is not None
-        return f"{self._checkpoint.run_id}:{self.step}"
-
-    async def _save(self) -> None:
-        """Save the weights, unless the checkpoint has them."""
-        assert self._checkpoint is not None
-        if self._checkpoint.step != self.step:
-            await self._write_checkpoint(self._checkpoint.run_id)
-
-    async def _write_checkpoint(self, run_id: str) -> None:
-        assert self._training is not None
-        name, limit = f"step-{self.step:05d}", self._settings.training.keep_checkpoints
-        old, kept = Checkpoint.old_and_kept(self._checkpoint, self._link.keeps if limit is None else limit)
-        sampler = await self._alive(self._training.save_sampler(name)) if self.step else None
-        found = Checkpoint(
-            run_id=run_id,
-            step=self.step,
-            batch_id=self.step,
-            instance=None,
-            state=await self._alive(self._training.save_state(name)),
-            sampler=sampler,
-            settings=self._content,
-            earlier=kept,
-        )
-        await asyncio.to_thread(found.write, self._settings.run_dir)
-        self._checkpoint = found
-        await forget(self._link, self._training, old, self._say)
-
-    async def _alive(self, call: Coroutine[Any, Any, T]) -> T:
-        return await while_alive(self._link, call)
-
-    def _close_recorder(self) -> None:
-        if self._recorder is not None:
-            self._recorder.close()
-            self._recorder = None
+    def _batches(self) -> dict[str, Any]:
+        return {"batch_id": self.step, "instance": None}
 
 
 def loss_of(examples: Sequence[Example], logprobs: Sequence[Sequence[float]]) -> float:

@@ -24,6 +24,7 @@ from lachesis_tokens.samples.verification import verify
 from lachesis_train.sft.settings import SftSettings
 from lachesis_train.tinker_sdk import Service
 from lachesis_train.trainer.checkpoints import Checkpoint
+from lachesis_train.trainer.engine_link import EngineLink
 from lachesis_train.verbs.launch_training import read_settings
 from lachesis_train.verbs.sft_training import warm_start
 from lachesis_train.verbs.training_parts import LazyTokenizer
@@ -102,7 +103,7 @@ def test_the_run_begins_with_the_weights_of_the_warm_start_and_a_new_optimizer(r
     assert losses[-1] < losses[0]
 
 
-class Link:
+class Link(EngineLink):
     """To an engine that runs already."""
 
     async def connect(self) -> Service:
