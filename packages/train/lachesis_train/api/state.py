@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from lachesis_train.api.packing import Sized
-from lachesis_train.rollout_api import TrainerRegistration
+from lachesis_train.rollout_api import EnvDescription, TrainerRegistration
 
 RECENT = 20
 
@@ -45,17 +45,12 @@ class PendingBatch:
     """It was sent completely to a trainer that cannot acknowledge: its next request does."""
 
 
-@dataclass(frozen=True, slots=True)
-class RegisteredEnv:
-    """The registration of an environment."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegisteredEnv(EnvDescription):
+    """An environment that has registered."""
 
     env_id: int
-    desired_name: str
     real_name: str
-    max_token_length: int
-    weight: float
-    group_size: int
-    min_batch_allocation: float | None = None
     connected: bool = True
 
 

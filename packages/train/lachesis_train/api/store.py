@@ -43,7 +43,7 @@ _TABLES: Final = (
     " acknowledged INTEGER)",
     "CREATE TABLE environments (id INTEGER PRIMARY KEY, value TEXT)",
 )
-_GROUP = "id, group_id, env_id, sequences, tokens, bytes, begin_step, scores, received, batch_id"
+_GROUP = "id, group_id, env_id, sequences, tokens, bytes AS size, begin_step, scores, received, batch_id"
 _RUN = ("trainer", "started", "begun", "first_step", "registrations")
 
 
@@ -239,6 +239,7 @@ class Store:
             setattr(state, name, run.get(name, getattr(state, name)))
         state.trainer = TrainerRegistration(**run["trainer"]) if run.get("trainer") else None
         with self._database.errors() as database:
+            database.row_factory = sqlite3.Row
             rows = database.execute("SELECT value FROM environments ORDER BY id")
             state.environments = [RegisteredEnv(**orjson.loads(value)) for (value,) in rows]
             of_batches: dict[int, list[Group]] = {}
@@ -284,17 +285,5 @@ def _check_copy(database: sqlite3.Connection, body: GroupBody) -> None:
         )
 
 
-def _group(row: tuple[Any, ...]) -> Group:
-    number, group_id, env_id, sequences, tokens, size, begin_step, scores, received, batch_id = row
-    return Group(
-        id=number,
-        group_id=group_id,
-        env_id=env_id,
-        sequences=sequences,
-        tokens=tokens,
-        size=size,
-        begin_step=begin_step,
-        scores=tuple(orjson.loads(scores)),
-        received=received,
-        batch_id=batch_id,
-    )
+def _group(row: sqlite3.Row) -> Group:
+    return Group(**{**dict(row), "scores": tuple(orjson.loads(row["scores"]))})
