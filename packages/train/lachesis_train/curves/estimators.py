@@ -17,6 +17,8 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 LARGEST_LOG_RATIO = 20.0
 """Log ratios are cut to this before they are exponentiated: one token must not turn a figure into infinity."""
 
@@ -53,44 +55,30 @@ def token_estimates(
     Raises:
         ValueError: a sample has more logprobs of the one than of the other.
     """
-    sampler: list[float] = []
-    logs: list[float] = []
-    low = high = 0
-    for of_sampler, of_trainer, advantage in samples:
+    parts = [tuple(np.asarray(each, np.float64) for each in sample) for sample in samples]
+    for of_sampler, of_trainer, _ in parts:
         if len(of_sampler) != len(of_trainer):
             raise ValueError(f"{len(of_sampler)} logprobs of the sampler, {len(of_trainer)} of the trainer")
-        sampler += of_sampler
-        found = [p - q for q, p in zip(of_sampler, of_trainer, strict=True)]
-        logs += found
-        if bounds is not None:
-            of_tokens = [advantage] * len(found) if isinstance(advantage, int | float) else advantage
-            for r, of_token in zip(found, of_tokens, strict=True):
-                low += of_token < 0 and _ratio(r) < bounds[0]
-                high += of_token > 0 and _ratio(r) > bounds[1]
-    count = len(sampler)
-    if not count:
+    if not sum(len(of_sampler) for of_sampler, _, _ in parts):
         return TokenEstimates(0, *[math.nan] * 13)
-    ratios = list(map(_ratio, logs))
-    entropy = -math.fsum(sampler) / count
-    mean_log = math.fsum(logs) / count
-    squares = math.fsum(ratio * ratio for ratio in ratios)
+    sampler, trainer = (np.concatenate([part[at] for part in parts]) for at in (0, 1))
+    advantages = np.concatenate([np.broadcast_to(advantage, len(of_sampler)) for of_sampler, _, advantage in parts])
+    logs = trainer - sampler
+    ratios = np.exp(logs.clip(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO))
+    low, high = bounds or (0.0, math.inf)
     return TokenEstimates(
-        tokens=count,
-        sampler_logprob=-entropy,
-        trainer_logprob=mean_log - entropy,
-        mean_difference=math.fsum(map(abs, logs)) / count,
-        largest_difference=max(map(abs, logs)),
-        kl_k1=-mean_log,
-        kl_k3=math.fsum(w - 1 - r for w, r in zip(ratios, logs, strict=True)) / count,
-        entropy=entropy,
-        ratio_mean=math.fsum(ratios) / count,
-        ratio_min=min(ratios),
-        ratio_max=max(ratios),
-        effective_sample_size=math.fsum(ratios) ** 2 / (count * squares),
-        clipped_low=low / count,
-        clipped_high=high / count,
+        tokens=len(logs),
+        sampler_logprob=float(sampler.mean()),
+        trainer_logprob=float(trainer.mean()),
+        mean_difference=float(abs(logs).mean()),
+        largest_difference=float(abs(logs).max()),
+        kl_k1=float(-logs.mean()),
+        kl_k3=float((ratios - 1 - logs).mean()),
+        entropy=float(-sampler.mean()),
+        ratio_mean=float(ratios.mean()),
+        ratio_min=float(ratios.min()),
+        ratio_max=float(ratios.max()),
+        effective_sample_size=float(ratios.sum() ** 2 / (len(ratios) * (ratios**2).sum())),
+        clipped_low=float(((advantages < 0) & (ratios < low)).mean()),
+        clipped_high=float(((advantages > 0) & (ratios > high)).mean()),
     )
-
-
-def _ratio(log_ratio: float) -> float:
-    return math.exp(max(-LARGEST_LOG_RATIO, min(LARGEST_LOG_RATIO, log_ratio)))
