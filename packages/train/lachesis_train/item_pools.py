@@ -1,11 +1,6 @@
 """Items drawn by what they teach: `item_sampling: difficulty`.
 
-An item's expected signal is the variance of its rewards: p(1 - p) where they are 0 and 1 and p is its rate of success.
-It is estimated from the last groups of the item and two rollouts that nobody played, one with reward 0, one with 1.
-An item whose last groups have no reward at all, as where the environment declines it, counts with `FLOOR`.
-A draw takes a new item of the stream, or one that was played before, with a probability in proportion to its signal,
-which counts at least `FLOOR`. An item comes back at the latest after `RETURN` draws for each item of the pool: before
-that it is drawn for certain.
+"Items with a signal" in docs/serving.md says how.
 
 `draws.jsonl` holds each draw before its item is played and the rewards of each group before the group is in the outbox.
 Reading it restores the state, so that a killed run goes on as if it had not been: draws without a group are played
@@ -32,11 +27,13 @@ from lachesis_messages.records.jsonl import JsonlWriter, read_lines
 FLOOR: Final = 0.02
 """The least signal that an item counts with; the greatest of rewards from 0 to 1 is 0.25."""
 RETURN: Final = 8
+"""Draws for each item of the pool after which an item comes back at the latest: it is then drawn for certain."""
 REMEMBERED: Final = 4
 """Groups of an item that count: the policy changes."""
 MOST: Final = 10_000
 """Items in the pool."""
 PRIOR: Final = (0.0, 1.0)
+"""Rewards of rollouts that nobody played, which count with those of the item."""
 POOLS: Final = ("new", "unsolved", "hard", "medium", "easy", "solved")
 
 

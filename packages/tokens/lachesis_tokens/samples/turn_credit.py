@@ -1,20 +1,15 @@
 """Advantages by turn: the tokens of a turn are credited with what the rollout earned from that turn on.
 
-The return of turn t is r[t] + discount * r[t + 1] + ..., with `turn_rewards` as r. What the score has beyond their sum
-was earned at the last turn, so that the first turn's undiscounted return is the score: credit by turn changes when a
-score is credited, not what is learnt. From each return the mean over the rollouts of the group that made that turn is
-subtracted. A turn that one rollout alone made has the mean of the last turn that others made as well: with its own it
-would have no advantage. The baseline of a turn by its peers is that of "Reinforcing Multi-Turn Reasoning in LLM Agents
-via Turn-Level Reward Design" (arXiv 2505.11821).
+"Credit by turn" in docs/training-data.md says how; the baseline of a turn by its peers is that of arXiv 2505.11821.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from lachesis_tokens.samples.advantages import rollout_advantages
-from lachesis_tokens.samples.samples import SampledSpan, TokenSample
+from lachesis_tokens.samples.samples import TokenSample
 
 
 def turn_advantages(
@@ -43,7 +38,7 @@ def turn_advantages(
 
 
 def _returns(score: float, rewards: Sequence[float], discount: float) -> list[float]:
-    """By turn."""
+    """By turn: r[t] + discount * r[t + 1] + ... What the score has beyond the sum was earned at the last turn."""
     *before, last = rewards or (0.0,)
     found = [last + score - math.fsum(rewards)]
     for reward in reversed(before):
@@ -64,14 +59,9 @@ def turns_of_spans(samples: Sequence[TokenSample], turn_ids: Sequence[str]) -> d
     number = {name: turn for turn, name in enumerate(turn_ids)}
     found: dict[str, int] = {}
     turn = -1
-    for span, discarded in _in_order(samples):
+    spans = [(span, sample.discarded) for sample in samples for span in sample.spans]
+    for span, discarded in sorted(spans, key=lambda pair: pair[0].turn):  # in the order of sampling
         turn = number.get(span.completion_id, turn)
         ahead = span.completion_id not in number and (discarded or span.purpose == "summary")
         found[span.completion_id] = max(0, min(turn + ahead, len(turn_ids) - 1))
     return found
-
-
-def _in_order(samples: Sequence[TokenSample]) -> Iterator[tuple[SampledSpan, bool]]:
-    """The completions in the order of sampling, and whether each is a discarded attempt."""
-    pairs = [(span, sample.discarded) for sample in samples for span in sample.spans]
-    yield from sorted(pairs, key=lambda pair: pair[0].turn)

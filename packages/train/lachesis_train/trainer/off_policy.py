@@ -1,9 +1,8 @@
 """Sequences that other weights sampled: truncated and rejected by the importance ratio of the whole sequence.
 
 With p the probability of a token under the weights that are trained, before the step, and q that of the sampler, the
-ratio of a sequence is the product of p / q over its trained tokens, or their geometric mean. A sequence is one of the
-batch: a rollout of several has several ratios. In others, truncation of the product is `sequence_truncate` (TRL) and
-`rollout_is: sequence` (verl), rejection `sequence_mask` and `rollout_rs: sequence` or `geometric`.
+ratio of a sequence is the product of p / q over its trained tokens, or their geometric mean. docs/training.md has the
+names of these in other trainers.
 """
 
 from __future__ import annotations
