@@ -95,7 +95,7 @@ def checked_group(body: Mapping[str, Any], uncertified: Uncertified = "refuse") 
         raise GroupRefused(Refusal.UNPROVEN, f"{len(carried)} lists of advantages, {len(found)} sequences")
     checked = []
     for at, (sample, override) in enumerate(zip(found, overrides, strict=True)):
-        _check_temperature(at, body, override, sample.temperatures)
+        _check_temperature(at, body, override, sample)
         places = np.flatnonzero(np.asarray(sample.masks) != MASKED)
         if not places.size or not places[0]:
             what = "its first token is trained, but nothing predicts it" if places.size else "it trains nothing"
@@ -109,7 +109,7 @@ def checked_group(body: Mapping[str, Any], uncertified: Uncertified = "refuse") 
             advantages = np.zeros(places.size)
         checked.append(
             CheckedSample(
-                rollout=sample.rollout or str(at),
+                rollout=sample.rollout_id or str(at),
                 tokens=sample.tokens,
                 trained=places,
                 logprobs=np.asarray(sample.logprobs, np.float64)[places],
@@ -122,22 +122,12 @@ def checked_group(body: Mapping[str, Any], uncertified: Uncertified = "refuse") 
     return checked
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    rollout: str
-    tokens: Sequence[int]
-    masks: Sequence[int]
-    logprobs: Sequence[float]
-    temperatures: tuple[float, ...]
-    discarded: bool = False
-
-
 def _certified(overrides: Sequence[Any]) -> bool:
     """Whether any sample has a certificate: a group of which one is missing is one of ours, and damaged."""
     return any(isinstance(override, Mapping) and CERTIFICATE in override for override in overrides)
 
 
-def _verified(body: Mapping[str, Any], uncertified: Uncertified) -> list[_Found]:
+def _verified(body: Mapping[str, Any], uncertified: Uncertified) -> list[TokenSample]:
     try:
         samples = samples_from_atropos(body)
         problems = group_problems(body, samples)
@@ -163,17 +153,7 @@ def _verified(body: Mapping[str, Any], uncertified: Uncertified) -> list[_Found]
                 )
             trained.add((sample.rollout_id, span.turn))
         _check_expressible(at, sample)
-    return [
-        _Found(
-            rollout=sample.rollout_id,
-            tokens=sample.tokens,
-            masks=sample.masks,
-            logprobs=sample.logprobs,
-            temperatures=tuple(float(span.sampling["temperature"]) for span in sample.spans),
-            discarded=sample.discarded,
-        )
-        for sample in samples
-    ]
+    return samples
 
 
 def _check_expressible(at: int, sample: TokenSample) -> None:
@@ -184,8 +164,8 @@ def _check_expressible(at: int, sample: TokenSample) -> None:
         )
 
 
-def _unverified(body: Mapping[str, Any]) -> list[_Found]:
-    """The sequences of a group without certificates, each its own rollout."""
+def _unverified(body: Mapping[str, Any]) -> list[TokenSample]:
+    """The sequences of a group without certificates, each its own rollout, of which nothing is known but its tokens."""
     lists = {name: body.get(name) for name in ("tokens", "masks", "inference_logprobs")}
     for name, value in lists.items():
         if not isinstance(value, list) or not value:
@@ -210,18 +190,18 @@ def _unverified(body: Mapping[str, Any]) -> list[_Found]:
         of_trained = _of_tokens(f"inference_logprobs[{at}]", logprobs, len(tokens))[labels != MASKED]
         if (of_trained > 0).any():
             raise GroupRefused(Refusal.UNPROVEN, f"sequence {at}: a trained token has a logprob above 0")
-        found.append(_Found(str(at), tokens, masks, logprobs, ()))
+        made: dict[str, Any] = {"spans": (), "weight": 1.0, "outcome": "", "index": 0, "count": 1, "sampled": 0}
+        found.append(TokenSample(tokens, masks, logprobs, rollout_id=str(at), **made))
     return found
 
 
-def _check_temperature(
-    at: int, body: Mapping[str, Any], override: Mapping[str, Any], of_spans: Sequence[float]
-) -> None:
+def _check_temperature(at: int, body: Mapping[str, Any], override: Mapping[str, Any], sample: TokenSample) -> None:
     """Atropos' order for groups without certificates: the sequence's, the parameters', the group's."""
     named = [
         (where or {}).get("temperature")
         for where in (override, body.get("generation_params"), body.get("group_overrides"))
     ]
+    of_spans = [float(span.sampling["temperature"]) for span in sample.spans]
     given = of_spans or [value for value in named if value is not None][:1]
     if wrong := [value for value in given if value != 1]:
         raise GroupRefused(
