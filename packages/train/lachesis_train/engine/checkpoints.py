@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
 
@@ -35,11 +35,9 @@ class CheckpointHeader:
     """A file's metadata, without its tensors."""
 
     file: Path
-    base_model: str
     spec: LoraSpec
     steps: int
     has_optimizer: bool
-    metadata: Mapping[str, Any]
 
 
 class Checkpoints:
@@ -70,7 +68,6 @@ class Checkpoints:
             "spec": trained.spec.as_dict(),
             "steps": trained.steps,
             "optimizer": kind == WEIGHTS,
-            "metadata": trained.metadata,
         }
         _write(file, tensors, {"lachesis": json.dumps(about)})
         return path
@@ -93,8 +90,7 @@ class Checkpoints:
             raise RequestError(
                 f"checkpoint {path} is of the base model {about['base_model']}, this engine serves {self.base_model}"
             )
-        spec = LoraSpec(**about["spec"])
-        return CheckpointHeader(file, about["base_model"], spec, about["steps"], about["optimizer"], about["metadata"])
+        return CheckpointHeader(file, LoraSpec(**about["spec"]), about["steps"], about["optimizer"])
 
     def remove(self, path: str) -> None:
         """Remove a checkpoint, if it is there."""

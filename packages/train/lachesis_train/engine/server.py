@@ -193,9 +193,7 @@ class TrainingEngine:
                 layers=self.lora_layers,
             )
             spec = FULL if self.full_finetuning else adapter
-            made = create_training_model(self.model, model_id, spec, session, lora.get("seed"))
-            made.metadata = dict(body.get("user_metadata") or {})
-            return made
+            return create_training_model(self.model, model_id, spec, session, lora.get("seed"))
 
         return self._make(session, model_id, create, {"type": "create_model", "model_id": model_id})
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -52,7 +52,6 @@ class TrainingModel:
     spec: LoraSpec
     session: str
     optimizer: torch.optim.AdamW
-    metadata: dict[str, Any] = field(default_factory=dict)
     steps: int = 0
 
     @property
