@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
@@ -238,14 +238,16 @@ class ShownResult(Protocol):
     """The final output of a run."""
 
     def rows(self) -> Iterator[Row]: ...
-    def paths(self) -> Iterator[tuple[str, Path]]: ...
-    def next_steps(self) -> Iterator[str]:
-        """Commands that a person may want now."""
-        ...
+    def paths(self) -> Iterable[tuple[str, Path]]:
+        return ()
 
-    def advice(self) -> Iterator[str]:
+    def next_steps(self) -> Iterable[str]:
+        """Commands that a person may want now."""
+        return ()
+
+    def advice(self) -> Iterable[str]:
         """Hints from the metrics."""
-        ...
+        return ()
 
     def warnings(self) -> Iterator[str]: ...
 

@@ -6,19 +6,18 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from operator import itemgetter
-from pathlib import Path
 
 from backends.errors import ExitCode
 from backends.text import counted
 from lachesis.figures.exclusion import Exclusion
 from lachesis.figures.repaired_calls import NAME, RepairedCalls
-from lachesis.runs.results import Row
+from lachesis.runs.results import Row, ShownResult
 from lachesis_train.item_pools import POOLS
 from lachesis_train.signal_rates import SignalRates
 
 
 @dataclass(frozen=True, slots=True)
-class ServeResult:
+class ServeResult(ShownResult):
     """The figures of `serve` at one moment, earlier starts included except in `groups`, `rollouts` and `reward`."""
 
     step: int
@@ -135,15 +134,6 @@ class ServeResult:
             yield "replayed for age", f"{total}; most often {key}: {times}"
         if self.held_seconds >= 1:
             yield "held for age", f"{self.held_seconds:.0f} s in which new groups waited for older ones"
-
-    def paths(self) -> Iterator[tuple[str, Path]]:
-        yield from ()
-
-    def next_steps(self) -> Iterator[str]:
-        yield from ()
-
-    def advice(self) -> Iterator[str]:
-        yield from ()
 
     def warnings(self) -> Iterator[str]:
         if alarm := self.exclusion.alarm:
