@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from lachesis.runs.run_folder import OtherSettings, RunFolderError, WrongFolder, changes
-from lachesis_train.trainer.settings import TrainingSettings, digest
+from lachesis_train.trainer.settings import TrainingSettings
 from lachesis_train.whole_files import write_atomically
 
 FILE = "checkpoint.json"
@@ -91,8 +91,7 @@ class Checkpoint:
     def write(self, folder: Path) -> None:
         """Replace the checkpoint of a run's folder, in one step."""
         folder.mkdir(parents=True, exist_ok=True)
-        record = {**asdict(self), "config_digest": digest(self.settings)}
-        write_atomically(folder / FILE, orjson.dumps(record, option=orjson.OPT_INDENT_2))
+        write_atomically(folder / FILE, orjson.dumps(asdict(self), option=orjson.OPT_INDENT_2))
 
     @classmethod
     def of_run(cls, folder: Path, settings: Mapping[str, Any], *, resume: bool) -> Checkpoint | None:

@@ -6,8 +6,6 @@ names are those of tinker-atropos where it has the setting, and its section `tin
 
 from __future__ import annotations
 
-import math
-from hashlib import blake2b
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -401,8 +399,3 @@ class Settings(BaseModel):
             found["training.num_steps"] = self.num_steps
         plain: dict[str, Any] = orjson.loads(orjson.dumps(found))
         return plain
-
-
-def digest(content: dict[str, Any]) -> str:
-    """Hex digest of settings."""
-    return blake2b(orjson.dumps(content, option=orjson.OPT_SORT_KEYS), digest_size=16).hexdigest()
