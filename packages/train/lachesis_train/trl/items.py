@@ -19,24 +19,13 @@ ITEM: Final = "item"
 """The field of a prompt's messages that has the key of its item."""
 
 
-class DrawnKeys:
-    """The items that were drawn, by their keys."""
+class DrawnKeys(dict[str, Any]):
+    """The items that were drawn, by their keys, in the order of drawing."""
 
     def __init__(self, env: Any) -> None:
+        super().__init__()
         self._env = env
-        self._drawn: dict[str, Any] = {}
         self._keys = env.item_keys()
-
-    def __len__(self) -> int:
-        return len(self._drawn)
-
-    @property
-    def keys(self) -> list[str]:
-        """In the order of drawing."""
-        return list(self._drawn)
-
-    def __getitem__(self, key: str) -> Any:
-        return self._drawn[key]
 
     async def draw(self, count: int) -> Dataset:
         """A dataset of the next `count` items, or of those that are left."""
@@ -55,7 +44,7 @@ class DrawnKeys:
         rows = []
         for item in items:
             key = self._keys.key(item)
-            self._drawn[key] = item
+            self[key] = item
             rows.append([{**said, ITEM: key} for said in shown_messages(self._env, item)])
         return Dataset.from_dict({"prompt": rows})
 
@@ -67,7 +56,7 @@ class DrawnKeys:
         """
         keys = [str(prompt[-1].get(ITEM)) if isinstance(prompt, list) and prompt else "" for prompt in prompts]
         for key, prompt in zip(keys, prompts, strict=True):
-            if key not in self._drawn:
+            if key not in self:
                 raise LachesisError(
                     f"the prompt {str(prompt)[:200]!r} names no item that was drawn here; train and evaluate on "
                     "LachesisRollouts.dataset() and eval_dataset() of the same object"

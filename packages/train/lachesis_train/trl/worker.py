@@ -133,7 +133,7 @@ class LachesisRolloutWorker:
 
     def start(self) -> None:
         """Begin to play. Raises LachesisError if no dataset was drawn."""
-        if not len(self._items):
+        if not self._items:
             raise LachesisError("LachesisRolloutWorker has no items; train on the dataset of worker.dataset(COUNT)")
         self._alive_at = time.monotonic()
         self._producing = self._run.submit(self._produce)
@@ -169,7 +169,7 @@ class LachesisRolloutWorker:
         size = self.args.num_generations
         most = max(1, (self.args.max_inflight_tasks if self.args.max_inflight_tasks > 0 else 4 * size) // size)
         most = min(most, max(1, self.env.max_num_workers))
-        keys = itertools.cycle(self._items.keys)
+        keys = itertools.cycle(list(self._items))
         flights: set[asyncio.Task[list[Any]]] = set()
         try:
             while True:
