@@ -11,7 +11,7 @@ import pytest
 from lachesis_tokens.samples.advantages import LossAverage
 from lachesis_train.curves.metrics import step_metrics
 from lachesis_train.curves.records import StepRecord
-from lachesis_train.trainer.datums import NO_SIGNAL, TRUNCATED, PreparedBatch, _truncated, prepare
+from lachesis_train.trainer.datums import NO_SIGNAL, TRUNCATED, PreparedBatch, _truncated, prepare, with_signal
 from lachesis_train.trainer.off_policy import OFF_POLICY, correct, scored
 from lachesis_train.trainer.settings import TrainingSettings
 from tests.support.trained_groups import group_body
@@ -70,7 +70,7 @@ def test_a_sequence_has_one_weight_the_product_of_its_ratios_cut_to_the_bound(se
 def test_weights_that_are_next_to_0_are_no_signal() -> None:
     """The product of ratios falls with the length. Engines get float32, and make no step without gradients."""
     batch, logprobs = drawn(0)
-    kept, _ = correct(batch, [each - 200.0 for each in logprobs], OffPolicyRules(largest=2.0))
+    kept, _ = correct(batch, [each - 200.0 for each in logprobs], TrainingSettings(max_sequence_ratio=2.0))
     assert len(kept.samples) == 4 and not any(np.any(each.datum().inputs["advantages"]) for each in kept.samples)
     none = with_signal(kept)
     assert not none.samples and {reason for reason, _ in none.left_out.values()} == {NO_SIGNAL}

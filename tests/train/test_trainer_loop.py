@@ -29,6 +29,7 @@ from lachesis_train.trainer.batches import BatchError, BatchSource
 from lachesis_train.trainer.checkpoints import Checkpoint
 from lachesis_train.trainer.engine_run import TrainingStopped
 from lachesis_train.trainer.loop import Trainer
+from lachesis_train.trainer.teacher import TeacherFailed
 from lachesis_train.verbs.launch_training import read_settings
 from tests.run import some
 from tests.support.ports import free_port

@@ -54,14 +54,6 @@ class Checkpoint:
         """What the engine keeps of it."""
         return [path for path in (self.state, self.sampler) if path is not None]
 
-    @staticmethod
-    def old_and_kept(before: Checkpoint | None, keep: int) -> tuple[list[list[str]], list[list[str]]]:
-        """The paths of those before a new one, of which the engine keeps so many with it (0: all): those to delete once
-        it is written, and the others."""
-        earlier = [*before.earlier, before.paths] if before is not None else []
-        old = earlier[: max(0, len(earlier) - keep + 1)] if keep else []
-        return old, earlier[len(old) :]
-
     @classmethod
     def read(cls, folder: Path) -> Checkpoint | None:
         """The checkpoint of a run's folder; None where it has none.

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
@@ -74,17 +74,6 @@ async def begin(link: EngineLink, service: Service, settings: Settings, first: s
         await link.take(first, settings.first_run)
         await while_alive(link, training.load_weights(first))
     return training
-
-
-async def forget(
-    link: EngineLink, training: Training, old: Iterable[Iterable[str]], say: Callable[[str], None]
-) -> None:
-    """Delete checkpoints at the engine to which no `checkpoint.json` refers any more."""
-    for path in (path for paths in old for path in paths):
-        try:
-            await while_alive(link, training.forget(path))
-        except TrainingEngineError as error:
-            say(str(error))
 
 
 def pause_after(failures: int) -> float:

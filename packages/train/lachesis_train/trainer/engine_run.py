@@ -15,6 +15,7 @@ from lachesis_train.tinker_sdk import Service, Training, TrainingEngineError
 from lachesis_train.trainer.checkpoints import Checkpoint, first_weights
 from lachesis_train.trainer.engine_link import EngineLink, begin, pause_after, while_alive
 from lachesis_train.trainer.settings import Settings
+from lachesis_train.trainer.teacher import TeacherFailed
 
 T = TypeVar("T")
 
@@ -94,9 +95,12 @@ class EngineRun(ABC):
                     failures += 1
                     if error.final or failures > self._settings.training.step_retries:
                         raise self._stopped(error, failures) from error
-                    pause = pause_after(failures)
-                    self._say(f"{error}; another try in {pause:g} s, from the checkpoint of step {self._saved_step}")
-                    self._training = None
+                    pause, place = pause_after(failures), f", from the checkpoint of step {self._saved_step}"
+                    if isinstance(error, TeacherFailed):
+                        place = ""  # the weights are known
+                    else:
+                        self._training = None
+                    self._say(f"{error}; another try in {pause:g} s{place}")
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(self._stop.wait(), pause)
                 except OSError as error:  # the disk is full, say

@@ -30,7 +30,7 @@ from lachesis_train.trainer.learning_rate import learning_rate
 from lachesis_train.trainer.losses import data_and_losses, ratio_bounds
 from lachesis_train.trainer.off_policy import correct, scored
 from lachesis_train.trainer.settings import Settings
-from lachesis_train.trainer.teacher import Teacher, TeacherFailed
+from lachesis_train.trainer.teacher import Teacher
 
 REFUSED_BATCHES: Final = 3
 """Batches in a row of which every group is refused after which the run stops: the next one will not be better."""

@@ -6,6 +6,7 @@ names are those of tinker-atropos where it has the setting, and its section `tin
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 

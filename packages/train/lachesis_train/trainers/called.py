@@ -19,7 +19,7 @@ from lachesis_tokens.prompts.prompts import PromptBuilder
 from lachesis_tokens.prompts.vocabulary import ANY_ROW
 from lachesis_tokens.server.serving import prompts_of
 from lachesis_tokens.server.token_server import TokenServer
-from lachesis_train.trainers.agreement import SettingsDisagree
+from lachesis_train.trainers.agreement import SettingsDisagree, use_sampling
 from lachesis_train.trainers.env_thread import EnvThread
 from lachesis_train.trainers.items import environment_of
 from lachesis_train.trainers.rows import OnBranches, Row, branches_setting, call_figures, rows_of
@@ -85,6 +85,22 @@ class CalledEnvironment:
         self._starting = threading.Lock()
         self._gate = asyncio.Semaphore(max(1, self.env.max_num_workers) * (self.env.config.group_size**one_by_one))
         self._failed_groups = 0
+
+    def limit_tokens(self, limit: int) -> None:
+        """A completion has no more tokens than this limit of the trainer, and that of the environment."""
+        self.server.max_tokens = self.env.config.max_token_length = min(self._own_limit, limit)
+
+    def use_sampling(self, given: Mapping[str, Any], *, evaluation: bool, where: str) -> None:
+        """See `use_sampling` of `agreement`. Raises SettingsDisagree also for another limit than that of the training,
+        as an evaluation may have one: its rollouts would be cut off there."""
+        use_sampling(self.env.config, given, evaluation=evaluation, where=where)
+        asked, limit = given.get("max_tokens") or given.get("max_new_tokens"), self.env.config.max_token_length
+        if asked and min(self._own_limit, asked) != limit:
+            raise SettingsDisagree(
+                f"{where} of {'an evaluation' if evaluation else 'the training'} has {asked} tokens for a completion, "
+                f"and all rollouts of this environment have {limit}: set the limits of training and evaluation to the "
+                "same number"
+            )
 
     # A run of the environment.
 
