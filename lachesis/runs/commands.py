@@ -31,7 +31,6 @@ from lachesis.runs.failures import FailureBrake
 from lachesis.runs.file_sink import FileSink
 from lachesis.runs.group_player import play_item, settled_group
 from lachesis.runs.group_records import group_record
-from lachesis.runs.held_out import without_eval_items
 from lachesis.runs.own_code import code_of
 from lachesis.runs.own_place import own_place
 from lachesis.runs.pipeline import NextItem, Pipeline, PlayItem
@@ -74,11 +73,16 @@ async def process(env: Environment, *, hold_out: bool = False) -> RunResult:
             tracker.add(decision.record)  # for the rates of not being scored, which the next log has
 
     async with tracking(env, "process"), env.running():
+        next_item: NextItem = env.get_next_item
+        if hold_out:
+            from lachesis.runs.held_out import without_eval_items
+
+            next_item = await without_eval_items(env)
         return await _into_files(
             env,
             RunFiles(Path(config.data_path_to_save_groups or data_folder(env.run_name) / "groups.jsonl")),
             named=config.data_path_to_save_groups is not None,
-            next_item=await without_eval_items(env) if hold_out else env.get_next_item,
+            next_item=next_item,
             total=env.n_groups_to_process,
             wanted_items=env.n_groups_to_process,
             workers=env.max_num_workers,
