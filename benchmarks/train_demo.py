@@ -38,9 +38,6 @@ SUFFIXES = {TRAINED: "", CONTROL: "-control", DISTILLED: "-distilled"}
 BOTH = "both"
 CONTROLS = Path(__file__).with_name("shuffled_rewards.py")
 MASKED = -100
-DISTILLATION = ("--training.learning_rate", "0.0005", "--training.grad_clip_norm", "0.5")
-"""A teacher says something of every token, so steps may be larger. The gradient of the first batches, with tokens that it
-finds nearly impossible, is cut, or it would set Adam's scale for many steps."""
 
 
 def main() -> int:
@@ -67,7 +64,7 @@ def teacher(run_dir: Path) -> Iterator[Sequence[str]]:
         try:
             assert server.stdout is not None
             url = server.stdout.readline().strip()
-            yield ("--training.teacher_url", url, "--training.reward_weight", "0", *DISTILLATION)
+            yield ("--training.teacher_url", url, "--training.reward_weight", "0")
         finally:
             server.terminate()
 
