@@ -83,9 +83,10 @@ class Curve:
 
     @property
     def learned(self) -> bool:
-        """Whether the rate of whole calls rose: its interval is above the one before."""
+        """Whether the rate of right answers rose: its interval is above the one before, and that of a warm start."""
         before, after = self.whole
-        return after.low > before.high
+        started = self.rate(self.warm).high if self.warm else 0.0
+        return after.low > max(before.high, started)
 
     @property
     def _answers(self) -> tuple[Sequence[Answer], Sequence[Answer]]:
