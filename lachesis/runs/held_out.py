@@ -35,7 +35,7 @@ async def without_eval_items(env: Environment) -> NextItem:
         if held_out:
             held_out.clear()
             env.console.print(
-                "get_next_item has no other items than those of evaluations, so these are trained: write "
+                "the run trains on the items of its evaluations, because get_next_item has no others: write "
                 "get_eval_items, or set --env.eval_items lower",
                 style="yellow",
                 soft_wrap=True,

@@ -92,4 +92,4 @@ async def test_a_stream_that_begins_again_does_not_bring_them_back(
         found = [await next_item() for _ in range(4)]
     assert found == left if not said else set(found) <= set(range(5))
     env.console.file.flush()
-    assert ("no other items than those of evaluations" in (tmp_path / "console.txt").read_text()) == said
+    assert ("trains on the items of its evaluations" in (tmp_path / "console.txt").read_text()) == said
