@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,8 +49,8 @@ class Players:
 
 
 @asynccontextmanager
-async def playing(folder: Path) -> AsyncIterator[Players]:
-    async with RolloutApiServer(ApiSettings(folder / "api.db", port=0, pack_wait=0.0)) as api:
+async def playing(folder: Path, **settings: Any) -> AsyncIterator[Players]:
+    async with RolloutApiServer(ApiSettings(folder / "api.db", port=0, pack_wait=0.0, **settings)) as api:
         players = Players(api)
         await players.trainer.register()
         await players.trainer.poll()
@@ -81,6 +82,24 @@ async def test_a_batch_waits_for_an_environment_that_has_a_share_and_not_for_one
         await players.trainer.ask("POST", "/disconnect-env", {"env_id": slow})
         assert await players.batch() and await players.batch()
         assert players.sequences == {fast: 2 * BATCH - GROUP, slow: GROUP}, "what it had played is trained"
+
+
+async def test_the_first_batch_waits_for_all_environments_that_are_to_come(tmp_path: Path) -> None:
+    async with playing(tmp_path, environments=2) as players:
+        killed, fast = await players.register("fast", 0.5), await players.register("fast", 0.5)
+        await players.trainer.ask("POST", "/disconnect-env", {"env_id": killed})
+        await players.fill(fast, 12)
+        assert not await players.batch()
+        slow = await players.register("slow", 0.5)
+        await players.fill(slow, 2)
+        assert await players.batch()
+        assert players.sequences[slow] == BATCH // 2
+
+
+async def test_the_first_batch_does_not_wait_for_ever(tmp_path: Path) -> None:
+    async with playing(tmp_path, environments=2, silent_env=0.0) as players:
+        await players.fill(await players.register("alone", 0.5), 12)
+        assert await players.batch()
 
 
 async def test_groups_of_an_environment_that_was_restarted_are_of_its_share(tmp_path: Path) -> None:

@@ -40,6 +40,8 @@ class Dispatcher:
         """When each was heard last, by the name that it gives."""
         self.environments: dict[int, float] = {}
         """When each was heard last."""
+        self._since = 0.0
+        """When the store was opened or reset."""
         self._behind: dict[int, float] = {}
         """Sequences that an environment has had less of than its share; more, if negative. No group is divided."""
         self._no_fit_since: float | None = None
@@ -54,7 +56,7 @@ class Dispatcher:
 
     def restarted(self) -> None:
         """The store was opened or reset: times are counted from now."""
-        now = time.monotonic()
+        now = self._since = time.monotonic()
         self.trainers = {batch.holder: now for batch in self.state.batches.values() if batch.holder is not None}
         self.environments = {env.env_id: now for env in self.state.environments}
         self._no_fit_since, self._starved = None, False
@@ -162,6 +164,9 @@ class Dispatcher:
     async def _form(self, trainer: TrainerRegistration) -> PendingBatch | None:
         """The next batch, if there are groups for one."""
         now, size = time.monotonic(), trainer.batch_size
+        names = {env.desired_name for env in self.state.environments}
+        if len(names) < self.settings.environments and now - self._since < self.settings.silent_env:
+            return None  # the first batches would be of those that start faster, whatever their shares
         waiting = list(self.state.waiting.values())
         owned = self._owned(waiting)
         due, least = self._due(size, owned)

@@ -38,3 +38,5 @@ class ApiSettings:
     """A body of which nothing comes for this long is given up: it takes room from others."""
     silent_env: float = 120.0
     """Silence of an environment after which no batch waits for its `min_batch_allocation`."""
+    environments: int = 0
+    """No batch is formed before so many have registered; `silent_env` after the start it is."""

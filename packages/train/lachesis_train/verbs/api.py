@@ -44,6 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         most_body=given.max_body_mb << 20,
         most_in_memory=max(given.max_memory_mb, given.max_body_mb) << 20,
         pack_wait=given.pack_wait,
+        environments=given.environments,
     )
     try:
         return run_alone(_serve(settings))
@@ -113,6 +114,13 @@ def _parser() -> argparse.ArgumentParser:
         default=_DEFAULTS.most_in_memory >> 20,
         metavar="MB",
         help="bodies that are received at the same time (default: %(default)s)",
+    )
+    add(
+        "--environments",
+        type=_positive(int),
+        default=_DEFAULTS.environments,
+        metavar="N",
+        help=f"form no batch before so many have registered, for {_DEFAULTS.silent_env:g} s at most",
     )
     add(
         "--pack-wait",

@@ -163,7 +163,7 @@ class TrainingPlan:
             _check_environment(each.env, config, flags_of[each.name])
         url = settings.env.rollout_server_url
         policy = f"http://{settings.training.host}:{settings.port}"
-        api = _api(given.rollout_api, url, folder)
+        api = _api(given.rollout_api, url, folder, len(environments))
         python = (sys.executable, "-m")
         trainer = Part(
             "trainer",
@@ -229,7 +229,7 @@ def of_environment(name: str) -> bool:
     return not name.startswith(("training.", "sft."))
 
 
-def _api(kind: str, url: str, folder: Path) -> list[Part]:
+def _api(kind: str, url: str, folder: Path, environments: int) -> list[Part]:
     """The rollout API as a part; none where one runs already."""
     port = url.rpartition(":")[2].strip("/")
     if kind == "running":
@@ -238,6 +238,7 @@ def _api(kind: str, url: str, folder: Path) -> list[Part]:
         command = [sys.executable, "-m", "uvicorn", "atroposlib.api:app", "--port", port, "--log-level", "warning"]
         return [Part("api", command, probe=f"{url}/info")]
     command = [sys.executable, "-m", "lachesis", "api", "--port", port, "--db", str(folder / "api.db")]
+    command += ["--environments", str(environments)]
     return [Part("api", command, probe=f"{url}/info")]
 
 
