@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,9 @@ class MissingPackage(LachesisError):
 
 class TrainingEngineError(LachesisError):
     """The engine refused or failed a call."""
+
+    weights_known: ClassVar = False
+    """Whether the weights in the engine are those from before the step, so that another try goes on from them."""
 
     def __init__(self, what: str, error: BaseException, *, final: bool = False) -> None:
         super().__init__(f"the engine cannot {what}: {type(error).__name__}: {error}")

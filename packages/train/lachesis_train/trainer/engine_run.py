@@ -15,7 +15,6 @@ from lachesis_train.tinker_sdk import Service, Training, TrainingEngineError
 from lachesis_train.trainer.checkpoints import Checkpoint, first_weights
 from lachesis_train.trainer.engine_link import EngineLink, begin, pause_after, while_alive
 from lachesis_train.trainer.settings import Settings
-from lachesis_train.trainer.teacher import TeacherFailed
 
 T = TypeVar("T")
 
@@ -95,10 +94,9 @@ class EngineRun(ABC):
                     failures += 1
                     if error.final or failures > self._settings.training.step_retries:
                         raise self._stopped(error, failures) from error
-                    pause, place = pause_after(failures), f", from the checkpoint of step {self._saved_step}"
-                    if isinstance(error, TeacherFailed):
-                        place = ""  # the weights are known
-                    else:
+                    pause, place = pause_after(failures), ""
+                    if not error.weights_known:
+                        place = f", from the checkpoint of step {self._saved_step}"
                         self._training = None
                     self._say(f"{error}; another try in {pause:g} s{place}")
                     with contextlib.suppress(TimeoutError):

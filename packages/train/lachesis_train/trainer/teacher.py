@@ -24,7 +24,9 @@ _AT_ONCE: Final = 32
 
 
 class TeacherFailed(TrainingEngineError):
-    """It did not answer, or not with logprobs. The weights are those from before the step."""
+    """It did not answer, or not with logprobs."""
+
+    weights_known = True
 
 
 class Teacher:
