@@ -52,7 +52,7 @@ async def run_all(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     return [task.result() for task in tasks]
 
 
-async def cancel_all(tasks: Collection[asyncio.Task[None]]) -> None:
+async def cancel_all(tasks: Collection[asyncio.Task[Any]]) -> None:
     """Cancel the tasks, and wait until each has released what it holds. What they raise is not raised or reported."""
     for task in tasks:
         task.cancel()

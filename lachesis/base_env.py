@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from lachesis.runs.reference_policy import Policy
     from lachesis.runs.results import RunResult
     from lachesis.tool_context.tool_context import ToolContext
+    from lachesis_messages.history import MessageHistory
 
 
 class HermesAgentBaseEnv(AtroposBase):
@@ -68,8 +69,7 @@ class HermesAgentBaseEnv(AtroposBase):
     """Whether a user can answer the agent (`follow_up`)."""
     _reward_weights: ClassVar[Mapping[str, float]] = {}
     """Weights of the methods with `@reward`, by name."""
-    _class_error: ClassVar[SettingsError | None] = None
-    """An error in the class attributes, which commands and the constructor raise."""
+    _class_error: ClassVar[SettingsError | None] = None  # of class attributes; commands and the constructor raise it
 
     def __init__(
         self,
@@ -89,11 +89,8 @@ class HermesAgentBaseEnv(AtroposBase):
         self.server_configs = as_server_configs(server_configs)
         workers, per_server = self.config.max_num_workers, self.config.max_num_workers_per_node
         self.max_num_workers = per_server * len(self.server_configs) if workers == -1 else workers
-        self.slurm = slurm
-        self.testing = testing
-        self.process_mode = False
-        self.n_groups_to_process = self.config.total_steps
-        self.group_size_to_process = self.config.group_size
+        self.slurm, self.testing, self.process_mode = slurm, testing, False
+        self.n_groups_to_process, self.group_size_to_process = self.config.total_steps, self.config.group_size
         self.console = Console(emoji=False, stderr=True)
         self._eval_items: list[Any] | None = None
         self._server: inference.ModelServer | None = None
@@ -206,6 +203,16 @@ class HermesAgentBaseEnv(AtroposBase):
         retried.
         """
 
+    def branch_at(self, item: Any, history: MessageHistory) -> int:
+        """In how many ways a rollout goes on before its next turn, by `history` alone; default: `tree_at` says where.
+
+        May be `async def`. An override needs `tree_leaves`. See docs/trees.md.
+        """
+        from lachesis.runs.forks import forks
+
+        rule = self.config.fork_rule()
+        return self.config.tree_width if rule is not None and forks(rule, history) else 1
+
     def reference_policy(self) -> Policy | None:
         """A scripted policy for `--openai.model_name reference`; None if the environment has none."""
         return None
@@ -306,12 +313,6 @@ class HermesAgentBaseEnv(AtroposBase):
     def missing_toolsets(self) -> list[str]:
         """Toolsets of the removed stack that are named in the settings but have no tools here: they are left out."""
         return self.agent_tools.missing()
-
-    def _resolve_tools_for_group(self) -> tuple[list[dict[str, Any]], set[str]]:
-        """The definitions of the tools of a group, drawn again if there is a `distribution`, and their names."""
-        drawn = self.agent_tools.draw()
-        tools = self.tool_definitions() if drawn is None else self.agent_tools.definitions_of(drawn)
-        return tools, {tool["function"]["name"] for tool in tools}
 
     def initial_messages(self, item: Any) -> list[dict[str, Any]]:
         """The messages with which a rollout of `item` starts."""

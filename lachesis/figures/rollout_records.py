@@ -14,6 +14,7 @@ from lachesis.figures.item_keys import plain
 from lachesis.loop.outcome import Outcome
 from lachesis.loop.result import AgentResult, StepReward
 from lachesis.loop.rollout import Rollout
+from lachesis_messages.graph_walks import identity
 from lachesis_messages.history import MessageHistory
 from lachesis_messages.responses import ChatResponse, Discarded, MessageGraph, Node, ToolResponse
 
@@ -39,6 +40,7 @@ def rollout_record(rollout: Rollout, place: int | None, *, whole: bool = True) -
         "agent_fault": rollout.agent_fault,
         **({"fault_traceback": rollout.fault_traceback} if rollout.fault_traceback else {}),
         "traceback": rollout.tracebacks,
+        **({} if rollout.tree is None else {"tree": rollout.tree.to_record()}),
         "attempts": rollout.attempts,
         "retried_after": list(rollout.retried_after),
         "lost_completion_tokens": rollout.lost_completion_tokens,
@@ -67,23 +69,24 @@ def agent_record(result: AgentResult | None, *, whole: bool = True) -> dict[str,
     """What the agent did; see `rollout_record`."""
     if result is None:
         return {"turns": 0, "api_calls": 0, "tool_calls": 0, "tool_stats": {}, "tool_errors": [], "discarded": []}
-    sampled = {_identity(response): turn for turn, response in enumerate(result.history.completions() if whole else ())}
+    cost = result.cost
+    sampled = {identity(response): turn for turn, response in enumerate(result.history.completions() if whole else ())}
     return {
         **({"program": result.program.to_record()} if result.program is not None else {}),
         **({"verifier": plain(result.verifier)} if result.verifier is not None else {}),
         **({"refusal": True} if result.refusal else {}),
         "turns": result.turns_used,
-        "api_calls": result.api_calls,
-        "prompt_tokens": result.tokens.prompt_tokens,
-        "cached_tokens": result.tokens.cached_tokens,
-        "completion_tokens": result.tokens.completion_tokens,
-        "uncounted_requests": result.tokens.uncounted_requests,
+        "api_calls": cost.api_calls,
+        "prompt_tokens": cost.tokens.prompt_tokens,
+        "cached_tokens": cost.tokens.cached_tokens,
+        "completion_tokens": cost.tokens.completion_tokens,
+        "uncounted_requests": cost.tokens.uncounted_requests,
         **(_turns(result.history, sampled) if whole else {}),
         **({"context_edits": [edit.to_record() for edit in result.context_edits]} if result.context_edits else {}),
-        "seconds_in_model": round(result.seconds_in_model, 3),
-        "seconds_in_tools": round(result.seconds_in_tools, 3),
-        "seconds_own": round(result.seconds_own, 3),
-        "seconds_waiting": round(result.seconds_waiting, 3),
+        "seconds_in_model": round(cost.seconds_in_model, 3),
+        "seconds_in_tools": round(cost.seconds_in_tools, 3),
+        "seconds_own": round(cost.seconds_own, 3),
+        "seconds_waiting": round(cost.seconds_waiting, 3),
         **(_weights(result) if whole else {}),
         "tool_calls": result.tool_calls,
         "tool_stats": {name: count.to_dict() for name, count in result.tool_counts.items()},
@@ -120,7 +123,7 @@ def _completions(history: MessageHistory, sampled: Mapping[int, int]) -> dict[st
         "models": [[*names, len(list(same))] for names, same in groupby(reported)],
         "tokens": list(map(len, tokens)) if tracked else None,
         "versions": [[name, sum(count for _, count in same)] for name, same in groupby(ranges, itemgetter(0))],
-        "replaced_attempts": sorted(sampled[_identity(each)] for each in history.replaced_attempts()),
+        "replaced_attempts": sorted(sampled[identity(each)] for each in history.replaced_attempts()),
     }
 
 
@@ -181,14 +184,9 @@ def _is_summary(dropped: Discarded) -> bool:
 def _message_turns(nodes: Iterable[Node], sampled: Mapping[int, int]) -> list[int | None]:
     """For each message the number of the completion, in the order of sampling, that was sampled as it in its place."""
     return [
-        sampled.get(_identity(node.origin)) if node.sampled and isinstance(node.origin, ChatResponse) else None
+        sampled.get(identity(node.origin)) if node.sampled and isinstance(node.origin, ChatResponse) else None
         for node in nodes
     ]
-
-
-def _identity(response: ChatResponse) -> int:
-    """What `MessageHistory.completions` tells completions apart by."""
-    return id(response if response.tokens is None else response.tokens.after)
 
 
 def _weights(result: AgentResult) -> dict[str, Any]:

@@ -98,7 +98,7 @@ class LoopAgent:
         loop.tool_schemas = [schema for schema in loop.tool_schemas if schema["function"]["name"] in tools]
         loop.required_arguments = {name: args for name, args in loop.required_arguments.items() if name in tools}
         loop.max_turns = max_turns
-        loop.follow_up = loop.clarify = None
+        loop.follow_up = loop.clarify = loop.branch = None
         return loop
 
     def _messages(self, task: str) -> list[dict[str, Any]]:

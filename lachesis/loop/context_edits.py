@@ -60,6 +60,9 @@ class RolloutCompression(Protocol):
     async def run(self) -> None:
         """Compress the conversation, or record why it stays as it is."""
 
+    def copied(self, rollout: Any) -> RolloutCompression:
+        """The compression of another rollout, which goes on from here."""
+
 
 class Compression(Protocol):
     """When the contexts of a run are compressed, and how."""

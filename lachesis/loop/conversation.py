@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from typing import Any
 
 from lachesis.loop.context_edits import CountedMessages
@@ -34,6 +35,14 @@ class AgentConversation:
         self.size: CountedMessages | None = None
         self.cut_off: list[ToolResponse] = []
         """Results without an end, of sub-agents that were still at work."""
+
+    def fork(self, *, own: bool) -> AgentConversation:
+        """A copy that goes on independently, and that nobody counts yet. `own`: see `MessageHistory.fork`."""
+        other = copy(self)
+        other.history = self.history.fork(own=own)
+        other.request = other.history if self.request is self.history else self.request.fork()
+        other.size, other.cut_off = None, []
+        return other
 
     def count_with(self, size: CountedMessages) -> None:
         """Tell `size` of the messages, and of each change from now on."""

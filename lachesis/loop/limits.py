@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lachesis.loop.outcome import Outcome, RolloutEnded
+from lachesis.loop.result import TokenCount
+from lachesis_client import InferenceError
+
 
 @dataclass(frozen=True, slots=True)
 class LoopLimits:
@@ -20,3 +24,25 @@ class LoopLimits:
     """How often one turn is sampled again when nothing usable came."""
     max_faulty_turns: int = 3
     """Turns in a row with a call that could not be run."""
+
+    def spends_all(self, tokens: TokenCount) -> bool:
+        """Whether these tokens are the whole budget."""
+        return self.rollout_token_budget is not None and tokens.completion_tokens >= self.rollout_token_budget
+
+    def check(self, tokens: TokenCount, tool_calls: int) -> None:
+        """
+        Raises:
+            RolloutEnded: a budget is used up.
+            InferenceError: it is unknown whether the budget of tokens is.
+        """
+        if self.max_tool_calls is not None and tool_calls >= self.max_tool_calls:
+            raise RolloutEnded(Outcome.MAX_TURNS, f"the budget of {self.max_tool_calls} tool calls is used up")
+        if self.rollout_token_budget is not None and tokens.uncounted_requests:
+            raise InferenceError(
+                "model server",
+                "it reports no token usage, so the token budget cannot be enforced",
+                "unset --env.rollout_token_budget or use a server that reports usage",
+            )
+        if self.spends_all(tokens):
+            used_up = f"the budget of {self.rollout_token_budget} tokens is used up"
+            raise RolloutEnded(Outcome.CONTEXT_EXHAUSTED, used_up)

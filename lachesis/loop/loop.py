@@ -11,7 +11,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from backends import BackendError, SandboxExhausted
 from lachesis.loop.clock import RolloutClock, WaitedTooLong
@@ -20,7 +20,7 @@ from lachesis.loop.interrupted import note_agent
 from lachesis.loop.limits import LoopLimits
 from lachesis.loop.open_runs import note_failure
 from lachesis.loop.outcome import OF_A_FULL_CONTEXT, Outcome, RolloutEnded
-from lachesis.loop.result import AgentResult, StepReward, TokenCount, ToolCount, ToolError, step_rewards
+from lachesis.loop.result import AgentResult, Cost, StepReward, TokenCount, ToolCount, ToolError, step_rewards
 from lachesis.loop.tool_calls import ExecuteTools, in_open_run, unrun
 from lachesis.loop.turn_check import RESAMPLED, TurnCheck, check_turn
 from lachesis_client import ContextExhausted, InferenceError
@@ -37,6 +37,13 @@ if TYPE_CHECKING:
     from lachesis.loop.calling_agent import LoopAgent
     from lachesis.loop.context_edits import Compression, RolloutCompression
     from lachesis_client.chat_completion_server import ChatCompletionServer, ChatServer, CompletionSource
+
+
+class Branching(Protocol):
+    """Makes several rollouts of one: `lachesis.loop.trees`."""
+
+    def begin(self, rollout: PlayedRollout) -> None: ...
+    async def at_turn(self, rollout: PlayedRollout) -> None: ...
 
 
 class HermesAgentLoop:
@@ -64,6 +71,8 @@ class HermesAgentLoop:
     clarify: Callable[[str, Sequence[str]], Awaitable[str | None]] | None = None
     """What a person answers to a question with choices; None asks `follow_up`."""
     sub_agents: HermesAgentLoop | None = None  # whose server and tools they use, where a person watches those of this
+    branch: Branching | None = None
+    """Where the rollout may fork. It may be set before `run`."""
 
     def __init__(
         self,
@@ -117,7 +126,10 @@ class HermesAgentLoop:
         execute = self.execute
         if execute is None and self.tool_schemas:
             execute = in_open_run(self.task_id, tuple(self.required_arguments), self.budget_config)
-        result = await PlayedRollout(self, messages, execute).play()
+        rollout = PlayedRollout(self, messages, execute)
+        if self.branch is not None:
+            self.branch.begin(rollout)
+        result = await rollout.play()
         if self.execute is None and result.error is not None:
             note_failure(self.task_id, result.error)
             raise result.error
@@ -151,6 +163,7 @@ class PlayedRollout:
         self.ended_by = ""  # the tool whose answer said that the task is over
         self.tool_counts: dict[str, ToolCount] = {}
         self.tokens = TokenCount()
+        self.inherited: Cost | None = None  # of the below, what the rollout counts that this one branched off
         self.api_calls = 0
         self.seconds_in_model = self.seconds_in_tools = 0.0
         limits = loop.limits
@@ -175,6 +188,8 @@ class PlayedRollout:
                 self.clock.start(deadline)
                 try:
                     while True:
+                        if self.turns and self.loop.branch is not None:
+                            await self.loop.branch.at_turn(self)
                         await self.turn()
                 finally:
                     self.clock.stop()
@@ -214,7 +229,7 @@ class PlayedRollout:
     def result(self, outcome: Outcome, reason: str, error: Exception | None = None) -> AgentResult:
         """The agent's result, without an unfinished turn."""
         compression = self.compression
-        full = outcome in OF_A_FULL_CONTEXT and not self.tokens_are_spent
+        full = outcome in OF_A_FULL_CONTEXT and not self.loop.limits.spends_all(self.tokens)
         if compression is not None and compression.broken and full:
             outcome, error = Outcome.INFRA_ERROR, compression.broken
             reason = f"{reason}; its context could not be compressed: {error}"
@@ -239,6 +254,7 @@ class PlayedRollout:
             context_edits=compression.edits if compression is not None else (),
             error=error,
             server_state=self.source.get_state() if self.source is not None else None,
+            inherited=self.inherited,
         )
 
     async def turn(self) -> None:
@@ -271,29 +287,13 @@ class PlayedRollout:
     def time_is_over(self) -> str:
         return f"the agent took longer than {self.loop.limits.max_seconds:g} s: {self.clock.own:.1f} s of its own time"
 
-    @property
-    def tokens_are_spent(self) -> bool:
-        limit = self.loop.limits.rollout_token_budget
-        return limit is not None and self.tokens.completion_tokens >= limit
-
     def check_budgets(self) -> None:
         limits = self.loop.limits
         if self.clock.used_up:
             raise RolloutEnded(Outcome.TIMEOUT, self.time_is_over())
         if self.turns >= self.loop.max_turns:
             raise RolloutEnded(Outcome.MAX_TURNS, f"{self.turns} turns without a final answer")
-        if limits.max_tool_calls is not None and self.tool_calls >= limits.max_tool_calls:
-            raise RolloutEnded(Outcome.MAX_TURNS, f"the budget of {limits.max_tool_calls} tool calls is used up")
-        if limits.rollout_token_budget is not None:
-            if self.tokens.uncounted_requests:
-                raise InferenceError(
-                    "model server",
-                    "it reports no token usage, so the token budget cannot be enforced",
-                    "unset --env.rollout_token_budget or use a server that reports usage",
-                )
-            if self.tokens_are_spent:
-                used_up = f"the budget of {limits.rollout_token_budget} tokens is used up"
-                raise RolloutEnded(Outcome.CONTEXT_EXHAUSTED, used_up)
+        limits.check(self.tokens, self.tool_calls)
 
     async def sample(self) -> tuple[ChatResponse, TurnCheck]:
         """A completion that can stay, appended to the history; unusable ones are recorded and sampled again."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -72,12 +72,36 @@ class TokenCount:
     cached_tokens: int = 0
     """Prompt tokens that servers had in their prefix caches, as far as they report it."""
 
+    def __iter__(self) -> Iterator[int]:
+        return (getattr(self, name) for name in self.__slots__)
+
     def add(self, usage: Usage) -> None:
         """Count a request."""
         self.prompt_tokens += usage.prompt_tokens or 0
         self.completion_tokens += usage.completion_tokens or 0
         self.cached_tokens += usage.cached_tokens or 0
         self.uncounted_requests += usage.completion_tokens is None
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """The tokens, requests and seconds of a rollout, or of a part of it; see `AgentResult` for what each one is."""
+
+    tokens: TokenCount
+    api_calls: int
+    seconds_in_model: float
+    seconds_in_tools: float
+    seconds_own: float
+    seconds_waiting: float
+
+    def without(self, other: Cost) -> Cost:
+        """What it has beyond `other`, its beginning."""
+        tokens = TokenCount(*(mine - theirs for mine, theirs in zip(self.tokens, other.tokens, strict=True)))
+        seconds = (
+            getattr(self, name) - getattr(other, name)
+            for name in ("seconds_in_model", "seconds_in_tools", "seconds_own", "seconds_waiting")
+        )
+        return Cost(tokens, self.api_calls - other.api_calls, *seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +166,8 @@ class AgentResult:
     """The verdict of a guest's own code, for its reward."""
     verifier: dict[str, Any] | None = None
     """The record of grading a task folder: see docs/harbor.md."""
+    inherited: Cost | None = None
+    """The part of its tokens, requests and seconds that the rollout counts that it branched off."""
     _messages: list[dict[str, Any]] | None = field(default=None, init=False, repr=False, compare=False)
     _record: list[dict[str, Any]] | None = field(default=None, init=False, repr=False, compare=False)
     _repaired_calls: tuple[int, int] | None = field(default=None, init=False, repr=False, compare=False)
@@ -220,6 +246,13 @@ class AgentResult:
     def managed_state(self) -> dict[str, Any] | None:
         """`{"nodes": samples()}`, for environments that read it; in Phase 1 the server's `get_state()`."""
         return {"nodes": self.samples()} if self.tracked else self.server_state
+
+    @property
+    def cost(self) -> Cost:
+        """Of this rollout alone: without what another one counts."""
+        seconds = self.seconds_in_model, self.seconds_in_tools, self.seconds_own, self.seconds_waiting
+        whole = Cost(self.tokens, self.api_calls, *seconds)
+        return whole if self.inherited is None else whole.without(self.inherited)
 
     @property
     def tool_calls(self) -> int:

@@ -21,6 +21,7 @@ from lachesis.tool_context.tool_context import ToolContext
 from lachesis.tracebacks import explained
 from lachesis_client import BadResponse, InferenceError, RequestRejected
 from lachesis_client.errors import PromptError
+from lachesis_messages.records.tree_places import TreePlace
 
 if TYPE_CHECKING:
     from lachesis.rewards.doubt import Doubt
@@ -119,6 +120,8 @@ class Rollout:
     """The reward's calls in the sandbox."""
     held: HeldSandbox | None = field(default=None, repr=False, compare=False)
     """The sandbox, still leased, where a reward of the whole group is to come."""
+    tree: TreePlace | None = None
+    """In a group of trees."""
 
     @property
     def may_pass(self) -> bool:

@@ -25,6 +25,7 @@ from lachesis.loop.result import AgentResult
 from lachesis.loop.rollout import FixedScore, HeldSandbox, Rollout, held_sandboxes, repeats
 from lachesis.loop.rollout_session import SessionEnded, while_open
 from lachesis.loop.tool_calls import SessionCalls
+from lachesis.loop.trees import branch_of_rollout, lost_tokens
 from lachesis.rewards.reward import Reward
 from lachesis.rewards.scorer import Scorer, SetUpFailed
 from lachesis.rewards.timed_call import Scored
@@ -116,7 +117,9 @@ class RolloutPlayer:
             task_id = f"{item_key}-{index}-{rollout_id[:8]}-{attempts}"
             verifier_id = f"{task_id}-verifier"
             release = functools.partial(self.release, task_id, verifier_id)
-            session = self.sessions.open(task_id, spec=spec)
+            branch = branch_of_rollout.get()
+            start = branch.start if branch is not None else None
+            session = self.sessions.open(task_id, spec=spec, checkpoint=None if start is None else start.checkpoint)
             context: ToolContext | None = None
             held: HeldSandbox | None = None
             result: AgentResult | None = None
@@ -137,7 +140,10 @@ class RolloutPlayer:
                     assert isinstance(loop, HermesAgentLoop), "environments of other agents take no follow_up"
                     loop.follow_up = functools.partial(self.scorer.user_message, item)
                 with failed_requests() as failed:
-                    await self.scorer.set_up(item, session, self.registry)
+                    if branch is not None:
+                        branch.join(loop, session)
+                    if start is None:
+                        await self.scorer.set_up(item, session, self.registry)
                 for request in failed.values():
                     raise request
                 first = messages() if callable(messages) else messages
@@ -209,7 +215,7 @@ class RolloutPlayer:
             if attempts > self.max_infra_retries or repeats(error):
                 break
             retried_after.append(reason)
-            lost_completion_tokens += result.tokens.completion_tokens if result is not None else 0
+            lost_completion_tokens += lost_tokens(result, branch)
         rollout = Rollout(
             rollout_id=rollout_id,
             item_key=item_key,

@@ -109,6 +109,12 @@ class AtroposBase(ABC):
         self._recorded: Any = None
         self._collector: Any = None
 
+    def _resolve_tools_for_group(self: Any) -> tuple[list[dict[str, Any]], set[str]]:
+        """The definitions of the tools of a group, drawn again if there is a `distribution`, and their names."""
+        drawn = self.agent_tools.draw()
+        tools = self.tool_definitions() if drawn is None else self.agent_tools.definitions_of(drawn)
+        return tools, {tool["function"]["name"] for tool in tools}
+
     @property
     def server(self) -> ModelServer:
         """The source of completions: a `Router` in Phase 1, a `TokenServer` in Phase 2. In `collect_trajectories` and

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from lachesis.settings.settings import HermesAgentEnvConfig
     from lachesis.tool_context.tool_context import ToolContext
     from lachesis_client.model_server import ModelServer
+    from lachesis_messages.history import MessageHistory
     from lachesis_tools import Tool, ToolRegistry
 
 
@@ -83,6 +84,7 @@ class Environment(Collecting, Protocol):
     @property
     def player(self) -> RolloutPlayer: ...
     def player_for(self, item: Any) -> RolloutPlayer: ...
+    def branch_at(self, item: Any, history: MessageHistory) -> Any: ...
     @property
     def collects(self) -> bool: ...
     @property

@@ -17,6 +17,7 @@ from lachesis.loop.result import AgentResult
 from lachesis.loop.rollout import PlayedGroup, Rollout, holding_sandboxes
 from lachesis.rewards.reward import RewardError
 from lachesis.runs.failures import RunStopped, UnusableSettings
+from lachesis.runs.forks import trees_of
 from lachesis.settings.server_settings import REFERENCE
 from lachesis.tool_context.file_copies import HostDiskFull
 from lachesis_client import RequestRejected, Unauthorized
@@ -86,12 +87,16 @@ async def play_group(
             finished(item, rollout)
         return rollout
 
+    trees = None if evaluation else trees_of(env, item, size, play)
     async with holding_sandboxes():
         for _ in range(rounds):
             scored = sum(rollout.reward is not None or rollout.doubt is not None for rollout in rollouts)
             if scored == size or any(rollout.broken_item for rollout in rollouts):
                 break
-            rollouts += await run_all(map(play, range(len(rollouts), len(rollouts) + size - scored)))
+            if trees is not None:
+                rollouts += await trees.rollouts(size - scored)
+            else:
+                rollouts += await run_all(map(play, range(len(rollouts), len(rollouts) + size - scored)))
             stop_if_hopeless(rollouts)
         late = [env.compute_group_reward is not None or rollout.doubt is not None for rollout in rollouts]
         rollouts = await env.player.score_group(item, rollouts)

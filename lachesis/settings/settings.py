@@ -21,6 +21,7 @@ from backends import SandboxSpec, backend_names
 from lachesis.settings.removed_settings import RemovedSettings
 from lachesis.settings.serve_settings import ServeSettings
 from lachesis.settings.setting_facts import HOW, Facts, all_facts, without_secrets
+from lachesis.settings.tree_settings import TreeSettings
 from lachesis_tools.budget import (
     DEFAULT_PREVIEW_SIZE_CHARS,
     DEFAULT_RESULT_SIZE_CHARS,
@@ -33,7 +34,7 @@ class UnknownSetting(UserWarning):
     """Code gives a settings class a value for a name that it does not have."""
 
 
-class HermesAgentEnvConfig(ServeSettings, RemovedSettings):
+class HermesAgentEnvConfig(ServeSettings, TreeSettings, RemovedSettings):
     """Everything that can be set as `--env.NAME` or under `env:` in YAML. Unknown names are an error there.
 
     Unknown names in code are ignored with a warning; Atropos' `BaseEnvConfig` ignores them silently. It has the fields
@@ -321,10 +322,8 @@ class HermesAgentEnvConfig(ServeSettings, RemovedSettings):
 
     @model_validator(mode="after")
     def _check_isolation(self) -> HermesAgentEnvConfig:
-        if self.sandbox == "none" and self.terminal_backend != "local":
-            raise ValueError(
-                f"sandbox: none is a setting of the local backend; terminal_backend is {self.terminal_backend!r}"
-            )
+        if self.sandbox == "none" and (backend := self.terminal_backend) != "local":
+            raise ValueError(f"sandbox: none is a setting of the local backend; terminal_backend is {backend!r}")
         return self
 
     @model_validator(mode="after")

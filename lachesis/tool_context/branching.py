@@ -9,6 +9,7 @@ from backends import BackendUnavailable, Sandbox, SandboxCheckpoint, SupportsChe
 from lachesis.tool_context.context_calls import ContextCalls, context_method
 from lachesis.tool_context.context_results import DictReply
 from lachesis_tools import ToolSession
+from lachesis_tools.tool_session import with_checkpoints
 
 
 class Branching:
@@ -74,9 +75,4 @@ class Branching:
                 f"task {self._session.task_id!r}: what `session(item)` has opened is in no checkpoint, so a copy of "
                 "the sandbox would not go with it. Next step: keep that state in the sandbox"
             )
-        if not isinstance(sandbox, SupportsCheckpoint):
-            raise BackendUnavailable(
-                f"sandbox {sandbox.id}: its backend makes no checkpoints. Next step: use 'local', "
-                "'docker' or 'modal', or `seal`"
-            )
-        return sandbox
+        return with_checkpoints(sandbox)

@@ -45,6 +45,12 @@ def replaced_attempts(graph: MessageGraph) -> list[ChatResponse]:
     return [*found.values()]
 
 
+def identity(response: ChatResponse) -> int:
+    """What tells completions apart: dataclasses.replace may change the message of one, and its tokens stay the same
+    object."""
+    return id(response if response.tokens is None else response.tokens.after)
+
+
 def completions(graph: MessageGraph) -> list[ChatResponse]:
     """Every completion, in order and each once; those of sub-agents come at the position of their result."""
     found: dict[int, ChatResponse] = {}
@@ -54,8 +60,7 @@ def completions(graph: MessageGraph) -> list[ChatResponse]:
         for node in below[-1]:
             origin = node.origin
             if isinstance(origin, ChatResponse):
-                # dataclasses.replace may change the message of a response; the tokens stay the same object.
-                found.setdefault(id(origin.tokens.after if origin.tokens is not None else origin), origin)
+                found.setdefault(identity(origin), origin)
             elif isinstance(origin, ToolResponse) and origin.chat is not None and id(origin.chat) not in seen:
                 seen.add(id(origin.chat))
                 below.append(iter(origin.chat.all_nodes()))

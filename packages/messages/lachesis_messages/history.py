@@ -57,7 +57,10 @@ class MessageHistory(MutableSequence[OpenAIMessage]):
     Not thread-safe: one rollout, one history.
     """
 
-    __slots__ = ("_discarded", "_encoded", "_frozen", "_homes", "_nodes", "_path", "_prompts", "_snapshot", "_views")
+    __slots__ = (
+        *("_discarded", "_encoded", "_frozen", "_given", "_homes", "_nodes", "_path", "_prompts", "_snapshot"),
+        "_views",
+    )
 
     def __init__(self, messages: Iterable[MessageLike] = ()) -> None:
         self._path: list[Node] = []  # root to head; the graph itself lives in the nodes' parent pointers
@@ -68,6 +71,7 @@ class MessageHistory(MutableSequence[OpenAIMessage]):
         self._views: WeakValueDictionary[Node, MessageView] | None = None
         self._encoded: dict[str | None, EncodedPath] = {}
         self._frozen = False
+        self._given: frozenset[int] = frozenset()  # completions of another rollout, with which this one begins
         self._snapshot: MessageHistory | None = None
         self.extend(messages)
 
@@ -270,7 +274,7 @@ class MessageHistory(MutableSequence[OpenAIMessage]):
         completions of n, not the last attempt of an agent that gave up. These had consequences, or ended the
         conversation.
         """
-        return tuple(graph_walks.replaced_attempts(self))
+        return self._own(graph_walks.replaced_attempts(self))
 
     def message_digests(self) -> dict[int, str]:
         """By `id(tokens.after)` of each completion that was sampled where it is recorded, sub-agents' included: the
@@ -279,8 +283,14 @@ class MessageHistory(MutableSequence[OpenAIMessage]):
 
     def completions(self) -> tuple[ChatResponse, ...]:
         """Every completion ever recorded, in order and each once: of all branches, of the history from which this one
-        was forked, and of sub-agents (`ToolResponse.chat`), which come at the position of their result."""
-        return tuple(graph_walks.completions(self))
+        was forked (but not with `fork(own=False)`), and of sub-agents (`ToolResponse.chat`), which come at the position
+        of their result."""
+        return self._own(graph_walks.completions(self))
+
+    def _own(self, found: list[ChatResponse]) -> tuple[ChatResponse, ...]:
+        if not self._given:
+            return tuple(found)
+        return tuple(each for each in found if graph_walks.identity(each) not in self._given)
 
     @property
     def discarded(self) -> tuple[Discarded, ...]:
@@ -330,14 +340,21 @@ class MessageHistory(MutableSequence[OpenAIMessage]):
         """The JSON of `to_openai` for a request. Only messages that are new since the last call cost time."""
         return encode_path(self._path, reasoning_field, self._encoded)
 
-    def fork(self) -> MessageHistory:
-        """A copy that shares all records so far and grows independently."""
+    def fork(self, *, own: bool = True) -> MessageHistory:
+        """A copy that shares all records so far and grows independently.
+
+        `own` false is for another rollout that goes on from here: the conversation so far is its context, without the
+        branches that this one left, and none of the completions in it is its own.
+        """
         other = MessageHistory()
         other._path = list(self._path)
-        other._nodes = list(self._nodes)
-        other._discarded = list(self._discarded)
+        other._nodes = list(self._nodes if own else self._path)
+        other._discarded = list(self._discarded) if own else []
         other._homes = dict(self._homes)
         other._prompts = dict(self._prompts)
+        other._given = self._given
+        if not own:
+            other._given |= {graph_walks.identity(each) for each in graph_walks.completions(self)}
         return other
 
     def frozen(self) -> MessageHistory:

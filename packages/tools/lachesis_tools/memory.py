@@ -18,6 +18,12 @@ class Notes:
     def __init__(self) -> None:
         self.entries: list[str] = []
 
+    def copied(self) -> Notes:
+        """The same notes, for another session."""
+        other = Notes()
+        other.entries = self.entries
+        return other
+
     def put(self, entries: list[str]) -> None:
         """Keep these. Raises `ToolFailure` if they are too long together."""
         size = sum(map(len, entries))

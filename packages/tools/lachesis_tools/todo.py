@@ -32,6 +32,12 @@ class TodoList:
     def __init__(self) -> None:
         self.items: dict[str, dict[str, str]] = {}
 
+    def copied(self) -> TodoList:
+        """The same list, for another session."""
+        other = TodoList()
+        other.items = {key: dict(item) for key, item in self.items.items()}
+        return other
+
     def update(self, changes: list[TodoItem], *, merge: bool) -> None:
         """Replace the list, or change and add items. All or nothing. Raises `ToolFailure`."""
         items = {key: dict(item) for key, item in self.items.items()} if merge else {}

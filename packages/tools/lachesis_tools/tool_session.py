@@ -10,12 +10,19 @@ import contextlib
 import dataclasses
 import posixpath
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from types import TracebackType
 from typing import Any, TypeVar
 
-from backends.base import Backend, Sandbox, SupportsWaited
-from backends.errors import BackendError, LachesisError
+from backends.base import (
+    Backend,
+    Sandbox,
+    SandboxCheckpoint,
+    SupportsCheckpoint,
+    SupportsRestore,
+    SupportsWaited,
+)
+from backends.errors import BackendError, BackendUnavailable, LachesisError
 from backends.lease import Lessor, SandboxPerLease
 from backends.spec import SandboxSpec
 
@@ -27,6 +34,10 @@ State = TypeVar("State")
 
 class SessionClosed(LachesisError, RuntimeError):
     """The rollout of the session has ended."""
+
+
+class StateNotCopied(LachesisError):
+    """A tool keeps something that no other session can go on with."""
 
 
 class UnusablePath(ValueError):
@@ -178,6 +189,30 @@ class ToolSession:
         found: State = self._state[kind]
         return found
 
+    def copied_state(self) -> dict[type[Any], Any]:
+        """Copies of the states of the tools, for `put_state` of another session.
+
+        Raises:
+            StateNotCopied: a tool has something that cannot be copied, such as a process or a connection.
+        """
+        for kind in self._state:
+            if not hasattr(kind, "copied"):
+                raise StateNotCopied(f"the state of a tool ({kind.__name__}) cannot be copied")
+        return {kind: state.copied() for kind, state in self._state.items()}
+
+    def put_state(self, state: Mapping[type[Any], Any]) -> None:
+        """Go on with states of another session, which are copied once more."""
+        self._state |= {kind: each.copied() for kind, each in state.items()}
+
+    async def checkpoint(self) -> SandboxCheckpoint | None:
+        """What is in the sandbox now; None if it has not been needed so far.
+
+        Raises:
+            ProcessesRunning: something runs.
+            BackendUnavailable: the backend makes no checkpoints.
+        """
+        return None if self._starting is None else await with_checkpoints(await self.sandbox()).checkpoint()
+
     async def close(self) -> None:
         """Remove the sandbox with its processes and files. Idempotent; completes even if the caller is cancelled.
 
@@ -208,6 +243,29 @@ class ToolSession:
                 raise error
 
 
+def with_checkpoints(sandbox: Sandbox) -> SupportsCheckpoint:
+    """The same. Raises `BackendUnavailable` if it makes none."""
+    if not isinstance(sandbox, SupportsCheckpoint):
+        raise BackendUnavailable(
+            f"sandbox {sandbox.id}: its backend makes no checkpoints. Next step: use 'local', 'docker' or 'modal'"
+        )
+    return sandbox
+
+
+async def _gone_on(sandbox: Sandbox, checkpoint: SandboxCheckpoint, labels: Mapping[str, str]) -> Sandbox:
+    """A sandbox that goes on from a checkpoint, this one or another of its backend. This one is closed if not used."""
+    try:
+        if isinstance(sandbox, SupportsRestore):
+            await sandbox.restore(checkpoint)
+            return sandbox
+        child = await with_checkpoints(sandbox).fork(checkpoint, labels=labels)
+    except BaseException:
+        await asyncio.shield(sandbox.close())
+        raise
+    await sandbox.close()
+    return child
+
+
 class ToolSessions:
     """The sessions of a run, by task id. `async with` closes them all at the end."""
 
@@ -227,12 +285,15 @@ class ToolSessions:
         self._sessions: dict[str, ToolSession] = {}
         self._ending: dict[ToolSession, None] = {}
 
-    def open(self, task_id: str, *, spec: SandboxSpec | None = None) -> ToolSession:
+    def open(
+        self, task_id: str, *, spec: SandboxSpec | None = None, checkpoint: SandboxCheckpoint | None = None
+    ) -> ToolSession:
         """A new session. Its sandbox starts at first use.
 
         Args:
             task_id: Unique among open sessions; that of a session which was closed may be used again.
             spec: The specification of this sandbox, if different from that of the run.
+            checkpoint: Where its sandbox goes on from: of one with the same specification.
 
         Raises:
             ValueError: the task has an open session: two rollouts must never share one.
@@ -246,7 +307,8 @@ class ToolSessions:
         labelled = dataclasses.replace(wanted, labels=labels)
 
         async def lease() -> Sandbox:
-            return (await self.lessor.lease(labelled)).sandbox
+            sandbox = (await self.lessor.lease(labelled)).sandbox
+            return sandbox if checkpoint is None else await _gone_on(sandbox, checkpoint, labels)
 
         session = ToolSession(task_id, lease, terminal_timeout=self._terminal_timeout, cpus=wanted.cpus)
         self._sessions[task_id] = session

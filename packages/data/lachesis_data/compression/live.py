@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from copy import copy, deepcopy
 from dataclasses import dataclass, replace
 from typing import Final, Protocol, TypeAlias
 
@@ -117,6 +118,12 @@ class LiveCompression:
                 "protected_turns": {"last_n_turns": settings.keep},
             }
         )
+
+    def copied(self, rollout: LiveRollout) -> LiveCompression:
+        """The compression of another rollout, which goes on from here."""
+        other = copy(self)
+        other.size, other.edits, other._rollout = deepcopy(self.size), list(self.edits), rollout
+        return other
 
     @property
     def due(self) -> bool:

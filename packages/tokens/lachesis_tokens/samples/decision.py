@@ -38,11 +38,12 @@ def decide_for_training(group: PlayedGroup, config: HermesAgentEnvConfig, traine
         discarded_attempts=config.discarded_attempts,
         unchecked_prompts=config.unchecked_prompts,
         turn_discount=config.turn_discount if config.credit == "turn" else None,
+        tree_credit=config.tree_credit,
     )
     left_out = [rollout for rollout in group.rollouts if rollout.reward is None]
     beside = [] if group.beside is None else [group.beside]
     lost = sum(rollout.lost_completion_tokens for rollout in (*group.rollouts, *beside)) + sum(
-        rollout.result.tokens.completion_tokens for rollout in (*left_out, *beside) if rollout.result is not None
+        rollout.result.cost.tokens.completion_tokens for rollout in (*left_out, *beside) if rollout.result is not None
     )
     built = build_group(rollouts, settings)
     undelivered = sum(built.undelivered.values()) + lost
@@ -90,6 +91,7 @@ def _of_rollout(rollout: Rollout, config: HermesAgentEnvConfig) -> RolloutSample
         result.recorded_messages if config.include_messages and result else None,
         rollout.turn_rewards,
         result.repaired_calls if result else (0, 0),
+        tree=rollout.tree,
         turn_ids=[response.tokens.completion_id for response in turns if response.tokens is not None],
         length_penalty=penalty,
     )

@@ -20,6 +20,7 @@ from backends.text import without_lone_surrogates
 from lachesis_messages.images import image_data, joined_data
 from lachesis_messages.records.digests import COVERED, json_digest
 from lachesis_messages.records.split_rollouts import LARGEST_REWARD, DiscardedAttempts, SplitRollouts, check_split
+from lachesis_messages.records.tree_places import TreePlace
 from lachesis_tokens.samples.advantages import (
     Advantage,
     has_signal,
@@ -29,6 +30,7 @@ from lachesis_tokens.samples.advantages import (
 )
 from lachesis_tokens.samples.sample_records import MalformedSample, read_sample
 from lachesis_tokens.samples.samples import TokenSample, logprobs_digest
+from lachesis_tokens.samples.tree_credit import part_advantages
 from lachesis_tokens.samples.turn_credit import turn_advantages, turns_of_spans
 from lachesis_tokens.samples.verification import verify_records
 
@@ -40,7 +42,7 @@ _OF_DELIVERY: Final = ("group_id", "begin_step")
 
 OVERRIDES: Final = frozenset(
     {CERTIFICATE, "temperature", "turn_rewards", "judged_score", "length_penalty", "repaired_calls", "policy_versions"}
-    | {"experts", "sampling_mask"}
+    | {"experts", "sampling_mask", "tree"}
 )
 """The keys of `overrides[i]` that describe sample `i` and no other sample of its rollout."""
 
@@ -94,6 +96,8 @@ class RolloutSamples:
     """`AgentResult.repaired_calls`; travels there too, for the trainer's figures."""
     turn_ids: Sequence[str] = ()
     """The `completion_id` of each turn; where they are not those of `turn_rewards`, it counts as one turn."""
+    tree: TreePlace | None = None
+    """In a group of trees; travels there too."""
     length_penalty: float | None = None
     """Added to the reward where it becomes a score; None where there is no such penalty."""
 
@@ -118,6 +122,8 @@ class GroupSettings:
     """How to treat a group with a prompt that the server did not confirm."""
     turn_discount: float | None = None
     """Credit by turn with this discount (see `turn_credit`); None: each token has the advantage of its rollout."""
+    tree_credit: Literal["parts", "leaves"] = "parts"
+    """Of groups of trees: see `tree_credit`."""
 
     def __post_init__(self) -> None:
         check_split(self.split_rollouts, self.discarded_attempts)
@@ -169,9 +175,10 @@ class TrainingGroup:
 
         `images[i]` has the data URLs, by digest, of the images of sample `i` that no earlier sample has; null if no
         sample has any. `overrides[i]` holds the temperature, the sample's certificate (see `samples_from_atropos`),
-        `turn_rewards` where the rollout has them, `judged_score` and `length_penalty` where lengths are penalised (a
-        score is their sum), `repaired_calls` where a parser read calls in it, and what the server
-        reported: `policy_versions` ([version, start, end] over the sample's tokens), `experts` and `sampling_mask`.
+        `turn_rewards` where the rollout has them, its place in a `tree` (`TreePlace`), `judged_score` and
+        `length_penalty` where lengths are penalised (a score is their sum), `repaired_calls` where a parser read calls
+        in it, and what the server reported: `policy_versions` ([version, start, end] over the sample's tokens),
+        `experts` and `sampling_mask`.
         Beside the certificate are the `score` and, where it is sent, the `advantage` once more; `group_overrides` has
         the digest of the group (`group_digest`).
         """
@@ -198,6 +205,7 @@ class TrainingGroup:
                     if rollout.length_penalty is not None
                     else {}
                 )
+                | ({} if rollout.tree is None else {"tree": rollout.tree.to_record()})
                 | ({"repaired_calls": list(rollout.repaired_calls)} if rollout.repaired_calls[1] else {})
                 | ({"policy_versions": versions} if (versions := list(map(list, sample.policy_versions))) else {})
                 for sample, entry, temperature, rollout in zip(
@@ -327,7 +335,7 @@ def _shape(rollouts: Sequence[RolloutSamples], settings: GroupSettings) -> Train
     baseline = math.fsum(rewards) / len(rewards)
     sent: list[tuple[TokenSample, RolloutSamples, float, Advantage]] = []
     undelivered: dict[str, int] = {}
-    of_turns = _by_completion(rollouts, rewards, settings.turn_discount)
+    of_turns = _by_completion(rollouts, rewards, settings)
     for rollout, reward, advantage, by_id in zip(rollouts, rewards, rollout_advantages(rewards), of_turns, strict=True):
         chosen = _chosen(rollout, settings)
         trained = sum(sample.trained for sample in chosen)
@@ -343,14 +351,22 @@ def _shape(rollouts: Sequence[RolloutSamples], settings: GroupSettings) -> Train
             values = [sample_advantage(sample, value, of=trained) for value in values]
             sent.append((sample, rollout, score, values[0] if len(set(values)) == 1 else values))
     samples, of_rollouts, scores, advantages = zip(*sent, strict=True)
-    carried = settings.split_rollouts is SplitRollouts.ALL or settings.turn_discount is not None
+    carried = settings.split_rollouts is SplitRollouts.ALL or any(of_turns)
     return TrainingGroup(samples, of_rollouts, scores, advantages if carried else None, undelivered)
 
 
 def _by_completion(
-    rollouts: Sequence[RolloutSamples], rewards: Sequence[float], discount: float | None
+    rollouts: Sequence[RolloutSamples], rewards: Sequence[float], settings: GroupSettings
 ) -> list[dict[str, float]]:
-    """For each rollout the advantages of its completions, by `completion_id`; empty without credit by turn."""
+    """For each rollout the advantages of its completions, by `completion_id`; empty without credit by turn or tree."""
+    places = [rollout.tree for rollout in rollouts if rollout.tree is not None]
+    if len(places) == len(rollouts):
+        of_parts = part_advantages(places, rewards, settings.tree_credit)
+        return [
+            {name: advantages[place.part_of(turn)] for name, turn in turns_of_spans(of.samples, of.turn_ids).items()}
+            for of, place, advantages in zip(rollouts, places, of_parts, strict=True)
+        ]
+    discount = settings.turn_discount
     if discount is None:
         return [{} for _ in rollouts]
     turns = [

@@ -1,0 +1,191 @@
+"""Rollouts that branch: the rollouts of a group as trees, which share the turns before a fork and sample them once.
+
+A fork goes on in several ways from the same conversation, in sandboxes with the same files. The first one is the
+rollout itself; every other one is a rollout that inherits the turns so far as its context. docs/trees.md has the terms.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable, Mapping
+from contextvars import ContextVar
+from copy import copy
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+from backends import ProcessesRunning, SandboxCheckpoint
+from backends.tasks import cancel_all, run_all
+from lachesis.loop.loop import HermesAgentLoop, PlayedRollout
+from lachesis.loop.result import AgentResult, Cost
+from lachesis.loop.rollout import Rollout
+from lachesis_messages.history import MessageHistory
+from lachesis_messages.records.tree_places import TreePlace
+from lachesis_tools import ToolSession
+from lachesis_tools.tool_session import StateNotCopied
+
+Width: TypeAlias = Callable[[MessageHistory], Awaitable[int]]
+"""In how many ways a rollout goes on from a conversation."""
+
+_COUNTS = ("turns", "faulty_turns", "tool_calls", "api_calls", "seconds_in_model", "seconds_in_tools")
+_LISTS = ("responses", "tool_errors", "step_rewards")
+
+
+@dataclass(frozen=True, slots=True)
+class ForkPoint:
+    """A rollout between two turns, from which any number of rollouts can go on."""
+
+    rollout: PlayedRollout
+    """As it was; it never goes on itself."""
+    checkpoint: SandboxCheckpoint | None
+    """None where it has no sandbox yet."""
+    tools: Mapping[type[Any], Any]
+    """The state of its tools."""
+
+    @classmethod
+    async def of(cls, rollout: PlayedRollout, session: ToolSession) -> ForkPoint:
+        """
+        Raises:
+            ProcessesRunning, StateNotCopied: something runs in the sandbox, or in a tool.
+            BackendUnavailable: the backend makes no checkpoints.
+        """
+        tools = session.copied_state()
+        checkpoint = await session.checkpoint()
+        kept = copy(rollout)
+        kept.clock = copy(rollout.clock)
+        _put(rollout, kept, own=True)
+        return cls(kept, checkpoint, tools)
+
+    @property
+    def cost(self) -> Cost:
+        """Of the rollout so far, with what it inherited."""
+        of = self.rollout
+        return Cost(
+            replace(of.tokens), of.api_calls, of.seconds_in_model, of.seconds_in_tools, of.clock.own, of.clock.waiting
+        )
+
+
+def _put(of: PlayedRollout, into: PlayedRollout, *, own: bool) -> None:
+    """Let `into` go on from where `of` is. `own`: the turns so far are its own."""
+    for name in _COUNTS:
+        setattr(into, name, getattr(of, name))
+    for name in _LISTS:
+        setattr(into, name, list(getattr(of, name)))
+    into.call_ids, into.tokens = set(of.call_ids), replace(of.tokens)
+    into.tool_counts = {name: replace(count) for name, count in of.tool_counts.items()}
+    into.clock.own, into.clock.waiting = of.clock.own, of.clock.waiting
+    into.conversation = of.conversation.fork(own=own)
+    if of.compression is not None:
+        into.compression = of.compression.copied(into)
+        into.conversation.size = into.compression.size
+    into.__dict__.pop("agent", None)  # cached, with its rollout
+
+
+branch_of_rollout: ContextVar[Branch | None] = ContextVar("branch", default=None)
+"""The branch that the task plays, where its group is of trees."""
+
+
+@dataclass(slots=True, eq=False)
+class Branch:
+    """A rollout of a tree, on its way to a leaf."""
+
+    trees: Trees
+    place: TreePlace
+    leaves: int
+    """It may become as many rollouts."""
+    start: ForkPoint | None = None
+    """Where it forked last; None at the root. Another attempt begins there."""
+    inherits: bool = False
+    """Whether another rollout has the turns before `start`."""
+    session: ToolSession | None = None
+    """Of the present attempt."""
+    children: list[asyncio.Task[list[Rollout]]] = field(default_factory=list)
+
+    def join(self, loop: Any, session: ToolSession) -> None:
+        """Let the loop of an attempt begin here, and fork.
+
+        Raises:
+            TypeError: no agent of another kind can.
+        """
+        if not isinstance(loop, HermesAgentLoop):
+            raise TypeError(f"an agent of the kind {type(loop).__name__} cannot branch: unset --env.tree_at")
+        loop.branch, self.session = self, session
+        session.put_state({} if self.start is None else self.start.tools)
+
+    def begin(self, rollout: PlayedRollout) -> None:
+        """Let a rollout without a turn begin here."""
+        if self.start is None:
+            return
+        at = self.start.rollout
+        _put(at, rollout, own=not self.inherits)
+        rollout.inherited = self.start.cost if self.inherits else at.inherited
+        servers: tuple[Any, Any] = at.server, rollout.server
+        if all(getattr(server, "affinity", None) is not None for server in servers):
+            known = servers[0].affinity  # the servers that have computed these turns
+            servers[1].affinity = replace(known, own=dict(known.own))
+
+    async def at_turn(self, rollout: PlayedRollout) -> None:
+        """Fork before a turn, if it is one for it."""
+        if self.leaves < 2 or (self.start is not None and self.place.turns[-1] == rollout.turns):
+            return
+        rollout.check_budgets()  # a rollout that ends here does not fork
+        width = min(self.leaves, await self.trees.width(rollout.conversation.history))
+        if width < 2:
+            return
+        assert self.session is not None
+        try:
+            point = await ForkPoint.of(rollout, self.session)
+        except (ProcessesRunning, StateNotCopied) as why:
+            self.place = replace(self.place, not_forked=(*self.place.not_forked, f"turn {rollout.turns + 1}: {why}"))
+            return
+        share, more = divmod(self.leaves, width)
+        places = [self.place.child(at, width, rollout.turns) for at in range(width)]
+        for at in range(1, width):
+            child = Branch(self.trees, places[at], share + (at < more), point, inherits=True)
+            self.children.append(asyncio.create_task(self.trees.play(child)))
+        self.place, self.leaves = replace(places[0], not_forked=self.place.not_forked), share + (more > 0)
+        self.start, self.inherits = point, False
+
+
+class Trees:
+    """Plays the rollouts of a group as trees.
+
+    Args:
+        play: plays one rollout, by its number in the group; it reads `branch_of_rollout`.
+        leaves: the rollouts that a whole tree has.
+    """
+
+    def __init__(self, play: Callable[[int], Awaitable[Rollout]], width: Width, leaves: int) -> None:
+        self.width = width
+        self._play, self._leaves = play, leaves
+        self._numbers, self._roots, self._waves = itertools.count(), itertools.count(), itertools.count()
+
+    async def rollouts(self, size: int) -> list[Rollout]:
+        """`size` rollouts. Where branches ended before their forks, more trees make up for the rollouts that these
+        would have had."""
+        found: list[Rollout] = []
+        while (free := size - len(found)) > 0:
+            wave = next(self._waves)
+            leaves = [min(self._leaves, free - at) for at in range(0, free, self._leaves)]
+            places = [TreePlace(str(next(self._roots)), (0,), (float(each),), wave) for each in leaves]
+            branches = [Branch(self, place, each) for place, each in zip(places, leaves, strict=True)]
+            found += itertools.chain.from_iterable(await run_all(map(self.play, branches)))
+        return sorted(found, key=lambda rollout: rollout.index)
+
+    async def play(self, branch: Branch) -> list[Rollout]:
+        """The rollout of a branch, and those that branch off it."""
+        branch_of_rollout.set(branch)
+        try:
+            own = await self._play(next(self._numbers))
+            others = [each for task in branch.children for each in await task]
+        finally:
+            await cancel_all([task for task in branch.children if not task.done()])
+        return [replace(own, tree=branch.place), *others]
+
+
+def lost_tokens(result: AgentResult | None, branch: Branch | None) -> int:
+    """Completion tokens of an attempt that another one replaces, without those before the place where that begins."""
+    if result is None:
+        return 0
+    kept = branch.start.cost.tokens.completion_tokens if branch is not None and branch.start is not None else 0
+    return result.tokens.completion_tokens - kept

@@ -1,0 +1,84 @@
+"""Groups of trees: whether an environment plays them, and before which turns its rollouts fork."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from lachesis.loop.rollout import Rollout
+from lachesis.loop.trees import Trees
+from lachesis.runs.failures import UnusableSettings
+from lachesis.settings.tree_settings import ForkRule, TreeSettings, check_size
+from lachesis_messages.history import MessageHistory
+from lachesis_messages.responses import ChatResponse, ToolResponse
+
+if TYPE_CHECKING:
+    from lachesis.runs.environment import Environment
+
+
+def trees_of(env: Environment, item: Any, size: int, play: Callable[[int], Awaitable[Rollout]]) -> Trees | None:
+    """What plays the groups of `size` rollouts of an item as trees; None where it has none.
+
+    Raises:
+        UnusableSettings: rollouts of this environment cannot branch, or not with these settings.
+    """
+    config: TreeSettings = env.config
+    own = type(env).branch_at.__module__ != "lachesis.base_env"
+    if config.tree_at is None and not own:
+        return None
+    leaves = config.leaves_of_tree
+    problem = ""
+    if leaves is None:
+        problem = "branch_at can fork at any turn: set tree_leaves"
+    elif env.player.scorer.session is not None:
+        problem = "what `session(item)` opens is in no checkpoint, so rollouts cannot branch: unset tree_at"
+    elif config.tree_credit == "parts":
+        try:
+            check_size(leaves, size)
+        except ValueError as error:
+            problem = str(error)
+    if problem or leaves is None:
+        raise UnusableSettings(f"{env.run_name}: {problem}")
+    return Trees(play, partial(_width, env, item), leaves)
+
+
+async def _width(env: Environment, item: Any, history: MessageHistory) -> int:
+    said = env.branch_at(item, history.frozen())
+    return int(await said if inspect.isawaitable(said) else said)
+
+
+def forks(rule: ForkRule, history: MessageHistory) -> bool:
+    """Whether a rollout forks before its next turn.
+
+    What decides is known before that turn: a choice that depended on it would bias the advantages.
+
+    Raises:
+        ValueError: the rule needs logprobs, and the server reports none.
+    """
+    turns = [each for each in history.responses() if each.purpose == "turn"]
+    if not turns:
+        return False
+    last = turns[-1]
+    if rule.kind == "turns":
+        return len(turns) + 1 in rule.values
+    if rule.kind == "tool_failures":
+        return _failed(history)
+    if rule.kind == "tokens":
+        counts = [each.usage.completion_tokens or 0 for each in turns]
+        return sum(counts) // rule.values[0] > sum(counts[:-1]) // rule.values[0]
+    if last.tokens is None:
+        raise ValueError("tree_at surprise needs the logprobs of sampled tokens: use a server with exact tokens")
+    return math.fsum(last.tokens.logprobs[:]) <= -rule.values[0] * max(1, len(last.tokens))
+
+
+def _failed(history: MessageHistory) -> bool:
+    """Whether a tool failed in the last turn."""
+    for node in reversed(history.nodes()):
+        if isinstance(node.origin, ChatResponse):
+            return False
+        if isinstance(node.origin, ToolResponse) and node.origin.error is not None:
+            return True
+    return False

@@ -1,0 +1,52 @@
+"""Where the rollouts of a group that branch are in their trees."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class TreePlace:
+    """Where a rollout is in the trees of its group: the parts between forks from the root to its end."""
+
+    path: str
+    """The number of the tree in the group, then which way was taken at each fork: "0.1.0". Rollouts whose paths begin
+    alike share these parts."""
+    turns: tuple[int, ...]
+    """For each part, the turns before it: 0 first."""
+    weights: tuple[float, ...]
+    """For each part, how many rollouts it stands for: those that its tree was given, divided at each fork."""
+    wave: int
+    """0; later for a tree that was begun because others had ended early."""
+    not_forked: tuple[str, ...] = ()
+    """Turns before which it should have forked, and why it could not."""
+
+    def child(self, at: int, width: int, turn: int) -> TreePlace:
+        """The place of one of the branches of a fork."""
+        weights = (*self.weights, self.weights[-1] / width)
+        return TreePlace(f"{self.path}.{at}", (*self.turns, turn), weights, self.wave)
+
+    @property
+    def parts(self) -> list[str]:
+        """The names of its parts, root first: beginnings of its path."""
+        steps = self.path.split(".")
+        return [".".join(steps[: at + 1]) for at in range(len(steps))]
+
+    def part_of(self, turn: int) -> int:
+        """Which part a turn (from 0) is in."""
+        return sum(begin <= turn for begin in self.turns) - 1
+
+    def to_record(self) -> dict[str, Any]:
+        """Plain JSON, without what is empty."""
+        record = {"path": self.path, "turns": [*self.turns], "weights": [*self.weights], "wave": self.wave}
+        return record | ({"not_forked": [*self.not_forked]} if self.not_forked else {})
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> TreePlace:
+        """Raises what a record raises that is none: LookupError, TypeError or ValueError."""
+        path, turns, weights = str(record["path"]), tuple(map(int, record["turns"])), tuple(record["weights"])
+        if not len(turns) == len(weights) == path.count(".") + 1:
+            raise ValueError(f"the place {path} in a tree has {len(turns)} turns and {len(weights)} weights")
+        return cls(path, turns, weights, int(record["wave"]), tuple(record.get("not_forked", ())))
