@@ -19,16 +19,26 @@ if TYPE_CHECKING:
     from lachesis.runs.environment import Environment
 
 
+def plays_trees(env: Environment) -> bool:
+    """Whether its rollouts branch: by `tree_at`, or a `branch_at` of its own."""
+    return env.config.tree_at is not None or type(env).branch_at.__module__ != "lachesis.base_env"
+
+
+def refuse_trees(env: Environment, why: str) -> None:
+    """Raises `UnusableSettings` if the rollouts branch."""
+    if plays_trees(env):
+        raise UnusableSettings(f"{env.run_name}: {why}, so its rollouts cannot branch: unset tree_at")
+
+
 def trees_of(env: Environment, item: Any, size: int, play: Callable[[int], Awaitable[Rollout]]) -> Trees | None:
     """What plays the groups of `size` rollouts of an item as trees; None where it has none.
 
     Raises:
         UnusableSettings: rollouts of this environment cannot branch, or not with these settings.
     """
-    config: TreeSettings = env.config
-    own = type(env).branch_at.__module__ != "lachesis.base_env"
-    if config.tree_at is None and not own:
+    if not plays_trees(env):
         return None
+    config: TreeSettings = env.config
     leaves = config.leaves_of_tree
     problem = ""
     if leaves is None:

@@ -17,7 +17,7 @@ from lachesis.loop.result import AgentResult
 from lachesis.loop.rollout import PlayedGroup, Rollout, holding_sandboxes
 from lachesis.rewards.reward import RewardError
 from lachesis.runs.failures import RunStopped, UnusableSettings
-from lachesis.runs.forks import trees_of
+from lachesis.runs.forks import refuse_trees, trees_of
 from lachesis.settings.server_settings import REFERENCE
 from lachesis.tool_context.file_copies import HostDiskFull
 from lachesis_client import RequestRejected, Unauthorized
@@ -45,6 +45,7 @@ async def play_item(
     An environment that collects its groups itself may return several of an item; any other one has `play_group`.
     """
     if env.collects and not evaluation:
+        refuse_trees(env, "it collects its groups itself")
         groups = await env.collect_groups(item, item_key)
         for group in groups:
             for rollout in group.rollouts:

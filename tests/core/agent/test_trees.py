@@ -5,10 +5,15 @@ from __future__ import annotations
 import itertools
 import json
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from lachesis import HermesAgentBaseEnv
+import pytest
+
+from lachesis import HermesAgentBaseEnv, HermesAgentEnvConfig
+from lachesis.runs.failures import UnusableSettings
 from lachesis_messages.records.jsonl import read_lines
 from lachesis_testing.fake_server.completions import Ask
 from lachesis_tokens.samples.verification import verify_records
@@ -80,3 +85,106 @@ async def test_a_tree_has_leaves_of_their_own_and_shares_what_came_before(tmp_pa
     spans = Counter(span["completion_id"] for sample in group["samples"] for span in sample["spans"])
     assert set(spans.values()) == {1}
     assert len(spans) == 2 * (1 + 2 + 4 + 4)
+
+
+async def test_where_branches_end_early_more_trees_make_up_for_their_leaves(tmp_path: Path) -> None:
+    class Quitter(Writer):
+        def __call__(self, ask: Ask) -> str:
+            return "Enough." if ask.turn == 1 and ask.rng().random() < 0.7 else super().__call__(ask)
+
+    found = await trees(tmp_path, Quitter(), total_steps=4)
+    for at in range(0, 32, 8):
+        places = [each["tree"] for each in found[at : at + 8]]
+        assert len({place["path"] for place in places}) == 8
+        roots = {place["path"].split(".")[0]: place for place in places}
+        assert sum(place["weights"][0] for place in roots.values() if not place["wave"]) == 8
+        assert [roots[root]["wave"] for root in sorted(roots)] == sorted(place["wave"] for place in roots.values())
+    assert {each["tree"]["wave"] for each in found} > {0}
+    assert verify_records(read_lines(tmp_path / "groups.jsonl")).ok
+
+
+@pytest.mark.parametrize(
+    ("rule", "begins"),
+    [
+        ("turns:3", {0, 2}),
+        ("tokens:1", {0, 1, 2, 3}),
+        ("tokens:100000", {0}),
+        ("surprise:0.000001", {0, 1, 2, 3}),
+        ("surprise:1000", {0}),
+        ("tool_failures", {0, 2}),
+    ],
+)
+async def test_a_rollout_forks_where_the_setting_says(tmp_path: Path, rule: str, begins: set[int]) -> None:
+    class Fails(Writer):
+        def __call__(self, ask: Ask) -> str:
+            said = super().__call__(ask)
+            return said.replace('"terminal"', '"terminol"') if ask.turn == 1 else said
+
+    class Any_(Letters):
+        async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+            return float(len(result.messages))
+
+    found = await trees(tmp_path, Fails(), Any_, group_size=16, tree_at=rule, tree_leaves=8)
+    assert {turn for each in found for turn in each["tree"]["turns"]} == begins
+    assert verify_records(read_lines(tmp_path / "groups.jsonl")).ok
+
+
+async def test_an_environment_says_itself_where_its_rollouts_fork(tmp_path: Path) -> None:
+    class Own(Letters):
+        tree_leaves = 3
+
+        async def branch_at(self, item: Any, history: Any) -> int:
+            with pytest.raises(TypeError):
+                history.append({"role": "user", "content": "no"})
+            return 3 if history[-1]["content"].split()[0] < "n" else 1
+
+    found = await trees(tmp_path, None, Own, group_size=6, tree_at=None)
+    widths = {each["tree"]["path"] for each in found}
+    assert len(widths) == 6
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"group_size": 4}, "holds one tree of 4"),
+        ({"tree_at": "turns:1"}, "names no turns"),
+        ({"tree_at": "turns:3,2"}, "names no turns"),
+        ({"tree_at": "tokens:0.5"}, "names no turns"),
+        ({"tree_at": "tool_failures:2"}, "names no turns"),
+        ({"tree_at": "often"}, "names no turns"),
+        ({"tree_at": "tokens:9"}, "set tree_leaves"),
+        ({"credit": "turn"}, "credit turn has no effect on trees"),
+    ],
+)
+def test_a_setting_that_makes_no_trees_is_refused(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        HermesAgentEnvConfig(**{"group_size": 8, "tree_at": "turns:2,3", **settings})
+
+
+async def test_what_cannot_branch_is_refused_by_name(tmp_path: Path) -> None:
+    class Session(Letters):
+        @asynccontextmanager
+        async def session(self, item: Any) -> AsyncIterator[None]:
+            yield
+
+    class Unbounded(Letters):
+        def branch_at(self, item: Any, history: Any) -> int:
+            return 2
+
+    with pytest.raises(UnusableSettings, match="session"):
+        await trees(tmp_path / "session", None, Session)
+    with pytest.raises(UnusableSettings, match="set tree_leaves"):
+        await trees(tmp_path / "unbounded", None, Unbounded, tree_at=None)
+
+
+async def test_a_fork_is_left_out_where_something_runs_and_the_record_says_so(tmp_path: Path) -> None:
+    class Runs(Writer):
+        def __call__(self, ask: Ask) -> str:
+            said = super().__call__(ask)
+            return said.replace("cat log", "cat log; sleep 1000 &") if ask.turn == 0 else said
+
+    found = await trees(tmp_path, Runs())
+    assert {each["tree"]["path"].count(".") for each in found} == {0}
+    could = [each["tree"] for each in found if each["tree"]["weights"][0] > 1]
+    assert len(could) >= 2
+    assert all("turn 2: sandbox" in place["not_forked"][0] and "sleep" in place["not_forked"][0] for place in could)

@@ -12,6 +12,7 @@ from typing import Any, Final
 from backends.errors import LachesisError
 from lachesis.figures.item_keys import first_items, plain
 from lachesis.runs.command_line import reject_unknown
+from lachesis.runs.forks import refuse_trees
 from lachesis.settings.hooks import of_hook
 
 log = logging.getLogger(__name__)
@@ -29,7 +30,14 @@ def environment_of(env: Any, settings: Mapping[str, Any] | None, servers: Sequen
 
     Raises:
         SettingsError: it has no such setting, or there is no such environment.
+        UnusableSettings: its rollouts branch, and these trainers credit whole rollouts.
     """
+    made = _environment(env, settings, servers)
+    refuse_trees(made, "this trainer gives all turns of a rollout one advantage")
+    return made
+
+
+def _environment(env: Any, settings: Mapping[str, Any] | None, servers: Sequence[Any] | None) -> Any:
     if isinstance(env, str):
         from lachesis.cli.environment_classes import environment_class
 
