@@ -28,6 +28,7 @@ import numpy
 
 from lachesis import HermesAgentBaseEnv, HermesAgentEnvConfig, Tool, ToolResult
 from lachesis.loop.rollout import Rollout
+from lachesis.settings.fork_rules import leaves_of
 from lachesis.settings.server_settings import REFERENCE, ServerConfig
 from lachesis_messages.messages import Message, ToolCall
 from lachesis_messages.records.tree_places import TreePlace
@@ -242,7 +243,7 @@ def main() -> int:
     print(f"{len(task.chance)} states, expected reward {task.value(()):.3f}")
     for name, settings in rows():
         config = HermesAgentEnvConfig(**settings)
-        trees = config.group_size // (config.leaves_of_tree or 1)
+        trees = config.group_size // (leaves_of(config) or 1)
         played = asyncio.run(groups(task, given.seed + 1, math.ceil(given.trees / trees), **settings))
         credits: list[tuple[str, Credit, bool]] = [(name, part_advantages, True)]
         if config.tree_at:

@@ -208,10 +208,9 @@ class HermesAgentBaseEnv(AtroposBase):
 
         May be `async def`. An override needs `tree_leaves`. See docs/trees.md.
         """
-        from lachesis.runs.forks import forks
+        from lachesis.runs.forks import width_at
 
-        rule = self.config.fork_rule()
-        return self.config.tree_width if rule is not None and forks(rule, history) else 1
+        return width_at(self.config, history)
 
     def reference_policy(self) -> Policy | None:
         """A scripted policy for `--openai.model_name reference`; None if the environment has none."""

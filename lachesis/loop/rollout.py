@@ -21,10 +21,10 @@ from lachesis.tool_context.tool_context import ToolContext
 from lachesis.tracebacks import explained
 from lachesis_client import BadResponse, InferenceError, RequestRejected
 from lachesis_client.errors import PromptError
-from lachesis_messages.records.tree_places import TreePlace
 
 if TYPE_CHECKING:
     from lachesis.rewards.doubt import Doubt
+    from lachesis_messages.records.tree_places import TreePlace
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +57,10 @@ class HeldSandbox:
 
 held_sandboxes: ContextVar[list[HeldSandbox] | None] = ContextVar("held", default=None)
 """Sandboxes that rollouts of the current group keep."""
+
+
+branch_of_rollout: ContextVar[Any] = ContextVar("branch", default=None)
+"""The `Branch` of `lachesis.loop.trees` that the task plays; None where its group is not of trees."""
 
 
 @asynccontextmanager

@@ -22,10 +22,9 @@ from lachesis.loop.interrupted import InterruptedRollout, interrupted_agents, no
 from lachesis.loop.loop import HermesAgentLoop
 from lachesis.loop.outcome import Outcome
 from lachesis.loop.result import AgentResult
-from lachesis.loop.rollout import FixedScore, HeldSandbox, Rollout, held_sandboxes, repeats
+from lachesis.loop.rollout import FixedScore, HeldSandbox, Rollout, branch_of_rollout, held_sandboxes, repeats
 from lachesis.loop.rollout_session import SessionEnded, while_open
 from lachesis.loop.tool_calls import SessionCalls
-from lachesis.loop.trees import branch_of_rollout, lost_tokens
 from lachesis.rewards.reward import Reward
 from lachesis.rewards.scorer import Scorer, SetUpFailed
 from lachesis.rewards.timed_call import Scored
@@ -215,7 +214,9 @@ class RolloutPlayer:
             if attempts > self.max_infra_retries or repeats(error):
                 break
             retried_after.append(reason)
-            lost_completion_tokens += lost_tokens(result, branch)
+            if result is not None:
+                kept = 0 if branch is None or branch.start is None else branch.start.cost.tokens.completion_tokens
+                lost_completion_tokens += result.tokens.completion_tokens - kept
         rollout = Rollout(
             rollout_id=rollout_id,
             item_key=item_key,

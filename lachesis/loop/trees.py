@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Awaitable, Callable, Mapping
-from contextvars import ContextVar
 from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
@@ -17,8 +16,8 @@ from typing import Any, TypeAlias
 from backends import ProcessesRunning, SandboxCheckpoint
 from backends.tasks import cancel_all, run_all
 from lachesis.loop.loop import HermesAgentLoop, PlayedRollout
-from lachesis.loop.result import AgentResult, Cost
-from lachesis.loop.rollout import Rollout
+from lachesis.loop.result import Cost
+from lachesis.loop.rollout import Rollout, branch_of_rollout
 from lachesis_messages.history import MessageHistory
 from lachesis_messages.records.tree_places import TreePlace
 from lachesis_tools import ToolSession
@@ -79,10 +78,6 @@ def _put(of: PlayedRollout, into: PlayedRollout, *, own: bool) -> None:
         into.compression = of.compression.copied(into)
         into.conversation.size = into.compression.size
     into.__dict__.pop("agent", None)  # cached, with its rollout
-
-
-branch_of_rollout: ContextVar[Branch | None] = ContextVar("branch", default=None)
-"""The branch that the task plays, where its group is of trees."""
 
 
 @dataclass(slots=True, eq=False)
@@ -181,11 +176,3 @@ class Trees:
         finally:
             await cancel_all([task for task in branch.children if not task.done()])
         return [replace(own, tree=branch.place), *others]
-
-
-def lost_tokens(result: AgentResult | None, branch: Branch | None) -> int:
-    """Completion tokens of an attempt that another one replaces, without those before the place where that begins."""
-    if result is None:
-        return 0
-    kept = branch.start.cost.tokens.completion_tokens if branch is not None and branch.start is not None else 0
-    return result.tokens.completion_tokens - kept

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from lachesis.loop.rollout import Rollout
 from lachesis.loop.trees import Trees
 from lachesis.runs.failures import UnusableSettings
-from lachesis.settings.tree_settings import ForkRule, TreeSettings, check_size
+from lachesis.settings.fork_rules import ForkRule, check_size, leaves_of
+from lachesis.settings.tree_settings import TreeSettings
 from lachesis_messages.history import MessageHistory
 from lachesis_messages.responses import ChatResponse, ToolResponse
 
@@ -19,40 +20,28 @@ if TYPE_CHECKING:
     from lachesis.runs.environment import Environment
 
 
-def plays_trees(env: Environment) -> bool:
-    """Whether its rollouts branch: by `tree_at`, or a `branch_at` of its own."""
-    return env.config.tree_at is not None or type(env).branch_at.__module__ != "lachesis.base_env"
-
-
-def refuse_trees(env: Environment, why: str) -> None:
-    """Raises `UnusableSettings` if the rollouts branch."""
-    if plays_trees(env):
-        raise UnusableSettings(f"{env.run_name}: {why}, so its rollouts cannot branch: unset tree_at")
-
-
-def trees_of(env: Environment, item: Any, size: int, play: Callable[[int], Awaitable[Rollout]]) -> Trees | None:
-    """What plays the groups of `size` rollouts of an item as trees; None where it has none.
+def trees_of(env: Environment, item: Any, size: int, play: Callable[[int], Awaitable[Rollout]]) -> Trees:
+    """What plays the groups of `size` rollouts of an item as trees.
 
     Raises:
         UnusableSettings: rollouts of this environment cannot branch, or not with these settings.
     """
-    if not plays_trees(env):
-        return None
     config: TreeSettings = env.config
-    leaves = config.leaves_of_tree
-    problem = ""
-    if leaves is None:
-        problem = "branch_at can fork at any turn: set tree_leaves"
-    elif env.player.scorer.session is not None:
-        problem = "what `session(item)` opens is in no checkpoint, so rollouts cannot branch: unset tree_at"
-    elif config.tree_credit == "parts":
-        try:
-            check_size(leaves, size)
-        except ValueError as error:
-            problem = str(error)
-    if problem or leaves is None:
-        raise UnusableSettings(f"{env.run_name}: {problem}")
+    try:
+        leaves = leaves_of(config)
+        if leaves is None:
+            raise ValueError("branch_at can fork at any turn: set tree_leaves")
+        if env.player.scorer.session is not None:
+            raise ValueError("what `session(item)` opens is in no checkpoint, so rollouts cannot branch: unset tree_at")
+        check_size(config, leaves, size)
+    except ValueError as error:
+        raise UnusableSettings(f"{env.run_name}: {error}") from None
     return Trees(play, partial(_width, env, item), leaves)
+
+
+def width_at(config: TreeSettings, history: MessageHistory) -> int:
+    """In how many ways a rollout goes on, by the settings."""
+    return config.tree_width if config.tree_at is not None and forks(ForkRule.parse(config.tree_at), history) else 1
 
 
 async def _width(env: Environment, item: Any, history: MessageHistory) -> int:

@@ -17,7 +17,6 @@ from lachesis.loop.result import AgentResult
 from lachesis.loop.rollout import PlayedGroup, Rollout, holding_sandboxes
 from lachesis.rewards.reward import RewardError
 from lachesis.runs.failures import RunStopped, UnusableSettings
-from lachesis.runs.forks import refuse_trees, trees_of
 from lachesis.settings.server_settings import REFERENCE
 from lachesis.tool_context.file_copies import HostDiskFull
 from lachesis_client import RequestRejected, Unauthorized
@@ -45,13 +44,19 @@ async def play_item(
     An environment that collects its groups itself may return several of an item; any other one has `play_group`.
     """
     if env.collects and not evaluation:
-        refuse_trees(env, "it collects its groups itself")
+        if plays_trees(env):
+            raise UnusableSettings(f"{env.run_name} collects its groups itself, which cannot branch: unset tree_at")
         groups = await env.collect_groups(item, item_key)
         for group in groups:
             for rollout in group.rollouts:
                 finished(item, rollout)
         return groups
     return [await play_group(env, item, item_key, size=size, rounds=rounds, evaluation=evaluation, finished=finished)]
+
+
+def plays_trees(env: Environment) -> bool:
+    """Whether its rollouts branch: by `tree_at`, or a `branch_at` of its own."""
+    return env.config.tree_at is not None or type(env).branch_at.__module__ != "lachesis.base_env"
 
 
 async def play_group(
@@ -88,7 +93,11 @@ async def play_group(
             finished(item, rollout)
         return rollout
 
-    trees = None if evaluation else trees_of(env, item, size, play)
+    trees = None
+    if plays_trees(env) and not evaluation:
+        from lachesis.runs.forks import trees_of
+
+        trees = trees_of(env, item, size, play)
     async with holding_sandboxes():
         for _ in range(rounds):
             scored = sum(rollout.reward is not None or rollout.doubt is not None for rollout in rollouts)

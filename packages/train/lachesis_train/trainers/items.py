@@ -12,7 +12,8 @@ from typing import Any, Final
 from backends.errors import LachesisError
 from lachesis.figures.item_keys import first_items, plain
 from lachesis.runs.command_line import reject_unknown
-from lachesis.runs.forks import refuse_trees
+from lachesis.runs.failures import UnusableSettings
+from lachesis.runs.group_player import plays_trees
 from lachesis.settings.hooks import of_hook
 
 log = logging.getLogger(__name__)
@@ -33,7 +34,11 @@ def environment_of(env: Any, settings: Mapping[str, Any] | None, servers: Sequen
         UnusableSettings: its rollouts branch, and these trainers credit whole rollouts.
     """
     made = _environment(env, settings, servers)
-    refuse_trees(made, "this trainer gives all turns of a rollout one advantage")
+    if plays_trees(made):
+        raise UnusableSettings(
+            f"{made.run_name}: this trainer gives all turns of a rollout one advantage, so its rollouts cannot branch: "
+            "unset tree_at, or use lachesis train"
+        )
     return made
 
 
