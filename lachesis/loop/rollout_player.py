@@ -107,6 +107,8 @@ class RolloutPlayer:
         started = time.monotonic()
         rollout_id = uuid.uuid4().hex
         names = [*(schema["function"]["name"] for schema in tools), *(tool.name for tool in self.unlisted)]
+        branch = branch_of_rollout.get()
+        branch_of_rollout.set(None)  # a rollout that this one's code plays is another one
         attempts = 0
         retried_after: list[str] = []
         lost_completion_tokens = 0
@@ -116,7 +118,6 @@ class RolloutPlayer:
             task_id = f"{item_key}-{index}-{rollout_id[:8]}-{attempts}"
             verifier_id = f"{task_id}-verifier"
             release = functools.partial(self.release, task_id, verifier_id)
-            branch = branch_of_rollout.get()
             start = branch.start if branch is not None else None
             session = self.sessions.open(task_id, spec=spec, checkpoint=None if start is None else start.checkpoint)
             context: ToolContext | None = None

@@ -288,6 +288,25 @@ def test_a_thousand_turns_with_edits_need_no_recursion():
     del history
 
 
+def test_a_fork_for_another_rollout_has_its_own_completions_only():
+    history = played(2)
+    attempt = sampled(following(history.completions()[-1]), "discarded")
+    history.append(attempt)
+    history.rewind(len(history) - 1, "unusable", attempt=True)
+    history.append(result("below", played(1)))
+    other = history.fork(own=False)
+    assert other == history and flags(other) == flags(history)
+    assert other.completions() == other.replaced_attempts() == other.discarded == ()
+    answer = sampled(following(history.completions()[1], 9), "its own")
+    other.append(answer)
+    assert other.completions() == (answer,) and other.nodes()[-1].sampled
+    other[2]["content"] = "edited"  # copies what is not its own
+    assert other.completions() == (answer,)
+    third = other.fork(own=False).fork()
+    assert third.completions() == () and len(third) == len(other)
+    assert len(history.completions()) == 4 and history.replaced_attempts() == (attempt,)
+
+
 def test_sub_agents_below_sub_agents_need_no_recursion():
     history = played(1)
     for _ in range(2000):

@@ -352,9 +352,8 @@ class MessageHistory(MutableSequence[OpenAIMessage]):
         other._discarded = list(self._discarded) if own else []
         other._homes = dict(self._homes)
         other._prompts = dict(self._prompts)
-        other._given = self._given
-        if not own:
-            other._given |= {graph_walks.identity(each) for each in graph_walks.completions(self)}
+        # Only of nodes that it keeps: the id of an object that is gone may become that of another one.
+        other._given = self._given if own else frozenset(map(graph_walks.identity, graph_walks.completions(other)))
         return other
 
     def frozen(self) -> MessageHistory:

@@ -15,9 +15,10 @@ import pytest
 from lachesis import HermesAgentBaseEnv, HermesAgentEnvConfig
 from lachesis.runs.failures import UnusableSettings
 from lachesis_messages.records.jsonl import read_lines
+from lachesis_testing.fake_server import FakeServer
 from lachesis_testing.fake_server.completions import Ask
 from lachesis_tokens.samples.verification import verify_records
-from tests.support.training_runs import played
+from tests.support.training_runs import environment, played, with_tokens
 
 
 class Letters(HermesAgentBaseEnv):
@@ -188,3 +189,11 @@ async def test_a_fork_is_left_out_where_something_runs_and_the_record_says_so(tm
     could = [each["tree"] for each in found if each["tree"]["weights"][0] > 1]
     assert len(could) >= 2
     assert all("turn 2: sandbox" in place["not_forked"][0] and "sleep" in place["not_forked"][0] for place in could)
+
+
+async def test_the_branches_of_a_tree_have_one_name_for_routers(tmp_path: Path) -> None:
+    async with FakeServer(Writer()) as model:
+        settings = {"group_size": 8, "tree_at": "turns:2,3"}
+        await environment(Letters, tmp_path, with_tokens(model, tmp_path), **settings).process_manager()
+        names = Counter(seen.headers["X-Session-ID"] for seen in model.requests if "X-Session-ID" in seen.headers)
+    assert sorted(names.values()) == [1 + 2 + 4 + 4] * 2

@@ -83,7 +83,9 @@ def _of_rollout(rollout: Rollout, config: HermesAgentEnvConfig) -> RolloutSample
     turns = result.turn_responses if result else ()
     limit, penalty = config.soft_length_limit, None
     if limit is not None and samples:
-        penalty = config.length_penalty * overlong(samples[0].sampled, limit=limit, buffer=config.soft_length_buffer)
+        inherited = result.inherited.tokens.completion_tokens if result and result.inherited else 0
+        length = samples[0].sampled + inherited
+        penalty = config.length_penalty * overlong(length, limit=limit, buffer=config.soft_length_buffer)
     return RolloutSamples(
         rollout.rollout_id,
         rollout.reward,
