@@ -22,18 +22,18 @@ from lachesis.ours import PACKAGES  # noqa: E402
 
 LIMITS = {
     "backends": 18_810,  # checkpoints, forks, warm sandboxes
-    "lachesis": 17_570,  # the settings web, vision, mcp and of pools, sub-agents; credit, draws; items held out
+    "lachesis": 18_100,  # the settings web, vision, mcp and of pools, sub-agents; credit, draws; items held out; trees
     "lachesis_client": 2_920,  # streams
     "lachesis_compat": 5_170,  # tools.web_tools and others, the agent under its old name, tool backends
     "lachesis_console": 7_010,  # the plays and findings of the audit, chats, the agent
     "lachesis_data": 6_500,
     "lachesis_doors": 4_490,  # tokens for two trainers; without the client of MCP, which tools have
     "lachesis_envs": 9_000,  # web_research, browser_tasks
-    "lachesis_messages": 4_590,
+    "lachesis_messages": 4_670,  # places in trees, histories that branch
     "lachesis_pools": 4_190,  # six engines, profiles, pools of a run, images that are brought
     "lachesis_testing": 9_120,
-    "lachesis_tokens": 13_140,  # credit by turn
-    "lachesis_tools": 5_490,  # tools of the web and on request, MCP servers, images, the browser
+    "lachesis_tokens": 13_260,  # credit by turn and in trees
+    "lachesis_tools": 5_560,  # tools of the web and on request, MCP servers, images, the browser
     "lachesis_train": 16_700,  # trainers that call us, several environments, warm starts, item pools, export
     "lachesis_view": 4_580,  # curves by environment
     "tool_call_parsers": 12_000,

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from lachesis_client.chat_completion_server import ChatCompletionServer, ChatServer, CompletionSource
 
 
-class Branching(Protocol):
+class Forking(Protocol):
     """Makes several rollouts of one: `lachesis.loop.trees`."""
 
     def begin(self, rollout: PlayedRollout) -> None: ...
@@ -71,7 +71,7 @@ class HermesAgentLoop:
     clarify: Callable[[str, Sequence[str]], Awaitable[str | None]] | None = None
     """What a person answers to a question with choices; None asks `follow_up`."""
     sub_agents: HermesAgentLoop | None = None  # whose server and tools they use, where a person watches those of this
-    branch: Branching | None = None
+    branch: Forking | None = None
     """Where the rollout may fork. It may be set before `run`."""
 
     def __init__(

@@ -60,7 +60,7 @@ held_sandboxes: ContextVar[list[HeldSandbox] | None] = ContextVar("held", defaul
 
 
 branch_of_rollout: ContextVar[Any] = ContextVar("branch", default=None)
-"""The `Branch` of `lachesis.loop.trees` that the task plays; None where its group is not of trees."""
+"""The `TreeBranch` of `lachesis.loop.trees` that the task plays; None where its group is not of trees."""
 
 
 @asynccontextmanager

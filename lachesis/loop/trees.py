@@ -81,7 +81,7 @@ def _put(of: PlayedRollout, into: PlayedRollout, *, own: bool) -> None:
 
 
 @dataclass(slots=True, eq=False)
-class Branch:
+class TreeBranch:
     """A rollout of a tree, on its way to a leaf."""
 
     trees: Trees
@@ -136,7 +136,7 @@ class Branch:
         share, more = divmod(self.leaves, width)
         places = [self.place.child(at, width, rollout.turns) for at in range(width)]
         for at in range(1, width):
-            child = Branch(self.trees, places[at], share + (at < more), point, inherits=True)
+            child = TreeBranch(self.trees, places[at], share + (at < more), point, inherits=True)
             self.children.append(asyncio.create_task(self.trees.play(child)))
         self.place, self.leaves = replace(places[0], not_forked=self.place.not_forked), share + (more > 0)
         self.start, self.inherits = point, False
@@ -163,11 +163,11 @@ class Trees:
             wave = next(self._waves)
             leaves = [min(self._leaves, free - at) for at in range(0, free, self._leaves)]
             places = [TreePlace(str(next(self._roots)), (0,), (float(each),), wave) for each in leaves]
-            branches = [Branch(self, place, each) for place, each in zip(places, leaves, strict=True)]
+            branches = [TreeBranch(self, place, each) for place, each in zip(places, leaves, strict=True)]
             found += itertools.chain.from_iterable(await run_all(map(self.play, branches)))
         return sorted(found, key=lambda rollout: rollout.index)
 
-    async def play(self, branch: Branch) -> list[Rollout]:
+    async def play(self, branch: TreeBranch) -> list[Rollout]:
         """The rollout of a branch, and those that branch off it."""
         branch_of_rollout.set(branch)
         try:

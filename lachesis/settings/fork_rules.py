@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Literal, NamedTuple
 
-from lachesis.settings.tree_settings import TreeSettings
-
 
 class ForkRule(NamedTuple):
     """`tree_at`, read."""
@@ -37,7 +35,7 @@ class ForkRule(NamedTuple):
         )
 
 
-def leaves_of(config: TreeSettings) -> int | None:
+def leaves_of(config: Any) -> int | None:
     """Rollouts that a tree becomes, at most; None where nothing says so."""
     rule = None if config.tree_at is None else ForkRule.parse(config.tree_at)
     of_turns = config.tree_width ** len(rule.values) if rule is not None and rule.kind == "turns" else None
@@ -54,7 +52,7 @@ def check(config: Any) -> None:
     check_size(config, leaves, config.group_size)
 
 
-def check_size(config: TreeSettings, leaves: int, size: int) -> None:
+def check_size(config: Any, leaves: int, size: int) -> None:
     """Raises `ValueError` if groups of this size have only one tree."""
     if config.tree_credit == "parts" and size < 2 * leaves:
         raise ValueError(
