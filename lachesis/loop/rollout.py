@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from backends import BackendError
-from backends.errors import ExitCode, LachesisError
+from backends.errors import ExitCode, LachesisError, SettingsError
 from lachesis.loop.outcome import Outcome
 from lachesis.loop.result import AgentResult
 from lachesis.rewards.reward import Reward, finite_number
@@ -230,6 +230,7 @@ class Rollout:
             reward=None,
             result=None,
             traceback=explained(error),
+            error=error if isinstance(error, SettingsError) else None,
         )
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from backends import ProcessesRunning, SandboxCheckpoint
+from backends.errors import SettingsError
 from backends.tasks import cancel_all, run_all
 from lachesis.loop.loop import HermesAgentLoop, PlayedRollout
 from lachesis.loop.result import Cost
@@ -100,10 +101,10 @@ class TreeBranch:
         """Let the loop of an attempt begin here, and fork.
 
         Raises:
-            TypeError: no agent of another kind can.
+            SettingsError: no agent of another kind can.
         """
         if not isinstance(loop, HermesAgentLoop):
-            raise TypeError(f"an agent of the kind {type(loop).__name__} cannot branch: unset --env.tree_at")
+            raise SettingsError(f"an agent of the kind {type(loop).__name__} cannot branch: unset tree_at")
         loop.branch, self.session = self, session
         session.put_state({} if self.start is None else self.start.tools)
 

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from backends.errors import SettingsError
 from lachesis.loop.rollout import Rollout
 from lachesis.loop.trees import Trees
 from lachesis.runs.failures import UnusableSettings
@@ -55,7 +56,7 @@ def forks(rule: ForkRule, history: MessageHistory) -> bool:
     What decides is known before that turn: a choice that depended on it would bias the advantages.
 
     Raises:
-        ValueError: the rule needs logprobs, and the server reports none.
+        SettingsError: the rule needs what the server does not report.
     """
     turns = [each for each in history.responses() if each.purpose == "turn"]
     if not turns:
@@ -66,10 +67,13 @@ def forks(rule: ForkRule, history: MessageHistory) -> bool:
     if rule.kind == "tool_failures":
         return _failed(history)
     if rule.kind == "tokens":
-        counts = [each.usage.completion_tokens or 0 for each in turns]
-        return sum(counts) // rule.values[0] > sum(counts[:-1]) // rule.values[0]
+        counts = [each.usage.completion_tokens for each in turns]
+        if None in counts:
+            raise SettingsError("tree_at tokens needs a server that counts tokens: this one does not")
+        known = [count or 0 for count in counts]
+        return sum(known) // rule.values[0] > sum(known[:-1]) // rule.values[0]
     if last.tokens is None:
-        raise ValueError("tree_at surprise needs the logprobs of sampled tokens: use a server with exact tokens")
+        raise SettingsError("tree_at surprise needs the logprobs of sampled tokens: use a server with exact tokens")
     return math.fsum(last.tokens.logprobs[:]) <= -rule.values[0] * max(1, len(last.tokens))
 
 

@@ -94,7 +94,7 @@ async def play_group(
         return rollout
 
     trees = None
-    if plays_trees(env) and not evaluation:
+    if size > 1 and plays_trees(env) and not evaluation:
         from lachesis.runs.forks import trees_of
 
         trees = trees_of(env, item, size, play)

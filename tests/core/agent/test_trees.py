@@ -14,10 +14,13 @@ import pytest
 
 from lachesis import HermesAgentBaseEnv, HermesAgentEnvConfig
 from lachesis.runs.failures import UnusableSettings
+from lachesis_messages.messages import Message, ToolCall
 from lachesis_messages.records.jsonl import read_lines
 from lachesis_testing.fake_server import FakeServer
 from lachesis_testing.fake_server.completions import Ask
+from lachesis_tokens.endpoint.agent_program import AgentProgramEnv
 from lachesis_tokens.samples.verification import verify_records
+from tests.support.small_envs import SortWords, make, process, sorts
 from tests.support.training_runs import environment, played, with_tokens
 
 
@@ -168,6 +171,13 @@ async def test_what_cannot_branch_is_refused_by_name(tmp_path: Path) -> None:
         async def session(self, item: Any) -> AsyncIterator[None]:
             yield
 
+    class Program(AgentProgramEnv, Letters):
+        command = "true"
+
+    class Scripted(Letters):
+        def reference_policy(self) -> Any:
+            return lambda messages, tools: Message("assistant", "", (ToolCall("", "todo", "{}"),))
+
     class Unbounded(Letters):
         def branch_at(self, item: Any, history: Any) -> int:
             return 2
@@ -176,6 +186,13 @@ async def test_what_cannot_branch_is_refused_by_name(tmp_path: Path) -> None:
         await trees(tmp_path / "session", None, Session)
     with pytest.raises(UnusableSettings, match="set tree_leaves"):
         await trees(tmp_path / "unbounded", None, Unbounded, tree_at=None)
+    with pytest.raises(UnusableSettings, match="counts tokens"):
+        await make(Scripted, None, tmp_path, group_size=8, tree_at="tokens:9", tree_leaves=4).process_manager()
+    with pytest.raises(UnusableSettings, match="logprobs"):
+        await process(SortWords, tmp_path, sorts, group_size=8, tree_at="surprise:1", tree_leaves=4)
+    with pytest.raises(UnusableSettings, match="cannot branch"):
+        await played(Program, tmp_path / "program", Writer(), group_size=8, tree_at="turns:2")
+    assert "tree" not in (await trees(tmp_path / "one", group_size=1, tree_at="turns:2", tree_credit="leaves"))[0]
 
 
 async def test_a_fork_is_left_out_where_something_runs_and_the_record_says_so(tmp_path: Path) -> None:
