@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
+import re
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -19,6 +21,7 @@ from lachesis_messages.records.jsonl import read_lines
 from lachesis_testing.fake_server import FakeServer
 from lachesis_testing.fake_server.completions import Ask
 from lachesis_tokens.endpoint.agent_program import AgentProgramEnv
+from lachesis_tokens.samples.cross_checks import contradictions
 from lachesis_tokens.samples.verification import verify_records
 from tests.support.small_envs import SortWords, make, process, sorts
 from tests.support.training_runs import environment, played, with_tokens
@@ -89,6 +92,20 @@ async def test_a_tree_has_leaves_of_their_own_and_shares_what_came_before(tmp_pa
     spans = Counter(span["completion_id"] for sample in group["samples"] for span in sample["spans"])
     assert set(spans.values()) == {1}
     assert len(spans) == 2 * (1 + 2 + 4 + 4)
+    assert list(contradictions(group, [])) == []
+    for name, value, said in (
+        ("path", "0.0.1", "another one ends"),
+        ("path", "0", "2 weights|3 weights"),
+        ("turns", [0, 2, 2], "begin at the turns"),
+        ("weights", [8, 2, 1], "different things of part"),
+        (None, None, "7 of 8 rollouts"),
+    ):
+        forged = copy.deepcopy(group)
+        if name is None:
+            del forged["rollouts"][0]["tree"]
+        else:
+            forged["rollouts"][0]["tree"][name] = value
+        assert re.search(said, str(list(contradictions(forged, [])))), (name, value)
 
 
 async def test_where_branches_end_early_more_trees_make_up_for_their_leaves(tmp_path: Path) -> None:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 from operator import itemgetter
 from typing import Any
 
 from lachesis_messages.records.digests import LINE_DIGEST, digest_problem
+from lachesis_messages.records.tree_places import TreePlace
 from lachesis_messages.responses import message_digest
 from lachesis_tokens.samples.samples import SampledSpan, TokenSample
 
@@ -26,6 +27,7 @@ def contradictions(group: Record, samples: Sequence[TokenSample]) -> Iterator[tu
         return
     named = [each for each in rollouts if isinstance(each, Mapping) and isinstance(each.get("rollout_id"), str)]
     yield from _guarded("", _of_scores(group, named))
+    yield from _guarded("", _of_trees(named))
     for rollout in named:
         rollout_id = rollout["rollout_id"]
         own = [sample for sample in samples if sample.rollout_id == rollout_id]
@@ -83,6 +85,26 @@ def _of_scores(group: Record, rollouts: Sequence[Record]) -> Iterator[str]:
     messages = group.get("messages")
     if isinstance(messages, list) and len(messages) != len(scores):
         yield f"{len(messages)} conversations and {len(scores)} scores"
+
+
+def _of_trees(rollouts: Sequence[Record]) -> Iterator[str]:
+    """The places of rollouts that branched: what two of them say of the part that they share is the same."""
+    places = {
+        rollout["rollout_id"]: TreePlace.from_record(rollout["tree"]) for rollout in rollouts if "tree" in rollout
+    }
+    if places and len(places) < len(rollouts):
+        yield f"{len(places)} of {len(rollouts)} rollouts have a place in a tree"
+    ends = [place.path for place in places.values()]
+    parts: dict[str, tuple[float, float]] = {}
+    for rollout_id, place in places.items():
+        if ends.count(place.path) > 1 or any(end.startswith(f"{place.path}.") for end in ends):
+            yield f"rollout {rollout_id} ends at {place.path}, where another one ends or goes on"
+        turns = [*place.turns, math.inf]
+        if place.turns[0] != 0 or any(before >= after for before, after in pairwise(turns)):
+            yield f"the parts of rollout {rollout_id} begin at the turns {[*place.turns]}"
+        for part, *facts in zip(place.parts, place.turns, place.weights, strict=True):
+            if parts.setdefault(part, (facts[0], facts[1])) != tuple(facts):
+                yield f"rollout {rollout_id} and another one say different things of part {part} of their tree"
 
 
 def _of_rollout(group: Record, rollout: Record, samples: Sequence[TokenSample]) -> Iterator[str]:
