@@ -58,7 +58,7 @@ class Task:
                 if any(state[:at] in reward for at in range(length)):
                     continue
                 if length == DEPTH or (length and drawn.random() < 0.25):
-                    reward[state] = drawn.random()
+                    reward[state] = 0.6 * drawn.random() + 0.4 * state[0]  # also the first turn matters
                 else:
                     chance[state] = 0.2 + 0.6 * drawn.random()
         return cls(chance, reward)
