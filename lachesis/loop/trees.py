@@ -176,4 +176,9 @@ class Trees:
             others = [each for task in branch.children for each in await task]
         finally:
             await cancel_all([task for task in branch.children if not task.done()])
-        return [replace(own, tree=branch.place), *others]
+        error = own.error
+        if own.result is not None and branch.session is None:
+            error = SettingsError(
+                "play_rollout is the environment's own, and its rollouts do not branch: unset tree_at"
+            )
+        return [replace(own, tree=branch.place, error=error), *others]

@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 
 from lachesis import HermesAgentBaseEnv, HermesAgentEnvConfig
+from lachesis.loop.loop import HermesAgentLoop
+from lachesis.loop.rollout import Rollout
 from lachesis.runs.failures import UnusableSettings
 from lachesis_messages.messages import Message, ToolCall
 from lachesis_messages.records.jsonl import read_lines
@@ -191,6 +193,11 @@ async def test_what_cannot_branch_is_refused_by_name(tmp_path: Path) -> None:
     class Program(AgentProgramEnv, Letters):
         command = "true"
 
+    class OwnLoop(Letters):
+        async def play_rollout(self, item: Any, item_key: str, index: int, tools: Any, **_: Any) -> Rollout:
+            result = await HermesAgentLoop(self.server.for_rollout(), []).run(self.initial_messages(item))
+            return Rollout(f"r{index}", item_key, index, result.outcome, result.reason, 1.0, result)
+
     class Scripted(Letters):
         def reference_policy(self) -> Any:
             return lambda messages, tools: Message("assistant", "", (ToolCall("", "todo", "{}"),))
@@ -209,6 +216,8 @@ async def test_what_cannot_branch_is_refused_by_name(tmp_path: Path) -> None:
         await process(SortWords, tmp_path, sorts, group_size=8, tree_at="surprise:1", tree_leaves=4)
     with pytest.raises(UnusableSettings, match="cannot branch"):
         await played(Program, tmp_path / "program", Writer(), group_size=8, tree_at="turns:2")
+    with pytest.raises(UnusableSettings, match="play_rollout is the environment's own"):
+        await trees(tmp_path / "own", None, OwnLoop)
     assert "tree" not in (await trees(tmp_path / "one", group_size=1, tree_at="turns:2", tree_credit="leaves"))[0]
 
 
