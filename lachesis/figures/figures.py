@@ -20,7 +20,7 @@ from lachesis.figures.tool_failures import ToolFailures
 
 _SUMS = (
     *("scored", "completion_tokens", "uncounted_requests", "discarded", "agent_faults", "in_place"),
-    *("beside", "interrupts", "compressions", "failed_compressions"),
+    *("branched", "inherited_tokens", "beside", "interrupts", "compressions", "failed_compressions"),
 )
 """Counts that are in `Summary` as they are."""
 
@@ -104,6 +104,8 @@ class Figures:
             completion_tokens=rollout.get("completion_tokens", 0),
             lost_completion_tokens=rollout.get("lost_completion_tokens", 0),
             uncounted_requests=rollout.get("uncounted_requests", 0),
+            branched="inherited_tokens" in rollout,
+            inherited_tokens=rollout.get("inherited_tokens", 0),
             discarded=_completions(rollout["discarded"]),
             agent_faults=bool(rollout.get("agent_fault")),
             in_place=(rollout.get("verifier") or {}).get("grading") == "in_place",

@@ -58,6 +58,10 @@ class Summary:
     seconds_waiting: float = 0.0
     in_place: int = 0
     """Rollouts that were graded in their agent's sandbox, where the agent can forge everything."""
+    branched: int = 0
+    """Rollouts that branched off another one: not independent of it."""
+    inherited_tokens: int = 0
+    """Completion tokens that these did not sample again; not included in `completion_tokens`."""
     beside: int = 0
     """Completion tokens that the environment sampled outside its rollouts; not included in the other numbers."""
     interrupts: int = 0

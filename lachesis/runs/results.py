@@ -131,6 +131,10 @@ class RunResult:
             yield "contexts", f"{summary.compressions} compressed, {in_vain} failed"
         if summary.discarded:
             yield "rolled back", counted(summary.discarded, "completion")
+        if summary.branched:
+            shared = "" if summary.uncounted_requests else f": {counted(summary.inherited_tokens, 'token')} shared"
+            sampled = f", {summary.completion_tokens} sampled" if shared else ""
+            yield "branched", f"{counted(summary.branched, 'rollout')} off another one{shared}{sampled}"
         if summary.beside:
             beside = counted(summary.beside, "token")
             yield "beside", f"{beside} outside rollouts: of judges, or of rollouts that the environment dropped"

@@ -26,7 +26,7 @@ from lachesis_tokens.endpoint.agent_program import AgentProgramEnv
 from lachesis_tokens.samples.cross_checks import contradictions
 from lachesis_tokens.samples.verification import verify_records
 from tests.support.small_envs import SortWords, make, process, sorts
-from tests.support.training_runs import environment, played, with_tokens
+from tests.support.training_runs import environment, played, with_tokens, written
 
 
 class Letters(HermesAgentBaseEnv):
@@ -124,6 +124,23 @@ async def test_where_branches_end_early_more_trees_make_up_for_their_leaves(tmp_
         assert [roots[root]["wave"] for root in sorted(roots)] == sorted(place["wave"] for place in roots.values())
     assert {each["tree"]["wave"] for each in found} > {0}
     assert verify_records(read_lines(tmp_path / "groups.jsonl")).ok
+
+
+async def test_the_table_says_how_many_tokens_branches_shared(tmp_path: Path) -> None:
+    async with FakeServer(Writer()) as model:
+        env = environment(Letters, tmp_path, with_tokens(model, tmp_path), group_size=8, tree_at="turns:2,3")
+        result = await env.process_manager()
+    found = {each["tree"]["path"]: each for each in written(tmp_path)}
+    for path, each in found.items():
+        owner = found[path[:2] + "0.0"]  # its turns and those of the branches are of equal length
+        turns = {"0.0": 0, "1.0": 1, "0.1": 2, "1.1": 2}[path[2:]]
+        shared = sum(owner["completions"]["tokens"][:turns])
+        assert each.get("inherited_tokens") == (shared or None), path
+        assert len(each["completions"]["tokens"]) == 4 - turns
+    shared = sum(each.get("inherited_tokens", 0) for each in found.values())
+    sampled = sum(each["completion_tokens"] for each in found.values())
+    said = f"6 rollouts off another one: {shared} tokens shared, {sampled} sampled"
+    assert dict(result.rows())["branched"] == said
 
 
 @pytest.mark.parametrize(
