@@ -34,6 +34,12 @@ class TreePlace:
         steps = self.path.split(".")
         return [".".join(steps[: at + 1]) for at in range(len(steps))]
 
+    @property
+    def inherited(self) -> int:
+        """Turns with which it begins and which another rollout has: those before the fork where it branched off."""
+        own = [at for at, step in enumerate(self.path.split(".")) if at and step != "0"]
+        return self.turns[own[-1]] if own else 0
+
     def part_of(self, turn: int) -> int:
         """Which part a turn (from 0) is in."""
         return sum(begin <= turn for begin in self.turns) - 1

@@ -10,7 +10,7 @@ because its tokens are trained once.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 from lachesis_messages.records.tree_places import TreePlace
@@ -35,7 +35,7 @@ def part_advantages(
     if credit == "leaves":
         own = [advantage or 0.0 for advantage in rollout_advantages(scores)]
         return [[math.fsum(own[at] for at in leaves[part]) for part in path] for path in paths]
-    values = _values(leaves, dict(zip((path[-1] for path in paths), scores, strict=True)))
+    values = part_values(places, scores)
     waves = {path[0]: place.wave for path, place in zip(paths, places, strict=True)}
     ways: dict[str, list[str]] = {}
     for part in values:
@@ -59,12 +59,14 @@ def _fork(part: str) -> str:
     return part.rpartition(".")[0]
 
 
-def _values(parts: Mapping[str, Sequence[int]], scores: Mapping[str, float]) -> dict[str, float]:
-    """The value of each part: leaves first, so that the ways in which one goes on are known before."""
+def part_values(places: Sequence[TreePlace], scores: Sequence[float]) -> dict[str, float]:
+    """The value of each part, by its name; `places` are of the rollouts with a score."""
+    own = dict(zip((place.path for place in places), scores, strict=True))
     values: dict[str, float] = {}
     following: dict[str, list[float]] = {}
-    for part in sorted(parts, key=lambda name: -name.count(".")):
+    # Leaves first, so that the ways in which a part goes on are known before it.
+    for part in sorted({part for place in places for part in place.parts}, key=lambda name: -name.count(".")):
         after = following.get(part)
-        values[part] = scores[part] if after is None else math.fsum(after) / len(after)
+        values[part] = own[part] if after is None else math.fsum(after) / len(after)
         following.setdefault(_fork(part), []).append(values[part])
     return values
