@@ -73,6 +73,54 @@ async def played_shelves(folder: Path) -> dict[str, Any]:
     return dict(group)
 
 
+class Branching(ManyWords):
+    """Two trees of four rollouts, none of which has a sandbox."""
+
+    name = "branching"
+    tools = BUILTIN_TOOLS.extended(look)
+    toolsets = ("shelf",)
+
+    async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+        return float(len(result.messages))
+
+
+class Browser:
+    """Its policy looks at another shelf each time, three turns long. It breaks a call once, in a second turn."""
+
+    def __init__(self) -> None:
+        self.shelves, self.broken = itertools.count(), False
+
+    def reply(self, ask: Ask) -> Reply:
+        if ask.turn == 1 and not self.broken:
+            self.broken = True
+            return as_reply(ask, 'Now for a broken one.\n<tool_call>{"name": "look", "arg')
+        return as_reply(ask, "Nothing is there." if ask.turn == 3 else f"Next.\n{_call(f'shelf {next(self.shelves)}')}")
+
+
+TREE_REWARDS = {
+    "0.0.0": 1.0,
+    "0.0.1": 1.0,
+    "0.1.0": 0.0,
+    "0.1.1": 0.0,
+    "1.0.0": 1.0,
+    "1.0.1": None,
+    "1.1.0": 0.0,
+    "1.1.1": 1.0,
+}
+
+
+async def played_trees(folder: Path, **settings: Any) -> dict[str, Any]:
+    """A group of trees, as `process` writes it into the folder, with the rewards `TREE_REWARDS` in place of its own."""
+    async with FakeServer(Browser()) as model:
+        chosen = {"group_size": 8, "tree_at": "turns:2,3", "max_token_length": 200, **settings}
+        await environment(Branching, folder, with_tokens(model, folder), **chosen).process_manager()
+    (group,) = read_lines(folder / "groups.jsonl")
+    for rollout in group["rollouts"]:
+        rollout["reward"] = TREE_REWARDS[rollout["tree"]["path"]]
+    (folder / "groups.jsonl").write_text(json.dumps(group) + "\n")
+    return dict(group)
+
+
 class Mixed(ManyWords):
     """Every second item is solved; of the others, a call fails and what is said attacks the page. The fifth item has no
     score."""

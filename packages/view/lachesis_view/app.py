@@ -277,7 +277,7 @@ class Viewer:
         filter = Filter.of(request.query)
         run, number, n = request.match_info["run"], int(request.match_info["group"]), int(request.match_info["n"])
         group, (before, after) = await asyncio.gather(
-            asyncio.to_thread(self.index.group, run, number),
+            asyncio.to_thread(self._read, run, number),
             asyncio.to_thread(self.index.neighbours, filter, (run, number, n)),
         )
         if n >= len(group["rollouts"]):
@@ -310,7 +310,7 @@ class Viewer:
         run, number = request.match_info["run"], int(request.match_info["group"])
         n, sample = int(request.match_info["n"]), int(request.match_info["sample"])
 
-        group = await asyncio.to_thread(self.index.group, run, number)
+        group = await asyncio.to_thread(self._read, run, number)
 
         def make() -> web.Response:
             rollouts = group["rollouts"]
@@ -321,6 +321,10 @@ class Viewer:
             return web.Response(body=body, content_type="application/json")
 
         return await self._of_record(group, make)
+
+    def _read(self, run: str, number: int) -> dict[str, Any]:
+        """A group, with the setting of its run by which `trees` gives advantages. Raises NoSuchGroup."""
+        return {**self.index.group(run, number), "tree_credit": self.index.settings(run).get("tree_credit")}
 
     def _vocabulary_of(self, run: str) -> TokenTexts | None:
         """The one that was given, or that of the run's tokenizer. Reads a file at first: not for the event loop."""
@@ -335,7 +339,7 @@ class Viewer:
     async def _group(self, request: web.Request) -> web.Response:
         run, number = request.match_info["run"], int(request.match_info["group"])
         only = [int(n) for n in request.query.get("only", "").split(",") if n.isdecimal() and len(n) < 10]
-        group = await asyncio.to_thread(self.index.group, run, number)
+        group = await asyncio.to_thread(self._read, run, number)
         name = group_name(number, "step" in group)
         frame = {"run": run, "number": number, "name": name, "filter": Filter.of(request.query)}
 

@@ -14,6 +14,7 @@ from lachesis_view.html.rollout import rollout_view
 from lachesis_view.metrics import of_siblings
 from lachesis_view.rollout_page import advantages, common_prefix
 from lachesis_view.token_text import TokenTexts
+from lachesis_view.trees import tree_drawing
 
 _WIDTH, _LANE = 520, 26
 Shown = tuple[Mapping[str, Any], dict[str, Any]]
@@ -38,6 +39,7 @@ def group_context(
     prompts = [prompt for prompt, _ in turns]
     rows, parted = _rows([cells for _, cells in turns])
     gains = advantages(group)
+    tree = tree_drawing(group)
     return {
         "group": {name: group.get(name) for name in ("environment", "item_key", "model", "run", "number", "timestamp")},
         "item": pretty(group.get("item")),
@@ -64,7 +66,8 @@ def group_context(
         "same_prompt": all(prompt == prompts[0] for prompt in prompts),
         "rows": rows,
         "parted": parted,
-        "tokens": _tokens(group, chosen, vocabulary),
+        "tree": tree,
+        "tokens": None if tree and tree["forked"] and not only else _tokens(group, chosen, vocabulary),
     }
 
 

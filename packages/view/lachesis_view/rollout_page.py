@@ -10,8 +10,9 @@ from typing import Any
 from lachesis_messages.records.groups import rollout_samples, stored_messages
 from lachesis_tokens.samples.advantages import rollout_advantages
 from lachesis_view.html import pretty
-from lachesis_view.html.rollout import rollout_view, tool_views
+from lachesis_view.html.rollout import inherited_turns, rollout_view, tool_views
 from lachesis_view.token_text import TokenTexts
+from lachesis_view.trees import tree_parts
 
 _FACTS = ("finish_reason", "model", "model_version", "prompt_checked", "purpose", "interrupts", "sampling")
 
@@ -23,6 +24,7 @@ def rollout_context(group: Mapping[str, Any], n: int) -> dict[str, Any]:
         raise IndexError(f"rollout {n}: the group has {len(rollouts)}")
     samples = rollout_samples(group, rollouts[n])
     shown = rollout_view(group, rollouts[n])
+    parts = [part for part in tree_parts(group).values() if n in part.leaves]
     spans = {span["turn"]: (sample, span) for sample in samples for span in sample["spans"]}
     for branch in shown["branches"]:
         for message in branch["messages"]:
@@ -37,16 +39,20 @@ def rollout_context(group: Mapping[str, Any], n: int) -> dict[str, Any]:
         "n": n,
         "count": len(rollouts),
         "advantage": advantages(group)[n],
-        "baseline": _baseline(group),
-        "samples": [_sample_view(sample) for sample in samples],
+        "baseline": parts[-1].baseline if parts else _baseline(group),
+        "parts": parts,
+        "samples": [_sample_view(sample, rollouts[n]) for sample in samples],
         "tools": tool_views(group),
     }
 
 
 def advantages(group: Mapping[str, Any]) -> list[float | None]:
-    """Of each rollout: what its trainer gave it; where none is recorded, its reward minus the mean of the group."""
+    """Of each rollout: what its trainer gave it; where none is recorded, that of its last part in a tree, or its reward
+    minus the mean of the group."""
     if all("advantage" in rollout for rollout in group["rollouts"]):
         return [rollout["advantage"] for rollout in group["rollouts"]]
+    if parts := tree_parts(group):
+        return [parts[rollout["tree"]["path"]].advantage for rollout in group["rollouts"]]
     return rollout_advantages([rollout["reward"] for rollout in group["rollouts"]])
 
 
@@ -55,13 +61,13 @@ def _baseline(group: Mapping[str, Any]) -> float | None:
     return sum(rewards) / len(rewards) if rewards else None
 
 
-def _sample_view(sample: Mapping[str, Any]) -> dict[str, Any]:
+def _sample_view(sample: Mapping[str, Any], rollout: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **{name: sample[name] for name in ("index", "count", "weight", "discarded", "outcome")},
         "skipped": training_of(sample).get("skipped"),
         "length": len(sample["tokens"]),
         "trained": sum(span["end"] - span["start"] for span in sample["spans"]),
-        "turns": [span["turn"] for span in sample["spans"]],
+        "turns": [span["turn"] + inherited_turns(rollout) for span in sample["spans"]],
     }
 
 
@@ -104,8 +110,13 @@ def sample_tokens(group: Mapping[str, Any], n: int, number: int, vocabulary: Tok
     segments += [{"kind": "context", "start": start, "end": end} for start, end in gaps]
     texts, runs = vocabulary.texts(ids) if vocabulary is not None else (None, [])
     rollout = group["rollouts"][n]
+    own = [part for part in tree_parts(group).values() if part.rollout == n]
+    of_parts = {completion: part.advantage for part in own for completion in part.completions}
+    for each in segments:
+        if each["kind"] == "sampled":
+            each |= {"label": each["turn"] + inherited_turns(rollout), "advantage": of_parts.get(each["turn"])}
     return {
-        **_sample_view(sample),
+        **_sample_view(sample, rollout),
         "ids": ids,
         "texts": texts,
         "bytes": {
@@ -137,7 +148,8 @@ def training_of(sample: Mapping[str, Any]) -> Mapping[str, Any]:
 def _advantage(group: Mapping[str, Any], n: int, sample: Mapping[str, Any]) -> dict[str, float | None]:
     """Of the tokens of a sample, and the largest one in the group."""
     given = [training["advantage"] for each in group["samples"] if (training := training_of(each))]
-    known = [abs(each) for each in given or advantages(group) if each is not None]
+    of_parts = [part.advantage for part in tree_parts(group).values()]
+    known = [abs(each) for each in given or of_parts or advantages(group) if each is not None]
     own = training_of(sample)
     advantage = None if own.get("skipped") else own["advantage"] if own else advantages(group)[n]
     return {"advantage": advantage, "largest_advantage": max(known, default=0.0)}

@@ -17,7 +17,7 @@ from lachesis_view.html import figure, pretty
 from lachesis_view.html.message_graph import Branch, branches_of, drawing, rows_of
 
 _NOT_RECORDED: dict[str, Any] = dict.fromkeys(
-    ("anchor", "turn", "context", "of", "exit_code", "span", "text_same", "reasoning_same")
+    ("anchor", "turn", "label", "context", "of", "exit_code", "span", "text_same", "reasoning_same")
 )
 """What only `rollout_view` and those who call it know of a message."""
 TITLE_LENGTH = 110
@@ -47,6 +47,15 @@ def rollout_view(group: Mapping[str, Any], rollout: Mapping[str, Any], prefix: s
         "graph": drawing(rows),
         "edits": [_timed(edit) for edit in rollout.get("context_edits") or ()],
     }
+
+
+def inherited_turns(rollout: Mapping[str, Any]) -> int:
+    """How many turns of another rollout it begins with; its own completions are numbered from 0 in records."""
+    if not rollout.get("tree"):
+        return 0
+    from lachesis_messages.records.tree_places import TreePlace  # late: few runs have trees
+
+    return TreePlace.from_record(rollout["tree"]).inherited
 
 
 def title_of(item: Any, messages: Iterable[Mapping[str, Any]]) -> str:
@@ -91,12 +100,13 @@ def last_words(group: Mapping[str, Any], rollout: Mapping[str, Any]) -> str:
 def _branch_view(branch: Branch, rollout: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     errors = [(error["tool"], error["arguments"]) for error in rollout.get("tool_errors") or ()]
     messages = []
+    inherited = inherited_turns(rollout)
     calls: dict[Any, dict[str, Any]] = {}
     for place, message in enumerate(branch.messages):
         turn = branch.turns[place] if place < len(branch.turns) else None
         view = message_view(message)
         view["anchor"] = anchor = prefix + branch.anchor(place)
-        view["turn"] = turn
+        view["turn"], view["label"] = turn, None if turn is None else turn + inherited
         for call in view["calls"]:
             known = branch.calls.get(call["id"])
             # Records of older versions name failed calls by what was called.
@@ -194,7 +204,7 @@ def _row_view(branch: Branch, place: int | None, shown: Sequence[Mapping[str, An
     return {
         "kind": branch.kind,
         "role": message["role"],
-        "turn": message["turn"],
+        "turn": message["label"],
         "failed": bool(message["of"] and message["of"]["failed"]),
         "context": message["context"],
         "text": f"calls {calls} {text}".rstrip() if calls else text,

@@ -234,7 +234,7 @@
       const head = make("header");
       if (segment.kind === "sampled") {
         const elsewhere = segment.trained_in !== this.data.index;
-        const link = make("a", "", segment.purpose === "summary" ? `summary, turn ${segment.turn}` : `turn ${segment.turn}`);
+        const link = make("a", "", segment.purpose === "summary" ? `summary, turn ${segment.label}` : `turn ${segment.label}`);
         link.href = `#turn-${segment.turn}`;
         head.append(link);
         const facts = [`${count} sampled`, `mean ${signed(segment.mean_logprob)}`, `finish ${segment.finish_reason}`];
@@ -300,7 +300,7 @@
     }
 
     token(i) {
-      const { ids, texts, bytes, logprobs, index, advantage, largest_advantage: largest, choices } = this.data;
+      const { ids, texts, bytes, logprobs, index, advantage, choices } = this.data;
       const special = this.special.has(ids[i]);
       const part = texts && bytes[i] !== undefined;
       const element = make("span", "", texts ? (part ? bytes[i] || `⟨${ids[i]}⟩` : visible(texts[i])) : String(ids[i]));
@@ -313,10 +313,7 @@
         const own = this.segment[i].trained_in === index;
         kinds.push(`l${bucket(logprobs[i])}`, own ? (this.data.discarded ? "m2" : "m1") : "m0");
         if (this.version[i] !== null) kinds.push(`v${this.versionNumber.get(this.version[i])}`);
-        if (own && advantage !== null) {
-          const step = largest ? Math.ceil((4 * Math.abs(advantage)) / largest - 1e-9) : 0;
-          kinds.push(`a${advantage < 0 ? "n" : "p"}${step}`);
-        }
+        if (own && advantage !== null) kinds.push(this.tone(this.segment[i].advantage ?? advantage));
         if (choices) kinds.push(`c${Math.min(9, Math.ceil(Math.log2(choices[i] || 1)))}`);
       }
       element.className = kinds.join(" ");
@@ -325,12 +322,22 @@
       return element;
     }
 
+    advantages() {
+      const own = this.data.segments.filter((each) => each.trained_in === this.data.index);
+      return [...new Set(own.map((each) => each.advantage ?? this.data.advantage ?? 0))];
+    }
+
+    tone(advantage) {
+      const largest = this.data.largest_advantage;
+      return `a${advantage < 0 ? "n" : "p"}${largest ? Math.ceil((4 * Math.abs(advantage)) / largest - 1e-9) : 0}`;
+    }
+
     colour(name) {
       this.stage.className = `stage by-${name}`;
       const legends = {
         logprob: STEPS.map((step, at) => [`l${at}`, `≥ ${100 * step} %`]).concat([["l9", "less"]]),
         training: [["m1", "trained here"], ["m0", "trained in another sample"], ["m2", "discarded attempt"]],
-        advantage: this.data ? [[this.data.advantage < 0 ? "an4" : "ap4", `advantage ${signed(this.data.advantage ?? 0)}`]] : [],
+        advantage: this.data ? this.advantages().map((each) => [this.tone(each), `advantage ${signed(each)}`]) : [],
         version: this.data ? [...this.versionNumber].map(([version, number]) => [`v${number}`, version]) : [],
         choices: [1, 2, 4, 16, 64, 512].map((count) => [`c${Math.log2(count)}`, `${count} ids`]),
       };
@@ -381,8 +388,8 @@
         if (choices) rows.push(["choices", `${choices[i]} ids: entropy at most ${Math.log(choices[i] || 1).toFixed(2)} nats`]);
         const own = segment.trained_in === index;
         rows.push(["mask", own ? (this.data.skipped ? `not trained: ${this.data.skipped}` : `${ids[i]}: trained here`) : `\u2212100: trained in sample ${segment.trained_in}`]);
-        rows.push(["turn", `${segment.turn}, token ${i - segment.start + 1} of ${segment.end - segment.start}`]);
-        if (own && advantage !== null) rows.push(["advantage", signed(advantage)]);
+        rows.push(["turn", `${segment.label}, token ${i - segment.start + 1} of ${segment.end - segment.start}`]);
+        if (own && advantage !== null) rows.push(["advantage", signed(segment.advantage ?? advantage)]);
         if (own && turnRewards?.[segment.turn] !== undefined) rows.push(["turn reward", signed(turnRewards[segment.turn])]);
         if (this.version[i] !== null) rows.push(["policy version", this.version[i]]);
       }
