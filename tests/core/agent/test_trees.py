@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import json
+import random
 import re
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -55,15 +56,16 @@ class Letters(HermesAgentBaseEnv):
 
 
 class Writer:
-    """Writes random letters for `turns` turns."""
+    """Writes random letters for `turns` turns, other ones each time that it is asked."""
 
     def __init__(self, turns: int = 3) -> None:
         self.turns = turns
+        self.letters = random.Random(0)
 
     def __call__(self, ask: Ask) -> str:
         if ask.turn >= self.turns:
             return "Done."
-        letter = ask.rng().choice("abcdefghijklmnopqrstuvwxyz")
+        letter = self.letters.choice("abcdefghijklmnopqrstuvwxyz")
         command = f"echo {letter} >> log; cat log"
         return f"<tool_call>\n{json.dumps({'name': 'terminal', 'arguments': {'command': command}})}\n</tool_call>"
 
@@ -85,9 +87,9 @@ async def test_a_tree_has_leaves_of_their_own_and_shares_what_came_before(tmp_pa
     for rollout, messages in zip(group["rollouts"], group["messages"], strict=True):
         said[rollout["tree"]["path"]] = [each["content"] for each in messages if each["role"] == "tool"]
     for one, other in itertools.combinations(said, 2):
-        shared = len([1 for a, b in zip(one.split("."), other.split("."), strict=True) if a == b])
         common = next((at for at in range(3) if one.split(".")[at] != other.split(".")[at]), 3)
-        assert said[one][:common] == said[other][:common], (one, other, shared)
+        assert said[one][:common] == said[other][:common], (one, other)
+    assert len({each[-1] for each in said.values()}) > 4  # what follows a fork differs
     totals = verify_records([group])
     assert totals.ok, totals.problems
     assert totals.delivered == totals.sampled == sum(each["completion_tokens"] for each in found)
@@ -95,7 +97,7 @@ async def test_a_tree_has_leaves_of_their_own_and_shares_what_came_before(tmp_pa
     assert set(spans.values()) == {1}
     assert len(spans) == 2 * (1 + 2 + 4 + 4)
     assert list(contradictions(group, [])) == []
-    for name, value, said in (
+    for name, value, problem in (
         ("path", "0.0.1", "another one ends"),
         ("path", "0", "2 weights|3 weights"),
         ("turns", [0, 2, 2], "begin at the turns"),
@@ -107,13 +109,13 @@ async def test_a_tree_has_leaves_of_their_own_and_shares_what_came_before(tmp_pa
             del forged["rollouts"][0]["tree"]
         else:
             forged["rollouts"][0]["tree"][name] = value
-        assert re.search(said, str(list(contradictions(forged, [])))), (name, value)
+        assert re.search(problem, str(list(contradictions(forged, [])))), (name, value)
 
 
 async def test_where_branches_end_early_more_trees_make_up_for_their_leaves(tmp_path: Path) -> None:
     class Quitter(Writer):
         def __call__(self, ask: Ask) -> str:
-            return "Enough." if ask.turn == 1 and ask.rng().random() < 0.7 else super().__call__(ask)
+            return "Enough." if ask.turn == 1 and self.letters.random() < 0.7 else super().__call__(ask)
 
     found = await trees(tmp_path, Quitter(), total_steps=4)
     for at in range(0, 32, 8):
