@@ -8,8 +8,9 @@ the sum over turns of the advantage times the gradient of the log-probability, a
 
 `worst z` is the largest distance of a component of the mean gradient from the exact one, in standard errors, and `p`
 the probability of distances as large over all components (chi-squared). `cost` is turns times variance, relative to
-plain groups: below 1, a tree estimates the gradient better from as many turns. The controls take the same rollouts
-with a baseline that has the part's own value, or without weights. Fails if an estimate is off, or a control is not.
+plain groups, of all components and of those of the first to the last turn: below 1, a tree estimates them better from
+as many turns. The controls take the same rollouts with a baseline that has the part's own value, or without weights.
+Fails if an estimate is off, or a control is not.
 """
 
 from __future__ import annotations
@@ -202,8 +203,9 @@ async def groups(task: Task, seed: int, count: int, **settings: Any) -> list[Pla
     return found
 
 
-def compared(task: Task, played: Sequence[Played], credit: Credit) -> tuple[float, float, float]:
-    """The worst z, the p-value of all components, and turns times variance for a rollout's weight."""
+def compared(task: Task, played: Sequence[Played], credit: Credit) -> tuple[float, float, Any]:
+    """The worst z, the p-value of all components, and turns times variance for a rollout's weight: of all components,
+    then by turn."""
     exact = task.gradient()
     found = numpy.array([group.gradient(task, credit) for group in played])
     off = found - numpy.array([[group.weight] for group in played]) * exact
@@ -211,11 +213,10 @@ def compared(task: Task, played: Sequence[Played], credit: Credit) -> tuple[floa
     z = mean / errors
     weight = numpy.mean([group.weight for group in played])
     turns = numpy.mean([sum(map(len, group.turns)) for group in played])
-    return (
-        float(abs(z).max()),
-        _chi_squared_tail(float((z**2).sum()), len(z)),
-        float(off.var(0).sum() / weight**2 * turns),
-    )
+    costs = off.var(0) / weight**2 * turns
+    depths = numpy.array([len(state) for state in task.chance])
+    costs = numpy.array([costs.sum(), *(costs[depths == depth].sum() for depth in range(DEPTH))])
+    return float(abs(z).max()), _chi_squared_tail(float((z**2).sum()), len(z)), costs
 
 
 def _chi_squared_tail(value: float, degrees: int) -> float:
@@ -239,7 +240,7 @@ def main() -> int:
     parser.add_argument("--trees", type=int, default=10_000, help="of each kind (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
-    task, plain, wrong = Task.draw(given.seed), 0.0, []
+    task, plain, wrong = Task.draw(given.seed), None, []
     print(f"{len(task.chance)} states, expected reward {task.value(()):.3f}")
     for name, settings in rows():
         config = HermesAgentEnvConfig(**settings)
@@ -251,8 +252,9 @@ def main() -> int:
             credits += [("  control: without weights", without_weights, False)]
         for shown, credit, unbiased in credits:
             worst, p, cost = compared(task, played, credit)
-            plain = plain or cost
-            print(f"{shown:38} worst z {worst:6.1f}   p {p:7.1e}" + (f"   cost {cost / plain:.2f}" if unbiased else ""))
+            plain = cost if plain is None else plain
+            relative = "  ".join(f"{each:.2f}" for each in cost / plain)
+            print(f"{shown:38} worst z {worst:6.1f}   p {p:7.1e}" + (f"   cost {relative}" if unbiased else ""))
             if (p < 1e-3) == unbiased:
                 wrong.append(shown.strip())
     print("as expected" if not wrong else f"NOT AS EXPECTED: {', '.join(wrong)}")
