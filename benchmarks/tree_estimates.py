@@ -173,7 +173,7 @@ class Played:
             assert result is not None and rollout.reward is not None, rollout.reason
             path = actions(result.messages)
             begin = len(path) - len(result.history.completions())
-            turns.append([(path[:at], path[at], place.part_of(at)) for at in range(begin, len(path))])
+            turns.append([(path[:at], path[at], place.part_of(at - begin)) for at in range(begin, len(path))])
             places.append(place)
         return cls(places, [float(rollout.reward or 0.0) for rollout in rollouts], turns)
 

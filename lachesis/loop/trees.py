@@ -135,7 +135,8 @@ class TreeBranch:
             self.place = replace(self.place, not_forked=(*self.place.not_forked, f"turn {rollout.turns + 1}: {why}"))
             return
         share, more = divmod(self.leaves, width)
-        places = [self.place.child(at, width, rollout.turns) for at in range(width)]
+        sampled = len(rollout.conversation.history.completions())
+        places = [self.place.child(at, width, rollout.turns, sampled) for at in range(width)]
         for at in range(1, width):
             child = TreeBranch(self.trees, places[at], share + (at < more), point, inherits=True)
             self.children.append(asyncio.create_task(self.trees.play(child)))

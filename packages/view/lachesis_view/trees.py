@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
 from backends.text import counted
-from lachesis_messages.records.groups import rollout_samples
 from lachesis_messages.records.tree_places import TreePlace
 from lachesis_tokens.samples.tree_credit import part_advantages, part_values
 
@@ -68,12 +67,14 @@ def tree_parts(group: Mapping[str, Any]) -> dict[str, TreePart]:
     parts: dict[str, TreePart] = {}
     for n in sorted(range(len(places)), key=lambda n: [int(step) for step in places[n].path.split(".")]):
         place, rollout = places[n], rollouts[n]
-        turns = list(_completion_turns(group, rollout, place))
-        tokens = (rollout.get("completions") or {}).get("tokens")
+        completions = rollout.get("completions") or {}
+        tokens = completions.get("tokens")
         for at, (name, begin) in enumerate(zip(place.parts, place.turns, strict=True)):
             if name not in parts:
                 end = rollout["turns"] if name == place.path else place.turns[at + 1]
-                own = [completion for completion, turn in enumerate(turns) if place.part_of(turn) == at]
+                own = [
+                    each for each in range(len(completions.get("finish_reasons") or ())) if place.part_of(each) == at
+                ]
                 sampled = None if tokens is None else sum(tokens[completion] for completion in own)
                 anchor = next((f"turn-{each}" for each in own if each in rollout["message_turns"]), "")
                 before = name.rpartition(".")[0]
@@ -91,21 +92,6 @@ def tree_parts(group: Mapping[str, Any]) -> dict[str, TreePart]:
                 part.value, part.advantage = value, advantage
                 part.baseline = fmean(scores) if of_leaves else value - advantage / part.weight
     return parts
-
-
-def _completion_turns(group: Mapping[str, Any], rollout: Mapping[str, Any], place: TreePlace) -> Iterator[int]:
-    """For each completion that the rollout sampled, the turn (from 0) that it is or belongs to: of a summary and a
-    discarded attempt the one that they prepared, of a sub-agent's the one before."""
-    spans = [span for sample in rollout_samples(group, rollout) for span in sample["spans"]]
-    ahead = {span["turn"] for span in spans if span.get("purpose") == "summary"}
-    own = set[int]()
-    for branch in (rollout, *(rollout.get("discarded") or ())):
-        sampled = {completion for completion in branch.get("message_turns") or () if completion is not None}
-        (ahead if branch.get("attempt") else own).update(sampled)
-    turn = place.inherited - 1
-    for completion in range(len((rollout.get("completions") or {}).get("finish_reasons") or ())):
-        turn += completion in own - ahead
-        yield max(place.inherited, turn + (completion in ahead))
 
 
 def tree_drawing(group: Mapping[str, Any]) -> dict[str, Any] | None:

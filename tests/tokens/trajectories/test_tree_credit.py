@@ -46,7 +46,7 @@ def placed(trees: list[Nested], waves: list[int]) -> Iterator[tuple[TreePlace, f
             yield place, part, advantages
             return
         for at, way in enumerate(part):
-            child = place.child(at, len(part), len(place.turns))
+            child = place.child(at, len(part), len(place.turns), len(place.turns))
             others = [value(each) for number, each in enumerate(part) if number != at]
             yield from below(way, child, [*advantages, child.weights[-1] * (value(way) - sum(others) / len(others))])
 
@@ -64,7 +64,8 @@ def test_a_part_is_compared_with_the_other_ways_from_its_fork(trees: list[Nested
         assert mine == pytest.approx(wanted, abs=1e-9)
     for place, _, _ in leaves:
         assert TreePlace.from_record(place.to_record()) == place
-        assert [place.part_of(turn) for turn in range(len(place.turns))] == list(range(len(place.turns)))
+        assert place.part_of(0) == place.completions.count(0) - 1  # before it, others' parts
+        assert place.part_of(99) == len(place.turns) - 1
 
 
 @given(st.lists(_nested, min_size=1, max_size=4))
@@ -117,7 +118,7 @@ def test_the_gradient_is_exact_on_average_over_every_group_that_can_come() -> No
         for root, (_, leaves) in enumerate(groups):
             trunk = TreePlace(str(root), (0,), (2.0,), 0)
             for at, path in enumerate(leaves):
-                places.append(trunk if len(path) == 1 else trunk.child(at, 2, 1))
+                places.append(trunk if len(path) == 1 else trunk.child(at, 2, 1, 1))
                 scores.append(reward[path])
                 paths.append(path)
         seen = set()
@@ -135,7 +136,7 @@ def test_the_gradient_is_exact_on_average_over_every_group_that_can_come() -> No
 
 def test_each_token_that_a_trainer_gets_has_the_advantage_of_its_part() -> None:
     start, places = TokenPrefix([1, 2, 3]), [TreePlace("0", (0,), (2.0,), 0)]
-    places = [*(places[0].child(at, 2, 1) for at in range(2)), replace(places[0], path="1")]
+    places = [*(places[0].child(at, 2, 1, 1) for at in range(2)), replace(places[0], path="1")]
     rollouts, trunk = [], Tree()
     shared = trunk.sample(start, [4, END])
     for at, (place, reward) in enumerate(zip(places, (1.0, 0.0, 0.25), strict=True)):
@@ -152,3 +153,24 @@ def test_each_token_that_a_trainer_gets_has_the_advantage_of_its_part() -> None:
     assert body["advantages"] == [[0, 0, 0, 0.5, 0.5, 0, 1, 1], [0] * 6 + [-1, -1], [0, 0, 0, -0.5, -0.5]]
     assert [each["tree"]["path"] for each in body["overrides"]] == ["0.0", "0.1", "1"]
     assert body["group_overrides"]["group_size"] == 3
+
+
+def test_what_is_no_turn_is_credited_to_the_part_in_which_it_was_sampled() -> None:
+    """After the fork one way has an attempt that nobody could use, and the other one nothing but that."""
+    start, trunk = TokenPrefix([1, 2, 3]), TreePlace("0", (0,), (2.0,), 0)
+    first, second, whole = Tree(), Tree(), Tree()
+    shared = first.sample(start, [4, END])
+    for tree in (first, second):
+        tree.sample(shared.extend([5]), [6, END])
+    whole.sample(start, [7, END])
+    places = [*(trunk.child(at, 2, 1, 1) for at in range(2)), replace(trunk, path="1")]
+    turns = [[first.recorded[0].tokens.completion_id]] * 2 + [[whole.recorded[0].tokens.completion_id]]
+    rollouts = [
+        RolloutSamples(f"r{at}", reward, samples(tree, rollout_id=f"r{at}"), turn_ids=ids, tree=place)
+        for at, (tree, reward, ids, place) in enumerate(
+            zip((first, second, whole), (1.0, 0.0, 0.25), turns, places, strict=True)
+        )
+    ]
+    built = build_group(rollouts, GroupSettings(3))
+    assert isinstance(built, TrainingGroup), built
+    assert built.to_atropos()["advantages"] == [[0, 0, 0, 0.5, 0.5, 0, 1, 1], [0] * 6 + [-1, -1], [0, 0, 0, -0.5, -0.5]]

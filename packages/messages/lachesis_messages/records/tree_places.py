@@ -20,13 +20,17 @@ class TreePlace:
     """For each part, how many rollouts it stands for: those that its tree was given, divided at each fork."""
     wave: int
     """0; later for a tree that was begun because others had ended early."""
+    completions: tuple[int, ...] = (0,)
+    """For each part, the completions of this rollout before it: 0 for what another rollout sampled."""
     not_forked: tuple[str, ...] = ()
     """Turns before which it should have forked, and why it could not."""
 
-    def child(self, at: int, width: int, turn: int) -> TreePlace:
-        """The place of one of the branches of a fork."""
+    def child(self, at: int, width: int, turn: int, completions: int) -> TreePlace:
+        """The place of one of the branches of a fork before a turn (from 0). The first one goes on with its
+        `completions` so far."""
         weights = (*self.weights, self.weights[-1] / width)
-        return TreePlace(f"{self.path}.{at}", (*self.turns, turn), weights, self.wave)
+        before = (0,) * len(weights) if at else (*self.completions, completions)
+        return TreePlace(f"{self.path}.{at}", (*self.turns, turn), weights, self.wave, before)
 
     @property
     def parts(self) -> list[str]:
@@ -40,19 +44,22 @@ class TreePlace:
         own = [at for at, step in enumerate(self.path.split(".")) if at and step != "0"]
         return self.turns[own[-1]] if own else 0
 
-    def part_of(self, turn: int) -> int:
-        """Which part a turn (from 0) is in."""
-        return sum(begin <= turn for begin in self.turns) - 1
+    def part_of(self, completion: int) -> int:
+        """Which part a completion is in, by its number among those of the rollout (from 0). It need not be a turn: it
+        may be a summary, a sub-agent's, or one that could not be used."""
+        return sum(before <= completion for before in self.completions) - 1
 
     def to_record(self) -> dict[str, Any]:
         """Plain JSON, without what is empty."""
         record = {"path": self.path, "turns": [*self.turns], "weights": [*self.weights], "wave": self.wave}
+        record |= {"completions": [*self.completions]}
         return record | ({"not_forked": [*self.not_forked]} if self.not_forked else {})
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> TreePlace:
         """Raises what a record raises that is none: LookupError, TypeError or ValueError."""
         path, turns, weights = str(record["path"]), tuple(map(int, record["turns"])), tuple(record["weights"])
-        if not len(turns) == len(weights) == path.count(".") + 1:
+        completions = tuple(map(int, record["completions"]))
+        if not len(turns) == len(weights) == len(completions) == path.count(".") + 1:
             raise ValueError(f"the place {path} in a tree has {len(turns)} turns and {len(weights)} weights")
-        return cls(path, turns, weights, int(record["wave"]), tuple(record.get("not_forked", ())))
+        return cls(path, turns, weights, int(record["wave"]), completions, tuple(record.get("not_forked", ())))

@@ -363,7 +363,7 @@ def _by_completion(
     if len(places) == len(rollouts):
         of_parts = part_advantages(places, rewards, settings.tree_credit)
         return [
-            {name: advantages[place.part_of(turn)] for name, turn in turns_of_spans(of.samples, of.turn_ids).items()}
+            {span.completion_id: advantages[place.part_of(span.turn)] for sample in of.samples for span in sample.spans}
             for of, place, advantages in zip(rollouts, places, of_parts, strict=True)
         ]
     discount = settings.turn_discount

@@ -58,9 +58,8 @@ def turns_of_spans(samples: Sequence[TokenSample], turn_ids: Sequence[str]) -> d
     """
     number = {name: turn for turn, name in enumerate(turn_ids)}
     found: dict[str, int] = {}
+    turn = -1
     spans = [(span, sample.discarded) for sample in samples for span in sample.spans]
-    own = [number[span.completion_id] for span, _ in spans if span.completion_id in number]
-    turn = min(own, default=0) - 1  # a rollout that branched off another one has later turns only
     for span, discarded in sorted(spans, key=lambda pair: pair[0].turn):  # in the order of sampling
         turn = number.get(span.completion_id, turn)
         ahead = span.completion_id not in number and (discarded or span.purpose == "summary")
