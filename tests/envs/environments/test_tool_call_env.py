@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 
 from lachesis import HermesAgentBaseEnv
 from lachesis.settings.server_settings import ServerConfig
+from lachesis_envs.maze import MazeEnv
 from lachesis_envs.tool_call import ToolCallEnv, ToolResultEnv, in_stock
 from tests.support.scripted_server import ScriptedServer, call, say
 from tests.support.small_envs import make, rollouts
 
-ENVIRONMENTS = [ToolCallEnv, ToolResultEnv]
+ENVIRONMENTS = [ToolCallEnv, ToolResultEnv, MazeEnv]
 
 
 def environment(env_cls: type[HermesAgentBaseEnv], **settings: Any) -> Any:

@@ -21,6 +21,7 @@ ABOUT = {
     "terminal": ("write a file with given content", "nothing"),
     "tool_call": ("one call with the right arguments", "nothing"),
     "tool_result": ("a question that only a tool can answer", "nothing"),
+    "maze": ("a maze of files, in at least five turns", "nothing"),
     "web_research": ("questions over several generated pages", "nothing"),
     "browser_tasks": ("things to do in a web application", "Chromium, agent-browser (docs/tools.md)"),
 }
