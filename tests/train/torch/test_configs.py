@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from lachesis.runs.command_line import read_settings
+from lachesis_envs.maze import MazeEnv
 from lachesis_train.trainer.environments import RunEnvironment
 from lachesis_train.verbs import train
 
@@ -25,3 +27,13 @@ def test_the_command_in_a_config_plans_a_run(path: Path, tmp_path: Path, monkeyp
     of_file = plan.settings.environments or [RunEnvironment(env="environment", name="environment")]
     assert plan.playing == {each.name for each in of_file}
     assert len(plan.examples) == (len(of_file) if plan.settings.training.warm_start else 0)
+
+
+def test_the_examples_of_a_warm_start_have_no_trees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    trees = ["--env.tree_at", "turns:2,4", "--env.group_size", "12", "--env.batch_size", "48"]
+    command = ["--env", "maze", "--config", "configs/train_maze.yaml", *trees, "--training.run_dir", str(tmp_path)]
+    _, plan = train.planned(command)
+    (play,) = plan.examples
+    _, settings = read_settings(MazeEnv, play[play.index("process") :])
+    assert (settings["config"].tree_at, settings["config"].group_size) == (None, 1)

@@ -1,6 +1,6 @@
 """`lachesis train`: rollout API, trainer and environments as one command.
 
-    lachesis train --env gsm8k|terminal|tool_call|tool_result|path.py:Class [--env ...] [--config FILE]
+    lachesis train --env gsm8k|terminal|tool_call|tool_result|maze|path.py:Class [--env ...] [--config FILE]
                    [--warm-start N] [--training.NAME VALUE ...]
     lachesis train --sft FILE... [--config FILE] [--training.NAME VALUE ...] [--sft.NAME VALUE ...]
 
@@ -182,6 +182,7 @@ class TrainingPlan:
                 of_play = {name: values for name, values in of_it.items() if name not in OF_SERVE} | {
                     "env.total_steps": [str(items)],
                     "env.group_size": ["1"],
+                    "env.tree_at": ["null"],
                     "env.data_path_to_save_groups": [str(settings.warm_start_dir / place / "groups.jsonl")],
                 }
                 module = [*python, "lachesis_train.verbs.warm_start", each.env, "process"]
@@ -326,8 +327,8 @@ def _parser() -> argparse.ArgumentParser:
         "--env",
         action="append",
         metavar="NAME",
-        help="gsm8k, terminal, tool_call, tool_result, or path.py:Class; again for another (default: environments: of "
-        "the file)",
+        help="gsm8k, terminal, tool_call, tool_result, maze, or path.py:Class; again for another (default: "
+        "environments: of the file)",
     )
     add(
         "--config",
