@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lachesis import AgentResult
+from lachesis_envs.maze import MazeEnv
 from lachesis_envs.tool_call import ToolCallEnv, ToolResultEnv
 
 LONGEST_WAIT = 30.0
@@ -57,3 +58,7 @@ class ShuffledToolCallEnv(ShuffledRewards, ToolCallEnv):  # type: ignore[misc]
 
 class ShuffledToolResultEnv(ShuffledRewards, ToolResultEnv):  # type: ignore[misc]
     """`ToolResultEnv` with permuted rewards."""
+
+
+class ShuffledMazeEnv(ShuffledRewards, MazeEnv):  # type: ignore[misc]
+    """`MazeEnv` with permuted rewards."""

@@ -1,5 +1,5 @@
-"""Reads the raw text of an answer to an item of `tool_call` or `tool_result`, strictly, and with none of the project's
-own code.
+"""Reads the raw text of an answer to an item of `tool_call`, `tool_result` or `maze`, strictly, and with none of the
+project's own code.
 
 The rewards and the parser that are measured must not also be what measures them.
 """
@@ -13,6 +13,7 @@ from zlib import crc32
 
 _ANSWER = re.compile(r"<tool_call>\n?(.*?)\n?</tool_call><\|im_end\|>(.*)<\|im_end\|>", re.DOTALL)
 _NUMBER = re.compile(r"\d+")
+_TURN = re.compile(r"<tool_call>\n?(.*?)\n?</tool_call><\|im_end\|>", re.DOTALL)
 _CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 
 
@@ -43,6 +44,24 @@ def is_whole_result(text: str, question: str) -> bool:
         return False
     said = _NUMBER.findall(turns[2])
     return call == {"name": "look_up", "arguments": {"part": part}} and said == [str(100 + crc32(part.encode()) % 900)]
+
+
+def is_whole_way(text: str, item: str) -> bool:
+    """Whether `text`, all turns of an answer, is nothing but calls, opened and closed, the last of which comes to the
+    end of the maze in `item`, as JSON. A call of no door of its room changes nothing."""
+    drawn, here = json.loads(item), "hall"
+    if _TURN.sub("", text):
+        return False
+    for body in _TURN.findall(text):
+        if here == drawn["end"]:
+            return False
+        doors = [door.split()[1] for door in drawn["rooms"][here].removeprefix("doors: ").split(", ")]
+        try:
+            call = json.loads(body, object_pairs_hook=_without_repeats)
+        except ValueError:
+            return False
+        here = next((door for door in doors if call == {"name": "go", "arguments": {"door": door}}), here)
+    return bool(here == drawn["end"])
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

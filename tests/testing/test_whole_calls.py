@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 from typing import Any
 
 import pytest
 
-from benchmarks.shuffled_rewards import ShuffledToolCallEnv, ShuffledToolResultEnv
-from benchmarks.whole_calls import is_whole_call, is_whole_result
+from benchmarks.shuffled_rewards import ShuffledMazeEnv, ShuffledToolCallEnv, ShuffledToolResultEnv
+from benchmarks.whole_calls import is_whole_call, is_whole_result, is_whole_way
 from lachesis import Reward, ServerConfig
 
 QUESTION = "add 12 and 3"
@@ -110,7 +111,51 @@ def test_anything_else_is_no_result(text: str) -> None:
     assert not is_whole_result(text, STOCK)
 
 
-@pytest.mark.parametrize("env_cls", [ShuffledToolCallEnv, ShuffledToolResultEnv])
+ROOMS = {
+    "hall": "doors: red owl, blue fox",
+    "fox": "doors: red hall",
+    "owl": "doors: white hall, red sea",
+    "sea": "This is the end.",
+}
+MAZE = json.dumps({"rooms": ROOMS, "end": "sea"})
+
+
+def way(*doors: str) -> str:
+    return "".join(
+        f'<tool_call>\n{{"name": "go", "arguments": {{"door": "{door}"}}}}\n</tool_call><|im_end|>' for door in doors
+    )
+
+
+@pytest.mark.parametrize("text", [way("owl", "sea"), way("fox", "hall", "owl", "sea"), way("sea", "owl", "sea")])
+def test_a_whole_way_is_one(text: str) -> None:
+    assert is_whole_way(text, MAZE)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "This is the end.<|im_end|>",
+        way("owl"),
+        way("sea"),
+        way("fox", "owl", "sea"),
+        way("owl", "sea", "sea"),
+        way("owl", "sea") + "Done.<|im_end|>",
+        "So: " + way("owl", "sea"),
+        way("owl", "sea").removesuffix("<|im_end|>"),
+        way("owl") + way("sea").replace("</tool_call>", ""),
+        way("owl") + way("sea").replace("}}", "}"),
+        way("owl") + way("sea").replace("go", "run"),
+        way("owl") + way("sea").replace('"door": "sea"', '"door": "sea", "colour": "red"'),
+        way("owl") + way("sea").replace('"door": "sea"', '"door": "owl", "door": "sea"'),
+        way("owl").replace("<|im_end|>", "\n") + way("sea"),
+    ],
+)
+def test_anything_else_is_no_way(text: str) -> None:
+    assert not is_whole_way(text, MAZE)
+
+
+@pytest.mark.parametrize("env_cls", [ShuffledToolCallEnv, ShuffledToolResultEnv, ShuffledMazeEnv])
 def test_a_control_shuffles_what_its_environment_gives(env_cls: Any) -> None:
     """Each rollout has the reward of the environment before the rewards are dealt out."""
 
