@@ -6,6 +6,7 @@ shares nothing with it. What a demonstration claims rests on the second.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -15,16 +16,17 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.whole_calls import is_whole_call, is_whole_result
+from benchmarks.whole_calls import is_whole_call, is_whole_result, is_whole_way
 from lachesis.figures.intervals import Mean, mean_over_items
 
 FILE = "curve.json"
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 640, 320, 56, 40, 28
-TRAINED, CONTROL, DISTILLED = "trained", "shuffled rewards", "distilled"
-READERS = {"tool_call": is_whole_call, "tool_result": is_whole_result}
+TRAINED, TREES, CONTROL, DISTILLED = "trained", "trees", "shuffled rewards", "distilled"
+READERS = {"tool_call": is_whole_call, "tool_result": is_whole_result, "maze": is_whole_way}
 """Who decides whether an answer is right, by the name of the environment."""
 COLOURS = {
     TRAINED: "#1f6feb",
+    TREES: "#1a7f37",
     CONTROL: "#8b949e",
     DISTILLED: "#bf3989",
     "tool_call": "#1f6feb",
@@ -38,6 +40,7 @@ class Answer:
     """One held-out item, as it was answered."""
 
     question: str
+    """Of a maze the whole item, as JSON."""
     text: str
     """All sampled tokens, decoded; special ones are spelled out."""
     read: bool
@@ -63,6 +66,8 @@ class Curve:
     """After the warm start, where there was one."""
     tokens: Sequence[int] = ()
     """Trained tokens of each step."""
+    sampled: Sequence[int] = ()
+    """Tokens that were sampled for each step: also those of groups without a signal, which are not trained."""
 
     @property
     def whole(self) -> tuple[Mean, Mean]:
@@ -115,13 +120,15 @@ def conclude(curves: Sequence[Curve], picture: Path) -> int:
     it is as good as a trained one."""
     warm = any(curve.warm for curve in curves)
     rates = ("whole answers before", *(("warm start",) if warm else ()), "after", "read by the parser before", "after")
-    table = Table("run", "seed", "steps", "tokens", *rates, "minutes", box=None)
+    table = Table("run", "seed", "steps", "sampled tokens", "trained", *rates, "minutes", box=None)
     for curve in curves:
         (before, after), started = curve.whole, [curve.rate(curve.warm)] if warm else []
         found = (_shown(rate) for rate in (before, *started, after, *curve.read))
         minutes = f"{curve.seconds / 60:.1f}"
-        steps, tokens = str(len(curve.rewards)), f"{sum(curve.tokens):,}" if curve.tokens else ""
-        table.add_row(curve.name, str(curve.settings["seed"]), steps, tokens, *found, minutes)
+        steps, *tokens = (
+            f"{each:,}" if each else "" for each in (len(curve.rewards), sum(curve.sampled), sum(curve.tokens))
+        )
+        table.add_row(curve.name, str(curve.settings["seed"]), steps, *tokens, *found, minutes)
     Console(width=170).print(table)
     picture.write_text(svg(curves), encoding="utf-8")
     print(f"plot: {picture}")
@@ -142,18 +149,23 @@ def _shown(rate: Mean) -> str:
 
 
 def svg(curves: Sequence[Curve]) -> str:
-    """Reward by step, and what was measured on held-out items."""
-    most = max(max(len(curve.rewards) for curve in curves), 2)
+    """Reward by step, or by sampled tokens where all curves know them, and what was measured on held-out items."""
+    counted = all(curve.sampled for curve in curves)
 
-    def x(step: int) -> float:
-        return LEFT + (WIDTH - LEFT - 16) * (step - 1) / (most - 1)
+    def places(curve: Curve) -> list[int]:
+        return [*itertools.accumulate(curve.sampled)] if counted else [*range(1, len(curve.rewards) + 1)]
+
+    first, most = int(not counted), max(2, *(places(curve)[-1] for curve in curves))
+
+    def x(place: float) -> float:
+        return LEFT + (WIDTH - LEFT - 16) * (place - first) / (most - first)
 
     def y(value: float) -> float:
         return HEIGHT - BOTTOM - (HEIGHT - BOTTOM - TOP) * value
 
-    def points(values: Sequence[float], *, backwards: bool = False) -> str:
-        places = [f"{x(step):.1f},{y(value):.1f}" for step, value in enumerate(values, 1)]
-        return " ".join(reversed(places) if backwards else places)
+    def points(curve: Curve, values: Sequence[float], *, backwards: bool = False) -> str:
+        at = [f"{x(place):.1f},{y(value):.1f}" for place, value in zip(places(curve), values, strict=True)]
+        return " ".join(reversed(at) if backwards else at)
 
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" '
@@ -163,27 +175,32 @@ def svg(curves: Sequence[Curve]) -> str:
         parts.append(f'<path d="M{LEFT} {y(value):.1f}H{WIDTH - 16}" stroke="#ddd"/>')
         parts.append(f'<text x="{LEFT - 8}" y="{y(value) + 4:.1f}" text-anchor="end">{value:g}</text>')
     every = max(1, most // 10)
+    if counted:  # a round number of them
+        every = max(1, round(every, 1 - len(str(every))))
     parts += [
-        f'<text x="{x(step):.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{step}</text>'
-        for step in range(1, most + 1, every)
+        f'<text x="{x(place):.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{place:,}</text>'
+        for place in range(first, most + 1, every)
     ]
-    parts.append(f'<text x="{WIDTH / 2}" y="{HEIGHT - 6}" text-anchor="middle">step</text>')
+    axis = "sampled tokens" if counted else "step"
+    parts.append(f'<text x="{WIDTH / 2}" y="{HEIGHT - 6}" text-anchor="middle">{axis}</text>')
     banded = len(curves) <= 2  # more bands hide each other
     interval = ", with its 95 % interval" if banded else ", a line a seed"
     parts.append(f'<text x="{LEFT}" y="16">mean reward of a step{interval}</text>')
     for curve in curves:
         colour = COLOURS[curve.name]
-        band = f"{points(curve.lows)} {points(curve.highs, backwards=True)}"
+        band = f"{points(curve, curve.lows)} {points(curve, curve.highs, backwards=True)}"
         if banded:
             parts.append(f'<polygon points="{band}" fill="{colour}" opacity="0.18"/>')
-        parts.append(f'<polyline points="{points(curve.rewards)}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        parts.append(
+            f'<polyline points="{points(curve, curve.rewards)}" fill="none" stroke="{colour}" stroke-width="2"/>'
+        )
     there = [name for name in reversed(COLOURS) if any(curve.name == name for curve in curves)]
-    for place, name in enumerate(there):
+    for row, name in enumerate(there):
         if named := [curve for curve in curves if curve.name == name]:
             before, after = (", ".join(f"{curve.whole[at].mean:.2f}" for curve in named) for at in (0, 1))
             text = f"{name}: whole answers {before} before; {after} after"
             parts.append(
-                f'<text x="{WIDTH - 24}" y="{y(0.03) - 16 * place:.1f}" text-anchor="end" '
+                f'<text x="{WIDTH - 24}" y="{y(0.03) - 16 * row:.1f}" text-anchor="end" '
                 f'fill="{COLOURS[name]}">{text}</text>'
             )
     return "\n".join([*parts, "</svg>\n"])

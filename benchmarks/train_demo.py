@@ -1,15 +1,17 @@
 """`make train-demo`: a model of 135 million parameters learns to call tools; with shuffled rewards it does not.
 
-    python -m benchmarks.train_demo [--env tool_call|tool_result|both] [--steps N] [--control-steps N] [--seed N ...]
-                                    [--teacher RUN_DIR --distilled-steps N] [--run-dir DIR]
+    python -m benchmarks.train_demo [--env tool_call|tool_result|maze|both] [--steps N] [--control-steps N] [--trees N]
+                                    [--seed N ...] [--teacher RUN_DIR --distilled-steps N] [--run-dir DIR]
 
-Each run is `lachesis train --env tool_call`, or with `--env tool_result` that of a task of two turns, after a warm
-start. The model before and after it plays the same held-out items, once each at temperature 1, as in training. In the
-control run the rewards of a batch are permuted among its rollouts, and all else is the same. With --teacher a third run
-learns from the model of an earlier one, without rewards. `--env both` trains both tasks in one run, without a control,
-and has a line for each. Prints both rates of right answers, of those that are whole and of those that the parser reads,
-and writes reward.svg. A run that has finished in its folder with the same arguments is not repeated, and one that was
-cut off, or had fewer steps, goes on.
+Each run is `lachesis train --env tool_call`, or with `--env tool_result` or `maze` that of a task of two turns or of
+five, after a warm start. The model before and after it plays the same held-out items, once each at temperature 1, as in
+training. With `--trees N` another run has rollouts that branch, and larger groups, so that a step samples about as many
+tokens. In the control run the rewards of a batch are permuted among its rollouts, all else is the same. With
+--teacher one more run learns from the model of an earlier one, without rewards. `--env both` trains two tasks in one
+run, without a control, and has a line for each. Prints both rates of right answers, of those that are whole and of
+those that the parser reads, and writes reward.svg, over the tokens that were sampled, also for groups without a signal.
+A run that has finished in its folder with the same arguments is not repeated, and one that was cut off, or had fewer
+steps, goes on.
 """
 
 from __future__ import annotations
@@ -18,26 +20,32 @@ import argparse
 import asyncio
 import json
 import shutil
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from benchmarks.learning_curves import CONTROL, DISTILLED, TRAINED, Answer, Curve, conclude, kept
+from benchmarks.learning_curves import CONTROL, DISTILLED, TRAINED, TREES, Answer, Curve, conclude, kept
 from lachesis.runs.command_line import read_settings
+from lachesis_envs.maze import MazeEnv
 from lachesis_envs.tool_call import ToolCallEnv, ToolResultEnv
 from lachesis_messages.records.groups import read_groups
 from lachesis_tokens.prompts.model_folders import model_folder
+from lachesis_train.outbox_state import DELIVERED
 from lachesis_train.verbs.policy import engine_of, served
 
 CONFIGS = Path(__file__).parents[1] / "configs"
-CLASSES: Mapping[str, Any] = {"tool_call": ToolCallEnv, "tool_result": ToolResultEnv}
-SUFFIXES = {TRAINED: "", CONTROL: "-control", DISTILLED: "-distilled"}
-BOTH = "both"
+CLASSES: Mapping[str, Any] = {"tool_call": ToolCallEnv, "tool_result": ToolResultEnv, "maze": MazeEnv}
+SUFFIXES = {TRAINED: "", TREES: "-trees", CONTROL: "-control", DISTILLED: "-distilled"}
+BOTH, OF_BOTH = "both", ("tool_call", "tool_result")
 CONTROLS = Path(__file__).with_name("shuffled_rewards.py")
 MASKED = -100
+FORKS = {"tool_result": "turns:2", "maze": "turns:2,4"}
+OF_TREES = ("--env.group_size", "12", "--env.batch_size", "48")
+"""Of both tasks: 48 rollouts that share their first turns have about as many tokens as 32 that do not."""
 OF_TEACHER = ("--training.reward_weight", "0", "--training.learning_rate", "0.0005", "--training.grad_clip_norm", "0.5")
 """The first gradients, of tokens that the teacher finds nearly impossible, are cut: they would set Adam's scale.
 With the settings of the other runs, 6 steps did not raise the rate."""
@@ -45,16 +53,21 @@ With the settings of the other runs, 6 steps did not raise the rate."""
 
 def main() -> int:
     """Run all; 1 if a model has not learned or a control has."""
-    given = _parser().parse_args()
+    parser = _parser()
+    given = parser.parse_args()
+    if given.trees and given.env not in FORKS:
+        parser.error(f"--trees needs a task of several turns: --env {' or '.join(FORKS)}")
     curves: list[Curve] = []
     for seed in given.seed:
         distilled = given.distilled_steps if given.teacher else 0
         control = given.control_steps if given.env != BOTH else 0
-        for name, steps in ((TRAINED, given.steps), (CONTROL, control), (DISTILLED, distilled)):
+        runs = ((TRAINED, given.steps), (TREES, given.trees), (CONTROL, control), (DISTILLED, distilled))
+        for name, steps in runs:
             folder = given.run_dir / f"seed-{seed}{SUFFIXES[name]}"
             if steps:
                 settings = {"env": given.env, "seed": seed, "steps": steps, "items": given.items}
-                curves += run(name, folder, settings, given.teacher)
+                trees = ("--env.tree_at", FORKS[given.env], *OF_TREES) if name == TREES else ()
+                curves += run(name, folder, settings, given.teacher, *trees)
                 print(f"{name}, seed {seed}: report, with the rollouts of each step: {folder / 'report.html'}")
     return conclude(curves, given.run_dir / "reward.svg")
 
@@ -80,7 +93,7 @@ def run(
     `flags` are more arguments of `lachesis train`. Returns a curve for each environment.
     """
     env = settings["env"]
-    places = {each: folder / each for each in CLASSES} if env == BOTH else {env: folder}
+    places = {each: folder / each for each in OF_BOTH} if env == BOTH else {env: folder}
     found = [kept(place, {**settings, "env": each}) for each, place in places.items()]
     done = [curve for curve in found if curve is not None]
     if len(done) == len(places):
@@ -99,6 +112,7 @@ def run(
         subprocess.run([*command, *run_flags, *seed, *flags, *of_teacher], check=True)
     answered = asyncio.run(evaluated(folder, settings, places))
     metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    sampled = sampled_tokens(folder, [step["train/groups"] for step in metrics]) if env != BOTH else []
     seconds = sum(step["train/step_time"] for step in metrics)
     curves = []
     for each, place in places.items():
@@ -108,9 +122,26 @@ def run(
         )
         tokens = [step.get(f"{of}tokens", 0) for step in metrics]
         before, warm, after = answered[each]
-        curve = Curve(shown, {**settings, "env": each}, rewards, lows, highs, before, after, seconds, warm, tokens)
+        of_run = {**settings, "env": each}
+        curve = Curve(shown, of_run, rewards, lows, highs, before, after, seconds, warm, tokens, sampled)
         curves.append(curve.write(place))
     return curves
+
+
+def sampled_tokens(folder: Path, groups: Sequence[int]) -> list[int]:
+    """The tokens that were sampled for each step, whose batches have so many groups: those of its groups, and of the
+    groups without a signal that were finished meanwhile."""
+    found, there, steps = [0], 0, list(groups)
+    query = "SELECT tokens + undelivered, state FROM groups ORDER BY seq"
+    with closing(sqlite3.connect(folder / "spool" / "outbox.db")) as outbox:
+        for tokens, state in outbox.execute(query):
+            if there == steps[len(found) - 1]:
+                if len(found) == len(steps):
+                    break  # what was sampled for a step that did not come
+                found, there = [*found, 0], 0
+            found[-1] += tokens
+            there += state == DELIVERED
+    return found
 
 
 async def evaluated(
@@ -163,8 +194,10 @@ def _given(path: Path) -> Iterator[Answer]:
             for sample in group["samples"]
         }
         for rollout in group["rollouts"]:
+            item = group["item"]
+            asked = json.dumps(item) if "rooms" in item else item["question"]
             read = rollout["metrics"].get("right_as_read", rollout["reward"]) == 1.0
-            yield Answer(group["item"]["question"], texts[rollout["rollout_id"]], read)
+            yield Answer(asked, texts[rollout["rollout_id"]], read)
 
 
 def _config(env: str) -> Path:
@@ -177,6 +210,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--env", choices=[*CLASSES, BOTH], default="tool_call", help="(default: %(default)s)")
     add("--steps", type=int, default=18, help="(default: %(default)s)")
     add("--control-steps", type=int, default=18, help="of the control run; 0 leaves it out (default: %(default)s)")
+    add("--trees", type=int, default=0, metavar="N", help="steps of a run whose rollouts branch (default: none)")
     add("--teacher", type=Path, metavar="DIR", help="folder of a run that has finished, such as DIR/seed-0")
     add("--distilled-steps", type=int, default=8, help="of the run with the teacher (default: %(default)s)")
     add("--items", type=int, default=64, help="held-out items (default: %(default)s)")
