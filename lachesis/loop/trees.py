@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
@@ -21,11 +21,12 @@ from lachesis.loop.result import Cost
 from lachesis.loop.rollout import Rollout, branch_of_rollout
 from lachesis_messages.history import MessageHistory
 from lachesis_messages.records.tree_places import TreePlace
+from lachesis_messages.responses import ChatResponse
 from lachesis_tools import ToolSession
 from lachesis_tools.tool_session import StateNotCopied
 
-Width: TypeAlias = Callable[[MessageHistory], Awaitable[int]]
-"""In how many ways a rollout goes on from a conversation."""
+Width: TypeAlias = Callable[[MessageHistory, Sequence[ChatResponse]], Awaitable[int]]
+"""In how many ways a rollout goes on from a conversation, after these turns."""
 
 _COUNTS = ("turns", "faulty_turns", "tool_calls", "api_calls", "seconds_in_model", "seconds_in_tools")
 _LISTS = ("responses", "tool_errors", "step_rewards")
@@ -125,7 +126,7 @@ class TreeBranch:
         if self.leaves < 2 or (self.start is not None and self.place.turns[-1] == rollout.turns):
             return
         rollout.check_budgets()  # a rollout that ends here does not fork
-        width = min(self.leaves, await self.trees.width(rollout.conversation.history))
+        width = min(self.leaves, await self.trees.width(rollout.conversation.history, rollout.responses))
         if width < 2:
             return
         assert self.session is not None

@@ -55,6 +55,13 @@ class Letters(HermesAgentBaseEnv):
         return len(set(said)) / 10
 
 
+class AnyLength(Letters):
+    """The same without the check, for calls that fail and turns that are removed."""
+
+    async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+        return float(len(result.messages))
+
+
 class Writer:
     """Writes random letters for `turns` turns, other ones each time that it is asked."""
 
@@ -162,11 +169,7 @@ async def test_a_rollout_forks_where_the_setting_says(tmp_path: Path, rule: str,
             said = super().__call__(ask)
             return said.replace('"terminal"', '"terminol"') if ask.turn == 1 else said
 
-    class Any_(Letters):
-        async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
-            return float(len(result.messages))
-
-    found = await trees(tmp_path, Fails(), Any_, group_size=16, tree_at=rule, tree_leaves=8)
+    found = await trees(tmp_path, Fails(), AnyLength, group_size=16, tree_at=rule, tree_leaves=8)
     assert {turn for each in found for turn in each["tree"]["turns"]} == begins
     assert verify_records(read_lines(tmp_path / "groups.jsonl")).ok
 
@@ -259,3 +262,20 @@ async def test_the_branches_of_a_tree_have_one_name_for_routers(tmp_path: Path) 
         await environment(Letters, tmp_path, with_tokens(model, tmp_path), **settings).process_manager()
         names = Counter(seen.headers["X-Session-ID"] for seen in model.requests if "X-Session-ID" in seen.headers)
     assert sorted(names.values()) == [1 + 2 + 4 + 4] * 2
+
+
+async def test_turns_that_compression_removed_still_count(tmp_path: Path) -> None:
+    class Long(Writer):
+        def __call__(self, ask: Ask) -> str:
+            return super().__call__(ask).replace("cat log", "cat log; seq 60")
+
+    settings = {
+        "compress_context_at": 1800,
+        "compress_context_keep": 2,
+        "compress_context_with": "extractive",
+        "max_agent_turns": 11,
+    }
+    found = await trees(tmp_path, Long(9), AnyLength, group_size=4, tree_at="turns:9", **settings)
+    assert any(edit["error"] is None and edit["turn"] < 8 for each in found for edit in each["context_edits"])
+    assert sorted(each["tree"]["path"] for each in found) == ["0.0", "0.1", "1.0", "1.1"]
+    assert verify_records(read_lines(tmp_path / "groups.jsonl")).ok
