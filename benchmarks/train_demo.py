@@ -212,7 +212,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--control-steps", type=int, default=18, help="of the control run; 0 leaves it out (default: %(default)s)")
     add("--trees", type=int, default=0, metavar="N", help="steps of a run whose rollouts branch (default: none)")
     add("--teacher", type=Path, metavar="DIR", help="folder of a run that has finished, such as DIR/seed-0")
-    add("--distilled-steps", type=int, default=8, help="of the run with the teacher (default: %(default)s)")
+    add("--distilled-steps", type=int, default=12, help="of the run with the teacher (default: %(default)s)")
     add("--items", type=int, default=64, help="held-out items (default: %(default)s)")
     add("--seed", type=int, nargs="+", default=[0], help="of the items and of the adapter; two runs each (default: 0)")
     add("--run-dir", type=Path, default=Path("data/train/demo"), help="a folder in it for each run (%(default)s)")
