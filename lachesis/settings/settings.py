@@ -377,7 +377,7 @@ class HermesAgentEnvConfig(ServeSettings, TreeSettings, RemovedSettings):
         """The settings that decide what a run writes, as JSON: they must be the same in a second start."""
         deciding = {"always", "evaluation" if evaluation else "training"}
         others = {name for name, facts in all_facts(type(self)).items() if facts.content not in deciding}
-        found = without_secrets(self.model_dump(mode="json", exclude=others))
+        found = without_secrets(self.model_dump(mode="json", exclude=others | self.without_trees()))
         if self.judge_server is not None:  # its address says nothing about its answers
             found["judge_server"].pop("base_url", None)
         return found

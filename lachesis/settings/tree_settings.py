@@ -32,6 +32,10 @@ class TreeSettings(BaseModel):
         "the same fork (parts), or the sum over the rollouts that share them, compared within the group (leaves).",
     )
 
+    def without_trees(self) -> set[str]:
+        """The settings of trees where there are none: runs of before are continued, which do not know them."""
+        return set(TreeSettings.model_fields) if self.tree_at is None and self.tree_leaves is None else set()
+
     @model_validator(mode="after")
     def _check_trees(self) -> TreeSettings:
         if self.tree_at is not None:
