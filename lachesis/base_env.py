@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from lachesis.runs.reference_policy import Policy
     from lachesis.runs.results import RunResult
     from lachesis.tool_context.tool_context import ToolContext
-    from lachesis_messages.history import MessageHistory
 
 
 class HermesAgentBaseEnv(AtroposBase):
@@ -149,6 +148,12 @@ class HermesAgentBaseEnv(AtroposBase):
     `messages` are OpenAI's dicts, the answer last. Without it, the first answer ends the rollout. May be a plain `def`.
     """
 
+    branch_at: Callable[..., Any] | None = None
+    """`branch_at(item, history)`: in how many ways a rollout goes on before its next turn, by `history` alone.
+
+    Without it, `tree_at` says so. It needs `tree_leaves`, and may be `async def`. See docs/trees.md.
+    """
+
     session: Callable[..., Any] | None = None
     """`session(item)`: an asynchronous context manager that is open while a rollout is played and scored.
 
@@ -202,15 +207,6 @@ class HermesAgentBaseEnv(AtroposBase):
         `ctx` is a `ToolContext`. An exception is an error of the environment: the rollout has no score and is not
         retried.
         """
-
-    def branch_at(self, item: Any, history: MessageHistory) -> int:
-        """In how many ways a rollout goes on before its next turn, by `history` alone; default: `tree_at` says where.
-
-        May be `async def`. An override needs `tree_leaves`. See docs/trees.md.
-        """
-        from lachesis.runs.forks import width_at
-
-        return width_at(self.config, history)
 
     def reference_policy(self) -> Policy | None:
         """A scripted policy for `--openai.model_name reference`; None if the environment has none."""

@@ -32,6 +32,7 @@ _HOOKS = {
     "(self, item, ctx)": "setup_sandbox",
     "(self, item, spec)": "sandbox_for",
     "(self, item, messages)": "follow_up",
+    "(self, item, history)": "branch_at",
     "(self, item, result, reward)": "rollout_metrics",
     "(cls)": "config_init",
     "(self, trajectories)": "postprocess_histories",

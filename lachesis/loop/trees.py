@@ -133,7 +133,7 @@ class TreeBranch:
         try:
             point = await ForkPoint.of(rollout, self.session)
         except (ProcessesRunning, StateNotCopied) as why:
-            self.place = replace(self.place, not_forked=(*self.place.not_forked, f"turn {rollout.turns + 1}: {why}"))
+            self.place = replace(self.place, not_forked=(*self.place.not_forked, (rollout.turns, str(why))))
             return
         share, more = divmod(self.leaves, width)
         sampled = len(rollout.conversation.history.completions())

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from lachesis.settings.settings import HermesAgentEnvConfig
     from lachesis.tool_context.tool_context import ToolContext
     from lachesis_client.model_server import ModelServer
-    from lachesis_messages.history import MessageHistory
     from lachesis_tools import Tool, ToolRegistry
 
 
@@ -56,6 +55,7 @@ class Environment(Collecting, Protocol):
     wandb_group: str | None
     _class_error: ClassVar[SettingsError | None]
     compute_group_reward: Callable[..., Any] | None
+    branch_at: Callable[..., Any] | None
     needs_sandboxes: ClassVar[bool | None]
     process_mode: bool
 
@@ -84,7 +84,6 @@ class Environment(Collecting, Protocol):
     @property
     def player(self) -> RolloutPlayer: ...
     def player_for(self, item: Any) -> RolloutPlayer: ...
-    def branch_at(self, item: Any, history: MessageHistory) -> Any: ...
     @property
     def collects(self) -> bool: ...
     @property

@@ -40,28 +40,21 @@ def trees_of(env: Environment, item: Any, size: int, play: Callable[[int], Await
     return Trees(play, partial(_width, env, item), leaves)
 
 
-def width_at(config: TreeSettings, history: MessageHistory, turns: Sequence[ChatResponse] | None = None) -> int:
-    """In how many ways a rollout goes on, by the settings.
-
-    Args:
-        turns: its completions so far; None takes those that the conversation still has: compression removes some.
-    """
-    if turns is None:
-        turns = [each for each in history.responses() if each.purpose == "turn"]
-    return config.tree_width if config.tree_at and forks(ForkRule.parse(config.tree_at), history, turns) else 1
-
-
 async def _width(env: Environment, item: Any, history: MessageHistory, turns: Sequence[ChatResponse]) -> int:
-    if type(env).branch_at.__module__ == "lachesis.base_env":
-        return width_at(env.config, history, turns)
-    said = env.branch_at(item, history.frozen())
-    return int(await said if inspect.isawaitable(said) else said)
+    if env.branch_at is not None:
+        said = env.branch_at(item, history.frozen())
+        return int(await said if inspect.isawaitable(said) else said)
+    config: TreeSettings = env.config
+    return config.tree_width if config.tree_at and forks(ForkRule.parse(config.tree_at), history, turns) else 1
 
 
 def forks(rule: ForkRule, history: MessageHistory, turns: Sequence[ChatResponse]) -> bool:
     """Whether a rollout forks before its next turn.
 
     What decides is known before that turn: a choice that depended on it would bias the advantages.
+
+    Args:
+        turns: its completions so far, also those that compression has removed from `history`.
 
     Raises:
         SettingsError: the rule needs what the server does not report.

@@ -102,7 +102,7 @@ def test_the_drawing_marks_where_the_mean_falls_most(folder: Path, group: dict[s
 def test_what_was_left_out_is_said_with_the_turns_of_the_page(group: dict[str, Any]) -> None:
     other = copy.deepcopy(group)
     assert tree_drawing(other)["left_out"] == []  # type: ignore[index]
-    other["rollouts"][3]["tree"] |= {"not_forked": ["turn 4: a <process> runs"]}
+    other["rollouts"][3]["tree"] |= {"not_forked": [[3, "a <process> runs"]]}
     assert tree_drawing(other)["left_out"] == [(3, "turn 3: a <process> runs")]  # type: ignore[index]
 
 

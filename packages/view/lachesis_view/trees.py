@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -126,9 +125,9 @@ def tree_drawing(group: Mapping[str, Any]) -> dict[str, Any] | None:
         for name, part in parts.items()
     ]
     left_out = [
-        (n, re.sub(r"^turn (\d+)", lambda found: f"turn {int(found[1]) - 1}", why))  # numbered from 1, as in settings
+        (n, f"turn {turn}: {why}")
         for n, rollout in enumerate(group["rollouts"])
-        for why in TreePlace.from_record(rollout["tree"]).not_forked
+        for turn, why in TreePlace.from_record(rollout["tree"]).not_forked
     ]
     return {
         "count": len(following[""]),

@@ -253,7 +253,7 @@ async def test_a_fork_is_left_out_where_something_runs_and_the_record_says_so(tm
     assert {each["tree"]["path"].count(".") for each in found} == {0}
     could = [each["tree"] for each in found if each["tree"]["weights"][0] > 1]
     assert len(could) >= 2
-    assert all("turn 2: sandbox" in place["not_forked"][0] and "sleep" in place["not_forked"][0] for place in could)
+    assert all(place["not_forked"][0][0] == 1 and "sleep" in place["not_forked"][0][1] for place in could)
 
 
 async def test_the_branches_of_a_tree_have_one_name_for_routers(tmp_path: Path) -> None:
@@ -264,11 +264,24 @@ async def test_the_branches_of_a_tree_have_one_name_for_routers(tmp_path: Path) 
     assert sorted(names.values()) == [1 + 2 + 4 + 4] * 2
 
 
-async def test_turns_that_compression_removed_still_count(tmp_path: Path) -> None:
-    class Long(Writer):
-        def __call__(self, ask: Ask) -> str:
-            return super().__call__(ask).replace("cat log", "cat log; seq 60")
+class Long(Writer):
+    """The same with long answers of the tool."""
 
+    def __call__(self, ask: Ask) -> str:
+        return super().__call__(ask).replace("cat log", "cat log; seq 60")
+
+
+async def test_a_branch_whose_context_is_full_samples_nothing_and_lacks_no_sample(tmp_path: Path) -> None:
+    shape: dict[str, Any] = {"group_size": 4, "tree_at": "turns:3", "max_token_length": 1900}
+    found = await trees(tmp_path, Long(9), AnyLength, fake={"context_length": 1900}, **shape)
+    sampled = {each["tree"]["path"]: each["completion_tokens"] for each in found}
+    assert sampled["0.1"] == sampled["1.1"] == 0 < min(sampled["0.0"], sampled["1.0"])
+    assert {each["outcome"] for each in found} == {"context_exhausted"}
+    totals = verify_records(read_lines(tmp_path / "groups.jsonl"))
+    assert totals.ok, totals.problems
+
+
+async def test_turns_that_compression_removed_still_count(tmp_path: Path) -> None:
     settings = {
         "compress_context_at": 1800,
         "compress_context_keep": 2,

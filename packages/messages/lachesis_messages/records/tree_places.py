@@ -22,8 +22,8 @@ class TreePlace:
     """0; later for a tree that was begun because others had ended early."""
     completions: tuple[int, ...] = (0,)
     """For each part, the completions of this rollout before it: 0 for what another rollout sampled."""
-    not_forked: tuple[str, ...] = ()
-    """Turns before which it should have forked, and why it could not."""
+    not_forked: tuple[tuple[int, str], ...] = ()
+    """Turns (from 0) before which it should have forked, and why it could not."""
 
     def child(self, at: int, width: int, turn: int, completions: int) -> TreePlace:
         """The place of one of the branches of a fork before a turn (from 0). The first one goes on with its
@@ -53,7 +53,7 @@ class TreePlace:
         """Plain JSON, without what is empty."""
         record = {"path": self.path, "turns": [*self.turns], "weights": [*self.weights], "wave": self.wave}
         record |= {"completions": [*self.completions]}
-        return record | ({"not_forked": [*self.not_forked]} if self.not_forked else {})
+        return record | ({"not_forked": [*map(list, self.not_forked)]} if self.not_forked else {})
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> TreePlace:
@@ -62,4 +62,11 @@ class TreePlace:
         completions = tuple(map(int, record["completions"]))
         if not len(turns) == len(weights) == len(completions) == path.count(".") + 1:
             raise ValueError(f"the place {path} in a tree has {len(turns)} turns and {len(weights)} weights")
-        return cls(path, turns, weights, int(record["wave"]), completions, tuple(record.get("not_forked", ())))
+        return cls(
+            path,
+            turns,
+            weights,
+            int(record["wave"]),
+            completions,
+            tuple((int(turn), str(why)) for turn, why in record.get("not_forked", ())),
+        )
