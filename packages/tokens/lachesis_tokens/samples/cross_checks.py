@@ -50,6 +50,8 @@ def says_sampled(rollout: Record) -> bool:
     turns = rollout.get("message_turns")
     if isinstance(turns, list) and any(turn is not None for turn in turns):
         return True
+    if rollout.get("inherited_tokens") is not None:  # its turns may be those of another rollout
+        return bool(rollout.get("completion_tokens"))
     return any(rollout.get(name) for name in ("turns", "api_calls", "completion_tokens"))
 
 
