@@ -45,7 +45,7 @@ CONTROLS = Path(__file__).with_name("shuffled_rewards.py")
 MASKED = -100
 FORKS = {"tool_result": "turns:2", "maze": "turns:2,4"}
 OF_TREES = ("--env.group_size", "12", "--env.batch_size", "48")
-"""Of both tasks: 48 rollouts that share their first turns have about as many tokens as 32 that do not."""
+"""Of both tasks. By the number of turns that are sampled, a step is about as long as one of 32 plain rollouts."""
 OF_TEACHER = ("--training.reward_weight", "0", "--training.learning_rate", "0.0005", "--training.grad_clip_norm", "0.5")
 """The first gradients, of tokens that the teacher finds nearly impossible, are cut: they would set Adam's scale.
 With the settings of the other runs, 6 steps did not raise the rate."""
@@ -129,8 +129,12 @@ def run(
 
 
 def sampled_tokens(folder: Path, groups: Sequence[int]) -> list[int]:
-    """The tokens that were sampled for each step, whose batches have so many groups: those of its groups, and of the
-    groups without a signal that were finished meanwhile."""
+    """Sampled tokens of each step: of the groups in its batch, and of those with equal rewards that were played
+    meanwhile.
+
+    Args:
+        groups: for each step the number of groups in its batch.
+    """
     found, there, steps = [0], 0, list(groups)
     query = "SELECT tokens + undelivered, state FROM groups ORDER BY seq"
     with closing(sqlite3.connect(folder / "spool" / "outbox.db")) as outbox:

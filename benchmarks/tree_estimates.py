@@ -8,8 +8,8 @@ the sum over turns of the advantage times the gradient of the log-probability, a
 
 `worst z` is the largest distance of a component of the mean gradient from the exact one, in standard errors, and `p`
 the probability of distances as large over all components (chi-squared). `cost` is turns times variance, relative to
-plain groups, of all components and of those of the first to the last turn: below 1, a tree estimates them better from
-as many turns. The controls take the same rollouts with a baseline that has the part's own value, or without weights.
+plain groups: first of the whole gradient, then of its components by turn. Below 1, trees estimate better from as many
+turns. The controls take the same rollouts with a baseline that has the part's own value, or without weights.
 Fails if an estimate is off, or a control is not.
 """
 
