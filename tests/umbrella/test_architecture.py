@@ -9,6 +9,7 @@ import json
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -99,6 +100,13 @@ def test_each_public_class_name_is_defined_once() -> None:
                 defined.setdefault(node.name, []).append(name(path))
     assert len(defined) > 800
     assert {each: paths for each, paths in defined.items() if len(paths) > 1} == {}
+
+
+def test_no_two_modules_of_tests_have_one_name() -> None:
+    """Outside packages pytest imports them by their file names: run in one process, the second cannot be collected."""
+    loose = [path.name for path in ROOT.glob("tests/**/test_*.py") if not (path.parent / "__init__.py").exists()]
+    assert len(loose) > 300
+    assert [each for each, count in Counter(loose).items() if count > 1] == []
 
 
 def test_the_core_needs_few_distributions() -> None:

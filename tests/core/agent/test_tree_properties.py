@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from lachesis.runs.group_records import group_record
 from lachesis_testing.fake_server import Ask, FakeServer
 from lachesis_tokens.samples.verification import verify_records
-from tests.core.agent.test_trees import Letters
+from tests.core.agent.test_tree_rollouts import Letters
 from tests.run import some
 from tests.support.small_envs import sandboxes
 from tests.support.training_runs import environment, with_tokens

@@ -149,13 +149,17 @@ async def test_items_and_samples_are_scheduled_together_within_the_limit_of_roll
     """All items come before the second sample of the first one, and no more rollouts run at once than may."""
     asked: list[str] = []
     busy = most = 0
+    full = asyncio.Event()
 
     def counts(request: dict[str, Any]) -> Any:
         async def answer() -> Any:
             nonlocal busy, most
             busy += 1
             most = max(most, busy)
+            if busy == 4:
+                full.set()
             asked.append(request["messages"][-1]["content"])
+            await asyncio.wait_for(full.wait(), 60)
             await asyncio.sleep(0.02)
             busy -= 1
             return does_nothing(request)
