@@ -13,5 +13,7 @@ LOGITS_AT_ONCE: Final = 1 << 25
 """Logits that are held at once; more positions are computed in parts, whose logits are computed again backwards."""
 BATCH_TOKENS: Final = 1 << 16
 """Largest product of sampled rows and their longest possible length: bounds the memory of the KV cache."""
+KEPT_TOKENS: Final = 1 << 15
+"""Tokens whose keys and values are kept after their request, for the next turns of their conversations."""
 FULL_IN_MEMORY: Final = 2
 """Versions with full weights that stay in memory, each as large as the model."""

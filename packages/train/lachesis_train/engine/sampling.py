@@ -1,7 +1,8 @@
 """Sampling: the requests that wait go through the model as one batch, and new ones join it between two tokens.
 
 A batch belongs to one version of the weights. Prompts are padded on the left, with right positions and a mask, so each
-row gets the logits that it would get alone.
+row gets the logits that it would get alone. Of a prompt that begins like a sequence which was sampled before, only the
+rest goes through the model.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from transformers import DynamicCache
 from lachesis_train.engine.errors import RequestError
 from lachesis_train.engine.limits import BATCH_TOKENS
 from lachesis_train.engine.model import Model, token_logprobs, widened
+from lachesis_train.engine.prefixes import Prefix, PrefixCache
 
 PREFILL_TOKENS: Final = 8192
-"""Tokens, padding included, of one forward pass over prompts."""
+"""Tokens, padding included, of one forward pass over prompts, without what is known of them."""
 POSITIONS_AT_ONCE: Final = 512
 """Positions whose logits are held at once for the logprobs of prompts."""
 BLOCK: Final = 256
@@ -70,6 +72,11 @@ class SamplingTask:
     open: int = 0
 
     @property
+    def scored(self) -> int:
+        """Tokens at the end of the prompt that get logprobs: its first one has none."""
+        return min(self.prompt_logprobs, len(self.prompt) - 1)
+
+    @property
     def rows_length(self) -> int:
         """The longest that a row of the request may become."""
         return len(self.prompt) + self.parameters.max_tokens
@@ -105,6 +112,20 @@ def check_request(model: Model, request: SamplingTask) -> None:
         raise RequestError("topk_sample_logprobs, topk_prompt_logprobs and prompt_logprobs_last_n must be at least 0")
 
 
+@dataclass(frozen=True)
+class _Prompt:
+    """A prompt that goes through the model once, for all requests that have it: the rollouts of a group ask each by
+    itself. `shared` tokens of it are known by a prefix."""
+
+    requests: list[SamplingTask]
+    prefix: Prefix | None
+    shared: int
+
+    @property
+    def rest(self) -> Sequence[int]:
+        return self.requests[0].prompt[self.shared :]
+
+
 @dataclass
 class _Row:
     request: SamplingTask
@@ -115,8 +136,10 @@ class _Row:
 class SamplingBatch:
     """Rows that are sampled together from one version of the weights, which the caller has put in use."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, version: str | None = None, prefixes: PrefixCache | None = None) -> None:
         self.model = model
+        self.version = version
+        self.prefixes = prefixes or PrefixCache(0)
         self.rows: list[_Row] = []
         self._cache: Any = None
         self._mask = torch.empty(0)
@@ -132,8 +155,19 @@ class SamplingBatch:
     def add(self, requests: Sequence[SamplingTask]) -> None:
         """Put in the prompts of new requests, and sample their first tokens."""
         with torch.inference_mode():
-            for part in _prefill_parts(requests):
+            for part in _prefill_parts(self._prompts(requests)):
                 self._prefill(part)
+
+    def _prompts(self, requests: Sequence[SamplingTask]) -> list[_Prompt]:
+        found: dict[tuple[tuple[int, ...], int], _Prompt] = {}
+        for request in requests:
+            prompt, scored = tuple(request.prompt), request.scored
+            if (prompt, scored) not in found:
+                # The logits after the last token, and before each that is scored, are still needed.
+                prefix, shared = self.prefixes.find(self.version, prompt, len(prompt) - 1 - scored) or (None, 0)
+                found[prompt, scored] = _Prompt([], prefix, shared)
+            found[prompt, scored].requests.append(request)
+        return list(found.values())
 
     def step(self) -> None:
         """Sample one token for each row."""
@@ -158,45 +192,70 @@ class SamplingBatch:
         )
         self._choose(self.model.logits(hidden[:, -1]))
 
-    def _prefill(self, requests: Sequence[SamplingTask]) -> None:
-        # The rollouts of a group ask for the same prompt, each by itself: it goes through the model once.
-        place_of: dict[tuple[int, ...], int] = {}
-        for request in requests:
-            place_of.setdefault(tuple(request.prompt), len(place_of))
-        device, width = self.model.device, max(map(len, place_of))
-        ids = torch.full((len(place_of), width), self.model.pad_id, device=device)
+    def _prefill(self, prompts: Sequence[_Prompt]) -> None:
+        device, width = self.model.device, max(len(prompt.rest) for prompt in prompts)
+        ids = torch.full((len(prompts), width), self.model.pad_id, device=device)
         mask = torch.zeros_like(ids)
-        for prompt, place in place_of.items():
-            ids[place, width - len(prompt) :] = torch.tensor(prompt, device=device)
-            mask[place, width - len(prompt) :] = 1
-        positions = (mask.cumsum(1) - 1).clamp(min=0)
-        cache = DynamicCache()
+        for place, prompt in enumerate(prompts):
+            ids[place, width - len(prompt.rest) :] = torch.tensor(prompt.rest, device=device)
+            mask[place, width - len(prompt.rest) :] = 1
+        cache, known = self._known(prompts)
+        mask = torch.cat([known, mask], 1)
+        positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -width:]
         hidden = self.model.hidden(
             ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True
         )
-        places = [place_of[tuple(request.prompt)] for request in requests]
-        for request, place in zip(requests, places, strict=True):
-            self._score_prompt(request, hidden[place, width - len(request.prompt) :])
-        owners = [place for request, place in zip(requests, places, strict=True) for _ in range(request.count)]
+        owners: list[int] = []
+        new = SamplingBatch(self.model, self.version, self.prefixes)
+        for place, prompt in enumerate(prompts):
+            for request in prompt.requests:
+                self._score_prompt(request, hidden[place, width - len(prompt.rest) :])
+                request.sequences = [SampledSequence() for _ in range(request.count)]
+                request.open = request.count
+                owners += [place] * request.count
+                for number, sequence in enumerate(request.sequences):
+                    seed = request.parameters.seed
+                    chance = random.Random(None if seed is None else f"{seed}/{number}")
+                    new.rows.append(_Row(request, sequence, chance))
         index = torch.tensor(owners, device=device)
-        first = self.model.logits(hidden[:, -1])[index]
-        new = SamplingBatch(self.model)
-        for request in requests:
-            request.sequences = [SampledSequence() for _ in range(request.count)]
-            request.open = request.count
-            for number, sequence in enumerate(request.sequences):
-                seed = request.parameters.seed
-                chance = random.Random(None if seed is None else f"{seed}/{number}")
-                new.rows.append(_Row(request, sequence, chance))
-        if owners != list(range(len(place_of))):
-            cache.batch_select_indices(index)
         new._cache, new._mask, new._positions = cache, mask[index], positions[index, -1]
+        if owners != list(range(len(prompts))):
+            cache.batch_select_indices(index)
+        if known.shape[1]:
+            new._close_gaps()
         new._tokens = [0] * len(owners)
-        new._choose(first)
+        new._choose(self.model.logits(hidden[:, -1])[index])
         self._join(new)
 
+    def _known(self, prompts: Sequence[_Prompt]) -> tuple[DynamicCache, torch.Tensor]:
+        """Keys and values of what is known of the prompts, padded on the left, and its mask, [prompts, longest]."""
+        cache, device = DynamicCache(), self.model.device
+        longest = max(prompt.shared for prompt in prompts)
+        shared = torch.tensor([prompt.shared for prompt in prompts], device=device)
+        mask = (torch.arange(longest, 0, -1, device=device) <= shared[:, None]).long()
+        some = next((prompt.prefix for prompt in prompts if prompt.prefix), None)
+        for layer, likes in enumerate(some.layers if some else ()):
+            pair = [each.new_zeros(len(prompts), each.shape[0], longest, each.shape[2]) for each in likes]
+            for place, prompt in enumerate(prompts):
+                if prompt.prefix:
+                    for whole, one in zip(pair, prompt.prefix.layers[layer], strict=True):
+                        whole[place, :, longest - prompt.shared :] = one[:, : prompt.shared]
+            cache.update(*pair, layer)
+        return cache, mask
+
+    def _close_gaps(self) -> None:
+        """Put the padding between what was known and the rest before both."""
+        width = int(self._mask.sum(1).max())
+        order = self._mask.sort(dim=1, stable=True).indices[:, -width:]
+        self._mask = self._mask.gather(1, order)
+        rows = torch.arange(len(order), device=order.device)[:, None]
+        for layer in self._cache.layers:
+            layer.keys, layer.values = (
+                each.transpose(1, 2)[rows, order].transpose(1, 2) for each in (layer.keys, layer.values)
+            )
+
     def _score_prompt(self, request: SamplingTask, hidden: torch.Tensor) -> None:
-        count = min(request.prompt_logprobs, len(request.prompt) - 1)
+        count = request.scored
         if not count:
             return
         targets = torch.tensor(list(request.prompt[-count:]), device=self.model.device)
@@ -224,6 +283,7 @@ class SamplingBatch:
             if row.request.topk:
                 row.sequence.topk += _topk(every[place : place + 1], row.request.topk)
             if self._ends(row):
+                self._keep_prefix(place)
                 row.request.open -= 1
                 if not row.request.open:
                     row.request.done(row.request)
@@ -232,6 +292,17 @@ class SamplingBatch:
         self._tokens = tokens
         if len(kept) < len(self.rows):
             self._keep(kept)
+
+    def _keep_prefix(self, place: int) -> None:
+        """For the next turn. The last token has no keys and values yet."""
+        request, sequence = self.rows[place].request, self.rows[place].sequence
+        tokens = [*request.prompt, *sequence.tokens[:-1]]
+        if self.prefixes.limit and not request.scored:  # what is only scored has no next turn
+            layers = [
+                (each.keys[place, :, -len(tokens) :], each.values[place, :, -len(tokens) :])
+                for each in self._cache.layers
+            ]
+            self.prefixes.keep(self.version, tokens, layers)
 
     def _ends(self, row: _Row) -> bool:
         parameters, tokens = row.request.parameters, row.sequence.tokens
@@ -285,15 +356,15 @@ def _padded(tensor: torch.Tensor, width: int, dimension: int) -> torch.Tensor:
     return torch.cat([tensor.new_zeros(shape), tensor], dimension)
 
 
-def _prefill_parts(requests: Sequence[SamplingTask]) -> list[list[SamplingTask]]:
-    """Requests whose prompts go through the model together: similar lengths, a bounded number of tokens."""
-    parts: list[list[SamplingTask]] = []
-    for request in sorted(requests, key=lambda request: len(request.prompt), reverse=True):
-        longest = len(parts[-1][0].prompt) if parts else 0
-        if longest and len(request.prompt) * 2 > longest and longest * (len(parts[-1]) + 1) <= PREFILL_TOKENS:
-            parts[-1].append(request)
+def _prefill_parts(prompts: Sequence[_Prompt]) -> list[list[_Prompt]]:
+    """Prompts that go through the model together: similar lengths, a bounded number of tokens."""
+    parts: list[list[_Prompt]] = []
+    for prompt in sorted(prompts, key=lambda prompt: len(prompt.rest), reverse=True):
+        longest = len(parts[-1][0].rest) if parts else 0
+        if longest and len(prompt.rest) * 2 > longest and longest * (len(parts[-1]) + 1) <= PREFILL_TOKENS:
+            parts[-1].append(prompt)
         else:
-            parts.append([request])
+            parts.append([prompt])
     return parts
 
 

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from lachesis_train.engine.errors import RequestError
 from lachesis_train.engine.model import Model
+from lachesis_train.engine.prefixes import PrefixCache
 from lachesis_train.engine.sampling import SamplingBatch, SamplingTask
 from lachesis_train.engine.versions import Versions
 
@@ -30,6 +31,7 @@ class EngineWorker:
         self._jobs: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._waiting: dict[str | None, deque[SamplingTask]] = {}
         self._batches: dict[str | None, SamplingBatch] = {}
+        self._prefixes = PrefixCache()
         self._changed = threading.Condition()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -82,6 +84,7 @@ class EngineWorker:
                     break
                 job = self._jobs.popleft() if self._jobs else None
             if job is not None:
+                self._prefixes.clear()  # training needs the memory, and new weights come after it
                 _finish(*job)
                 continue
             for version in [*self._batches, *(set(self._waiting) - set(self._batches))]:
@@ -97,7 +100,7 @@ class EngineWorker:
         return [*running.values(), *(request for queue in self._waiting.values() for request in queue)]
 
     def _advance(self, version: str | None) -> None:
-        batch = self._batches.setdefault(version, SamplingBatch(self.model))
+        batch = self._batches.setdefault(version, SamplingBatch(self.model, version, self._prefixes))
         new: list[SamplingTask] = []
         try:
             self.versions.use(version)

@@ -18,7 +18,7 @@ import orjson
 from backends.errors import SettingsError
 from backends.text import counted, duration
 from lachesis_tokens.prompts.model_folders import MADE, made_folder, model_folder
-from lachesis_train.engine.limits import BATCH_TOKENS, FULL_IN_MEMORY, LOGITS_AT_ONCE, MICRO_BATCH_TOKENS
+from lachesis_train.engine.limits import BATCH_TOKENS, FULL_IN_MEMORY, KEPT_TOKENS, LOGITS_AT_ONCE, MICRO_BATCH_TOKENS
 from lachesis_train.tinker_sdk import Datum, Training
 from lachesis_train.trainer.settings import Settings
 
@@ -109,7 +109,8 @@ def memory_of_step(shape: ModelShape, settings: Settings, work: Work) -> int:
     if training.engine_full_finetuning:  # beside the base model, without the inputs of adapters
         kept = trained * tokens * (9 * hidden + 4 * inner) * width
         adapters = 4 * shape.parameters * (4 + FULL_IN_MEMORY)
-    cache = 2 * shape.layers * shape.keys * width * min(BATCH_TOKENS, settings.env.group_size * tokens)
+    sampled = min(BATCH_TOKENS, settings.env.group_size * tokens)
+    cache = 2 * shape.layers * shape.keys * width * (sampled + min(KEPT_TOKENS, sampled))
     return PROGRAM_BYTES + shape.parameters * width + adapters + max(kept + logits, cache)
 
 
