@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
-from transformers import DynamicCache
+from transformers.cache_utils import Cache
 
 from lachesis_train.engine.errors import RequestError
+from lachesis_train.engine.key_values import new_cache
 from lachesis_train.engine.limits import BATCH_TOKENS
 from lachesis_train.engine.model import Model, token_logprobs, widened
 from lachesis_train.engine.prefixes import Prefix, PrefixCache
@@ -227,9 +228,9 @@ class SamplingBatch:
         new._choose(self.model.logits(hidden[:, -1])[index])
         self._join(new)
 
-    def _known(self, prompts: Sequence[_Prompt]) -> tuple[DynamicCache, torch.Tensor]:
+    def _known(self, prompts: Sequence[_Prompt]) -> tuple[Cache, torch.Tensor]:
         """Keys and values of what is known of the prompts, padded on the left, and its mask, [prompts, longest]."""
-        cache, device = DynamicCache(), self.model.device
+        cache, device = new_cache(), self.model.device
         longest = max(prompt.shared for prompt in prompts)
         shared = torch.tensor([prompt.shared for prompt in prompts], device=device)
         mask = (torch.arange(longest, 0, -1, device=device) <= shared[:, None]).long()

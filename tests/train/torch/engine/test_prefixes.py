@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers.cache_utils import DynamicLayer
 
+from lachesis_train.engine.key_values import ROOM, RoomyLayer
 from lachesis_train.engine.model import Model
 from lachesis_train.engine.prefixes import BLOCK, Layers, PrefixCache
 from lachesis_train.engine.sampling import SamplingBatch, SamplingParameters, SamplingTask
@@ -99,3 +101,20 @@ def test_a_conversation_takes_the_place_of_its_last_turn_and_the_oldest_go() -> 
     assert prefixes.tokens == 90, "what is longer than all that is kept does not empty it"
     prefixes.clear()
     assert (prefixes.find(None, [5] * 60, 60), prefixes.tokens) == (None, 0)
+
+
+def test_room_for_tokens_changes_nothing_of_what_a_layer_holds() -> None:
+    """Also where somebody takes rows and columns out, or puts others in, between two tokens."""
+    chance, ours, theirs = random.Random(0), RoomyLayer(), DynamicLayer()
+    moved = 0
+    for step in range(6 * ROOM):
+        rows, before = (ours.keys.shape[0], ours.keys.data_ptr()) if step else (3, 0)
+        pair = torch.rand(2, rows, 2, 5 if step % ROOM == 0 else 1, 4)
+        for found, expected in zip(ours.update(*pair), theirs.update(*pair), strict=True):
+            assert torch.equal(found, expected)
+        moved += ours.keys.data_ptr() != before
+        if chance.random() < 0.02:
+            index = torch.tensor([0, chance.randrange(rows), chance.randrange(rows)])
+            for layer in (ours, theirs):
+                layer.keys, layer.values = layer.keys[index, :, 1:], layer.values[index, :, 1:]
+    assert moved < ROOM, "most tokens are put in place"
