@@ -306,6 +306,22 @@ def test_everything_json_can_say_comes_back(tmp_path):
     assert path.read_bytes().startswith('{"a": "é漢🙂'.encode())
 
 
+SPELLED = st.one_of(
+    st.from_regex(r"-?(0|[1-9][0-9]{0,40})(\.[0-9]{1,40})?([eE][+-]?[0-9]{1,3})?", fullmatch=True),
+    st.sampled_from(
+        ["NaN", "-Infinity", "true", "null", '"\\ud800"', '"\\ud83d\\ude00"', '"9999999999999999999"', '"\x7f."']
+    ),
+)
+"""Texts of numbers as no writer of ours spells them, and what two readers of JSON read in two ways."""
+
+
+@given(st.lists(SPELLED, min_size=1), st.sampled_from([",", " , ", ",\t"]))
+def test_a_line_is_read_as_json_reads_it(values, between):
+    text = f'{{"a": [{between.join(values)}]}}'
+    found = jsonl._read_line(text.encode(), json.loads)
+    assert repr(found) == repr(json.loads(text))  # NaN is not equal to itself, and 1 is to 1.0
+
+
 def test_a_broken_line_is_named_with_its_number(tmp_path):
     path = tmp_path / "out.jsonl"
     path.write_bytes(b'\xef\xbb\xbf{"n": 1}\r\n\r\n{"n": \n{"n": 4}\n')

@@ -14,8 +14,9 @@ import errno
 import fcntl
 import json
 import os
+import re
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -40,6 +41,9 @@ def _reject(constant: str) -> Any:
 
 
 _FINITE = json.JSONDecoder(parse_constant=_reject).decode
+_DIGITS = bytes(48 if 48 <= byte < 58 else byte for byte in range(256))
+_ZEROS, _LONG = re.compile(b"0*"), b"0" * 19
+"""Digits, each written as 0, that may be an integer of more than 64 bits."""
 
 
 class JsonlError(LachesisError):
@@ -223,8 +227,7 @@ def read_lines(path: StrPath, *, torn_tail: bool = False, finite: bool = False) 
                 if not line.strip():
                     continue
                 try:
-                    # Not orjson: it turns integers over 64 bits into floats and rejects lone surrogates.
-                    value = read(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+                    value = _read_line(line.removeprefix(codecs.BOM_UTF8) if number == 1 else line, read)
                 except (ValueError, RecursionError) as error:
                     if line.endswith(b"\n"):
                         raise JsonlError(path, f"not JSON: {error}", line=number) from error
@@ -235,6 +238,25 @@ def read_lines(path: StrPath, *, torn_tail: bool = False, finite: bool = False) 
                 yield value
     except OSError as error:
         raise JsonlError(path, f"cannot be read ({error.strerror or error})") from error
+
+
+def _read_line(line: bytes, read: Callable[[str], Any]) -> Any:
+    """The value of a line, by `read` where orjson reads another one or none: it turns integers of more than 64 bits
+    into floats, and rejects halves of surrogate pairs, NaN and infinities."""
+    if not _has_long_integer(line.translate(_DIGITS)):
+        with suppress(orjson.JSONDecodeError):
+            return orjson.loads(line)
+    return read(line.decode())
+
+
+def _has_long_integer(digits: bytes) -> bool:
+    at = digits.find(_LONG)
+    while at >= 0:
+        if digits[at - 1 : at] != b".":
+            return True
+        end = _ZEROS.match(digits, at)  # of a fraction
+        at = digits.find(_LONG, end.end() if end else len(digits))
+    return False
 
 
 def has_torn_tail(path: StrPath) -> bool:
