@@ -247,7 +247,9 @@ class FileSink(Sink[PlayedGroup]):
         self, record: Mapping[str, Any], known: frozenset[str], *, of_failure: bool = False
     ) -> None:
         """`of_failure`: of a group that is played again, only what did not complete."""
-        if not self.save_trajectories:
+        if not self.save_trajectories or (
+            known and known.issuperset(rollout["rollout_id"] for rollout in record["rollouts"])
+        ):
             return
         entries = [
             entry

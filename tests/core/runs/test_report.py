@@ -195,6 +195,11 @@ async def test_every_trajectory_of_every_group_is_there(tmp_path: Path, monkeypa
     assert len(items) == 40 and 0 < len(held) == len(groups(long)) < 40
     assert f"The trajectories of {len(held)} of 40 groups are in this page" in long
     assert "<b>40</b><span>items</span>" in long, "the figures are about all of them"
+    monkeypatch.setattr(report, "MAX_CHARACTERS", 64_000_000)
+    monkeypatch.setattr(report, "MAX_ROLLOUTS", 16)
+    few, _ = render_report("few", iter(many))
+    assert "The trajectories of 5 of 40 groups are in this page" in few, "of three rollouts each"
+    assert "<b>40</b><span>items</span>" in few
 
 
 def test_what_a_model_writes_cannot_break_the_report(tmp_path: Path) -> None:

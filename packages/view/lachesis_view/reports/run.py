@@ -37,6 +37,8 @@ _TEMPLATES = Path(__file__).parent / "templates"
 HISTOGRAM_BINS = 10
 MAX_CHARACTERS = 64_000_000
 """Of packed trajectories in a page; those of further groups are only in the JSONL file. The figures are about all."""
+MAX_ROLLOUTS = 2_000
+"""Of a run that are in a page, so that the report of a long run takes no longer than playing it."""
 MAX_ITEMS = 100
 """Items with rollouts that were left out, of which the rates are shown."""
 MAX_CATEGORIES = 24
@@ -104,6 +106,8 @@ class ReportedRun:
     tokens: bool = False
     """Whether a group has samples, which the page does not show."""
     _toolsets: dict[bytes, tuple[int, int] | None] = field(default_factory=dict)
+    _shown: int = 0
+    """Rollouts that are in the page."""
 
     def read(self, groups: Iterable[Mapping[str, Any]], parts: Parts) -> Summary:
         known: dict[str, ReportItem] = {}
@@ -122,11 +126,13 @@ class ReportedRun:
                 known[key] = ReportItem(key, title_of(group["item"], said), fields)
                 self.items.append(known[key])
             self.tokens = self.tokens or bool(group.get("samples"))
-            known[key].samples[number] = None if parts.full else self._packed(group, key, number, parts), heads
+            full = parts.full or self._shown + len(heads) > MAX_ROLLOUTS
+            known[key].samples[number] = None if full else self._packed(group, key, number, parts), heads
         return self.figures.summary()
 
     def _packed(self, group: Mapping[str, Any], key: str, number: int, parts: Parts) -> tuple[int, int] | None:
         """The place of the markup of a group: its item, the place of its tools, its rollouts."""
+        self._shown += len(group["rollouts"])
         tools = tool_views(group)
         name = to_json(tools)
         if name not in self._toolsets:
