@@ -154,9 +154,7 @@ class PlayedRollout:
         self.server: ChatServer = given
         self.conversation = AgentConversation(messages, loop.ephemeral_system_prompt, loop.prefill_messages)
         self.call_ids = {call.id for node in self.conversation.request.nodes() for call in node.message.tool_calls}
-        self.turns = 0
-        self.faulty_turns = 0
-        self.tool_calls = 0
+        self.turns = self.faulty_turns = self.tool_calls = 0
         self.responses: list[ChatResponse] = []  # of the turns
         self.tool_errors: list[ToolError] = []
         self.step_rewards: list[StepReward] = []
@@ -213,6 +211,7 @@ class PlayedRollout:
             outcome, reason = Outcome.AGENT_FAULT, str(ended)
         except (InferenceError, BackendError) as broken:
             outcome, reason, error = Outcome.INFRA_ERROR, str(broken), broken
+            self.tokens.completion_tokens += getattr(broken, "sampled", 0)
         except TimeoutError:
             if not deadline.expired():
                 raise

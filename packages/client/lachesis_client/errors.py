@@ -21,6 +21,9 @@ LOGIN = re.compile(r"^(?P<scheme>[a-zA-Z][\w+.-]*://)(?P<login>[^/?#\s]*)@")
 class InferenceError(LachesisError):
     """Base class. `server` is the base URL of the server."""
 
+    sampled = 0
+    """Tokens that had come before, of a completion that the server aborted and then did not go on with."""
+
     def __init__(self, server: str, reason: str, next_step: str) -> None:
         self.server = server
         self.reason = reason

@@ -220,3 +220,13 @@ class _All:
 
     def message_digests(self) -> dict[int, str]:
         return {}
+
+
+async def test_the_begun_part_of_a_completion_that_fails_is_counted() -> None:
+    """Its tokens were sampled, and are in no message: the rollout that is played again reports them as lost."""
+    faults = {"aborted": [0], "unavailable": range(1, 99)}
+    async with stack(policy=RandomWords(Lengths(20, 21)), faults=faults, retry_after=0.001) as world:
+        result = await loop_of(world).run([QUESTION])
+        begun = [each for seen in list(world.fake.requests)[:1] for each in seen.completions]
+        assert result.outcome is Outcome.INFRA_ERROR
+        assert result.tokens.completion_tokens == sum(len(each.ids) for each in begun) > 0

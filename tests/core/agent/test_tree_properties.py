@@ -69,7 +69,7 @@ def test_random_trees_lose_and_double_nothing(seed: int, width: int, faulty: boo
 
 
 async def _played(folder: Path, seed: int, width: int, faulty: bool, edited: bool) -> None:
-    faults = {"server_error": 0.06, "disconnect": 0.04, "empty": 0.05} if faulty else {}
+    faults = {"server_error": 0.06, "disconnect": 0.04, "empty": 0.05, "aborted": 0.1} if faulty else {}
     chosen = {"group_size": 8, "max_infra_retries": 9, "max_agent_turns": 5}
     if edited:
         chosen |= {"compress_context_at": 250, "compress_context_keep": 2}

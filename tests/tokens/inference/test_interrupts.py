@@ -139,6 +139,16 @@ class TestContinuation:
             with pytest.raises(BadResponse, match="another prompt"):
                 await one(tokens, Sampling(20))
 
+    async def test_what_is_not_gone_on_with_is_counted(self) -> None:
+        """Of all choices: the error says how many of their tokens had come."""
+        begun = (cut("one two three four", 3), cut("one two three four", 3), cut("five six seven", 2))
+        faults = {"unavailable": range(2, 99)}
+        async with opened(policy=plays(*begun), faults=faults, settings={"max_retries": 0}) as (tokens, fake):
+            with pytest.raises(ServerUnavailable) as failed:
+                await tokens.generate(TokenPrefix(PROMPT), Sampling(20), n=2)
+            arrived = [each for seen in list(fake.requests)[:2] for each in seen.completions]
+            assert failed.value.sampled == sum(len(each.ids) for each in arrived)
+
 
 class TestEnds:
     """What ends a completion ends it also where the server that goes on cannot see it."""

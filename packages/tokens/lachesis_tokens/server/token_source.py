@@ -12,7 +12,7 @@ from backends.errors import LachesisError
 from backends.tasks import run_all
 from lachesis_client.affinity import Affinity, Demand, Route
 from lachesis_client.chat_options import Split
-from lachesis_client.errors import BadResponse, ContextExhausted
+from lachesis_client.errors import BadResponse, ContextExhausted, InferenceError
 from lachesis_client.parse_thread import LONG_IDS, parse
 from lachesis_client.sampling import LogprobsKind, Sampling, recorded_fields, sampling_fields
 from lachesis_client.token_tracker import TokenTracker
@@ -119,27 +119,32 @@ class TokenSource(TokenTracker[TokenEngine]):
         answers = await self._request(prompt, sampling, n, split, affinity, known_experts)
         if FinishReason.ABORT not in [answer.finish_reason for answer in answers]:
             return answers
-        return await run_all(
-            self._go_on(prompt, sampling, index, answer, split, affinity, known_experts)
-            for index, answer in enumerate(answers)
-        )
+        try:
+            return await run_all(
+                self._go_on(prompt, sampling, index, answers, split, affinity, known_experts)
+                for index in range(len(answers))
+            )
+        except InferenceError as error:
+            error.sampled = sum(len(answer.ids) for answer in answers)
+            raise
 
     async def _go_on(
         self,
         prompt: TokenPrefix,
         sampling: Sampling,
         index: int,
-        begun: Generation,
+        answers: list[Generation],
         split: Split,
         affinity: Affinity | None,
         known: RoutedExperts | None,
     ) -> Generation:
-        """The whole completion that was begun as choice `index`."""
+        """The whole completion that was begun as choice `index`. Keeps its place in `answers` up to date."""
         # Most runs meet no update of weights, and load nothing of this.
         from lachesis_tokens.engines.replay_fields import cut_replay
         from lachesis_tokens.prompts.prompt_images import expanded
         from lachesis_tokens.server.interrupts import Interrupted, Patience, joined
 
+        begun = answers[index]
         prompt = expanded(prompt, begun.image_tokens)
         settings = self.servers[0].settings
         rules = Interrupted(sampling, settings.extra_body, self.prompts.end_of_turn, self.reader.decode)
@@ -159,6 +164,7 @@ class TokenSource(TokenTracker[TokenEngine]):
                     raise
                 return replace(begun, finish_reason=FinishReason.LENGTH)
             prompt, begun = expanded(prompt, rest.image_tokens), joined(begun, rest)
+            answers[index] = begun
         return begun
 
     async def _request(
