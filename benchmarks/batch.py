@@ -26,7 +26,7 @@ from rich.console import Console
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.instant_server import instant_server
-from lachesis.runs.own_process import run_alone
+from lachesis.runs import own_process
 from lachesis.settings.server_settings import ServerConfig
 from lachesis_data.batch.prompts import Prompts, over_rows
 from lachesis_data.batch.rows import Rows
@@ -97,7 +97,7 @@ def measure(folder: Path, url: str, prompts: int, number: int) -> tuple[float, f
     for run, out in ((plain, folder / f"{number}.out"), (ours, folder / f"{number}")):
         gc.collect()
         started = time.process_time()
-        run_alone(run(url, rows, out))
+        own_process.run(run(url, rows, out))
         found.append(1000 * (time.process_time() - started) / prompts)
     return found[0], found[1]
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from lachesis.loop.rollout_session import rollout_session
     from lachesis.rewards.reward import Reward, reward
     from lachesis.runs.dataset_rows import load_rows
+    from lachesis.runs.own_process import run
     from lachesis.runs.reference_policy import Policy
     from lachesis.settings.server_settings import ServerConfig
     from lachesis.settings.settings import HermesAgentEnvConfig
@@ -49,6 +50,7 @@ else:
             "lachesis.runs.dataset_rows": ["load_rows"],
             "lachesis.settings.server_settings": ["ServerConfig"],
             "lachesis.settings.settings": ["HermesAgentEnvConfig"],
+            "lachesis.runs.own_process": ["run"],
             "lachesis.runs.reference_policy": ["Policy"],
             "lachesis_tools.builtin": ["BUILTIN_TOOLS"],
             "lachesis_tools.dispatch": ["ToolResult"],
@@ -84,5 +86,6 @@ __all__ = [
     "load_rows",
     "reward",
     "rollout_session",
+    "run",
     "tool",
 ]

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 from rich.console import Console
 
 from backends.errors import ExitCode, LachesisError, SettingsError
-from lachesis.runs.own_process import run_alone
+from lachesis.runs import own_process
 from lachesis.runs.run_folder import name_problem
 from lachesis.settings.chosen import as_env_config, chosen_values
 from lachesis.settings.flags import close_names, make_parser
@@ -62,7 +62,7 @@ def main(
             raise SettingsError(
                 f"the name of {env_cls.__name__}, {env.run_name!r}, {problem}; its runs are in data/NAME"
             )
-        return run_alone(_run(command, env, run))
+        return own_process.run(_run(command, env, run))
     except Exception as error:
         return report_error(error, console)
     except (KeyboardInterrupt, asyncio.CancelledError):

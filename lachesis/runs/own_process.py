@@ -1,7 +1,7 @@
 """How a command configures its own process, so that a thousand rollouts wait for each other as little as possible.
 
 The event loop, the garbage collector and the switching of threads belong to a process and not to a run. So the commands
-call `run_alone`, and nothing changes in a process that awaits `env.process_manager()` itself.
+call `run`, and nothing changes in a process that awaits `env.process_manager()` itself.
 """
 
 from __future__ import annotations
@@ -43,8 +43,12 @@ FILES = 1 << 16
 """Open files and sockets at most, where the system allows as many: a shell's 1,024 are too few for 200 rollouts."""
 
 
-def run_alone(main: Coroutine[Any, Any, T]) -> T:
-    """`asyncio.run`, in a process that has no other work. Its changes to the process are undone at the end."""
+def run(main: Coroutine[Any, Any, T]) -> T:
+    """`asyncio.run` for a process that has no other work, as the commands do it: `run(env.process_manager())`.
+
+    The event loop serves few sockets at once, garbage is collected when memory has grown, threads give way sooner, and
+    more files may be open. All of it is undone at the end. Returns and raises what `main` does.
+    """
     interval = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_INTERVAL)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -210,7 +214,7 @@ def rare_collections() -> Iterator[RareCollections]:
 
 
 def started() -> None:
-    """A run has started everything that lives as long as it does. No effect outside `run_alone`."""
+    """A run has started everything that lives as long as it does. No effect outside `run`."""
     if (collections := _current.get()) is not None:
         collections.freeze()
 

@@ -17,7 +17,7 @@ import pytest
 
 from backends.errors import ExitCode
 from lachesis.runs import command_line as cli
-from lachesis.runs.own_process import run_alone
+from lachesis.runs.own_process import run
 from lachesis.tracebacks import explained, guess
 from lachesis_client.errors import InferenceError
 from lachesis_messages.records.jsonl import JsonlError, JsonlWriter
@@ -106,7 +106,7 @@ def test_the_limit_of_open_files_is_named_once_with_the_next_step(
             asyncio.get_running_loop().call_exception_handler({"message": "no accept", "exception": full})
 
     with caplog.at_level(logging.WARNING):
-        run_alone(accepts())
+        run(accepts())
     [record] = [record for record in caplog.records if "no accept" in record.getMessage()]
     assert "ulimit -n" in record.getMessage()
     writer = JsonlWriter(tmp_path / "lines.jsonl")

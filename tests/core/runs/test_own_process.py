@@ -17,9 +17,10 @@ from typing import Any
 
 import pytest
 
+import lachesis
 from lachesis.runs import command_line as cli
 from lachesis.runs import own_process
-from lachesis.runs.own_process import EVENTS, FewAtOnce, RareCollections, rare_collections, run_alone
+from lachesis.runs.own_process import EVENTS, FewAtOnce, RareCollections, rare_collections
 from tests.support.small_envs import SortWords, does_nothing, process, served
 
 
@@ -73,7 +74,7 @@ def test_what_a_command_changes_is_undone_after_an_error() -> None:
 
     before = state()
     with pytest.raises(RuntimeError, match="of the run"):
-        run_alone(fails())
+        lachesis.run(fails())
     assert state() == before
 
 
@@ -107,7 +108,7 @@ def test_the_loop_serves_a_few_sockets_a_turn_and_all_of_them_in_time() -> None:
                     turn += 1
                     await asyncio.sleep(0)
 
-    run_alone(main())
+    lachesis.run(main())
     assert max(per_turn.values()) <= EVENTS
     assert len(per_turn) <= 4 * pairs // EVENTS, "sockets that are always ready may not keep the others waiting"
 
@@ -166,7 +167,7 @@ def test_garbage_goes_while_setup_blocks_the_event_loop() -> None:
         pages = [weakref.ref(Cycle()) for _ in range(100_000)]
         return sum(page() is not None for page in pages)
 
-    assert run_alone(setup()) < 50_000
+    assert lachesis.run(setup()) < 50_000
 
 
 def test_a_forked_process_has_its_garbage_collector() -> None:

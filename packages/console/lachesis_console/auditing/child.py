@@ -47,13 +47,13 @@ async def play(job: dict[str, Any], writer: Writer) -> None:
 
 
 def main(path: str) -> int:
-    from lachesis.runs.own_process import run_alone
+    from lachesis.runs.own_process import run
     from lachesis.tracebacks import explained, place
 
     job = json.loads(Path(path).read_text())
     writer = Writer(Path(job["events"]))
     try:
-        run_alone(play(job, writer))
+        run(play(job, writer))
     except (KeyboardInterrupt, asyncio.CancelledError):
         return ExitCode.STOPPED
     except Exception as error:

@@ -162,7 +162,7 @@ def _run(given: argparse.Namespace, rest: Sequence[str]) -> int:
 
     from lachesis.cli.environment_classes import environment_class
     from lachesis.runs.command_line import announce, note_misspelt_hooks, read_settings
-    from lachesis.runs.own_process import run_alone
+    from lachesis.runs.own_process import run
     from lachesis.runs.results import print_result
     from lachesis_data.batch.prompts import over_rows
     from lachesis_data.batch.rows import Rows
@@ -204,7 +204,7 @@ def _run(given: argparse.Namespace, rest: Sequence[str]) -> int:
         caps=Caps(seconds=given.max_seconds, tokens=given.max_total_tokens, cost=given.max_cost, prices=given.prices),
         **{name: getattr(given, name) for name in SAME_NAMES},
     )
-    result = run_alone(run_batch(env_cls(**arguments), settings))
+    result = run(run_batch(env_cls(**arguments), settings))
     print_result(Console(emoji=False), result)
     return int(result.failed)
 

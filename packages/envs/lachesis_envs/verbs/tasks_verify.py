@@ -29,7 +29,7 @@ from backends import BackendError, SandboxSpec
 from backends.errors import ExitCode
 from backends.tasks import run_all
 from lachesis.cli.subcommands import add_backend, backend_of, check
-from lachesis.runs.own_process import run_alone
+from lachesis.runs.own_process import run
 from lachesis.runs.progress import Progress, Standing
 from lachesis_envs.task_folders import Task, find_tasks, read_task
 from lachesis_messages.records.jsonl import JsonlWriter, read_lines
@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     tasks = [read_task(folder, variables=arguments.variable) for folder in folders]
     file = arguments.output / "trials.jsonl"
     try:
-        return run_alone(_verify(tasks, arguments, file))
+        return run(_verify(tasks, arguments, file))
     except (KeyboardInterrupt, asyncio.CancelledError):
         print(f"stopped; finished trials are in {file}, start again to continue", file=sys.stderr)
         return ExitCode.STOPPED

@@ -12,7 +12,7 @@ from typing import TypeVar
 from backends.errors import ExitCode
 from backends.tasks import stop_event
 from lachesis.cli import port_number
-from lachesis.runs.own_process import run_alone
+from lachesis.runs.own_process import run
 from lachesis_tokens.wire.visitors import is_loopback
 from lachesis_train.api import ApiSettings, RolloutApiServer
 from lachesis_train.rollout_api import TOKEN_VARIABLE
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         environments=given.environments,
     )
     try:
-        return run_alone(_serve(settings))
+        return run(_serve(settings))
     except OSError as error:
         print(f"lachesis api: cannot listen on {given.host}:{given.port}: {error}", file=sys.stderr)
         return ExitCode.FAILED

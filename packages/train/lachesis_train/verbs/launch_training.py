@@ -25,7 +25,7 @@ from lachesis.runs.command_line import (
     report_error,
     validate_settings,
 )
-from lachesis.runs.own_process import run_alone
+from lachesis.runs.own_process import run
 from lachesis.settings.flags import Parser, add_flags, close_names
 from lachesis.settings.settings import HermesAgentEnvConfig
 from lachesis_client.urls import http_url
@@ -58,11 +58,9 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "launch_training.py")
         if files:
             from lachesis_train.verbs.sft_training import train_on_files
 
-            return run_alone(
-                train_on_files(settings, read_sft(path, flags), files, console, resume=resume, serve=serve)
-            )
+            return run(train_on_files(settings, read_sft(path, flags), files, console, resume=resume, serve=serve))
         check_memory(settings)
-        return run_alone(train(settings, read_sft(path, flags), console, resume=resume))
+        return run(train(settings, read_sft(path, flags), console, resume=resume))
     except Exception as error:
         return report_error(error, console)
     except (KeyboardInterrupt, asyncio.CancelledError):
