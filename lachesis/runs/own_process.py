@@ -115,20 +115,24 @@ if sys.platform == "linux":
         def __init__(self) -> None:
             super().__init__()
             self._limit = EVENTS
-            self._turn_began = math.inf
+            self._turn_began: float | None = None
+            """CPU time; None for a turn with one socket, which cannot serve fewer: to look at the clock takes a
+            system call."""
             self._few = select.epoll.fromfd(os.dup(self.fileno()))  # the same sockets, polled with a limit
 
         def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
             """As `selectors.EpollSelector`."""
             # The kernel counts milliseconds: rounded down, a short wait would be none, again and again.
             seconds = -1.0 if timeout is None else math.ceil(max(timeout, 0.0) * 1e3) * 1e-3
-            long = time.thread_time() - self._turn_began > LONG_TURN
-            self._limit = max(1, self._limit // 2) if long else min(EVENTS, self._limit + 1)
+            if self._turn_began is not None:
+                long = time.thread_time() - self._turn_began > LONG_TURN
+                self._limit = max(1, self._limit // 2) if long else min(EVENTS, self._limit + 1)
+                self._turn_began = None
             try:
                 found = self._few.poll(seconds, self._limit)
             except InterruptedError:
                 return []
-            finally:
+            if len(found) > 1 or len(found) == self._limit:
                 self._turn_began = time.thread_time()
             ready = []
             for descriptor, event in found:

@@ -40,6 +40,8 @@ AskAgain = Callable[..., G]
 """`(group, last=False)`; after the last time, nothing is in doubt."""
 
 _TICK = 1.0
+_SHOWN_EVERY = 0.25
+"""Seconds between two updates of the display."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -131,6 +133,7 @@ class Pipeline(Generic[G]):
     # Managing.
 
     async def _manage(self, progress: Progress) -> None:
+        show_at = 0.0
         while True:
             self._noticed.clear()
             self._settle_tasks()
@@ -152,7 +155,9 @@ class Pipeline(Generic[G]):
                 self._drawing.add(task)
                 task.add_done_callback(self._notice)
                 await asyncio.sleep(0)  # a group begins with milliseconds of work: not a hundred of them in one turn
-            progress.show(self.sink.standing(self))
+            if time.monotonic() >= show_at:  # all of it costs as much as a request
+                progress.show(self.sink.standing(self))
+                show_at = time.monotonic() + _SHOWN_EVERY
             with suppress(TimeoutError):
                 async with asyncio.timeout(_TICK):
                     await self._noticed.wait()
