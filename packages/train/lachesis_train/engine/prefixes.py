@@ -28,7 +28,7 @@ class Prefix:
     """Where the cache finds it: one place for each block."""
 
 
-class PrefixCache:
+class KeptPrefixes:
     """The sequences that were used last, of all versions of the weights together."""
 
     def __init__(self, limit: int = KEPT_TOKENS) -> None:

@@ -19,7 +19,7 @@ from lachesis_train.engine.errors import RequestError
 from lachesis_train.engine.key_values import new_cache
 from lachesis_train.engine.limits import BATCH_TOKENS
 from lachesis_train.engine.model import Model, token_logprobs, widened
-from lachesis_train.engine.prefixes import Prefix, PrefixCache
+from lachesis_train.engine.prefixes import KeptPrefixes, Prefix
 
 PREFILL_TOKENS: Final = 8192
 """Tokens, padding included, of one forward pass over prompts, without what is known of them."""
@@ -137,10 +137,10 @@ class _Row:
 class SamplingBatch:
     """Rows that are sampled together from one version of the weights, which the caller has put in use."""
 
-    def __init__(self, model: Model, version: str | None = None, prefixes: PrefixCache | None = None) -> None:
+    def __init__(self, model: Model, version: str | None = None, prefixes: KeptPrefixes | None = None) -> None:
         self.model = model
         self.version = version
-        self.prefixes = prefixes or PrefixCache(0)
+        self.prefixes = prefixes or KeptPrefixes(0)
         self.rows: list[_Row] = []
         self._cache: Any = None
         self._mask = torch.empty(0)

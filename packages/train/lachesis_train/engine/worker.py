@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from lachesis_train.engine.errors import RequestError
 from lachesis_train.engine.model import Model
-from lachesis_train.engine.prefixes import PrefixCache
+from lachesis_train.engine.prefixes import KeptPrefixes
 from lachesis_train.engine.sampling import SamplingBatch, SamplingTask
 from lachesis_train.engine.versions import Versions
 
@@ -31,7 +31,7 @@ class EngineWorker:
         self._jobs: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._waiting: dict[str | None, deque[SamplingTask]] = {}
         self._batches: dict[str | None, SamplingBatch] = {}
-        self._prefixes = PrefixCache()
+        self._prefixes = KeptPrefixes()
         self._changed = threading.Condition()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)

@@ -13,7 +13,7 @@ from transformers.cache_utils import DynamicLayer
 
 from lachesis_train.engine.key_values import ROOM, RoomyLayer
 from lachesis_train.engine.model import Model
-from lachesis_train.engine.prefixes import BLOCK, Layers, PrefixCache
+from lachesis_train.engine.prefixes import BLOCK, KeptPrefixes, Layers
 from lachesis_train.engine.sampling import SamplingBatch, SamplingParameters, SamplingTask
 from lachesis_train.engine.training import TrainingModel
 
@@ -22,7 +22,7 @@ def turn(prompt: Sequence[int], seed: int, **parameters: Any) -> SamplingTask:
     return SamplingTask(prompt, 1, SamplingParameters(max_tokens=9, seed=seed, **parameters), lambda _: None)
 
 
-def conversation(model: Model, prefixes: PrefixCache | None, seed: int) -> list[SamplingTask]:
+def conversation(model: Model, prefixes: KeptPrefixes | None, seed: int) -> list[SamplingTask]:
     """Six conversations of four turns, which begin and go on at different times; some fork, some are shortened."""
     chance, batch = random.Random(seed), SamplingBatch(model, "one", prefixes)
     texts = [[chance.randrange(200) for _ in range(chance.randrange(1, 70))] for _ in range(3)] * 2
@@ -56,7 +56,7 @@ def test_turns_are_sampled_as_if_nothing_were_kept(
     plain = conversation(model, None, seed)
     all_of_it = sum(computed)
     computed.clear()
-    prefixes = PrefixCache(limit)
+    prefixes = KeptPrefixes(limit)
     kept = conversation(model, prefixes, seed)
     assert prefixes.tokens <= limit
     assert limit < 1000 or sum(computed) < 0.75 * all_of_it
@@ -72,7 +72,7 @@ def layers(length: int) -> Layers:
 
 
 def test_the_longest_beginning_is_found_and_only_for_the_same_weights() -> None:
-    prefixes = PrefixCache()
+    prefixes = KeptPrefixes()
     short, long = [1] * BLOCK + [2] * 5, [1] * BLOCK + [3] * 40
     for tokens in (short, long):
         prefixes.keep("one", tokens, layers(len(tokens)))
@@ -89,7 +89,7 @@ def test_the_longest_beginning_is_found_and_only_for_the_same_weights() -> None:
 
 
 def test_a_conversation_takes_the_place_of_its_last_turn_and_the_oldest_go() -> None:
-    prefixes = PrefixCache(limit=100)
+    prefixes = KeptPrefixes(limit=100)
     for length in (20, 30, 60):
         prefixes.keep(None, [5] * length, layers(length))
         assert prefixes.tokens == length
