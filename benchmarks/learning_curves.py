@@ -67,7 +67,7 @@ class Curve:
     tokens: Sequence[int] = ()
     """Trained tokens of each step."""
     sampled: Sequence[int] = ()
-    """Sampled tokens of each step, with those of groups whose rewards are equal, which are not trained."""
+    """Sampled tokens of each step. It includes groups with equal rewards, which are not trained."""
 
     @property
     def whole(self) -> tuple[Mean, Mean]:

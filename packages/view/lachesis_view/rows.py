@@ -5,7 +5,6 @@ A line may hold anything. What is not of the usual shape raises one of `MISSHAPE
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
@@ -16,6 +15,7 @@ import orjson
 from lachesis.figures.repaired_calls import NAME as REPAIRED_CALLS
 from lachesis.figures.tool_failures import ToolFailures
 from lachesis_messages.records.groups import stored_messages
+from lachesis_messages.records.jsonl import read_line
 from lachesis_messages.records.split_rollouts import LARGEST_REWARD
 from lachesis_view.html.rollout import texts_of, title_of
 from lachesis_view.metrics import metric_name
@@ -30,11 +30,7 @@ MISSHAPEN = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeE
 
 
 def parsed(line: bytes | str) -> dict[str, Any]:
-    try:
-        content = orjson.loads(line)
-    except orjson.JSONDecodeError:  # halves of surrogate pairs
-        content = json.loads(line)
-    return dict(content)
+    return dict(read_line(line.encode() if isinstance(line, str) else line))
 
 
 def rollout_row(group: Mapping[str, Any], rollout: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import importlib.metadata
 import importlib.util
+import json
 import os
 import re
 import shutil
@@ -32,6 +33,14 @@ TRAINING = ("accelerate", "gguf", "peft", "tinker", "torch", "transformers")
 CLIENTS = {"docker": "aiodocker", "modal": "modal", "ssh": "asyncssh"}
 """Packages of backends, which are installed as extras of their names."""
 _INSTALL = re.compile(r"(?:apt-get|pip) install(?: --\S+)* [^\s,;]+")
+_CHILD = """
+import asyncio, dataclasses, json, sys
+from lachesis_console.verbs.doctor import sandboxes
+async def main():
+    for found in await asyncio.gather(*(sandboxes(name, {}, needed=False) for name in sys.argv[1:])):
+        print(json.dumps(dataclasses.asdict(found)))
+asyncio.run(main())
+"""
 KEYS = {
     "OPENAI_API_KEY": "models at openai.com",
     "OPENROUTER_API_KEY": "models at openrouter.ai",
@@ -68,7 +77,7 @@ async def examine(purpose: str | None, options: dict[str, Any]) -> list[Check]:
     train = [_packages("trainer", TRAINING, "pip install 'lachesis-rl[torch]'")]
     if purpose is not None:
         return [*checks, *(replace(check, needed=True) for check in (demo if purpose == "demo" else train))]
-    others = await asyncio.gather(*(sandboxes(name, {}, needed=False) for name in backend_names() if name != "local"))
+    others = await _in_child(*(name for name in backend_names() if name != "local"))
     return [*checks, *others, *demo, *train, *(_key(name, use) for name, use in KEYS.items())]
 
 
@@ -113,6 +122,20 @@ async def examine_server(url: str, model: str | None, key: str) -> list[Check]:
     return [*found, Check("tokens (Phase 2)", bool(reporting), detail, fix)]
 
 
+async def _in_child(*names: str) -> list[Check]:
+    """`sandboxes` of all in another process: a backend may load a large client, or one that ends its process. Then each
+    has a process of its own."""
+    child = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", _CHILD, *names), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+    )
+    output, _ = await child.communicate()
+    if not child.returncode:
+        return [Check(**json.loads(line)) for line in output.splitlines()[-len(names) :]]
+    if len(names) == 1:
+        return [Check(f"sandboxes: {names[0]}", False, f"its check ended with exit code {child.returncode}")]
+    return [check for alone in await asyncio.gather(*map(_in_child, names)) for check in alone]
+
+
 async def sandboxes(name: str, options: dict[str, Any], *, needed: bool) -> Check:
     """What isolates the sandboxes of a backend, which limits hold, and what would make it better."""
     try:
@@ -122,8 +145,6 @@ async def sandboxes(name: str, options: dict[str, Any], *, needed: bool) -> Chec
         return Check(f"sandboxes: {name}", False, f"no answer within {PATIENCE:g} s", needed=needed)
     except (LachesisError, ValueError) as error:  # a package or an option that it needs
         return Check(f"sandboxes: {name}", False, str(error), needed=needed, install=[*_missing(name, str(error))])
-    except Exception as error:  # of a plug-in
-        return Check(f"sandboxes: {name}", False, f"its check failed: {error!r}", needed=needed)
     lines = [("isolation", found.isolation), ("limits", found.limits), *(("better", line) for line in found.better)]
     more = [f"{what}: {line}" for what, line in lines if line]
     install = [] if found.ok else [*_missing(name, found.fix)]

@@ -227,7 +227,7 @@ def read_lines(path: StrPath, *, torn_tail: bool = False, finite: bool = False) 
                 if not line.strip():
                     continue
                 try:
-                    value = _read_line(line.removeprefix(codecs.BOM_UTF8) if number == 1 else line, read)
+                    value = read_line(line.removeprefix(codecs.BOM_UTF8) if number == 1 else line, read)
                 except (ValueError, RecursionError) as error:
                     if line.endswith(b"\n"):
                         raise JsonlError(path, f"not JSON: {error}", line=number) from error
@@ -240,7 +240,7 @@ def read_lines(path: StrPath, *, torn_tail: bool = False, finite: bool = False) 
         raise JsonlError(path, f"cannot be read ({error.strerror or error})") from error
 
 
-def _read_line(line: bytes, read: Callable[[str], Any]) -> Any:
+def read_line(line: bytes, read: Callable[[str], Any] = json.loads) -> Any:
     """The value of a line, by `read` where orjson reads another one or none: it turns integers of more than 64 bits
     into floats, and rejects halves of surrogate pairs, NaN and infinities."""
     if not _has_long_integer(line.translate(_DIGITS)):

@@ -38,7 +38,7 @@ HISTOGRAM_BINS = 10
 MAX_CHARACTERS = 64_000_000
 """Of packed trajectories in a page; those of further groups are only in the JSONL file. The figures are about all."""
 MAX_ROLLOUTS = 2_000
-"""Of a run that are in a page, so that the report of a long run takes no longer than playing it."""
+"""The first ones of a run are in its page. With more, it takes long to write and to open."""
 MAX_ITEMS = 100
 """Items with rollouts that were left out, of which the rates are shown."""
 MAX_CATEGORIES = 24
