@@ -5,6 +5,7 @@ A line may hold anything. What is not of the usual shape raises one of `MISSHAPE
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
@@ -15,7 +16,6 @@ import orjson
 from lachesis.figures.repaired_calls import NAME as REPAIRED_CALLS
 from lachesis.figures.tool_failures import ToolFailures
 from lachesis_messages.records.groups import stored_messages
-from lachesis_messages.records.jsonl import read_line
 from lachesis_messages.records.split_rollouts import LARGEST_REWARD
 from lachesis_view.html.rollout import texts_of, title_of
 from lachesis_view.metrics import metric_name
@@ -30,7 +30,12 @@ MISSHAPEN = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeE
 
 
 def parsed(line: bytes | str) -> dict[str, Any]:
-    return dict(read_line(line.encode() if isinstance(line, str) else line))
+    """Not as `read_line` reads it: integers over 64 bits become floats, since no table can hold them."""
+    try:
+        content = orjson.loads(line)
+    except orjson.JSONDecodeError:  # halves of surrogate pairs
+        content = json.loads(line)
+    return dict(content)
 
 
 def rollout_row(group: Mapping[str, Any], rollout: Mapping[str, Any]) -> tuple[Any, ...]:
