@@ -144,11 +144,10 @@ class FileSink(Sink[PlayedGroup]):
     def _open(self, stack: ExitStack) -> None:
         self.ledger.open()
         self.files = replace(self.files, own_names=self.ledger.own_names)
-        self._forget_superseded_failures()
         paths = {True: self.files.samples, False: self.files.failed_samples} if self.save_trajectories else {}
         self._writers = {completed: stack.enter_context(JsonlWriter(path)) for completed, path in paths.items()}
+        self._read_earlier()
         self._failures = stack.enter_context(JsonlWriter(self.files.failures))
-        self._complete_trajectories()
 
     def standing(self, counts: RunCounts) -> Standing:
         return self._standing(counts, [counted(self.figures.figures.rollouts, "rollout")] if self.size > 1 else [])
@@ -264,16 +263,19 @@ class FileSink(Sink[PlayedGroup]):
         least, reward = self.min_reward, entry["reward"]
         return bool(entry["completed"]) and (least is None or (reward is not None and reward >= least))
 
-    def _complete_trajectories(self) -> None:
-        """Write the trajectories that a killed run did not get to."""
+    def _read_earlier(self) -> None:
+        """Take in what earlier starts finished, and write the trajectories that a killed run did not get to."""
         known = frozenset(
-            entry.get("rollout_id") for writer in self._writers.values() for entry in read_lines(writer.path)
+            rollout_id
+            for writer in self._writers.values()
+            for rollout_id in read_lines(writer.path, field="rollout_id")
         )
-        for record in self.ledger.records():
+        for record in self.ledger.earlier():
             self.figures.add_record(record)
             if self.on_earlier is not None:
                 self.on_earlier(record)
             self._write_trajectories(record, known)
+        self._forget_superseded_failures()
         for record in self._unscored_groups().values():
             self._write_trajectories(record, known, of_failure=True)
 

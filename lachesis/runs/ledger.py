@@ -117,8 +117,15 @@ class Ledger:
         """The finished groups, read from disk."""
         return read_lines(self.path) if self.path.exists() else iter(())
 
+    def earlier(self) -> Iterator[dict[str, Any]]:
+        """The same, once after `open`: `done` and `items_done` are complete at its end. A file may have gigabytes, and
+        is read once."""
+        for record in self.records():
+            self._note(record["item_key"])
+            yield record
+
     def open(self) -> None:
-        """Take the lock, compare the settings, read what is done.
+        """Take the lock and compare the settings. What is done is known after `earlier`.
 
         Raises:
             RunFolderError: not writable, in use by another run, or made with other settings.
@@ -128,8 +135,6 @@ class Ledger:
             self._take_lock()
             self._claim()
             self._writer = JsonlWriter(self.path, fsync=True)
-            for record in self.records():
-                self._note(record["item_key"])
         except BaseException:
             self.close()
             raise

@@ -322,6 +322,33 @@ def test_a_line_is_read_as_json_reads_it(values, between):
     assert repr(found) == repr(json.loads(text))  # NaN is not equal to itself, and 1 is to 1.0
 
 
+NAMES = st.sampled_from(["id", "a", 'b"id": "', "id\\", "\ud800"])
+NESTED = st.recursive(
+    st.none() | st.integers() | st.text('id":, \\{}[]') | NAMES,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=some(300), deadline=None)
+@given(st.lists(st.dictionaries(NAMES, NESTED, max_size=5) | NESTED, max_size=4), st.sampled_from([16, 1 << 16]))
+def test_one_field_of_each_line_is_what_the_whole_line_says(values, chunk):
+    expected = [value.get("id") if isinstance(value, dict) else None for value in values]
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        path = Path(folder, "a.jsonl")
+        path.write_bytes(b"".join(map(jsonl.encode_line, [path] * len(values), values)))
+        patch.setattr(jsonl, "_CHUNK", chunk)  # lines with more after the field are parsed whole
+        assert list(read_lines(path, field="id")) == expected
+
+
+def test_a_field_is_read_without_what_stands_before_it(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"long": nothing that JSON has, "id": 7, "n": {"m": 1}}\n')
+    assert list(read_lines(path, field="id")) == [7]
+    with pytest.raises(JsonlError, match="line 1"):
+        list(read_lines(path, field="m"))
+
+
 def test_a_broken_line_is_named_with_its_number(tmp_path):
     path = tmp_path / "out.jsonl"
     path.write_bytes(b'\xef\xbb\xbf{"n": 1}\r\n\r\n{"n": \n{"n": 4}\n')

@@ -18,6 +18,7 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
@@ -213,21 +214,26 @@ def replacing(path: StrPath) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
 
 
-def read_lines(path: StrPath, *, torn_tail: bool = False, finite: bool = False) -> Iterator[Any]:
-    """The objects of a file, one at a time; blank lines are skipped.
+def read_lines(
+    path: StrPath, *, torn_tail: bool = False, finite: bool = False, field: str | None = None
+) -> Iterator[Any]:
+    """The objects of a file, one at a time; blank lines are skipped. With `field`, only its value of each object, None
+    where it is missing: where it stands after all long fields, the line is not parsed before it.
 
     Raises JsonlError, with the number of the line, at a line that is not JSON. With `torn_tail`, an incomplete last
     line, as a crashed or running writer leaves it, ends the file instead. With `finite`, NaN and infinities, which
     `json` reads, are errors too.
     """
-    read = _FINITE if finite else json.loads
+    parse = partial(read_line, read=_FINITE if finite else json.loads)
+    if field is not None:
+        parse = partial(_field, name=field, key=json_text(field) + b": ", parse=parse)
     try:
         with Path(path).open("rb") as file:
             for number, line in enumerate(file, 1):
                 if not line.strip():
                     continue
                 try:
-                    value = read_line(line.removeprefix(codecs.BOM_UTF8) if number == 1 else line, read)
+                    value = parse(line.removeprefix(codecs.BOM_UTF8) if number == 1 else line)
                 except (ValueError, RecursionError) as error:
                     if line.endswith(b"\n"):
                         raise JsonlError(path, f"not JSON: {error}", line=number) from error
@@ -247,6 +253,17 @@ def read_line(line: bytes, read: Callable[[str], Any] = json.loads) -> Any:
         with suppress(orjson.JSONDecodeError):
             return orjson.loads(line)
     return read(line.decode())
+
+
+def _field(line: bytes, name: str, key: bytes, parse: Callable[[bytes], Any]) -> Any:
+    # The quotes of a string's text stand behind backslashes, so this is a key; and the end of the line is an object of
+    # its own only if the key is one of the outermost object, for otherwise it closes more than it opens.
+    at = line.rfind(key)
+    if at > 0 and len(line) - at < _CHUNK:
+        with suppress(ValueError):
+            return parse(b"{" + line[at:])[name]
+    value = parse(line)
+    return value.get(name) if isinstance(value, dict) else None
 
 
 def _has_long_integer(digits: bytes) -> bool:
