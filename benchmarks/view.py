@@ -131,7 +131,7 @@ class Viewer:
         return next(int(line.split()[1]) / 1024 for line in status.splitlines() if line.startswith("VmHWM:"))
 
     def stop(self) -> None:
-        self.process.send_signal(signal.SIGINT)
+        self.process.send_signal(signal.SIGTERM)  # a shell in the background has its children ignore SIGINT
         self.process.wait()
 
 

@@ -29,7 +29,7 @@ LIMITS = {
     "lachesis_data": 6_500,
     "lachesis_doors": 4_490,  # tokens for two trainers; without the client of MCP, which tools have
     "lachesis_envs": 9_150,  # web_research, browser_tasks, the maze
-    "lachesis_messages": 4_720,  # places in trees, histories that branch, lines read by two readers, or one field of them
+    "lachesis_messages": 4_720,  # places in trees, branches, lines read by two readers or by one field
     "lachesis_pools": 4_190,  # six engines, profiles, pools of a run, images that are brought
     "lachesis_testing": 9_120,
     "lachesis_tokens": 13_260,  # credit by turn and in trees

@@ -59,13 +59,14 @@ def figure_rows(summary: Summary) -> Iterator[Row]:
     for name, (mean, worst, best) in summary.figures().items():
         cases = f"; {worst:.3f} to {best:.3f} if the invalid ones had scores" if without else ""
         yield "mean reward" if name == "avg_reward" else name, f"{mean}{cases}"
-    yield "invalid", invalid(summary)
+    if without:
+        yield "invalid", invalid(summary)
     from lachesis.figures.passes import samples_needed
 
     if (more := samples_needed(list(summary.scores.values()))) is not None:
         yield (
             "for ±1 point",
-            f"{counted(more, 'sample')} more, of further items" if more else "there are enough samples",
+            f"{counted(more, 'more sample')}, of new items" if more else "there are enough samples",
         )
     for name, scores in list(summary.categories.items())[:MAX_CATEGORIES]:
         yield f"mean of {name}", f"{mean_over_items(scores)} ({counted(len(scores), 'item')})"

@@ -103,23 +103,24 @@ class RunResult:
         earlier = summary.groups > self.played + self.failed_groups + self.left_to_agents
         now = f" ({self.played} in this run)" if earlier else ""
         if self.evaluation:
+            yield from figure_rows(summary)
             yield "items", f"{summary.items}"
             yield "samples", f"{summary.rollouts}{now}"
-            yield from figure_rows(summary)
         else:
+            yield "mean reward", str(summary.reward) if summary.scored else "no rollout has a score"
             yield "items", f"{summary.items}{now}"
             yield "rollouts", f"{summary.rollouts}" + (f", {left_out} left out" if left_out else "")
         yield from summary.exclusion.rows()
-        if not self.evaluation:
-            yield "mean reward", str(summary.reward) if summary.scored else "none was scored"
+        yield "outcomes", ", ".join(f"{name} {count}" for name, count in summary.outcomes.items()) or "none"
         yield "turns", f"{summary.turns:.2f} a rollout"
-        yield "tool calls", f"{summary.tool_calls:.2f} a rollout, {summary.tool_errors:.2f} failed"
+        failed = f", {summary.tool_errors:.2f} failed" if summary.failed_calls else ""
+        yield "tool calls", f"{summary.tool_calls:.2f} a rollout{failed}"
         for line in summary.tool_failures.lines():
             yield "failed calls", line
         if summary.repaired.parsed:
             yield "repaired calls", f"{summary.repaired}: {NAME}"
-        yield "outcomes", ", ".join(f"{name} {count}" for name, count in summary.outcomes.items()) or "none"
-        yield "time", f"{summary.seconds_own:.1f} s a rollout, and {summary.seconds_waiting:.1f} s of waiting"
+        waiting = f", and {summary.seconds_waiting:.1f} s of waiting for servers and sandboxes"
+        yield "time", f"{summary.seconds_own:.1f} s a rollout" + (waiting if summary.seconds_waiting >= 0.05 else "")
         if summary.most_versions > 1 or summary.interrupts:
             yield (
                 "weights",
@@ -140,9 +141,7 @@ class RunResult:
             yield "beside", f"{beside} outside rollouts: of judges, or of rollouts that the environment dropped"
         for name, value in summary.metrics.items():
             yield name.replace("_", " "), f"{value:.3f}"
-        if summary.uncounted_requests:
-            yield "tokens/s", "the server does not count tokens"
-        elif self.tokens:
+        if self.tokens and not summary.uncounted_requests:
             rate = self.tokens / max(self.seconds, 1e-9)
             yield "tokens/s", f"{rate:.0f} ({self.tokens} in {self.seconds:.1f} s)"
 

@@ -251,8 +251,8 @@ def test_a_think_block_that_is_not_closed_is_a_problem() -> None:
 
 @pytest.mark.parametrize("entry", [[], 3, None, {}, {"a": 1}, example_groups()[0]])
 def test_what_is_no_entry_is_said_to_be_none(entry: Any) -> None:
-    assert "the form of no format" in validate_entry(entry)[0]
-    with pytest.raises(Unsuitable, match=r"no format|a group of a run, which `lachesis export` converts"):
+    assert "matches no known format" in validate_entry(entry)[0]
+    with pytest.raises(Unsuitable, match=r"no known format|a group of a run, which `lachesis export` converts"):
         converter("openai").convert(entry, set())
     with pytest.raises(UnknownFormat, match="no format is called 'harmes'"):
         validate_entry(entry, "harmes")

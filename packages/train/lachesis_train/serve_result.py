@@ -116,7 +116,7 @@ class ServeResult(ShownResult):
         if self.of_split:
             of_split = counted(self.of_split, "token")
             yield "not sent", f"{of_split} of this start in further samples of rollouts (--env.split_rollouts all)"
-        yield "mean reward", "none was scored" if math.isnan(self.reward) else f"{self.reward:.3f}"
+        yield "mean reward", "no rollout has a score" if math.isnan(self.reward) else f"{self.reward:.3f}"
         yield from self.signals.rows()
         if self.pools:
             yield "items", ", ".join(f"{name} {self.pools[name]}" for name in POOLS if name in self.pools)

@@ -387,7 +387,7 @@ def test_after_kill_9_at_random_moments_the_table_is_that_of_an_uninterrupted_ru
     tables = [
         [
             line
-            for line in output[output.rindex("\nitems ") :].splitlines()
+            for line in output[output.rindex("\nmean reward ") :].splitlines()
             if not line.startswith(("samples ", "time ", "tokens/s ", "groups ", "trajectories ", "report ", "next "))
             and "start again" not in line
         ]

@@ -122,7 +122,7 @@ def read_chat(entry: Any) -> Chat:
         raise Unsuitable(f"{form} cannot be converted: `lachesis export` writes every format from the run's groups")
     if isinstance(entry, Mapping) and "rollouts" in entry:
         raise Unsuitable("it is a group of a run, which `lachesis export` converts")
-    raise Unsuitable(f"it has the form of no format: {keys_of(entry)}")
+    raise Unsuitable(f"it matches no known format: {keys_of(entry)}")
 
 
 def _facts(entry: Mapping[str, Any]) -> dict[str, Any]:

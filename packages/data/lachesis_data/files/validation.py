@@ -37,7 +37,7 @@ def validate_entry(entry: Any, format: str = "") -> list[str]:
     """
     name = format or format_of(entry)
     if not name:
-        return [f"it has the form of no format: {keys_of(entry)}"]
+        return [f"it matches no known format: {keys_of(entry)}"]
     if name not in VALIDATORS:
         raise UnknownFormat(f"no format is called {name!r}; one of {', '.join(VALIDATORS)}")
     if not isinstance(entry, Mapping):
