@@ -18,6 +18,8 @@ from lachesis.runs.time_left import TimeLeft
 
 PLAIN_INTERVAL = 60.0
 """Seconds between plain lines."""
+_NOT_PLAIN = frozenset({"tokens", "tool calls", "last"})
+"""Rows that would make a plain line long; the result has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,7 @@ class Standing:
     """What is played of those that are not done, in their unit."""
 
     def __str__(self) -> str:
-        return "; ".join([self.short, *(f"{name} {text}" for name, text in self.rows)])
+        return "; ".join([self.short, *(f"{name} {text}" for name, text in self.rows if name not in _NOT_PLAIN)])
 
     @property
     def short(self) -> str:
