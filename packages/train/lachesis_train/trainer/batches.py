@@ -22,7 +22,7 @@ from backends.errors import LachesisError
 from lachesis_train.rollout_api import EXTENSION, ApiDown, ApiRefused, RolloutApi, TrainerRegistration
 from lachesis_train.whole_files import write_atomically
 
-_POLL: Final = 0.25
+POLL: Final = 0.25
 """Seconds between two questions for a batch."""
 _LOOK: Final = 2.0
 """Seconds between two looks whether environments are there, while it waits for a batch."""
@@ -133,7 +133,7 @@ class BatchSource:
             elif time.monotonic() - looked >= _LOOK:
                 looked = time.monotonic()
                 await self._look_for_environments(looked)
-            await asyncio.sleep(_POLL)
+            await asyncio.sleep(POLL)
         number = after + 1
         if self.instance is not None:
             number = int(answer["batch_id"])
@@ -184,7 +184,7 @@ class BatchSource:
         Raises:
             BatchError: it refuses the request.
         """
-        pause, down = _POLL, False
+        pause, down = POLL, False
         while True:
             try:
                 raw = await self._api.ask(method, path, body)

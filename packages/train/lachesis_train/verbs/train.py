@@ -3,6 +3,7 @@
     lachesis train --env gsm8k|terminal|tool_call|tool_result|maze|path.py:Class [--env ...] [--config FILE]
                    [--warm-start N] [--training.NAME VALUE ...]
     lachesis train --sft FILE... [--config FILE] [--training.NAME VALUE ...] [--sft.NAME VALUE ...]
+    lachesis train --rehearse --env ENV [--config FILE] [--servers N ...] (see `lachesis train --rehearse --help`)
 
 It starts what otherwise takes three terminals: `lachesis api`, `launch_training.py` and `serve` of the environment, or
 of each of several, which `environments:` of the file lists with their weights. All read the same file and flags.
@@ -39,7 +40,7 @@ from lachesis_train.trainer.checkpoints import FILE as CHECKPOINT
 from lachesis_train.trainer.environments import RunEnvironment, chosen_environments
 from lachesis_train.trainer.forecast import check_memory
 from lachesis_train.trainer.settings import EnvSettings, Settings
-from lachesis_train.verbs import launch_training
+from lachesis_train.verbs import launch_training, rehearse
 
 COLOURS: Final = {"api": "cyan", "trainer": "green", "lachesis": "bold"}
 OF_SERVE: Final = ("env.spool_path", "env.data_dir_to_save_evals", "env.wandb_name", "env.min_batch_allocation")
@@ -50,8 +51,11 @@ OF_BOTH: Final = ("model_name", "base_url")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Train until the trainer has made its steps; the exit code."""
-    if "--sft" in {text.partition("=")[0] for text in argv or ()}:
+    names = {text.partition("=")[0] for text in argv or ()}
+    if "--sft" in names:
         return launch_training.main(argv, prog="lachesis train")
+    if "--rehearse" in names:
+        return _rehearse(argv)
     given, plan = planned(argv)
     console = Console(emoji=False, highlight=False)
     for examples in plan.examples:
@@ -68,6 +72,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         soft_wrap=True,
     )
     return code
+
+
+def _rehearse(argv: Sequence[str] | None) -> int:
+    """Check the settings as for a run, and play it in virtual time; the exit code."""
+    given, flags = rehearse.rehearsal_parser().parse_known_args(argv)
+    chosen, config = _by_setting(flags), ["--config", given.config] if given.config else []
+    missing = {"openai.server_type": "vllm", "openai.model_name": "rehearsed", "training.num_steps": "40"}
+    for name, value in missing.items():
+        if _in_file(given.config, name) is None:
+            chosen.setdefault(name, [value])
+    settings = _trainer_settings(config, chosen)
+    of_serve = _check_environment(given.env, config, {**chosen, "env.total_steps": ["-1"]})
+    plan = rehearse.rehearsal_plan(given, of_serve["config"], settings)
+    rehearse.show_rehearsal(plan, Console(emoji=False, highlight=False), as_json=given.json)
+    return ExitCode.DONE
 
 
 def planned(argv: Sequence[str] | None = None) -> tuple[argparse.Namespace, TrainingPlan]:
@@ -251,12 +270,12 @@ def _trainer_settings(config: Sequence[str], chosen: Mapping[str, Sequence[str]]
     return launch_training.read_settings(Path(path) if path else None, command_line.nest_flags(parsed))
 
 
-def _check_environment(target: str, config: Sequence[str], chosen: Mapping[str, Sequence[str]]) -> None:
+def _check_environment(target: str, config: Sequence[str], chosen: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     env_cls = environment_class(target)
     notes = io.StringIO()
     try:
         with contextlib.redirect_stderr(notes):  # its own process repeats them
-            command_line.read_settings(env_cls, ["serve", *config, *_flags(chosen, of_environment)])
+            return command_line.read_settings(env_cls, ["serve", *config, *_flags(chosen, of_environment)])[1]
     except SystemExit:
         sys.stderr.write(notes.getvalue())
         raise
