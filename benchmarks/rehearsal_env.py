@@ -22,7 +22,7 @@ class Waiting(HermesAgentBaseEnv):
     """Agents that call a tool, or answer at once where `enabled_toolsets` is empty."""
 
     name = "waiting"
-    tools = ToolRegistry(wait)
+    tools = ToolRegistry([wait])
 
     async def setup(self) -> None:
         self.numbers = itertools.count()

@@ -133,7 +133,7 @@ def rehearsal_parser() -> argparse.ArgumentParser:
     add("--turns", type=_span_of_whole, default=(1, 4), metavar="N[-M]", help="of a rollout (default: 1-4)")
     add("--tokens", type=_span_of_whole, default=(50, 400), metavar="N[-M]", help="of a turn (default: 50-400)")
     add("--tool-seconds", type=_span, default=(0.0, 1.0), metavar="S[-S]", help="after a turn (default: 0-1)")
-    add("--prompt-tokens", type=int, default=0, metavar="N", help="of a rollout, not sampled (default: 0)")
+    add("--prompt-tokens", type=_tokens, default=0, metavar="N", help="of a rollout, not sampled (default: 0)")
     add("--equal-groups", type=_share, default=0.0, metavar="P", help="share of groups without a signal (default: 0)")
     add("--trainer-seconds", type=_positive, default=30.0, metavar="S", help="of a step (default: 30)")
     add("--trainer-tokens-per-second", type=_positive, metavar="T", help="adds the time of a step's tokens")
@@ -170,6 +170,13 @@ def _positive(text: str) -> float:
 def _whole(text: str) -> int:
     low, high = _span_of_whole(text)
     if low != high:
+        raise argparse.ArgumentTypeError(f"{text!r} must be one whole number")
+    return int(low)
+
+
+def _tokens(text: str) -> int:
+    low, high = _span(text)
+    if low != high or low % 1:
         raise argparse.ArgumentTypeError(f"{text!r} must be one whole number")
     return int(low)
 

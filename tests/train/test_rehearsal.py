@@ -1,0 +1,158 @@
+"""Rehearsals: known cases, the real rules of pace, virtual time, the command line."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backends.errors import SettingsError
+from lachesis.settings.settings import HermesAgentEnvConfig
+from lachesis_train.rehearsal.fleet import Turn, Workload, recorded_workload
+from lachesis_train.rehearsal.play import RehearsalPlan, rehearse
+from lachesis_train.rehearsal.virtual_time import run_in_virtual_time
+from lachesis_train.rollout_api_sink import RolloutApiSink
+from lachesis_train.verbs import train
+
+ONE_TURN = Workload((1, 1), (100, 100), (0, 0))
+
+
+def plan(*, work: Workload = ONE_TURN, env: dict[str, Any] | None = None, **facts: Any) -> RehearsalPlan:
+    """One server with 8 places, on which a request takes a second; batches of 4 groups of 4."""
+    config = HermesAgentEnvConfig(**{"group_size": 4, "max_num_workers": 8, "max_batches_offpolicy": 4, **(env or {})})
+    given = {"places": 8, "tokens_per_second": 800.0, "latency": (0.0, 0.0), "step_seconds": 0.5, **facts}
+    return RehearsalPlan(config, 16, work, **given)
+
+
+def test_a_full_server_gives_exactly_its_rollouts() -> None:
+    found = rehearse(plan())
+    assert found.rollouts_per_second == pytest.approx(8.0)
+    assert found.tokens_per_second == pytest.approx(800.0)
+    assert found.servers_idle == pytest.approx(0.0)
+    assert found.limit == "env.max_num_workers"
+
+
+def test_a_trainer_that_is_never_without_a_batch_sets_the_pace() -> None:
+    found = rehearse(plan(step_seconds=20.0))
+    assert found.trainer_waits == pytest.approx(0.0)
+    assert found.rollouts_per_second == pytest.approx(16 / 20)
+    assert found.batches_per_hour == pytest.approx(180)
+    assert rehearse(plan(step_seconds=10.0, trained_per_second=160.0)).batches_per_hour == pytest.approx(180)
+
+
+def test_requests_in_flight_are_their_rate_times_their_duration() -> None:
+    found = rehearse(plan(places=64, tokens_per_second=6400.0, latency=(0.0, 1.0), steps=200))
+    busy = (1 - found.servers_idle) * 64
+    requests = found.tokens_per_second / 100
+    assert busy == pytest.approx(requests * 1.5, rel=0.03)
+
+
+def test_the_same_seed_plays_the_same_run_and_another_one_does_not() -> None:
+    drawn = Workload((1, 5), (10, 200), (0.0, 2.0))
+    first = rehearse(plan(work=drawn))
+    assert rehearse(plan(work=drawn)) == first
+    assert rehearse(plan(work=drawn, seed=1)) != first
+
+
+def test_virtual_time_waits_for_nothing_and_refuses_to_wait_for_ever() -> None:
+    async def centuries() -> float:
+        await asyncio.gather(*(asyncio.sleep(seconds) for seconds in (1e9, 3e9, 2e9)))
+        assert await asyncio.to_thread(lambda: 7) == 7
+        return asyncio.get_running_loop().time()
+
+    assert run_in_virtual_time(centuries()) == pytest.approx(3e9)
+    with pytest.raises(RuntimeError, match="no timer is left"):
+        run_in_virtual_time(asyncio.Event().wait())
+
+
+SLOW = Workload((1, 1), (10, 10), (0, 0), recorded=[[[Turn(10, 0.0)]]] * 9 + [[[Turn(10, 60.0)]]])
+
+
+def test_the_sinks_own_rule_decides_what_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    drop = {"max_staleness": 2, "when_stale": "drop"}
+    found = rehearse(plan(work=SLOW, env=drop))
+    assert found.too_old > 0.05
+    assert found.oldest <= 2
+    monkeypatch.setattr(RolloutApiSink, "_why_too_old", lambda *_: "")
+    assert rehearse(plan(work=SLOW, env=drop)).too_old == 0
+
+
+def test_wait_keeps_its_bound_and_the_trainer_pays_for_it() -> None:
+    tight, loose = (rehearse(plan(work=SLOW, env={"max_staleness": most})) for most in (2, 30))
+    assert tight.oldest <= 2 < loose.oldest
+    assert tight.too_old == loose.too_old == 0
+    assert tight.trainer_waits > loose.trainer_waits
+    assert tight.limit == "env.max_staleness"
+
+
+def test_a_limit_on_the_lag_of_weights_leaves_sequences_out() -> None:
+    aged = {"max_policy_lag": 0, "step_seconds": 4.0}
+    assert rehearse(plan(**aged)).too_old > 0
+    assert rehearse(plan(step_seconds=4.0)).too_old == 0
+
+
+def test_groups_without_a_signal_and_long_sequences_are_not_trained() -> None:
+    assert rehearse(plan(work=Workload((1, 1), (100, 100), (0, 0), equal=0.5))).without_signal == pytest.approx(
+        0.5, abs=0.1
+    )
+    some = [[[Turn(100, 0.0)]], [[Turn(300, 0.0)]]]
+    long = Workload((1, 1), (1, 1), (0, 0), recorded=some)
+    assert rehearse(plan(work=long, max_token_len=200)).too_long == pytest.approx(0.5, abs=0.15)
+
+
+def test_the_work_of_an_earlier_run_is_read(tmp_path: Path) -> None:
+    rollout = {"turns": 2, "completion_tokens": 31, "seconds_in_tools": 3.0, "seconds_own": 1.0}
+    groups = [{"scores": scores, "rollouts": [rollout, {"turns": 0}]} for scores in ([0.0, 1.0], [1.0, 1.0])]
+    path = tmp_path / "groups.jsonl"
+    path.write_text("".join(json.dumps(group) + "\n" for group in groups))
+    work = recorded_workload(path)
+    assert work.recorded == [[[Turn(16, 2.0), Turn(15, 2.0)]]] * 2
+    assert work.equal == 0.5
+    assert work.record_bytes == path.stat().st_size / 62
+
+
+@pytest.mark.parametrize("text", ["not json\n", "{}\n", "[]\n", ""])
+def test_a_file_that_is_no_groups_file_is_named(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "other.jsonl"
+    path.write_text(text)
+    with pytest.raises(SettingsError, match="--like .*other.jsonl"):
+        recorded_workload(path)
+
+
+ARGUMENTS = ("--rehearse", "--env", "tool_call", "--trainer-seconds", "5", "--env.group_size", "4")
+
+
+def test_the_command_prints_figures_and_what_to_change(capsys: pytest.CaptureFixture[str]) -> None:
+    assert train.main([*ARGUMENTS, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["rollouts_per_second"] == pytest.approx(32 / 5, rel=0.05)
+    assert found["advice"].startswith("Change first: the trainer is busy")
+    assert train.main(ARGUMENTS) == 0
+    assert "Change first: the trainer is busy" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("--servers", "0"),
+        ("--servers", "2-3"),
+        ("--latency", "3-1"),
+        ("--tokens", "0"),
+        ("--turns", "many"),
+        ("--tokens-per-second", "0"),
+        ("--equal-groups", "1"),
+        ("--prompt-tokens", "-1"),
+    ],
+)
+def test_bad_flags_are_refused_before_anything_runs(flag: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        train.main([*ARGUMENTS, f"{flag}={value}"])
+    assert flag in capsys.readouterr().err
+
+
+def test_batches_that_whole_groups_do_not_fill_are_refused() -> None:
+    with pytest.raises(SettingsError, match="not a multiple of env.group_size"):
+        train.main([*ARGUMENTS, "--env.batch_size", "6"])
