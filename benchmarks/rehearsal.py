@@ -3,9 +3,9 @@
     python -m benchmarks.rehearsal
 
 A real run is `lachesis fake-server`, `lachesis api` and `lachesis serve`, each in a process of its own and at real
-speed, and a trainer that takes its batches as `launch_training.py` does and sleeps for the time of a step. The rehearsal
-gets the figures of the servers and the trainer that the real run was started with; turns, tokens and tool seconds of
-the runs with a tool come from the groups file of a `lachesis process` before.
+speed, and a trainer that takes its batches as `launch_training.py` does and sleeps for the time of a step. The
+rehearsal gets the figures of the servers and the trainer that the real run was started with; turns, tokens and tool
+seconds of the runs with a tool come from the groups file of a `lachesis process` before.
 
 Both are counted from the batch after the first quarter of the steps to the last one. Fails if a throughput differs by
 more than a tenth.
@@ -26,9 +26,6 @@ from typing import Any
 
 import aiohttp
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
 from lachesis.settings.settings import HermesAgentEnvConfig
 from lachesis_train.processes.ports import free_ports
 from lachesis_train.rehearsal.fleet import Workload, recorded_workload
@@ -36,6 +33,7 @@ from lachesis_train.rehearsal.play import RehearsalPlan, rehearse
 from lachesis_train.rollout_api import TrainerRegistration
 from lachesis_train.trainer.batches import BatchSource
 
+ROOT = Path(__file__).resolve().parent.parent
 MOST = 0.1
 LACHESIS = (sys.executable, "-m", "lachesis")
 ENVIRONMENT = str(ROOT / "benchmarks" / "rehearsal_env.py") + ":Waiting"
@@ -67,7 +65,7 @@ CASES = (
         places=64,
         step=0.5,
         steps=20,
-        latency=(0.2, 5.0),
+        latency=(0.2, 3.0),
     ),
     Case(
         "tools, drop",

@@ -89,8 +89,7 @@ def test_wait_keeps_its_bound_and_the_trainer_pays_for_it() -> None:
 
 
 def test_a_limit_on_the_lag_of_weights_leaves_sequences_out() -> None:
-    aged = {"max_policy_lag": 0, "step_seconds": 4.0}
-    assert rehearse(plan(**aged)).too_old > 0
+    assert rehearse(plan(step_seconds=4.0, max_policy_lag=0)).too_old > 0
     assert rehearse(plan(step_seconds=4.0)).too_old == 0
 
 
@@ -118,7 +117,7 @@ def test_the_work_of_an_earlier_run_is_read(tmp_path: Path) -> None:
 def test_a_file_that_is_no_groups_file_is_named(text: str, tmp_path: Path) -> None:
     path = tmp_path / "other.jsonl"
     path.write_text(text)
-    with pytest.raises(SettingsError, match="--like .*other.jsonl"):
+    with pytest.raises(SettingsError, match=r"--like .*other\.jsonl"):
         recorded_workload(path)
 
 
@@ -154,5 +153,5 @@ def test_bad_flags_are_refused_before_anything_runs(flag: str, value: str, capsy
 
 
 def test_batches_that_whole_groups_do_not_fill_are_refused() -> None:
-    with pytest.raises(SettingsError, match="not a multiple of env.group_size"):
+    with pytest.raises(SettingsError, match=r"not a multiple of env\.group_size"):
         train.main([*ARGUMENTS, "--env.batch_size", "6"])
