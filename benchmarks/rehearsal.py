@@ -170,7 +170,9 @@ async def real(case: Case, folder: Path) -> tuple[Figures, Workload]:
                 folder / "tokenizer",
                 **more,
             )
-            done = await asyncio.create_subprocess_exec(*LACHESIS, "process", ENVIRONMENT, *recording, cwd=folder)
+            done = await asyncio.create_subprocess_exec(
+                *LACHESIS, "process", ENVIRONMENT, *recording, cwd=folder, stdout=-3
+            )
             assert await done.wait() == 0
             work = recorded_workload(groups)
         serve = [*LACHESIS, "serve", ENVIRONMENT, *of_env, "--env.rollout_server_url", api]

@@ -11,7 +11,7 @@ import pytest
 
 from backends.errors import SettingsError
 from lachesis.settings.settings import HermesAgentEnvConfig
-from lachesis_train.rehearsal.fleet import Turn, Workload, recorded_workload
+from lachesis_train.rehearsal.fleet import SimulatedTurn, Workload, recorded_workload
 from lachesis_train.rehearsal.play import RehearsalPlan, rehearse
 from lachesis_train.rehearsal.virtual_time import run_in_virtual_time
 from lachesis_train.rollout_api_sink import RolloutApiSink
@@ -68,7 +68,7 @@ def test_virtual_time_waits_for_nothing_and_refuses_to_wait_for_ever() -> None:
         run_in_virtual_time(asyncio.Event().wait())
 
 
-SLOW = Workload((1, 1), (10, 10), (0, 0), recorded=[[[Turn(10, 0.0)]]] * 9 + [[[Turn(10, 60.0)]]])
+SLOW = Workload((1, 1), (10, 10), (0, 0), recorded=[[[SimulatedTurn(10, 0.0)]]] * 9 + [[[SimulatedTurn(10, 60.0)]]])
 
 
 def test_the_sinks_own_rule_decides_what_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +97,7 @@ def test_groups_without_a_signal_and_long_sequences_are_not_trained() -> None:
     assert rehearse(plan(work=Workload((1, 1), (100, 100), (0, 0), equal=0.5))).without_signal == pytest.approx(
         0.5, abs=0.1
     )
-    some = [[[Turn(100, 0.0)]], [[Turn(300, 0.0)]]]
+    some = [[[SimulatedTurn(100, 0.0)]], [[SimulatedTurn(300, 0.0)]]]
     long = Workload((1, 1), (1, 1), (0, 0), recorded=some)
     assert rehearse(plan(work=long, max_token_len=200)).too_long == pytest.approx(0.5, abs=0.15)
 
@@ -108,7 +108,7 @@ def test_the_work_of_an_earlier_run_is_read(tmp_path: Path) -> None:
     path = tmp_path / "groups.jsonl"
     path.write_text("".join(json.dumps(group) + "\n" for group in groups))
     work = recorded_workload(path)
-    assert work.recorded == [[[Turn(16, 2.0), Turn(15, 2.0)]]] * 2
+    assert work.recorded == [[[SimulatedTurn(16, 2.0), SimulatedTurn(15, 2.0)]]] * 2
     assert work.equal == 0.5
     assert work.record_bytes == path.stat().st_size / 62
 

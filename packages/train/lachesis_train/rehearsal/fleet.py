@@ -19,7 +19,7 @@ Span = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class SimulatedTurn:
     """A completion of `tokens` tokens, and `tools` seconds of tools and of the environment after it."""
 
     tokens: int
@@ -37,19 +37,19 @@ class Workload:
     tokens: Span
     tools: Span
     equal: float = 0.0
-    recorded: Sequence[Sequence[Sequence[Turn]]] = ()
+    recorded: Sequence[Sequence[Sequence[SimulatedTurn]]] = ()
     record_bytes: float = 32.0
     """Of a sampled token on the disk: its id, mask and logprob as JSON take about 32."""
 
-    def group(self, chance: Random, size: int) -> list[list[Turn]]:
+    def group(self, chance: Random, size: int) -> list[list[SimulatedTurn]]:
         """The turns of the rollouts of one item."""
         if self.recorded:
             return chance.choices(chance.choice(self.recorded), k=size)  # type: ignore[arg-type]
         return [self._rollout(chance) for _ in range(size)]
 
-    def _rollout(self, chance: Random) -> list[Turn]:
+    def _rollout(self, chance: Random) -> list[SimulatedTurn]:
         turns, (low, high) = chance.randint(*map(int, self.turns)), map(int, self.tokens)
-        return [Turn(chance.randint(low, high), chance.uniform(*self.tools)) for _ in range(turns)]
+        return [SimulatedTurn(chance.randint(low, high), chance.uniform(*self.tools)) for _ in range(turns)]
 
 
 def recorded_workload(path: Path) -> Workload:
@@ -76,13 +76,13 @@ def recorded_workload(path: Path) -> Workload:
     return Workload((0, 0), (0, 0), (0, 0), equal / len(groups), groups, size / tokens)
 
 
-def _recorded(rollout: dict[str, Any]) -> list[Turn]:
+def _recorded(rollout: dict[str, Any]) -> list[SimulatedTurn]:
     count = int(rollout["turns"])
     if not count:
         return []
     outside = rollout.get("seconds_in_tools", 0.0) + rollout.get("seconds_own", 0.0)
     each, more = divmod(int(rollout.get("completion_tokens", 0)), count)
-    return [Turn(each + (at < more), outside / count) for at in range(count)]
+    return [SimulatedTurn(each + (at < more), outside / count) for at in range(count)]
 
 
 class Fleet:

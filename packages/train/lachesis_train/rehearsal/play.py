@@ -23,7 +23,7 @@ from lachesis.runs.pipeline import Pipeline
 from lachesis.runs.registration import TrainerInfo
 from lachesis.settings.settings import HermesAgentEnvConfig
 from lachesis_tokens.samples.decision import SAME_SCORES
-from lachesis_train.rehearsal.fleet import Fleet, Span, Turn, Workload
+from lachesis_train.rehearsal.fleet import Fleet, Span, SimulatedTurn, Workload
 from lachesis_train.rehearsal.memory_api import MemoryApi, MemoryOutbox
 from lachesis_train.rehearsal.virtual_time import run_in_virtual_time
 from lachesis_train.rollout_api import EnvDescription
@@ -67,7 +67,7 @@ class RehearsalPlan:
 
 
 @dataclass(frozen=True)
-class Mark:
+class RehearsalMark:
     """Totals at the moment at which the trainer received a batch."""
 
     seconds: float = 0.0
@@ -112,12 +112,12 @@ class Rehearsal:
         )
         self.trained = 0
         """Steps that the weights contain."""
-        self.marks = [Mark()]
+        self.marks = [RehearsalMark()]
         self.most_playing = 0
         self._items = itertools.count()
         self._limits = Counter[str]()
 
-    async def play(self) -> list[Mark]:
+    async def play(self) -> list[RehearsalMark]:
         """A mark for the start and for each batch."""
         pipeline = Pipeline(
             title="rehearsal",
@@ -146,7 +146,7 @@ class Rehearsal:
         equal = chance.random() < self.plan.work.equal
         return [{"tokens": tokens, "versions": versions, "equal": equal}]
 
-    async def _play_rollout(self, turns: Sequence[Turn]) -> tuple[int, int]:
+    async def _play_rollout(self, turns: Sequence[SimulatedTurn]) -> tuple[int, int]:
         """Sampled tokens, and the steps that the oldest weights contained that sampled one."""
         config, begun, sampled = self.plan.config, self.trained, 0
         with suppress(TimeoutError):
@@ -176,7 +176,7 @@ class Rehearsal:
             sequences = [pair for each in batch for pair in zip(each["tokens"], each["versions"], strict=True)]
             lag = plan.max_policy_lag
             kept = [tokens for tokens, version in sequences if lag is None or self.trained - version <= lag]
-            mark = Mark(
+            mark = RehearsalMark(
                 clock(),
                 self.fleet.tokens,
                 self.fleet.busy(),
@@ -236,7 +236,7 @@ def rehearse(plan: RehearsalPlan) -> RehearsalResult:
         return result_of(plan, run_in_virtual_time(rehearsal.play()), rehearsal.most_playing)
 
 
-def result_of(plan: RehearsalPlan, marks: Sequence[Mark], most_playing: int) -> RehearsalResult:
+def result_of(plan: RehearsalPlan, marks: Sequence[RehearsalMark], most_playing: int) -> RehearsalResult:
     """The figures between two marks."""
     first, last = marks[max(1, (len(marks) - 1) // 4)], marks[-1]
     seconds = last.seconds - first.seconds
