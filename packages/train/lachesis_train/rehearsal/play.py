@@ -23,7 +23,7 @@ from lachesis.runs.pipeline import Pipeline
 from lachesis.runs.registration import TrainerInfo
 from lachesis.settings.settings import HermesAgentEnvConfig
 from lachesis_tokens.samples.decision import SAME_SCORES
-from lachesis_train.rehearsal.fleet import Fleet, Span, SimulatedTurn, Workload
+from lachesis_train.rehearsal.fleet import Fleet, SimulatedTurn, Span, Workload
 from lachesis_train.rehearsal.memory_api import MemoryApi, MemoryOutbox
 from lachesis_train.rehearsal.virtual_time import run_in_virtual_time
 from lachesis_train.rollout_api import EnvDescription
