@@ -103,7 +103,7 @@ def test_groups_without_a_signal_and_long_sequences_are_not_trained() -> None:
 
 
 def test_the_work_of_an_earlier_run_is_read(tmp_path: Path) -> None:
-    rollout = {"turns": 2, "completion_tokens": 31, "seconds_in_tools": 3.0, "seconds_own": 1.0}
+    rollout = {"turns": 2, "completion_tokens": 31, "seconds_in_tools": 4.0, "seconds_own": 9.0}
     groups = [{"scores": scores, "rollouts": [rollout, {"turns": 0}]} for scores in ([0.0, 1.0], [1.0, 1.0])]
     path = tmp_path / "groups.jsonl"
     path.write_text("".join(json.dumps(group) + "\n" for group in groups))

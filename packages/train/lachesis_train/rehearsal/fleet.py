@@ -80,7 +80,7 @@ def _recorded(rollout: dict[str, Any]) -> list[SimulatedTurn]:
     count = int(rollout["turns"])
     if not count:
         return []
-    outside = rollout.get("seconds_in_tools", 0.0) + rollout.get("seconds_own", 0.0)
+    outside = rollout.get("seconds_in_tools", 0.0)  # `seconds_own` holds the time in the model as well
     each, more = divmod(int(rollout.get("completion_tokens", 0)), count)
     return [SimulatedTurn(each + (at < more), outside / count) for at in range(count)]
 
