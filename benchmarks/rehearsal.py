@@ -171,7 +171,13 @@ async def real(case: Case, folder: Path) -> tuple[Figures, Workload]:
                 **more,
             )
             done = await asyncio.create_subprocess_exec(
-                *LACHESIS, "process", ENVIRONMENT, *recording, cwd=folder, stdout=-3
+                *LACHESIS,
+                "process",
+                ENVIRONMENT,
+                *recording,
+                cwd=folder,
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.DEVNULL,
             )
             assert await done.wait() == 0
             work = recorded_workload(groups)
