@@ -34,7 +34,7 @@ LIMITS = {
     "lachesis_testing": 9_120,
     "lachesis_tokens": 13_260,  # credit by turn and in trees
     "lachesis_tools": 5_560,  # tools of the web and on request, MCP servers, images, the browser
-    "lachesis_train": 17_448,  # trainers that call us, several environments, warm starts, pools, export, rehearsals
+    "lachesis_train": 17_160,  # trainers that call us, several environments, warm starts, pools, export, rehearsals
     "lachesis_view": 4_760,  # curves by environment, trees
     "tool_call_parsers": 12_000,
 }

@@ -16,6 +16,7 @@ from lachesis_train.rehearsal.play import RehearsalPlan, rehearse
 from lachesis_train.rehearsal.virtual_time import run_in_virtual_time
 from lachesis_train.rollout_api_sink import RolloutApiSink
 from lachesis_train.verbs import train
+from lachesis_train.verbs.rehearse import cuts
 
 ONE_TURN = Workload((1, 1), (100, 100), (0, 0))
 
@@ -155,3 +156,10 @@ def test_bad_flags_are_refused_before_anything_runs(flag: str, value: str, capsy
 def test_batches_that_whole_groups_do_not_fill_are_refused() -> None:
     with pytest.raises(SettingsError, match=r"not a multiple of env\.group_size"):
         train.main([*ARGUMENTS, "--env.batch_size", "6"])
+
+
+def test_settings_that_cut_the_given_turns_and_tokens_are_named() -> None:
+    work = Workload((1, 4), (50, 400), (0, 0))
+    assert cuts(plan(work=work, env={"max_token_length": 64, "max_agent_turns": 4})) == [
+        "env.max_token_length 64 cuts --tokens 50-400 short"
+    ]

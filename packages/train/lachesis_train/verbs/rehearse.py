@@ -84,7 +84,19 @@ def show_rehearsal(plan: RehearsalPlan, console: Console, *, as_json: bool) -> N
     ):
         table.add_row(name, text)
     console.print(table)
-    console.print(advice(plan, found), markup=False, soft_wrap=True)
+    for line in (*cuts(plan), advice(plan, found)):
+        console.print(line, markup=False, soft_wrap=True)
+
+
+def cuts(plan: RehearsalPlan) -> list[str]:
+    """The settings that shorten the rollouts of the flags."""
+    limits = (
+        ("env.max_token_length", plan.config.max_token_length, "--tokens", plan.work.tokens),
+        ("env.max_agent_turns", plan.config.max_agent_turns, "--turns", plan.work.turns),
+    )
+    return [
+        f"{name} {most} cuts {flag} {low:g}-{high:g} short" for name, most, flag, (low, high) in limits if high > most
+    ]
 
 
 def advice(plan: RehearsalPlan, found: RehearsalResult) -> str:
