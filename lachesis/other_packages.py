@@ -10,7 +10,7 @@ from typing import Any, Final
 from backends.plugins import Registry
 
 TOKENS: Final[Registry[Any]] = Registry("part of runs with tokens", "lachesis.tokens", {}, package="lachesis-tokens")
-"""`check`, `embedded_server`, `named_tokenizer`, `samples`, `start`."""
+"""`check`, `embedded_server`, `fetch_model`, `named_tokenizer`, `samples`, `start`."""
 
 COMPAT: Final[Registry[Any]] = Registry("part for other frameworks", "lachesis.compat", {}, package="lachesis-compat")
 """Groups that environments collect themselves, Atropos' base class, and guests."""

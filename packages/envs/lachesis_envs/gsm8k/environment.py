@@ -3,8 +3,9 @@ r"""GSM8K with tools: grade-school problems, a Python REPL in a sandbox, an answ
     python environments/gsm8k_agent_env.py process --env.total_steps 8
     python environments/gsm8k_agent_env.py evaluate --env.dataset_name path/to/gsm8k --openai.model_name reference
 
-`dataset_name` is `gsm_symbolic` (made here, no download), `openai/gsm8k` from the hub, a JSON Lines file with
-`question` and `answer` (`... #### 18`), or a folder with such files named by split.
+`dataset_name` is `gsm_symbolic` (made here by the package reasoning-gym, no download), `word_problems` (made here, and
+easier), `openai/gsm8k` from the hub, a JSON Lines file with `question` and `answer` (`... #### 18`), or a folder with
+such files named by split.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from lachesis import HermesAgentBaseEnv, HermesAgentEnvConfig, ServerConfig, loa
 from lachesis.runs.dataset_rows import is_local
 from lachesis_envs.gsm8k.math_answer import MathVerifier, as_number, boxed, last_number
 from lachesis_envs.gsm8k.symbolic import gsm_symbolic
+from lachesis_envs.gsm8k.word_problems import WordProblems
 from lachesis_envs.gsm8k.worked_solutions import (
     WorkedSolution,
     WorkedSolutionPolicy,
@@ -31,7 +33,7 @@ from lachesis_messages.messages import Message
 if TYPE_CHECKING:
     from lachesis import AgentResult, Policy
 
-GSM_SYMBOLIC = "gsm_symbolic"
+GSM_SYMBOLIC, WORD_PROBLEMS = "gsm_symbolic", "word_problems"
 EVAL_SEED = 1_000_003
 """Added to `dataset_seed` for evaluation, so that it has no problem of training."""
 
@@ -44,14 +46,14 @@ SYSTEM_PROMPT = (
 class GSM8kEnvConfig(HermesAgentEnvConfig):
     """Settings of GSM8K."""
 
-    dataset_seed: int = Field(default=0, description="Seed of gsm_symbolic's problems.")
-    dataset_size: int = Field(default=10_000, ge=1, description="Number of gsm_symbolic's problems.")
+    dataset_seed: int = Field(default=0, description="Seed of the problems that are made here.")
+    dataset_size: int = Field(default=10_000, ge=1, description="Number of the problems that are made here.")
     accept_last_number: bool = Field(
         default=False, description="Whether the last number of an answer without a box counts as the answer."
     )
     dataset_name: str | None = Field(
         default=GSM_SYMBOLIC,
-        description="gsm_symbolic, a name on the hub (openai/gsm8k), a .jsonl file, or a folder of them.",
+        description="gsm_symbolic, word_problems, a name on the hub (openai/gsm8k), a .jsonl file or a folder of them.",
     )
 
 
@@ -88,9 +90,10 @@ class GSM8kAgentEnv(HermesAgentBaseEnv):
         """Rows with `question` and `answer`."""
         config: Any = self.config
         name = config.dataset_name or GSM_SYMBOLIC
-        if name == GSM_SYMBOLIC:
+        if name in (GSM_SYMBOLIC, WORD_PROBLEMS):
             seed = config.dataset_seed + (0 if split == config.dataset_split else EVAL_SEED)
-            problems: Sequence[Mapping[str, Any]] = gsm_symbolic(config.dataset_size, seed)
+            made = gsm_symbolic if name == GSM_SYMBOLIC else WordProblems
+            problems: Sequence[Mapping[str, Any]] = made(config.dataset_size, seed)
             return problems
         return load_rows(name, split, config=None if is_local(name) else "main", required=("question", "answer"))
 

