@@ -148,11 +148,12 @@ def _end_with_parent() -> None:
 
 
 def _written(folder: Path) -> int:
-    """Bytes of all files below the folder. Files may vanish meanwhile."""
+    """Bytes of all files below the folder. Files and folders may vanish meanwhile."""
     total = 0
-    for path in folder.rglob("*"):
-        with contextlib.suppress(OSError):
-            total += path.lstat().st_size
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += Path(place, name).lstat().st_size
     return total
 
 
