@@ -163,7 +163,8 @@ def _failure(command: Sequence[str], log: str, status: int) -> ModelDownloadErro
     named = [line for line in said if line.lower().startswith("error:") and line != "ERROR: Exception:"]
     reason = named[0].partition(":")[2].strip() if named else said[-1]
     if broken := re.search(r"connection broken by '(.*)': /", log):
-        reason = f"no connection to the package index: {broken[1].rpartition(': ')[2].rstrip(chr(39) + chr(34) + ')')}"
+        cause = re.sub(r"['\"]\)+$", "", broken[1].rpartition(": ")[2])
+        reason = f"no connection to the package index: {cause}"
     return ModelDownloadError(
         f"{tool}: {reason}",
         "run the same command again with a connection; the index is the one that "
