@@ -96,7 +96,7 @@ bench-train: train-venv
 
 COMPILE := $(BIN)/uv pip compile --quiet --python-version 3.11 --no-emit-index-url --no-header --no-annotate pyproject.toml $(foreach of,core parsers sandbox $(patsubst packages/%/,%,$(wildcard packages/*/)),--no-emit-package lachesis-$(of))
 lock: $(READY)
-	$(COMPILE) --universal $(addprefix --extra ,atropos wandb docker dev gsm-symbolic kubernetes modal prime ssh web) --upgrade \
+	$(COMPILE) --universal $(addprefix --extra ,atropos datasets wandb docker dev gsm-symbolic kubernetes modal prime ssh web) --upgrade \
 	  requirements/data.in --output-file requirements/lock.txt
 	@sed 's/ ;.*//' requirements/lock.txt >$(VENV)/locked.txt
 	$(COMPILE) --extra torch --constraint requirements/lock.txt --constraint requirements/train.in | \

@@ -81,7 +81,7 @@ def load_rows(
     except ModuleNotFoundError as error:
         raise DatasetError(
             f"the dataset {name!r} is on the hub, and the package datasets is not installed. Next step: pip install "
-            "datasets, or name a local .jsonl file"
+            "'lachesis-rl[datasets]', or name a local .jsonl file"
         ) from error
     try:
         rows = [dict(row) for row in datasets.load_dataset(name, config, split=split)]

@@ -19,6 +19,7 @@ from lachesis.figures.item_keys import item_digest
 from lachesis.runs.dataset_rows import DatasetError
 from lachesis_data.files.foreign import unpadded
 from lachesis_data.files.validation import validate_messages
+from lachesis_data.optional import need_datasets
 from lachesis_messages.errors import MessageError
 from lachesis_messages.records.json_arrays import array_items
 from lachesis_messages.records.jsonl import JsonlError, is_array
@@ -184,6 +185,7 @@ def _csv_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any] | str]]:
 
 
 def _dataset_rows(source: str, split: str) -> Iterator[Mapping[str, Any]]:
+    need_datasets(source)
     import datasets
 
     name, _, config = source.partition(":")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from lachesis_data.exports.chat_exports import plain_text, tools_text, valid_text
 from lachesis_data.files.foreign import unpadded
+from lachesis_data.optional import need_datasets
 from lachesis_messages.records.export_lines import BRANCHES_OMITTED, Chat, Unsuitable, of_rollouts
 from lachesis_messages.records.jsonl import JsonlError
 
@@ -24,7 +25,8 @@ _ROWS, _BYTES = 1000, 32 << 20
 
 
 def schema() -> pa.Schema:
-    """The columns of the file."""
+    """The columns of the file. Raises DatasetsMissing."""
+    need_datasets("Parquet files", "pyarrow")
     import pyarrow as pa
 
     text = pa.string()
@@ -71,13 +73,14 @@ def _call(call_id: str, function: Mapping[str, Any], warnings: set[str]) -> dict
 
 
 class ParquetWriter:
-    """Writes rows in row groups, so that memory does not grow with the file. Raises OSError or JsonlError."""
+    """Writes rows in row groups, so that memory does not grow with the file. Raises OSError, JsonlError or
+    DatasetsMissing."""
 
     def __init__(self, path: Path) -> None:
-        import pyarrow.parquet
-
         self.path = path
         self._schema = schema()
+        import pyarrow.parquet
+
         self._file = path.open("wb")
         self._writer = pyarrow.parquet.ParquetWriter(self._file, self._schema, compression="zstd")
         self._rows: list[dict[str, Any]] = []
@@ -123,7 +126,8 @@ def read_rows(path: Path) -> Iterator[Mapping[str, Any]]:
 
 
 def raw_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a file as they are, some hundred read at a time. Raises JsonlError."""
+    """The rows of a file as they are, some hundred read at a time. Raises JsonlError or DatasetsMissing."""
+    need_datasets(str(path), "pyarrow")
     import pyarrow as pa
     import pyarrow.parquet
 

@@ -13,6 +13,7 @@ from lachesis_data.exports.chat_exports import openai_line, trl_line
 from lachesis_data.exports.exports import checked_options
 from lachesis_data.exports.parquet import TEXTS, parquet_row
 from lachesis_data.files.foreign import with_own_ids, without_blocks
+from lachesis_data.optional import need_datasets
 from lachesis_messages.errors import MessageError
 from lachesis_messages.markup import load_arguments, write_json
 from lachesis_messages.message_rules import validate_messages
@@ -194,8 +195,10 @@ def dataset_features(format: str) -> Features:
     """The columns of a format, for `load_dataset("json", data_files=[...], features=dataset_features(NAME))`.
 
     Without them, `datasets` takes the types from the first file: a column that is null throughout, or has an object
-    with other keys, does not fit the next one. Needs datasets 4.7. Raises UnknownFormat.
+    with other keys, does not fit the next one. Needs datasets 4.7. Raises UnknownFormat or
+    DatasetsMissing.
     """
+    need_datasets("the columns of a format")
     from datasets import Features, Json, List, Value
 
     text, flag, number, whole, any_json = *map(Value, ("string", "bool", "float64", "int64")), Json()
