@@ -38,7 +38,7 @@ def settings_of(config: ServerConfig, *, base_url: str | None, tool_call_parser:
     if not url:
         raise ServerConfigError(
             f"model {config.model_name!r} has no server: set --openai.base_url http://HOST:PORT/v1, or "
-            f"--openai.model_name {EMBEDDED} for the model that is installed with Lachesis, or reference for the "
+            f"--openai.model_name {EMBEDDED} for the small model of `lachesis demo`, or reference for the "
             "environment's reference policy"
         )
     local = is_local_model(config)
