@@ -10,7 +10,7 @@ CODE := $(PACKAGES) tests benchmarks scripts
 BENCHMARKS := startup trajectories agent_loop imports parsers message_graph token_turns long_rollouts live_compression endpoint token_exactness trainer_gets routing rollout_memory loop_lag process_lag serve_lag rollout_api staleness sandboxes sandbox_cost checkpoints pools evaluation_coverage interval_coverage batch view weight
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all train-venv test-train train-demo lint format docs bench bench-train lock release clean atropos-environments force
+.PHONY: help demo test test-all train-venv test-train train-demo lint format docs site bench bench-train lock release clean atropos-environments force
 
 help:
 	@echo "make demo    play a few problems with the embedded model, in a sandbox (first run installs everything)"
@@ -25,6 +25,7 @@ help:
 	@echo "make lint    lint, format check, types, import rule, faces and sizes of packages"
 	@echo "make format  fix what the linter can fix"
 	@echo "make docs    write what docs/parsers.md and the READMEs of packages say of the code, and the sizes of packages"
+	@echo "make site    the documentation with a search, as site/index.html, to be read without a server or the network"
 	@echo "make bench   the figures of docs/benchmarks.md"
 	@echo "make bench-train  the figure of a training step (first run installs torch)"
 	@echo "make release VERSION=0.2.0  set the version of all packages, build their wheels, install and try them"
@@ -86,6 +87,11 @@ docs: $(READY)
 	$(BIN)/python scripts/parsers_page.py
 	$(BIN)/python scripts/borders.py
 
+# mkdocs does not go into $(VENV) either. Its theme prints an advertisement unless told not to.
+site: $(READY)
+	@scripts/venv_beside.sh $(VENV) $(VENV)-docs requirements/docs.txt
+	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/python -m mkdocs --quiet build --strict
+
 bench: $(READY)
 	@failed=; for name in $(BENCHMARKS); do \
 	  echo "== benchmarks/$$name.py"; $(BIN)/python -m benchmarks.$$name || failed="$$failed $$name"; \
@@ -101,6 +107,7 @@ lock: $(READY)
 	@sed 's/ ;.*//' requirements/lock.txt >$(VENV)/locked.txt
 	$(COMPILE) --extra torch --constraint requirements/lock.txt --constraint requirements/train.in | \
 	  grep -vxFf $(VENV)/locked.txt | sed 's/^torch==.*/&+cpu/' >requirements/train.txt
+	$(COMPILE) --constraint requirements/lock.txt requirements/docs.in | grep -vxFf $(VENV)/locked.txt >requirements/docs.txt
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
