@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shutil
@@ -12,6 +13,7 @@ from mkdocs.structure.files import File
 from pymdownx.slugs import slugify
 
 ROOT = Path(__file__).resolve().parents[1]
+SETTINGS = ("HermesAgentEnvConfig", "ServerConfig")
 LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)#\s]+)")
 
 
@@ -23,8 +25,29 @@ def on_config(config: Any) -> Any:
 def on_files(files: Any, config: Any) -> Any:
     for page, source in config.extra["outside"].items():
         text = (ROOT / source).read_text(encoding="utf-8")
-        files.append(File.generated(config, page, content=text))
+        files.append(File.generated(config, page, content=reference(text) if source.endswith(".py") else text))
     return files
+
+
+def reference(source: str) -> str:
+    """A page with the docstrings of the names that a module takes from others, for mkdocstrings."""
+    found = {
+        alias.name: f"{node.module}.{alias.name}"
+        for block in ast.parse(source).body
+        if isinstance(block, ast.If)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    parts = [
+        "# Names and signatures\n\nThe docstrings of what `lachesis` exports; [the public interface](api.md) is a list."
+    ]
+    for name in sorted(found, key=str.lower):
+        # Of settings, the page of settings tells more than the signature of a constructor.
+        options = "    options: {members: false, show_signature: false}" if name in SETTINGS else ""
+        more = "All of them: [settings](settings.md)." if name in SETTINGS else ""
+        parts.append(f"::: {found[name]}\n{options}\n\n{more}")
+    return "\n\n".join(parts)
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:

@@ -66,6 +66,17 @@ def test_every_place_has_a_page_and_a_name_that_its_neighbours_do_not_have() -> 
     assert [track for track in TRACKS if track not in [next(iter(each)) for each in SITE["nav"]]] == []
 
 
+def test_the_page_of_signatures_has_every_public_name() -> None:
+    import lachesis
+
+    source = (ROOT / OUTSIDE["api-reference.md"]).read_text(encoding="utf-8")
+    typed = source.partition("if TYPE_CHECKING:")[2].partition("else:")[0]
+    assert set(re.findall(r"(\w+)(?=,|$)", typed, re.MULTILINE)) == set(lachesis.__all__)
+    folders = [ROOT / path for path in SITE["plugins"][-1]["mkdocstrings"]["handlers"]["python"]["paths"]]
+    packages = set(re.findall(r"from (\w+)", typed))
+    assert [name for name in packages if not any((folder / name).is_dir() for folder in folders)] == []
+
+
 def test_every_readme_of_a_package_is_a_page() -> None:
     readmes = [path for pattern in ("*/README.md", "packages/*/README.md") for path in ROOT.glob(pattern)]
     folders = {path.relative_to(ROOT).as_posix() for path in readmes if (path.parent / "pyproject.toml").exists()}
