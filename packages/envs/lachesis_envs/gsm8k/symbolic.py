@@ -43,7 +43,7 @@ def _bare_packages() -> Iterator[None]:
     spec = importlib.util.find_spec(PACKAGE)
     if spec is None or not spec.submodule_search_locations:
         raise DatasetError(
-            "the dataset gsm_symbolic needs the package reasoning-gym: pip install 'lachesis-rl[gsm-symbolic]', "
+            "the dataset gsm_symbolic needs the package reasoning-gym: pip install --no-deps reasoning-gym, "
             "or take the easier problems that need no package: --env.dataset_name word_problems"
         )
     root = spec.submodule_search_locations[0]
