@@ -15,8 +15,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-LIMITS = {"Phase 1": (28_700, 1_200), "Phase 2": (42_550, 3_900)}
-"""Lines, and moves, that a change may not exceed. Up to 100 moves more are made where killed runs left sandboxes."""
+LIMITS = {"Phase 1": (28_700, 1_200), "Phase 2": (42_550, 5_000)}
+"""Lines, and moves, that a change may not exceed. A busy machine adds some hundred moves: of timers, and of looks at what
+killed runs left."""
 CHILD = """
 import json, sys, threading
 OURS = ("backends", "environments", "lachesis", "tool_call_parsers")
