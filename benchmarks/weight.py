@@ -16,8 +16,8 @@ import tempfile
 from pathlib import Path
 
 LIMITS = {"Phase 1": (28_700, 1_200), "Phase 2": (42_550, 5_000)}
-"""Lines, and moves, that a change may not exceed. A busy machine adds some hundred moves: of timers, and of looks at what
-killed runs left."""
+"""Lines, and moves, that a change may not exceed. A busy machine adds some hundred moves: of timers, and of looks at
+what killed runs left."""
 CHILD = """
 import json, sys, threading
 OURS = ("backends", "environments", "lachesis", "tool_call_parsers")
