@@ -161,5 +161,5 @@ def test_batches_that_whole_groups_do_not_fill_are_refused() -> None:
 def test_settings_that_cut_the_given_turns_and_tokens_are_named() -> None:
     work = Workload((1, 4), (50, 400), (0, 0))
     assert cuts(plan(work=work, env={"max_token_length": 64, "max_agent_turns": 4})) == [
-        "env.max_token_length 64 cuts --tokens 50-400 short"
+        "env.max_token_length 64 cuts tokens of a turn (50 to 400)"
     ]

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any
 
-import orjson
-
-from backends.errors import SettingsError
+from backends.errors import LachesisError, SettingsError
+from lachesis_messages.records.jsonl import read_lines
 
 Span = tuple[float, float]
 """The least and the greatest value of a uniform distribution."""
@@ -58,22 +56,30 @@ def recorded_workload(path: Path) -> Workload:
     Raises:
         SettingsError: the file cannot be read, or has no rollout with turns.
     """
-    groups, equal, tokens = [], 0, 0
+    groups, equal = [], 0
     try:
-        for line in path.read_bytes().splitlines():
-            record: dict[str, Any] = orjson.loads(line)
+        for record in read_lines(path, torn_tail=True):
             played = [found for rollout in record["rollouts"] if (found := _recorded(rollout))]
             if played:
                 groups.append(played)
                 equal += len(set(record["scores"])) < 2
-                tokens += sum(turn.tokens for turns in played for turn in turns)
         size = path.stat().st_size
-    except (OSError, json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+    except (LachesisError, OSError, KeyError, TypeError, AttributeError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise SettingsError(f"--like {path}: {reason}; name a groups.jsonl that `lachesis process` wrote") from error
-    if not tokens:
+    rollouts = [turns for played in groups for turns in played]
+    tokens = [turn.tokens for turns in rollouts for turn in turns]
+    if not sum(tokens):
         raise SettingsError(f"--like {path}: no rollout in it has sampled a token; name the file of another run")
-    return Workload((0, 0), (0, 0), (0, 0), equal / len(groups), groups, size / tokens)
+    lengths = [len(turns) for turns in rollouts]
+    return Workload(
+        turns=(min(lengths), max(lengths)),
+        tokens=(min(tokens), max(tokens)),
+        tools=(0, 0),
+        equal=equal / len(groups),
+        recorded=groups,
+        record_bytes=size / sum(tokens),
+    )
 
 
 def _recorded(rollout: dict[str, Any]) -> list[SimulatedTurn]:

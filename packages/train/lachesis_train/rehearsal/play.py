@@ -32,6 +32,9 @@ from lachesis_train.trainer.batches import POLL
 
 TOO_LONG: Final = "too long"
 """The reason of groups with a sequence that the trainer does not take."""
+IDLE_BYTES: Final = 91e6
+ROLLOUT_BYTES: Final = 104e3
+"""Memory of the environment's process: without a rollout, and for each one in flight (docs/benchmarks.md, Memory)."""
 
 
 @dataclass(frozen=True)
@@ -258,7 +261,7 @@ def result_of(plan: RehearsalPlan, marks: Sequence[RehearsalMark], most_playing:
         without_signal=left_out[SAME_SCORES] / finished,
         too_long=left_out[TOO_LONG] / finished,
         groups_in_flight=most_playing,
-        memory_bytes=91e6 + 104e3 * rollouts,
+        memory_bytes=IDLE_BYTES + ROLLOUT_BYTES * rollouts,
         disk_bytes_a_day=86_400 * tokens * plan.work.record_bytes,
         limit=(Counter(last.limits) - Counter(first.limits)).most_common(1)[0][0] if last.limits else "",
     )

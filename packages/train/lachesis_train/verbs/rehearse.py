@@ -67,7 +67,7 @@ def show_rehearsal(plan: RehearsalPlan, console: Console, *, as_json: bool) -> N
     """Play the plan and print what it gives."""
     found = rehearse(plan)
     if as_json:
-        print(json.dumps({**asdict(found), "advice": advice(plan, found)}))
+        print(json.dumps({**asdict(found), "cuts": cuts(plan), "advice": advice(plan, found)}))
         return
     table = Table(title=f"{plan.steps} steps in virtual time, the first quarter not counted", show_header=False)
     for name, text in (
@@ -89,13 +89,13 @@ def show_rehearsal(plan: RehearsalPlan, console: Console, *, as_json: bool) -> N
 
 
 def cuts(plan: RehearsalPlan) -> list[str]:
-    """The settings that shorten the rollouts of the flags."""
+    """The settings that shorten the rollouts that were asked for."""
     limits = (
-        ("env.max_token_length", plan.config.max_token_length, "--tokens", plan.work.tokens),
-        ("env.max_agent_turns", plan.config.max_agent_turns, "--turns", plan.work.turns),
+        ("env.max_token_length", plan.config.max_token_length, "tokens of a turn", plan.work.tokens),
+        ("env.max_agent_turns", plan.config.max_agent_turns, "turns of a rollout", plan.work.turns),
     )
     return [
-        f"{name} {most} cuts {flag} {low:g}-{high:g} short" for name, most, flag, (low, high) in limits if high > most
+        f"{name} {most} cuts {what} ({low:g} to {high:g})" for name, most, what, (low, high) in limits if high > most
     ]
 
 

@@ -40,7 +40,7 @@ from lachesis_train.trainer.checkpoints import FILE as CHECKPOINT
 from lachesis_train.trainer.environments import RunEnvironment, chosen_environments
 from lachesis_train.trainer.forecast import check_memory
 from lachesis_train.trainer.settings import EnvSettings, Settings
-from lachesis_train.verbs import launch_training, rehearse
+from lachesis_train.verbs import launch_training
 
 COLOURS: Final = {"api": "cyan", "trainer": "green", "lachesis": "bold"}
 OF_SERVE: Final = ("env.spool_path", "env.data_dir_to_save_evals", "env.wandb_name", "env.min_batch_allocation")
@@ -76,6 +76,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _rehearse(argv: Sequence[str] | None) -> int:
     """Check the settings as for a run, and play it in virtual time; the exit code."""
+    from lachesis_train.verbs import rehearse  # a run starts without it
+
     given, flags = rehearse.rehearsal_parser().parse_known_args(argv)
     chosen, config = _by_setting(flags), ["--config", given.config] if given.config else []
     missing = {"openai.server_type": "vllm", "openai.model_name": "rehearsed", "training.num_steps": "40"}
