@@ -32,9 +32,9 @@ LIMITS = {
     "lachesis_messages": 4_720,  # places in trees, branches, lines read by two readers or by one field
     "lachesis_pools": 4_190,  # six engines, profiles, pools of a run, images that are brought
     "lachesis_testing": 9_120,
-    "lachesis_tokens": 13_485,  # credit by turn and in trees, the download of the embedded model
+    "lachesis_tokens": 13_510,  # credit by turn and in trees, the download of the embedded model
     "lachesis_tools": 5_560,  # tools of the web and on request, MCP servers, images, the browser
-    "lachesis_train": 17_160,  # trainers that call us, several environments, warm starts, pools, export, rehearsals
+    "lachesis_train": 17_230,  # trainers that call us, several environments, warm starts, pools, export, rehearsals
     "lachesis_view": 4_760,  # curves by environment, trees
     "tool_call_parsers": 12_000,
 }

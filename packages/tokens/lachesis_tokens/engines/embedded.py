@@ -47,7 +47,8 @@ class EmbeddedServer(AsyncService):
     Start it in a thread that outlives it: the child ends with that thread.
 
     Args:
-        model: "smollm2" (SmolLM2-135M-Instruct, which `lachesis demo` downloads once), or the path of a GGUF file.
+        model: "smollm2" (SmolLM2-135M-Instruct, which `lachesis demo` downloads once), or the path of a GGUF file, of a
+            whole model or of a LoRA adapter of SmolLM2.
         threads: CPU threads in all.
         parallel: slots, the number of concurrent requests.
         context: tokens per slot.
@@ -99,16 +100,22 @@ class EmbeddedServer(AsyncService):
 
     @property
     def model_file(self) -> Path:
-        """The GGUF file. Raises `EmbeddedServerError` if it is missing."""
+        """The GGUF file with all weights: SmolLM2's under an adapter. Raises `EmbeddedServerError` if it is missing."""
+        return self._files()[0]
+
+    def _files(self) -> tuple[Path, Path | None]:
+        """The file of the whole model, and that of the adapter, if one was given."""
         if importlib.util.find_spec("xllamacpp") is None:
             raise self._error("the package xllamacpp is not installed", "pip install xllamacpp")
+        path = None
         if self.model != "smollm2":
             path = Path(self.model).expanduser().resolve()
             if not path.is_file():
                 raise NoModelFile(self.model, f"there is no file {path}", 'give the path of a GGUF file, or "smollm2"')
-            return path
+            if not _is_adapter(path):
+                return path, None
         try:
-            return smollm2_file()
+            return smollm2_file(), path
         except FileNotFoundError as error:
             raise self._error(*str(error).split("; ", 1)) from None
 
@@ -124,10 +131,11 @@ class EmbeddedServer(AsyncService):
 
     async def start(self) -> None:
         """Start the child and wait until the model is loaded. Raises `EmbeddedServerError`."""
-        model = self.model_file
+        model, adapter = self._files()
         order = {
             "name": self.model_name,
             "path": str(model),
+            "adapter": adapter and str(adapter),
             "threads": self.threads,
             "parallel": self.parallel,
             "context": self.context,
@@ -192,6 +200,13 @@ class EmbeddedServer(AsyncService):
 
     def _error(self, reason: str, next_step: str) -> EmbeddedServerError:
         return EmbeddedServerError(self.model, reason, next_step)
+
+
+def _is_adapter(path: Path) -> bool:
+    try:
+        return read_metadata(path).get("general.type") == "adapter"
+    except GGUFError:
+        return False  # llama.cpp says what is wrong
 
 
 def _open_log(path: str | Path | None) -> IO[bytes]:

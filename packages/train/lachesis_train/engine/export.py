@@ -1,6 +1,6 @@
-"""The weights of a checkpoint as a model of their own: a folder of transformers, or a GGUF file.
+"""The weights of a checkpoint as a model of their own, a folder of transformers or a GGUF file, or as a GGUF adapter.
 
-An adapter is added to the weights of its base model, W + alpha / rank * B A, in float32.
+In a model of its own an adapter is added to the weights of its base model, W + alpha / rank * B A, in float32.
 """
 
 from __future__ import annotations
@@ -32,15 +32,20 @@ def merged_model(folder: Path, checkpoints: Path, state: str) -> Any:
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
-    store = Checkpoints(checkpoints, folder.name)
-    found = store.find(state)
+    found, tensors = _read(folder, checkpoints, state)
     network: Any = AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.float32, local_files_only=True)
-    if found.spec.full:
-        set_parameters(dict(network.named_parameters()), store.tensors(found))
+    if found.full:
+        set_parameters(dict(network.named_parameters()), tensors)
     else:
         with torch.no_grad():
-            _add(network, store.tensors(found), found.spec)
+            _add(network, tensors, found)
     return network
+
+
+def _read(folder: Path, checkpoints: Path, state: str) -> tuple[LoraSpec, Mapping[str, torch.Tensor]]:
+    store = Checkpoints(checkpoints, folder.name)
+    found = store.find(state)
+    return found.spec, store.tensors(found)
 
 
 def _add(network: Any, tensors: Mapping[str, torch.Tensor], spec: LoraSpec) -> None:
@@ -84,10 +89,48 @@ def write_gguf(network: Any, tokenizer: Any, original: Path, file: Path, dtype: 
     for name, each in theirs.items():  # what no parameter is, such as frequencies of positions
         if name not in ours:
             writer.add_tensor(name, each.data, raw_dtype=each.tensor_type)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    _finish(writer)
+
+
+def write_gguf_adapter(folder: Path, checkpoints: Path, state: str, file: Path, dtype: str) -> None:
+    """Write the adapter of a checkpoint of the model in `folder` as llama.cpp's `--lora` reads it.
+
+    Raises:
+        RequestError: there is no such checkpoint below the folder `checkpoints`.
+        SettingsError: all weights were trained, or the head of a model that shares it with the embeddings, of which
+            llama.cpp knows no adapter; or the model is of an architecture that cannot be written.
+    """
+    import gguf
+    from transformers import AutoConfig
+
+    spec, tensors = _read(folder, checkpoints, state)
+    config = AutoConfig.from_pretrained(str(folder), local_files_only=True)
+    kind = config.model_type
+    if spec.full:
+        raise SettingsError("all weights were trained, so there is no adapter; leave out --adapter")
+    if kind not in ARCHITECTURES:
+        raise SettingsError(f"the model is of the architecture {kind}; those that can be written are {ARCHITECTURES}")
+    if config.tie_word_embeddings and any(key.startswith(f"{UNEMBED}.") for key in tensors):
+        raise SettingsError(
+            "an adapter of a head that the model shares with its embeddings cannot be written: llama.cpp has none. "
+            "Leave out --adapter, or train with --training.train_unembed false"
+        )
+    writer = gguf.GGUFWriter(file, kind)
+    writer.add_type(gguf.GGUFType.ADAPTER)
+    writer.add_string(gguf.Keys.Adapter.TYPE, "lora")
+    writer.add_float32(gguf.Keys.Adapter.LORA_ALPHA, spec.alpha)
+    architecture = next(each for each, name in gguf.MODEL_ARCH_NAMES.items() if name == kind)
+    names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
+    to = gguf.GGMLQuantizationType[DTYPES[dtype][0]]
+    for key, tensor in tensors.items():
+        module, _, half = key.removesuffix(".weight").rpartition(".lora_")
+        values = tensor.float().numpy()
+        if half == "B":
+            values = _rotated(config, module, values)
+        writer.add_tensor(
+            f"{names.get_name(module)}.weight.lora_{half.lower()}", gguf.quants.quantize(values, to), raw_dtype=to
+        )
+    _finish(writer)
 
 
 def _copy_metadata(reader: Any, writer: Any, tokenizer: Any, dtype: str) -> None:
@@ -108,6 +151,13 @@ def _copy_metadata(reader: Any, writer: Any, tokenizer: Any, dtype: str) -> None
             writer.add_key_value(name, value, kind, sub_type=of_elements)
 
 
+def _finish(writer: Any) -> None:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
 def _named(network: Any, kind: str) -> dict[str, np.ndarray]:
     """The parameters in float32 under the names of GGUF. A tied head is none."""
     import gguf
@@ -120,12 +170,16 @@ def _named(network: Any, kind: str) -> dict[str, np.ndarray]:
         name = names.get_name(key, try_suffixes=(".weight", ".bias"))
         if name is None:
             raise SettingsError(f"the GGUF file is of another model: {kind} has no {key}")
-        values = parameter.detach().float().numpy()
-        if kind == "llama" and ".self_attn." in key and ("q_proj" in key or "k_proj" in key):
-            heads = config.num_attention_heads if "q_proj" in key else config.num_key_value_heads
-            values = _interleaved(values, heads)
-        found[name] = np.ascontiguousarray(values)
+        found[name] = _rotated(config, key, parameter.detach().float().numpy())
     return found
+
+
+def _rotated(config: Any, key: str, values: np.ndarray) -> np.ndarray:
+    """The rows of a parameter in the order of llama.cpp."""
+    if config.model_type == "llama" and ".self_attn." in key and ("q_proj" in key or "k_proj" in key):
+        heads = config.num_attention_heads if "q_proj" in key else config.num_key_value_heads
+        values = _interleaved(values, heads)
+    return np.ascontiguousarray(values)
 
 
 def _interleaved(values: np.ndarray, heads: int) -> np.ndarray:

@@ -1,7 +1,8 @@
 """`lachesis export --run-dir DIR --to FOLDER|FILE.gguf`: write the trained model of a run as a model of its own.
 
 A folder has safetensors, tokenizer and settings, as transformers and vLLM load them. A GGUF file is played by
-`--openai.model_name FILE.gguf`.
+`--openai.model_name FILE.gguf`. With `--adapter` it has the adapter alone, for llama.cpp's `--lora`; one of SmolLM2 is
+played like a whole model.
 """
 
 from __future__ import annotations
@@ -30,28 +31,34 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise SettingsError(f"--to {given.to} exists; remove it, or choose another name")
     base = found.settings["base_model"]
     folder, is_gguf = model_folder(base), given.to.suffix == ".gguf"
-    original = _original(given.gguf, base) if is_gguf else None
+    if given.adapter and not is_gguf:
+        raise SettingsError(f"--adapter writes a GGUF file, and --to {given.to} does not end in .gguf")
+    original = _original(given.gguf, base) if is_gguf and not given.adapter else None
     try:
         import torch
         from transformers import AutoTokenizer
 
-        from lachesis_train.engine.export import merged_model, write_gguf
+        from lachesis_train.engine.export import merged_model, write_gguf, write_gguf_adapter
     except ImportError as error:
         raise SettingsError(f'exporting needs {error.name}; pip install "lachesis-rl[torch]"') from None
-    network = merged_model(folder, given.run_dir / "engine", found.state)
-    tokenizer = AutoTokenizer.from_pretrained(tokenizer_of(base))
     part = given.to.with_name(f".{given.to.name}.part{os.getpid()}")
     given.to.parent.mkdir(parents=True, exist_ok=True)
+    weights = folder, given.run_dir / "engine", found.state
     try:
-        if original is not None:
-            write_gguf(network, tokenizer, original, part, given.dtype)
+        if given.adapter:
+            write_gguf_adapter(*weights, part, given.dtype)
+        elif original is not None:
+            tokenizer = AutoTokenizer.from_pretrained(tokenizer_of(base))
+            write_gguf(merged_model(*weights), tokenizer, original, part, given.dtype)
         else:
+            network, tokenizer = merged_model(*weights), AutoTokenizer.from_pretrained(tokenizer_of(base))
             network.to(dtype=getattr(torch, given.dtype)).save_pretrained(part)
             tokenizer.save_pretrained(part)
         part.rename(given.to)
     finally:
         part.unlink(missing_ok=True) if part.is_file() else shutil.rmtree(part, ignore_errors=True)
-    print(f"{given.to}: {base} with the weights of step {found.step} of {found.run_id}, {given.dtype}")
+    what = f"adapter of {base}" if given.adapter else base
+    print(f"{given.to}: {what} with the weights of step {found.step} of {found.run_id}, {given.dtype}")
     return 0
 
 
@@ -80,5 +87,6 @@ def _parser() -> argparse.ArgumentParser:
         default="float32",
         help="of the matrices (default: float32, which changes nothing)",
     )
+    add("--adapter", action="store_true", help="write the adapter alone, to a GGUF file")
     add("--gguf", type=Path, metavar="FILE", help="a GGUF file of the base model (default: that of smollm2)")
     return parser

