@@ -13,7 +13,7 @@ BENCHMARKS := startup trajectories agent_loop imports parsers message_graph toke
 .PHONY: help demo test test-all train-venv test-train train-demo lint format docs site bench bench-train lock release clean atropos-environments force
 
 help:
-	@echo "make demo    play a few problems with the embedded model, in a sandbox (first run installs everything)"
+	@echo "make demo    two small tasks with the embedded model, in a sandbox (first run installs everything)"
 	@echo "make test    lint, types, import rule, tests; P=view runs the tests of one package only"
 	@echo "make test-all  the same with the long tests: many kills, heavy attacks, all examples; training too (installs torch)"
 	@echo "make train-venv  install torch for the CPU beside the project, into .venv-train"

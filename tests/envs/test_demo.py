@@ -1,14 +1,16 @@
-"""The end of `lachesis demo` says what to do next, and the demo's own flags."""
+"""`lachesis demo`: the trained model succeeds where the other one fails, and the end says what to do next."""
 
 from __future__ import annotations
 
 import io
 import re
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from lachesis_envs.verbs import demo
+from lachesis_messages.records.jsonl import read_lines
 from lachesis_view import verb
 
 
@@ -32,3 +34,20 @@ def test_a_terminal_gets_the_command_of_the_viewer_with_its_address(capsys: pyte
 def test_a_file_gets_one_line() -> None:
     (line,) = shown(terminal=False).strip().splitlines()
     assert line.startswith("next: lachesis view 'data/my demo', or a larger model: lachesis eval gsm8k")
+
+
+@pytest.mark.model
+def test_a_trained_adapter_finds_what_the_model_alone_does_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 64 held-out items the model solves none, and with the adapter 62."""
+    monkeypatch.setattr(demo, "ACTS", [play for play in demo.ACTS if play.task == demo.LOOK_UP])
+    assert demo.main(["--items", "6", "--group-size", "1", "--output", str(tmp_path)]) == 0
+    rewards = {
+        play.folder: [group["rollouts"][0]["reward"] for group in read_lines(tmp_path / play.folder / "groups.jsonl")]
+        for play in demo.ACTS
+    }
+    assert sum(each == 1.0 for each in rewards["stock-base"]) <= 1
+    assert sum(each == 1.0 for each in rewards["stock-trained"]) >= 4
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "on items that the training has not seen" in shown and "calls look_up:" in shown

@@ -257,4 +257,4 @@ def test_the_demo_runs_beside_packages_of_the_same_names_and_ends_on_a_success(p
     shown = run(python, "-c", program, *demo, cwd=folder, XDG_CACHE_HOME=str(folder / "cache"))
     _, _, end = " ".join(shown.split()).partition("The model solved ")
     assert "it reasons badly" in end and "reference policy (no model): reward 1.0, completed" in end
-    assert (folder / "data" / "demo" / "embedded" / "groups.jsonl").exists()
+    assert (folder / "data" / "demo" / "stock-trained" / "groups.jsonl").exists()

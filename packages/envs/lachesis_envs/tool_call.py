@@ -82,6 +82,9 @@ class DrawnItemsConfig(HermesAgentEnvConfig):
     """Settings of environments whose items are drawn by a seed."""
 
     dataset_seed: int = Field(default=0, description="Seed of the order in which items are drawn.")
+    dataset_split: Split = Field(
+        default="train", description="Items of `process` and `serve`: `train`, or `test`, which evaluations play."
+    )
     highest: int = Field(default=99, ge=10, le=10**9, description="The largest number in an item.")
 
 
@@ -99,7 +102,8 @@ class DrawnItems(HermesAgentBaseEnv):
         raise NotImplementedError
 
     async def setup(self) -> None:
-        self.training = self.items("train")
+        config: Any = self.config
+        self.drawn = self.items(config.dataset_split)
 
     def items(self, split: Split) -> Iterator[Mapping[str, Any]]:
         """The endless stream of one side: the same for the same settings, and without items of the other side."""
@@ -111,7 +115,7 @@ class DrawnItems(HermesAgentBaseEnv):
                 yield item
 
     async def get_next_item(self) -> Mapping[str, Any]:
-        return next(self.training)
+        return next(self.drawn)
 
     async def get_eval_items(self) -> list[Mapping[str, Any]]:
         different = {
