@@ -1,4 +1,4 @@
-"""Every file in configs/ of `lachesis train` is read by the command that its comment shows."""
+"""`lachesis train` reads every file in configs/ by the command that its comment shows, and that of the tutorial."""
 
 from __future__ import annotations
 
@@ -27,6 +27,15 @@ def test_the_command_in_a_config_plans_a_run(path: Path, tmp_path: Path, monkeyp
     of_file = plan.settings.environments or [RunEnvironment(env="environment", name="environment")]
     assert plan.playing == {each.name for each in of_file}
     assert len(plan.examples) == (len(of_file) if plan.settings.training.warm_start else 0)
+
+
+def test_the_command_of_the_tutorial_plans_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (ROOT / "docs" / "tutorial-train.md").read_text("utf-8").replace("\\\n", " ")
+    (command,) = re.findall(r"^lachesis train (.*)$", text, re.MULTILINE)
+    monkeypatch.chdir(ROOT)
+    _, plan = train.planned([*shlex.split(command), "--training.run_dir", str(tmp_path)])
+    training = plan.settings.training
+    assert (training.lora_rank, training.train_unembed, training.num_steps, len(plan.examples)) == (4, False, 24, 1)
 
 
 def test_the_examples_of_a_warm_start_have_no_trees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
