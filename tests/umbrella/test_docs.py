@@ -22,7 +22,7 @@ LINK = re.compile(r"\]\((?!https?://)([^)#]+)")
 
 
 OF_THE_MODEL = (
-    *("lachesis eval sort_words.py", "terminal_test_env.py process"),
+    *("lachesis eval sort_words.py", "lachesis process terminal -n 1 -r 1 -t"),
     *("--openai.engine llama.cpp", "lachesis verify data/verified/"),
 )
 """Commands that sample from the embedded model, which takes long, or read what it made: `make test` runs other ones."""
