@@ -24,7 +24,7 @@ help:
 	@echo "make train-demo-trl  SmolLM2 learns to call tools under TRL (first run installs torch)"
 	@echo "make lint    lint, format check, types, import rule, faces and sizes of packages"
 	@echo "make format  fix what the linter can fix"
-	@echo "make docs    write docs/settings.md, what docs/parsers.md and the READMEs of packages say of the code, and sizes"
+	@echo "make docs    write docs/settings.md, what docs/parser*.md and the READMEs of packages say of the code, and sizes"
 	@echo "make site    the documentation with a search, as site/index.html, to be read without a server or the network"
 	@echo "make bench   the figures of docs/benchmarks.md"
 	@echo "make bench-train  the figure of a training step (first run installs torch)"

@@ -1,7 +1,7 @@
-"""Write what docs/parsers.md says of the registry and the grammars: the parts of the page between two comments.
+"""Write what the pages on parsers say of the registry and the grammars: their parts between two comments.
 
 .venv/bin/python scripts/parsers_page.py          # writes these parts
-.venv/bin/python scripts/parsers_page.py --check  # fails when the page is not what would be written
+.venv/bin/python scripts/parsers_page.py --check  # fails when a page is not what would be written
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tool_call_parsers.json_blocks import JsonBlocks, NamedJson
 from tool_call_parsers.python_calls import PythonCalls
 from tool_call_parsers.tag_blocks import NestedTags, TagBlocks
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "parsers.md"
+DOCS = Path(__file__).resolve().parent.parent / "docs"
 
 TOOLS = [
     {
@@ -82,7 +82,7 @@ PACKAGES = ("tool_call_parsers.engine", "tool_call_parsers.json_blocks", "tool_c
 
 
 PART = re.compile(r"(?<=<!-- generated: )(\w+) -->\n.*?(?=<!-- end -->)", re.DOTALL)
-"""A part of the page that this script writes."""
+"""A part of a page that this script writes."""
 
 
 def module_of(kind: type) -> str:
@@ -145,7 +145,7 @@ def imports(kind: type, rows: Sequence[Field]) -> str:
 
 
 class Field(NamedTuple):
-    """A field of a dataclass, as the page shows it."""
+    """A field of a dataclass, as a page shows it."""
 
     name: str
     type: str
@@ -220,7 +220,7 @@ def round_trip(parser: ToolCallParser) -> str:
 
 
 def formats() -> str:
-    """The formats of the registry, their examples, rows to start from, and the fields of the grammars."""
+    """The formats of the registry, and their examples."""
     parts = ["| name | models | aliases | reasoning | streams | round trip |\n" + "| --- " * 6 + "|\n"]
     examples = []
     notes: list[str] = []
@@ -240,7 +240,12 @@ def formats() -> str:
     parts.append(f"\nReasoning formats: {', '.join(f'`{name}`' for name in list_reasoning())}.\n")
     parts.append("\n## Examples\n\nContent and two calls, one without arguments, as each format writes them.\n\n")
     parts.append("\n".join(examples))
-    parts.append(f"\n## Rows to start from\n\nThe grammars of nine formats.\n\n{start_rows()}")
+    return "".join(parts)
+
+
+def rows_and_fields() -> str:
+    """Rows to start from, and the fields of the grammars."""
+    parts = [f"## Rows to start from\n\nThe grammars of nine formats.\n\n{start_rows()}"]
     parts.append("\n## Fields of the grammars\n")
     for kind in (Format, *dict.fromkeys(kind for _, kind, _ in GRAMMARS)):
         inherited = set(fields(kind.__base__)) if kind is NestedTags else set()
@@ -252,24 +257,32 @@ def formats() -> str:
     return "".join(parts)
 
 
-def page(text: str) -> str:
-    """The page, with its generated parts written anew."""
-    generated = {
-        "statuses": statuses(),
-        "grammars": grammars(),
-        "case": table(fields(Case)),
-        "limits": table(fields(FormatLimits)),
-        "formats": formats(),
+def pages() -> dict[str, dict[str, str]]:
+    """The generated parts of each page, in order."""
+    return {
+        "parsers.md": {"statuses": statuses()},
+        "parser-formats.md": {"formats": formats()},
+        "parser-plugins.md": {
+            "grammars": grammars(),
+            "case": table(fields(Case)),
+            "limits": table(fields(FormatLimits)),
+            "rows": rows_and_fields(),
+        },
     }
-    assert PART.findall(text) == list(generated), "a comment around a generated part is missing"
-    return PART.sub(lambda part: f"{part[1]} -->\n{generated[part[1]]}", text)
+
+
+def with_parts(text: str, parts: dict[str, str]) -> str:
+    """A page, with its generated parts written anew."""
+    assert PART.findall(text) == list(parts), "a comment around a generated part is missing"
+    return PART.sub(lambda part: f"{part[1]} -->\n{parts[part[1]]}", text)
 
 
 if __name__ == "__main__":
-    before = PAGE.read_text(encoding="utf-8")
-    text = page(before)
-    if "--check" not in sys.argv[1:]:
-        PAGE.write_text(text, encoding="utf-8")
-        print(f"{PAGE} written: {len(list_parsers())} formats")
-    elif text != before:
-        sys.exit(f"{PAGE.name} is out of date: run scripts/parsers_page.py")
+    for name, parts in pages().items():
+        before = (DOCS / name).read_text(encoding="utf-8")
+        text = with_parts(before, parts)
+        if "--check" not in sys.argv[1:]:
+            (DOCS / name).write_text(text, encoding="utf-8")
+            print(f"docs/{name} written")
+        elif text != before:
+            sys.exit(f"{name} is out of date: run scripts/parsers_page.py")

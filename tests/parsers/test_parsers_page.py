@@ -1,4 +1,4 @@
-"""A newcomer's format: the examples, rows and imports of docs/parsers.md work as the page shows them."""
+"""A newcomer's format: the examples, rows and imports of docs/parser-plugins.md work as the page shows them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from lachesis_testing.parser_checks import shape_problems
 from tool_call_parsers import get_parser
 
-PAGE = Path(__file__).parents[2] / "docs" / "parsers.md"
+PAGE = Path(__file__).parents[2] / "docs" / "parser-plugins.md"
 TEXT = PAGE.read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```python\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
 EXAMPLE = next(code for code in BLOCKS if "ParserSuite" in code)
