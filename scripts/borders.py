@@ -22,7 +22,7 @@ from lachesis.ours import PACKAGES  # noqa: E402
 
 LIMITS = {
     "backends": 18_810,  # checkpoints, forks, warm sandboxes
-    "lachesis": 18_100,  # the settings web, vision, mcp and of pools, sub-agents; credit, draws; items held out; trees
+    "lachesis": 18_310,  # helps; settings of web, vision, mcp, pools, sub-agents; credit, draws; items held out; trees
     "lachesis_client": 2_920,  # streams
     "lachesis_compat": 5_170,  # tools.web_tools and others, the agent under its old name, tool backends
     "lachesis_console": 7_010,  # the plays and findings of the audit, chats, the agent

@@ -10,50 +10,50 @@ import argparse
 import importlib.metadata
 import importlib.util
 import sys
-import textwrap
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 
 from backends.errors import ExitCode, LachesisError
 from backends.plugins import Registry
+from lachesis.cli.verb_parser import examples_of
 
 GROUPS = {
     "begin": {
-        "doctor": "show what works on this machine, and how to install what is missing",
-        "demo": "play a few problems with the embedded model and the reference policy",
-        "envs": "list the installed environments",
+        "doctor": "what works on this machine, and how to install the rest",
+        "demo": "play a few problems with a small model, on the CPU",
+        "envs": "the installed environments",
         "new": "write a new environment and its test",
-        "check": "find mistakes in an environment without a model",
+        "check": "find mistakes in an environment, without a model",
         "audit": "the same in depth: cheats, leaks, limits, wrong answers",
-        "chat": "talk to a model in an environment, be the agent, go on from a recorded rollout",
+        "chat": "talk to a model in an environment, or be the agent",
     },
     "play": {
-        "eval": "measure a model in an environment; compare finished evaluations",
+        "eval": "measure a model in an environment, or compare two runs",
         "process": "play an environment, and write training data",
         "serve": "play an environment for a trainer",
-        "batch": "turn a file of prompts into ShareGPT files, or merge the shards of such a run",
-        "play": "the same for an environment of Atropos, unmodified; without a verb it means process",
+        "batch": "play a file of prompts into ShareGPT files",
+        "play": "play an environment of Atropos, unmodified",
     },
     "look": {
-        "view": "show a folder of runs in a browser, while it grows",
-        "report": "write the HTML report of a groups file again",
-        "export": "write the groups of a finished run in another format, or the model of a training run",
-        "trajectories": "summarise, check, convert and deduplicate files of trajectories",
-        "compress": "fit long trajectories into a token budget by summarising their middle turns",
-        "verify": "check that sample files contain exactly the sampled tokens, each once",
+        "view": "show the runs of a folder in a browser",
+        "report": "write the HTML report of a run again",
+        "export": "write a run in another format, or a trained model",
+        "trajectories": "count, check, convert and deduplicate trajectories",
+        "compress": "fit long trajectories into a budget of tokens",
+        "verify": "check that a file has exactly the sampled tokens",
     },
     "train": {
-        "train": "train a model: rollout API, trainer and environment as one command",
-        "api": "the rollout API: takes groups from environments, gives batches to a trainer, and loses none",
-        "engine": "train and sample a model on this machine, with the Tinker SDK as the client",
-        "policy": "serve the weights of a training run, for evaluations",
+        "train": "train a model, as one command",
+        "api": "the rollout API between environments and a trainer",
+        "engine": "train and sample a model on this machine",
+        "policy": "serve the weights of a training run",
     },
     "more": {
-        "fake-server": "serve completions without a model, for tests and load measurements",
-        "images": "build images from Dockerfiles without an engine; list and remove their layers",
-        "pool": "run sandboxes on many machines: workers that Slurm, Ray or ssh place",
-        "sandboxes": "list sandboxes, remove what killed runs left behind, and attack their isolation",
-        "tasks": "show and convert tasks in Harbor's folder format",
+        "fake-server": "a model server without a model, for tests",
+        "images": "build images of Dockerfiles without an engine",
+        "pool": "sandboxes on many machines",
+        "sandboxes": "list, remove and attack sandboxes",
+        "tasks": "build, convert and verify task folders",
     },
 }
 VERBS = {verb: text for verbs in GROUPS.values() for verb, text in verbs.items()}
@@ -79,13 +79,8 @@ REGISTRY: Registry[Callable[[Sequence[str]], int]] = Registry(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="lachesis",
-        usage="lachesis [-h] [--version] VERB ...",
-        description="Environments for tool-calling language models.",
-        epilog=f"{_listed()}\n\n`lachesis VERB --help` has the flags of each.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = argparse.ArgumentParser(prog="lachesis", usage="lachesis [-h] [--version] VERB ...")
+    parser.format_help = _help  # type: ignore[method-assign]
     version = f"lachesis {importlib.metadata.version('lachesis-core')}"  # the umbrella may not be installed
     parser.add_argument("--version", action="version", version=version)
     parser.add_argument("verb", nargs="?", help=argparse.SUPPRESS)
@@ -123,18 +118,18 @@ def _is_installed(package: str) -> bool:
     return importlib.util.find_spec(package.replace("-", "_")) is not None
 
 
-def _listed() -> str:
+def _help() -> str:
+    """In one screen: examples, then a line for each verb."""
     width = max(map(len, VERBS)) + 2
-    lines = []
+    lines = ["usage: lachesis [-h] [--version] VERB [options]", "", examples_of("lachesis").rstrip(), ""]
     others = {verb: "" for verb in REGISTRY.names() if verb not in VERBS and " " not in verb}
     for title, verbs in {**GROUPS, **({"of other packages": others} if others else {})}.items():
-        lines.append(f"\n{title}:")
+        lines.append(f"{title}:")
         for verb, text in verbs.items():
             if (package := PACKAGES.get(verb)) and not _is_installed(package):
                 text += f" (pip install {package})"
-            first, *more = textwrap.wrap(text, 78 - width) or [""]
-            lines += [f"  {verb:<{width}}{first}", *(f"  {'':<{width}}{line}" for line in more)]
-    return "\n".join(lines).strip()
+            lines.append(f"  {verb:<{width}}{text}".rstrip())
+    return "\n".join([*lines, "", "`lachesis VERB --help` has the flags of each.", ""])
 
 
 def port_number(text: str) -> int:

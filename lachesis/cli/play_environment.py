@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from backends.errors import SettingsError
+from lachesis.cli.verb_parser import VerbParser
 
 Verb = Literal["eval", "process", "serve"]
 
@@ -20,9 +21,6 @@ _DESCRIPTION: Final = {
 }
 _EPILOG: Final = """\
 ENV is env.py, env.py:Class, package.module:Class, SCHEME:NAME, or a name that `lachesis envs` lists.
-
-    lachesis {verb} gsm8k -n 20 -r 3 -m MODEL -b http://127.0.0.1:8000/v1
-    lachesis {verb} env.py -n 4 -m reference        its reference policy, without a model
 
 Every other setting has its own flag, --env.NAME VALUE or --openai.NAME VALUE, or a line in --config FILE;
 `lachesis {verb} ENV --help-all` lists them, with the environment's own.
@@ -63,11 +61,10 @@ def main(
 
 def _parser(verb: Verb) -> tuple[argparse.ArgumentParser, dict[str, str]]:
     """The parser, and by the name of a setting the flag for it."""
-    parser = argparse.ArgumentParser(
+    parser = VerbParser(
         prog=f"lachesis {verb} ENV",
         description=_DESCRIPTION[verb],
         epilog=_EPILOG.format(verb=verb),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
     )

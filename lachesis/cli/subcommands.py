@@ -12,6 +12,7 @@ import yaml
 from backends import Backend, BackendError, backend_names, create_backend
 from backends.errors import SettingsError
 from lachesis.cli import command
+from lachesis.cli.verb_parser import VerbParser
 
 
 def run_subcommand(
@@ -23,7 +24,7 @@ def run_subcommand(
         subcommands: by name: a function (`module:name`), imported only when it is called, which takes the arguments and
             gives the exit code, or the name of a verb that another package has; and the help.
     """
-    parser = argparse.ArgumentParser(prog=prog, description=description)
+    parser = VerbParser(prog=prog, description=description)
     listed = parser.add_subparsers(dest="subcommand", required=True, metavar="SUBCOMMAND")
     for name, (_, text) in subcommands.items():
         listed.add_parser(name, help=text, add_help=False)  # each parses its own arguments

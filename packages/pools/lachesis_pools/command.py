@@ -1,10 +1,4 @@
-"""`lachesis pool`: sandboxes of many machines.
-
-lachesis pool up --engine slurm --slots 16 --most 4   # in the foreground, until Ctrl-C or `down`
-lachesis pool worker --connect URL --slots 16         # by hand, on a machine
-lachesis pool status
-lachesis pool down
-"""
+"""`lachesis pool`: sandboxes of many machines."""
 
 from __future__ import annotations
 
@@ -29,6 +23,7 @@ from aiohttp import web
 from backends import BackendUnavailable, SandboxSpec, create_backend
 from backends.errors import ExitCode, LachesisError, SettingsError
 from backends.owner import new_id
+from lachesis.cli.verb_parser import VerbParser
 
 from .engines.engine import ENGINES, StartLedger
 from .link import PoolLink
@@ -55,9 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="lachesis pool", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = VerbParser(prog="lachesis pool", description=__doc__)
     verbs = parser.add_subparsers(required=True, metavar="VERB")
     up = verbs.add_parser("up", help="run a pool, and start its workers")
     up.set_defaults(verb=_up)

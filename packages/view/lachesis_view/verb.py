@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lachesis.cli import port_number
+from lachesis.cli.verb_parser import VerbParser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve the pages until Ctrl+C."""
-    parser = argparse.ArgumentParser(prog="lachesis view", description=__doc__)
+    parser = VerbParser(prog="lachesis view", description=__doc__)
     parser.add_argument(
         "folder",
         type=Path,

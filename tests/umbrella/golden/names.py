@@ -22,11 +22,16 @@ VERBS = (
 )
 
 
-def flags(verb: str) -> list[str]:
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
+def printed(verb: str) -> str:
+    """The help of a verb."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
         main([*verb.split(), "--help"])
-    return sorted(set(re.findall(r"(?<![\w-])--?[a-z][\w.-]*", printed.getvalue())))
+    return out.getvalue()
+
+
+def flags(verb: str) -> list[str]:
+    return sorted(set(re.findall(r"(?<![\w-])--?[a-z][\w.-]*", printed(verb))))
 
 
 def public_names() -> dict[str, Any]:

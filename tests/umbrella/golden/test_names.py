@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
+from lachesis_data.verbs import batch, compress
 from tests.umbrella.golden.names import VERBS, flags, public_names
 
 FIRST: dict[str, Any] = json.loads(Path(__file__).with_name("names.json").read_text(encoding="utf-8"))
@@ -28,4 +30,13 @@ def test_every_setting_has_the_default_it_had() -> None:
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_no_flag_of_a_verb_is_gone(verb: str) -> None:
-    assert set(FIRST["flags"][verb]) - set(flags(verb)) == set()
+    now = {flag.replace("_", "-") for flag in flags(verb)}
+    assert {flag.replace("_", "-") for flag in FIRST["flags"][verb]} - now == set()
+
+
+@pytest.mark.parametrize(("verb", "parser"), [("batch", batch), ("compress", compress)])
+def test_a_flag_that_had_two_spellings_has_both(verb: str, parser: ModuleType) -> None:
+    taken = parser._parser()._option_string_actions
+    own = [flag for flag in FIRST["flags"][verb] if "." not in flag and flag != "--config"]
+    assert "--dry_run" in own or "--batch-size" in own
+    assert [flag for flag in own if flag not in taken] == []

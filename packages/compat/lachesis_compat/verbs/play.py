@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from backends.errors import SettingsError
 from lachesis.cli.play_environment import Verb
+from lachesis.cli.verb_parser import VerbParser
 
 _VERBS: Final[dict[str, Verb]] = {"process": "process", "serve": "serve", "evaluate": "eval", "eval": "eval"}
 
@@ -20,7 +21,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command of an environment; the exit code."""
     arguments = list(argv or ())
     if not arguments or arguments[0] in ("-h", "--help"):
-        print((__doc__ or "").strip())
+        parser = VerbParser(
+            prog="lachesis play", description=__doc__, usage="%(prog)s TARGET [process|serve|evaluate] [options]"
+        )
+        parser.print_help()
         return 0 if arguments else 2
     target, *rest = arguments
     verb = rest.pop(0) if rest and not rest[0].startswith("-") else "process"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+
+from lachesis.cli.verb_parser import VerbParser
 
 _DESCRIPTION = """\
 Play any environment with a reference policy if it has one, with policies that have no skill, and with cheats, in two
@@ -19,7 +20,7 @@ be audited. Other flags are settings: --env.NAME VALUE. docs/audit.md explains t
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the table and the findings; the exit code."""
-    parser = argparse.ArgumentParser(prog="lachesis audit", description=_DESCRIPTION, allow_abbrev=False)
+    parser = VerbParser(prog="lachesis audit", description=_DESCRIPTION, allow_abbrev=False)
     parser.add_argument("environment", metavar="ENV", help="env.py, SCHEME:NAME, or a name of `lachesis envs`")
     parser.add_argument("--items", type=int, default=8, metavar="N", help="items to play (default: 8)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result there")

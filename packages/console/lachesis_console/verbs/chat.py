@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from backends.errors import SettingsError
+from lachesis.cli.verb_parser import VerbParser
 
 if TYPE_CHECKING:
     from lachesis.base_env import HermesAgentBaseEnv
@@ -23,13 +24,10 @@ if TYPE_CHECKING:
 
 _DESCRIPTION = """\
 Talk to a model inside an item of an environment: its prompt, its tools, its sandbox. ENV is env.py, SCHEME:NAME, or a
-name of `lachesis envs`. /reward computes the reward as
-things stand; the end of the chat writes a rollout like any other. /help lists the commands, Ctrl-C interrupts the
-answer or the tool, Ctrl-D ends the chat. Without ENV it is a chat with the agent's tools, set by cli-config.yaml.
+name of `lachesis envs`. Without ENV it is a chat with the agent's tools, set by cli-config.yaml.
 
-    lachesis chat terminal -m MODEL -b http://127.0.0.1:8000/v1
-    lachesis chat gsm8k --item 3 --as agent              you are the model
-    lachesis chat gsm8k --replay results#4f2a --at 2 -m MODEL   a recorded rollout up to turn 2, then MODEL
+/reward computes the reward as things stand; the end of the chat writes a rollout like any other. /help lists the
+commands, Ctrl-C interrupts the answer or the tool, Ctrl-D ends the chat.
 """
 _TURNS = 1000
 _DRAWN = 2000
@@ -38,11 +36,10 @@ _DRAWN = 2000
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Chat; the exit code."""
-    parser = argparse.ArgumentParser(
+    parser = VerbParser(
         prog="lachesis chat",
         usage="lachesis chat [ENV] [options]",
         description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
         epilog="Every other setting has its own flag, --env.NAME VALUE or --openai.NAME VALUE.",
     )

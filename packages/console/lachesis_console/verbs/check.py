@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 from collections.abc import Sequence
 from statistics import fmean
@@ -11,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from backends.text import counted
+from lachesis.cli.verb_parser import VerbParser
 
 _DESCRIPTION = """\
 Play an environment's reference policy twice for each item, one that does nothing, and one that calls tools at random,
@@ -21,7 +21,7 @@ plays or never differ, and a slow set-up. Other flags are settings: --env.NAME V
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the table; 0 if nothing is suspicious."""
-    parser = argparse.ArgumentParser(prog="lachesis check", description=_DESCRIPTION, allow_abbrev=False)
+    parser = VerbParser(prog="lachesis check", description=_DESCRIPTION, allow_abbrev=False)
     parser.add_argument("environment", metavar="ENV", help="env.py, env.py:Class, or a name of `lachesis envs`")
     parser.add_argument("-n", type=int, default=5, metavar="N", help="items to play (default: 5)")
     parser.add_argument(

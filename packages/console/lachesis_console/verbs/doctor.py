@@ -5,7 +5,6 @@ With a purpose, it looks at what that needs, and ends with 1 where something is 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import importlib.metadata
 import importlib.util
@@ -24,6 +23,7 @@ from rich.console import Console
 from backends import backend_names, create_backend
 from backends.errors import ExitCode, LachesisError
 from lachesis.cli.subcommands import options_of
+from lachesis.cli.verb_parser import VerbParser
 from lachesis.other_packages import TOKENS
 from lachesis.settings.flags import close_names
 
@@ -205,7 +205,7 @@ def _key(name: str, use: str) -> Check:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the findings; 1 when something needed is missing."""
-    parser = argparse.ArgumentParser(prog="lachesis doctor", description=__doc__)
+    parser = VerbParser(prog="lachesis doctor", description=__doc__)
     purposes = [*PURPOSES, *backend_names()]
     known = ", ".join([*purposes, "or package.module:Class"])
     parser.add_argument("purpose", nargs="?", metavar="PURPOSE", help=f"only what this needs: {known}")

@@ -11,12 +11,13 @@ from pathlib import Path
 
 from backends.images import Build, image_for, listed, prune
 from lachesis.cli.subcommands import add_backend, backend_of
+from lachesis.cli.verb_parser import VerbParser
 
 _DAY = 86_400.0
 
 
 def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="lachesis images", description=__doc__)
+    parser = VerbParser(prog="lachesis images", description=__doc__)
     verbs = parser.add_subparsers(dest="verb", required=True)
     build = verbs.add_parser("build", help="build the image of a Dockerfile, and print the value for SandboxSpec.image")
     build.add_argument("context", type=Path, help="folder of the build context")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 from collections.abc import Sequence
 from importlib import resources
@@ -10,6 +9,7 @@ from pathlib import Path
 from string import Template
 
 from backends.errors import SettingsError
+from lachesis.cli.verb_parser import VerbParser
 
 KINDS = {
     "terminal": "works on files with a terminal",
@@ -21,7 +21,7 @@ KINDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write both files; the exit code."""
-    parser = argparse.ArgumentParser(prog="lachesis new", description=__doc__)
+    parser = VerbParser(prog="lachesis new", description=__doc__)
     parser.add_argument("name", metavar="NAME", help="of the environment, for example sort-words")
     kinds = "; ".join(f"{kind}: the agent {does}" for kind, does in KINDS.items())
     parser.add_argument("--kind", choices=KINDS, default="terminal", help=f"{kinds} (default: terminal)")

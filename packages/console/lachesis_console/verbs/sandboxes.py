@@ -15,10 +15,11 @@ from backends import Backend, BackendError, SandboxInfo, backend_names, create_b
 from backends.errors import ExitCode, SettingsError
 from lachesis.cli import command
 from lachesis.cli.subcommands import options_of
+from lachesis.cli.verb_parser import VerbParser
 
 
 def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="lachesis sandboxes", description=__doc__)
+    parser = VerbParser(prog="lachesis sandboxes", description=__doc__)
     verbs = parser.add_subparsers(dest="verb", required=True)
     listing = verbs.add_parser("list", help="every sandbox of the backend")
     reaping = verbs.add_parser("reap", help="remove sandboxes whose run has ended")

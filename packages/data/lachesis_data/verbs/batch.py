@@ -1,11 +1,8 @@
 """`lachesis batch`: play a file of prompts into ShareGPT files; a second start continues where the first one stopped.
 
-    lachesis batch prompts.jsonl --model NAME --base_url URL        into data/prompts
-    lachesis batch merge data/RUN                                   join the shards of a run
-
 The flags are those of `batch_runner.py`, and more; each may be written with dashes too. Settings of environments and
 model servers have their own names: [--config FILE] [--env.NAME VALUE ...] [--openai.NAME VALUE ...], which
-`lachesis play ENV process --help` lists.
+`lachesis process ENV --help-all` lists.
 """
 
 from __future__ import annotations
@@ -19,6 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from backends.errors import SettingsError
+from lachesis.cli.verb_parser import VerbParser
 from lachesis.runs.run_folder import name_problem
 from lachesis.settings.flags import close_names, truth
 
@@ -96,10 +94,9 @@ def _on_ray(given: argparse.Namespace, arguments: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = VerbParser(
         prog="lachesis batch",
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
         usage="%(prog)s FILE --model NAME [--base_url URL] [options]",
     )
@@ -287,7 +284,7 @@ def _list_distributions() -> int:
 def _merge(argv: Sequence[str]) -> int:
     from lachesis_data.batch.shards import merge_shards
 
-    parser = argparse.ArgumentParser(prog="lachesis batch merge", description="Join the shards of a run.")
+    parser = VerbParser(prog="lachesis batch merge", description="Join the shards of a run.")
     parser.add_argument("run", type=Path, metavar="data/RUN", help="the folder that contains shard_I_of_N")
     parser.add_argument("--out", type=Path, help="default: data/RUN/merged; an earlier one is replaced")
     arguments = parser.parse_args(argv)

@@ -22,6 +22,7 @@ from rich.table import Table
 from backends.errors import SettingsError
 from backends.lazy import quiet_imports
 from backends.text import counted
+from lachesis.cli.verb_parser import VerbParser
 from lachesis.runs.progress import Progress, Standing
 from lachesis.runs.run_folder import refuse_files_of_runs
 from lachesis_data.compression.compressor import Compressor, Summarizer
@@ -321,7 +322,7 @@ def _table(settings: CompressionFileSettings, totals: CompressionTotals, *, dry_
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="lachesis compress", description=__doc__)
+    parser = VerbParser(prog="lachesis compress", description=__doc__)
     add = parser.add_argument
     add("file", nargs="?", type=Path, metavar="PATH", help="JSON Lines of trajectories, or a folder of them")
     add("--input", type=Path, metavar="PATH", help="the same, as a flag")

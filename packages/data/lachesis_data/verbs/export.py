@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 from collections import Counter
@@ -18,6 +17,7 @@ from backends.errors import LachesisError
 from backends.plugins import Registry, UnknownPlugin
 from backends.text import counted
 from lachesis.cli import command
+from lachesis.cli.verb_parser import VerbParser
 from lachesis.runs.run_folder import refuse_files_of_runs, settings_of
 from lachesis.tracebacks import explained, place
 from lachesis_data.exports.exports import (
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Write the file and print what it contains and what it leaves out; returns the exit code."""
     if "--run-dir" in (argv := sys.argv[1:] if argv is None else argv):
         return command("export weights")(argv)
-    parser = argparse.ArgumentParser(
+    parser = VerbParser(
         prog="lachesis export",
         description=__doc__,
         epilog="With --run-dir it writes the trained model of a training run: `lachesis export --run-dir DIR --help`.",

@@ -17,6 +17,7 @@ from rich.table import Table
 
 from backends.errors import ExitCode, LachesisError
 from backends.text import counted
+from lachesis.cli.verb_parser import VerbParser
 from lachesis.runs.run_folder import refuse_files_of_runs
 from lachesis_data.files.entry_files import EntryLine, OnBad, Rewritten, convert_entries, deduplicate, read_entries
 from lachesis_data.files.file_statistics import SPREADS, FileStatistics
@@ -36,7 +37,7 @@ class TrajectoryFilesError(LachesisError):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand; the exit code."""
-    parser = argparse.ArgumentParser(prog="lachesis trajectories", description=__doc__)
+    parser = VerbParser(prog="lachesis trajectories", description=__doc__)
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="SUBCOMMAND")
 
     def add(name: str, run: Callable[[argparse.Namespace], int], help_text: str) -> argparse.ArgumentParser:

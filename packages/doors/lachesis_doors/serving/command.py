@@ -16,6 +16,7 @@ from backends.errors import SettingsError
 from backends.plugins import Registry
 from lachesis import HermesAgentBaseEnv
 from lachesis.cli import play_environment, port_number
+from lachesis.cli.verb_parser import VerbParser
 from lachesis_doors.serving.host import OnBranches, ServingHost
 from lachesis_doors.serving.open_rollout import Clients
 from lachesis_tokens.wire.service import WebService
@@ -44,7 +45,7 @@ STANDARDS: Registry[Standard] = Registry(
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve until a signal; the exit code."""
     arguments = list(argv or ())
-    parser = argparse.ArgumentParser(prog="lachesis serve ENV --as", description=__doc__, allow_abbrev=False)
+    parser = VerbParser(prog="lachesis serve ENV --as", description=__doc__, allow_abbrev=False)
     parser.add_argument("--as", dest="standard", required=True, choices=STANDARDS.names(), help="the standard")
     parser.add_argument("--host", default="127.0.0.1", help="the address to listen on")
     parser.add_argument("--port", default=8080, type=port_number, help="0 is a free port")

@@ -26,6 +26,7 @@ from rich.text import Text
 
 from backends.text import counted
 from lachesis.cli import command
+from lachesis.cli.verb_parser import VerbParser
 from lachesis.other_packages import TOKENS
 
 MAX_TOKENS = 200
@@ -63,7 +64,7 @@ ACTS = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Play, then print a table, the reports, and a trajectory of each player."""
     description = (__doc__ or "").replace("`lachesis demo`: two", "Two")
-    parser = argparse.ArgumentParser(prog="lachesis demo", description=description)
+    parser = VerbParser(prog="lachesis demo", description=description)
     parser.add_argument("--items", type=_count, default=6, metavar="N", help="items for each player (default: 6)")
     parser.add_argument("--group-size", type=_count, default=2, metavar="N", help="rollouts of an item (default: 2)")
     parser.add_argument(

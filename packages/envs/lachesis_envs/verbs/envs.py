@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
 
 from lachesis.cli.environment_classes import ENVIRONMENTS
+from lachesis.cli.verb_parser import VerbParser
 
 ABOUT = {
     "gsm8k": ("maths problems with a Python tool", "--env.dataset_name openai/gsm8k for the real ones"),
@@ -30,7 +30,7 @@ ABOUT = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print them; the exit code."""
-    argparse.ArgumentParser(prog="lachesis envs", description=__doc__).parse_args(argv)
+    VerbParser(prog="lachesis envs", description=__doc__).parse_args(argv)
     table = Table("environment", "plays", "needs", box=None, pad_edge=False)
     for name in [*ABOUT, *(name for name in ENVIRONMENTS.names() if name not in ABOUT)]:
         table.add_row(name, *ABOUT.get(name, ("that of another package", "")))

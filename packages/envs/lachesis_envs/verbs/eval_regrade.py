@@ -23,6 +23,7 @@ from backends import create_backend
 from backends.errors import SettingsError
 from backends.text import counted
 from lachesis.cli.subcommands import check
+from lachesis.cli.verb_parser import VerbParser
 from lachesis.figures.intervals import mean_over_items
 from lachesis.runs.run_folder import settings_of
 from lachesis.settings.flags import accepts
@@ -44,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from lachesis_envs.harbor.environment import HarborEnvConfig
     from lachesis_envs.harbor.regrading import kept_rollouts, regrade, regraded_groups
 
-    parser = argparse.ArgumentParser(prog="lachesis eval regrade", description=__doc__)
+    parser = VerbParser(prog="lachesis eval regrade", description=__doc__)
     parser.add_argument("data", type=Path, metavar="DATA", help="folder of a run, or its samples.jsonl or groups.jsonl")
     parser.add_argument("--at-once", type=int, default=os.cpu_count() or 1, metavar="N", help="sandboxes at once")
     for name in (*_OF_THE_RUN, "terminal_env", "terminal_options"):

@@ -14,6 +14,7 @@ import yaml
 from backends.errors import SettingsError
 from backends.text import counted
 from lachesis.cli.subcommands import run_subcommand
+from lachesis.cli.verb_parser import VerbParser
 from lachesis_envs.task_folders import Task, TaskError, create_row_task, find_tasks, read_task, row_name, write_task
 
 SUBCOMMANDS = {
@@ -36,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def show(argv: Sequence[str]) -> int:
     """Print one line a task; 1 if one of them cannot be played."""
-    parser = argparse.ArgumentParser(prog="lachesis tasks show", description=SUBCOMMANDS["show"][1])
+    parser = VerbParser(prog="lachesis tasks show", description=SUBCOMMANDS["show"][1])
     parser.add_argument("paths", nargs="+", metavar="PATH", help="a task, a folder with tasks in it, or a glob")
     parser.add_argument("--json", action="store_true", help="print one JSON object a task, with all settings")
     arguments = parser.parse_args(argv)
@@ -89,7 +90,7 @@ def _described(task: Task) -> dict[str, Any]:
 
 def convert(argv: Sequence[str]) -> int:
     """Write each task or row of the source into its own folder; 1 if one of them could not be written."""
-    parser = argparse.ArgumentParser(prog="lachesis tasks convert", description=SUBCOMMANDS["convert"][1])
+    parser = VerbParser(prog="lachesis tasks convert", description=SUBCOMMANDS["convert"][1])
     parser.add_argument(
         "source",
         metavar="SOURCE",

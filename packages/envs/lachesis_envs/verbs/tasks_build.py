@@ -6,7 +6,6 @@ more tasks are made of the same trees; that runs their tests in sandboxes.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,13 +14,14 @@ from typing import Any
 from backends import SandboxSpec
 from backends.errors import SettingsError
 from lachesis.cli.subcommands import add_backend, backend_of, check
+from lachesis.cli.verb_parser import VerbParser
 from lachesis_envs.swe.building import WORKSPACE, SweTask, read_fixes, recipe, write_swe_task
 from lachesis_envs.swe.recipes import write_expected
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the folders and print one line each; the exit code."""
-    parser = argparse.ArgumentParser(prog="lachesis tasks build", description=__doc__)
+    parser = VerbParser(prog="lachesis tasks build", description=__doc__)
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="gets one folder a task")
     parser.add_argument("--recipe", type=Path, metavar="FILE", help="a recipe of your own, instead of the built-in one")
     parser.add_argument(

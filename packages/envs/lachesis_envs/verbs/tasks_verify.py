@@ -29,6 +29,7 @@ from backends import BackendError, SandboxSpec
 from backends.errors import ExitCode
 from backends.tasks import run_all
 from lachesis.cli.subcommands import add_backend, backend_of, check
+from lachesis.cli.verb_parser import VerbParser
 from lachesis.runs.own_process import run
 from lachesis.runs.progress import Progress, Standing
 from lachesis_envs.task_folders import Task, find_tasks, read_task
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Verify the tasks and print the results; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="lachesis tasks verify", description=__doc__)
+    parser = VerbParser(prog="lachesis tasks verify", description=__doc__)
     parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="a task, a folder with tasks, or a glob")
     parser.add_argument("--times", type=int, default=5, metavar="N", help="trials of each agent (default: 5)")
     parser.add_argument("--at-once", type=int, default=os.cpu_count() or 1, metavar="N", help="trials at once")

@@ -14,6 +14,7 @@ from backends.errors import ExitCode
 from backends.lazy import quiet_imports
 from backends.text import counted
 from lachesis.cli import port_number
+from lachesis.cli.verb_parser import VerbParser
 from lachesis_testing.fake_server import FakeServer, Fault, Lengths, Policy, Scripted
 from lachesis_testing.fake_server.faults import fault_plan
 from lachesis_testing.fake_server.policies import POLICIES, create_policy
@@ -119,7 +120,7 @@ def _server(arguments: argparse.Namespace) -> FakeServer:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="lachesis fake-server", description=__doc__)
+    parser = VerbParser(prog="lachesis fake-server", description=__doc__)
     add = parser.add_argument
     add("--host", default="127.0.0.1")
     add("--port", type=port_number, default=8000, help="0 takes a free one (default: 8000)")

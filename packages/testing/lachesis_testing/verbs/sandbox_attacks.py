@@ -19,6 +19,7 @@ from rich.console import Console
 from backends import Backend, BackendError, SandboxSpec, backend_names, create_backend
 from backends.errors import SettingsError
 from lachesis.cli.subcommands import check, options_of
+from lachesis.cli.verb_parser import VerbParser
 from lachesis_testing.attacks import ATTACKS, Attack, AttackTarget, attacked
 
 SHOWN = {"Held": ("held", "green"), "Fell": ("FELL", "red"), "NotApplicable": ("n/a", "yellow"), "": ("ERROR", "red")}
@@ -35,7 +36,7 @@ class AttackRow:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print each verdict as it comes; the exit code."""
-    parser = argparse.ArgumentParser(prog="lachesis sandboxes attack", description=__doc__)
+    parser = VerbParser(prog="lachesis sandboxes attack", description=__doc__)
     names = ", ".join(backend_names())
     parser.add_argument(
         "--backend", action="append", required=True, help=f"attack this one: {names}, or package.module:Class"

@@ -7,7 +7,6 @@ of scores and messages.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from backends.text import counted
+from lachesis.cli.verb_parser import VerbParser
 from lachesis_tokens.samples.verification import RecordVerifier, Totals
 
 _STYLES = {"ok": "green", "old": "yellow", "WRONG": "red"}
@@ -29,7 +29,7 @@ ROWS = ("sampled", "delivered", "duplicated", "wrong_prefix", "undelivered", "un
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print totals and the first problems of each file; 1 where anything is wrong."""
-    parser = argparse.ArgumentParser(prog="lachesis verify", description=__doc__)
+    parser = VerbParser(prog="lachesis verify", description=__doc__)
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="JSON Lines of samples or of groups")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     parser.add_argument(

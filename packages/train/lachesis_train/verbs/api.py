@@ -12,6 +12,7 @@ from typing import TypeVar
 from backends.errors import ExitCode
 from backends.tasks import stop_event
 from lachesis.cli import port_number
+from lachesis.cli.verb_parser import VerbParser
 from lachesis.runs.own_process import run
 from lachesis_tokens.wire.visitors import is_loopback
 from lachesis_train.api import ApiSettings, RolloutApiServer
@@ -78,7 +79,7 @@ def _positive(kind: Callable[[str], N]) -> Callable[[str], N]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = VerbParser(
         prog="lachesis api",
         description=__doc__,
         epilog=f"{TOKEN_VARIABLE}: a bearer token that every request must have.",

@@ -15,6 +15,7 @@ from backends.errors import LachesisError, SettingsError
 from backends.lazy import quiet_imports
 from backends.tasks import stop_event
 from lachesis.cli import port_number
+from lachesis.cli.verb_parser import VerbParser
 from lachesis_tokens.prompts.model_folders import MADE, model_folder
 
 
@@ -90,7 +91,7 @@ def _positive(text: str) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="lachesis engine", description=__doc__)
+    parser = VerbParser(prog="lachesis engine", description=__doc__)
     add = parser.add_argument
     add("--model", required=True, help="a model folder, or smollm2 or tiny, which are made on first use")
     add("--host", default="127.0.0.1")

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from backends.errors import SettingsError
+from lachesis.cli.verb_parser import VerbParser
 from lachesis_tokens.prompts.model_folders import model_folder, tokenizer_of
 from lachesis_tokens.prompts.smollm2_file import smollm2_file
 from lachesis_train.trainer.checkpoints import Checkpoint
@@ -75,9 +76,7 @@ def _original(given: Path | None, base: str) -> Path:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="lachesis export", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = VerbParser(prog="lachesis export", description=__doc__)
     add = parser.add_argument
     add("--run-dir", type=Path, required=True, metavar="DIR", help="the folder of the training run")
     add("--to", type=Path, required=True, metavar="FOLDER|FILE.gguf", help="what to write; it must not exist")

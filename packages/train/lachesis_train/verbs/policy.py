@@ -1,7 +1,5 @@
 """`lachesis policy`: serve the weights of a training run, as `launch_training.py` does while it trains.
 
-    lachesis policy --run-dir data/train/tool-call [--base] [--port 8001]
-
 `--base` serves the base model, without an adapter. Environments evaluate either, with `--openai.server_type vllm`.
 """
 
@@ -15,6 +13,7 @@ from pathlib import Path
 
 from backends.tasks import stop_event
 from lachesis.cli import port_number
+from lachesis.cli.verb_parser import VerbParser
 from lachesis_tokens.prompts.model_folders import tokenizer_of
 from lachesis_train.engine import start_engine
 from lachesis_train.policy import CurrentPolicy, PolicyVersion
@@ -83,9 +82,7 @@ async def served(
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="lachesis policy", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = VerbParser(prog="lachesis policy", description=__doc__)
     add = parser.add_argument
     add("--run-dir", type=Path, required=True, metavar="DIR", help="the folder of the training run")
     add("--base", action="store_true", help="the base model, without an adapter")

@@ -1,7 +1,5 @@
 """`lachesis train --rehearse`: what the settings of a run will give, played in virtual time on this machine.
 
-    lachesis train --rehearse --env ENV [--config FILE] [--servers N] [--tokens-per-second T] ... [--env.NAME VALUE ...]
-
 The pipeline and the rules that pace it are those of a real run; model servers, tools and the trainer are simulated from
 the figures given here. Nothing is started, sampled or trained, and no GPU is needed.
 """
@@ -18,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from backends.errors import SettingsError
+from lachesis.cli.verb_parser import VerbParser
 from lachesis.settings.settings import HermesAgentEnvConfig
 from lachesis_train.rehearsal.fleet import Span, Workload, recorded_workload
 from lachesis_train.rehearsal.play import RehearsalPlan, RehearsalResult, rehearse
@@ -127,10 +126,9 @@ def advice(plan: RehearsalPlan, found: RehearsalResult) -> str:
 
 def rehearsal_parser() -> argparse.ArgumentParser:
     """Of the flags of a rehearsal; others are settings."""
-    parser = argparse.ArgumentParser(
+    parser = VerbParser(
         prog="lachesis train --rehearse",
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     add = parser.add_argument

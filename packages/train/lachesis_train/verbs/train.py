@@ -1,10 +1,5 @@
 """`lachesis train`: rollout API, trainer and environments as one command.
 
-    lachesis train --env gsm8k|terminal|tool_call|tool_result|maze|path.py:Class [--env ...] [--config FILE]
-                   [--warm-start N] [--training.NAME VALUE ...]
-    lachesis train --sft FILE... [--config FILE] [--training.NAME VALUE ...] [--sft.NAME VALUE ...]
-    lachesis train --rehearse --env ENV [--config FILE] [--servers N ...] (see `lachesis train --rehearse --help`)
-
 It starts what otherwise takes three terminals: `lachesis api`, `launch_training.py` and `serve` of the environment, or
 of each of several, which `environments:` of the file lists with their weights. All read the same file and flags.
 Processes that die are restarted and continue where they were; Ctrl-C ends all of them, and the same command continues.
@@ -32,6 +27,7 @@ from rich.text import Text
 
 from backends.errors import ExitCode, SettingsError
 from lachesis.cli.environment_classes import environment_class
+from lachesis.cli.verb_parser import VerbParser
 from lachesis.runs import command_line
 from lachesis_train.processes.ports import free_ports
 from lachesis_train.processes.process import Part
@@ -336,12 +332,12 @@ def _flags(chosen: Mapping[str, Sequence[str]], wanted: Any) -> list[str]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = VerbParser(
         prog="lachesis train",
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
-        epilog="Settings: `lachesis train --sft FILE --help` (trainer) and `lachesis serve ENV --help-all`.",
+        epilog="Settings are flags too: --training.NAME VALUE and --sft.NAME VALUE (`lachesis train --sft FILE --help` "
+        "lists them), --env.NAME VALUE and --openai.NAME VALUE (`lachesis serve ENV --help-all`).",
     )
     add = parser.add_argument
     add(

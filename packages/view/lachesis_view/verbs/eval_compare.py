@@ -6,7 +6,6 @@ have; its p is that of a permutation test.
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from backends.errors import LachesisError
+from lachesis.cli.verb_parser import VerbParser
 from lachesis.figures.intervals import Mean
 from lachesis_view.pairs import Difference
 from lachesis_view.reports.comparison import Comparison, compare, write_comparison
@@ -28,9 +28,7 @@ Drawn = Sequence[tuple[str, Mean | Difference]]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print tables and a plot of the intervals."""
-    parser = argparse.ArgumentParser(
-        prog="lachesis eval compare", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = VerbParser(prog="lachesis eval compare", description=__doc__)
     parser.add_argument("a", type=Path, metavar="A", help="the evaluation to compare with")
     parser.add_argument("b", type=Path, metavar="B", help="the other one")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from backends.errors import LachesisError
+from lachesis.cli.verb_parser import VerbParser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the report next to the file, into the folder, or to `--output`."""
-    parser = argparse.ArgumentParser(prog="lachesis report", description=__doc__)
+    parser = VerbParser(prog="lachesis report", description=__doc__)
     parser.add_argument(
         "groups",
         type=Path,

@@ -1,0 +1,76 @@
+"""The command line of a verb, with a help that begins with examples and names each flag once."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import textwrap
+from typing import Any
+
+
+class VerbParser(argparse.ArgumentParser):
+    """The parser of a verb. Its help is: usage in one line, examples, what the verb does, arguments.
+
+    Args:
+        description: a docstring; a first "`lachesis VERB ...`: " is left out, since the usage says it.
+        usage: default: the arguments without a flag and the flags that are required, then "[options]".
+    """
+
+    def __init__(self, *, description: str | None = None, usage: str | None = None, **kwargs: Any):
+        kwargs.setdefault("formatter_class", OnceFormatter)
+        super().__init__(description=_without_title(description or ""), usage=usage, **kwargs)
+
+    def format_usage(self) -> str:
+        return f"usage: {self.usage % {'prog': self.prog} if self.usage else f'{self.prog} {self._synopsis()}'}\n"
+
+    def format_help(self) -> str:
+        formatter = self._get_formatter()
+        formatter.add_text(self.description)
+        for group in self._action_groups:
+            formatter.start_section(group.title)
+            formatter.add_text(group.description)
+            formatter.add_arguments(group._group_actions)
+            formatter.end_section()
+        formatter.add_text(self.epilog)
+        return f"{self.format_usage()}\n{examples_of(self.prog)}{formatter.format_help()}"
+
+    def _synopsis(self) -> str:
+        formatter = self._get_formatter()
+        words = []
+        for action in self._actions:
+            value = formatter._format_args(action, action.metavar or action.dest.upper())  # type: ignore[arg-type]
+            if not action.option_strings:
+                words.append(value)
+            elif action.required:
+                words.append(f"{action.option_strings[-1]} {value}")
+        return " ".join([*words, "[options]"])
+
+
+class OnceFormatter(argparse.HelpFormatter):
+    """Writes the value of a flag once, after its names; of two names that differ in "_" and "-", the first one.
+
+    Paragraphs are filled; those that are indented stay as they are."""
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if not action.option_strings:
+            return super()._format_action_invocation(action)
+        names = {name.replace("_", "-"): name for name in reversed(action.option_strings)}
+        value = "" if action.nargs == 0 else f" {self._format_args(action, action.dest.rpartition('.')[2].upper())}"
+        return ", ".join(reversed(names.values())) + value
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        parts = [part.rstrip() for part in re.split(r"\n\s*\n", text.strip("\n"))]
+        return "\n\n".join(part if part[:1] == " " else textwrap.fill(part, width) for part in parts)
+
+
+def examples_of(prog: str) -> str:
+    """The examples of a verb, by its `prog`, as its help shows them."""
+    from lachesis.cli.examples import EXAMPLES  # a run has no use for them
+
+    lines = EXAMPLES.get(prog.removeprefix("lachesis").removesuffix(" ENV").strip(), "").strip().splitlines()
+    return "".join(["examples:\n", *(f"  {line}\n" for line in lines), "\n"]) if lines else ""
+
+
+def _without_title(text: str) -> str:
+    text = re.sub(r"^`lachesis [^`]*`[^:.]*: ", "", text)
+    return text[:1].upper() + text[1:]

@@ -1,0 +1,46 @@
+"""The help of the command and of its verbs: examples first, each flag once, one screen."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+import pytest
+
+from lachesis.cli import VERBS, main
+from lachesis.cli.examples import EXAMPLES
+from tests.umbrella.golden.names import printed
+
+FLAG = re.compile(r"(?<![\[\w-])--?[A-Za-z][\w-]*(?![\w.-])")
+
+
+def test_the_help_of_the_command_is_one_screen_with_examples_and_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    lines = capsys.readouterr().out.rstrip().splitlines()
+    assert lines[2] == "examples:" and len(lines) <= 45 and max(map(len, lines)) <= 80
+    shown = {line.split()[0] for line in lines if re.match(r"  [a-z-]+ {2,}", line)}
+    assert set(VERBS) - shown == set()
+
+
+@pytest.mark.parametrize("verb", [*VERBS, *(verb for verb in EXAMPLES if " " in verb and not verb.endswith("--as"))])
+def test_the_help_of_a_verb_begins_with_examples_and_has_each_flag_once(verb: str) -> None:
+    text = printed(verb)
+    lines = text.splitlines()
+    assert re.match(r"usage: lachesis [a-z -]+", lines[0]) and lines[2] == "examples:", text
+    options = text.partition("\noptions:\n")[2]
+    named = Counter(flag for names in re.findall(r"^  (-.*?)(?:  .*)?$", options, re.M) for flag in FLAG.findall(names))
+    assert named and [flag for flag, times in named.items() if times > 1] == []
+    assert re.findall(r"  (--?[\w-]+ \w+), -", text) == []  # the value, once for each name
+
+
+@pytest.mark.parametrize("verb", [verb for verb in EXAMPLES if verb])
+def test_the_examples_use_flags_that_there_are(verb: str) -> None:
+    for line in EXAMPLES[verb].strip().splitlines():
+        command = re.split(r" {3,}", line)[0].removeprefix("lachesis ")
+        name = max((each for each in EXAMPLES if each and f"{command} ".startswith(f"{each} ")), key=len, default=verb)
+        name = "export --run-dir x" if "--run-dir" in command and name == "export" else name
+        name = "train --sft x" if "--sft" in command else name
+        known = set(FLAG.findall(printed(name if "--as" not in name else "serve")))
+        used = {flag for flag in FLAG.findall(command.removeprefix(name)) if not flag.startswith("--training")}
+        assert used - known - {"--rehearse", "--as"} == set(), f"{line}: {sorted(used - known)}"
