@@ -238,13 +238,13 @@ class HermesAgentEnvConfig(ServeSettings, TreeSettings, RemovedSettings):
         default=None, ge=0, description="CPUs for a whole sandbox; null: 2; 0: no limit."
     )
     terminal_memory: int | None = Field(
-        default=None, ge=0, description="Megabytes of memory for a whole sandbox; null: 2048; 0: no limit."
+        default=None, ge=0, description="MiB of memory for a whole sandbox; null: 2048; 0: no limit."
     )
     terminal_pids: int | None = Field(
         default=None, ge=0, description="Processes and threads in a sandbox; null: 2048 or 1024; 0: no limit."
     )
     terminal_disk: int | None = Field(
-        default=None, ge=0, description="Megabytes that can be written in a sandbox; null: usually 1024."
+        default=None, ge=0, description="MiB that can be written in a sandbox; null: usually 1024."
     )
 
     # Retries.

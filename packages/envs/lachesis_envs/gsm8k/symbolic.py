@@ -43,8 +43,8 @@ def _bare_packages() -> Iterator[None]:
     spec = importlib.util.find_spec(PACKAGE)
     if spec is None or not spec.submodule_search_locations:
         raise DatasetError(
-            "the dataset gsm_symbolic needs the package reasoning-gym: pip install --no-deps reasoning-gym, "
-            "or take the easier problems that need no package: --env.dataset_name word_problems"
+            "the dataset gsm_symbolic needs the package reasoning-gym. Next step: pip install --no-deps reasoning-gym, "
+            "or play the easier problems that need no package: --env.dataset_name word_problems"
         )
     root = spec.submodule_search_locations[0]
     try:

@@ -88,7 +88,9 @@ class Generators:
                 if code not in _BY_THE_ANSWER:
                     raise ScoringError(f"the scorer of {PREFIX}{question['generator']} ended with exit code {code}")
         if found is not None and (name := found.get("missing")):
-            raise DatasetError(f"{PREFIX}{question['generator']} needs the package {name}: pip install reasoning-gym")
+            raise DatasetError(
+                f"{PREFIX}{question['generator']} needs the package {name}. Next step: pip install {name}"
+            )
         return found
 
     async def _start(self) -> Process:
@@ -101,7 +103,7 @@ class Generators:
             if ready is None or "missing" in ready:
                 await self._close()
                 raise DatasetError(
-                    f"the datasets {PREFIX}NAME need the package reasoning-gym: pip install 'lachesis-rl[gsm-symbolic]'"
+                    f"the datasets {PREFIX}NAME need the package reasoning-gym. Next step: pip install --no-deps reasoning-gym"
                 )
             self.names = ready["names"]
         return self._child

@@ -11,7 +11,10 @@ from lachesis.cli.environment_classes import ENVIRONMENTS
 from lachesis.cli.verb_parser import VerbParser
 
 ABOUT = {
-    "gsm8k": ("maths problems with a Python tool", "--env.dataset_name openai/gsm8k for the real ones"),
+    "gsm8k": (
+        "maths problems with a Python tool",
+        "reasoning-gym; or --env.dataset_name word_problems, or openai/gsm8k",
+    ),
     "reasoning_gym": (
         "106 generators of puzzles",
         "--env.dataset_name reasoning_gym:NAME; the package reasoning-gym",
