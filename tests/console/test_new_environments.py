@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from backends.errors import SettingsError
 from lachesis import HermesAgentBaseEnv, check_environment
 from lachesis.cli import main
 from lachesis.settings.server_settings import ServerConfigError
@@ -207,12 +208,30 @@ def test_an_exception_of_the_author_is_shown_with_its_traceback_and_no_frame_of_
     assert "checking.py" not in shown and "is kept" not in shown
 
 
-def test_an_environment_without_a_reference_policy_has_that_one_finding() -> None:
+def test_an_environment_without_a_reference_policy_has_a_note_and_no_finding() -> None:
     report = asyncio.run(
         check_environment(type("Echo", (Echo,), {"__module__": __name__, "reference_policy": no_policy}))
     )
+    [noted] = report.notes
+    assert noted.startswith("the reference policy: there is no reference_policy(); so whether full marks are possible")
+    assert not report.findings and [played.policy for played in report.played] == ["nothing", "random"]
+
+
+def test_a_reference_policy_that_lacks_a_setting_is_a_finding() -> None:
+    def lacks(_: Any) -> None:
+        raise SettingsError("name the file of solutions with --env.solutions")
+
+    report = asyncio.run(check_environment(type("Echo", (Echo,), {"__module__": __name__, "reference_policy": lacks})))
     [found] = report.findings
-    assert found.startswith("the reference policy: there is no reference_policy(); so whether full marks are possible")
+    assert "--env.solutions" in found
+
+
+def test_the_environment_of_the_readme_is_not_suspicious(capsys: pytest.CaptureFixture[str]) -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    Path("sort_words.py").write_text(readme.partition("```python\n")[2].partition("```")[0], encoding="utf-8")
+    assert main(["check", "sort_words.py", "-n", "1"]) == 0
+    said = capsys.readouterr().out
+    assert "note: the reference policy: there is no reference_policy()" in said and "suspicious:" not in said
 
 
 def no_policy(_: Any) -> None:

@@ -11,7 +11,7 @@ from backends.text import counted
 from lachesis.base_env import HermesAgentBaseEnv
 from lachesis_console.auditing.of_environment import SLOW_SANDBOX, SLOW_SETUP
 from lachesis_console.auditing.plan import AuditPlan
-from lachesis_console.auditing.playing import Stage
+from lachesis_console.auditing.playing import NO_REFERENCE, Stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,8 @@ async def check_environment(
         await AuditPlan(stage).quick()
     report = CheckReport(findings=list(stage.facts.misspelt))
     if stage.facts.has_reference is False:
-        report.findings.append(stage.facts.left_out[0])
+        missing = stage.facts.left_out[0]
+        (report.notes if NO_REFERENCE in missing else report.findings).append(missing)
     for policy in dict.fromkeys(play.policy for play in stage.plays):
         report.played.append(_played(policy, stage))
     _judge(report)

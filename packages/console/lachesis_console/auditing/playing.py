@@ -42,6 +42,7 @@ from lachesis_console.auditing.records import (
 from lachesis_console.replaced import with_methods
 from lachesis_messages.messages import Message
 
+NO_REFERENCE = "there is no reference_policy()"
 _LOOKS = frozenset({"terminal", "read_file", "read_bytes", "search", "call_tool", "download_file", "download_dir"})
 """Methods of `ctx` that read the agent's files in the agent's sandbox."""
 SCANNED = 400
@@ -190,7 +191,7 @@ class Stage:
         except SettingsError as error:
             raise NoSolution(str(error)) from error
         if found is None:
-            raise NoSolution("there is no reference_policy()")
+            raise NoSolution(NO_REFERENCE)
         if not callable(found):
             raise ServerConfigError(
                 f"reference_policy() returned {found!r:.80}, which is not a function; return one that takes "
