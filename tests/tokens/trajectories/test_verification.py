@@ -583,7 +583,34 @@ def test_the_command_names_file_line_rollout_and_reason(tmp_path: Path, capsys: 
     assert f"{missing}: the file cannot be read: No such file or directory" in printed
     assert f"{empty}: contains no samples" in printed
     assert printed.startswith(f"ok    {good}: 1 sample of 1 rollout, 0 rejected")
-    assert printed.count("WRONG") == 3
+    assert printed.count("WRONG") == 2, "an empty file is not wrong"
+    assert f"none  {empty}: there is nothing to verify" in printed
+
+
+def test_nothing_to_verify_is_told_from_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The groups of a Phase 1 run have rollouts and tokens, and no samples."""
+    phase_1 = write(tmp_path / "groups.jsonl", *(group(samples=[], number=at) for at in range(3)))
+    good, bad = write(tmp_path / "good.jsonl", record()), write(tmp_path / "bad.jsonl", record(), record())
+    assert main(["verify", str(tmp_path)]) == 3
+    printed = capsys.readouterr().out
+    assert (
+        "nothing to verify" in printed and "--openai.server_type vllm or sglang" in printed and "WRONG" not in printed
+    )
+    assert main(["verify", "--problems", "0", str(phase_1), str(good)]) == 3
+    assert main(["verify", str(phase_1), str(bad)]) == 1
+    capsys.readouterr()
+    assert main(["verify", "--json", str(phase_1)]) == 3
+    [said] = json.loads(capsys.readouterr().out)["files"]
+    assert said["empty"] and not said["ok"]
+    torn = write(tmp_path / "torn.jsonl", '{"samples": [')
+    assert main(["verify", str(torn)]) == 1, "a file whose lines cannot be read is wrong, not empty"
+
+
+def test_the_folder_of_an_evaluation_stands_for_its_samples(tmp_path: Path) -> None:
+    write(tmp_path / "samples.jsonl", record())
+    assert main(["verify", str(tmp_path)]) == 0
+    write(tmp_path / "groups.jsonl")
+    assert main(["verify", str(tmp_path)]) == 3, "process writes groups.jsonl"
 
 
 def test_the_command_prints_hostile_records_safely(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -74,6 +74,8 @@ class Totals:
     problem_count: int
     problems: tuple[Problem, ...] = ()
     """The first of them."""
+    empty: bool = False
+    """There is no sample, and that is the only problem: nothing could be verified."""
 
     @property
     def ok(self) -> bool:
@@ -190,7 +192,7 @@ class RecordVerifier:
                 across.append((rollout_id, "it has a score and completions, but no sample"))
         across += [("", reason) for reason in self._runs.missing()]
         if not self._samples:  # one reason for all that it lacks
-            across = [] if self._problem_count else [("", _NO_SAMPLES)]
+            across = [] if self._problem_count else [("", NO_SAMPLES)]
         found = [*self._problems, *(Problem(None, *each) for each in across)][: self._max_problems]
         return Totals(
             samples=self._samples,
@@ -205,6 +207,7 @@ class RecordVerifier:
             lost=lost,
             rejected=self._rejected,
             problem_count=self._problem_count + len(across),
+            empty=not self._samples and not self._problem_count,
             problems=tuple(found),
         )
 
@@ -529,9 +532,10 @@ def _cut(value: Any) -> str:
     return repr(value)
 
 
-_NO_SAMPLES: Final = (
+NO_SAMPLES: Final = (
     "contains no samples: only completions with token ids have any; --openai.server_type vllm or sglang asks for these"
 )
+"""The only problem of a file that is `empty`."""
 _INTEGERS: Final[frozenset[type]] = frozenset({int})
 _NUMBERS: Final[frozenset[type]] = frozenset({float, int})
 _ID_LIMIT: Final = 1 << 32

@@ -1,8 +1,9 @@
 """`lachesis verify FILE...`: check that sample files hold exactly the sampled tokens, each once.
 
-The files are JSON Lines of samples, or of groups that hold `samples`; a folder stands for its groups.jsonl. Exit code 0
-means that nothing is wrong; "old" in place of "ok", that some lines come from an older version, which wrote no digests
-of scores and messages.
+The files are JSON Lines of samples, or of groups that hold `samples`; a folder stands for its groups.jsonl or
+samples.jsonl. Exit code 0 means that nothing is wrong, 1 that something is, 3 that a file holds no samples, so that
+there is nothing to verify. "old" in place of "ok" means that some lines come from an older version, which wrote no
+digests of scores and messages.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from rich.table import Table
 
 from backends.text import counted
 from lachesis.cli.verb_parser import VerbParser
-from lachesis_tokens.samples.verification import RecordVerifier, Totals
+from lachesis_tokens.samples.verification import NO_SAMPLES, RecordVerifier, Totals
 
-_STYLES = {"ok": "green", "old": "yellow", "WRONG": "red"}
+_STYLES = {"ok": "green", "old": "yellow", "none": "yellow", "WRONG": "red"}
 _UNCERTIFIED = "their tokens are certified, and scores, messages and other fields are not"
 ROWS = ("sampled", "delivered", "duplicated", "wrong_prefix", "undelivered", "unchecked", "lost")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print totals and the first problems of each file; 1 where anything is wrong."""
+    """Print totals and the first problems; 1 where anything is wrong, otherwise 3 where a file is empty."""
     parser = VerbParser(prog="lachesis verify", description=__doc__)
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="JSON Lines of samples or of groups")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
@@ -36,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--problems", type=int, default=10, metavar="N", help="problems to show for each file (default: 10)"
     )
     arguments = parser.parse_args(argv)
-    files = [path / "groups.jsonl" if path.is_dir() else path for path in arguments.files]
+    files = [_in_folder(path) if path.is_dir() else path for path in arguments.files]
     found = {str(path): verify_file(path, max_problems=max(0, arguments.problems)) for path in files}
     ok = all(totals.ok for totals in found.values())
     console = Console(emoji=False)
@@ -45,7 +46,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         console.out(json.dumps({"ok": ok, "files": files}), highlight=False)
     else:
         _show(console, found)
-    return 0 if ok else 1
+    return 0 if ok else 3 if all(totals.ok or totals.empty for totals in found.values()) else 1
+
+
+def _in_folder(folder: Path) -> Path:
+    """The file of groups that `process`, or else `evaluate`, wrote there."""
+    evaluated = folder / "samples.jsonl"
+    return evaluated if evaluated.exists() and not (folder / "groups.jsonl").exists() else folder / "groups.jsonl"
 
 
 def verify_file(path: Path, *, max_problems: int = 20) -> Totals:
@@ -86,6 +93,10 @@ def _parse(line: bytes, constant: Callable[[str], float]) -> Any:
 
 def _show(console: Console, found: Mapping[str, Totals]) -> None:
     for path, totals in found.items():
+        if totals.empty:
+            _say(console, f"none  {path}: there is nothing to verify", style=_STYLES["none"])
+            _say(console, f"{path}: {NO_SAMPLES}")
+            continue
         status = "WRONG" if not totals.ok else "old" if totals.without_digest else "ok"
         of = f"{counted(totals.samples, 'sample')} of {counted(totals.rollouts, 'rollout')}"
         _say(console, f"{status:<6}{path}: {of}, {totals.rejected:,} rejected", style=_STYLES[status])
