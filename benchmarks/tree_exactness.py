@@ -231,7 +231,7 @@ async def play(name: str, source: str | None, count: int, folder: Path) -> int:
         records.append(certified(group_record(group, environment=name, model="fake")))
         for rollout in group.rollouts:
             assert rollout.tree is not None
-            lost += rollout.lost_completion_tokens
+            lost += rollout.lost.completion_tokens
             if rollout.result is not None and rollout.reward is None:
                 lost += rollout.result.cost.tokens.completion_tokens
             kinds[rollout.outcome.value] += 1

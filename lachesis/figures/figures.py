@@ -21,6 +21,7 @@ from lachesis.figures.tool_failures import ToolFailures
 _SUMS = (
     *("scored", "completion_tokens", "uncounted_requests", "discarded", "agent_faults", "in_place"),
     *("branched", "inherited_tokens", "beside", "interrupts", "compressions", "failed_compressions"),
+    "cached_tokens",
 )
 """Counts that are in `Summary` as they are."""
 
@@ -58,6 +59,7 @@ class Figures:
         """Whether other weights than the first ones sampled something."""
         self._metrics: dict[str, list[float]] = {}
         self._exclusions = Exclusions()
+        self._priced, self._cost, self._without_cost = False, 0.0, 0
         self._uncompressed_because = ""
 
     def add(self, group: Mapping[str, Any], *, earlier: bool = False) -> None:
@@ -82,9 +84,14 @@ class Figures:
         if earlier:
             return
         self.repaired.add([rollout.get("repaired_calls", (0, 0)) for rollout in rollouts])
-        self.counts["beside"] += (group.get("beside") or {}).get("completion_tokens", 0)
+        beside = group.get("beside") or {}
+        self.counts["beside"] += beside.get("completion_tokens", 0)
         for rollout in rollouts:
             self._count(rollout)
+        for each in (*rollouts, *([beside] if beside else ())):
+            self._priced = self._priced or "cost" in each
+            self._cost += each.get("cost") or 0.0
+            self._without_cost += each.get("cost") is None
         if self._whole:
             if (category := group.get("category")) is not None:
                 self._categories[item] = category
@@ -102,8 +109,10 @@ class Figures:
             tool_users=rollout["tool_calls"] > 0,
             prompt_tokens=rollout.get("prompt_tokens", 0),
             completion_tokens=rollout.get("completion_tokens", 0),
+            cached_tokens=rollout.get("cached_tokens", 0) + rollout.get("lost_cached_tokens", 0),
+            lost_prompt_tokens=rollout.get("lost_prompt_tokens", 0),
             lost_completion_tokens=rollout.get("lost_completion_tokens", 0),
-            uncounted_requests=rollout.get("uncounted_requests", 0),
+            uncounted_requests=rollout.get("uncounted_requests", 0) + rollout.get("lost_uncounted_requests", 0),
             branched="inherited_tokens" in rollout,
             inherited_tokens=rollout.get("inherited_tokens", 0),
             discarded=_completions(rollout["discarded"]),
@@ -140,6 +149,11 @@ class Figures:
         """Completion tokens, those of lost attempts included."""
         return self.counts["completion_tokens"] + self.counts["lost_completion_tokens"]
 
+    @property
+    def prompts(self) -> int:
+        """Prompt tokens, those of lost attempts included."""
+        return self.counts["prompt_tokens"] + self.counts["lost_prompt_tokens"]
+
     def summary(self, *, tests: bool = True) -> Summary:
         """The figures of all groups that were added; `tests`: with those of `Summary.exclusion`, which take time."""
         counts = self.counts
@@ -149,6 +163,10 @@ class Figures:
             groups=self.groups,
             rollouts=self.rollouts,
             **{name: counts[name] for name in _SUMS},
+            prompt_tokens=self.prompts,
+            lost_completion_tokens=counts["lost_completion_tokens"],
+            cost=self._cost if self._priced else None,
+            without_cost=self._without_cost,
             reward=mean_over_items(list(self.scores.values())),
             outcomes=dict(sorted(self.outcomes.items(), key=lambda each: (-each[1], each[0]))),
             turns=counts["turns"] / count,

@@ -12,7 +12,7 @@ from typing import Any
 
 from lachesis.figures.item_keys import plain
 from lachesis.loop.outcome import Outcome
-from lachesis.loop.result import AgentResult, StepReward
+from lachesis.loop.result import AgentResult, StepReward, TokenCount
 from lachesis.loop.rollout import Rollout
 from lachesis_messages.graph_walks import identity
 from lachesis_messages.history import MessageHistory
@@ -43,7 +43,7 @@ def rollout_record(rollout: Rollout, place: int | None, *, whole: bool = True) -
         **({} if rollout.tree is None else {"tree": rollout.tree.to_record()}),
         "attempts": rollout.attempts,
         "retried_after": list(rollout.retried_after),
-        "lost_completion_tokens": rollout.lost_completion_tokens,
+        **lost_record(rollout),
         "seconds": round(rollout.seconds, 3),
         "metrics": dict(rollout.metrics),
         **({"reward_weights": dict(rollout.reward_weights)} if rollout.reward_weights else {}),
@@ -53,6 +53,12 @@ def rollout_record(rollout: Rollout, place: int | None, *, whole: bool = True) -
     if place is None and whole:
         record["messages"] = recorded_messages(result)
     return record
+
+
+def lost_record(rollout: Rollout) -> dict[str, int]:
+    """The tokens of its earlier starts."""
+    lost = {f"lost_{name}": getattr(rollout.lost, name) for name in TokenCount.__slots__}
+    return {name: count for name, count in lost.items() if count or name == "lost_completion_tokens"}
 
 
 def counted_record(item_key: str, rollouts: Iterable[Rollout]) -> dict[str, Any]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from backends.text import counted
 from lachesis.figures.exclusion import Exclusion
 from lachesis.figures.intervals import Mean, Scores, mean_over_items
 from lachesis.figures.repaired_calls import RepairedCalls
@@ -20,6 +21,7 @@ BUILTIN_FIGURES = frozenset(
         *("avg_turns", "avg_tool_calls", "tool_use_rate", "avg_tool_errors"),
         *("total_rollouts", "items_rejected", "tool_errors_count", "discarded_completions"),
         *("agent_faults", "avg_seconds_own", "avg_seconds_waiting", "compressions", "failed_compressions"),
+        *("prompt_tokens", "completion_tokens", "total_cost", "avg_cost"),
         *("unscored_alarm", "unscored_items", "repaired_call_rate", "repaired_calls_alarm"),
     }
 )
@@ -48,9 +50,19 @@ class Summary:
     tool_use_rate: float
     """Share of rollouts with at least one tool call."""
     completion_tokens: int
+    """Without those of lost attempts."""
     uncounted_requests: int
     discarded: int
     """Completions that were rolled back."""
+    prompt_tokens: int = 0
+    """Of all requests, lost attempts included; so are `cached_tokens`, those of them that servers had in caches."""
+    cached_tokens: int = 0
+    lost_completion_tokens: int = 0
+    """Of attempts that broke and were played again."""
+    cost: float | None = None
+    """By the prices of the run, lost attempts included, as far as it is known; None without prices."""
+    without_cost: int = 0
+    """Rollouts whose cost is unknown."""
     agent_faults: int = 0
     """Rollouts whose score was decided by damage that the agent did to its own sandbox."""
     seconds_own: float = 0.0
@@ -90,6 +102,38 @@ class Summary:
     def tool_errors(self) -> float:
         """Failed calls, mean per rollout."""
         return self.failed_calls / (self.rollouts or 1)
+
+    def cost_rows(self) -> Iterator[tuple[str, str]]:
+        """Tokens and their cost. What a server did not count is said, and is never 0."""
+        if self.uncounted_requests:
+            yield "tokens", f"unknown: the server did not count {counted(self.uncounted_requests, 'request')}"
+        elif self.prompt_tokens or self.completion_tokens:
+            cached = f" ({self.cached_tokens:,} cached)" if self.cached_tokens else ""
+            sampled = self.completion_tokens + self.lost_completion_tokens
+            lost = f", {self.lost_completion_tokens:,} of them lost with broken attempts"
+            yield (
+                "tokens",
+                f"{self.prompt_tokens:,} of prompts{cached}, {sampled:,} sampled"
+                + (lost if self.lost_completion_tokens else ""),
+            )
+        if self.cost is None:
+            return
+        unknown = f"unknown for {self.without_cost} of {counted(self.rollouts, 'rollout')}"
+        each = f"{self.cost:.4f}, {self.cost / (self.rollouts or 1):.4f} a rollout"
+        yield (
+            "cost",
+            each if not self.without_cost else f"at least {self.cost:.4f}; {unknown}" if self.cost else unknown,
+        )
+
+    def cost_metrics(self) -> dict[str, float]:
+        """Tokens and cost, as far as they are known as a whole."""
+        found: dict[str, float] = {}
+        if not self.uncounted_requests:
+            found["prompt_tokens"] = self.prompt_tokens
+            found["completion_tokens"] = self.completion_tokens + self.lost_completion_tokens
+        if self.cost is not None and not self.without_cost:
+            found |= {"total_cost": self.cost, "avg_cost": self.cost / (self.rollouts or 1)}
+        return found
 
     def call_metrics(self) -> dict[str, float]:
         """The share of calls that the parser repaired; empty where it read none."""
@@ -169,6 +213,7 @@ def _of_every_run(summary: Summary) -> dict[str, float | int]:
         "avg_seconds_own": summary.seconds_own,
         "avg_seconds_waiting": summary.seconds_waiting,
         **{f"outcome/{name}": count for name, count in summary.outcomes.items()},
+        **summary.cost_metrics(),
         **summary.call_metrics(),
         **summary.compression_metrics(),
         **summary.exclusion.shares(),

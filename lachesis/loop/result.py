@@ -82,6 +82,11 @@ class TokenCount:
         self.cached_tokens += usage.cached_tokens or 0
         self.uncounted_requests += usage.completion_tokens is None
 
+    def include(self, other: TokenCount) -> None:
+        """Add the counts of another one."""
+        for name in self.__slots__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
 
 @dataclass(frozen=True, slots=True)
 class Cost:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from backends import BackendError
 from backends.errors import ExitCode, LachesisError, SettingsError
 from lachesis.loop.outcome import Outcome
-from lachesis.loop.result import AgentResult
+from lachesis.loop.result import AgentResult, TokenCount
 from lachesis.rewards.reward import Reward, finite_number
 from lachesis.tool_context.context_calls import RewardCall
 from lachesis.tool_context.tool_context import ToolContext
@@ -99,8 +99,8 @@ class Rollout:
     """Starts that it took; more than one when the infrastructure broke earlier ones."""
     retried_after: Sequence[str] = ()
     """Why each of the earlier starts failed."""
-    lost_completion_tokens: int = 0
-    """Completion tokens of earlier starts; the last start's are in `result`."""
+    lost: TokenCount = field(default_factory=TokenCount)
+    """The tokens of earlier starts; the last start's are in `result`."""
     seconds: float = 0.0
     metrics: Mapping[str, float] = field(default_factory=dict)
     """The components of its reward and the environment's own figures."""

@@ -21,7 +21,7 @@ from lachesis.loop.broken_items import ALIKE, BrokenItems
 from lachesis.loop.interrupted import InterruptedRollout, interrupted_agents, note_rollout
 from lachesis.loop.loop import HermesAgentLoop
 from lachesis.loop.outcome import Outcome
-from lachesis.loop.result import AgentResult
+from lachesis.loop.result import AgentResult, TokenCount
 from lachesis.loop.rollout import FixedScore, HeldSandbox, Rollout, branch_of_rollout, held_sandboxes, repeats
 from lachesis.loop.rollout_session import SessionEnded, while_open
 from lachesis.loop.tool_calls import SessionCalls
@@ -111,7 +111,7 @@ class RolloutPlayer:
         branch_of_rollout.set(None)  # a rollout that this one's code plays is another one
         attempts = 0
         retried_after: list[str] = []
-        lost_completion_tokens = 0
+        lost = TokenCount()
         broken_item = False
         while True:
             attempts += 1
@@ -123,6 +123,7 @@ class RolloutPlayer:
             context: ToolContext | None = None
             held: HeldSandbox | None = None
             result: AgentResult | None = None
+            cut: list[AgentResult] = []
             scored: Scored[Reward | None] = Scored()
             try:
                 loop = self.make_loop(
@@ -179,6 +180,8 @@ class RolloutPlayer:
             except (BackendError, InferenceError) as broken:
                 outcome, reason, error = Outcome.INFRA_ERROR, str(broken), broken
             except (SetUpFailed, SessionEnded) as broken:
+                if cut and result is None:  # its tokens were paid, although it has no result
+                    lost.include(_tokens_of(cut[-1], branch))
                 error = next(iter(failed.values()), None)  # a request of the environment's
                 scored = Scored(error=(broken.__cause__ or broken) if error is None else None)
                 outcome, reason = Outcome.INFRA_ERROR, str(error or broken)
@@ -216,8 +219,7 @@ class RolloutPlayer:
                 break
             retried_after.append(reason)
             if result is not None:
-                kept = 0 if branch is None or branch.start is None else branch.start.cost.tokens.completion_tokens
-                lost_completion_tokens += result.tokens.completion_tokens - kept
+                lost.include(_tokens_of(result, branch))
         rollout = Rollout(
             rollout_id=rollout_id,
             item_key=item_key,
@@ -230,7 +232,7 @@ class RolloutPlayer:
             error=error or scored.wrong_setting,
             attempts=attempts,
             retried_after=tuple(retried_after),
-            lost_completion_tokens=lost_completion_tokens,
+            lost=lost,
             seconds=time.monotonic() - started,
             broken_item=broken_item,
             reward_calls=context.calls if context is not None else (),
@@ -354,6 +356,14 @@ class RolloutPlayer:
                 log.warning("the sandbox of %s could not be removed yet: %s", task_id, error)
             elif isinstance(error, BaseException):
                 raise error
+
+
+def _tokens_of(result: AgentResult, branch: Any) -> TokenCount:
+    """What an attempt sampled itself, without the turns that it had from another rollout."""
+    if branch is None or branch.start is None:
+        return result.tokens
+    counts = zip(result.tokens, branch.start.cost.tokens, strict=True)
+    return TokenCount(*(mine - theirs for mine, theirs in counts))
 
 
 def _with_fixed(rollout: Rollout, score: FixedScore | Literal["reward"], why: str, setting: str) -> Rollout:

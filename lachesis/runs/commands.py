@@ -17,6 +17,7 @@ from rich.console import Console
 from backends.errors import LachesisError, SettingsError
 from backends.plugins import Registry, UnknownPlugin
 from backends.text import counted
+from lachesis.figures.costs import prices_of
 from lachesis.figures.evaluations import EvaluatedItems
 from lachesis.figures.item_keys import ItemKeys, SampleKeys, item_digest
 from lachesis.figures.running_figures import RunningFigures
@@ -250,6 +251,7 @@ async def _into_files(
         on_earlier=None if tracker is None else tracker.exclusions.add_group,
         code=code,
         takes_old_code=takes_old_code,
+        prices=prices_of(env.server_configs),
     )
     # A sample is a rollout, and no group: as many may fail as in these groups.
     most = config.max_failed_groups * (config.group_size if evaluates else 1)

@@ -18,6 +18,7 @@ from rich.console import Console
 
 from backends.tasks import finish
 from backends.text import counted
+from lachesis.figures.costs import Prices
 from lachesis.figures.evaluations import EvaluatedItems
 from lachesis.figures.item_keys import whole_and_part
 from lachesis.figures.running_figures import RunningFigures
@@ -78,7 +79,9 @@ class FileSink(Sink[PlayedGroup]):
         on_earlier: Callable[[Mapping[str, Any]], None] | None = None,
         code: OwnCode | None = None,
         takes_old_code: bool = False,
+        prices: Prices | None = None,
     ) -> None:
+        self.prices = prices
         self.on_earlier = on_earlier
         self.size = size
         self.figures = figures or RunningFigures()
@@ -218,6 +221,8 @@ class FileSink(Sink[PlayedGroup]):
 
     def _record(self, group: PlayedGroup) -> dict[str, Any]:
         record = group_record(group, environment=self.environment, model=self.model)
+        if self.prices is not None:
+            record = self.prices.add_to(record)
         run = self.ledger.run
         if self.evaluation is not None:
             record |= self.evaluation.about(group.item)

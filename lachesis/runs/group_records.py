@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Any
 
 from lachesis.figures.item_keys import plain
-from lachesis.figures.rollout_records import agent_record, recorded_messages, rollout_record
+from lachesis.figures.rollout_records import agent_record, lost_record, recorded_messages, rollout_record
 from lachesis.loop.rollout import PlayedGroup, Rollout
 from lachesis_messages.records.export_lines import NO_ANSWER, ExportLine, trajectory
 from lachesis_messages.records.sharegpt import SystemTurn
@@ -82,11 +82,11 @@ def _samples(scored: list[Rollout]) -> list[dict[str, Any]]:
 def _beside(beside: Rollout) -> dict[str, Any]:
     """The record of completions outside the rollouts."""
     agent = agent_record(beside.result)
-    kept = ("completion_tokens", "uncounted_requests", "discarded")
+    kept = ("prompt_tokens", "cached_tokens", "completion_tokens", "uncounted_requests", "discarded")
     return {
         "reason": beside.left_out,
         "completions": agent["turns"],
-        "lost_completion_tokens": beside.lost_completion_tokens,
+        **lost_record(beside),
         **{name: agent[name] for name in kept},
         "messages": recorded_messages(beside.result),
     }

@@ -141,6 +141,7 @@ class RunResult:
             yield "beside", f"{beside} outside rollouts: of judges, or of rollouts that the environment dropped"
         for name, value in summary.metrics.items():
             yield name.replace("_", " "), f"{value:.3f}"
+        yield from summary.cost_rows()
         if self.tokens and not summary.uncounted_requests:
             rate = self.tokens / max(self.seconds, 1e-9)
             yield "tokens/s", f"{rate:.0f} ({self.tokens} in {self.seconds:.1f} s)"

@@ -112,6 +112,17 @@ class ServerConfig(BaseModel):
         "trainer, which makes these parameters trainable (engine vllm-generate with "
         "--return-sampling-mask, or sglang).",
     )
+    price_per_million_input: float | None = Field(
+        default=None, ge=0, description="Price of a million prompt tokens, in any currency; null: costs are not shown."
+    )
+    price_per_million_output: float | None = Field(
+        default=None, ge=0, description="Price of a million sampled tokens; needs that of input too."
+    )
+    price_per_million_cached_input: float | None = Field(
+        default=None,
+        ge=0,
+        description="Price of a million prompt tokens that the server had in its cache; null: that of input.",
+    )
     threads: int = Field(default=1, ge=1, description="Threads of a model in this process (embedded or a GGUF file).")
     parallel: int = Field(default=4, ge=1, description="Concurrent completions of a model that this process runs.")
     context: int = Field(

@@ -87,7 +87,7 @@ async def _played(folder: Path, seed: int, width: int, faulty: bool, edited: boo
     trained = Counter(span.completion_id for each in rollouts for made in each.samples for span in made.spans)
     assert set(trained.values()) == {1}
     assert (
-        sum(each.samples[0].sampled for each in rollouts) + sum(each.lost_completion_tokens for each in rollouts)
+        sum(each.samples[0].sampled for each in rollouts) + sum(each.lost.completion_tokens for each in rollouts)
         == sampled
     )
     record = json.loads(json.dumps(group_record(group, environment="e", model="m")))

@@ -14,6 +14,7 @@ from backends import BackendError
 from backends.tasks import cancel_requests
 from lachesis.figures.item_keys import part_key
 from lachesis.loop.outcome import Outcome
+from lachesis.loop.result import TokenCount
 from lachesis.loop.rollout import PlayedGroup, Rollout, holding_sandboxes
 from lachesis.runs.environment import Collecting
 from lachesis.runs.group_player import stop_if_hopeless
@@ -67,7 +68,7 @@ class Collector:
             RunStopped: the server rejects the key, or knows no such model or route.
         """
         retried_after: list[str] = []
-        lost = 0
+        lost = TokenCount()
         while True:
             with recorded() as recording:
                 async with holding_sandboxes():
@@ -76,7 +77,8 @@ class Collector:
             if broken is None or len(retried_after) >= self.max_retries or isinstance(broken, RequestRejected):
                 break
             retried_after.append(str(broken))
-            lost += sum(completion.response.usage.completion_tokens or 0 for completion in recording.completions)
+            for completion in recording.completions:
+                lost.add(completion.response.usage)
         if broken is not None:
             rollouts = [_infrastructure(recording, item_key, broken)]
             played = [PlayedGroup(item, item_key, self.tools, rollouts)]
@@ -93,11 +95,9 @@ class Collector:
         beside = first.beside
         if rollouts:
             attempts = len(retried_after) + 1
-            rollouts[0] = replace(
-                rollouts[0], attempts=attempts, retried_after=tuple(retried_after), lost_completion_tokens=lost
-            )
-        elif lost:
-            beside = replace(beside or _beside((), item_key), lost_completion_tokens=lost)
+            rollouts[0] = replace(rollouts[0], attempts=attempts, retried_after=tuple(retried_after), lost=lost)
+        elif any(lost):
+            beside = replace(beside or _beside((), item_key), lost=lost)
         stop_if_hopeless(rollouts)
         return [replace(first, rollouts=rollouts, beside=beside), *played[1:]]
 

@@ -8,9 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from lachesis.figures.costs import MILLION
 from lachesis.figures.figures import Figures
-
-MILLION = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +40,7 @@ class Caps:
         """The cost of the tokens; None without prices."""
         if self.prices is None:
             return None
-        return (totals.all.counts["prompt_tokens"] * self.prices[0] + totals.all.sampled * self.prices[1]) / MILLION
+        return (totals.all.prompts * self.prices[0] + totals.all.sampled * self.prices[1]) / MILLION
 
 
 class BatchTotals:

@@ -42,7 +42,7 @@ def decide_for_training(group: PlayedGroup, config: HermesAgentEnvConfig, traine
     )
     left_out = [rollout for rollout in group.rollouts if rollout.reward is None]
     beside = [] if group.beside is None else [group.beside]
-    lost = sum(rollout.lost_completion_tokens for rollout in (*group.rollouts, *beside)) + sum(
+    lost = sum(rollout.lost.completion_tokens for rollout in (*group.rollouts, *beside)) + sum(
         rollout.result.cost.tokens.completion_tokens for rollout in (*left_out, *beside) if rollout.result is not None
     )
     built = build_group(rollouts, settings)
