@@ -28,7 +28,7 @@ help:
 	@echo "make site    the documentation with a search, as site/index.html, to be read without a server or the network"
 	@echo "make bench   the figures of docs/benchmarks.md"
 	@echo "make bench-train  the figure of a training step (first run installs torch)"
-	@echo "make release VERSION=0.2.0  set the version of all packages, build their wheels, install and try them"
+	@echo "make release VERSION=0.3.0  set the version of all packages, build wheels and site, try both; publishes nothing"
 	@echo "make lock    pin the dependencies of pyproject.toml again"
 
 $(READY): requirements/lock.txt $(wildcard pyproject.toml */pyproject.toml packages/*/pyproject.toml) scripts/venv.sh
@@ -68,7 +68,7 @@ train-demo: train-venv
 	$(VENV)-train/bin/python -m benchmarks.train_demo
 
 VERSION ?=
-release: $(READY)
+release: $(READY) site
 	@scripts/release.sh $(VENV) $(VERSION)
 
 lint: $(READY)

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+import yaml
 
 from lachesis_tokens.prompts import smollm2_file
 
@@ -148,6 +149,30 @@ def test_the_packages_are_released_together() -> None:
         pins.update(line for line in lines if line.startswith("lachesis-"))
     (version,) = versions
     assert [pin for pin in pins if not pin.endswith(f"=={version}")] == []
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))["version"] == version
+    released = re.findall(r"^## (\d\S*)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert released[0] == version, "the newest section of the changelog"
+    elsewhere = [
+        path
+        for folder in PROJECTS.values()
+        for path in imported_files(folder)
+        if f'"{version}"' in path.read_text(encoding="utf-8")
+    ]
+    assert elsewhere == [], "code asks importlib.metadata for the version"
+
+
+def imported_files(folder: Path) -> list[Path]:
+    """The modules of a project, without those of the projects below the root."""
+    return sorted((folder / "environments" if folder == ROOT else folder).rglob("*.py"))
+
+
+def test_the_templates_of_issues_are_forms() -> None:
+    for path in sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("[!c]*.yml")):
+        form = yaml.safe_load(path.read_text(encoding="utf-8"))
+        assert form["name"] and form["description"] and form["body"]
+        fields = [each for each in form["body"] if each["type"] != "markdown"]
+        assert len({each["id"] for each in fields}) == len(fields) > 0
+        assert all(each["attributes"]["label"] for each in fields)
 
 
 @pytest.mark.parametrize("name", PROJECTS)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.metadata
 import itertools
 import json
 import shlex
@@ -68,7 +69,7 @@ class McpClient(ABC):
 
     async def open(self) -> None:
         """Greet the server. Raises as `ask` does."""
-        about = {"name": "lachesis", "version": "0.2.0"}
+        about = {"name": "lachesis", "version": importlib.metadata.version("lachesis-tools")}
         await self.ask("initialize", {"protocolVersion": VERSION, "capabilities": {}, "clientInfo": about})
         await self.tell("notifications/initialized")
 
