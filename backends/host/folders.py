@@ -159,11 +159,16 @@ def cached(name: str, make: Callable[[Path], None]) -> Path:
     return target
 
 
+def user_cache() -> Path:
+    """`$XDG_CACHE_HOME/lachesis`, or `~/.cache/lachesis` where that is no absolute path. It need not exist."""
+    chosen = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (chosen if chosen.is_absolute() else Path.home() / ".cache") / "lachesis"
+
+
 def cache_folder() -> Path:
     """The user's cache folder, or a folder of this process if that cannot be used. Raises `OSError` for a shortage."""
-    chosen = Path(os.environ.get("XDG_CACHE_HOME", ""))
     try:
-        root = (chosen if chosen.is_absolute() else Path.home() / ".cache") / "lachesis"
+        root = user_cache()
         root.mkdir(mode=0o755, parents=True, exist_ok=True)
         facts = root.stat()
         # Sandboxes run what is in it, so nobody else may write to it.

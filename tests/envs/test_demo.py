@@ -23,12 +23,11 @@ def shown(*, terminal: bool) -> str:
 
 def test_a_terminal_gets_the_command_of_the_viewer_with_its_address(capsys: pytest.CaptureFixture[str]) -> None:
     lines = shown(terminal=True).splitlines()
-    assert "  lachesis view 'data/my demo'  these rollouts in a browser, at http://127.0.0.1:7007" in lines
     assert any(line.startswith("  lachesis new ") for line in lines)
     with pytest.raises(SystemExit):
         verb.main(["--help"])
     (port,) = re.findall(r"default:\s+(\d+)\)", capsys.readouterr().out)
-    assert f"http://127.0.0.1:{port}" == demo.VIEWER
+    assert f"  lachesis view 'data/my demo'  these rollouts in a browser, at http://127.0.0.1:{port}" in lines
 
 
 def test_a_file_gets_one_line() -> None:

@@ -21,6 +21,7 @@ from typing import Any, BinaryIO
 import orjson
 
 from backends.errors import LachesisError, SettingsError
+from backends.host.folders import user_cache
 from lachesis.figures.intervals import Mean, mean_of_values, score_range
 from lachesis.figures.item_keys import whole_and_part
 from lachesis.figures.tool_failures import ToolFailures
@@ -78,9 +79,8 @@ class Page:
 
 def cache_path(root: Path) -> Path:
     """Where the index of a folder is, unless a path is given."""
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     name = hashlib.sha256(f"{VERSION}:{root.resolve()}".encode("utf-8", "surrogateescape")).hexdigest()[:24]
-    return base / "lachesis" / "view" / f"{name}.sqlite"
+    return user_cache() / "view" / f"{name}.sqlite"
 
 
 class Index:

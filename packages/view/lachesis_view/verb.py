@@ -10,6 +10,13 @@ from pathlib import Path
 from lachesis.cli import port_number
 from lachesis.cli.verb_parser import VerbParser
 
+PORT = 7007
+
+
+def address() -> str:
+    """Where the pages are without options."""
+    return f"http://127.0.0.1:{PORT}"
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve the pages until Ctrl+C."""
@@ -21,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         default=Path("data"),
         help="folder of the runs, or a JSON file of `lachesis audit` (default: data)",
     )
-    parser.add_argument("--port", type=port_number, default=7007, help="0 takes a free one (default: %(default)s)")
+    parser.add_argument("--port", type=port_number, default=PORT, help="0 takes a free one (default: %(default)s)")
     parser.add_argument(
         "--host",
         default="127.0.0.1",

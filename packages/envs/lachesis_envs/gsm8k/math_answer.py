@@ -15,6 +15,8 @@ from asyncio.subprocess import DEVNULL, PIPE, Process
 from fractions import Fraction
 from pathlib import Path
 
+from backends.with_parent import with_parent
+
 log = logging.getLogger(__name__)
 
 MAX_LENGTH = 300
@@ -118,9 +120,10 @@ class MathVerifier:
 
     async def _start(self) -> Process:
         if self._child is None or self._child.returncode is not None:
+            # Arithmetic in C notices no end of standard input: the kernel has to end it.
             # As a file and with -P: no folder of the user can shadow what it imports.
             self._child = await asyncio.create_subprocess_exec(
-                sys.executable, "-P", str(_CHILD), stdin=PIPE, stdout=PIPE, stderr=DEVNULL
+                *with_parent(sys.executable, "-P", str(_CHILD)), stdin=PIPE, stdout=PIPE, stderr=DEVNULL
             )
             assert self._child.stdout is not None
             try:

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from backends.with_parent import with_parent
 from lachesis.runs.dataset_rows import DatasetError, NoSuchDataset
 
 PREFIX = "reasoning_gym:"
@@ -97,7 +98,11 @@ class Generators:
         if self._child is None or self._child.returncode is not None:
             # As a file, and with -P: no folder of the user can shadow what it imports.
             self._child = await asyncio.create_subprocess_exec(
-                sys.executable, "-P", str(_CHILD), stdin=PIPE, stdout=PIPE, stderr=DEVNULL, limit=1 << 26
+                *with_parent(sys.executable, "-P", str(_CHILD)),
+                stdin=PIPE,
+                stdout=PIPE,
+                stderr=DEVNULL,
+                limit=1 << 26,
             )
             ready = await self._answer(self._child)
             if ready is None or "missing" in ready:

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from backends.errors import LachesisError
+from backends.host.folders import user_cache
 
 _INDEX = "https://pypi.org/simple"
 _LARGEST = 64 << 20
@@ -26,8 +27,7 @@ class ArchiveError(LachesisError):
 
 
 def cache_folder() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "lachesis" / "archives"
+    return user_cache() / "archives"
 
 
 def archive(name: str, sha256: str, folders: Sequence[Path] = ()) -> Mapping[str, bytes]:

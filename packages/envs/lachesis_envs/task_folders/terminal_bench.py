@@ -11,6 +11,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from backends.host.folders import user_cache
+
 from .compose import Compose, read_compose, read_yaml
 from .config import TaskConfig
 from .errors import TaskError, TaskProblem, problem_of, wrong
@@ -69,8 +71,7 @@ def converted(folder: Path) -> Path:
     """
     code = hashlib.sha256(Path(__file__).read_bytes())  # another converter makes another task
     source = content_hash(files_below(folder), folder, code)
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lachesis/tasks"
-    target = cache / source.hexdigest()[:32] / folder.name
+    target = user_cache() / "tasks" / source.hexdigest()[:32] / folder.name
     if not (target / "task.toml").exists():
         config, files = _convert(folder)
         try:

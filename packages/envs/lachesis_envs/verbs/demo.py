@@ -27,12 +27,10 @@ from rich.text import Text
 from backends.text import counted
 from lachesis.cli import command
 from lachesis.cli.verb_parser import VerbParser
-from lachesis.other_packages import TOKENS
+from lachesis.other_packages import TOKENS, VIEW
 
 MAX_TOKENS = 200
 """Of an answer to a word problem."""
-VIEWER = "http://127.0.0.1:7007"
-"""Where `lachesis view` answers without options."""
 ADAPTER = Path(__file__).parents[1] / "models" / "tool-result.gguf"
 """What `lachesis train` made of the embedded model for the first task; `models/README.md` says how."""
 
@@ -160,7 +158,7 @@ def _say_what_is_next(console: Console, folder: str) -> None:
         return
     console.print("\n[bold]next[/bold]")
     for line, what in (
-        (f"lachesis view {folder}", f"these rollouts in a browser, at {VIEWER}"),
+        (f"lachesis view {folder}", f"these rollouts in a browser, at {VIEW.load('address')()}"),
         ("lachesis new my_env", "an environment of your own"),
         (larger, "a larger model"),
     ):

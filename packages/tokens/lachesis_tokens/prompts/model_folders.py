@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from backends.errors import SettingsError
+from backends.host.folders import user_cache
 
 MADE: Final = {"tiny": "tiny-qwen3-1", "smollm2": "smollm2-135m-instruct-1"}
 """Models that are made on first use: their folders in the cache, which change when what is in them does."""
@@ -54,8 +55,7 @@ def model_folder(name: str, *, cache: Path | None = None) -> Path:
 
 def made_folder(name: str, *, cache: Path | None = None) -> Path:
     """Where `tiny` or `smollm2` is once it was made."""
-    base = cache or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lachesis"
-    return base / "models" / MADE[name]
+    return (cache or user_cache()) / "models" / MADE[name]
 
 
 def tokenizer_of(model: str) -> str:

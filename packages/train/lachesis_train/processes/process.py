@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +14,8 @@ from typing import Final
 
 import aiohttp
 
-CHILD: Final = Path(__file__).with_name("child.py")
+from backends.with_parent import with_parent
+
 LONGEST_PAUSE: Final = 1.0
 """Seconds between two questions whether a process answers, at most."""
 MARK: Final = "LACHESIS_PART"
@@ -59,8 +59,7 @@ class PartProcess:
         """Start it. Its output is appended to the log, and goes to `say` line by line."""
         mark = f"{MARK}={uuid.uuid4().hex}"
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", "-S", str(CHILD), str(os.getpid())),
-            *part.command,
+            *with_parent(*part.command),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
