@@ -15,9 +15,9 @@ Verb = Literal["eval", "process", "serve"]
 
 _COMMANDS: Final = {"eval": "evaluate", "process": "process", "serve": "serve"}
 _DESCRIPTION: Final = {
-    "eval": "Measure a model: the score with its interval, and every rollout to look at.",
+    "eval": "Measure a model: its score with an interval, and every rollout to read.",
     "process": "Play groups of rollouts, and write them down as training data.",
-    "serve": "Play groups for a trainer, which `lachesis api` hands them to.",
+    "serve": "Play groups for a trainer, which gets them from `lachesis api`.",
 }
 _EPILOG: Final = """\
 ENV is env.py, env.py:Class, package.module:Class, SCHEME:NAME, or a name that `lachesis envs` lists.
@@ -77,30 +77,42 @@ def _parser(verb: Verb) -> tuple[argparse.ArgumentParser, dict[str, str]]:
     evaluates = verb == "eval"
     number, counted = {
         "eval": ("env.eval_items", "items to play"),
-        "process": ("env.total_steps", "items to play, each by one group"),
-        "serve": ("env.total_steps", "the trainer's step to end at"),
+        "process": ("env.total_steps", "items to play, one group each"),
+        "serve": ("env.total_steps", "step of the trainer to stop at"),
     }[verb]
-    add("openai.model_name", "MODEL", "its name on the server; or embedded, reference, a GGUF file", "-m", "--model")
-    add("openai.base_url", "URL", "of the OpenAI-compatible server", "-b", "--base-url")
-    add("openai.api_key", "KEY", "of the server", "-k", "--api-key")
+    add(
+        "openai.model_name",
+        "MODEL",
+        "name of the model on its server; or embedded, reference, or a GGUF file",
+        "-m",
+        "--model",
+    )
+    add("openai.base_url", "URL", "URL of the OpenAI-compatible server", "-b", "--base-url")
+    add("openai.api_key", "KEY", "API key of the server", "-k", "--api-key")
     add(number, "N", counted, "-n", read=int)
-    add("env.eval_samples" if evaluates else "env.group_size", "N", "rollouts of each item", "-r", read=int)
+    add("env.eval_samples" if evaluates else "env.group_size", "N", "rollouts per item", "-r", read=int)
     workers = "env.max_eval_workers" if evaluates else "env.max_num_workers"
     add(workers, "N", f"{'rollouts' if evaluates else 'groups'} at once", "-c", "--concurrency", read=int)
     temperature = "env.eval_temperature" if evaluates else "env.agent_temperature"
-    add(temperature, "T", "of the sampling", "-T", "--temperature", read=float)
-    add("env.max_token_length", "N", "tokens of one answer of the model", "-t", "--max-tokens", read=int)
-    add("env.max_agent_turns", "N", "turns of a rollout", "--max-turns", read=int)
-    add("env.enabled_toolsets", "A,B", "toolsets and tools of the agent", "--toolsets", read=lambda text: f"[{text}]")
-    add("env.terminal_backend", "NAME", "backend of the sandboxes: local, docker, ...", "--backend")
+    add(temperature, "T", "sampling temperature", "-T", "--temperature", read=float)
+    add("env.max_token_length", "N", "limit of tokens in one answer", "-t", "--max-tokens", read=int)
+    add("env.max_agent_turns", "N", "limit of turns in a rollout", "--max-turns", read=int)
+    add(
+        "env.enabled_toolsets",
+        "A,B",
+        "toolsets and tools that the agent has",
+        "--toolsets",
+        read=lambda text: f"[{text}]",
+    )
+    add("env.terminal_backend", "NAME", "where sandboxes run: local, docker, ...", "--backend")
     if evaluates:
-        add("env.data_dir_to_save_evals", "FOLDER", "where the files are written", "-o", "--output")
+        add("env.data_dir_to_save_evals", "FOLDER", "folder for the results", "-o", "--output")
     elif verb == "process":
         groups = "env.data_path_to_save_groups"
         add(
             groups,
             "FOLDER",
-            "where the files are written",
+            "folder for the results",
             "-o",
             "--output",
             read=lambda text: Path(text, "groups.jsonl"),

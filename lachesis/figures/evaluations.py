@@ -66,7 +66,7 @@ def figure_rows(summary: Summary) -> Iterator[Row]:
     if (more := samples_needed(list(summary.scores.values()))) is not None:
         yield (
             "for ±1 point",
-            f"{counted(more, 'more sample')}, of new items" if more else "there are enough samples",
+            f"{counted(more, 'more sample')} on new items" if more else "there are enough samples",
         )
     for name, scores in list(summary.categories.items())[:MAX_CATEGORIES]:
         yield f"mean of {name}", f"{mean_over_items(scores)} ({counted(len(scores), 'item')})"

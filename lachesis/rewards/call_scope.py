@@ -90,7 +90,7 @@ class _Open:
         if self.begun:
             if broken_off or getattr(self.task, "given_up", False):
                 return None
-            return f"{self.what} was still running, so nobody has its result; await it, or cancel it"
+            return f"{self.what} was still running, so its result is lost; await it, or cancel it"
         return f"{self.what} was never awaited, so it did not run; write `await` before it"
 
 
@@ -224,7 +224,9 @@ class CallScope:
             if (lost := task.lost()) is not None:
                 found = agent_faults(lost)
                 self.faults += found
-                told = f"the task {task.get_coro()} ended with {lost!r}, and nobody took it; await the task"
+                told = (
+                    f"the task {task.get_coro()} ended with {lost!r}, and the error was never retrieved; await the task"
+                )
                 self._left += [] if found else [told]
         self.failed.clear()
         for future in tuple(self.waiting):

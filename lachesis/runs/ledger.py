@@ -34,7 +34,7 @@ from lachesis_messages.records.jsonl import JsonlWriter, read_lines, sync_folder
 
 _FLAGS = "-o, --env.data_path_to_save_groups, --env.data_dir_to_save_evals or --output"
 """Where a command says which folder is written."""
-CONTINUE = "--env.when_code_changed continue keeps finished groups with their scores, and goes on"
+CONTINUE = "to keep finished groups with their scores, add --env.when_code_changed continue"
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,7 @@ async def own_place(
             return RunFiles(old.path), True
         differs = old.change
     if differs:
-        note = f"note: {differs}, so this run has the folder {path.parent}"
+        note = f"note: {differs}, so this run writes to {path.parent}"
         if old is not None:
             note += f"; {CONTINUE}"
         note += await asyncio.to_thread(_regraded, files.groups if old is None else old.path)

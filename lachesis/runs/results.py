@@ -112,19 +112,19 @@ class RunResult:
             yield "rollouts", f"{summary.rollouts}" + (f", {left_out} left out" if left_out else "")
         yield from summary.exclusion.rows()
         yield "outcomes", ", ".join(f"{name} {count}" for name, count in summary.outcomes.items()) or "none"
-        yield "turns", f"{summary.turns:.2f} a rollout"
-        failed = f", {summary.tool_errors:.2f} failed" if summary.failed_calls else ""
-        yield "tool calls", f"{summary.tool_calls:.2f} a rollout{failed}"
+        yield "turns", f"{summary.turns:.2f} per rollout"
+        failed = f", {summary.tool_errors:.2f} of them failed" if summary.failed_calls else ""
+        yield "tool calls", f"{summary.tool_calls:.2f} per rollout{failed}"
         for line in summary.tool_failures.lines():
             yield "failed calls", line
         if summary.repaired.parsed:
             yield "repaired calls", f"{summary.repaired}: {NAME}"
-        waiting = f", and {summary.seconds_waiting:.1f} s of waiting for servers and sandboxes"
-        yield "time", f"{summary.seconds_own:.1f} s a rollout" + (waiting if summary.seconds_waiting >= 0.05 else "")
+        waiting = f", plus {summary.seconds_waiting:.1f} s waiting for servers and sandboxes"
+        yield "time", f"{summary.seconds_own:.1f} s per rollout" + (waiting if summary.seconds_waiting >= 0.05 else "")
         if summary.most_versions > 1 or summary.interrupts:
             yield (
                 "weights",
-                f"{summary.versions:.2f} versions a rollout, at most {summary.most_versions}; "
+                f"{summary.versions:.2f} versions per rollout, at most {summary.most_versions}; "
                 f"{counted(summary.interrupts, 'interrupt')}",
             )
         if summary.compression_metrics():
@@ -169,7 +169,7 @@ class RunResult:
                 samples = quote(str(files.samples))
                 yield (
                     f"lachesis train --sft {samples} --sft.min_reward {best:g} --training.base_model MODEL   "
-                    "(train on what went well)"
+                    "(train on the rollouts that went well)"
                 )
 
     def advice(self) -> Iterator[str]:
@@ -180,7 +180,7 @@ class RunResult:
                 yield f"every reward is {best:.2f}: {self._why_zero()}"
             elif not self.evaluation:
                 yield (
-                    f"every reward is {best:.2f}, and a trainer learns from differences: take harder items, a smaller "
+                    f"every reward is {best:.2f}, so a trainer has nothing to learn from: try harder items, a smaller "
                     "model, or a higher --env.agent_temperature"
                 )
 
@@ -188,11 +188,11 @@ class RunResult:
         outcomes = self.summary.outcomes
         if (cut := outcomes.get(Outcome.CONTEXT_EXHAUSTED.value, 0)) > self.summary.scored / 2:
             return (
-                f"{cut} of {self.summary.scored} rollouts were cut off; raise --env.max_token_length (-t), which one "
-                "answer may have, or serve a longer context"
+                f"{cut} of {self.summary.scored} rollouts were cut off: allow longer answers with "
+                "--env.max_token_length (-t), or serve a longer context"
             )
         return (
-            "read some rollouts (does the agent know its task, does the reward see its work?), then take easier items "
+            "read some rollouts (does the agent know its task, does the reward see its work?), then try easier items "
             "or a larger model"
         )
 

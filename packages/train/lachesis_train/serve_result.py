@@ -115,7 +115,10 @@ class ServeResult(ShownResult):
         yield "tokens", f"{self.delivered_tokens} delivered, {self.undelivered_tokens} undelivered"
         if self.of_split:
             of_split = counted(self.of_split, "token")
-            yield "not sent", f"{of_split} of this start in further samples of rollouts (--env.split_rollouts all)"
+            yield (
+                "not sent",
+                f"{of_split} of this start, in additional samples of rollouts (--env.split_rollouts all sends them)",
+            )
         yield "mean reward", "no rollout has a score" if math.isnan(self.reward) else f"{self.reward:.3f}"
         yield from self.signals.rows()
         if self.pools:

@@ -58,7 +58,7 @@ async def _serve(arguments: argparse.Namespace) -> int:
     index = Index(shown.parent if shown.is_file() else shown, arguments.index)
     runner, url = await serve(index, arguments.host, arguments.port, vocabulary, shown if shown.is_file() else None)
     url = url.replace("/?", "/audits?") if "?" in url and shown.is_file() else url + "audits" * shown.is_file()
-    print(f"{url}\nshows {shown if shown.is_file() else index.root}; Ctrl+C ends it", flush=True)
+    print(f"{url}\nshows {shown if shown.is_file() else index.root}; Ctrl+C stops it", flush=True)
     if arguments.open:
         import webbrowser
 

@@ -432,7 +432,7 @@ def test_a_file_and_a_model_are_enough(
         assert batch(least) == 0
         assert "skipped toolsets of the removed stack that have no tools here: " in capsys.readouterr().err
         assert batch([*least, "--max_turns", "3"]) == 0
-        assert "so this run has the folder data/some.prompts-2" in capsys.readouterr().err
+        assert "so this run writes to data/some.prompts-2" in capsys.readouterr().err
         assert batch([*least, "--max_turns", "3"]) == 0
         assert len(server.requests) == 6
         with pytest.raises(OtherSettings, match=r"write elsewhere: --run_name some\.prompts-3"):

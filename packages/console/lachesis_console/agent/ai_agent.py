@@ -177,7 +177,7 @@ class AIAgent:
     ) -> tuple[AgentAnswer, str | None]:
         with self._alone():
             if not self._end.alive:
-                raise LachesisError("the agent is closed; make another one")
+                raise LachesisError("the agent is closed; create a new one")
             self.clear_interrupt()
             self._running = True
             try:

@@ -60,7 +60,7 @@ async def read_line(
 
 
 def _no_number(name: str) -> None:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a number in JSON")
 
 
 def _pairs(text: str, properties: Mapping[str, Any]) -> dict[str, str]:

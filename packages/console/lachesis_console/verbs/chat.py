@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--replay", metavar="PATH[#ID]", help="play a recorded rollout first: of a run's folder or file"
     )
     parser.add_argument("--at", type=int, metavar="N", help="turns of it to play (default: all)")
-    parser.add_argument("--session", metavar="NAME", help="keep the chat under this name, and go on with it")
+    parser.add_argument("--session", metavar="NAME", help="keep the chat under this name, and continue it")
     parser.add_argument("--plain", action="store_true", help="no colours and no spinner")
     parser.add_argument("-m", "--model", metavar="MODEL", help="its name on the server; or embedded, reference")
     parser.add_argument("-b", "--base-url", metavar="URL", help="of the OpenAI-compatible server")
@@ -215,7 +215,7 @@ def _environment(
         def make_loop(server: Any, tools: Sequence[Mapping[str, Any]], **options: Any) -> Any:
             loop = player.make_loop(server, tools, **options)
             if not isinstance(loop, HermesAgentLoop):
-                raise SettingsError(f"{target}: its agent is a program, which nobody can talk to")
+                raise SettingsError(f"{target}: its agent is a program, so there is no one to chat with")
             return seat.attach(loop, server, player, item)
 
         return replace(player, make_loop=make_loop)

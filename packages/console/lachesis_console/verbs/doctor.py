@@ -241,7 +241,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         last.append(f"{'the rest is optional; all of it' if ready else 'to install what is missing'}: {missing}")
     if ready and not purpose and not arguments.url:
         last.append(
-            "ready: lachesis demo plays here with a small model; without one, "
+            "ready: lachesis demo runs here with a small model; without one, run "
             "lachesis eval gsm8k --env.dataset_name word_problems -n 2 -m reference"
         )
     for line in last:

@@ -229,7 +229,7 @@ def dataset_features(format: str) -> Features:
         },
     }
     if format not in columns:
-        raise UnknownFormat(f"no columns are known for {format!r}; one of {', '.join(columns)}")
+        raise UnknownFormat(f"the format {format!r} has no columns; choose from {', '.join(columns)}")
     return Features(columns[format])
 
 

@@ -39,7 +39,7 @@ def validate_entry(entry: Any, format: str = "") -> list[str]:
     if not name:
         return [f"it matches no known format: {keys_of(entry)}"]
     if name not in VALIDATORS:
-        raise UnknownFormat(f"no format is called {name!r}; one of {', '.join(VALIDATORS)}")
+        raise UnknownFormat(f"there is no format {name!r}; choose from {', '.join(VALIDATORS)}")
     if not isinstance(entry, Mapping):
         return [f"it is {type(entry).__name__}, not an object"]
     problems: list[str] = []

@@ -145,7 +145,7 @@ def _parser() -> argparse.ArgumentParser:
     number("max_total_tokens", "end after this many completion tokens of the run")
     add("max_cost", "end when the run has cost this much; needs --prices", type=_positive, metavar="COST")
     add("prices", "of a million tokens of prompts and of completions: 0.5,1.5", type=_prices, metavar="IN,OUT")
-    add("grace_period", "seconds that samples in flight get at the end (default: 60)", type=float, default=60.0)
+    add("grace_period", "seconds for samples in flight to finish at the end (default: 60)", type=float, default=60.0)
     add("shard", "play part I of N, from 1, into data/NAME/shard_I_of_N", type=_shard, default=(1, 1), metavar="I/N")
     add("ray", "play the shards as tasks of a Ray cluster, and merge them; needs --shards", metavar="ADDRESS")
     number("shards", "parts that --ray plays")

@@ -334,8 +334,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--tokenizer", metavar="NAME", help=help_text)
     help_text = "compress this share of the entries and leave the others out (default: 100)"
     add("--sample_percent", "--sample-percent", type=_percent, default=100.0, metavar="P", help=help_text)
-    add("--seed", type=int, default=42, metavar="N", help="chooses them (default: %(default)s)")
-    add("--dry_run", "--dry-run", action="store_true", help="only count and say what would be compressed")
+    add("--seed", type=int, default=42, metavar="N", help="seed of that choice (default: %(default)s)")
+    add("--dry_run", "--dry-run", action="store_true", help="only count, and say what would be compressed")
     add("--extractive", action="store_true", help="make summaries of the beginnings of turns, without a model")
     return parser
 

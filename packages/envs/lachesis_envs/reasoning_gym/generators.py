@@ -108,7 +108,8 @@ class Generators:
             if ready is None or "missing" in ready:
                 await self._close()
                 raise DatasetError(
-                    f"the datasets {PREFIX}NAME need the package reasoning-gym. Next step: pip install --no-deps reasoning-gym"
+                    f"the datasets {PREFIX}NAME need the package reasoning-gym. "
+                    "Next step: pip install --no-deps reasoning-gym"
                 )
             self.names = ready["names"]
         return self._child

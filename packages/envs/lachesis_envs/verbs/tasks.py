@@ -23,10 +23,10 @@ SUBCOMMANDS = {
         "write real fixes of Python packages, and mutations, as task folders",
     ),
     "convert": ("lachesis_envs.verbs.tasks:convert", "write tasks of other formats as folders in Harbor's format"),
-    "show": ("lachesis_envs.verbs.tasks:show", "what tasks need, and what keeps them from being played"),
+    "show": ("lachesis_envs.verbs.tasks:show", "what tasks need, and why some of them cannot be played"),
     "verify": (
         "lachesis_envs.verbs.tasks_verify:main",
-        "play tasks with their solution, with nobody and with attacks, and say which of them grade soundly",
+        "play tasks with their solution, an idle agent and attacks, and say which are graded soundly",
     ),
 }
 

@@ -93,7 +93,7 @@ def _parser() -> argparse.ArgumentParser:
         type=_positive(float),
         default=_DEFAULTS.lease,
         metavar="S",
-        help="silence of a trainer after which its batch may go to another one (default: %(default)g)",
+        help="after this long without a sign of the trainer, its batch may go to another one (default: %(default)g)",
     )
     add(
         "--max-stored-mb",
@@ -133,6 +133,6 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--insecure",
         action="store_true",
-        help="without a token, answer other users of this machine, and other machines where --host lets them",
+        help="answer other users, and other machines that --host lets in, without a token",
     )
     return parser

@@ -221,11 +221,13 @@ class TrainingPlan:
                         return None
                     if self.playing:
                         others = " and ".join(sorted(self.playing))
-                        self.say(f"{name} has ended by itself (its last line says why); the run goes on with {others}")
+                        self.say(
+                            f"{name} has ended on its own (its last line says why); the run continues with {others}"
+                        )
                         return None
                     if status.get("sequences", status["queue_size"] * self.settings.env.group_size) < size:
                         return (
-                            f"{'the environment' if name == 'environment' else name} has ended by itself (its last "
+                            f"{'the environment' if name == 'environment' else name} has ended on its own (its last "
                             "line says why), and the trainer has received "
                             f"{status['current_step']} of {wanted} batches; their steps are in a checkpoint. To go on, "
                             "give it more items, or ones that are neither solved nor too hard, and start the same "
