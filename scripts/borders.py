@@ -22,16 +22,16 @@ from lachesis.ours import PACKAGES  # noqa: E402
 
 LIMITS = {
     "backends": 18_850,  # checkpoints, forks, warm sandboxes; children that end with their parent, the cache
-    "lachesis": 18_310,  # helps; settings of web, vision, mcp, pools, sub-agents; credit, draws; items held out; trees
+    "lachesis": 18_450,  # helps, costs; settings of web, vision, mcp, pools; credit, draws; items held out; trees
     "lachesis_client": 2_920,  # streams
     "lachesis_compat": 5_170,  # tools.web_tools and others, the agent under its old name, tool backends
     "lachesis_console": 7_015,  # the plays and findings of the audit, chats, the agent
     "lachesis_data": 6_500,
     "lachesis_doors": 4_490,  # tokens for two trainers; without the client of MCP, which tools have
-    "lachesis_envs": 9_310,  # web_research, browser_tasks, the maze, word problems of the demo
+    "lachesis_envs": 9_315,  # web_research, browser_tasks, the maze, word problems of the demo
     "lachesis_messages": 4_720,  # places in trees, branches, lines read by two readers or by one field
     "lachesis_pools": 4_190,  # six engines, profiles, pools of a run, images that are brought
-    "lachesis_testing": 9_120,
+    "lachesis_testing": 9_125,
     "lachesis_tokens": 13_510,  # credit by turn and in trees, the download of the embedded model
     "lachesis_tools": 5_560,  # tools of the web and on request, MCP servers, images, the browser
     "lachesis_train": 17_230,  # trainers that call us, several environments, warm starts, pools, export, rehearsals
