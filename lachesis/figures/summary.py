@@ -106,7 +106,7 @@ class Summary:
     def cost_rows(self) -> Iterator[tuple[str, str]]:
         """Tokens and their cost. What a server did not count is said, and is never 0."""
         if self.uncounted_requests:
-            yield "tokens", f"unknown: the server did not count {counted(self.uncounted_requests, 'request')}"
+            yield "tokens", f"unknown: those of {counted(self.uncounted_requests, 'request')} were not counted"
         elif self.prompt_tokens or self.completion_tokens:
             cached = f" ({self.cached_tokens:,} cached)" if self.cached_tokens else ""
             sampled = self.completion_tokens + self.lost_completion_tokens

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from textwrap import shorten
 from typing import Self
 
 from rich.console import Console, RenderableType
@@ -18,8 +19,10 @@ from lachesis.runs.time_left import TimeLeft
 
 PLAIN_INTERVAL = 60.0
 """Seconds between plain lines."""
-_NOT_PLAIN = frozenset({"tokens", "tool calls", "last"})
+_NOT_PLAIN = frozenset({"tokens", "tool calls", "failed", "last"})
 """Rows that would make a plain line long; the result has them."""
+_PLAIN_ROW = 80
+"""Characters of a row in a plain line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +41,8 @@ class Standing:
     """What is played of those that are not done, in their unit."""
 
     def __str__(self) -> str:
-        return "; ".join([self.short, *(f"{name} {text}" for name, text in self.rows if name not in _NOT_PLAIN)])
+        rows = (f"{name} {text}" for name, text in self.rows if name not in _NOT_PLAIN)
+        return "; ".join([self.short, *(shorten(row, _PLAIN_ROW, placeholder=" …") for row in rows)])
 
     @property
     def short(self) -> str:

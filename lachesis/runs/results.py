@@ -119,8 +119,6 @@ class RunResult:
             yield "failed calls", line
         if summary.repaired.parsed:
             yield "repaired calls", f"{summary.repaired}: {NAME}"
-        waiting = f", plus {summary.seconds_waiting:.1f} s waiting for servers and sandboxes"
-        yield "time", f"{summary.seconds_own:.1f} s per rollout" + (waiting if summary.seconds_waiting >= 0.05 else "")
         if summary.most_versions > 1 or summary.interrupts:
             yield (
                 "weights",
@@ -141,6 +139,8 @@ class RunResult:
             yield "beside", f"{beside} outside rollouts: of judges, or of rollouts that the environment dropped"
         for name, value in summary.metrics.items():
             yield name.replace("_", " "), f"{value:.3f}"
+        waiting = f", plus {summary.seconds_waiting:.1f} s waiting for servers and sandboxes"
+        yield "time", f"{summary.seconds_own:.1f} s per rollout" + (waiting if summary.seconds_waiting >= 0.05 else "")
         yield from summary.cost_rows()
         if self.tokens and not summary.uncounted_requests:
             rate = self.tokens / max(self.seconds, 1e-9)

@@ -16,12 +16,13 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 
 from lachesis.cli import main
 from lachesis_tokens.verbs.verify import verify_file
 from lachesis_train.curves.estimators import LARGEST_LOG_RATIO, token_estimates
 from lachesis_train.curves.metrics import rollout_rewards, step_metrics
-from lachesis_train.curves.progress import TrainingProgress
+from lachesis_train.curves.progress import FIGURES, TrainingProgress
 from lachesis_train.curves.recorder import GroupRecord, SampleRecord, StepRecord, TrainingRecorder, WandbSettings
 from lachesis_view.reports import training as report_module
 from lachesis_view.reports.charts import Line, bar_chart, line_chart, number
@@ -347,6 +348,19 @@ def test_progress_on_a_terminal_shows_the_figures_that_there_are(tmp_path: Path)
     assert "loss" in told.getvalue()
     assert "reward" not in told.getvalue()
     assert "[run]" in told.getvalue()
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+def test_progress_shows_the_figures_that_a_terminal_has_room_for(width: int) -> None:
+    told = io.StringIO()
+    console = Console(file=told, force_terminal=True, width=width)
+    line = {"step": 12_345, **{key: 0 if form == "{:d}" else 1234.5678 for _, key, form in FIGURES}}
+    with TrainingProgress(console, "a run", 20_000) as progress:
+        progress.show(line)
+    printed = Text.from_ansi(told.getvalue()).plain
+    assert "…" not in printed and all(len(each.rstrip()) <= width for each in printed.splitlines())
+    assert "1234.568" in printed and "12345/20000" in printed
+    assert ("queue" in printed) == (width >= 120), "the last figure"
 
 
 # The report.

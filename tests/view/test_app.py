@@ -318,3 +318,25 @@ def test_a_folder_or_a_port_that_cannot_be_used_is_an_error(tmp_path: Path, caps
     assert "is not a folder; name the folder" in capsys.readouterr().err
     assert main(["view", str(tmp_path), "--port", "1", "--host", "203.0.113.1", "--index", str(tmp_path / "i")]) == 2
     assert "choose another --port or --host" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("reward", "colour"), [(1.0, "good"), (0.5, ""), (0.0, "bad"), (None, "dim")])
+async def test_colours_follow_the_reward_and_not_the_outcome(reward: float | None, colour: str, tmp_path: Path) -> None:
+    group = example_groups()[0]
+    for rollout in group["rollouts"]:
+        rollout |= {"reward": reward, "outcome": "completed", "completed": True, "unscored_kind": ""}
+    (tmp_path / "groups.jsonl").write_text(json.dumps(group) + "\n")
+    index = Index(tmp_path, tmp_path / "index.sqlite")
+    runner, url = await viewer.serve(index, "127.0.0.1", 0)
+    try:
+        await asyncio.to_thread(index.refresh)
+        async with aiohttp.ClientSession() as session:
+            for page in ("rollouts", f"rollout/{tmp_path.name}/0/0"):
+                async with session.get(f"{url}{page}") as answer:
+                    text = await answer.text()
+                    assert answer.status == 200, text
+                assert '<span class="tag dim">completed</span>' in text, page
+                assert f'class="{colour}">' in text if page == "rollouts" else f'class="score {colour}">' in text
+    finally:
+        await runner.cleanup()
+        index.close()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -340,6 +341,51 @@ def test_no_width_of_a_terminal_cuts_the_counts(width: int) -> None:
         progress.show(Standing(4, 6, "groups", note, [("because", cause)]))
     said = " ".join(Text.from_ansi(out.getvalue()).plain.split())
     assert f"groups 4/6; {note}" in said and cause in said
+
+
+WORDS = "the server rejects the request because its queue is full and nobody reads from it"
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+def test_the_live_table_and_the_last_one_wrap_between_words(width: int) -> None:
+    class Result(ShownResult):
+        def rows(self) -> Iterator[tuple[str, str]]:
+            yield "failed calls", WORDS
+
+        def warnings(self) -> Iterator[str]:
+            yield WORDS
+
+    console = Console(file=(out := io.StringIO()), width=width, force_terminal=True)
+    with Progress(console, "an-environment") as progress:
+        progress.show(Standing(4, 6, "groups", "", [("because", WORDS)]))
+    print_result(console, Result())
+    printed = Text.from_ansi(out.getvalue()).plain
+    assert all(len(line.rstrip()) <= width for line in printed.splitlines())
+    assert set(re.split(r"\W+", printed)) >= set(WORDS.split()), "no word is cut in two"
+
+
+def test_without_a_terminal_a_line_a_minute_is_short() -> None:
+    console = Console(file=(out := io.StringIO()), width=80)
+    rows = [("mean", "0.5 [0.4, 0.6]"), ("because", WORDS * 3), ("failed", WORDS * 3), ("last", WORDS)]
+    with Progress(console, "an-environment") as progress:
+        for done in range(5):
+            progress.show(Standing(done, 6, "groups", "", rows))
+    [line] = out.getvalue().splitlines()
+    assert line.startswith("an-environment: groups 0/6; mean 0.5 [0.4, 0.6]; because the server rejects")
+    assert line.endswith(" …") and len(line) < 160
+
+
+async def test_the_last_table_says_score_then_failures_then_tools_then_cost(tmp_path: Path) -> None:
+    def some(request: dict[str, Any]) -> Any:
+        if request["messages"][-1]["role"] == "tool":
+            return say("Done.")
+        return call(("read_file", {"path": "missing.txt"}))
+
+    result = await process(SortWords, tmp_path, some)
+    names = list(dict.fromkeys(name for name, _ in result.rows()))
+    order = ["mean reward", "rollouts", "outcomes", "tool calls", "failed calls", "time", "tokens", "tokens/s"]
+    assert [name for name in names if name in order] == order
+    assert "missing.txt" in dict(result.rows())["failed calls"] or "read_file" in dict(result.rows())["failed calls"]
 
 
 async def test_rewards_that_are_all_nothing_lead_to_the_cause_that_the_outcomes_show(tmp_path: Path) -> None:

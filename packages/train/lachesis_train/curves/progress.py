@@ -28,6 +28,8 @@ FIGURES = (
     ("queue", "train/queue", "{:d}"),
 )
 SHOWN_STEPS = 8
+WIDE = 100
+"""Columns from which there is room for a long bar."""
 
 
 class TrainingProgress:
@@ -39,7 +41,7 @@ class TrainingProgress:
         self._console = console
         self._bar = Progress(
             TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=30),
+            BarColumn(bar_width=30 if console.width >= WIDE else 10),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TextColumn("{task.fields[left]}"),
@@ -79,13 +81,18 @@ class TrainingProgress:
         self._console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
 
     def _shown(self) -> Group:
-        table = Table(box=None, pad_edge=False, header_style="dim")
-        shown = [figure for figure in FIGURES if any(figure[1] in line for line in self._lines)]
-        for name in ("step", *(name for name, _, _ in shown)):
-            table.add_column(name, justify="right", no_wrap=True)
-        for line in self._lines:
-            values = [form.format(line[key]) if key in line else "–" for _, key, form in shown]
-            table.add_row(*map(Text, (str(line["step"]), *values)))
+        """The latest steps, with the first figures that the terminal has room for."""
+        columns = [["step", *(str(line["step"]) for line in self._lines)]]
+        for name, key, form in FIGURES:
+            if any(key in line for line in self._lines):
+                columns.append([name, *(form.format(line[key]) if key in line else "–" for line in self._lines)])
+        table, room = Table(box=None, pad_edge=False, header_style="dim"), self._console.width + 2
+        for cells in columns:
+            if (room := room - max(map(len, cells)) - 2) < 0:
+                break
+            table.add_column(cells[0], justify="right", no_wrap=True)
+        for row in zip(*(cells[1:] for cells in columns[: len(table.columns)]), strict=True):
+            table.add_row(*map(Text, row))
         return Group(table, self._bar)
 
 
