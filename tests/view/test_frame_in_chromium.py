@@ -161,7 +161,7 @@ async def test_runs_are_compared_and_pages_fit_a_phone_in_the_dark(played: Path,
         for path in ("", "rollouts", "run/one", "rollout/one/1/0"):
             await page.open(f"{url}{path}")
             assert await page.eval(OVERFLOWS) is False, path
-            assert await page.eval("getComputedStyle(document.body).backgroundColor") == "rgb(20, 24, 30)"
+            assert await page.eval("getComputedStyle(document.body).backgroundColor") == "rgb(19, 20, 22)"
         await page.open(url)
         shown = HOSTILE.replace("\u202e", "\\u{202e}")
         assert shown in await page.eval("document.querySelector('#list').textContent")

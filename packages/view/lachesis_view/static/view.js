@@ -81,6 +81,8 @@
   const several = new Set();
   // Counts with all their digits. uPlot's own texts have three decimals, and 300 digits where a number has them.
   const short = (value) => Math.abs(value) < 1e9 ? String(Number.isInteger(value) ? value : +value.toPrecision(4)) : value.toExponential(2);
+  // A canvas takes colours, not the name of a token.
+  const tone = (token) => { holder.style.color = `var(${token})`; const found = getComputedStyle(holder).color; holder.style.color = ""; return found; };
   const name = (line) => [several.size > 1 ? line.run : "", line.label].filter(Boolean).join(" · ");
   function add(chart) {
     if (plots.has(chart.title)) return;
@@ -92,7 +94,7 @@
   }
   function draw(chart) {
     const card = plots.get(chart.title);
-    const style = getComputedStyle(document.body), ink = style.getPropertyValue("--dim"), grid = style.getPropertyValue("--line");
+    const ink = tone("--dim"), grid = tone("--line");
     const series = [{ label: { groups: "group", time: "time", step: "step" }[chart.over] }], bands = [], tables = [], ends = new Set();
     chart.lines.forEach((line, at) => {
       const stroke = colours[at % colours.length], label = (name(line) || chart.title).slice(0, 60), table = [line.x, line.y];
