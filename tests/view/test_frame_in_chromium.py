@@ -107,7 +107,7 @@ async def test_a_growing_run_grows_on_the_open_page_which_keeps_its_mark(played:
         with (root / "live/groups.jsonl").open("a") as file:
             file.write(lines[3])
         await page.until(f"{points} === 4")
-        await page.until("document.querySelector('#list tbody').textContent.includes('8')")
+        await page.until("document.querySelector('#list').textContent.includes('8')")
         await page.until(f"{MEANS}.endsWith('metric/seen50000028')")
         titles = await page.eval("[...document.querySelectorAll('#curves h2')].map(title => title.textContent)")
         assert titles[-2].startswith("reward/</script>") and "\u202e" not in titles[-2] and titles[-1] == "metric/seen"

@@ -85,7 +85,7 @@ async def test_why_a_rollout_was_not_trained_is_no_cause_of_its_outcome(
     try:
         async with aiohttp.ClientSession() as session, session.get(f"{url}rollouts?run=run&min_reward=0.50") as answer:
             text = await answer.text()
-        assert "not trained: same_scores" in text and 'value="0.5"' in text
+        assert "not trained: same scores" in text and 'value="0.5"' in text
         assert ">run · step 1, group 1, rollout 0</a>" in text and str(LINES) not in re.sub("<[^>]*>", "", text)
         async with aiohttp.ClientSession() as session, session.get(f"{url}group/run/{LINES + 1}?min_turns=1") as answer:
             assert ">step 1, group 1</a>" in await answer.text()

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import re
 import secrets
 import shlex
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,8 @@ from lachesis_view.curves import curves
 from lachesis_view.filters import Filter
 from lachesis_view.group_page import group_context
 from lachesis_view.html import Templates
-from lachesis_view.index import Index, NoSuchGroup
+from lachesis_view.index import FAILURES_OF, Index, NoSuchGroup
+from lachesis_view.matrix import comparable, difference, matrix, orders, passes
 from lachesis_view.rollout_page import rollout_context, sample_tokens
 from lachesis_view.token_text import TokenTexts, vocabulary_of
 from lachesis_view.trained import group_name
@@ -80,7 +82,7 @@ class Viewer:
         self.changes = 0
         self.failure = ""
         """Why the files are not followed any more."""
-        filters = {"path": _path, "pair": lambda value: (value, value), "group_name": group_name}
+        filters = {"path": _path, "pair": lambda value: (value, value), "group_name": group_name, "amount": _amount}
         self.templates = Templates(HERE / "templates", filters)
 
     def app(self) -> web.Application:
@@ -216,7 +218,7 @@ class Viewer:
         chosen = _chosen(request, [run["name"] for run in runs])
         if chosen:
             return await self._compared(request, runs, chosen)
-        return self._page("runs.html.jinja", {"runs": runs, "root": str(self.index.root)})
+        return self._page("runs.html.jinja", {"runs": runs, "axis": _axis(runs), "root": str(self.index.root)})
 
     async def _audits(self, request: web.Request) -> web.Response:
         found = await asyncio.to_thread(audits_below, self.audits)
@@ -237,13 +239,38 @@ class Viewer:
             return self._error(404, f"there is no run {missing} in {self.index.root}")
         names = sorted({name for run in found for name in run["settings"]})
         rows = [(name, [_setting(run["settings"], name) for run in found]) for name in names]
+        # Of two, the second one is looked at, beside the first.
+        own = found[1] if len(found) == 2 else found[0]
+        against = chosen[0] if len(found) == 2 else request.query.get("against", "")
+        others = await asyncio.to_thread(comparable, self.index, own["name"], [run["name"] for run in runs])
+        against = against if against in others else ""
+        offered = orders(against, trained=own["trained"])
+        order, page = request.query.get("order", ""), request.query.get("page", "")
+        order = order if order in offered else offered[0]
+        page_number = max(1, int(page)) if page.isdecimal() and len(page) < 8 else 1
+        shown = (
+            await asyncio.to_thread(matrix, self.index, own["name"], against, order, page_number)
+            if len(chosen) == 1 or against
+            else None
+        )
         context = {
             "runs": found,
+            "axis": _axis(found),
+            "own": own,
+            "matrix": shown,
+            "ends": _ends(each[0] for row in shown["rows"] for each in row["samples"] + row["others"])
+            if shown
+            else None,
+            "orders": offered,
+            "others": others,
+            "passes": await asyncio.to_thread(passes, self.index, own["name"]) if own["evaluation"] else None,
+            "difference": await asyncio.to_thread(difference, self.index, own["name"], against) if against else None,
             "differences": [row for row in rows if len(set(row[1])) > 1],
             "settings": rows,
             "metrics": await asyncio.to_thread(self.index.metrics, chosen),
             "unscored": await asyncio.to_thread(self.index.unscored, chosen[0]) if len(chosen) == 1 else [],
-            "failures": await asyncio.to_thread(self.index.tool_failures, chosen[0]) if len(chosen) == 1 else (),
+            "tools": await asyncio.to_thread(self.index.tool_failures, chosen[0]) if len(chosen) == 1 else [],
+            "failures_of": FAILURES_OF,
             "over": request.query.get("over", ""),
             "curves": "/curves?" + urlencode([("runs", name) for name in chosen]),
         }
@@ -263,6 +290,7 @@ class Viewer:
         context = {
             "filter": filter,
             "page": page,
+            "axis": _ends(row["reward"] for row in page.rows),
             "runs": choices.pop("run"),
             "choices": choices,
             "page_size": PAGE_SIZE,
@@ -387,6 +415,24 @@ def _chosen(request: web.Request, known: list[str]) -> list[str]:
 
 def _setting(settings: Mapping[str, Any], name: str) -> str:
     return json.dumps(settings[name], ensure_ascii=False, separators=(",", ":")) if name in settings else ""
+
+
+def _ends(rewards: Iterable[float | None]) -> tuple[float, float]:
+    """Of the axis on which rewards are drawn: 0 and 1, or further out."""
+    known = [reward for reward in rewards if reward is not None and math.isfinite(reward)]
+    return min([0.0, *known]), max([1.0, *known])
+
+
+def _axis(runs: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
+    means = [run["reward"] for run in runs if run["reward"]]
+    return _ends(end for mean in means for end in (mean.low, mean.mean, mean.high))
+
+
+def _amount(value: float) -> str:
+    """A count for people: its digits up to 99,999, then thousands and millions."""
+    if value < 100_000:
+        return f"{value:,.0f}"
+    return f"{value / 1e3:.0f} k" if value < 1e6 else f"{value / 1e6:,.1f} M"
 
 
 def _path(parts: Sequence[Any]) -> str:

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import sqlite3
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -52,14 +53,43 @@ def run_name(root: Path, path: Path) -> str:
     return name if usual or of_step else f"{name}/{stem}"
 
 
-def settings_of(path: Path) -> str:
-    """JSON of the settings of the run that a file belongs to, empty where it has no manifest."""
-    found = "{}"
+def manifest_of(path: Path) -> tuple[str, int]:
+    """JSON of the settings of the run that a file belongs to, empty where it has no manifest; and the items of an
+    evaluation, 0 where it says none."""
+    found, planned = "{}", 0
     stem = path.name.removesuffix(".jsonl").removesuffix(".failed")
     folder = path.parent.parent if path.parent.name == ROLLOUTS else path.parent
     for manifest in (folder / CHECKPOINT, path.with_name(f"{stem}.run.json")):
         with suppress(OSError, *MISSHAPEN):
-            found = json.dumps(dict(parsed(manifest.read_bytes())["settings"]))
+            content = parsed(manifest.read_bytes())
+            found = json.dumps(dict(content["settings"]))
+            planned = len(content.get("items", ()))
+    return found, planned
+
+
+def locks_of(path: Path) -> tuple[Path, Path]:
+    """What the program that writes a file locks: of groups, or of the steps of a trainer."""
+    stem = path.name.removesuffix(".jsonl").removesuffix(".failed")
+    return path.with_name(f"{stem}.lock"), path.with_name(".lock")
+
+
+def written_now(locks: Iterable[Path]) -> set[Path]:
+    """Those of the files on which a process of this machine has a lock, as Linux lists them. To try a lock would keep a
+    run out that starts at this moment."""
+    held: set[tuple[str, ...]] = set()
+    with suppress(OSError):
+        held = {
+            tuple(line.split()[5].split(":"))
+            for line in Path("/proc/locks").read_text().splitlines()
+            if "->" not in line
+        }
+    found = set()
+    for lock in locks if held else ():
+        with suppress(OSError):
+            status = lock.stat()
+            device = (f"{number:02x}" for number in (os.major(status.st_dev), os.minor(status.st_dev)))
+            if (*device, str(status.st_ino)) in held:
+                found.add(lock)
     return found
 
 

@@ -26,14 +26,25 @@ from lachesis.figures.intervals import Mean, mean_of_values, score_range
 from lachesis.figures.item_keys import whole_and_part
 from lachesis.figures.tool_failures import ToolFailures
 from lachesis_messages.records.step_files import SCHEMA
-from lachesis_view.files import UNFINISHED, has_grown, kind_of, known_state, mark_of, run_name, settings_of, state_of
+from lachesis_view.files import (
+    UNFINISHED,
+    has_grown,
+    kind_of,
+    known_state,
+    locks_of,
+    manifest_of,
+    mark_of,
+    run_name,
+    state_of,
+    written_now,
+)
 from lachesis_view.filters import Filter
 from lachesis_view.html.rollout import last_words
 from lachesis_view.metrics import mean, most_frequent
 from lachesis_view.rows import MISSHAPEN, as_count, as_name, as_time, parsed, rollout_row, searched_text, storable
 from lachesis_view.trained import LINES, as_group
 
-VERSION = 6
+VERSION = 7
 """Of the tables."""
 APPLICATION = 0x4C616368
 """In the header of an SQLite file: it is an index of the viewer, and may be rebuilt."""
@@ -45,7 +56,7 @@ _TABLES = """
 CREATE TABLE IF NOT EXISTS files (id INTEGER PRIMARY KEY AUTOINCREMENT, path TEXT UNIQUE, run TEXT, kind TEXT,
   inode INTEGER, size INTEGER, changed INTEGER, at INTEGER, lines INTEGER, unread INTEGER DEFAULT 0, mark BLOB);
 CREATE TABLE IF NOT EXISTS runs (name TEXT PRIMARY KEY, environment TEXT, model TEXT, evaluation INTEGER,
-  settings TEXT);
+  settings TEXT, planned INTEGER DEFAULT 0);
 CREATE TABLE IF NOT EXISTS groups (run TEXT, number INTEGER, file INTEGER, start INTEGER, length INTEGER, key TEXT,
   PRIMARY KEY (run, number)) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS groups_of_file ON groups (file);
@@ -54,6 +65,7 @@ CREATE TABLE IF NOT EXISTS rollouts (id INTEGER PRIMARY KEY AUTOINCREMENT, file 
   n INTEGER, item TEXT, title TEXT, reward REAL, outcome TEXT, cause TEXT, turns INTEGER, calls INTEGER, errors INTEGER,
   tokens INTEGER, seconds REAL, metrics TEXT, tools TEXT, time REAL);
 CREATE INDEX IF NOT EXISTS rollouts_of_run ON rollouts (run, number, n);
+CREATE INDEX IF NOT EXISTS rollouts_of_item ON rollouts (run, item, reward);
 CREATE INDEX IF NOT EXISTS rollouts_of_file ON rollouts (file);
 CREATE INDEX IF NOT EXISTS rollouts_by_time ON rollouts (time);
 CREATE TABLE IF NOT EXISTS steps (file INTEGER, run TEXT, step INTEGER, time REAL, line TEXT);
@@ -347,9 +359,10 @@ class Index:
 
     def _add_run(self, run: str, path: Path) -> None:
         self._database.execute(
-            "INSERT INTO runs (name, settings) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET settings = "
-            "CASE WHEN excluded.settings = '{}' THEN settings ELSE excluded.settings END",
-            (run, settings_of(path)),
+            "INSERT INTO runs (name, settings, planned) VALUES (?, ?, ?) ON CONFLICT (name) DO UPDATE SET "
+            "settings = CASE WHEN excluded.settings = '{}' THEN settings ELSE excluded.settings END, "
+            "planned = max(planned, excluded.planned)",
+            (run, *manifest_of(path)),
         )
 
     def _add(self, kind: str, file: int, run: str, line_number: int, start: int, line: bytes, written: float) -> None:
@@ -403,12 +416,18 @@ class Index:
 
     # Asking
 
+    def ask(self, query: str, *values: Any) -> list[sqlite3.Row]:
+        """The rows of a query over the tables."""
+        return self._database.execute(query, values).fetchall()
+
     def runs(self) -> list[dict[str, Any]]:
-        """The runs, the latest first, each with its figures."""
+        """The runs, the latest first, each with its figures; `planned` items, 0 where its files do not say it;
+        whether it is `running`: a process holds its lock; and whether a trainer wrote it."""
         figures = {
             row["run"]: dict(row)
             for row in self._database.execute(
                 "SELECT run, count(*) AS rollouts, count(DISTINCT number) AS groups, count(reward) AS scored, "
+                "count(DISTINCT item) AS item_count, "
                 "max(time) AS latest, "
                 "avg(turns) AS turns, avg(tokens) AS tokens, "
                 "sum(calls) FILTER (WHERE errors IS NOT NULL) AS calls, sum(errors) AS errors "
@@ -421,6 +440,11 @@ class Index:
         rewards = self._rewards()
         counted = "SELECT run, count(*) AS steps, max(time) AS latest FROM steps GROUP BY run"
         steps = {row["run"]: row for row in self._database.execute(counted)}
+        trained = {row[0] for row in self._database.execute("SELECT DISTINCT run FROM files WHERE kind = 'trained'")}
+        locks: dict[str, set[Path]] = {}
+        for row in self._database.execute("SELECT run, path, kind FROM files WHERE kind != 'trained'"):
+            locks.setdefault(row["run"], set()).update(locks_of(self.root / row["path"]))
+        written = written_now(set().union(*locks.values()))
         found = []
         for row in self._database.execute("SELECT * FROM runs"):
             name = row["name"]
@@ -429,6 +453,7 @@ class Index:
                 {
                     "rollouts": 0,
                     "groups": 0,
+                    "item_count": 0,
                     "scored": 0,
                     "turns": None,
                     "calls": 0,
@@ -437,6 +462,8 @@ class Index:
                     **figures.get(name, {}),
                     **row,
                     "settings": parsed(row["settings"]),
+                    "trained": name in trained,
+                    "running": not written.isdisjoint(locks.get(name, ())),
                     "latest": latest,
                     "outcomes": outcomes.get(name, {}),
                     "reward": rewards.get(name),
@@ -563,13 +590,15 @@ class Index:
             found.append({**row, "said": said})
         return found
 
-    def tool_failures(self, run: str) -> ToolFailures:
-        """Which tools failed in the latest `FAILURES_OF` rollouts, and why."""
+    def tool_failures(self, run: str) -> list[tuple[str, int, int, list[tuple[str, int]]]]:
+        """The tools of the latest `FAILURES_OF` rollouts: name, failed calls, calls, and reasons with counts. Those
+        that failed most come first, as do the most frequent reasons."""
         query = "SELECT tools FROM rollouts WHERE run = ? AND tools IS NOT NULL ORDER BY id DESC LIMIT ?"
         found = ToolFailures()
         for (tools,) in self._database.execute(query, (run, FAILURES_OF)).fetchall():
             found.add_rows((name, *counts) for name, counts in orjson.loads(tools).items())
-        return found
+        rows = sorted(found.to_rows(), key=lambda row: (-row[2], -row[1]))
+        return [(name, failed, calls, sorted(why, key=lambda each: -each[1])) for name, calls, failed, why in rows]
 
     def history(self, run: str) -> list[sqlite3.Row]:
         """The data of the curves: every rollout of a run, in the order of its groups' ends."""

@@ -25,13 +25,13 @@
     for (const each of all("time[data-at]")) {
       const at = new Date(1000 * each.dataset.at), today = new Date().toDateString() === at.toDateString();
       each.dateTime = at.toISOString();
-      each.textContent = today ? at.toLocaleTimeString() : at.toLocaleString([], { dateStyle: "short", timeStyle: "short" });
+      each.textContent = today ? at.toLocaleTimeString([], { timeStyle: "short" }) : at.toLocaleString([], { dateStyle: "short", timeStyle: "short" });
     }
   }
 
   // Lists: j and k move, Enter opens, n and p turn pages, / searches.
   let current = "";
-  const rows = () => all("#list tr[data-open]");
+  const rows = () => all("#list tr[data-open], #more tr[data-open]"), shown = () => rows().filter((row) => !row.hidden);
   function mark(row, scroll) {
     all("tr.current").forEach((each) => each.classList.remove("current"));
     if (!row) return;
@@ -40,7 +40,7 @@
     if (scroll) row.scrollIntoView({ block: "nearest" });
   }
   function walk(step) {
-    const list = rows(), at = list.findIndex((row) => row.id === current);
+    const list = shown(), at = list.findIndex((row) => row.id === current);
     mark(list[at < 0 ? 0 : Math.min(list.length - 1, Math.max(0, at + step))], true);
   }
   document.addEventListener("keydown", (event) => {
@@ -48,9 +48,11 @@
     const search = one("#filter input[type=search]");
     if (event.key === "/") search ? (search.focus(), search.select()) : (location.href = "/rollouts#search");
     else if (!one("#list")) return;
+    else if (event.key === "x" && current) document.getElementById(current)?.querySelector("input[type=checkbox]")?.click();
+    else if (event.key === "c" && one("#compare button")) one("#compare button").click();
     else if (event.key === "j" || event.key === "k") walk(event.key === "j" ? 1 : -1);
     else if (event.key === "Enter" && !event.target.closest("a, button")) location.href = document.getElementById(current)?.dataset.open ?? location.href;
-    else if (event.key === "n" || event.key === "p") one(`#list a[rel=${event.key === "n" ? "next" : "prev"}]`)?.click();
+    else if (event.key === "n" || event.key === "p") one(`:is(#list, #more) a[rel=${event.key === "n" ? "next" : "prev"}]`)?.click();
     else return;
     event.preventDefault();
   });
@@ -59,6 +61,16 @@
     if (row && !event.target.closest("a, input, label") && !String(getSelection())) location.href = row.dataset.open;
   });
   if (location.hash === "#search") one("#filter input[type=search]")?.focus();
+
+  document.addEventListener("change", (event) => { if (event.target.matches("[data-submits]")) event.target.form.submit(); });
+
+  // Runs by the words of their rows.
+  function find() {
+    const words = (one("#find")?.value ?? "").toLowerCase().split(/\s+/);
+    for (const row of rows()) row.hidden = !words.every((word) => row.textContent.toLowerCase().includes(word));
+  }
+  one("#find")?.addEventListener("input", find);
+  one("#find")?.addEventListener("keydown", (event) => { if (event.key === "Enter") event.preventDefault(); });
 
   // A run that is gone: its last figures stay, and the page says so.
   document.addEventListener("htmx:responseError", (event) => { one("#standing").textContent = `this page cannot be loaded again: ${event.detail.xhr.status}`; });
@@ -69,6 +81,7 @@
   document.addEventListener("htmx:afterSettle", () => {
     for (const box of all("#list input[type=checkbox]")) box.checked = chosen.includes(box.value);
     if (current) mark(document.getElementById(current), false);
+    if (one("#find")) find();
     times();
   });
   times();
@@ -76,13 +89,19 @@
   // Curves.
   const holder = one("#curves");
   if (!holder) return;
-  const colours = ["#2f7fb0", "#d2762b", "#2f9d5f", "#b5485f", "#8060c0", "#a08a1c", "#30a0a0", "#c060a0", "#707c8c", "#6a8f2a", "#4a60c8", "#b04a2a"];
+  const colours = ["#12897f", "#d2762b", "#2f9d5f", "#b5485f", "#8060c0", "#a08a1c", "#30a0a0", "#c060a0", "#707c8c", "#6a8f2a", "#4a60c8", "#b04a2a"];
   const plots = new Map();
   const several = new Set();
   // Counts with all their digits. uPlot's own texts have three decimals, and 300 digits where a number has them.
   const short = (value) => Math.abs(value) < 1e9 ? String(Number.isInteger(value) ? value : +value.toPrecision(4)) : value.toExponential(2);
   // A canvas takes colours, not the name of a token.
   const tone = (token) => { holder.style.color = `var(${token})`; const found = getComputedStyle(holder).color; holder.style.color = ""; return found; };
+  // The axis fits what is drawn, with room above and below; shares stay between 0 and 1, and what has no negative value above 0.
+  function fitted(chart, least, most) {
+    if (least == null) return [0, 1];
+    const room = (most - least || Math.abs(most) || 1) * 0.08;
+    return [least >= 0 ? Math.max(0, least - room) : least - room, chart.share ? Math.min(1.02, most + room) : most + room];
+  }
   const name = (line) => [several.size > 1 ? line.run : "", line.label].filter(Boolean).join(" · ");
   function add(chart) {
     if (plots.has(chart.title)) return;
@@ -110,7 +129,7 @@
     card.plot?.destroy();
     card.plot = new uPlot({
       width: Math.max(200, card.clientWidth - 30), height: 210, series, bands, axes: [{ ...axis }, { ...axis, size: 64, values: (_, values) => values.map(short) }],
-      scales: { x: { time: chart.over === "time" }, ...(chart.share ? { y: { range: [0, 1.05] } } : {}) }, cursor: { drag: { x: true, y: false } },
+      scales: { x: { time: chart.over === "time" }, y: { range: (_, least, most) => fitted(chart, least, most) } }, cursor: { drag: { x: true, y: false } },
       legend: { live: true, show: true },
     }, tables.length > 1 ? uPlot.join(tables) : tables[0], card);
     // The ends of intervals are lines for uPlot, and need no place in the legend.
@@ -119,7 +138,7 @@
   let latest = [], asked = 0;
   async function load() {
     const number = ++asked, over = holder.dataset.over;
-    for (const button of all("[data-over]", one(".choice"))) button.setAttribute("aria-pressed", button.dataset.over === over);
+    for (const button of all("#over button")) button.setAttribute("aria-pressed", button.dataset.over === over);
     const answer = await fetch(`${holder.dataset.curves}&over=${over}`);
     if (!answer.ok || number !== asked) return;
     latest = await answer.json();

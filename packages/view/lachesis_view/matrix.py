@@ -1,0 +1,144 @@
+"""The items of a run by their samples, beside those of a run that it is compared with, and why samples fail."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import orjson
+
+from lachesis.figures.passes import PASS, pass_at_k
+from lachesis_view.index import Index
+from lachesis_view.pairs import Difference, paired
+
+ITEMS = 50
+"""Of a page."""
+SAMPLES = 64
+"""Of an item that are shown."""
+REASONS = 3
+ORDERS = {
+    "changed": "abs(mean - other) DESC NULLS LAST, mean",
+    "fell": "mean - other NULLS LAST",
+    "rose": "mean - other DESC NULLS LAST",
+    "worst": "mean NULLS FIRST",
+    "mixed": "high - low DESC NULLS LAST, mean",
+    "first": "first",
+    "latest": "latest DESC",
+}
+"""By the name in an address. The first three need a run to compare with."""
+_MEANS = (
+    "SELECT item, avg(reward) AS mean, min(reward) AS low, max(reward) AS high, count(reward) AS scored, "
+    f"count(*) FILTER (WHERE reward >= {PASS}) AS passed, min(id) AS first, max(id) AS latest "
+    "FROM rollouts WHERE run = ? GROUP BY item"
+)
+_SAMPLES = (
+    "SELECT number, n, item, title, reward, outcome, cause, tools, metrics FROM rollouts "
+    "WHERE run = ? AND item IN ({}) ORDER BY number < 0, number, n"
+)
+
+
+def orders(against: str, trained: bool) -> list[str]:
+    """The names of the orders that a page offers, its own one first."""
+    names = list(ORDERS) if against else list(ORDERS)[3:]
+    return sorted(names, key=lambda name: name != "latest") if trained else names
+
+
+def matrix(index: Index, run: str, against: str = "", order: str = "worst", page: int = 1) -> dict[str, Any]:
+    """One page of the items of a run.
+
+    `rows` have the item's key and title, the numbers of its groups, the samples of both runs, the `change` of the mean
+    reward from `against`, and `why` it fails in words; `total` counts all items. Asks for no more than the page shows:
+    a run may have 10,000 groups.
+    """
+    total = index.ask("SELECT count(DISTINCT item) FROM rollouts WHERE run = ?", run)[0][0]
+    items = index.ask(
+        f"SELECT mine.item, mean, other FROM ({_MEANS}) AS mine LEFT JOIN (SELECT item, avg(reward) AS other "
+        "FROM rollouts WHERE run = ? GROUP BY item) AS theirs ON theirs.item = mine.item "
+        f"ORDER BY {ORDERS[order]}, first LIMIT ? OFFSET ?",
+        *(run, against, ITEMS, ITEMS * (page - 1)),
+    )
+    keys = [row["item"] for row in items]
+    mine, theirs = (_samples(index, name, keys) if name else {} for name in (run, against))
+    rows = []
+    for key, mean, other in items:
+        samples = mine[key]
+        rows.append(
+            {
+                "item": key,
+                "title": next((each["title"] for each in samples if each["title"]), key),
+                "numbers": sorted({each["number"] for each in samples}),
+                "samples": [(*_cell(each), "; ".join(_why(each))) for each in samples[:SAMPLES]],
+                "others": [(*_cell(each), "; ".join(_why(each))) for each in theirs.get(key, ())[:SAMPLES]],
+                "more": max(0, len(samples) - SAMPLES),
+                "change": None if mean is None or other is None else mean - other,
+                "why": Counter(why for each in samples for why in _why(each)).most_common(REASONS),
+            }
+        )
+    return {"rows": rows, "total": total, "page": page, "pages": -(-total // ITEMS), "against": against, "order": order}
+
+
+def _samples(index: Index, run: str, keys: Sequence[str]) -> dict[str, list[Mapping[str, Any]]]:
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for row in index.ask(_SAMPLES.format(", ".join("?" * len(keys))), run, *keys):
+        found.setdefault(row["item"], []).append(row)
+    return found
+
+
+def _cell(row: Mapping[str, Any]) -> tuple[float | None, int, int]:
+    return row["reward"], row["number"], row["n"]
+
+
+def _why(row: Mapping[str, Any]) -> Iterator[str]:
+    """Why a sample has no score or less than a pass: how it ended, parts of the reward that are 0, failed calls."""
+    if row["reward"] is not None and row["reward"] >= PASS:
+        return
+    if row["reward"] is None:
+        yield f"no score: {row['cause'] or row['outcome']}".replace("_", " ")
+        return
+    if row["cause"] or row["outcome"] != "completed":
+        yield (row["cause"] or row["outcome"]).replace("_", " ")
+    parts = orjson.loads(row["metrics"] or "{}")
+    zero = [name.removeprefix("reward/") for name, value in parts.items() if name.startswith("reward/") and value <= 0]
+    if zero and len(parts) > 1:
+        yield f"{' and '.join(zero[:REASONS])} 0"
+    for tool, (_, failed, reasons) in orjson.loads(row["tools"] or "{}").items():
+        if failed:
+            said = max(reasons, key=lambda reason: reason[1], default=("failed", 1))[0]
+            yield f"{tool}: {said}"
+
+
+def passes(index: Index, run: str) -> tuple[int, Any] | None:
+    """k and pass@k for the most samples that every item has; None with less than two."""
+    counts = index.ask(f"SELECT scored, passed FROM ({_MEANS}) WHERE scored", run)
+    k = min((row["scored"] for row in counts), default=0)
+    if k < 2:
+        return None
+    return k, pass_at_k([[1.0] * row["passed"] + [0.0] * (row["scored"] - row["passed"]) for row in counts], k)
+
+
+def difference(index: Index, run: str, against: str) -> Difference | None:
+    """The mean reward of a run minus that of another one over their common items; None where there is none."""
+    found = index.ask(
+        f"SELECT mine.mean, theirs.mean FROM ({_MEANS}) AS mine JOIN ({_MEANS}) AS theirs ON theirs.item = mine.item "
+        "WHERE mine.mean IS NOT NULL AND theirs.mean IS NOT NULL ORDER BY mine.first",
+        *(run, against),
+    )
+    return _paired(tuple((theirs, mine) for mine, theirs in found)) if found else None
+
+
+@lru_cache(maxsize=8)
+def _paired(means: tuple[tuple[float, float], ...]) -> Difference:
+    """A page asks again each time that a run grows, and its test takes a second for 10,000 items."""
+    return paired([[one] for one, _ in means], [[other] for _, other in means])
+
+
+def comparable(index: Index, run: str, others: Sequence[str]) -> list[str]:
+    """Those of the runs that share items with one: of its first items, one at least."""
+    keys = [
+        row[0] for row in index.ask("SELECT DISTINCT item FROM rollouts WHERE run = ? ORDER BY number LIMIT 20", run)
+    ]
+    marks = ", ".join("?" * len(keys))
+    has = f"SELECT 1 FROM rollouts WHERE run = ? AND item IN ({marks}) LIMIT 1"
+    return [other for other in others if other != run and index.ask(has, other, *keys)]

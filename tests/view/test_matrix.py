@@ -1,0 +1,125 @@
+"""Items by samples: what a page of them holds, in which order, beside which run, and why samples fail."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import fcntl
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from lachesis_testing.export_suite import example_groups
+from lachesis_view import app as viewer
+from lachesis_view.index import Index
+from lachesis_view.matrix import ITEMS, comparable, difference, matrix, passes
+
+REWARDS: dict[str, dict[str, list[float | None]]] = {
+    "old": {"a": [0.0, 0.0], "b": [1.0, 1.0], "c": [0.5, 0.5], "gone": [1.0, 1.0]},
+    "new": {"a": [1.0, 0.5], "b": [0.0, None], "c": [0.5, 0.5], "none": [None, None]},
+}
+
+
+def written(path: Path, of: dict[str, list[float | None]], **manifest: Any) -> None:
+    """An evaluation: a line for each sample, all items before the second sample of the first one."""
+    path.parent.mkdir(parents=True)
+    group = example_groups()[0]
+    lines = []
+    for sample in range(max(map(len, of.values()))):
+        for key, rewards in of.items():
+            line = copy.deepcopy(group)
+            (rollout,) = line["rollouts"] = line["rollouts"][:1]
+            key_of_sample = f"{key}-1+{sample}" if sample else f"{key}-1"
+            line |= {"item_key": key_of_sample, "item": f"the question {key}", "evaluation": True}
+            reward = rewards[sample]
+            failed = reward is not None and reward < 1
+            rollout |= {
+                "reward": reward,
+                "outcome": "completed",
+                "unscored_kind": "" if reward is not None else "sandbox",
+            }
+            rollout |= {"metrics": {"reward/right": reward or 0.0, "reward/short": 1.0}, "tool_calls": 2}
+            rollout["tool_stats"] = {"look": {"count": 2, "success": 2 - failed, "failure": int(failed)}}
+            rollout["tool_errors"] = [{"tool": "look", "error": "no shelf 7"}] * failed
+            lines.append(json.dumps(line) + "\n")
+    path.write_text("".join(lines))
+    path.with_suffix(".run.json").write_text(json.dumps({"settings": {}, **manifest}))
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Iterator[Index]:
+    for run, items in REWARDS.items():
+        written(tmp_path / f"runs/{run}/samples.jsonl", items, items=["a", "b", "c", "d", "e"])
+    index = Index(tmp_path / "runs", tmp_path / "index.sqlite")
+    index.refresh()
+    yield index
+    index.close()
+
+
+def keys(found: dict[str, Any]) -> list[str]:
+    return [row["item"].removesuffix("-1") for row in found["rows"]]
+
+
+def test_what_changed_most_comes_first_beside_the_other_run(index: Index) -> None:
+    found = matrix(index, "new", "old", "changed")
+    assert keys(found) == ["b", "a", "c", "none"]
+    assert [row["change"] for row in found["rows"]] == [-1.0, 0.75, 0.0, None]
+    first = found["rows"][0]
+    assert [cell[0] for cell in first["samples"]] == [0.0, None] and [cell[0] for cell in first["others"]] == [1.0, 1.0]
+    assert first["title"].endswith("the question b") and len(first["numbers"]) == 2, "two samples are two groups"
+    assert keys(matrix(index, "new", "old", "rose"))[0] == "a" and keys(matrix(index, "new", "old", "fell"))[0] == "b"
+    assert keys(matrix(index, "new", order="worst")) == ["none", "b", "c", "a"]
+    assert keys(matrix(index, "new", order="mixed"))[0] == "a" and keys(matrix(index, "new", order="first"))[0] == "a"
+    assert comparable(index, "new", ["old", "new", "other"]) == ["old"]
+    change = difference(index, "new", "old")
+    assert change is not None and (change.items, change.better, change.worse) == (3, 1, 1)
+    assert change.mean == pytest.approx(-0.25 / 3) and difference(index, "new", "other") is None
+
+
+def test_why_samples_fail_is_said_in_words(index: Index) -> None:
+    why = {row["title"][-1]: dict(row["why"]) for row in matrix(index, "new")["rows"]}
+    assert why["b"] == {"right 0": 1, "look: no shelf 7": 1, "no score: sandbox": 1}
+    assert why["a"] == {"look: no shelf 7": 1}, "what passes has no reason, and half of a part is not 0"
+    assert passes(index, "old") is not None and passes(index, "old")[0] == 2  # type: ignore[index]
+    assert index.tool_failures("new") == [("look", 4, 16, [("no shelf 7", 4)])]
+
+
+def test_a_page_has_its_items_only(tmp_path: Path) -> None:
+    written(tmp_path / "runs/many/samples.jsonl", {f"i{at:03}": [at / 120] for at in range(120)})
+    index = Index(tmp_path / "runs", tmp_path / "index.sqlite")
+    index.refresh()
+    pages = [matrix(index, "many", page=page) for page in (1, 2, 3, 4)]
+    assert [len(page["rows"]) for page in pages] == [ITEMS, ITEMS, 20, 0] and pages[0]["pages"] == 3
+    assert [key for page in pages for key in keys(page)] == [f"i{at:03}" for at in range(120)]
+    index.close()
+
+
+async def test_the_page_shows_both_runs_and_whether_the_run_goes_on(index: Index, tmp_path: Path) -> None:
+    runner, url = await viewer.serve(index, "127.0.0.1", 0)
+    try:
+        async with aiohttp.ClientSession() as session:
+
+            async def text(path: str) -> str:
+                async with session.get(f"{url}{path}") as answer:
+                    assert answer.status == 200
+                    return await answer.text()
+
+            alone, beside = await text("run/new"), await text("run/new?against=old&order=fell")
+            assert "stopped at 4 of 5 items" in alone and "<th>Change</th>" not in alone and "pass@" not in alone
+            assert 'class="cell r10" href="/rollout/new/0/0?run=new"' in alone and "1 × no score: sandbox" in alone
+            assert "<th>Change</th>" in beside and 'href="/rollout/old/' in beside and "-1.00" in beside
+            assert "3 items: 1 better, 1 worse" in beside
+            assert "new minus old" in await text("?runs=old,new"), "of two, the second one is looked at"
+            lock = tmp_path / "runs/new/samples.lock"
+            with lock.open("w") as held:
+                fcntl.flock(held, fcntl.LOCK_EX)
+                goes_on = await text("run/new")
+                assert "4 of 5 items</span>" in goes_on and "stopped" not in goes_on
+            await asyncio.sleep(0)
+            assert "stopped at 4 of 5 items" in await text("run/new")
+    finally:
+        await runner.cleanup()
