@@ -355,7 +355,10 @@ def test_an_index_that_is_deleted_or_damaged_is_made_anew(root: Path) -> None:
         path.write_bytes(damaged)
         with indexed(root) as index:
             assert index.rollouts(Filter()).total == 10
-    path.write_bytes(whole[: 8 * 4096] + b"\xff" * (len(whole) - 8 * 4096))
+    path.write_bytes(whole)
+    with closing(sqlite3.connect(path)) as database:
+        (page,) = database.execute("SELECT rootpage FROM sqlite_master WHERE name = 'rollouts'").fetchone()
+    path.write_bytes(whole[: 4096 * (page - 1)] + b"\xff" * 4096 + whole[4096 * page :])
     with indexed(root) as index:
         with pytest.raises(sqlite3.DatabaseError) as error:
             index.runs()

@@ -21,6 +21,7 @@ from aiohttp import web
 from backends.errors import SettingsError
 from lachesis.other_packages import POOLS
 from lachesis_messages.records.groups import rollout_samples
+from lachesis_messages.records.jsonl import JsonlError
 from lachesis_tokens.wire.visitors import Visitors, is_loopback
 from lachesis_view import html
 from lachesis_view.audits import audits_below
@@ -30,6 +31,7 @@ from lachesis_view.group_page import group_context
 from lachesis_view.html import Templates
 from lachesis_view.index import FAILURES_OF, Index, NoSuchGroup
 from lachesis_view.matrix import comparable, difference, matrix, orders, passes
+from lachesis_view.notes import NoteError, note_of, write_note
 from lachesis_view.rollout_page import rollout_context, sample_tokens
 from lachesis_view.token_text import TokenTexts, vocabulary_of
 from lachesis_view.trained import group_name
@@ -60,6 +62,7 @@ class Viewer:
         token: who asks must have it; empty where only this machine can ask.
         vocabulary: the texts of tokens; without one, that of each run's tokenizer, where it is on this machine.
         audits: the file or folder of the page of audits; without one, the folder of the index.
+        notes: whether who may read may also write notes and tags.
     """
 
     def __init__(
@@ -70,7 +73,9 @@ class Viewer:
         *,
         host: str = "127.0.0.1",
         audits: Path | None = None,
+        notes: bool = True,
     ) -> None:
+        self.notes = notes
         self.index = index
         self.vocabulary = vocabulary
         self.audits = audits or index.root
@@ -100,6 +105,7 @@ class Viewer:
                 web.get(f"/run{run}", self._run),
                 web.get(f"/group{group}", self._group),
                 web.get(f"/rollout{group}/{{n:[0-9]{{1,9}}}}", self._rollout),
+                web.post(f"/notes{group}/{{n:[0-9]{{1,9}}}}", self._note),
                 web.get(f"/tokens{group}/{{n:[0-9]{{1,9}}}}/{{sample:[0-9]{{1,9}}}}", self._tokens),
             ]
         )
@@ -312,6 +318,7 @@ class Viewer:
             raise NoSuchGroup(f"{run}, group {number}: there is no rollout {n}")
         name = group_name(number, "step" in group)
         frame = {"run": run, "number": number, "name": name, "n": n, "before": before, "after": after, "filter": filter}
+        frame |= {"note": await asyncio.to_thread(self.index.note, run, number, n), "may_note": self.notes}
         settings, file = await asyncio.to_thread(lambda: (self.index.settings(run), self.index.file_of(run, number)))
 
         def make() -> web.Response:
@@ -321,6 +328,29 @@ class Viewer:
             return self._page("rollout.html.jinja", {**context, "settings": settings, "frame": frame, "again": again})
 
         return await self._of_record(group, make)
+
+    async def _note(self, request: web.Request) -> web.Response:
+        """Write what a person says of a rollout. `_guard` has refused the pages of other sites; they cannot send this
+        type of content either."""
+        if not self.notes:
+            return web.Response(text="this viewer was started without --notes", status=403)
+        if request.content_type != "application/json":
+            return web.Response(text="send application/json", status=415)
+        run, number, n = request.match_info["run"], int(request.match_info["group"]), int(request.match_info["n"])
+        group = await asyncio.to_thread(self.index.group, run, number)
+        if n >= len(group["rollouts"]):
+            raise NoSuchGroup(f"{run}, group {number}: there is no rollout {n}")
+        groups = await asyncio.to_thread(self.index.file_of, run, number)
+        try:
+            line = note_of(groups, number, n, group, await request.json())
+            await asyncio.to_thread(write_note, groups, line)
+        except (NoteError, JsonlError, ValueError) as error:
+            return web.Response(text=str(error)[:300], status=400)
+        await asyncio.to_thread(self.index.read_notes)
+        await self._tell()
+        return web.Response(
+            body=orjson.dumps({name: line[name] for name in ("tags", "note")}), content_type="application/json"
+        )
 
     async def _of_record(self, group: Mapping[str, Any], make: Callable[[], web.Response]) -> web.Response:
         """A page of a group's line, which may be of any shape; as it is, where the page cannot be made of it."""
@@ -379,15 +409,24 @@ class Viewer:
 
 
 async def serve(
-    index: Index, host: str, port: int, vocabulary: TokenTexts | None = None, audits: Path | None = None
+    index: Index,
+    host: str,
+    port: int,
+    vocabulary: TokenTexts | None = None,
+    audits: Path | None = None,
+    *,
+    notes: bool = False,
 ) -> tuple[web.AppRunner, str]:
     """Serve an index; the runner, to be cleaned up, and the address to open.
+
+    Args:
+        notes: who has the token may write notes; who asks from this machine always may.
 
     Raises:
         SettingsError: the host or the port cannot be used.
     """
     token = "" if is_loopback(host) else secrets.token_urlsafe(24)
-    app = Viewer(index, token, vocabulary, host=host, audits=audits).app()
+    app = Viewer(index, token, vocabulary, host=host, audits=audits, notes=notes or not token).app()
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.2)
     await runner.setup()
     try:

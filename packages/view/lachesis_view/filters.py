@@ -16,6 +16,7 @@ SORTS = {
 """By the name in an address: the column."""
 BOUNDED = ("reward", "turns", "tokens")
 """Columns of which a filter has `min_NAME` and `max_NAME`."""
+_TYPED_TAG = re.compile(r"(?:^|(?<=\s))tag:(\S+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,7 @@ class Filter:
     outcome: str = ""
     cause: str = ""
     item: str = ""
+    tag: str = ""
     min_reward: float | None = None
     max_reward: float | None = None
     min_turns: float | None = None
@@ -44,11 +46,15 @@ class Filter:
         run = query.get("run", "")
         sort = query.get("sort", "")
         page = query.get("page", "")
+        words = query.get("q", "")[:400].replace("\0", " ")  # SQLite's full-text search ends a string there
+        if typed := _TYPED_TAG.search(words):
+            words = " ".join(_TYPED_TAG.sub(" ", words).split())
         return cls(
             runs=(run,) if run else (),
             outcome=query.get("outcome", ""),
             cause=query.get("cause", ""),
             item=query.get("item", ""),
+            tag=typed[1] if typed else query.get("tag", ""),
             min_reward=_number(query.get("min_reward", "")),
             max_reward=_number(query.get("max_reward", "")),
             min_turns=_number(query.get("min_turns", "")),
@@ -57,7 +63,7 @@ class Filter:
             max_tokens=_number(query.get("max_tokens", "")),
             tool_error=_flag(query.get("tool_error", "")),
             scored=_flag(query.get("scored", "")),
-            q=query.get("q", "")[:400].replace("\0", " "),  # SQLite's full-text search ends a string there
+            q=words,
             sort=sort if sort.removeprefix("-") in SORTS else "-time",
             page=max(1, int(page)) if page.isdecimal() and len(page) < 8 else 1,
         )
@@ -80,6 +86,12 @@ class Filter:
             if value := getattr(self, column):
                 parts.append(f"{column} = ?")
                 values.append(value)
+        if self.tag:
+            parts.append(
+                "EXISTS (SELECT 1 FROM notes WHERE notes.run = rollouts.run AND notes.number = rollouts.number "
+                "AND notes.n = rollouts.n AND tag = ?)"
+            )
+            values.append(self.tag)
         for column in BOUNDED:
             for end, comparison in (("min", ">="), ("max", "<=")):
                 if (bound := getattr(self, f"{end}_{column}")) is not None:
@@ -108,7 +120,7 @@ class Filter:
         other = replace(self, **{"page": 1, **changes})
         fields = {
             "run": other.runs[0] if other.runs else "",
-            **{name: getattr(other, name) for name in ("outcome", "cause", "item")},
+            **{name: getattr(other, name) for name in ("outcome", "cause", "item", "tag")},
             **{f"{end}_{name}": getattr(other, f"{end}_{name}") for name in BOUNDED for end in ("min", "max")},
             **{name: _written(getattr(other, name)) for name in ("tool_error", "scored")},
             "q": other.q,

@@ -41,10 +41,12 @@ from lachesis_view.files import (
 from lachesis_view.filters import Filter
 from lachesis_view.html.rollout import last_words
 from lachesis_view.metrics import mean, most_frequent
+from lachesis_view.notes import NAME as NOTES
+from lachesis_view.notes import folder_of, rows_of
 from lachesis_view.rows import MISSHAPEN, as_count, as_name, as_time, parsed, rollout_row, searched_text, storable
 from lachesis_view.trained import LINES, as_group
 
-VERSION = 7
+VERSION = 8
 """Of the tables."""
 APPLICATION = 0x4C616368
 """In the header of an SQLite file: it is an index of the viewer, and may be rebuilt."""
@@ -70,6 +72,8 @@ CREATE INDEX IF NOT EXISTS rollouts_of_file ON rollouts (file);
 CREATE INDEX IF NOT EXISTS rollouts_by_time ON rollouts (time);
 CREATE TABLE IF NOT EXISTS steps (file INTEGER, run TEXT, step INTEGER, time REAL, line TEXT);
 CREATE INDEX IF NOT EXISTS steps_of_run ON steps (run, step);
+CREATE TABLE IF NOT EXISTS notes (folder TEXT, run TEXT, number INTEGER, n INTEGER, tag TEXT, note TEXT);
+CREATE INDEX IF NOT EXISTS notes_of_run ON notes (run, number, n);
 CREATE VIRTUAL TABLE IF NOT EXISTS texts USING fts5 (body, content='', tokenize="unicode61 tokenchars '_'");
 """
 _COLUMNS = (
@@ -124,6 +128,8 @@ class Index:
         self._opened: tuple[int, int] | None = None
         self._connections: list[sqlite3.Connection] = []
         self._others: dict[str, tuple[int, int, int]] = {}
+        self._notes: dict[str, tuple[int, int, int]] = {}
+        """By folder: the state of its notes when they were read."""
         self._lock: BinaryIO | None = None
         try:
             try:
@@ -162,6 +168,7 @@ class Index:
             self._database.executescript(f"PRAGMA application_id = {APPLICATION}; PRAGMA user_version = {self._of}")
         self._database.execute("PRAGMA journal_mode = WAL")
         self._database.executescript(_TABLES)
+        self._notes.clear()
         self._opened = self._identity()
 
     def _identity(self) -> tuple[int, int] | None:
@@ -223,7 +230,7 @@ class Index:
             return any_change
 
     def _look(self, changed: Callable[[], None]) -> bool:
-        any_change = self._refresh(changed) if self._follows() else self._has_seen_more()
+        any_change = self._refresh(changed) | self.read_notes() if self._follows() else self._has_seen_more()
         self.unread = self._database.execute("SELECT coalesce(sum(unread), 0) FROM files").fetchone()[0]
         return any_change
 
@@ -330,6 +337,30 @@ class Index:
                 if more:
                     changed()
         return at > before or row is None
+
+    def read_notes(self) -> bool:
+        """Read the notes beside the files again where they, or the files, have changed; whether any had."""
+        if not self._follows():
+            return False
+        any_change = False
+        known = self._database.execute("SELECT path, kind, total(at) FROM files WHERE kind != 'steps' GROUP BY path")
+        sizes: dict[Path, int] = {}
+        for path, _, size in known:
+            folder = folder_of(Path(path))
+            sizes[folder] = sizes.get(folder, 0) + int(size)
+        for folder, size in sizes.items():
+            path = self.root / folder / NOTES
+            status = path.stat() if path.is_file() else None
+            state = (size if status else 0, status.st_size if status else 0, status.st_mtime_ns if status else 0)
+            name = "" if folder == Path() else folder.as_posix()
+            if self._notes.get(name, (0, 0, 0)) != state or (status is None and name not in self._notes):
+                with self._transaction():
+                    rows = rows_of(self._database, path, name) if status else []
+                    self._database.execute("DELETE FROM notes WHERE folder = ?", (name,))
+                    self._database.executemany("INSERT INTO notes VALUES (?, ?, ?, ?, ?, ?)", rows)
+                any_change |= status is not None or name in self._notes
+                self._notes[name] = state
+        return any_change
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -530,7 +561,9 @@ class Index:
         where, values = filter.where()
         total = self._database.execute(f"SELECT count(*) FROM rollouts WHERE {where}", values).fetchone()[0]
         rows = self._database.execute(
-            f"SELECT {_COLUMNS}, (SELECT kind FROM files WHERE files.id = file) AS kind "
+            f"SELECT {_COLUMNS}, (SELECT kind FROM files WHERE files.id = file) AS kind, "
+            "(SELECT group_concat(tag, ' ') FROM notes WHERE notes.run = rollouts.run "
+            "AND notes.number = rollouts.number AND notes.n = rollouts.n) AS tags "
             f"FROM rollouts WHERE {where} ORDER BY {filter.order} LIMIT ? OFFSET ?",
             (*values, page_size, page_size * (filter.page - 1)),
         )
@@ -554,11 +587,16 @@ class Index:
         return before, after
 
     def choices(self) -> dict[str, list[str]]:
-        """The runs, outcomes and causes that occur."""
+        """The runs, outcomes, causes and tags that occur."""
         return {
-            name: [row[0] for row in self._database.execute(f"SELECT DISTINCT {name} FROM rollouts ORDER BY 1")]
-            for name in ("run", "outcome", "cause")
+            name: [row[0] for row in self._database.execute(f"SELECT DISTINCT {name} FROM {table} ORDER BY 1")]
+            for name, table in (("run", "rollouts"), ("outcome", "rollouts"), ("cause", "rollouts"), ("tag", "notes"))
         }
+
+    def note(self, run: str, number: int, n: int) -> dict[str, Any]:
+        """The `tags` of a rollout, and the `note` about it."""
+        rows = self.ask("SELECT tag, note FROM notes WHERE run = ? AND number = ? AND n = ?", run, number, n)
+        return {"tags": [tag for tag, _ in rows if tag], "note": "".join(note for _, note in rows)}
 
     def metrics(self, runs: Sequence[str]) -> list[tuple[str, list[tuple[float | None, int]]]]:
         """Components of rewards and metrics of environments, the most frequent first: the name; for each run

@@ -43,6 +43,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="PATH",
         help="a tokenizer.json, a folder with one, or a .gguf file: the texts of tokens (default: the run's own)",
     )
+    parser.add_argument(
+        "--notes", action="store_true", help="with --host: who has the token may also write notes and tags"
+    )
     parser.add_argument("--open", action="store_true", help="open the page in a browser")
     arguments = parser.parse_args(argv)
     return asyncio.run(_serve(arguments))
@@ -56,7 +59,8 @@ async def _serve(arguments: argparse.Namespace) -> int:
     vocabulary = read_vocabulary(arguments.tokenizer) if arguments.tokenizer else None
     shown = arguments.folder
     index = Index(shown.parent if shown.is_file() else shown, arguments.index)
-    runner, url = await serve(index, arguments.host, arguments.port, vocabulary, shown if shown.is_file() else None)
+    audits = shown if shown.is_file() else None
+    runner, url = await serve(index, arguments.host, arguments.port, vocabulary, audits, notes=arguments.notes)
     url = url.replace("/?", "/audits?") if "?" in url and shown.is_file() else url + "audits" * shown.is_file()
     print(f"{url}\nshows {shown if shown.is_file() else index.root}; Ctrl+C stops it", flush=True)
     if arguments.open:

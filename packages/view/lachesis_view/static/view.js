@@ -72,6 +72,22 @@
   one("#find")?.addEventListener("input", find);
   one("#find")?.addEventListener("keydown", (event) => { if (event.key === "Enter") event.preventDefault(); });
 
+  // Notes: sent as they are changed, one after the other.
+  const note = one("#note"), star = one("#note .star");
+  let sending = Promise.resolve();
+  function send() {
+    const tags = note.elements.tags.value.split(/[\s,]+/).filter(Boolean);
+    if (star.ariaPressed === "true") tags.push("starred");
+    const body = JSON.stringify({ tags, note: note.elements.note.value });
+    sending = sending.then(async () => {
+      const answer = await fetch(note.dataset.post, { method: "POST", headers: { "Content-Type": "application/json" }, body }).catch(() => null);
+      one("output", note).textContent = answer?.ok ? "saved" : `not saved: ${answer ? (answer.status < 404 ? await answer.text() : answer.status) : "the viewer does not answer"}`;
+    });
+  }
+  star?.addEventListener("click", () => { star.ariaPressed = star.ariaPressed === "true" ? "false" : "true"; send(); });
+  note?.addEventListener("change", send);
+  note?.addEventListener("submit", (event) => event.preventDefault());
+
   // A run that is gone: its last figures stay, and the page says so.
   document.addEventListener("htmx:responseError", (event) => { one("#standing").textContent = `this page cannot be loaded again: ${event.detail.xhr.status}`; });
 
