@@ -2,6 +2,7 @@
 # Tests against programs of others, installed on first use: scripts/test-with.sh NAME, that is `make test-NAME`.
 #
 #   atropos     all environments of atroposlib's source distribution that play without the network
+#   axe         the pages of the viewer against axe-core's rules of accessibility, in a Chromium (npm; 3 MB)
 #   browser     hostile pages, all tasks of browser_tasks, and 50 rollouts that are killed, in a Chromium (npm; 120 MB)
 #   doors       environments of TextArena, Gymnasium, BFCL, OpenEnv, ORS and MCP servers (600 MB); NeMo Gym and
 #               verifiers where they are installed
@@ -17,7 +18,7 @@
 #   trainers    rollouts in the own types of SkyRL and verl, and steps of SkyRL's own loop (350 MB)
 #   vllm        a real vLLM on the CPU (3.5 GB)
 #
-# They are installed into ~/.cache/lachesis, or where a variable says (AGENT_BROWSER, GUESTS, PROGRAMS, RAY, SKYRL,
+# They are installed into ~/.cache/lachesis, or where a variable says (AGENT_BROWSER, AXE, GUESTS, PROGRAMS, RAY, SKYRL,
 # TEMPLATES, TRAINERS). PYTHON312 names a Python that doors (TextArena), harbor and skyrl take, if there is more than one.
 set -eu
 name=$1
@@ -37,6 +38,11 @@ case $name in
     scripts/atropos-environments.sh "$bin/python"
     scripts/atropos_venv.sh "$VENV" "$VENV-atropos"
     "$VENV-atropos/bin/python" -m benchmarks.atropos_environments
+    ;;
+  axe)
+    axe=${AXE:-$cache/axe}
+    [ -d "$axe/node_modules" ] || npm install --silent --no-fund --no-audit --prefix "$axe" axe-core@4.14.1
+    LACHESIS_AXE=$axe/node_modules/axe-core/axe.min.js "$bin/pytest" tests/view/test_axe.py
     ;;
   browser)
     # As root: scripts/debian-packages.sh browser

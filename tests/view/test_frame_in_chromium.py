@@ -111,6 +111,17 @@ async def test_a_growing_run_grows_on_the_open_page_which_keeps_its_mark(played:
         await page.until(f"{MEANS}.endsWith('metric/seen50000028')")
         titles = await page.eval("[...document.querySelectorAll('#curves h2')].map(title => title.textContent)")
         assert titles[-2].startswith("reward/</script>") and "\u202e" not in titles[-2] and titles[-1] == "metric/seen"
+        drawn = await page.eval(
+            "[...document.querySelectorAll('#curves .card')].map(card => [card.querySelector('h2').textContent, "
+            "card.plot.scales.y.min, card.plot.scales.y.max, Math.min(...card.plot.data[1]), "
+            "Math.max(...card.plot.data[1])])"
+        )
+        assert len(drawn) > 3
+        for title, low, high, least, most in drawn:
+            assert low <= least <= most <= high, title
+            assert least < 0 or low >= 0, title
+            assert not title.endswith("share") or high <= 1.02, title
+            assert least == most or title == "reward" or (most - least) / (high - low) > 0.8, f"{title} fits its axis"
         (root / "live/groups.jsonl").unlink()
         await page.until("document.querySelector('#standing').textContent.includes('404')")
         assert page.errors and all("404" in error for error in page.errors)
