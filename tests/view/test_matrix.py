@@ -84,7 +84,8 @@ def test_why_samples_fail_is_said_in_words(index: Index) -> None:
     why = {row["title"][-1]: dict(row["why"]) for row in matrix(index, "new")["rows"]}
     assert why["b"] == {"right 0": 1, "look: no shelf 7": 1, "no score: sandbox": 1}
     assert why["a"] == {"look: no shelf 7": 1}, "what passes has no reason, and half of a part is not 0"
-    assert passes(index, "old") is not None and passes(index, "old")[0] == 2  # type: ignore[index]
+    found = passes(index, "new")
+    assert found is not None and (found[0], found[1].mean, found[1].items) == (2, 0.5, 2), "b has one score only"
     assert index.tool_failures("new") == [("look", 4, 16, [("no shelf 7", 4)])]
 
 
@@ -109,7 +110,9 @@ async def test_the_page_shows_both_runs_and_whether_the_run_goes_on(index: Index
                     return await answer.text()
 
             alone, beside = await text("run/new"), await text("run/new?against=old&order=fell")
-            assert "stopped at 4 of 5 items" in alone and "<th>Change</th>" not in alone and "pass@" not in alone
+            assert (
+                "stopped at 4 of 5 items" in alone and "<th>Change</th>" not in alone and "pass@2 of 2 items" in alone
+            )
             assert 'class="cell r10" href="/rollout/new/0/0?run=new"' in alone and "1 × no score: sandbox" in alone
             assert "<th>Change</th>" in beside and 'href="/rollout/old/' in beside and "-1.00" in beside
             assert "3 items: 1 better, 1 worse" in beside

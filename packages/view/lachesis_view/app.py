@@ -318,6 +318,7 @@ class Viewer:
             raise NoSuchGroup(f"{run}, group {number}: there is no rollout {n}")
         name = group_name(number, "step" in group)
         frame = {"run": run, "number": number, "name": name, "n": n, "before": before, "after": after, "filter": filter}
+        frame["trains"] = not group.get("evaluation")
         frame |= {"note": await asyncio.to_thread(self.index.note, run, number, n), "may_note": self.notes}
         settings, file = await asyncio.to_thread(lambda: (self.index.settings(run), self.index.file_of(run, number)))
 

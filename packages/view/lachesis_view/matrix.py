@@ -9,6 +9,7 @@ from typing import Any
 
 import orjson
 
+from lachesis.figures.intervals import Mean
 from lachesis.figures.passes import PASS, pass_at_k
 from lachesis_view.index import Index
 from lachesis_view.pairs import Difference, paired
@@ -82,7 +83,7 @@ def matrix(index: Index, run: str, against: str = "", order: str = "worst", page
 def _samples(index: Index, run: str, keys: Sequence[str]) -> dict[str, list[Mapping[str, Any]]]:
     found: dict[str, list[Mapping[str, Any]]] = {}
     for row in index.ask(_SAMPLES.format(", ".join("?" * len(keys))), run, *keys):
-        found.setdefault(row["item"], []).append(row)
+        found.setdefault(row["item"], []).append(dict(row))
     return found
 
 
@@ -109,10 +110,10 @@ def _why(row: Mapping[str, Any]) -> Iterator[str]:
             yield f"{tool}: {said}"
 
 
-def passes(index: Index, run: str) -> tuple[int, Any] | None:
-    """k and pass@k for the most samples that every item has; None with less than two."""
+def passes(index: Index, run: str) -> tuple[int, Mean] | None:
+    """k and pass@k for the samples of an item, of the items that have as many with a score; None with less than two."""
     counts = index.ask(f"SELECT scored, passed FROM ({_MEANS}) WHERE scored", run)
-    k = min((row["scored"] for row in counts), default=0)
+    k = max((row["scored"] for row in counts), default=0)
     if k < 2:
         return None
     return k, pass_at_k([[1.0] * row["passed"] + [0.0] * (row["scored"] - row["passed"]) for row in counts], k)
