@@ -118,8 +118,8 @@ def _turns(history: MessageHistory, sampled: Mapping[int, int]) -> dict[str, Any
 
 
 def _completions(history: MessageHistory, sampled: Mapping[int, int]) -> dict[str, Any]:
-    """What was reported of the completions, in the order of sampling. The spans of the samples say the same, so that a
-    change of either is noticed."""
+    """What was reported of the completions, in the order of sampling, and how long each took. The spans of the samples
+    say the same of their tokens, so that a change of either is noticed."""
     found = history.completions()
     tokens = [each.tokens for each in found if each.tokens is not None]
     tracked = len(tokens) == len(found)
@@ -129,6 +129,8 @@ def _completions(history: MessageHistory, sampled: Mapping[int, int]) -> dict[st
         "finish_reasons": [str(each.finish_reason) for each in found],
         "models": [[*names, len(list(same))] for names, same in groupby(reported)],
         "tokens": list(map(len, tokens)) if tracked else None,
+        "seconds": [round(each.latency, 3) for each in found],
+        "usage": [[each.usage.prompt_tokens, each.usage.completion_tokens] for each in found],
         "versions": [[name, sum(count for _, count in same)] for name, same in groupby(ranges, itemgetter(0))],
         "replaced_attempts": sorted(sampled[identity(each)] for each in history.replaced_attempts()),
     }

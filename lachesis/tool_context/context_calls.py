@@ -41,10 +41,12 @@ class RewardCall:
     """A summary of its result: at most 4000 characters, the first half and the last."""
     exit_code: int | None = None
     """Of a command."""
+    reward: str = ""
+    """The function of the environment that made it; empty where that is not known, as in threads of several."""
 
     def to_record(self) -> dict[str, Any]:
         record: dict[str, Any] = {"method": self.method, "arguments": list(self.arguments), "seconds": self.seconds}
-        found = {"output": self.output, "error": self.error}
+        found = {"output": self.output, "error": self.error, "reward": self.reward}
         exit_code = {} if self.exit_code is None else {"exit_code": self.exit_code}
         return {**record, **exit_code, **{name: text for name, text in found.items() if text}}
 
@@ -119,7 +121,7 @@ class ContextCalls:
         kwargs: Any,
     ) -> T:
         """Log the call, and keep a failure of the infrastructure even if the reward catches it: it is not a score."""
-        begin, problem = time.monotonic(), ""
+        begin, problem, scopes = time.monotonic(), "", tuple(scopes)
         result: Any = None
         self.shared.begin()
         own = self._untouched and method in _WRITES
@@ -148,7 +150,10 @@ class ContextCalls:
             given = [_brief(arg) for arg in args] + [f"{name}={_brief(value, name)}" for name, value in kwargs.items()]
             seconds = round(time.monotonic() - begin, 4)
             output, exit_code = _output(result)
-            self.shared.calls.append(RewardCall(method, tuple(given), seconds, problem[:500], output, exit_code))
+            _, named, by = scopes[0].name.rpartition(": ") if len(scopes) == 1 else ("", "", "")
+            self.shared.calls.append(
+                RewardCall(method, tuple(given), seconds, problem[:500], output, exit_code, named and by)
+            )
 
 
 class _Calling(Protocol):

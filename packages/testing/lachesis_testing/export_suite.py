@@ -192,6 +192,8 @@ def _rollout(messages: Sequence[Mapping[str, Any]], reward: float | None, outcom
             "finish_reasons": ["stop"] * turns,
             "models": [["tiny", None, turns]] if turns else [],
             "tokens": None,
+            "seconds": [0.5] * turns,
+            "usage": [[10, 3]] * turns,
             "versions": [],
             "replaced_attempts": [],
         },

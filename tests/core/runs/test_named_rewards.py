@@ -73,7 +73,12 @@ async def test_compute_reward_is_added_with_its_components_and_runs_last(tmp_pat
         *("reward/sorted_words", "reward/brief", "reward/bytes_written", "reward/compute_reward", "reward/own")
     }
     assert (rollout["metrics"]["reward/compute_reward"], rollout["turn_rewards"]) == (0.5, [0.0, 0.0])
-    assert [used["method"] for used in rollout["reward_calls"]] == ["read_file", "read_bytes", "seal"]
+    made = [("read_file", "sorted_words"), ("read_bytes", "bytes_written"), ("seal", "compute_reward")]
+    assert [(used["method"], used["reward"]) for used in rollout["reward_calls"]] == made
+    took, completions = rollout["completions"]["seconds"], rollout["turns"]
+    assert len(took) == completions and sum(took) == pytest.approx(rollout["seconds_in_model"], abs=0.01)
+    assert rollout["completions"]["usage"] == [[10, 5]] * completions, "as the server counted them"
+    assert rollout["reward_weights"] == {"sorted_words": 0.75, "brief": 0.2, "bytes_written": 0, "compute_reward": 1}
 
 
 async def test_a_subclass_replaces_adds_and_removes_named_rewards(tmp_path: Path) -> None:
