@@ -19,9 +19,11 @@ import pytest
 
 from lachesis_console.chat.agent_lines import NotACall, read_line
 from lachesis_console.chat.journal import Journal
-from lachesis_console.chat.recordings import differs, find_rollout, recorded_policy
+from lachesis_console.chat.recordings import differs, find_rollout, recorded_policy, recorded_rollouts
 from lachesis_messages.history import MessageHistory
+from lachesis_messages.records.groups import stored_messages
 from lachesis_testing import FakeServer, ToolUser
+from lachesis_testing.export_suite import example_groups
 from lachesis_testing.scripted_server import Answer, ScriptedServer, call, say
 from lachesis_tokens.verbs import verify
 from tests.support.chats import LIMIT, chat, command, environment, records
@@ -417,3 +419,11 @@ def test_a_recorded_policy_takes_the_best_rollout(recorded: Path) -> None:
     path.write_text(worse + path.read_text())
     prompt = find_rollout(str(path)).prompt
     assert recorded_policy(path)([*prompt, {"role": "assistant"}], None).text == "291"  # type: ignore[union-attr]
+
+
+def test_a_recording_without_a_score_has_its_own_conversation(tmp_path: Path) -> None:
+    group = next(each for each in example_groups() if {None} < {one["reward"] for one in each["rollouts"]})
+    (tmp_path / "groups.jsonl").write_text(json.dumps({**group, "rollouts": group["rollouts"][::-1]}) + "\n")
+    found = {each.rollout_id: [*each.prompt, *each.turns] for each in recorded_rollouts(tmp_path)}
+    assert found == {each["rollout_id"]: stored_messages(group, each) for each in group["rollouts"]}
+    assert len(found) == len(group["rollouts"]) > len(group["scores"])

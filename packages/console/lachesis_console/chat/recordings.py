@@ -12,6 +12,7 @@ from backends.errors import SettingsError
 from lachesis.runs.reference_policy import Policy
 from lachesis_console.replaced import with_methods, without_volatile
 from lachesis_messages.messages import Message
+from lachesis_messages.records.groups import stored_messages
 from lachesis_messages.records.jsonl import read_lines
 
 if TYPE_CHECKING:
@@ -45,7 +46,8 @@ def recorded_rollouts(path: Path) -> Iterator[RecordedRollout]:
         for record in read_lines(file, torn_tail=True):
             if not isinstance(record, Mapping) or not str(record.get("schema", "")).startswith("lachesis.group/"):
                 continue
-            for about, messages in zip(record["rollouts"], record["messages"], strict=False):
+            for about in record["rollouts"]:
+                messages = stored_messages(record, about)
                 first = next((at for at, m in enumerate(messages) if m["role"] == "assistant"), len(messages))
                 yield RecordedRollout(
                     record["environment"],
