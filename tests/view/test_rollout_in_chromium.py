@@ -71,8 +71,8 @@ async def test_a_rollout_is_read_by_keys_and_its_failed_call_is_one_click_away(f
         assert "no such shelf <i>here</i>" in await page.eval("document.querySelector('.current').textContent")
         await page.press("k")
         assert await page.eval("document.querySelector('.current').id") == "turn-1"
-        await page.eval("document.querySelector('[data-shows=reward]').click()")
-        await page.until("!document.querySelector('#reward').hidden && document.querySelector('#conversation').hidden")
+        said = await page.eval("document.querySelector('.call.failed header').innerText")
+        assert "there is no such shelf <i>here</i>" in said, "why it failed, without a click"
         assert "honest" in await page.eval("document.querySelector('#reward').innerText")
         await page.press("n" if other > honest else "p")
         await page.until(f"location.pathname.endsWith('/{other}') && document.readyState === 'complete'")
@@ -112,12 +112,14 @@ async def test_tokens_show_what_was_sampled_and_say_all_about_each(folder: Path)
 async def test_a_button_has_the_command_that_plays_the_rollout_again(folder: Path) -> None:
     async with browsed(folder) as (page, url, (honest, _)):
         await page.open(f"{url.format('rollout')}/{honest}")
-        command = await page.eval("document.querySelector('[data-copy]').dataset.copy")
+        command = await page.eval("document.querySelector('.actions [data-copy]').dataset.copy")
         place = command.removeprefix("lachesis chat --replay ")
         assert find_rollout(shlex.split(place)[0]).reward == 1.0
-        await page.eval("document.querySelector('[data-copy]').click()")
+        at = await page.eval("[...document.querySelectorAll('.step-in')].map(each => each.dataset.copy)")
+        assert at == [f"{command} --at {turns} --as agent" for turns in range(3)], "instead of each turn"
+        await page.eval("document.querySelector('.actions [data-copy]').click()")
         # A browser without a window may refuse to copy: then the command is shown.
-        await page.until("document.querySelector('[data-copy], p > code').textContent.match(/copied|lachesis chat/)")
+        await page.until("document.querySelector('.actions').textContent.match(/Copied|lachesis chat/)")
 
 
 async def test_the_colour_of_tokens_is_in_the_address(folder: Path) -> None:

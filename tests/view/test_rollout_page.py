@@ -25,9 +25,11 @@ from lachesis_testing.export_suite import example_groups
 from lachesis_view.app import Viewer
 from lachesis_view.filters import Filter
 from lachesis_view.group_page import group_context
+from lachesis_view.html import Templates
 from lachesis_view.html.rollout import rollout_view, title_of
 from lachesis_view.index import Index
 from lachesis_view.rollout_page import rollout_context, sample_tokens
+from lachesis_view.single_page import SHARED
 from lachesis_view.token_text import NoVocabulary, TokenTexts, read_vocabulary, vocabulary_of
 from tests.support.gguf_writer import write_gguf
 from tests.support.hostile_groups import hostile_group
@@ -68,7 +70,11 @@ def test_a_page_says_which_call_failed_and_what_the_reward_is_made_of(group: dic
     calls = [message["of"] for message in messages if message["role"] == "tool"]
     assert [call["failed"] for call in calls] == [False, True]
     assert all(call["took"].endswith(" s") for call in calls)
-    assert shown["components"] == {"honest": "1", "short": "0.5"}
+    assert [(row["name"], row["value"], row["weight"]) for row in shown["rewards"]] == [
+        ("honest", 1.0, None),
+        ("short", 0.5, None),
+    ]
+    assert failed["reason"] == "there is no such shelf <i>here</i>", "as the tool said it"
     assert (page["advantage"], page["baseline"]) == (0.5, 0.5)
     assert rollout_context(group, 1 - n)["advantage"] == -0.5
 
@@ -339,3 +345,18 @@ def test_a_gguf_file_and_a_sentencepiece_tokenizer_give_the_same_pieces(tmp_path
 def test_texts_of_models_stay_texts(group: dict[str, Any]) -> None:
     page = rollout_context(group, 1 - honest(group))["shown"]
     assert page["branches"][0]["messages"][-1]["text"] == HOSTILE, "escaped by the template, not here"
+
+
+def test_the_calls_of_a_reward_stand_under_it_with_its_weight_in_the_sum(group: dict[str, Any]) -> None:
+    def call(output: str, **more: str) -> dict[str, Any]:
+        return {"method": "terminal", "arguments": ["ls"], "seconds": 0.1, "output": output, **more}
+
+    made = [call("1ST", reward="honest"), call("2ND", reward="compute_reward"), call("3RD", reward="honest")]
+    rollout = {**group["rollouts"][0], "reward_weights": {"honest": 0.75}, "reward_calls": made}
+    rows = rollout_view(group, rollout)["rewards"]
+    found = [(row["name"], row["weight"], [each["output"] for each in row["calls"]]) for row in rows]
+    assert found == [("honest", 0.75, ["1ST", "3RD"]), ("short", None, []), ("compute_reward", None, ["2ND"])]
+    html = Templates(SHARED).part("rollout_macros.html.jinja", "reward", rollout_view(group, rollout))
+    assert html.index("× 0.75") < html.index("1ST") < html.index("3RD") < html.index("short") < html.index("2ND")
+    old = rollout_view(group, {**rollout, "reward_calls": [call("1ST")]})["rewards"]
+    assert [row["name"] for row in old] == ["honest", "short", ""], "whose calls they are is not recorded"

@@ -7,18 +7,22 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from lachesis_messages.records.groups import rollout_samples, stored_messages
+from lachesis_messages.records.groups import has_other_branches, rollout_samples, stored_messages
 from lachesis_tokens.samples.advantages import rollout_advantages
 from lachesis_view.html import pretty
 from lachesis_view.html.rollout import inherited_turns, rollout_view, tool_views
+from lachesis_view.html.times import time_view
 from lachesis_view.token_text import TokenTexts
 from lachesis_view.trees import tree_parts
 
 _FACTS = ("finish_reason", "model", "model_version", "prompt_checked", "purpose", "interrupts", "sampling")
 
 
-def rollout_context(group: Mapping[str, Any], n: int) -> dict[str, Any]:
-    """The values for the template of rollout `n`. Raises IndexError if the group has no rollout of this number."""
+def rollout_context(group: Mapping[str, Any], n: int, again: str = "") -> dict[str, Any]:
+    """The values for the template of rollout `n`. Raises IndexError if the group has no rollout of this number.
+
+    `again` is the command that plays it again; without it, the page has none.
+    """
     rollouts = group["rollouts"]
     if not 0 <= n < len(rollouts):
         raise IndexError(f"rollout {n}: the group has {len(rollouts)}")
@@ -31,11 +35,17 @@ def rollout_context(group: Mapping[str, Any], n: int) -> dict[str, Any]:
             if message["turn"] in spans:
                 sample, span = spans[message["turn"]]
                 message["span"] = {**_span_facts(sample, span), "sample": sample["index"]}
+    turns = [message for message in shown["branches"][0]["messages"] if message["role"] == "assistant"]
+    if again and not has_other_branches(rollouts[n]):  # what was edited away is not played again
+        for played, message in enumerate(turns):
+            message["step_in"] = f"{again} --at {played} --as agent"
     return {
         "group": {name: group.get(name) for name in ("environment", "item_key", "model", "run", "number", "timestamp")},
         "item": pretty(group.get("item")),
         "rollout": rollouts[n],
         "shown": shown,
+        "times": time_view(rollouts[n], shown["branches"]),
+        "again": again,
         "n": n,
         "count": len(rollouts),
         "advantage": advantages(group)[n],

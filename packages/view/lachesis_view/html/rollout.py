@@ -17,10 +17,13 @@ from lachesis_view.html import figure, pretty
 from lachesis_view.html.message_graph import Branch, branches_of, drawing, rows_of
 
 _NOT_RECORDED: dict[str, Any] = dict.fromkeys(
-    ("anchor", "turn", "label", "context", "of", "exit_code", "span", "text_same", "reasoning_same")
+    ("anchor", "turn", "label", "context", "of", "exit_code", "span", "step_in", "text_same", "reasoning_same")
 )
 """What only `rollout_view` and those who call it know of a message."""
+_COMPONENT = "reward/"
+"""What the names of a reward's components begin with, among the metrics."""
 TITLE_LENGTH = 110
+REASON_LENGTH = 200
 _IMAGES = ("data:image/png;", "data:image/jpeg;", "data:image/gif;", "data:image/webp;")
 
 
@@ -36,9 +39,8 @@ def rollout_view(group: Mapping[str, Any], rollout: Mapping[str, Any], prefix: s
     return {
         "rollout": rollout,
         "line": " · ".join(f"{name} {value}" for name, value in figures.items()),
-        "components": {name[7:]: value for name, value in figures.items() if name.startswith("reward/")},
-        "metrics": {name: value for name, value in figures.items() if not name.startswith("reward/")},
-        "reward_calls": [_timed(call) for call in rollout.get("reward_calls") or ()],
+        "rewards": _rewards(rollout),
+        "metrics": {name: value for name, value in figures.items() if not name.startswith(_COMPONENT)},
         "branches": shown,
         "failed": [
             call for branch in shown for message in branch["messages"] for call in message["calls"] if call["failed"]
@@ -47,6 +49,21 @@ def rollout_view(group: Mapping[str, Any], rollout: Mapping[str, Any], prefix: s
         "graph": drawing(rows),
         "edits": [_timed(edit) for edit in rollout.get("context_edits") or ()],
     }
+
+
+def _rewards(rollout: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The components of the reward, then what else used the sandbox: `name`, `value` and `weight` in the sum, or None,
+    and its `calls`. Records of older versions do not say whose calls they are: these have no name."""
+    calls: dict[str, list[dict[str, Any]]] = {}
+    for call in rollout.get("reward_calls") or ():
+        calls.setdefault(str(call.get("reward") or ""), []).append(_timed(call))
+    values = {str(name): value for name, value in (rollout.get("metrics") or {}).items()}
+    weights = rollout.get("reward_weights") or {}
+    rows = [
+        {"name": name, "value": value, "weight": weights.get(name), "calls": calls.pop(name, [])}
+        for name, value in ((each[len(_COMPONENT) :], values[each]) for each in values if each.startswith(_COMPONENT))
+    ]
+    return rows + [{"name": name, "value": None, "weight": None, "calls": of} for name, of in calls.items()]
 
 
 def inherited_turns(rollout: Mapping[str, Any]) -> int:
@@ -98,7 +115,7 @@ def last_words(group: Mapping[str, Any], rollout: Mapping[str, Any]) -> str:
 
 
 def _branch_view(branch: Branch, rollout: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    errors = [(error["tool"], error["arguments"]) for error in rollout.get("tool_errors") or ()]
+    errors = {(each["tool"], each["arguments"]): each.get("error") for each in rollout.get("tool_errors") or ()}
     messages = []
     inherited = inherited_turns(rollout)
     calls: dict[Any, dict[str, Any]] = {}
@@ -113,12 +130,16 @@ def _branch_view(branch: Branch, rollout: Mapping[str, Any], prefix: str) -> dic
             failed = bool(known.get("failed")) if known else (call["name"], call["arguments"]) in errors
             repaired = (known or {}).get("repaired")
             call |= {"took": _took(known or {}), "failed": failed, "repaired": repaired, "anchor": anchor}
+            call["seconds"] = (known or {}).get("seconds")
+            call["reason"] = short_line(errors.get((call["name"], call["arguments"]))) if failed else ""
             calls[call["id"]] = call
         if view["role"] == "assistant":
             view["context"] = turn is None
         elif view["call_id"] is not None:
             view["of"] = calls.get(view["call_id"])
             view["exit_code"] = _exit_code(message.get("content"))
+            if (of := view["of"]) and of["failed"] and not of["reason"]:
+                of["reason"] = short_line(view["text"])
         messages.append(view)
     return {"kind": branch.kind, "reason": branch.reason, "messages": messages}
 
@@ -169,13 +190,20 @@ def _call_view(call: Any) -> dict[str, Any]:
         "arguments": arguments,
         "shown": pretty(arguments),
         "took": "",
+        "seconds": None,
         "failed": False,
+        "reason": "",
         "repaired": None,
     }
 
 
 def _timed(record: Mapping[str, Any]) -> dict[str, Any]:
     return {**record, "took": _took(record)}
+
+
+def short_line(text: Any, length: int = REASON_LENGTH) -> str:
+    """The beginning of a text, in one line."""
+    return _cut(" ".join(str(text or "")[: 8 * length].split()), length)
 
 
 def _took(record: Mapping[str, Any]) -> str:

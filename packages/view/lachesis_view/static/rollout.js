@@ -10,15 +10,18 @@
     return element;
   };
 
-  // A button copies the command that it holds, and shows it where the browser does not let it.
+  // A button copies the command that it holds, or the address of the page; it shows it where the browser does not let it.
   document.addEventListener("click", async (event) => {
-    const button = event.target.closest("button[data-copy]");
+    const button = event.target.closest("button[data-copy], button[data-copy-link]");
     if (!button) return;
+    const text = button.dataset.copy ?? location.href;
     try {
-      await navigator.clipboard.writeText(button.dataset.copy);
-      button.textContent = "copied";
+      await navigator.clipboard.writeText(text);
+      const label = button.textContent;
+      button.textContent = "Copied";
+      setTimeout(() => (button.textContent = label), 2000);
     } catch {
-      button.replaceWith(make("code", "", button.dataset.copy));
+      button.replaceWith(make("code", "", text));
     }
   });
 
