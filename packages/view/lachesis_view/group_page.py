@@ -1,4 +1,4 @@
-"""The page of a group: its rollouts side by side, turn by turn, and where they diverge."""
+"""Rollouts side by side, turn by turn, and where they diverge: those of a group, or any two."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import json
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 from lachesis_messages.records.groups import stored_messages
 from lachesis_view.html import pretty
-from lachesis_view.html.rollout import rollout_view
+from lachesis_view.html.rollout import rollout_view, short_line, texts_of, tool_views
 from lachesis_view.metrics import of_siblings
 from lachesis_view.rollout_page import advantages, common_prefix
 from lachesis_view.token_text import TokenTexts
@@ -19,6 +20,8 @@ from lachesis_view.trees import tree_drawing
 _WIDTH, _LANE = 520, 26
 Shown = tuple[Mapping[str, Any], dict[str, Any]]
 """A message, and what the page shows of it."""
+Side = tuple[Mapping[str, Any], int]
+"""A group, and the number of a rollout in it."""
 
 
 def group_context(
@@ -35,39 +38,109 @@ def group_context(
     worst = min(reversed(scored), key=lambda n: rollouts[n]["reward"], default=None)
     if best is None or worst is None or rollouts[best]["reward"] == rollouts[worst]["reward"]:
         best = worst = None
-    turns = [_turns(_shown(group, rollouts[n])) for n in chosen]
-    prompts = [prompt for prompt, _ in turns]
-    rows, parted = _rows([cells for _, cells in turns])
     gains = advantages(group)
     tree = tree_drawing(group)
+    tokens = None if tree and tree["forked"] and not only else _tokens(_last_samples(group, chosen), vocabulary)
     return {
         "group": {name: group.get(name) for name in ("environment", "item_key", "model", "run", "number", "timestamp")},
         "item": pretty(group.get("item")),
+        "tools": tool_views(group),
         "count": len(rollouts),
         "columns": [
             {
                 "n": n,
-                "advantage": gains[n],
-                **{
-                    name: rollouts[n].get(name)
-                    for name in ("reward", "outcome", "reason", "turns", "completion_tokens")
-                },
-                "failed": len(rollouts[n].get("tool_errors") or ()),
                 "is": "best" if n == best else "worst" if n == worst else "",
+                **_facts(rollouts[n], gains[n]),
             }
             for n in chosen
         ],
-        "metrics": of_siblings(rollouts[n] for n in chosen),
-        "rewards": ["–" if each["reward"] is None else f"{each['reward']:.2f}" for each in rollouts],
-        "signs": ["good" if (gain or 0) > 0 else "bad" if (gain or 0) < 0 else "" for gain in gains],
         "pair": None if best is None else [best, worst],
         "chosen": bool(only),
-        "prompt": [view for _, view in prompts[0]] if prompts else [],
+        **_side_by_side([(group, rollouts[n]) for n in chosen]),
+        "tree": tree,
+        "tokens": tokens,
+        "ends": {n: _facts(rollout, gains[n]) for n, rollout in enumerate(rollouts)},
+    }
+
+
+def diff_context(
+    a: Side, b: Side, vocabulary: TokenTexts | None = None, *, same_vocabulary: bool = False
+) -> dict[str, Any]:
+    """The values for the template of two rollouts, of one group or of two; columns and lines have the numbers 0 and 1.
+
+    Their tokens are compared if both runs have the `same_vocabulary`. Raises IndexError if a group has no such rollout.
+    """
+    rollouts = [group["rollouts"][n] for group, n in (a, b)]
+    gains = [advantages(group)[n] if a[0] is b[0] else None for group, n in (a, b)]
+    facts = [
+        {**_facts(*pair), "model": side[0].get("model")} for side, *pair in zip((a, b), rollouts, gains, strict=True)
+    ]
+    samples = {at: each for at, (group, n) in enumerate((a, b)) for each in _last_samples(group, [n]).values()}
+    return {
+        "columns": [{"n": at, "is": "", **of} for at, of in enumerate(facts)],
+        "same_item": a[0].get("item") == b[0].get("item"),
+        **_side_by_side([(a[0], rollouts[0]), (b[0], rollouts[1])]),
+        "tokens": _tokens(samples, vocabulary) if same_vocabulary else None,
+        "ends": dict(enumerate(facts)),
+    }
+
+
+def partings(group: Mapping[str, Any], n: int) -> list[dict[str, Any]]:
+    """Where each other rollout of the group parts from rollout `n`: the `turn` (None: not at all), what it says there,
+    and its reward; those that stay longest with it come first."""
+    rollouts = group["rollouts"]
+    own = [_said(message) for message in stored_messages(group, rollouts[n])]
+    mine = rollouts[n]["reward"]
+    found = []
+    for m, other in enumerate(rollouts):
+        if m == n:
+            continue
+        messages = stored_messages(group, other)
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == _said(pair[1]), zip(own, messages, strict=False)))
+        parts = same < max(len(own), len(messages))
+        turn = sum(message.get("role") == "assistant" for message in messages[:same])
+        gain = None if mine is None or other["reward"] is None else other["reward"] - mine
+        said = _brief(messages[same]) if same < len(messages) else "it ends"
+        found.append(
+            {"n": m, "same": same, "turn": turn if parts else None, "said": said * parts, **_facts(other, gain)}
+        )
+    return sorted(found, key=lambda each: (-each["same"], each["n"]))
+
+
+def most_unlike(found: Sequence[Mapping[str, Any]]) -> int | None:
+    """Of `partings`, the rollout whose reward differs most; None without siblings."""
+    return max(found, key=lambda each: abs(each["advantage"] or 0.0))["n"] if found else None
+
+
+def _brief(message: Mapping[str, Any]) -> str:
+    """What a message says, in a line: the beginning of its text, and its calls."""
+    calls = map(_function, message.get("tool_calls") or ())
+    called = ", ".join(" ".join(map(str, call)) if isinstance(call, tuple) else str(call) for call in calls)
+    return short_line(" → ".join(filter(None, ("".join(texts_of(message.get("content"))), called))), 100)
+
+
+def _facts(rollout: Mapping[str, Any], gain: float | None) -> dict[str, Any]:
+    """What the head of a column and the end of a line show; `sign` is the class of the colour of `gain`."""
+    names = ("reward", "outcome", "reason", "turns", "completion_tokens", "seconds")
+    return {
+        **{name: rollout.get(name) for name in names},
+        "advantage": gain,
+        "sign": "good" if (gain or 0) > 0 else "bad" if (gain or 0) < 0 else "",
+        "failed": len(rollout.get("tool_errors") or ()),
+    }
+
+
+def _side_by_side(sides: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> dict[str, Any]:
+    """Rollouts, each with its group, in rows of turns."""
+    turns = [_turns(_shown(group, rollout)) for group, rollout in sides]
+    prompts = [prompt for prompt, _ in turns]
+    rows, parted = _rows([cells for _, cells in turns])
+    return {
+        "metrics": of_siblings([rollout for _, rollout in sides]),
+        "prompts": [[view for _, view in prompt] for prompt in prompts],
         "same_prompt": all(prompt == prompts[0] for prompt in prompts),
         "rows": rows,
         "parted": parted,
-        "tree": tree,
-        "tokens": None if tree and tree["forked"] and not only else _tokens(group, chosen, vocabulary),
     }
 
 
@@ -114,8 +187,14 @@ def _rows(columns: Sequence[Sequence[Sequence[Shown]]]) -> tuple[list[dict[str, 
 
 
 def _said(message: Mapping[str, Any]) -> Any:
-    calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls") or ()]
-    return message["role"], message.get("name"), message.get("content"), message.get("reasoning"), calls
+    names = ("role", "name", "content", "reasoning")
+    return *(message.get(name) for name in names), [_function(call) for call in message.get("tool_calls") or ()]
+
+
+def _function(call: Any) -> Any:
+    """A call without its id. Environments of others write calls as they like."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    return (function.get("name"), function.get("arguments")) if isinstance(function, Mapping) else call
 
 
 def _mark(messages: Sequence[dict[str, Any]]) -> None:
@@ -146,14 +225,18 @@ class _Fork:
     children: list[_Fork] = field(default_factory=list)
 
 
-def _tokens(group: Mapping[str, Any], chosen: Sequence[int], vocabulary: TokenTexts | None) -> dict[str, Any] | None:
-    """Where the paths on which the rollouts ended part, token by token; None where less than two have tokens."""
+def _last_samples(group: Mapping[str, Any], chosen: Sequence[int]) -> dict[int, Mapping[str, Any]]:
+    """By rollout, the sample of the path on which it ended; rollouts without tokens have none."""
     names = {group["rollouts"][n]["rollout_id"]: n for n in chosen}
-    samples = {
+    return {
         names[sample["rollout_id"]]: sample
         for sample in reversed(group.get("samples") or ())
         if sample["rollout_id"] in names and sample["spans"]
     }
+
+
+def _tokens(samples: Mapping[int, Mapping[str, Any]], vocabulary: TokenTexts | None) -> dict[str, Any] | None:
+    """Where samples part, token by token; None where there are less than two."""
     if len(samples) < 2:
         return None
     root = _fork(sorted(samples), {n: sample["tokens"] for n, sample in samples.items()})

@@ -1,4 +1,4 @@
-"""`lachesis report GROUPS.jsonl`, or the folder of a training run: write the HTML report of a run again."""
+"""`lachesis report FILE`, or a run's folder: write its HTML report again, or the page of one rollout or one group."""
 
 from __future__ import annotations
 
@@ -20,7 +20,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         "training run",
     )
     parser.add_argument("--output", type=Path, help="where to write it (default: next to the file, as .html)")
+    one = parser.add_mutually_exclusive_group()
+    one.add_argument("--rollout", metavar="ID", help="only this rollout, by the beginning of its id")
+    one.add_argument("--group", metavar="KEY", help="only the group of this item, by its key")
     arguments = parser.parse_args(argv)
+    if arguments.rollout or arguments.group:
+        from lachesis_view.single_page import write_single
+
+        print(write_single(arguments.groups, arguments.rollout or "", arguments.group or "", arguments.output))
+        return 0
     from lachesis_messages.records.jsonl import has_torn_tail, read_lines
     from lachesis_view.reports.run import write_report
 

@@ -1,0 +1,147 @@
+"""One rollout or one group as a page of one file, and as a file of records: what a person sends to another.
+
+The page is that of the viewer, with its style and script inside, and without what needs the viewer: links to other
+pages, tokens, settings and paths of the run.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from markupsafe import Markup
+
+from backends.errors import LachesisError, SettingsError
+from lachesis_messages.images import joined_data
+from lachesis_messages.records.digests import copies_of
+from lachesis_messages.records.jsonl import read_lines
+from lachesis_messages.records.step_files import ROLLOUTS, SCHEMA
+from lachesis_view import html
+from lachesis_view.files import kind_of, settings_of
+from lachesis_view.group_page import group_context, partings
+from lachesis_view.html import Templates
+from lachesis_view.html.rollout import rollout_view
+from lachesis_view.rollout_page import rollout_context
+from lachesis_view.trained import as_group, group_name
+
+HERE, SHARED = Path(__file__).parent, Path(html.__file__).parent
+_LAYOUT = "alone.html.jinja"
+_OF_SCORED = ("scores", "messages", "advantages", "overrides")
+"""Lists of a group with an entry for each scored rollout."""
+
+
+@cache
+def templates() -> Templates:
+    """Those of the viewer's pages."""
+    return Templates(
+        HERE / "templates", {"path": path_of, "pair": lambda value: (value, value), "group_name": group_name}
+    )
+
+
+def path_of(parts: Sequence[Any]) -> str:
+    """Parts of an address, with all that has a meaning there escaped."""
+    return "/".join(quote(str(part).encode("utf-8", "replace")) for part in parts)
+
+
+def rollout_page(group: Mapping[str, Any], n: int) -> str:
+    """Rollout `n` of a group as HTML text. Raises IndexError if the group has none of this number."""
+    return _alone("rollout.html.jinja", {**rollout_context(group, n), "samples": [], "partings": partings(group, n)})
+
+
+def group_page(group: Mapping[str, Any]) -> str:
+    """A group as HTML text: its rollouts side by side, then each of them as a whole."""
+    wholes = [rollout_view(group, rollout, f"rollout-{n}/") for n, rollout in enumerate(group["rollouts"])]
+    return _alone("group.html.jinja", {**group_context(group), "wholes": wholes})
+
+
+def _alone(template: str, context: Mapping[str, Any]) -> str:
+    styles = [SHARED / "style.css", HERE / "static" / "view.css", HERE / "static" / "rollout.css"]
+    script = (HERE / "static" / "rollout.js").read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    files = {
+        "style": Markup("\n".join(each.read_text(encoding="utf-8") for each in styles)),
+        "script": Markup(script),  # ours; the policy of the page allows no other
+        "digest": digest,
+    }
+    return templates().page(template, layout=_LAYOUT, frame={"alone": True}, settings={}, **files, **context)
+
+
+def group_of_one(group: Mapping[str, Any], n: int) -> dict[str, Any]:
+    """A group's record with its rollout `n` only: a line that is read as any of a groups file."""
+    rollout = group["rollouts"][n]
+    place = rollout["place"]
+    lists = {name: of for name in _OF_SCORED if isinstance(of := group.get(name), list)}
+    kept = {name: [] if place is None else of[place : place + 1] for name, of in lists.items()}
+    samples = [dict(each) for each in group.get("samples") or () if each["rollout_id"] == rollout["rollout_id"]]
+    data = joined_data(each.get("image_data") for each in group.get("samples") or ())
+    if samples and data:  # the first sample of a group has it for all
+        samples[0]["image_data"] = data
+    one = {**group, **kept, "samples": samples, "rollouts": [{**rollout, "place": None if place is None else 0}]}
+    return copies_of(group)(one)
+
+
+def file_name(kind: str, name: str, suffix: str) -> str:
+    """A name for a file that is sent: `rollout-4f2a9c.html`."""
+    return f"{kind}-{re.sub(r'[^A-Za-z0-9._-]+', '-', name).strip('-.')[:40] or 'one'}{suffix}"
+
+
+def write_single(path: Path, rollout_id: str, key: str, output: Path | None) -> Path:
+    """Write the page of the rollout whose id begins with `rollout_id`, or of the group with a `key`; its path.
+
+    Args:
+        path: a file of groups, or the folder of a run.
+        output: where to write it; None writes it next to the file.
+
+    Raises:
+        SettingsError: there is none, or there are several.
+        LachesisError: the group is not of the shape that its page takes, or the page cannot be written.
+    """
+    found = list(_find(path, rollout_id, key))
+    what = f"rollout {rollout_id}" if rollout_id else f"group {key}"
+    if len(found) != 1:
+        problem = f"{len(found)} are named {what}; give more of it" if found else f"there is no {what}"
+        raise SettingsError(f"{path}: {problem}; `lachesis view` shows ids and keys")
+    file, group, n = found[0]
+    group = {**group, "tree_credit": json.loads(settings_of(file)).get("tree_credit")}
+    name = file_name("group", key, ".html") if n is None else file_name("rollout", _id(group, n)[:12], ".html")
+    output = output or file.with_name(name)
+    try:
+        html.write_page(output, group_page(group) if n is None else rollout_page(group, n))
+    except (KeyError, TypeError, ValueError) as error:
+        raise LachesisError(f"{file}: {what} is not as its page takes it ({type(error).__name__}: {error})") from error
+    except OSError as error:
+        raise LachesisError(f"{output}: cannot be written ({error.strerror}); choose another --output") from error
+    return output
+
+
+def _id(group: Mapping[str, Any], n: int) -> str:
+    return str(group["rollouts"][n]["rollout_id"])
+
+
+def _find(path: Path, rollout_id: str, key: str) -> Iterator[tuple[Path, dict[str, Any], int | None]]:
+    """The groups with this key (and no number), or that have such a rollout, each with its file."""
+    for file in _files(path):
+        for line in read_lines(file, torn_tail=True):
+            if not isinstance(line, dict) or not str(line.get("schema")).startswith(("lachesis.group/", SCHEMA)):
+                continue
+            group = as_group(line) if line["schema"] == SCHEMA else line
+            if key:
+                if group["item_key"] == key:
+                    yield file, group, None
+                continue
+            for n in range(len(group["rollouts"])):
+                if _id(group, n).startswith(rollout_id):
+                    yield file, group, n
+
+
+def _files(path: Path) -> Iterable[Path]:
+    if not path.is_dir():
+        return [path]
+    return [file for file in sorted([*path.glob("*.jsonl"), *path.glob(f"{ROLLOUTS}/*.jsonl")]) if kind_of(file)]
