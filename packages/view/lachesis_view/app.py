@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlencode
+from urllib.parse import unquote, urlencode
 
 import orjson
 from aiohttp import web
@@ -23,22 +23,21 @@ from lachesis.other_packages import POOLS
 from lachesis_messages.records.groups import rollout_samples
 from lachesis_messages.records.jsonl import JsonlError
 from lachesis_tokens.wire.visitors import Visitors, is_loopback
-from lachesis_view import html
 from lachesis_view.audits import audits_below
 from lachesis_view.curves import curves
 from lachesis_view.filters import Filter
-from lachesis_view.group_page import group_context
-from lachesis_view.html import Templates
+from lachesis_view.group_page import diff_context, group_context, most_unlike, partings
+from lachesis_view.html.parts import to_json
 from lachesis_view.index import FAILURES_OF, Index, NoSuchGroup
 from lachesis_view.matrix import comparable, difference, matrix, orders, passes
 from lachesis_view.notes import NoteError, note_of, write_note
 from lachesis_view.rollout_page import rollout_context, sample_tokens
+from lachesis_view.single_page import HERE, SHARED, file_name, group_of_one, group_page, rollout_page, templates
 from lachesis_view.token_text import TokenTexts, vocabulary_of
 from lachesis_view.trained import group_name
 
 logger = logging.getLogger(__name__)
 
-HERE, SHARED = Path(__file__).parent, Path(html.__file__).parent
 INTERVAL = 1.0
 """Seconds between two looks at the folder."""
 PAGE_SIZE = 100
@@ -87,8 +86,7 @@ class Viewer:
         self.changes = 0
         self.failure = ""
         """Why the files are not followed any more."""
-        filters = {"path": _path, "pair": lambda value: (value, value), "group_name": group_name, "amount": _amount}
-        self.templates = Templates(HERE / "templates", filters)
+        self.templates = templates()
 
     def app(self) -> web.Application:
         app = web.Application(middlewares=[self._guard])
@@ -98,6 +96,7 @@ class Viewer:
                 web.get("/", self._runs),
                 web.get("/audits", self._audits),
                 web.get("/curves", self._curves),
+                web.get("/diff", self._diff),
                 web.get("/events", self._events),
                 web.get("/pools", self._pools),
                 web.get("/rollouts", self._rollouts),
@@ -106,6 +105,9 @@ class Viewer:
                 web.get(f"/group{group}", self._group),
                 web.get(f"/rollout{group}/{{n:[0-9]{{1,9}}}}", self._rollout),
                 web.post(f"/notes{group}/{{n:[0-9]{{1,9}}}}", self._note),
+                web.get(f"/record{group}/{{n:[0-9]{{1,9}}}}", self._record),
+                web.get(f"/send{group}/{{n:[0-9]{{1,9}}}}", self._send),
+                web.get(f"/send{group}", self._send),
                 web.get(f"/tokens{group}/{{n:[0-9]{{1,9}}}}/{{sample:[0-9]{{1,9}}}}", self._tokens),
             ]
         )
@@ -311,22 +313,27 @@ class Viewer:
         filter = Filter.of(request.query)
         run, number, n = request.match_info["run"], int(request.match_info["group"]), int(request.match_info["n"])
         group, (before, after) = await asyncio.gather(
-            asyncio.to_thread(self._read, run, number),
+            asyncio.to_thread(self._read, run, number, n),
             asyncio.to_thread(self.index.neighbours, filter, (run, number, n)),
         )
-        if n >= len(group["rollouts"]):
-            raise NoSuchGroup(f"{run}, group {number}: there is no rollout {n}")
         name = group_name(number, "step" in group)
         frame = {"run": run, "number": number, "name": name, "n": n, "before": before, "after": after, "filter": filter}
         frame["trains"] = not group.get("evaluation")
         frame |= {"note": await asyncio.to_thread(self.index.note, run, number, n), "may_note": self.notes}
-        settings, file = await asyncio.to_thread(lambda: (self.index.settings(run), self.index.file_of(run, number)))
 
         def make() -> web.Response:
-            context = rollout_context(group, n)
-            place = f"{file}#{context['rollout']['rollout_id'][:12]}"
-            again = f"lachesis chat --replay {shlex.quote(place)}"
-            return self._page("rollout.html.jinja", {**context, "settings": settings, "frame": frame, "again": again})
+            place = f"{self.index.file_of(run, number)}#{group['rollouts'][n]['rollout_id'][:12]}"
+            again = "" if "step" in group else f"lachesis chat --replay {shlex.quote(place)}"  # trainers keep no record
+            siblings = partings(group, n)
+            context = {
+                **rollout_context(group, n, again),
+                "settings": self.index.settings(run),
+                "partings": siblings,
+                "rival": most_unlike(siblings),
+                "elsewhere": self.index.elsewhere(run, group["item_key"]),
+                "frame": frame,
+            }
+            return self._page("rollout.html.jinja", context)
 
         return await self._of_record(group, make)
 
@@ -381,9 +388,63 @@ class Viewer:
 
         return await self._of_record(group, make)
 
-    def _read(self, run: str, number: int) -> dict[str, Any]:
-        """A group, with the setting of its run by which `trees` gives advantages. Raises NoSuchGroup."""
-        return {**self.index.group(run, number), "tree_credit": self.index.settings(run).get("tree_credit")}
+    async def _diff(self, request: web.Request) -> web.Response:
+        """Two rollouts of any runs side by side: `?a=RUN/GROUP/N&b=...`, where an address of a page is a place, too."""
+        places = [_place(request.query.get(name, "")) for name in ("a", "b")]
+        a, b = await asyncio.gather(*(asyncio.to_thread(self._read, *place) for place in places))
+        sides = (a, places[0][2]), ((a, places[1][2]) if places[0][:2] == places[1][:2] else (b, places[1][2]))
+
+        def make() -> web.Response:
+            runs = [self.index.settings(place[0]) for place in places]
+            names = [f"{place[0]}, rollout {place[2]}" for place in places]
+            rows = [(name, [_setting(run, name) for run in runs]) for name in sorted({*runs[0], *runs[1]})]
+            context = diff_context(
+                *sides,
+                self._vocabulary_of(places[0][0]),
+                same_vocabulary=repr(runs[0].get("tokenizer")) == repr(runs[1].get("tokenizer")),
+            )
+            differences = [row for row in rows if row[1][0] != row[1][1]]
+            return self._page(
+                "diff.html.jinja", {**context, "places": places, "names": names, "differences": differences}
+            )
+
+        return await self._of_record(a, make)
+
+    async def _send(self, request: web.Request) -> web.Response:
+        """A rollout or a group as a page of one file, to be saved."""
+        run, number, n = request.match_info["run"], int(request.match_info["group"]), request.match_info.get("n")
+        group = await asyncio.to_thread(self._read, run, number, None if n is None else int(n))
+
+        def make() -> web.Response:
+            page = group_page(group) if n is None else rollout_page(group, int(n))
+            name = str(group["item_key"]) if n is None else str(group["rollouts"][int(n)]["rollout_id"])[:12]
+            body = page.encode("utf-8", "backslashreplace")
+            return _file(body, file_name("group" if n is None else "rollout", name, ".html"), "text/html")
+
+        return await self._of_record(group, make)
+
+    async def _record(self, request: web.Request) -> web.Response:
+        """The record of a rollout: a line that is read as a groups file."""
+        run, number, n = request.match_info["run"], int(request.match_info["group"]), int(request.match_info["n"])
+        group = await asyncio.to_thread(self.index.group, run, number)
+
+        def make() -> web.Response:
+            if n >= len(group["rollouts"]):
+                raise NoSuchGroup(f"{run}, group {number}: there is no rollout {n}")
+            name = file_name("rollout", str(group["rollouts"][n]["rollout_id"])[:12], ".jsonl")
+            return _file(to_json(group_of_one(group, n)) + b"\n", name, "application/jsonl")
+
+        return await self._of_record(group, make)
+
+    def _read(self, run: str, number: int, n: int | None = None) -> dict[str, Any]:
+        """A group, with the setting of its run by which `trees` gives advantages.
+
+        Raises NoSuchGroup, also if it has no rollout `n`.
+        """
+        group = self.index.group(run, number)
+        if n is not None and n >= len(group["rollouts"]):
+            raise NoSuchGroup(f"{run}, group {number}: there is no rollout {n}")
+        return {**group, "tree_credit": self.index.settings(run).get("tree_credit")}
 
     def _vocabulary_of(self, run: str) -> TokenTexts | None:
         """The one that was given, or that of the run's tokenizer. Reads a file at first: not for the event loop."""
@@ -468,13 +529,17 @@ def _axis(runs: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
     return _ends(end for mean in means for end in (mean.low, mean.mean, mean.high))
 
 
-def _amount(value: float) -> str:
-    """A count for people: its digits up to 99,999, then thousands and millions."""
-    if value < 100_000:
-        return f"{value:,.0f}"
-    return f"{value / 1e3:.0f} k" if value < 1e6 else f"{value / 1e6:,.1f} M"
+def _place(text: str) -> tuple[str, int, int]:
+    """Run, group and number of `RUN/GROUP/N`, or of the address of a rollout's page. Raises HTTPBadRequest."""
+    address = re.match(r"(?:https?://[^/?#]*)?(/[^?#]*)", text.strip())
+    path = unquote(address[1]) if address else text
+    found = re.fullmatch(r"(?:/?rollout/)?(.+)/(-?[0-9]{1,16})/([0-9]{1,9})", path.strip(), re.DOTALL)
+    if found is None:
+        raise web.HTTPBadRequest(reason="a rollout is RUN/GROUP/N, or the address of its page")
+    return found[1], int(found[2]), int(found[3])
 
 
-def _path(parts: Sequence[Any]) -> str:
-    """Parts of an address, with all that has a meaning there escaped."""
-    return "/".join(quote(str(part).encode("utf-8", "replace")) for part in parts)
+def _file(body: bytes, name: str, content_type: str) -> web.Response:
+    """An answer that a browser saves."""
+    headers = {"Content-Disposition": f'attachment; filename="{name}"'}
+    return web.Response(body=body, content_type=content_type, charset="utf-8", headers=headers)

@@ -586,6 +586,19 @@ class Index:
         before, after = (None if row is None else tuple(row) for row in rows)
         return before, after
 
+    def elsewhere(self, run: str, key: str, most: int = 12) -> list[dict[str, Any]]:
+        """Rollouts of the same item, by the key of a group, in the other runs: `run`, `number`, `n`, `reward`;
+        the first one of each group, and no more than `most`."""
+        item = storable(key.partition("+")[0])
+        query = (
+            "SELECT runs.name AS run, groups.number, n, reward FROM runs JOIN groups ON groups.run = runs.name "
+            "JOIN rollouts ON rollouts.run = runs.name AND rollouts.number = groups.number AND n = 0 "
+            "WHERE runs.name != ? AND environment = (SELECT environment FROM runs WHERE name = ?) "
+            "AND (key = ? OR key > ? AND key < ?) ORDER BY runs.name, groups.number LIMIT ?"
+        )
+        values = (run, run, item, f"{item}+", f"{item},", most)  # samples of an item are KEY+1, KEY+2, ...
+        return [dict(row) for row in self._database.execute(query, values)]
+
     def choices(self) -> dict[str, list[str]]:
         """The runs, outcomes, causes and tags that occur."""
         return {

@@ -30,7 +30,7 @@ class Templates:
             lstrip_blocks=True,
             finalize=visible,
         )
-        self._environment.filters |= {"pretty": pretty, "figure": figure, **(filters or {})}
+        self._environment.filters |= {"pretty": pretty, "figure": figure, "amount": amount, **(filters or {})}
 
     def page(self, name: str, /, **values: Any) -> str:
         """What a template makes of the values."""
@@ -85,6 +85,13 @@ def figure(value: Any) -> str:
     if abs(value) < 1e15 and (abs(value) >= 1000 or value == int(value)):
         return str(round(value))
     return f"{value if isinstance(value, float) else Decimal(value):.4g}"  # JSON has numbers that no float holds
+
+
+def amount(value: float) -> str:
+    """A count for people: its digits up to 99,999, then thousands and millions."""
+    if value < 100_000:
+        return f"{value:,.0f}"
+    return f"{value / 1e3:.0f} k" if value < 1e6 else f"{value / 1e6:,.1f} M"
 
 
 def _indented(content: Any) -> str:

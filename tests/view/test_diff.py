@@ -1,0 +1,113 @@
+"""Two rollouts side by side, of one run or of two, and what leads there."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import aiohttp
+import pytest
+
+from lachesis_messages.records.groups import stored_messages
+from lachesis_testing.export_suite import example_groups
+from lachesis_view import app as viewer
+from lachesis_view.group_page import diff_context, most_unlike, partings
+from lachesis_view.index import Index
+from tests.support.viewed_runs import played_shelves
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run; the same item in another one, under another prompt and setting; and a third with another item."""
+    root = tmp_path_factory.mktemp("runs")
+    (root / "a run").mkdir()
+    group = asyncio.run(played_shelves(root / "a run"))
+    settings = json.loads((root / "a run" / "groups.run.json").read_text())
+    later = json.loads(json.dumps(group))
+    for messages in later["messages"]:
+        messages[0]["content"] += " Be brief."
+    settings["settings"]["temperature"] = 0.125
+    for name, each in (("later", later), ("other", {**group, "item_key": "else-1"})):
+        (root / name).mkdir()
+        (root / name / "groups.jsonl").write_text(json.dumps(each) + "\n")
+    (root / "later" / "groups.run.json").write_text(json.dumps(settings))
+    return root
+
+
+@pytest.fixture
+async def pages(root: Path, tmp_path: Path) -> AsyncIterator[Any]:
+    """Asks for a page: its status and its text."""
+    index = Index(root, tmp_path / "index.sqlite")
+    await asyncio.to_thread(index.refresh)
+    runner, url = await viewer.serve(index, "127.0.0.1", 0)
+    async with aiohttp.ClientSession() as session:
+
+        async def page(path: str, **query: str) -> tuple[int, str]:
+            async with session.get(f"{url}{path}", params=query) as answer:
+                return answer.status, await answer.text()
+
+        page.url = url  # type: ignore[attr-defined]
+        yield page
+    await runner.cleanup()
+    index.close()
+
+
+async def test_the_same_item_of_two_runs_is_compared_and_the_settings_that_differ_are_named(pages: Any) -> None:
+    status, html = await pages("diff", a="a run/0/0", b="later/0/0")
+    assert status == 200 and "The same item, twice" in html and "their prompts differ" in html
+    assert "<code>0.125</code>" in html and "1 setting of the runs differs" in html
+    assert "/rollout/a%20run/0/0" in html and "/rollout/later/0/0" in html and 'id="parted"' not in html
+    status, html = await pages("diff", a="a run/0/0", b="a run/0/1")
+    assert status == 200 and "they differ from turn 1 on" in html and "They part at token" in html
+    status, html = await pages("diff", a="a run/0/0", b="other/0/1")
+    assert "They part at token" not in html, "ids of another tokenizer say nothing"
+
+
+async def test_an_address_of_a_page_is_a_place(pages: Any) -> None:
+    _, plain = await pages("diff", a="a run/0/0", b="later/0/1")
+    for address in (f"{pages.url}rollout/later/0/1?q=x#turn-1", "/rollout/later/0/1#reward", " later/0/1 "):
+        assert await pages("diff", a="a run/0/0", b=address) == (200, plain)
+    assert (await pages("diff", a=f"{pages.url}rollout/{quote('a run')}/0/0", b="later/0/1"))[1] == plain
+    for wrong in ("", "later", "later/x/1", "https://[/0/1", f"{pages.url}group/later/0"):
+        status, html = await pages("diff", a="a run/0/0", b=wrong)
+        assert status == 400 and "a rollout is RUN/GROUP/N" in html
+    for missing in ("later/0/9", "later/7/0", "nothing/0/0"):
+        assert (await pages("diff", a="a run/0/0", b=missing))[0] == 404
+
+
+async def test_a_rollout_leads_to_its_siblings_and_to_the_same_item_in_other_runs(pages: Any) -> None:
+    status, html = await pages("rollout/a%20run/0/0")
+    assert status == 200 and ">Diff with rollout 1</a>" in html
+    assert "/diff?a=a%20run/0/0&amp;b=a%20run/0/1#parted" in html and "parts at turn 1" in html
+    assert "/diff?a=a%20run/0/0&amp;b=later/0/0#parted" in html and "b=other" not in html
+
+
+def test_siblings_part_where_they_say_something_else(root: Path) -> None:
+    group = json.loads((root / "a run" / "groups.jsonl").read_text())
+    found = partings(group, 0)
+    assert [(each["n"], each["turn"]) for each in found] == [(1, 1)] and most_unlike(found) == 1
+    theirs = stored_messages(group, group["rollouts"][1])
+    second = [message for message in theirs if message["role"] == "assistant"][1]
+    assert found[0]["said"].startswith(second["content"].split("\n")[0][:20])
+    same = {**group, "rollouts": [group["rollouts"][0]] * 2}
+    assert [(each["turn"], each["said"]) for each in partings(same, 0)] == [(None, "")]
+    assert (partings({**group, "rollouts": group["rollouts"][:1]}, 0), most_unlike([])) == ([], None)
+
+
+def test_every_pair_of_rollouts_has_a_page_and_itself_is_the_same() -> None:
+    sides = [(group, n) for group in example_groups() for n in range(len(group["rollouts"]))]
+    for a in sides:
+        for b in sides:
+            context = diff_context(a, b, same_vocabulary=True)
+            assert len(context["columns"]) == 2 and (context["parted"] is None) == (
+                [message for message in stored_messages(a[0], a[0]["rollouts"][a[1]]) if message["role"] != "system"][
+                    1:
+                ]
+                == [
+                    message for message in stored_messages(b[0], b[0]["rollouts"][b[1]]) if message["role"] != "system"
+                ][1:]
+            )
